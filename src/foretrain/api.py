@@ -1,0 +1,155 @@
+"""For notebooks and the command line: a model by name, or a module in hand, and a few options become a job and its forecast."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretrain.capture import cache_folder, capture
+from foretrain.cluster import Catalog
+from foretrain.errors import InputError
+from foretrain.forecast import Forecast
+from foretrain.job import Job
+
+if TYPE_CHECKING:
+    import torch
+
+
+DEFAULT_DEVICE = "h100-sxm-80gb"
+
+
+@functools.cache
+def _known_models() -> dict[str, Any]:
+    with (Path(__file__).parent / "catalog" / "models.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
+def model_presets() -> dict[str, dict[str, Any]]:
+    """The models known by a short name, as sections of a job plus defaults."""
+    presets: dict[str, dict[str, Any]] = _known_models()["presets"]
+    return presets
+
+
+def make_job(
+    model: str,
+    *,
+    source: str | None = None,
+    device: str | None = None,
+    devices: int | None = None,
+    cores_per_device: int | None = None,
+    nodes: int | None = None,
+    node: str | None = None,
+    batch: int = 32,
+    image: int | None = None,
+    sequence: int | None = None,
+    classes: int | None = None,
+    precision: str = "fp32",
+    optimizer: str | None = None,
+    mode: str = "train",
+    samples: int | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    micro_batch: int | None = None,
+    channels_last: bool = False,
+    catalog: Catalog | None = None,
+) -> Job:
+    """A job from a model's name and options. ``devices`` counts all devices; ``nodes`` says over how many nodes they are spread.
+
+    Without ``device`` and ``node`` it is one H100; a ``node`` alone is used whole.
+
+    The name is one of ``foretrain catalog models``, a torchvision or timm name, ``file.py:function``, an ``.onnx`` file or
+    a captured graph (``.json.zst``).
+    """
+    section, defaults = _model_section(model, source)
+    training = {
+        "global_batch": batch, "mode": mode, "precision": precision, "image": image or defaults.get("image"),
+        "sequence": sequence or defaults.get("sequence"), "classes": classes, "optimizer": optimizer or defaults.get("optimizer"),
+        "samples": samples, "epochs": epochs, "steps": steps, "channels_last": channels_last,
+    }  # fmt: skip
+    if section["source"] == "graph":
+        training.update(_training_of_graph(Path(model)))
+    spread = nodes or 1
+    if devices is not None and devices % spread:
+        raise InputError(f"devices: {devices} does not divide over nodes = {spread}")
+    per_node = devices // spread if devices is not None else (1 if node is None else None)
+    cluster = {
+        "device": device or (DEFAULT_DEVICE if node is None else None), "devices_per_node": per_node, "nodes": spread, "node": node,
+        "cores_per_device": cores_per_device,
+    }  # fmt: skip
+    return Job.read(
+        {
+            "model": section,
+            "training": {name: value for name, value in training.items() if value is not None},
+            "cluster": {name: value for name, value in cluster.items() if value is not None},
+            "plan": {} if micro_batch is None else {"micro_batch": micro_batch},
+        },
+        catalog=catalog,
+    )
+
+
+def predict(
+    model: str | torch.nn.Module,
+    inputs: tuple[Any, ...] | Mapping[str, Any] | torch.Tensor | None = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    *,
+    predictor: str | None = None,
+    **options: Any,
+) -> Forecast:
+    """Forecast a model by name, or a module with its inputs (and loss); ``options`` are those of ``make_job``."""
+    from foretrain import predictors
+
+    job = make_job(model, **options) if isinstance(model, str) else _job_of_module(model, inputs, loss, options)
+    return predictors.get(predictor or predictors.DEFAULT).predict(job)
+
+
+def _job_of_module(module: torch.nn.Module, inputs: Any, loss: Any, options: Mapping[str, Any]) -> Job:
+    """Capture the module, keep the graph in the cache, and make the job that refers to it."""
+    if inputs is None:
+        raise InputError("inputs: missing; a module is captured with example inputs")
+    captured = {name: options[name] for name in ("mode", "precision", "optimizer", "channels_last") if options.get(name) is not None}
+    graph = capture(module, inputs, loss, **captured)
+    batch = options.get("batch", graph.samples)
+    if batch % graph.samples:
+        raise InputError(f"batch: {batch} is not a multiple of the {graph.samples} samples in the inputs")
+    name = hashlib.sha256(repr([(op.operator.name, op.operator.inputs, op.phase, op.layer) for op in graph.ops]).encode()).hexdigest()[:32]
+    path = cache_folder() / f"module-{name}.json.zst"
+    graph.save(path)
+    rest = {key: value for key, value in options.items() if key not in captured}
+    return make_job(str(path), **{**rest, "batch": batch, "micro_batch": graph.samples})
+
+
+def _model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The [model] section for a name, and the defaults that come with it."""
+    prefix, _, rest = model.partition(":")
+    if source is None and prefix in ("timm", "torchvision", "onnx", "graph") and rest:
+        source, model = prefix, rest
+    if source is None and model in model_presets():
+        preset = dict(model_presets()[model])
+        defaults: dict[str, Any] = {name: preset.pop(name) for name in ("sequence", "image", "optimizer") if name in preset}
+        preset.pop("about", None)
+        return preset, {"optimizer": "adamw", **defaults}
+    if source == "transformers":
+        return {"source": source, "config": {"model_type": model}}, {"optimizer": "adamw"}
+    return {"source": source or _guess_source(model), "name": model}, {}
+
+
+def _guess_source(model: str) -> str:
+    if model.endswith((".json.zst", ".zst")):
+        return "graph"
+    if model.endswith(".onnx"):
+        return "onnx"
+    if ".py:" in model:
+        return "python"
+    return "torchvision" if model in _known_models()["torchvision"] else "timm"
+
+
+def _training_of_graph(path: Path) -> dict[str, Any]:
+    """What the graph was captured with is not for options to change."""
+    from foretrain.graph import OpGraph
+
+    info = OpGraph.load(path).info
+    return {name: info[name] for name in ("mode", "precision", "optimizer") if name in info}

@@ -1,0 +1,204 @@
+"""A job (or a module in hand) becomes an OpGraph: found in the cache, or traced with torch, which is imported only then."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretrain.errors import CaptureError, InputError
+from foretrain.graph import OpGraph
+from foretrain.job import Job, Model, Training
+
+if TYPE_CHECKING:
+    import torch
+
+_REVISION = 1
+"""Raised when the tracer changes what it records, so that older cached graphs are made anew."""
+
+_LIBRARIES = {"timm": ("torch", "timm"), "torchvision": ("torch", "torchvision"), "transformers": ("torch", "transformers")}
+
+
+def capture(
+    module: torch.nn.Module,
+    inputs: tuple[Any, ...] | Mapping[str, Any] | torch.Tensor,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    *,
+    mode: str = "train",
+    precision: str = "fp32",
+    optimizer: str = "sgd",
+    master_weights: bool = False,
+    channels_last: bool = False,
+    samples: int | None = None,
+    tokens: int = 0,
+) -> OpGraph:
+    """Trace one step of a module. It is copied to the meta device: neither its weights nor its state are touched.
+
+    Without ``loss``, an output with a ``.loss`` uses it and logits get cross-entropy. ``samples`` defaults to the length
+    of the first input.
+    """
+    import copy
+
+    import torch
+
+    from foretrain.capture.models import classifier_loss
+    from foretrain.capture.tracer import trace_step
+
+    arguments = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+    first = next((t for t in (arguments.values() if isinstance(arguments, Mapping) else arguments) if isinstance(t, torch.Tensor)), None)
+    batch = samples or (first.shape[0] if first is not None and first.dim() else 1)
+    twin = copy.deepcopy(module.to("meta")) if all(p.is_meta for p in module.parameters()) else _on_meta(module)
+    return trace_step(
+        twin, arguments, loss or classifier_loss(), samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
+        master_weights=master_weights, channels_last=channels_last, info=_info(type(module).__name__, mode, precision, optimizer, ("torch",)),
+    )  # fmt: skip
+
+
+def _on_meta(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the module whose tensors are on meta, made without copying the data."""
+    import copy
+
+    import torch
+
+    memo: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        twin = tensor.detach().to("meta")
+        memo[id(tensor)] = torch.nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else twin
+    return copy.deepcopy(module, memo)
+
+
+def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:
+    """The graph of one rank's micro-batch of a job, from memory, from disk, or traced now."""
+    model, training = job.workload.model, job.workload.training
+    accumulate = job.accumulation > 1 and training.mode == "train"
+    if model.source == "graph":
+        return _given_graph(job)
+    key = _key(model, training, job.workload.base, job.micro_batch, accumulate)
+    path = cache_folder() / f"{key}.json.zst"
+    if not refresh:
+        try:
+            return _cached(path, path.stat().st_mtime_ns, _versions(model))
+        except FileNotFoundError:
+            pass
+    graph = _trace(job, accumulate)
+    graph.save(path)
+    return graph
+
+
+def cache_folder() -> Path:
+    """Where graphs are kept: $FORETRAIN_CACHE, or foretrain in the user's cache folder."""
+    given = os.environ.get("FORETRAIN_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretrain" / "graphs"
+
+
+@functools.lru_cache(maxsize=128)
+def _cached(path: Path, _changed: int, versions: tuple[tuple[str, str], ...]) -> OpGraph:
+    """A graph on disk, unless a library that is installed here now has another version than the one it was traced with."""
+    graph = OpGraph.load(path)
+    traced = graph.info.get("versions", {})
+    if any(traced.get(library) != version for library, version in versions):
+        raise FileNotFoundError(path)
+    return graph
+
+
+def _given_graph(job: Job) -> OpGraph:
+    path = Path(str(job.workload.model.name))
+    path = path if path.is_absolute() else job.workload.base / path
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError as error:
+        raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error
+    graph = _cached(path, changed, ())
+    if graph.samples != job.micro_batch:
+        raise InputError(
+            f"training.global_batch: the graph {path.name} holds {graph.samples} samples per micro-batch, the job asks for {job.micro_batch}"
+        )
+    for field in ("mode", "precision", "optimizer"):
+        if field in graph.info and graph.info[field] != getattr(job.workload.training, field):
+            raise InputError(
+                f"training.{field}: the graph {path.name} was captured with {graph.info[field]!r}, the job asks for {getattr(job.workload.training, field)!r}"
+            )
+    return graph
+
+
+def _trace(job: Job, accumulate: bool) -> OpGraph:
+    if importlib.util.find_spec("torch") is None:
+        raise CaptureError(
+            "model: this graph is not in the cache and torch is not installed; install foretrain[capture,zoo] or give a captured graph"
+        )
+    from foretrain.capture.models import load_model
+    from foretrain.capture.tracer import trace_step
+
+    training = job.workload.training
+    loaded = load_model(job.workload, job.micro_batch)
+    return trace_step(
+        loaded.module, loaded.inputs, loaded.loss, samples=job.micro_batch, tokens=loaded.tokens, mode=training.mode,
+        precision=training.precision, optimizer=training.optimizer, master_weights=training.master_weights,
+        channels_last=training.channels_last, accumulate=accumulate,
+        info=_info(job.workload.model.label, training.mode, training.precision, training.optimizer, _libraries(job.workload.model)),
+    )  # fmt: skip
+
+
+def _info(model: str, mode: str, precision: str, optimizer: str, libraries: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "mode": mode,
+        "precision": precision,
+        "optimizer": optimizer,
+        "versions": {name: _version(name) for name in libraries},
+    }
+
+
+def _libraries(model: Model) -> tuple[str, ...]:
+    return _LIBRARIES.get(model.source, ("torch",))
+
+
+def _versions(model: Model) -> tuple[tuple[str, str], ...]:
+    """The versions installed here of the libraries that decide what the model is."""
+    return tuple((name, version) for name in _libraries(model) if (version := _version(name)) is not None)
+
+
+@functools.cache
+def _version(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _key(model: Model, training: Training, base: Path, micro_batch: int, accumulate: bool) -> str:
+    """A hash of everything that shapes the graph, file contents included."""
+    content = {
+        "revision": _REVISION,
+        "model": [model.source, model.name, model.args, model.task, model.config],
+        "training": [
+            training.mode, training.sequence, training.image_shape, training.classes, _traced_precision(training.precision),
+            training.master_weights, training.optimizer if training.mode == "train" else None, training.channels_last,
+        ],
+        "micro_batch": micro_batch,
+        "accumulate": accumulate,
+        "file": _file_hash(model, base),
+    }  # fmt: skip
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _traced_precision(precision: str) -> str:
+    """TF32 is a way of multiplying, not another graph."""
+    return "fp32" if precision == "tf32" else precision
+
+
+def _file_hash(model: Model, base: Path) -> str | None:
+    if model.source not in ("python", "onnx"):
+        return None
+    file = str(model.name).rpartition(":")[0] if model.source == "python" else str(model.name)
+    path = Path(file) if Path(file).is_absolute() else base / file
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error

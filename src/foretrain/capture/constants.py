@@ -1,0 +1,81 @@
+"""Values of meta tensors that do not depend on weights: masks, positions and token ids are computed for real beside the trace.
+
+A model may ask such a tensor a question (``if mask.all():``). The answer then is the true one, not an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+aten = torch.ops.aten
+_LARGEST = 2**22
+"""Elements beyond which a value is not kept."""
+
+_FACTORIES = {
+    op
+    for packet in ("arange", "ones", "zeros", "full", "eye", "linspace", "scalar_tensor", "ones_like", "zeros_like", "full_like",
+                   "new_ones", "new_zeros", "new_full", "tril_indices", "triu_indices")
+    for op in (getattr(getattr(aten, packet), overload) for overload in getattr(aten, packet).overloads())
+}  # fmt: skip
+
+
+class Constants:
+    """Real values of some of the meta tensors of a trace."""
+
+    def __init__(self) -> None:
+        self._values: Any = WeakTensorKeyDictionary()
+        self._spoilt: set[int] = set()
+
+    def know(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """``tensor`` (on meta) has this value."""
+        self._values[tensor] = value
+
+    def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if not tensor.is_meta:
+            return tensor
+        value: torch.Tensor | None = self._values.get(tensor)
+        return None if value is None or tensor.untyped_storage()._cdata in self._spoilt else value
+
+    def follow(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """Compute the same call on values where every operand has one; forget what unknown data was written into."""
+        known = [self.value(tensor) for tensor in _leaves((args, kwargs))]
+        outputs = [tensor for tensor in _leaves(output) if tensor.is_meta]
+        if func not in _FACTORIES and (not known or any(value is None for value in known)):
+            if func._schema.is_mutable:
+                self._spoilt.update(tensor.untyped_storage()._cdata for tensor in outputs)
+            return
+        if not outputs or sum(tensor.numel() for tensor in outputs) > _LARGEST or not _repeatable(func):
+            return
+        try:
+            values = func(*tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()})
+        except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
+            return
+        for tensor, value in zip(outputs, _leaves(values), strict=False):
+            self._spoilt.discard(tensor.untyped_storage()._cdata)
+            self.know(tensor, value)
+
+    def _real(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            known = self.value(value)
+            return torch.empty(value.shape, dtype=value.dtype) if known is None else known
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _repeatable(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded not in func.tags and not func._schema.name.startswith("aten::empty")
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _leaves(item)

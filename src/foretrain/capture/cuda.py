@@ -1,0 +1,295 @@
+"""Makes tracing on the meta device take the decisions that torch takes for CUDA tensors.
+
+torch decides in the dispatcher, by device: autocast's cast lists, fused attention, cuDNN recurrences, fused dropout.
+Meta tensors take none of these ways. Two dispatch keys that no backend here uses, ``AutocastHPU`` and ``AutocastIPU``,
+are therefore given Python kernels and switched on while a model is traced: the upper one casts as
+autocast does, the lower one picks the kernels that CUDA would. Because this happens in the dispatcher, calls that torch
+makes inside its own composite functions are seen as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+_CASTS: Any = getattr(torch._C.DispatchKey, "AutocastHPU")  # noqa: B009 (the stubs do not know it)
+_KERNELS: Any = getattr(torch._C.DispatchKey, "AutocastIPU")  # noqa: B009
+
+# The cast lists of torch's autocast for CUDA.
+_TO_LOW = """
+_convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
+conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm
+chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+scaled_dot_product_attention
+""".split()
+_TO_HALF = ["lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"]  # cuDNN recurrences run in fp16 under either autocast
+_TO_FLOAT = """
+acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar
+softplus layer_norm native_layer_norm group_norm rms_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity
+poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss
+mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
+binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d
+upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d
+_upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+""".split()
+_DTYPE_FLOAT = """
+prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord
+sum sum.dim_IntList
+""".split()
+_PROMOTE = ["addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot", "scatter_add"]
+
+_low_dtype: torch.dtype | None = None
+_weight_casts: dict[int, torch.Tensor] = {}
+
+
+@contextlib.contextmanager
+def cuda_behaviour(low_dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Dispatch as CUDA would; with ``low_dtype``, under an autocast region to that dtype (weight casts cached until it ends)."""
+    global _low_dtype
+    _register()
+    keys = torch._C.DispatchKeySet(_KERNELS) if low_dtype is None else torch._C.DispatchKeySet(_KERNELS) | torch._C.DispatchKeySet(_CASTS)
+    _low_dtype = low_dtype
+    for key in (_CASTS, _KERNELS):
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, not keys.has(key))
+        torch._C._dispatch_tls_set_dispatch_key_included(key, keys.has(key))
+    try:
+        yield
+    finally:
+        for key in (_CASTS, _KERNELS):
+            torch._C._dispatch_tls_set_dispatch_key_included(key, False)
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
+        _low_dtype = None
+        _weight_casts.clear()
+
+
+@functools.cache
+def _register() -> tuple[torch.library.Library, ...]:
+    """Give the two keys their kernels, once per process; every other operator falls through them."""
+    fallbacks = torch.library.Library("_", "IMPL")
+    fallbacks.fallback(torch.library.fallthrough_kernel, "AutocastHPU")
+    fallbacks.fallback(torch.library.fallthrough_kernel, "AutocastIPU")
+    library = torch.library.Library("aten", "IMPL")
+    lists = ((_TO_LOW, _cast_low), (_TO_HALF, _cast_half), (_TO_FLOAT, _cast_float), (_DTYPE_FLOAT, _ask_float), (_PROMOTE, _cast_widest))
+    for names, adapt in lists:
+        for name in names:
+            if (overload := _overload(name)) is not None:
+                library.impl(name, _autocast_kernel(overload, adapt), "AutocastHPU")
+    for name, kernel in _CUDA_KERNELS.items():
+        library.impl(name, kernel, "AutocastIPU")
+    return fallbacks, library
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet, None), overload or "default", None)
+
+
+# Casts
+
+
+def _autocast_kernel(overload: Any, adapt: Callable[[Any, list[Any], dict[str, Any]], None]) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_CASTS)):
+            positional = list(args)
+            adapt(overload, positional, kwargs)
+            return overload(*positional, **kwargs)
+
+    return kernel
+
+
+def _eligible(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_meta and value.is_floating_point() and value.dtype != torch.float64
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_cast(item, dtype) for item in value)
+    if not _eligible(value) or value.dtype == dtype:
+        return value
+    if dtype == _low_dtype and value.dtype == torch.float32 and value.requires_grad and value.is_leaf and not value._is_view():
+        if id(value) not in _weight_casts:
+            _weight_casts[id(value)] = value.to(dtype)
+        return _weight_casts[id(value)]
+    return value.to(dtype)
+
+
+def _cast_all(args: list[Any], kwargs: dict[str, Any], dtype: torch.dtype) -> None:
+    args[:] = [_cast(value, dtype) for value in args]
+    kwargs.update({name: _cast(value, dtype) for name, value in kwargs.items()})
+
+
+def _cast_low(_overload: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    assert _low_dtype is not None
+    _cast_all(args, kwargs, _low_dtype)
+
+
+def _cast_half(_overload: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    _cast_all(args, kwargs, torch.float16)
+
+
+def _cast_float(_overload: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    _cast_all(args, kwargs, torch.float32)
+
+
+def _cast_widest(_overload: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    flat = [item for value in (*args, *kwargs.values()) for item in (value if isinstance(value, list | tuple) else (value,))]
+    if any(_eligible(item) and item.dtype == torch.float32 for item in flat):
+        _cast_all(args, kwargs, torch.float32)
+
+
+def _ask_float(overload: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Ask the operator itself for a float32 result, unless the caller asked for a dtype."""
+    names = [argument.name for argument in overload._schema.arguments]
+    position = names.index("dtype")
+    given = args[position] if position < len(args) else kwargs.get("dtype")
+    if _eligible(args[0]) and given is None:
+        if position < len(args):
+            args[position] = torch.float32
+        else:
+            kwargs["dtype"] = torch.float32
+
+
+# Kernels
+
+
+def _below(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call an operator past the kernels of this module."""
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KERNELS)):
+        return overload(*args, **kwargs)
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool) -> Any:
+    if x.is_meta and train and 0 < p < 1:
+        result = aten.native_dropout.default(x, p, True)[0]
+        return result
+    return _below(aten.dropout.default, x, p, train)
+
+
+def _softmax(overload: Any, fused: Any) -> Callable[..., Any]:
+    """CUDA's softmax reads fp16 and writes fp32 in one kernel; other dtypes are converted first."""
+
+    def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+        if x.is_meta and x.dtype == torch.float16 and dtype == torch.float32:
+            return fused(x, dim, True)
+        return _below(overload, x, dim, dtype)
+
+    return kernel
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """torch's choice between flash, memory-efficient and plain attention.
+
+    On Hopper and later, torch runs cuDNN's attention where this says flash: the same shapes and the same saved tensors.
+    """
+    if not query.is_meta:
+        plain = aten.scaled_dot_product_attention.default
+        return _below(plain, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
+    if _fits_flash(query, key, value, attn_mask, is_causal):
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if _fits_efficient(query, key, value, attn_mask, dropout_p):
+        needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+        bias = None if attn_mask is None else _aligned(attn_mask).expand(*query.shape[:3], key.shape[2])
+        efficient = aten._scaled_dot_product_efficient_attention.default
+        return efficient(query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale)[0]
+    plain = aten._scaled_dot_product_attention_math.default
+    return plain(query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+
+
+def _fits_fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    return query.dim() == 4 and query.shape[-1] == key.shape[-1] and all(t.stride(-1) == 1 for t in (query, key, value))
+
+
+def _is_half(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.float16, torch.bfloat16)
+
+
+def _fits_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, is_causal: bool) -> bool:
+    square = query.shape[-2] == key.shape[-2] or not is_causal
+    same_width = query.shape[-1] == value.shape[-1] <= 256
+    return _fits_fused(query, key, value) and _is_half(query) and mask is None and square and same_width
+
+
+def _fits_efficient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float) -> bool:
+    """Any float dtype and a mask; not fewer key than query heads, nor a learned mask together with dropout."""
+    learned = mask is not None and mask.requires_grad
+    return _fits_fused(query, key, value) and query.shape[1] == key.shape[1] and not (learned and dropout_p > 0)
+
+
+def _aligned(mask: torch.Tensor) -> torch.Tensor:
+    """The memory-efficient kernel reads its mask in rows of a multiple of eight: others are padded, then sliced back."""
+    if all(stride % 8 == 0 for stride in mask.stride()[:-1]) and mask.stride(-1) == 1:
+        return mask
+    width = mask.shape[-1]
+    return torch.nn.functional.pad(mask, (0, 8 - width % 8))[..., :width]
+
+
+def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Any:
+    width = query.shape[-1]
+    scale = width**-0.5 if scale is None else scale
+    if width % 8:
+        query, key, value = (torch.nn.functional.pad(t, (0, 8 - width % 8)) for t in (query, key, value))
+    result = aten._scaled_dot_product_flash_attention.default(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+    return result if result.shape[-1] == width else result[..., :width]
+
+
+def _rnn(mode: int) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A whole (multi-layer) recurrence as the one cuDNN call it is on CUDA; ``mode`` is cuDNN's number for its kind."""
+
+    def kernel(
+        x: torch.Tensor, hx: Any, params: list[torch.Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+        bidirectional: bool, batch_first: bool,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        hidden, cell = (hx[0], hx[1]) if mode == 2 else (hx, None)
+        size = hidden.shape[-1] if cell is None else cell.shape[-1]
+        projection = 0 if hidden.shape[-1] == size else hidden.shape[-1]
+        per_layer = (4 if has_biases else 2) + (1 if projection else 0)
+        output, hy, cy, _, _ = aten._cudnn_rnn.default(
+            x,
+            params,
+            per_layer,
+            None,
+            hidden,
+            cell,
+            mode,
+            size,
+            projection,
+            num_layers,
+            batch_first,
+            dropout,
+            train,
+            bidirectional,
+            [],
+            None,
+        )
+        return (output, hy, cy) if mode == 2 else (output, hy)
+
+    return kernel
+
+
+_CUDA_KERNELS: dict[str, Callable[..., Any]] = {
+    "dropout": _dropout,
+    "softmax.int": _softmax(aten.softmax.int, aten._softmax.default),
+    "log_softmax.int": _softmax(aten.log_softmax.int, aten._log_softmax.default),
+    "scaled_dot_product_attention": _attention,
+    "rnn_relu.input": _rnn(0),
+    "rnn_tanh.input": _rnn(1),
+    "lstm.input": _rnn(2),
+    "gru.input": _rnn(3),
+}

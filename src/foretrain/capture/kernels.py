@@ -1,0 +1,85 @@
+"""What an operator is on CUDA: its name there, whether it launches anything, the bytes it moves, and its outputs where those of the meta kernel differ or are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from foretrain.capture import traffic
+from foretrain.graph import TensorSpec
+
+__all__ = ["CUDA_OUTPUTS", "cuda_name", "traffic"]
+
+aten = torch.ops.aten
+
+
+def cuda_name(func: Any, args: Mapping[str, Any], inputs: tuple[TensorSpec, ...]) -> str:
+    """The operator's name as CUDA runs it: without ``aten`` and overload; batch norm by the library that torch picks."""
+    namespace, _, name = func._schema.name.partition("::")
+    name = _SAME.get(name, name)
+    if name in ("batch_norm", "batch_norm_backward"):
+        name = ("cudnn_" if _cudnn_batch_norm(args, inputs) else "native_") + name
+    return name if namespace == "aten" else f"{namespace}.{name}"
+
+
+_SAME = {
+    "native_batch_norm": "batch_norm",
+    "_native_batch_norm_legit": "batch_norm",
+    "_batch_norm_with_update": "batch_norm",
+    "native_batch_norm_backward": "batch_norm_backward",
+    "_unsafe_view": "view",
+    "_reshape_alias": "view",
+}
+
+
+def _cudnn_batch_norm(args: Mapping[str, Any], inputs: tuple[TensorSpec, ...]) -> bool:
+    """cuDNN takes fp32, and fp16 with fp32 weights; bf16 and affine-free layers stay with torch's own kernels."""
+    if "weight" not in args:
+        return False
+    x, weight = (inputs[int(args[name][1:])] for name in ("input", "weight"))
+    return x.dtype in ("float32", "float16") and weight.dtype == "float32"
+
+
+_RESERVED = {0: 2.0, 1: 2.0, 2: 5.5, 3: 6.2}
+"""Values per hidden unit, step and layer that cuDNN keeps for the backward pass, by its mode (relu, tanh, LSTM, GRU)."""
+
+
+def _rnn(
+    x: torch.Tensor, weights: list[torch.Tensor], _stride: int, _weight_buf: Any, hx: torch.Tensor, cx: torch.Tensor | None, mode: int,
+    hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, _dropout: float, train: bool, bidirectional: bool, *_rest: Any,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    directions = 2 if bidirectional else 1
+    length, batch = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
+    output = x.new_empty((length, batch, (proj_size or hidden_size) * directions))
+    kept = int(_RESERVED[mode] * length * batch * num_layers * directions * hidden_size) * x.element_size() if train else 0
+    cell = torch.empty(0, device="meta") if cx is None else torch.empty_like(cx)
+    output = output.transpose(0, 1) if batch_first else output
+    return output, torch.empty_like(hx), cell, x.new_empty(kept, dtype=torch.uint8), x.new_empty(0)
+
+
+def _rnn_backward(
+    x: torch.Tensor, weights: list[torch.Tensor], _stride: int, _weight_buf: Any, hx: torch.Tensor, cx: torch.Tensor | None, *_rest: Any
+) -> tuple[Any, ...]:
+    cell = torch.empty(0, device="meta") if cx is None else torch.empty_like(cx)
+    return torch.empty_like(x), torch.empty_like(hx), cell, [torch.empty_like(weight) for weight in weights]
+
+
+def _layer_norm(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
+    """CUDA's kernel returns a contiguous result whatever the layout of its input; the meta kernel keeps the layout."""
+    output, mean, rstd = aten.native_layer_norm.default(x, *args)
+    return torch.empty(output.shape, dtype=output.dtype, device="meta"), mean, rstd
+
+
+def _layer_norm_backward(gradient: torch.Tensor, *args: Any) -> tuple[torch.Tensor | None, ...]:
+    output, *rest = aten.native_layer_norm_backward.default(gradient, *args)
+    return None if output is None else torch.empty(output.shape, dtype=output.dtype, device="meta"), *rest
+
+
+CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten._cudnn_rnn.default: _rnn,
+    aten._cudnn_rnn_backward.default: _rnn_backward,
+}

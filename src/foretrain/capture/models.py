@@ -1,0 +1,279 @@
+"""The [model] section of a job becomes a module, its inputs and its loss, all on the meta device."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from foretrain.capture.transformers_models import load_transformers
+from foretrain.errors import CaptureError, ForetrainError, InputError, unknown
+from foretrain.job import Training, Workload
+
+Loss = Callable[[Any], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """What the tracer needs: a module on meta, what it is called with, and what turns its output into a scalar."""
+
+    module: torch.nn.Module
+    inputs: tuple[Any, ...] | Mapping[str, Any]
+    loss: Loss | None
+    tokens: int = 0
+
+
+class OnMeta(TorchFunctionMode):
+    """Whatever asks for a GPU gets the meta device: ``.cuda()``, ``.to("cuda")``, ``device="cuda"``."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0].to("meta")
+        if "device" in kwargs and _is_gpu(kwargs["device"]):
+            kwargs["device"] = "meta"
+        if func is torch.Tensor.to and any(_is_gpu(argument) for argument in args[1:]):
+            args = (args[0], *("meta" if _is_gpu(argument) else argument for argument in args[1:]))
+        return func(*args, **kwargs)
+
+
+def _is_gpu(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and value.split(":")[0] == "cuda"
+
+
+def load_model(workload: Workload, batch: int) -> LoadedModel:
+    """Build the workload's model for one (micro-)batch of ``batch`` samples."""
+    if batch < 1:
+        raise InputError(f"batch: {batch} is not 1 or more")
+    return _SOURCES[workload.model.source](workload, batch)
+
+
+def classifier_loss() -> Loss:
+    """The model's own loss where its output carries one, else cross-entropy of its logits against class labels."""
+
+    def loss(output: Any) -> torch.Tensor:
+        own = getattr(output, "loss", None)
+        if isinstance(own, torch.Tensor):
+            return own
+        logits = _logits(output)
+        if logits.dim() < 2 or not logits.is_floating_point():
+            raise CaptureError(
+                f"loss: an output of shape {list(logits.shape)} has no default loss; let the function return (module, inputs, loss)"
+            )
+        targets = torch.empty((logits.shape[0], *logits.shape[2:]), dtype=torch.long, device=logits.device)
+        return F.cross_entropy(logits, targets)
+
+    return loss
+
+
+def _logits(output: Any) -> torch.Tensor:
+    """The main output of a model that returns a tensor, a tuple (auxiliary heads follow) or a mapping."""
+    while not isinstance(output, torch.Tensor):
+        if getattr(output, "logits", None) is not None:
+            output = output.logits
+        elif isinstance(output, Mapping):
+            output = output["out"] if "out" in output else next(iter(output.values()))
+        elif isinstance(output, list | tuple) and output:
+            output = output[0]
+        else:
+            raise CaptureError(
+                f"loss: an output of type {type(output).__name__} has no default loss; let the function return (module, inputs, loss)"
+            )
+    return output
+
+
+@contextlib.contextmanager
+def _building(what: str) -> Iterator[None]:
+    """Errors of a model's constructor as one line."""
+    try:
+        yield
+    except ForetrainError:
+        raise
+    except ImportError as error:
+        raise CaptureError(f"{what}: {error}; install foretrain[capture,zoo]") from error
+    except Exception as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise CaptureError(f"{what}: {type(error).__name__}: {first}") from error
+
+
+def build_on_meta(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    """Build without allocating weights; a constructor that computes with real numbers is run on the CPU instead."""
+    try:
+        with torch.device("meta"), OnMeta():
+            return build()
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        if "meta" not in str(error).lower():
+            raise
+        with OnMeta():
+            return build().to("meta")
+
+
+# Image libraries
+
+
+def _image(training: Training, default: tuple[int, int, int]) -> tuple[int, int, int]:
+    return training.image_shape or default
+
+
+def _timm(workload: Workload, batch: int) -> LoadedModel:
+    timm = import_zoo("timm")
+    model = workload.model
+    assert model.name is not None
+    if not timm.is_model(model.name):
+        raise unknown("model.name", model.name, timm.list_models(), "a timm model;")
+    with _building(f"model {model.name}"):
+        module = build_on_meta(lambda: timm.create_model(model.name, **_class_argument(model.args, workload.training)))
+    defaults: Mapping[str, Any] = getattr(module, "default_cfg", None) or {}
+    size = _image(workload.training, tuple(defaults.get("input_size", (3, 224, 224))))
+    return LoadedModel(module=module, inputs=(torch.empty(batch, *size, device="meta"),), loss=classifier_loss())
+
+
+def _torchvision(workload: Workload, batch: int) -> LoadedModel:
+    models = import_zoo("torchvision").models
+    model = workload.model
+    assert model.name is not None
+    if model.name not in models.list_models():
+        raise unknown("model.name", model.name, models.list_models(), "a torchvision model;")
+    arguments = _class_argument(model.args, workload.training)
+    if model.name in ("googlenet", "inception_v3"):
+        arguments = {"init_weights": False, **arguments}
+    if "image_size" in inspect.signature(models.get_model_builder(model.name)).parameters or model.name.startswith("vit_"):
+        arguments = {"image_size": _image(workload.training, (3, 224, 224))[-1], **arguments}
+    with _building(f"model {model.name}"):
+        module = build_on_meta(lambda: models.get_model(model.name, **arguments))
+    size = _image(workload.training, (3, 299, 299) if model.name == "inception_v3" else (3, 224, 224))
+    return LoadedModel(module=module, inputs=(torch.empty(batch, *size, device="meta"),), loss=classifier_loss())
+
+
+def _class_argument(args: Mapping[str, Any], training: Training) -> dict[str, Any]:
+    """Constructor arguments; ``training.classes`` stands for ``num_classes`` where the arguments do not give it."""
+    return dict(args) if "num_classes" in args or training.classes is None else {"num_classes": training.classes, **args}
+
+
+def import_zoo(name: str) -> Any:
+    """Import torchvision or timm; a torchvision built for another torch lacks two operator schemas, which are then defined."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise CaptureError(f"model.source: {name} is not installed; install foretrain[zoo]") from error
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise CaptureError(f"model.source: {name} does not import ({str(error).splitlines()[0]})") from error
+    for partial in [module for module in sys.modules if module.split(".")[0] in (name, "torchvision")]:
+        del sys.modules[partial]
+    library = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _KEPT.append(library)
+    return importlib.import_module(name)
+
+
+_KEPT: list[torch.library.Library] = []
+
+
+# Language and other models of transformers
+
+
+def _transformers(workload: Workload, batch: int) -> LoadedModel:
+    _quiet_zoo_import()
+    with _building(f"model {workload.model.label}"):
+        module, inputs, tokens = load_transformers(workload.model, workload.training, batch, build_on_meta)
+    return LoadedModel(module=module, inputs=inputs, loss=classifier_loss(), tokens=tokens)
+
+
+def _quiet_zoo_import() -> None:
+    """transformers imports torchvision for its image models: make that import work first where torchvision is installed."""
+    if importlib.util.find_spec("torchvision") is not None:
+        with contextlib.suppress(CaptureError):
+            import_zoo("torchvision")
+
+
+# The user's own
+
+
+def _python(workload: Workload, batch: int) -> LoadedModel:
+    assert workload.model.name is not None
+    file, _, function = workload.model.name.rpartition(":")
+    path = Path(file) if Path(file).is_absolute() else workload.base / file
+    if not path.is_file():
+        raise InputError(f"model.name: {str(path)!r} is not a file")
+    build = _function(path, function)
+    with _building(f"model {workload.model.name}"):
+        made = _call_on_meta(lambda: build(batch, **workload.model.args))
+    parts = made if isinstance(made, tuple) else (made,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], torch.nn.Module):
+        raise CaptureError(
+            f"model {workload.model.name}: returned {type(made).__name__}; a module, (module, inputs) or (module, inputs, loss) is allowed"
+        )
+    module, inputs, loss = (*parts, None, None)[:3]
+    if inputs is None:
+        inputs = _default_inputs(workload.training, batch)
+    elif isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    tokens = batch * workload.training.sequence if workload.training.sequence else 0
+    return LoadedModel(module=module, inputs=inputs, loss=loss or classifier_loss(), tokens=tokens)
+
+
+def _call_on_meta(build: Callable[[], Any]) -> Any:
+    """As ``build_on_meta``, for functions that return inputs and a loss beside the module."""
+    with torch.device("meta"), OnMeta():
+        return build()
+
+
+def _function(path: Path, name: str) -> Callable[..., Any]:
+    spec = importlib.util.spec_from_file_location(f"foretrain_user_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        with _building(f"model {path}"):
+            spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    if name not in functions:
+        raise unknown("model.name", name, functions, f"a function of {path}; it has")
+    return getattr(module, name)  # type: ignore[no-any-return]
+
+
+def _default_inputs(training: Training, batch: int) -> tuple[torch.Tensor, ...]:
+    if training.image_shape is not None:
+        return (torch.empty(batch, *training.image_shape, device="meta"),)
+    if training.sequence is not None:
+        return (torch.empty(batch, training.sequence, dtype=torch.long, device="meta"),)
+    raise InputError("training.image: missing; the model function returned no inputs, so give training.image or training.sequence")
+
+
+def _onnx(workload: Workload, batch: int) -> LoadedModel:
+    from foretrain.capture.onnx.module import load_onnx
+
+    assert workload.model.name is not None
+    path = Path(workload.model.name)
+    path = path if path.is_absolute() else workload.base / path
+    if not path.is_file():
+        raise InputError(f"model.name: {str(path)!r} is not a file")
+    with _building(f"model {path}"):
+        module, inputs = load_onnx(path, batch=batch)
+    return LoadedModel(module=module, inputs=inputs, loss=classifier_loss())
+
+
+_SOURCES: dict[str, Callable[[Workload, int], LoadedModel]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "transformers": _transformers,
+    "python": _python,
+    "onnx": _onnx,
+}

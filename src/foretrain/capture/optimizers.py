@@ -1,0 +1,131 @@
+"""Optimizers by name: one call is one step, as torch runs it on CUDA (foreach kernels unless the name says fused)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from foretrain.errors import CaptureError
+
+_TORCH: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("SGD", {"lr": 0.01, "momentum": 0.9, "foreach": True}),
+    "sgd-plain": ("SGD", {"lr": 0.01, "foreach": True}),
+    "adam": ("Adam", {"lr": 1e-3, "foreach": True}),
+    "adamw": ("AdamW", {"lr": 1e-3, "foreach": True}),
+    "adam-fused": ("Adam", {"lr": 1e-3, "fused": True}),
+    "adamw-fused": ("AdamW", {"lr": 1e-3, "fused": True}),
+    "adafactor": ("Adafactor", {"lr": 1e-2, "foreach": True}),
+    "adagrad": ("Adagrad", {"lr": 1e-2, "foreach": True}),
+    "rmsprop": ("RMSprop", {"lr": 1e-2, "foreach": True}),
+    "nadam": ("NAdam", {"lr": 1e-3, "foreach": True}),
+    "radam": ("RAdam", {"lr": 1e-3, "foreach": True}),
+    "adamax": ("Adamax", {"lr": 1e-3, "foreach": True}),
+    "adadelta": ("Adadelta", {"lr": 1.0, "foreach": True}),
+    "asgd": ("ASGD", {"lr": 1e-2, "foreach": True}),
+    "rprop": ("Rprop", {"lr": 1e-2, "foreach": True}),
+}
+
+
+class StepFunction:
+    """An optimizer whose state exists: calling it runs one step over the gradients of its parameters."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, masters: list[torch.Tensor] | None) -> None:
+        self._parameters = parameters
+        self._optimizer = optimizer
+        self._masters = masters
+
+    def __call__(self) -> None:
+        if self._masters is None:
+            self._optimizer.step()
+            return
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+        self._optimizer.step()
+        torch._foreach_copy_(list[torch.Tensor](self._parameters), self._masters)
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def state_tensors(self) -> Iterator[torch.Tensor]:
+        """What the optimizer keeps between steps on the device, fp32 masters included."""
+        yield from self._masters or ()
+        for state in self._optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.is_meta)
+
+
+def build_optimizer(name: str, parameters: list[torch.nn.Parameter], *, master_weights: bool = False) -> StepFunction:
+    """The optimizer ``name`` over ``parameters``, with the state it has after its first step."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trained:
+        raise CaptureError("model: it has no trainable parameter; use training.mode = 'infer'")
+    masters = [torch.nn.Parameter(parameter.detach().float()) for parameter in trained] if master_weights else None
+    targets = masters if masters is not None else trained
+    optimizer = _BUILDERS.get(name, _from_torch)(name, targets)
+    kept = [parameter.grad for parameter in targets]
+    for parameter in targets:
+        parameter.grad = torch.empty_like(parameter)
+    with torch.no_grad():
+        optimizer.step()
+    for parameter, gradient in zip(targets, kept, strict=True):
+        parameter.grad = gradient
+    return StepFunction(trained, optimizer, masters)  # type: ignore[arg-type]
+
+
+def _from_torch(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    class_name, options = _TORCH[name]
+    return getattr(torch.optim, class_name)(parameters, **options)  # type: ignore[no-any-return]
+
+
+def _muon(_name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Muon for matrices, AdamW for the rest, as it is meant to be used."""
+    return _Joined(
+        torch.optim.Muon([p for p in parameters if p.dim() == 2], lr=1e-3),
+        torch.optim.AdamW([p for p in parameters if p.dim() != 2], lr=1e-3, foreach=True),
+    )
+
+
+class _Joined(torch.optim.Optimizer):
+    """Several optimizers stepped as one."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self.parts = [part for part in parts if part.param_groups[0]["params"]]
+        super().__init__([p for part in self.parts for group in part.param_groups for p in group["params"]], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+            self.state.update(part.state)
+
+
+class _Lamb(torch.optim.Optimizer):
+    """LAMB (You et al. 2020) in foreach form: Adam's update, scaled per tensor by the ratio of weight to update norms."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for p in parameters]
+        for parameter in parameters:
+            if parameter not in self.state:
+                self.state[parameter] = {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+        average = [self.state[p]["exp_avg"] for p in parameters]
+        square = [self.state[p]["exp_avg_sq"] for p in parameters]
+        torch._foreach_lerp_(average, gradients, 0.1)
+        torch._foreach_mul_(square, 0.999)
+        torch._foreach_addcmul_(square, gradients, gradients, 0.001)
+        denominator = torch._foreach_sqrt(square)
+        torch._foreach_add_(denominator, 1e-6)
+        update = torch._foreach_div(average, denominator)
+        torch._foreach_add_(update, parameters, alpha=0.01)
+        weight_norm = torch._foreach_norm(parameters)
+        update_norm = torch._foreach_norm(update)
+        ratio = torch._foreach_div(weight_norm, update_norm)
+        torch._foreach_mul_(update, ratio)
+        torch._foreach_add_(parameters, update, alpha=-1e-3)
+
+
+_BUILDERS: dict[str, Callable[[str, list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
+    "lamb": lambda _, parameters: _Lamb(parameters),
+    "muon": _muon,
+}

@@ -1,0 +1,163 @@
+"""Models of the transformers library from a configuration alone: the class for the task, inputs and labels on meta."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from foretrain.errors import InputError, unknown
+from foretrain.job import Model, Training
+
+_AUTO_CLASS = {
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "multiple-choice": "AutoModelForMultipleChoice",
+    "pretraining": "AutoModelForPreTraining",
+    "image-classification": "AutoModelForImageClassification",
+    "semantic-segmentation": "AutoModelForSemanticSegmentation",
+    "masked-image-modeling": "AutoModelForMaskedImageModeling",
+    "audio-classification": "AutoModelForAudioClassification",
+    "ctc": "AutoModelForCTC",
+    "speech-seq2seq": "AutoModelForSpeechSeq2Seq",
+    "base": "AutoModel",
+}
+
+
+def load_transformers(
+    model: Model, training: Training, batch: int, build: Callable[[Callable[[], torch.nn.Module]], torch.nn.Module]
+) -> tuple[torch.nn.Module, dict[str, Any], int]:
+    """The module, its keyword inputs, and the tokens in them."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    config, attention = _config(transformers, model, training)
+    task = model.task or _default_task(config)
+    if task not in _AUTO_CLASS:
+        raise unknown("model.task", task, _AUTO_CLASS)
+    auto = getattr(transformers, _AUTO_CLASS[task])
+    kwargs = {} if attention is None else {"attn_implementation": attention}
+    module = build(lambda: auto.from_config(config, **kwargs))
+    inputs = _INPUTS[task](_Shapes(config, training, batch))
+    tokens = batch * training.sequence if training.sequence else 0
+    return module, inputs, tokens
+
+
+def _config(transformers: Any, model: Model, training: Training) -> tuple[Any, str | None]:
+    given = dict(model.config or {})
+    model_type = given.pop("model_type", model.name)
+    attention = given.pop("attn_implementation", None)
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
+    if model_type not in known:
+        raise unknown("model.config.model_type", model_type, known, "a transformers model type;")
+    if training.classes is not None:
+        given.setdefault("num_labels", training.classes)
+    if training.image_shape is not None and "image_size" not in given:
+        given["image_size"] = training.image_shape[-1]
+    config = transformers.AutoConfig.for_model(model_type, **given)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    return config, attention
+
+
+def _default_task(config: Any) -> str:
+    if getattr(config, "is_encoder_decoder", False):
+        return "seq2seq-lm"
+    if hasattr(config, "image_size") and not hasattr(config, "vocab_size"):
+        return "image-classification"
+    raise InputError(f"model.task: missing; allowed are {', '.join(_AUTO_CLASS)}")
+
+
+class _Shapes:
+    """The tensors that tasks are made of. Token ids are real, so that a model may look at them (for padding, say)."""
+
+    def __init__(self, config: Any, training: Training, batch: int) -> None:
+        self.config, self.training, self.batch = config, training, batch
+
+    def ids(self) -> torch.Tensor:
+        if self.training.sequence is None:
+            raise InputError("training.sequence: missing; a language model needs its sequence length")
+        return torch.ones(self.batch, self.training.sequence, dtype=torch.long)
+
+    def label(self) -> torch.Tensor:
+        return torch.empty(self.batch, dtype=torch.long, device="meta")
+
+    def pixels(self) -> torch.Tensor:
+        side = getattr(self.config, "image_size", None) or 224
+        side = side[-1] if isinstance(side, list | tuple) else side
+        channels = getattr(self.config, "num_channels", None) or 3
+        shape = self.training.image_shape or (channels, side, side)
+        return torch.empty(self.batch, *shape, device="meta")
+
+    def audio(self) -> torch.Tensor:
+        """Raw samples, or mel frames where the model starts from a spectrogram."""
+        length = self.training.sequence or 16000
+        if hasattr(self.config, "num_mel_bins"):
+            if getattr(self.config, "max_source_positions", 0) and self.config.model_type == "whisper":
+                return torch.empty(self.batch, self.config.num_mel_bins, 2 * self.config.max_source_positions, device="meta")
+            frames = getattr(self.config, "max_length", None) or length
+            return torch.empty(self.batch, frames, self.config.num_mel_bins, device="meta")
+        return torch.empty(self.batch, length, device="meta")
+
+
+def _image_side(shapes: _Shapes) -> torch.Tensor:
+    pixels = shapes.pixels()
+    return torch.empty(shapes.batch, *pixels.shape[2:], dtype=torch.long, device="meta")
+
+
+def _masked_image(shapes: _Shapes) -> dict[str, Any]:
+    pixels = shapes.pixels()
+    patches = (pixels.shape[-1] // shapes.config.patch_size) ** 2
+    return {"pixel_values": pixels, "bool_masked_pos": torch.empty(shapes.batch, patches, dtype=torch.bool, device="meta")}
+
+
+def _audio_input(shapes: _Shapes) -> dict[str, Any]:
+    features = shapes.audio()
+    return {
+        "input_values"
+        if not hasattr(shapes.config, "num_mel_bins") or shapes.config.model_type == "audio-spectrogram-transformer"
+        else "input_features": features
+    }
+
+
+def _multiple_choice(shapes: _Shapes) -> dict[str, Any]:
+    ids = shapes.ids()
+    return {"input_ids": ids[:, None].expand(-1, 4, -1).contiguous(), "labels": shapes.label()}
+
+
+def _labelled_ids(shapes: _Shapes) -> dict[str, Any]:
+    ids = shapes.ids()
+    return {"input_ids": ids, "labels": ids}
+
+
+def _base(shapes: _Shapes) -> dict[str, Any]:
+    if shapes.training.sequence is None and (shapes.training.image is not None or hasattr(shapes.config, "image_size")):
+        return {"pixel_values": shapes.pixels()}
+    inputs = {"input_ids": shapes.ids()}
+    return {**inputs, "decoder_input_ids": inputs["input_ids"]} if getattr(shapes.config, "is_encoder_decoder", False) else inputs
+
+
+_INPUTS: dict[str, Callable[[_Shapes], dict[str, Any]]] = {
+    "causal-lm": _labelled_ids,
+    "masked-lm": lambda s: {**_labelled_ids(s), "attention_mask": torch.ones(s.batch, s.training.sequence or 1, dtype=torch.long)},
+    "seq2seq-lm": _labelled_ids,
+    "pretraining": _labelled_ids,
+    "token-classification": _labelled_ids,
+    "sequence-classification": lambda s: {"input_ids": s.ids(), "labels": s.label()},
+    "question-answering": lambda s: {"input_ids": s.ids(), "start_positions": s.label(), "end_positions": s.label()},
+    "multiple-choice": _multiple_choice,
+    "image-classification": lambda s: {"pixel_values": s.pixels(), "labels": s.label()},
+    "semantic-segmentation": lambda s: {"pixel_values": s.pixels(), "labels": _image_side(s)},
+    "masked-image-modeling": _masked_image,
+    "audio-classification": lambda s: {**_audio_input(s), "labels": s.label()},
+    "ctc": lambda s: {**_audio_input(s), "labels": torch.empty(s.batch, 32, dtype=torch.long, device="meta")},
+    "speech-seq2seq": lambda s: {**_audio_input(s), "labels": torch.empty(s.batch, 64, dtype=torch.long, device="meta")},
+    "base": _base,
+}

@@ -1,0 +1,286 @@
+"""The [cluster] section of a job and the catalogue in; a Cluster of devices, nodes and the links between them out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from foretrain import schema
+from foretrain.catalog import Catalog, Device, LinkSpec, Node, check_numbers, read_link
+from foretrain.errors import InputError, UnsupportedJob, invalid
+from foretrain.schema import quantity
+from foretrain.units import format_count, parse_price
+
+__all__ = ["Catalog", "Cluster", "ClusterSpec", "Device", "Group", "GroupSpec", "Link", "LinkSpec", "Node"]
+
+_BY_GROUP = ("device", "node", "nodes", "cores_per_device")
+_SCOPES = {"node": "a link inside a node", "network": "a network between nodes"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A link as its ends see it, per direction: inside a node an end is a device, between nodes a whole node."""
+
+    kind: str
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    nics: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """Nodes that are alike, as the job file describes them."""
+
+    device: str | None = None
+    devices_per_node: int | None = None
+    nodes: int | None = None
+    node: str | None = None
+    cores_per_device: int | None = None
+    intra_node: LinkSpec | None = dataclasses.field(default=None, metadata={"parse": read_link})
+    inter_node: LinkSpec | None = dataclasses.field(default=None, metadata={"parse": read_link})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec(GroupSpec):
+    """The [cluster] section: one group of nodes, or ``groups`` for a mixed cluster."""
+
+    groups: tuple[GroupSpec, ...] = ()
+    price: float | None = quantity(parse_price, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Nodes that are alike, with everything filled in."""
+
+    device: Device
+    devices_per_node: int
+    nodes: int
+    node: Node | None
+    intra_node: Link
+    inter_node: Link
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.devices_per_node
+
+    @property
+    def domain(self) -> int:
+        """Devices that reach one another by the intra-node link: those of a node, or of all nodes that NVLink spans."""
+        trays = self.node.domain // self.node.devices if self.node and self.node.domain else 1
+        return self.devices_per_node * min(trays, self.nodes)
+
+    @property
+    def inter_node_bytes_per_s_per_device(self) -> float:
+        """A device's share of its node's network, per direction, when all the devices in use send at once."""
+        in_node = self.node.devices if self.node else self.devices_per_node
+        nics = self.inter_node.nics
+        near = math.ceil(nics * self.devices_per_node / in_node)
+        return self.inter_node.bandwidth_bytes_per_s * near / nics / self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Where a job runs: one group of nodes, or several for a mixed cluster."""
+
+    groups: tuple[Group, ...]
+    price_per_device_hour: float | None = None
+    """The job's own price, when it gives one."""
+    price_per_hour: float | None = None
+    """Dollars per hour of the whole cluster, by the job's own price or the catalogue; None when unknown."""
+    assumptions: tuple[str, ...] = ()
+    specs: tuple[GroupSpec, ...]
+
+    @classmethod
+    def read(cls, section: Mapping[str, Any], catalog: Catalog | None = None) -> Cluster:
+        """From the job file's section; errors name the field, the value and what is allowed.
+
+        >>> Cluster.read({"node": "dgx-h100", "nodes": 2}).world_size
+        16
+        """
+        catalog = catalog or Catalog.load()
+        given = schema.read(ClusterSpec, section, "cluster")
+        check_numbers("cluster", zero=True, price=given.price)
+        specs = _group_specs(given)
+        groups = tuple(_group(where, spec, catalog) for where, spec in specs.items())
+        several = sum(group.nodes for group in groups) > 1
+        paths = list(specs) if len(groups) > 1 else ["cluster"]
+        resolved = list(zip(paths, specs.values(), groups, strict=True))
+        cluster = cls(
+            groups=groups,
+            price_per_device_hour=given.price,
+            assumptions=tuple(note for where, spec, group in resolved for note in _notes(where, spec, group, several)),
+            specs=tuple(_canonical(spec, group) for _, spec, group in resolved),
+        )
+        return dataclasses.replace(cluster, price_per_hour=catalog.price_per_hour(cluster))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The section in canonical form, for JSON: reading it again gives the same cluster."""
+        groups = [_without_empty(dataclasses.asdict(spec)) for spec in self.specs]
+        section = groups[0] if len(groups) == 1 else {"groups": groups}
+        return section if self.price_per_device_hour is None else {**section, "price": self.price_per_device_hour}
+
+    @property
+    def world_size(self) -> int:
+        return sum(group.world_size for group in self.groups)
+
+    @property
+    def nodes(self) -> int:
+        return sum(group.nodes for group in self.groups)
+
+    @property
+    def device(self) -> Device:
+        return self._group_with_same("device").device
+
+    @property
+    def devices_per_node(self) -> int:
+        return self._group_with_same("devices_per_node").devices_per_node
+
+    @property
+    def node(self) -> Node | None:
+        return self._group_with_same("node").node
+
+    @property
+    def intra_node(self) -> Link:
+        return self._group_with_same("intra_node").intra_node
+
+    @property
+    def inter_node(self) -> Link:
+        return self._group_with_same("inter_node").inter_node
+
+    def _group_with_same(self, name: str) -> Group:
+        if any(getattr(group, name) != getattr(self.groups[0], name) for group in self.groups):
+            raise UnsupportedJob(f"cluster.groups: the groups differ in {name}, and a single one is needed here")
+        return self.groups[0]
+
+
+def _group_specs(given: ClusterSpec) -> dict[str, GroupSpec]:
+    """The groups by the path of their fields; what stands beside ``groups`` holds where a group has none."""
+    if not given.groups:
+        return {"cluster": given}
+    for name in _BY_GROUP:
+        if getattr(given, name) is not None:
+            raise InputError(f"cluster.{name}: not allowed beside groups; give it in each group")
+    return {f"cluster.groups[{i}]": _fill(group, given) for i, group in enumerate(given.groups)}
+
+
+def _fill(group: GroupSpec, given: ClusterSpec) -> GroupSpec:
+    shared = ("devices_per_node", "intra_node", "inter_node")
+    return dataclasses.replace(group, **{name: getattr(given, name) for name in shared if getattr(group, name) is None})
+
+
+def _group(where: str, spec: GroupSpec, catalog: Catalog) -> Group:
+    node = None if spec.node is None else catalog.node(spec.node, f"{where}.node")
+    device = _device(where, spec, node, catalog)
+    intra, inter = (node.intra_node, node.inter_node) if node else (LinkSpec(), LinkSpec())
+    return Group(
+        device=device,
+        devices_per_node=_devices_per_node(f"{where}.devices_per_node", spec.devices_per_node, node),
+        nodes=_count(f"{where}.nodes", spec.nodes),
+        node=node,
+        intra_node=_link(f"{where}.intra_node", "node", spec.intra_node, intra, device, catalog),
+        inter_node=_link(f"{where}.inter_node", "network", spec.inter_node, inter, device, catalog),
+    )
+
+
+def _device(where: str, spec: GroupSpec, node: Node | None, catalog: Catalog) -> Device:
+    name = node.device if node and spec.device is None else spec.device
+    if name is None:
+        raise InputError(f"{where}.device: missing; name a device or a node of the catalogue")
+    device = catalog.device(name, f"{where}.device")
+    if node and device.name not in (node.device, *node.variants):
+        fitting = " or ".join((node.device, *node.variants))
+        raise invalid(f"{where}.device", device.name, f"what node {node.name!r} has: {fitting}")
+    return _with_cores(f"{where}.cores_per_device", device, spec.cores_per_device)
+
+
+def _with_cores(where: str, device: Device, cores: int | None) -> Device:
+    if device.is_cpu and cores is None:
+        raise InputError(f"{where}: missing; device {device.name!r} needs a whole number of at least 1")
+    if cores is not None and not device.is_cpu:
+        raise InputError(f"{where}: {cores} is not allowed, because {device.name!r} is not a CPU device")
+    return dataclasses.replace(device, cores=_count(where, cores)) if cores is not None else device
+
+
+def _devices_per_node(where: str, given: int | None, node: Node | None) -> int:
+    if node is None or given is None:
+        return node.devices if node else _count(where, given)
+    if given > node.devices:
+        raise invalid(where, given, f"at most {node.devices}, what node {node.name!r} has")
+    return _count(where, given)
+
+
+def _count(where: str, given: int | None) -> int:
+    if given is not None and given < 1:
+        raise invalid(where, given, "a whole number of at least 1")
+    return given or 1
+
+
+def _link(
+    where: str,
+    scope: Literal["node", "network"],
+    given: LinkSpec | None,
+    of_node: LinkSpec,
+    device: Device,
+    catalog: Catalog,
+) -> Link:
+    """What the job gives, else what the node has, else what is usual for the device and the kind of link."""
+    given = given or LinkSpec()
+    usual = "ethernet" if scope == "network" else "pcie" if device.link_optional else device.link
+    kind = catalog.link_kind(given.kind or of_node.kind or usual, f"{where}.kind")
+    if kind.scope != scope:
+        raise invalid(f"{where}.kind", kind.name, _SCOPES[scope])
+    if (of_node.kind or usual) != kind.name:
+        of_node = LinkSpec()
+    own = device.link_rate(kind.name) if scope == "node" else None
+    bandwidth = given.bandwidth or of_node.bandwidth or own or kind.bandwidth
+    if bandwidth is None:
+        raise InputError(f"{where}.bandwidth: missing; {device.name} has no {kind.name} of its own that would give it")
+    latencies = (given.latency, of_node.latency, kind.latency)
+    return Link(
+        kind=kind.name,
+        bandwidth_bytes_per_s=bandwidth,
+        latency_s=next(latency for latency in latencies if latency is not None),
+        nics=given.nics or of_node.nics or 1,
+    )
+
+
+def _notes(where: str, spec: GroupSpec, group: Group, several_nodes: bool) -> list[str]:
+    notes = []
+    intra, inter = group.intra_node, group.inter_node
+    if group.devices_per_node > 1 and group.node is None and spec.intra_node is None:
+        rate = format_count(intra.bandwidth_bytes_per_s, "B/s")
+        notes.append(f"{where}.intra_node is not given: {intra.kind} at {rate} per device and direction is assumed")
+    own = group.device.link_rate(intra.kind)
+    if own is not None and intra.bandwidth_bytes_per_s > 1.01 * own:
+        rate, limit = format_count(intra.bandwidth_bytes_per_s, "B/s"), format_count(own, "B/s")
+        notes.append(f"{where}.intra_node: {rate} is read as per direction, where the device's own link has {limit}")
+    if several_nodes and group.node is None and (spec.inter_node is None or spec.inter_node.kind is None):
+        rate = format_count(inter.bandwidth_bytes_per_s * 8, "b/s")
+        what = "" if spec.inter_node is None else " kind"
+        notes.append(f"{where}.inter_node{what} is not given: {rate} {inter.kind} per node is assumed")
+    return notes
+
+
+def _canonical(spec: GroupSpec, group: Group) -> GroupSpec:
+    """The catalogue's names and explicit counts; links only as far as the job gave them."""
+    return GroupSpec(
+        device=group.device.name,
+        devices_per_node=group.devices_per_node,
+        nodes=group.nodes,
+        node=group.node.name if group.node else None,
+        cores_per_device=spec.cores_per_device,
+        intra_node=_with_kind(spec.intra_node, group.intra_node),
+        inter_node=_with_kind(spec.inter_node, group.inter_node),
+    )
+
+
+def _with_kind(given: LinkSpec | None, link: Link) -> LinkSpec | None:
+    return dataclasses.replace(given, kind=link.kind) if given and given.kind else given
+
+
+def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
+    given = {key: value for key, value in table.items() if value is not None}
+    return {key: _without_empty(value) if isinstance(value, dict) else value for key, value in given.items()}

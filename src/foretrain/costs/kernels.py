@@ -1,0 +1,34 @@
+"""How many kernels one call of an operator launches."""
+
+from __future__ import annotations
+
+import math
+
+from foretrain.graph import Operator
+
+_CHUNK = 65536
+_CHUNKS_PER_LAUNCH = 320
+_TENSORS_PER_LAUNCH = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+"""torch's multi-tensor kernels: elements per chunk, chunks per launch, and tensors per launch by the number of lists."""
+
+
+def kernel_count(operator: Operator) -> int:
+    """0 for calls that launch nothing; one per launch of the chunked loop for foreach and fused calls; one per gradient for convolutions."""
+    if not operator.launches:
+        return 0
+    if operator.name.startswith(("_foreach", "_fused")):
+        return _multi_tensor(operator)
+    if operator.name == "convolution_backward":
+        gradients: list[bool] = operator.args["output_mask"]
+        return max(1, sum(gradients))
+    return 1
+
+
+def _multi_tensor(operator: Operator) -> int:
+    lists = [value for value in operator.args.values() if isinstance(value, list) and value and isinstance(value[0], str)]
+    if not lists:
+        return 1
+    depth = min(max(len(lists), 1), 5)
+    first = [operator.inputs[int(reference[1:])] for reference in lists[0]]
+    chunks = sum(math.ceil(spec.numel / _CHUNK) for spec in first)
+    return max(math.ceil(len(first) / _TENSORS_PER_LAUNCH[depth]), math.ceil(chunks / _CHUNKS_PER_LAUNCH))

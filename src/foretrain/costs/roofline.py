@@ -1,0 +1,46 @@
+"""The roofline (Williams et al. 2009): an operator takes the longer of its arithmetic and its memory traffic at data-sheet rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretrain.cluster import Device
+from foretrain.costs.base import Column
+from foretrain.graph import Operator
+
+_CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_cudnn_rnn", "_cudnn_rnn_backward"})
+_MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """Peak rates scaled by one efficiency each, plus the shortest time that a kernel takes."""
+
+    compute_efficiency: float = 1.0
+    memory_efficiency: float = 1.0
+    kernel_floor_s: float = 2e-6
+
+    def device_time_s(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
+        flops = np.array([operator.flops for operator in operators], dtype=np.float64)
+        traffic = np.array([operator.bytes for operator in operators], dtype=np.float64)
+        launches = np.array([operator.launches for operator in operators], dtype=np.float64)
+        rate = np.array([device.peak_flops(arithmetic(operator, precision)) for operator in operators], dtype=np.float64)
+        compute_s = flops / (rate * self.compute_efficiency)
+        memory_s = traffic / (device.memory_bytes_per_s * self.memory_efficiency)
+        return launches * np.maximum(np.maximum(compute_s, memory_s), self.kernel_floor_s)
+
+
+def arithmetic(operator: Operator, precision: str) -> str:
+    """The number format an operator multiplies in: fp32 inputs become TF32 in cuDNN always, in matrix products on request."""
+    dtype = _SHORT.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"
+    if dtype == "fp32" and (operator.name in _CONVOLUTIONS or (precision == "tf32" and operator.name in _MATRIX_PRODUCTS)):
+        return "tf32"
+    if precision == "fp8" and operator.name in ("mm", "addmm"):
+        return "fp8"
+    return dtype
+
+
+_SHORT = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}

@@ -1,0 +1,36 @@
+"""What can go wrong in a way the user can mend: each error is one line naming the field, the value and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ForetrainError(Exception):
+    """The base of every error that the command line prints as one line, with exit code 2."""
+
+
+class InputError(ForetrainError):
+    """A value in a job, a catalogue or a command line that is not allowed."""
+
+
+class UnsupportedJob(ForetrainError):
+    """A valid job that this predictor cannot forecast. Never answered by a silent fallback."""
+
+
+class CaptureError(ForetrainError):
+    """A model that could not be traced: names the module and the line where it stopped."""
+
+
+def invalid(field: str, value: object, allowed: str) -> InputError:
+    """The standard message: ``training.precision: 'fp31' is not one of fp16, fp32``."""
+    return InputError(f"{field}: {value!r} is not {allowed}")
+
+
+def unknown(field: str, value: object, names: Iterable[str], what: str = "one of") -> InputError:
+    """A name that is not in a closed set, with the nearest one as a suggestion when there is a near one."""
+    known = sorted(names)
+    near = difflib.get_close_matches(str(value), known, n=3, cutoff=0.55)
+    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    listed = ", ".join(known) if len(known) <= 16 else f"{len(known)} known names"
+    return InputError(f"{field}: {value!r} is not {what} {listed}{hint}")

@@ -1,0 +1,343 @@
+"""Files of measured runs and predictors in; the errors of each predictor, per quantity and file, and every run behind them out."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import json
+import math
+import random
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretrain.errors import ForetrainError, InputError, invalid, unknown
+from foretrain.forecast import Estimate
+from foretrain.job import QUANTITIES, Job, Model, Run, read_runs
+from foretrain.predictors import DEFAULT, get
+from foretrain.predictors.base import Predictor
+
+SPLITS = ("random", "leave-model-out", "leave-device-out", "extrapolate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How one predictor did on one quantity of one file. Errors are fractions of the measured value; None where ``n`` is 0."""
+
+    predictor: str
+    quantity: str
+    runs_file: str
+    split: str | None
+    n: int
+    """Runs with an error; with ``unsupported`` they make up every tested run that measured the quantity."""
+    mape: float | None
+    median_ape: float | None
+    p90_ape: float | None
+    bias: float | None
+    """Median of the signed error: above zero when the predictor says too much."""
+    coverage: float | None
+    """Share of measured values inside the forecast's interval."""
+    unsupported: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One measured value beside its forecast; ``error`` is (predicted - measured) / measured."""
+
+    runs_file: str
+    line: int
+    predictor: str
+    quantity: str
+    measured: float
+    predicted: float
+    low: float
+    high: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsupported:
+    """A run, or one quantity of it, without an error figure, and why."""
+
+    runs_file: str
+    line: int
+    predictor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The figures, and every run that they come from or that has none."""
+
+    results: tuple[Result, ...]
+    runs: tuple[Comparison, ...]
+    unsupported: tuple[Unsupported, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {field.name: [dataclasses.asdict(row) for row in getattr(self, field.name)] for field in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """Positions of the runs to learn from (None: nothing is learned) and of the runs to forecast."""
+
+    train: tuple[int, ...] | None
+    test: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    runs_file: str
+    line: int
+    run: Run
+
+
+_Answer = Mapping[str, Estimate] | str
+"""The forecast's quantities, or why there are none."""
+
+
+def evaluate(
+    paths: Sequence[Path],
+    *,
+    predictors: Sequence[str | Predictor] = (DEFAULT,),
+    split: str | None = None,
+    seed: int = 0,
+    folds: int = 5,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Score predictors on runs: as they are, or with a ``split`` learned anew on each fold's other runs.
+
+    Folds are drawn over the runs of all files together, so that what is held out is held out everywhere.
+    ``progress`` is told how many of all forecasts are done.
+    """
+    cases = _read(paths)
+    runs = [case.run for case in cases]
+    parts = [Fold(train=None, test=tuple(range(len(runs))))] if split is None else split_runs(runs, split, seed=seed, folds=folds)
+    total, done = len(predictors) * sum(len(fold.test) for fold in parts), itertools.count(1)
+    tables = []
+    for given in predictors:
+        predictor = get(given) if isinstance(given, str) else given
+        answers: dict[int, _Answer] = {}
+        for fold in parts:
+            answers.update(_forecast_fold(predictor, runs, fold, lambda: progress(next(done), total) if progress else None))
+        tables.append(_compare(predictor, cases, dict(sorted(answers.items())), split))
+    return Evaluation(**{key: tuple(row for table in tables for row in getattr(table, key)) for key in ("results", "runs", "unsupported")})
+
+
+def leaderboard(evaluation: Evaluation, quantity: str) -> list[Result]:
+    """The results of one quantity, the smallest mean error first; those without a single error come last."""
+    results = [result for result in evaluation.results if result.quantity == quantity]
+    return sorted(results, key=lambda result: math.inf if result.mape is None else result.mape)
+
+
+def _read(paths: Sequence[Path]) -> list[_Case]:
+    if not paths:
+        raise InputError("runs: no file given; name at least one")
+    cases = []
+    for path in dict.fromkeys(paths):
+        found = [_Case(runs_file=str(path), line=line, run=run) for line, run in read_runs(path)]
+        if not found:
+            raise InputError(f"{path}: empty; a runs file has one run per line")
+        cases += found
+    return cases
+
+
+def _forecast_fold(predictor: Predictor, runs: Sequence[Run], fold: Fold, tick: Callable[[], None]) -> Iterator[tuple[int, _Answer]]:
+    """The answer for every test run of a fold, each distinct job forecast once."""
+    failure = None
+    if fold.train is not None:
+        try:
+            predictor = copy.deepcopy(predictor).fit([runs[i] for i in fold.train])
+        except ForetrainError as error:
+            failure = f"cannot learn from {len(fold.train)} runs: {error}"
+    known: dict[str, _Answer] = {}
+    for i in fold.test:
+        if failure is not None:
+            answer: _Answer = failure
+        elif predictor.quantities.isdisjoint(runs[i].measured):
+            answer = f"measured: {', '.join(runs[i].measured) or 'nothing'}; {predictor.name} gives none of it"
+        else:
+            key = job_key(runs[i].job)
+            if key not in known:
+                known[key] = _forecast(predictor, runs[i].job)
+            answer = known[key]
+        tick()
+        yield i, answer
+
+
+def _forecast(predictor: Predictor, job: Job) -> _Answer:
+    try:
+        return predictor.predict(job).quantities
+    except ForetrainError as error:
+        return str(error)
+
+
+def job_key(job: Job) -> str:
+    """A text that two jobs share when they are the same: the canonical form and the folder that model paths start from."""
+    return json.dumps([str(job.workload.base), job.to_dict()], sort_keys=True)
+
+
+def _compare(predictor: Predictor, cases: Sequence[_Case], answers: Mapping[int, _Answer], split: str | None) -> Evaluation:
+    rows: list[Comparison] = []
+    missing: list[Unsupported] = []
+    tested: Counter[tuple[str, str]] = Counter()
+    for i, answer in answers.items():
+        case = cases[i]
+        asked = [name for name in QUANTITIES if name in case.run.measured and name in predictor.quantities]
+        tested.update((case.runs_file, name) for name in asked)
+        found, reasons = _compare_run(predictor.name, case, asked, answer)
+        rows += found
+        missing += [Unsupported(runs_file=case.runs_file, line=case.line, predictor=predictor.name, reason=reason) for reason in reasons]
+    keys = [(file, name) for file in dict.fromkeys(file for file, _ in tested) for name in QUANTITIES if (file, name) in tested]
+    results = tuple(_result(predictor.name, file, name, split, rows, tested[file, name]) for file, name in keys)
+    return Evaluation(results=results, runs=tuple(rows), unsupported=tuple(missing))
+
+
+def _compare_run(predictor: str, case: _Case, asked: Sequence[str], answer: _Answer) -> tuple[list[Comparison], list[str]]:
+    """The comparisons that can be made for one run, and the reasons for those that cannot."""
+    if isinstance(answer, str):
+        return [], [answer]
+    rows, reasons = [], []
+    for name in asked:
+        measured, estimate = case.run.measured[name], answer.get(name)
+        if not 0 < measured < math.inf:
+            reasons.append(f"{name}: measured {measured:g}, so there is no relative error")
+        elif estimate is None:
+            reasons.append(f"{name}: {predictor} gives none for this job")
+        elif not math.isfinite(estimate.median):
+            reasons.append(f"{name}: {predictor} gives {estimate.median}")
+        else:
+            rows.append(Comparison(
+                runs_file=case.runs_file, line=case.line, predictor=predictor, quantity=name, measured=measured,
+                predicted=estimate.median, low=estimate.low, high=estimate.high, error=(estimate.median - measured) / measured,
+            ))  # fmt: skip
+    return rows, reasons
+
+
+def _result(predictor: str, file: str, quantity: str, split: str | None, rows: Sequence[Comparison], tested: int) -> Result:
+    mine = [row for row in rows if row.quantity == quantity and row.runs_file == file]
+    errors = np.array([row.error for row in mine])
+    figures: dict[str, float | None] = dict.fromkeys(("mape", "median_ape", "p90_ape", "bias", "coverage"))
+    if mine:
+        figures = {
+            "mape": float(np.abs(errors).mean()),
+            "median_ape": float(np.median(np.abs(errors))),
+            "p90_ape": float(np.quantile(np.abs(errors), 0.9)),
+            "bias": float(np.median(errors)),
+            "coverage": sum(row.low <= row.measured <= row.high for row in mine) / len(mine),
+        }
+    return Result(
+        predictor=predictor, quantity=quantity, runs_file=file, split=split, n=len(mine), unsupported=tested - len(mine), **figures
+    )
+
+
+def split_runs(runs: Sequence[Run], split: str, *, seed: int = 0, folds: int = 5) -> list[Fold]:
+    """The folds of a split.
+
+    ``random`` keeps runs of one job together, ``leave-model-out`` those of one architecture family: both fill ``folds``
+    folds as evenly as they can. ``leave-device-out`` has one fold per device. ``extrapolate`` has a single fold: learn up to
+    the median world size (global batch, when all world sizes are equal), forecast what is above.
+    """
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    if folds < 2:
+        raise invalid("folds", folds, "2 or more")
+    if split == "extrapolate":
+        return [_extrapolation(runs)]
+    what, labels_of = _LABELS[split]
+    labels = [labels_of(run) for run in runs]
+    by_label: dict[frozenset[str], list[int]] = {}
+    for i, label in enumerate(labels):
+        by_label.setdefault(label, []).append(i)
+    groups = list(by_label.values())
+    if len(groups) < 2:
+        raise InputError(f"split: {split} needs runs of at least two {what}; all {len(runs)} are of one")
+    tests = groups if split == "leave-device-out" else _even(groups, min(folds, len(groups)), seed)
+    return [_fold(test, labels) for test in tests]
+
+
+def _fold(test: Sequence[int], labels: Sequence[frozenset[str]]) -> Fold:
+    """Learn from the runs that share no label with a test run: a mixed cluster has several devices."""
+    seen = frozenset().union(*(labels[i] for i in test))
+    return Fold(train=tuple(i for i, mine in enumerate(labels) if seen.isdisjoint(mine)), test=tuple(sorted(test)))
+
+
+def _even(groups: list[list[int]], count: int, seed: int) -> list[list[int]]:
+    """Groups dealt out, large ones first and equal ones in random order, each to the fold that has the fewest runs so far."""
+    random.Random(seed).shuffle(groups)
+    parts: list[list[int]] = [[] for _ in range(count)]
+    for group in sorted(groups, key=len, reverse=True):
+        min(parts, key=len).extend(group)
+    return parts
+
+
+_LABELS: dict[str, tuple[str, Callable[[Run], frozenset[str]]]] = {
+    "random": ("distinct jobs", lambda run: frozenset({job_key(run.job)})),
+    "leave-model-out": ("architecture families", lambda run: frozenset({family(run.job.workload.model)})),
+    "leave-device-out": ("devices", lambda run: frozenset(group.device.name for group in run.job.cluster.groups)),
+}
+"""What is held out: the labels of a run, which no other fold may share."""
+
+
+def _extrapolation(runs: Sequence[Run]) -> Fold:
+    scales = [run.job.cluster.world_size for run in runs]
+    if len(set(scales)) < 2:
+        scales = [run.job.workload.training.global_batch for run in runs]
+    if len(set(scales)) < 2:
+        raise InputError("split: extrapolate needs runs of at least two world sizes or global batches; all are equal")
+    limit = statistics.median_low(scales)
+    if limit == max(scales):
+        limit = max(scale for scale in scales if scale < limit)
+    train, test = (tuple(i for i, scale in enumerate(scales) if (scale > limit) == above) for above in (False, True))
+    return Fold(train=train, test=test)
+
+
+_VARIANTS = frozenset({"tf", "wide", "legacy", "quantized", "test", "dm", "nf", "eca", "ese", "gc"})
+"""First words of timm and torchvision names that mark a variant of the architecture named after them."""
+
+_RELATIVES: dict[str, str] = {
+    relative: name for name, relatives in {
+        "densenet": "densenetblur", "rexnet": "rexnetr", "inception": "googlenet", "tinyvit": "tiny", "hiera": "hieradet sam",
+        "resnet": "res resnext resnetaa resnetblur resnetrs resnest senet seresnet seresnetaa seresnext seresnextaa skresnet skresnext "
+        "ecaresnet ecaresnetlight ecaresnext gcresnet gcresnext tresnet botnet botnext sebotnet halo halonet halonext sehalonet "
+        "lamhalobotnet lambda bat",
+        "efficientnet": "mobilenet mnasnet semnasnet spnasnet mixnet fbnet fbnetc tinynet lcnet hardcorenas",
+        "vit": "deit beit eva flexivit samvit aim naflexvit",
+        "regnet": "regnetv regnetx regnety regnetz haloregnetz",
+        "darknet": "cs cspdarknet cspresnet cspresnext darknetaa sedarknet",
+        "maxvit": "maxxvit coatnet coatnext",
+        "metaformer": "caformer convformer poolformer",
+        "mixer": "gmixer gmlp resmlp",
+        "nasnet": "nasnetalarge pnasnet",
+    }.items() for relative in relatives.split()
+}  # fmt: skip
+"""Names that share the building blocks of a better-known architecture (in timm: its module or its builder)."""
+
+
+def family(model: Model) -> str:
+    """The architecture family: models that a predictor must not have seen when it is scored on one of them.
+
+    transformers: the ``model_type``. timm and torchvision, in one namespace: the letters that the name starts with, after
+    variant words (``wide_``, ``tf_``) and without the v of a version, relatives joined (``seresnet50`` and ``resnext50`` are
+    ``resnet``). Others: their name.
+
+    >>> [family(Model(source="timm", name=name)) for name in ("resnetrs50", "wide_resnet50_2", "tf_efficientnetv2_s.in1k")]
+    ['resnet', 'resnet', 'efficientnet']
+    """
+    if model.source == "transformers":
+        return str((model.config or {}).get("model_type", model.name))
+    if model.source not in ("timm", "torchvision"):
+        return str(model.name)
+    words = str(model.name).rpartition("/")[2].partition(".")[0].lower().split("_")
+    while len(words) > 1 and words[0] in _VARIANTS:
+        words.pop(0)
+    start = re.match(r"[a-z]+?(?=v?\d|$)", words[0])
+    return _RELATIVES.get(start[0], start[0]) if start else words[0]

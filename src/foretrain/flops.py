@@ -1,0 +1,114 @@
+"""Floating-point operations of an operator from its shapes alone: small formulas, registered by operator name.
+
+A multiply-add counts as two. The counts agree with ``torch.utils.flop_counter`` for every operator both know,
+except that the weight gradient of a grouped convolution is divided by the number of groups here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from foretrain.graph import TensorSpec
+
+Shape = Sequence[int]
+Formula = Callable[[Mapping[str, Any], Sequence[Shape], Sequence[Shape]], int]
+FORMULAS: dict[str, Formula] = {}
+
+
+def flops(name: str, args: Mapping[str, Any], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    """FLOPs of one call; 0 for operators without a formula (their cost is memory traffic)."""
+    formula = FORMULAS.get(name)
+    return formula(args, [spec.shape for spec in inputs], [spec.shape for spec in outputs]) if formula else 0
+
+
+def register(*names: str) -> Callable[[Formula], Formula]:
+    """Register a formula of (args, input shapes, output shapes) for operator names."""
+
+    def decorate(formula: Formula) -> Formula:
+        FORMULAS.update(dict.fromkeys(names, formula))
+        return formula
+
+    return decorate
+
+
+@register("mm")
+def mm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    (m, k), (_, n) = inputs[:2]
+    return 2 * m * n * k
+
+
+@register("addmm")
+def addmm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    (m, k), (_, n) = inputs[1:3]
+    return 2 * m * n * k
+
+
+@register("bmm")
+def bmm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    (b, m, k), (_, _, n) = inputs[:2]
+    return 2 * b * m * n * k
+
+
+@register("baddbmm")
+def baddbmm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    (b, m, k), (_, _, n) = inputs[1:3]
+    return 2 * b * m * n * k
+
+
+def _convolution(positions: Shape, batch: int, weight: Shape) -> int:
+    """Every output position (input position when transposed) meets the whole filter bank once per sample."""
+    return 2 * batch * math.prod(positions) * math.prod(weight)
+
+
+@register("convolution")
+def convolution(args: Mapping[str, Any], inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    x, weight = inputs[:2]
+    return _convolution((x if args.get("transposed") else outputs[0])[2:], x[0], weight)
+
+
+@register("convolution_backward")
+def convolution_backward(args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    grad, x, weight = inputs[:3]
+    one_gradient = _convolution((x if args.get("transposed") else grad)[2:], x[0], weight)
+    wanted: list[bool] = args["output_mask"][:2]
+    return one_gradient * sum(wanted)
+
+
+@register("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention")
+def attention(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    (b, h, s_q, d), (_, _, s_k, _), (_, _, _, d_v) = inputs[:3]
+    return 2 * b * h * s_q * s_k * (d + d_v)
+
+
+@register(
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_cudnn_attention_backward",
+)
+def attention_backward(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    """Scores again, their gradient, and the gradients of query, key (width d each) and value (width d_v)."""
+    _, (b, h, s_q, d), (_, _, s_k, _), (_, _, _, d_v) = inputs[:4]
+    return 2 * b * h * s_q * s_k * (3 * d + 2 * d_v)
+
+
+_GATES = {2: 4, 3: 3, 0: 1, 1: 1}  # cuDNN's modes: relu, tanh, LSTM, GRU
+
+
+def _rnn_forward(args: Mapping[str, Any], x: Shape) -> int:
+    directions = 2 if args.get("bidirectional") else 1
+    hidden, gates = args["hidden_size"], _GATES[args["mode"]]
+    steps = math.prod(x[:-1])  # a packed sequence has its steps in one dimension
+    widths = [x[-1]] + [hidden * directions] * (args["num_layers"] - 1)
+    return sum(2 * steps * gates * hidden * (width + hidden) * directions for width in widths)
+
+
+@register("_cudnn_rnn")
+def cudnn_rnn(args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    return _rnn_forward(args, inputs[0])
+
+
+@register("_cudnn_rnn_backward")
+def cudnn_rnn_backward(args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    return 2 * _rnn_forward(args, inputs[0])

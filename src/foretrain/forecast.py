@@ -1,0 +1,104 @@
+"""The answer: quantities with intervals, where the time and the memory go, what it costs, and what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretrain.job import QUANTITIES, Job
+from foretrain.memory import MemoryProfile
+from foretrain.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A median and the bounds of the 80 % interval around it."""
+
+    median: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.median <= self.high:
+            raise ValueError(f"an estimate needs low <= median <= high, not {self.low}, {self.median}, {self.high}")
+
+    def __mul__(self, factor: float) -> Estimate:
+        return Estimate(self.median * factor, self.low * factor, self.high * factor)
+
+    def inverse(self, numerator: float = 1.0) -> Estimate:
+        """``numerator`` divided by the estimate: throughput from time."""
+        return Estimate(numerator / self.median, numerator / self.high, numerator / self.low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a predictor says of a job. ``timeline`` and ``memory`` are there when the predictor looked inside the step."""
+
+    job: Job
+    predictor: str
+    quantities: Mapping[str, Estimate]
+    cost: Estimate | None = None
+    """Dollars for the whole training."""
+    energy_j: Estimate | None = None
+    """Joules for the whole training, all devices together."""
+    price_per_hour: float | None = None
+    memory_by_category: Mapping[str, int] = field(default_factory=dict)
+    memory_capacity_bytes: float | None = None
+    bound: str = ""
+    """What limits the step, in words."""
+    assumptions: tuple[str, ...] = ()
+    timeline: Timeline | None = field(default=None, repr=False)
+    memory: MemoryProfile | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in self.quantities:
+            if name not in QUANTITIES:
+                raise ValueError(f"{name!r} is not a quantity")
+
+    def __getitem__(self, quantity: str) -> Estimate:
+        return self.quantities[quantity]
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak of memory is below the device's capacity; None when either is not known."""
+        peak = self.quantities.get("reserved_memory_bytes") or self.quantities.get("peak_memory_bytes")
+        if peak is None or self.memory_capacity_bytes is None:
+            return None
+        return peak.median <= self.memory_capacity_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; medians and 80 % bounds in SI units."""
+        result: dict[str, Any] = {
+            "predictor": self.predictor,
+            "job": self.job.to_dict(),
+            "quantities": {name: _estimate(value) for name, value in self.quantities.items()},
+            "bound": self.bound,
+            "fits": self.fits,
+            "memory_capacity_bytes": self.memory_capacity_bytes,
+            "memory_by_category_bytes": dict(self.memory_by_category),
+            "cost_usd": None if self.cost is None else _estimate(self.cost),
+            "energy_j": None if self.energy_j is None else _estimate(self.energy_j),
+            "price_usd_per_hour": self.price_per_hour,
+            "assumptions": list(self.assumptions),
+        }
+        if self.timeline is not None:
+            result["breakdown_s"] = {what: self.timeline.by(what) for what in ("phase", "operator")}
+        return result
+
+
+def _estimate(value: Estimate) -> dict[str, float]:
+    return {"median": value.median, "low": value.low, "high": value.high}
+
+
+def whole_training(job: Job, step_time: Estimate) -> dict[str, Estimate]:
+    """Throughput, epoch and total time that follow from the time of a step."""
+    training = job.workload.training
+    quantities = {"step_time_s": step_time, "samples_per_s": step_time.inverse(training.global_batch)}
+    if training.sequence:
+        quantities["tokens_per_s"] = step_time.inverse(training.global_batch * training.sequence)
+    if training.steps_per_epoch is not None:
+        quantities["epoch_time_s"] = step_time * training.steps_per_epoch
+    if training.total_steps is not None:
+        quantities["total_time_s"] = step_time * training.total_steps
+    return quantities

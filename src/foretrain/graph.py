@@ -1,0 +1,265 @@
+"""One training step as data: distinct operators, the stream of their calls, and the buffers they read and write. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrain.errors import InputError
+from foretrain.files import write_atomically
+
+Phase = Literal["forward", "backward", "optimizer"]
+Category = Literal["weights", "gradients", "optimizer_state", "inputs", "activations", "temporaries"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+
+FORMAT = "foretrain-graph/1"
+
+ITEM_BYTES: dict[str, int] = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "complex64": 8, "complex128": 16,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+    "uint16": 2, "uint32": 4, "uint64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """The shape, dtype and layout of a tensor; ``strides`` only where it is not contiguous."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None = None
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that one pass over the tensor touches: an expanded dimension (stride 0) counts once."""
+        if self.strides is None or 0 not in self.strides:
+            return self.numel * ITEM_BYTES[self.dtype]
+        kept = (size for size, stride in zip(self.shape, self.strides, strict=True) if stride or not size)
+        return math.prod(kept) * ITEM_BYTES[self.dtype]
+
+    @property
+    def channels_last(self) -> bool:
+        """A 4- or 5-dimensional tensor whose second dimension varies fastest."""
+        return self.strides is not None and len(self.shape) in (4, 5) and self.strides[1] == 1 and self.shape[1] > 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operator:
+    """One distinct call: name, tensor specs and the other arguments. Many ops of a graph share one operator.
+
+    ``args`` maps argument names to plain values; the string "%2" stands for the third input tensor.
+    ``launches`` is false for views, allocations and other calls that put no work on the device.
+    """
+
+    name: str
+    overload: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    args: Mapping[str, Any]
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    launches: bool
+
+    @property
+    def bytes(self) -> int:
+        """Least memory traffic: every operand read once and every result written once."""
+        return self.bytes_read + self.bytes_written
+
+    def tensor(self, argument: str) -> TensorSpec | None:
+        """The spec of the tensor passed as ``argument``, or None when it was not passed."""
+        reference = self.args.get(argument)
+        return self.inputs[int(reference[1:])] if isinstance(reference, str) and reference.startswith("%") else None
+
+    def tensors(self, argument: str) -> list[TensorSpec]:
+        """The specs of a list argument (``_foreach_add_``'s ``self``, ``cat``'s ``tensors``)."""
+        return [self.inputs[int(ref[1:])] for ref in self.args.get(argument, ()) if isinstance(ref, str) and ref.startswith("%")]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """One call in the stream of a step: what runs, in which phase and layer, and the buffers it touches."""
+
+    operator: Operator
+    phase: Phase
+    layer: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One allocation: present while ``born <= op index <= dies``; dies ``len(ops)`` outlives the step.
+
+    Born -1 exists before the step and, as steps repeat, before the next one too: it counts as held throughout.
+    """
+
+    size_bytes: int
+    category: Category
+    born: int
+    dies: int
+
+
+@dataclass(frozen=True, eq=False)
+class OpGraph:
+    """One step (or one micro-batch and the optimizer) in execution order.
+
+    >>> spec = TensorSpec((2, 2), "float32")
+    >>> relu = Operator("relu", "default", (spec,), (spec,), {"self": "%0"}, 0, 16, 16, True)
+    >>> graph = OpGraph(ops=(Op(relu, "forward", "", (0,), (1,)),),
+    ...                 buffers=(Buffer(16, "inputs", -1, 1), Buffer(16, "temporaries", 0, 0)), samples=2)
+    >>> graph.producers(0)
+    ()
+    """
+
+    ops: tuple[Op, ...]
+    buffers: tuple[Buffer, ...]
+    samples: int
+    """Samples in the captured (micro-)batch."""
+    tokens: int = 0
+    """Tokens in it, for language models; 0 elsewhere."""
+    parameters: int = 0
+    """Trainable and frozen parameters of the model, each shared one counted once."""
+    accumulates: bool = False
+    """Gradients exist before the step and are added to: one of several micro-batches."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Where the graph came from: model, precision, library versions."""
+
+    @functools.cached_property
+    def operators(self) -> tuple[Operator, ...]:
+        """The distinct operators, in order of first use."""
+        return tuple({id(op.operator): op.operator for op in self.ops}.values())
+
+    @functools.cached_property
+    def operator_index(self) -> npt.NDArray[np.int64]:
+        """For each op, the position of its operator in ``operators``."""
+        position = {id(operator): i for i, operator in enumerate(self.operators)}
+        return np.fromiter((position[id(op.operator)] for op in self.ops), dtype=np.int64, count=len(self.ops))
+
+    @functools.cached_property
+    def phase_index(self) -> npt.NDArray[np.int64]:
+        """For each op, the position of its phase in ``PHASES``."""
+        position = {phase: i for i, phase in enumerate(PHASES)}
+        return np.fromiter((position[op.phase] for op in self.ops), dtype=np.int64, count=len(self.ops))
+
+    def column(self, attribute: str) -> npt.NDArray[np.float64]:
+        """A numeric attribute of every op's operator (``flops``, ``bytes``, ``launches``) as one array."""
+        per_operator = np.array([getattr(operator, attribute) for operator in self.operators], dtype=np.float64)
+        return per_operator[self.operator_index] if len(per_operator) else per_operator
+
+    @functools.cached_property
+    def _producers(self) -> tuple[tuple[int, ...], ...]:
+        last_writer: dict[int, int] = {}
+        result = []
+        for i, op in enumerate(self.ops):
+            result.append(tuple(sorted({last_writer[buffer] for buffer in op.reads if buffer in last_writer})))
+            last_writer.update(dict.fromkeys(op.writes, i))
+        return tuple(result)
+
+    def producers(self, index: int) -> tuple[int, ...]:
+        """The earlier ops whose results op ``index`` reads."""
+        return self._producers[index]
+
+    def total(self, attribute: str, phase: Phase | None = None) -> float:
+        """Sum of a numeric operator attribute over the step, or over one phase of it."""
+        values = self.column(attribute)
+        return float(values.sum() if phase is None else values[self.phase_index == PHASES.index(phase)].sum())
+
+    def save(self, path: Path) -> None:
+        """Write the graph, compressed; a reader never sees half a file."""
+        import zstandard
+
+        blob = zstandard.ZstdCompressor(level=6).compress(json.dumps(_to_json(self), separators=(",", ":")).encode())
+        write_atomically(path, blob)
+
+    @classmethod
+    def load(cls, path: Path) -> OpGraph:
+        """Read a graph that ``save`` wrote."""
+        import zstandard
+
+        try:
+            text = zstandard.ZstdDecompressor().decompress(path.read_bytes())
+            data = json.loads(text)
+            if data["format"] != FORMAT:
+                raise InputError(f"{path}: format {data['format']!r} is not {FORMAT!r}; capture the model again")
+            return _from_json(data)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+        except (zstandard.ZstdError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise InputError(f"{path}: not a foretrain graph file ({error})") from error
+
+
+def _to_json(graph: OpGraph) -> dict[str, Any]:
+    """Tables of distinct specs, operators and layer names; ops and buffers refer to them by number."""
+    specs: dict[TensorSpec, int] = {}
+    layers: dict[str, int] = {}
+    operators = [
+        [
+            o.name,
+            o.overload,
+            _numbers(o.inputs, specs),
+            _numbers(o.outputs, specs),
+            o.args,
+            o.flops,
+            o.bytes_read,
+            o.bytes_written,
+            o.launches,
+        ]
+        for o in graph.operators
+    ]
+    ops = [
+        [kind, PHASES.index(op.phase), layers.setdefault(op.layer, len(layers)), op.reads, op.writes]
+        for kind, op in zip(graph.operator_index.tolist(), graph.ops, strict=True)
+    ]
+    return {
+        "format": FORMAT,
+        "samples": graph.samples,
+        "tokens": graph.tokens,
+        "parameters": graph.parameters,
+        "accumulates": graph.accumulates,
+        "info": dict(graph.info),
+        "specs": [[spec.shape, spec.dtype, spec.strides] for spec in specs],
+        "layers": list(layers),
+        "operators": operators,
+        "ops": ops,
+        "buffers": [[b.size_bytes, CATEGORIES.index(b.category), b.born, b.dies] for b in graph.buffers],
+    }
+
+
+def _numbers(items: Iterable[TensorSpec], table: dict[TensorSpec, int]) -> list[int]:
+    return [table.setdefault(item, len(table)) for item in items]
+
+
+def _from_json(data: Mapping[str, Any]) -> OpGraph:
+    specs = [TensorSpec(tuple(shape), dtype, None if strides is None else tuple(strides)) for shape, dtype, strides in data["specs"]]
+    layers: Sequence[str] = data["layers"]
+    operators = [
+        Operator(name, overload, tuple(specs[i] for i in inputs), tuple(specs[i] for i in outputs), args, flops, read, written, launches)
+        for name, overload, inputs, outputs, args, flops, read, written, launches in data["operators"]
+    ]
+    return OpGraph(
+        ops=tuple(
+            Op(operators[kind], PHASES[phase], layers[layer], tuple(reads), tuple(writes))
+            for kind, phase, layer, reads, writes in data["ops"]
+        ),
+        buffers=tuple(Buffer(size, CATEGORIES[category], born, dies) for size, category, born, dies in data["buffers"]),
+        samples=data["samples"],
+        tokens=data["tokens"],
+        parameters=data["parameters"],
+        accumulates=data["accumulates"],
+        info=data["info"],
+    )

@@ -1,0 +1,326 @@
+"""What is trained and how it is parallelised: Model, Training, Workload, Plan, Job and Run, from TOML or JSON and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from foretrain.cluster import Catalog, Cluster
+from foretrain.errors import InputError, invalid, unknown
+from foretrain.files import read_text
+from foretrain.schema import convert, read
+
+Source = Literal["timm", "torchvision", "transformers", "python", "onnx", "graph"]
+Precision = Literal["fp32", "tf32", "amp-bf16", "amp-fp16", "bf16", "fp16", "fp8"]
+Framework = Literal["pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"]
+Shard = Literal["none", "zero1", "zero2", "zero3"]
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
+Recompute = Literal["none", "selective", "full"]
+
+OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", "adafactor", "lamb", "adagrad", "rmsprop",
+              "nadam", "radam", "adamax", "adadelta", "asgd", "rprop", "muon")  # fmt: skip
+
+QUANTITIES: dict[str, str] = {
+    "step_time_s": "s", "step_time_without_sync_s": "s", "forward_time_s": "s", "backward_time_s": "s", "optimizer_time_s": "s",
+    "device_busy_s": "s", "host_issue_s": "s", "kernels": "", "peak_memory_bytes": "B", "reserved_memory_bytes": "B",
+    "samples_per_s": "/s", "tokens_per_s": "/s", "epoch_time_s": "s", "total_time_s": "s",
+    "device_utilization": "", "memory_utilization": "", "power_w": "W",
+    "network_tx_bytes_per_s": "B/s", "network_rx_bytes_per_s": "B/s",
+}  # fmt: skip
+"""Every quantity that a run may carry and a forecast may give, with its SI unit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Which model, by the name its own library knows it by."""
+
+    source: Source
+    name: str | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+    task: str | None = None
+    config: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.source == "transformers":
+            if self.config is None and self.name is None:
+                raise InputError("model.config: missing; a transformers model needs its configuration, with model_type in it")
+            if self.config is not None and "model_type" not in self.config and self.name is None:
+                raise InputError('model.config.model_type: missing; for example "llama" or "bert"')
+        else:
+            if not self.name:
+                raise InputError(f"model.name: missing; a {self.source} model is given by name")
+            for key in ("task", "config"):
+                if getattr(self, key) is not None:
+                    raise InputError(f"model.{key}: only a transformers model has it, not source = {self.source!r}")
+        if self.source == "python" and ":" not in str(self.name):
+            raise invalid("model.name", self.name, 'of the form "path/to/file.py:function"')
+
+    @property
+    def label(self) -> str:
+        """A short name for people."""
+        if self.name is not None:
+            return self.name.rpartition("/")[2] if self.source in ("python", "onnx") else self.name
+        assert self.config is not None
+        return str(self.config["model_type"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How the model is trained: batch, input size, precision, optimizer, and for how long."""
+
+    global_batch: int
+    mode: Literal["train", "infer"] = "train"
+    sequence: int | None = None
+    image: int | tuple[int, ...] | None = None
+    classes: int | None = None
+    precision: Precision = "fp32"
+    master_weights: bool = False
+    optimizer: str = "sgd"
+    channels_last: bool = False
+    compile: bool = False
+    framework: Framework = "pytorch"
+    samples: int | None = None
+    epochs: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch", "sequence", "classes", "samples", "epochs", "steps"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise invalid(f"training.{name}", value, "a number greater than zero")
+        if isinstance(self.image, tuple):
+            if len(self.image) != 3 or min(self.image) <= 0:
+                raise invalid("training.image", list(self.image), "a side length or [channels, height, width]")
+        elif self.image is not None and self.image <= 0:
+            raise invalid("training.image", self.image, "greater than zero")
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("training.optimizer", self.optimizer, OPTIMIZERS)
+        if self.epochs is not None and self.steps is not None:
+            raise InputError(f"training.steps: {self.steps} and training.epochs: {self.epochs} are both given; give one")
+        if self.epochs is not None and self.samples is None:
+            raise InputError("training.samples: missing; training.epochs needs the number of samples in an epoch")
+        if self.master_weights and self.precision not in ("bf16", "fp16", "fp8"):
+            raise InputError(
+                f"training.master_weights: true needs precision bf16, fp16 or fp8; {self.precision} already keeps fp32 weights"
+            )
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """Channels, height and width."""
+        if self.image is None:
+            return None
+        if isinstance(self.image, tuple):
+            channels, height, width = self.image
+            return channels, height, width
+        return 3, self.image, self.image
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        return None if self.samples is None else math.ceil(self.samples / self.global_batch)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole training, when it says how long it is."""
+        if self.steps is not None:
+            return self.steps
+        if self.epochs is not None and self.samples is not None:
+            return math.ceil(self.epochs * self.samples / self.global_batch)
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Degrees of parallelism and what goes with them; the default is plain data parallelism over all devices."""
+
+    data: int | None = None
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    shard: Shard = "none"
+    micro_batch: int | None = None
+    schedule: Schedule = "1f1b"
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("data", "tensor", "pipeline", "context", "expert", "micro_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise invalid(f"plan.{name}", value, "1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A model plus how it is trained; ``base`` is the folder that relative model paths start from."""
+
+    model: Model
+    training: Training
+    base: Path = Path()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Workload x Cluster x Plan: everything a forecast needs to know."""
+
+    workload: Workload
+    cluster: Cluster
+    plan: Plan = field(default_factory=Plan)
+
+    def __post_init__(self) -> None:
+        plan, world = self.plan, self.cluster.world_size
+        if plan.data is None:
+            rest = plan.tensor * plan.pipeline * plan.context
+            if world % rest:
+                raise InputError(
+                    f"plan: tensor {plan.tensor} x pipeline {plan.pipeline} x context {plan.context} = {rest} does not divide the {world} devices"
+                )
+            object.__setattr__(self, "plan", dataclasses.replace(plan, data=world // rest))
+        self._check_product()
+        self._check_batch()
+
+    def _check_product(self) -> None:
+        plan = self.plan
+        assert plan.data is not None
+        product = plan.data * plan.tensor * plan.pipeline * plan.context
+        if product != self.cluster.world_size:
+            raise InputError(
+                f"plan: data {plan.data} x tensor {plan.tensor} x pipeline {plan.pipeline} x context {plan.context} = {product},"
+                f" but the cluster has {self.cluster.world_size} devices"
+            )
+        if product % plan.expert:
+            raise InputError(f"plan.expert: {plan.expert} does not divide the {product} devices")
+
+    def _check_batch(self) -> None:
+        plan, batch = self.plan, self.workload.training.global_batch
+        assert plan.data is not None
+        if batch % plan.data:
+            raise InputError(f"training.global_batch: {batch} does not divide over plan.data = {plan.data}")
+        if plan.micro_batch is not None and batch % (plan.data * plan.micro_batch):
+            raise InputError(
+                f"plan.micro_batch: {plan.micro_batch} x data {plan.data} = {plan.micro_batch * plan.data} does not divide the global batch {batch}"
+            )
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples that one data-parallel rank handles at once."""
+        assert self.plan.data is not None
+        return self.plan.micro_batch or self.workload.training.global_batch // self.plan.data
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per optimizer step and rank."""
+        assert self.plan.data is not None
+        return self.workload.training.global_batch // (self.plan.data * self.micro_batch)
+
+    @classmethod
+    def read(cls, data: object, *, catalog: Catalog | None = None, base: Path = Path()) -> Job:
+        """A job from the tables of a TOML or JSON document."""
+        if not isinstance(data, Mapping):
+            raise invalid("job", data, "a table with model, training and cluster")
+        sections = ("model", "training", "cluster", "plan")
+        for key in data:
+            if key not in sections:
+                raise unknown(str(key), key, sections, "a known section; allowed are")
+        for key in sections[:3]:
+            if key not in data:
+                raise InputError(f"{key}: missing; a job has the sections model, training and cluster (and plan)")
+        workload = Workload(model=read(Model, data["model"], "model"), training=read(Training, data["training"], "training"), base=base)
+        cluster = Cluster.read(data["cluster"], catalog or Catalog.load())
+        return cls(workload=workload, cluster=cluster, plan=read(Plan, data.get("plan", {}), "plan"))
+
+    @classmethod
+    def load(cls, path: Path, *, catalog: Catalog | None = None) -> Job:
+        """A job from a ``.toml`` or ``.json`` file; errors start with the file's name."""
+        text = read_text(path)
+        try:
+            data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+            return cls.read(data, catalog=catalog, base=path.parent)
+        except (InputError, ValueError) as error:
+            raise InputError(f"{path}: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """The canonical JSON form: what differs from the defaults, plus the resolved plan."""
+        return {
+            "model": _changed(self.workload.model),
+            "training": {"mode": self.workload.training.mode, **_changed(self.workload.training)},
+            "cluster": self.cluster.to_dict(),
+            "plan": _changed(self.plan),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A job with what was measured and where the figures come from. The only input of ``fit`` and ``evaluate``."""
+
+    job: Job
+    measured: Mapping[str, float]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, data: object, *, catalog: Catalog | None = None, base: Path = Path()) -> Run:
+        if not isinstance(data, Mapping) or "job" not in data or "measured" not in data:
+            raise InputError("run: a run is a table with job and measured (and provenance)")
+        for key in data:
+            if key not in ("job", "measured", "provenance"):
+                raise unknown(str(key), key, ("job", "measured", "provenance"), "a known key; allowed are")
+        measured = convert(data["measured"], Mapping[str, float], "measured")
+        for name in measured:
+            if name not in QUANTITIES:
+                raise unknown(f"measured.{name}", name, QUANTITIES, "a known quantity; allowed are")
+        provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
+        return cls(job=Job.read(data["job"], catalog=catalog, base=base), measured=measured, provenance=provenance)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"job": self.job.to_dict(), "measured": dict(self.measured), "provenance": dict(self.provenance)}
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The JSON values of a ``.jsonl`` file with their line numbers; blank lines are skipped."""
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise InputError(f"{path}:{number}: not JSON ({error})") from error
+
+
+def read_jobs(path: Path, *, catalog: Catalog | None = None) -> Iterator[tuple[int, Job]]:
+    """Jobs of a ``.jsonl`` file (bare jobs, or runs whose measured part is ignored), with line numbers."""
+    catalog = catalog or Catalog.load()
+    for number, data in read_lines(path):
+        try:
+            bare = data["job"] if isinstance(data, Mapping) and "job" in data else data
+            yield number, Job.read(bare, catalog=catalog, base=path.parent)
+        except InputError as error:
+            raise InputError(f"{path}:{number}: {error}") from error
+
+
+def read_runs(path: Path, *, catalog: Catalog | None = None) -> Iterator[tuple[int, Run]]:
+    """Runs of a ``.jsonl`` file with their line numbers."""
+    catalog = catalog or Catalog.load()
+    for number, data in read_lines(path):
+        try:
+            yield number, Run.read(data, catalog=catalog, base=path.parent)
+        except InputError as error:
+            raise InputError(f"{path}:{number}: {error}") from error
+
+
+def _changed(noun: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults, as JSON values."""
+    result = {}
+    for item in dataclasses.fields(noun):
+        value = getattr(noun, item.name)
+        default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
+        if value != default:
+            result[item.name] = list(value) if isinstance(value, tuple) else value
+    return result
+
+
+PRECISIONS: tuple[str, ...] = get_args(Precision)

@@ -1,0 +1,32 @@
+"""The roofline as a predictor: data-sheet rates, a host that issues operators, nothing learned. The yardstick for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Self, final
+
+from foretrain.costs.host import ConstantHost
+from foretrain.costs.roofline import Roofline
+from foretrain.forecast import Forecast
+from foretrain.job import Job, Run
+from foretrain.predictors.base import Predictor
+from foretrain.predictors.whitebox import QUANTITIES, Spread, forecast_one_device
+
+
+@final
+class RooflinePredictor(Predictor):
+    """Williams, Waterman, Patterson 2009, applied operator by operator to the captured step."""
+
+    name: ClassVar[str] = "roofline"
+    quantities: ClassVar[frozenset[str]] = QUANTITIES
+
+    def __init__(self, *, costs: Roofline | None = None, host: ConstantHost | None = None) -> None:
+        self.costs = costs or Roofline()
+        self.host = host or ConstantHost()
+        self.spread = Spread(time=(0.8, 2.5), memory=(0.97, 1.08))
+
+    def fit(self, runs: Iterable[Run]) -> Self:
+        return self
+
+    def predict(self, job: Job) -> Forecast:
+        return forecast_one_device(job, self.costs, self.host, self.spread, predictor=self.name)

@@ -1,0 +1,150 @@
+"""The white-box flow: graph of the job, cost of its operators, timeline, memory, forecast. Cost models plug in here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretrain.capture import capture_job
+from foretrain.cluster import Device
+from foretrain.costs.base import CostModel, HostModel
+from foretrain.costs.kernels import kernel_count
+from foretrain.costs.workspace import library_workspaces, operator_workspace
+from foretrain.errors import UnsupportedJob
+from foretrain.forecast import Estimate, Forecast, whole_training
+from foretrain.graph import OpGraph
+from foretrain.job import Job
+from foretrain.memory import MemoryProfile, profile_memory
+from foretrain.timeline import Timeline
+
+TIME_QUANTITIES = frozenset({
+    "step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "device_busy_s", "host_issue_s",
+    "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "device_utilization", "power_w",
+})  # fmt: skip
+MEMORY_QUANTITIES = frozenset({"peak_memory_bytes", "reserved_memory_bytes", "memory_utilization"})
+QUANTITIES = TIME_QUANTITIES | MEMORY_QUANTITIES | {"kernels"}
+
+_IDLE_POWER = 0.15
+"""Share of the TDP that an idle accelerator draws."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Factors around the median that hold 80 % of measured runs, per kind of quantity."""
+
+    time: tuple[float, float]
+    memory: tuple[float, float]
+
+    def around(self, quantity: str, median: float) -> Estimate:
+        low, high = self.memory if quantity in MEMORY_QUANTITIES else self.time
+        if quantity in ("device_utilization", "memory_utilization"):
+            return Estimate(median, min(median, median * low), max(median, min(1.0, median * high)))
+        return Estimate(median, median * low, median * high)
+
+
+def build_timeline(job: Job, graph: OpGraph, costs: CostModel, host: HostModel) -> Timeline:
+    """Cost each distinct operator once and lay the step out."""
+    device = job.cluster.device
+    device_s = costs.device_time_s(graph.operators, device, job.workload.training.precision)
+    pairs = {(id(op.operator), op.phase): op for op in graph.ops}
+    issue = host.issue_time_s([op.operator for op in pairs.values()], [op.phase for op in pairs.values()])
+    column = dict(zip(pairs, issue.tolist(), strict=True))
+    host_s = np.fromiter((column[id(op.operator), op.phase] for op in graph.ops), dtype=np.float64, count=len(graph.ops))
+    kernels = np.array([kernel_count(operator) for operator in graph.operators], dtype=np.float64)
+    return Timeline(
+        graph=graph,
+        host_s=host_s,
+        device_s=device_s[graph.operator_index],
+        kernels_per_call=kernels[graph.operator_index],
+        accumulation=job.accumulation,
+        step_overhead_s=host.step_overhead_s,
+    )
+
+
+def forecast_one_device(job: Job, costs: CostModel, host: HostModel, spread: Spread, *, predictor: str) -> Forecast:
+    """The forecast of a job that runs on one device."""
+    if job.cluster.world_size > 1:
+        raise UnsupportedJob(f"cluster: {job.cluster.world_size} devices; {predictor} forecasts one device")
+    graph = capture_job(job)
+    device = job.cluster.device
+    timeline = build_timeline(job, graph, costs, host)
+    memory = profile_memory(graph, functools.partial(operator_workspace, device=device), library_workspaces(device))
+    medians = _medians(timeline, memory, device)
+    quantities = whole_training(job, spread.around("step_time_s", timeline.step_time_s))
+    quantities.update({name: spread.around(name, value) for name, value in medians.items()})
+    if job.workload.training.mode == "infer":
+        for absent in ("backward_time_s", "optimizer_time_s"):
+            quantities.pop(absent)
+    price = job.cluster.price_per_hour
+    hours = quantities["total_time_s"] * (1 / 3600) if "total_time_s" in quantities else None
+    return Forecast(
+        job=job,
+        predictor=predictor,
+        quantities=quantities,
+        cost=hours * price if hours is not None and price is not None else None,
+        energy_j=quantities["total_time_s"] * quantities["power_w"].median if hours is not None and "power_w" in quantities else None,
+        price_per_hour=price,
+        memory_by_category={str(name): size for name, size in memory.by_category.items()},
+        memory_capacity_bytes=device.memory_bytes,
+        bound=_bound(timeline, costs, device, job.workload.training.precision),
+        assumptions=_assumptions(job, graph, price),
+        timeline=timeline,
+        memory=memory,
+    )
+
+
+def _medians(timeline: Timeline, memory: MemoryProfile, device: Device) -> Mapping[str, float]:
+    utilization = min(1.0, timeline.device_busy_s / timeline.step_time_s) if timeline.step_time_s else 0.0
+    power = {} if device.tdp_w is None else {"power_w": device.tdp_w * (_IDLE_POWER + (1 - _IDLE_POWER) * utilization)}
+    return {
+        **power,
+        "forward_time_s": timeline.phase_time_s("forward"),
+        "backward_time_s": timeline.phase_time_s("backward"),
+        "optimizer_time_s": timeline.phase_time_s("optimizer"),
+        "device_busy_s": timeline.device_busy_s,
+        "host_issue_s": timeline.host_issue_s,
+        "kernels": timeline.kernels,
+        "device_utilization": utilization,
+        "peak_memory_bytes": float(memory.allocated_bytes),
+        "reserved_memory_bytes": float(memory.reserved_bytes),
+        "memory_utilization": min(1.0, memory.reserved_bytes / device.memory_bytes),
+    }
+
+
+def _bound(timeline: Timeline, costs: CostModel, device: Device, precision: str) -> str:
+    """In words: the host, or the device's arithmetic or memory, whichever takes most of the step."""
+    share = timeline.device_busy_s / timeline.step_time_s if timeline.step_time_s else 0.0
+    if share < 0.8:
+        return f"the host: the device is busy {share:.0%} of the step and waits for kernels to be issued"
+    work = {"arithmetic": 0.0, "memory traffic": 0.0}
+    for op, seconds in zip(timeline.graph.ops, timeline.device_s.tolist(), strict=True):
+        work[
+            "arithmetic"
+            if op.operator.flops / device.peak_flops("fp32") > op.operator.bytes / device.memory_bytes_per_s
+            else "memory traffic"
+        ] += seconds
+    kind = max(work, key=lambda name: work[name])
+    return f"the device's {kind} ({work[kind] / sum(work.values()):.0%} of its busy time)" if sum(work.values()) else "nothing"
+
+
+def _assumptions(job: Job, graph: OpGraph, price: float | None) -> tuple[str, ...]:
+    training = job.workload.training
+    notes = list(job.cluster.assumptions)
+    if training.compile:
+        notes.append("compile = true is costed as eager execution")
+    if training.precision == "fp8":
+        notes.append("fp8 is traced as bf16; matrix products are costed at the fp8 rate")
+    if training.precision == "amp-fp16":
+        notes.append("no gradient scaler")
+    if training.framework != "pytorch":
+        notes.append(f"framework {training.framework} is costed as pytorch")
+    if training.total_steps is None:
+        notes.append("no epochs or steps given: no total time and cost")
+    elif price is None:
+        notes.append("no price known for this cluster: no cost")
+    if graph.info.get("versions"):
+        notes.append("traced with " + ", ".join(f"{name} {version}" for name, version in graph.info["versions"].items()))
+    return tuple(notes)

@@ -1,0 +1,93 @@
+"""A Forecast in; rows that say which phases, operators or layers the device time of a step goes to out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from foretrain.errors import InputError
+from foretrain.forecast import Forecast
+from foretrain.timeline import Timeline
+
+What = Literal["layer", "operator", "phase"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A part of the step: its device seconds, its share of all of them, and the share of this row and those above it."""
+
+    name: str
+    time_s: float
+    share: float
+    cumulated: float
+
+
+def timeline_of(forecast: Forecast, what: str) -> Timeline:
+    """The forecast's timeline, for ``what``; not every predictor looks inside the step."""
+    if forecast.timeline is None:
+        raise InputError(f"predictor: {forecast.predictor!r} does not look inside the step, so it cannot give {what}")
+    return forecast.timeline
+
+
+def breakdown(forecast: Forecast, what: What, *, rows: int = 20, depth: int | None = None) -> list[Row]:
+    """The largest parts first; what is beyond ``rows`` is added up in a last row."""
+    seconds = timeline_of(forecast, "a breakdown").by(what)
+    if what == "layer":
+        seconds = merge_layers(seconds, depth=depth)
+    total = sum(seconds.values())
+    listed = sorted(seconds.items(), key=lambda item: -item[1])
+    if len(listed) > rows:
+        rest = listed[rows:]
+        listed = [*listed[:rows], (f"({len(rest)} more)", sum(value for _, value in rest))]
+    result: list[Row] = []
+    passed = 0.0
+    for name, value in listed:
+        passed += value
+        result.append(Row(name, value, value / total if total else 0.0, passed / total if total else 0.0))
+    return result
+
+
+def merge_layers(seconds: Mapping[str, float], *, depth: int | None = None) -> dict[str, float]:
+    """Layers cut to ``depth`` names, with repeated numbered blocks merged: ``model.layers.12.mlp.up_proj`` is ``model.layers.*.mlp``.
+
+    Without a depth, as many names as it takes until no row holds more than half of the time.
+    """
+    blocks = _blocks(seconds)
+    if depth is not None:
+        return _merged(seconds, blocks, depth)
+    table = _merged(seconds, blocks, 1)
+    for deeper in range(2, 1 + max((path.count(".") + 1 for path in seconds), default=0)):
+        if max(table.values()) <= sum(table.values()) / 2:
+            break
+        table = _merged(seconds, blocks, deeper)
+    return table
+
+
+def _blocks(paths: Iterable[str]) -> frozenset[str]:
+    """The paths that contain others: a number at their end counts blocks; any other number is a layer's own name."""
+    parts = (path.split(".") for path in paths)
+    return frozenset(".".join(names[:end]) for names in parts for end in range(1, len(names)))
+
+
+def _merged(seconds: Mapping[str, float], blocks: frozenset[str], depth: int) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for path, value in seconds.items():
+        name = _cut(path, blocks, depth)
+        totals[name] = totals.get(name, 0.0) + value
+    return totals
+
+
+def _cut(path: str, blocks: frozenset[str], depth: int) -> str:
+    parts = path.split(".")
+    kept: list[str] = []
+    named = 0
+    for position, part in enumerate(parts):
+        if part.isdigit() and ".".join(parts[: position + 1]) in blocks:
+            kept.append("*")
+            continue
+        if named == depth:
+            break
+        kept.append(part)
+        named += 1
+    return ".".join(kept)

@@ -1,0 +1,120 @@
+"""A Forecast in; its figures as words for people out, the same for the terminal and for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from foretrain.forecast import Estimate, Forecast
+from foretrain.job import Job
+from foretrain.units import format_bytes, format_count, format_dollars, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A label, its value, and the 80 % interval or another detail."""
+
+    label: str
+    value: str
+    detail: str = ""
+
+
+def describe_model(job: Job) -> str:
+    """``resnet50 (torchvision), training, batch 256, image 3x224x224, amp-bf16, sgd``."""
+    model, training = job.workload.model, job.workload.training
+    words = [f"{model.label} ({model.source})", "training" if training.mode == "train" else "inference", f"batch {training.global_batch:,}"]
+    if training.image_shape is not None:
+        words.append("image " + "x".join(map(str, training.image_shape)))
+    if training.sequence is not None:
+        words.append(f"sequence {training.sequence:,}")
+    words.append(training.precision)
+    if training.mode == "train":
+        words.append(training.optimizer)
+    return ", ".join(words)
+
+
+def describe_cluster(job: Job) -> str:
+    """``on 16 x h100-sxm-80gb (2 nodes of 8), data 2 x tensor 8, 4 micro-batches of 2``."""
+    groups = []
+    for group in job.cluster.groups:
+        cores = f" ({group.device.cores} cores each)" if group.device.is_cpu else ""
+        spread = f" ({group.nodes} nodes of {group.devices_per_node})" if group.nodes > 1 else ""
+        groups.append(f"{group.world_size} x {group.device.name}{cores}{spread}")
+    words = [f"on {' and '.join(groups)}"]
+    if job.cluster.world_size > 1:
+        degrees = {name: getattr(job.plan, name) for name in ("data", "tensor", "pipeline", "context", "expert")}
+        words.append(" x ".join(f"{name} {degree}" for name, degree in degrees.items() if name == "data" or degree > 1))
+        words += [] if job.plan.shard == "none" else [job.plan.shard]
+    if job.accumulation > 1:
+        words.append(f"{job.accumulation} micro-batches of {job.micro_batch}")
+    return ", ".join(words)
+
+
+def step_figures(forecast: Forecast) -> Iterator[Figure]:
+    """Time per step and per phase, throughput, and how busy the device is."""
+    quantities = forecast.quantities
+    if "step_time_s" in quantities:
+        yield _figure("time per step", quantities["step_time_s"], format_seconds)
+    for phase in ("forward", "backward", "optimizer"):
+        if f"{phase}_time_s" in quantities:
+            yield Figure(f"  {phase}", format_seconds(quantities[f"{phase}_time_s"].median))
+    for name, unit in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
+        if name in quantities:
+            yield _figure("throughput", quantities[name], _rate, unit)
+    if "device_utilization" in quantities:
+        yield _figure("device busy", quantities["device_utilization"], "{:.0%}".format)
+
+
+def memory_figures(forecast: Forecast) -> Iterator[Figure]:
+    """What is allocated at the peak, and what the allocator holds."""
+    for name, label in (("peak_memory_bytes", "memory at peak"), ("reserved_memory_bytes", "reserved")):
+        if name in forecast.quantities:
+            yield _figure(label, forecast.quantities[name], format_bytes)
+
+
+def category_sizes(forecast: Forecast) -> dict[str, int]:
+    """Bytes at the peak by category, for people: those that are not empty."""
+    return {name.replace("_", " "): size for name, size in forecast.memory_by_category.items() if size > 0}
+
+
+def training_figures(forecast: Forecast) -> Iterator[Figure]:
+    """An epoch, the whole training, its cost and its energy, as far as they are known."""
+    for name, label in (("epoch_time_s", "one epoch"), ("total_time_s", "whole training")):
+        if name in forecast.quantities:
+            yield _figure(label, forecast.quantities[name], format_seconds)
+    if forecast.cost is not None:
+        yield _figure("cost", forecast.cost, format_dollars)
+    if forecast.price_per_hour is not None:
+        yield Figure("price per hour", format_dollars(forecast.price_per_hour))
+    if forecast.energy_j is not None:
+        yield _figure("energy", forecast.energy_j, lambda joules: format_count(joules / 3600, "Wh"))
+
+
+Verdict = Literal["yes", "perhaps", "no"]
+
+
+def fits(forecast: Forecast) -> tuple[Verdict, str] | None:
+    """Whether the memory suffices, and why; "perhaps" where the interval goes beyond the capacity. None when it is not known."""
+    need = forecast.quantities.get("reserved_memory_bytes") or forecast.quantities.get("peak_memory_bytes")
+    if forecast.fits is None or need is None or not forecast.memory_capacity_bytes:
+        return None
+    share = f"{need.median / forecast.memory_capacity_bytes:.0%} of {format_bytes(forecast.memory_capacity_bytes)}"
+    if not forecast.fits:
+        return "no", f"no, out of memory: {share}"
+    if need.high > forecast.memory_capacity_bytes:
+        return "perhaps", f"perhaps: {share}, but the interval goes beyond it"
+    return "yes", f"yes: {share}"
+
+
+def notes(forecast: Forecast) -> list[str]:
+    """What to know when reading the figures."""
+    return [f"predicted by {forecast.predictor}; in brackets the 80 % interval", *forecast.assumptions]
+
+
+def _figure(label: str, estimate: Estimate, form: Callable[[float], str], unit: str = "") -> Figure:
+    return Figure(label, f"{form(estimate.median)} {unit}".rstrip(), f"[{form(estimate.low)} to {form(estimate.high)}]")
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,211 @@
+"""A Forecast in; one HTML page that needs no network out: summary, step composition, memory over time, timeline, assumptions."""
+
+from __future__ import annotations
+
+import html
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrain.errors import ForetrainError
+from foretrain.files import write_atomically
+from foretrain.forecast import Forecast
+from foretrain.graph import CATEGORIES, PHASES, OpGraph
+from foretrain.report import figures
+from foretrain.report.breakdown import What, breakdown
+from foretrain.timeline import Timeline
+from foretrain.units import format_bytes, format_seconds
+
+Column = npt.NDArray[np.float64]
+
+MAX_EVENTS = 3000
+_MAX_POINTS = 1500
+_PHASE_COLORS = {"forward": "#3b7dd8", "backward": "#d9822b", "optimizer": "#4c9f70"}
+_CATEGORY_COLORS = {
+    "weights": "#1f4e8c", "gradients": "#d9822b", "optimizer_state": "#4c9f70",
+    "inputs": "#8a8f98", "activations": "#6fa8dc", "temporaries": "#b07aa1",
+}  # fmt: skip
+
+
+def write_html(forecast: Forecast, path: Path) -> None:
+    """The page as one file, plotly.js included."""
+    write_atomically(path, page(forecast))
+
+
+def page(forecast: Forecast) -> str:
+    """The page as text."""
+    offline, _ = _plotly()
+    # Only maps fetch anything, and none is drawn: without their addresses the page names no other host to load from.
+    script = offline.get_plotlyjs().replace("https://cdn.", "https://offline.invalid/")
+    title = html.escape(figures.describe_model(forecast.job))
+    body = "\n".join(f"<section><h2>{heading}</h2>\n{content}</section>" for heading, content in _sections(forecast))
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>foretrain: {title}</title><style>{_STYLE}</style><script>{script}</script></head>\n<body><main>\n"
+        f"<h1>{title}</h1><p>{html.escape(figures.describe_cluster(forecast.job))}</p>\n{body}\n</main></body></html>\n"
+    )
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff; margin: 0 }
+main { max-width: 1100px; margin: 2rem auto; padding: 0 1.5rem }
+h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
+table { border-collapse: collapse } td, th { padding: .2rem 1.5rem .2rem 0; text-align: left; vertical-align: top }
+tr { border-bottom: 1px solid #e6e9ee } .dim { color: #69727f } .part { padding-left: 1.2rem }
+"""
+
+
+def _plotly() -> tuple[Any, Any]:
+    try:
+        import plotly.graph_objects as objects
+        import plotly.offline as offline
+    except ImportError as error:
+        raise ForetrainError("html: plotly is not installed; install foretrain[report]") from error
+    return offline, objects
+
+
+def _sections(forecast: Forecast) -> Iterator[tuple[str, str]]:
+    yield "Summary", _summary(forecast)
+    timeline = forecast.timeline
+    if timeline is not None:
+        yield (
+            "Where the device time of a step goes",
+            "".join(_draw(_composition(forecast, what)) for what in ("phase", "operator", "layer")),
+        )
+        yield (
+            "Memory over a step",
+            _draw(_memory_figure(timeline, forecast.memory_capacity_bytes))
+            + _note("Buffers of the traced step, without library workspaces and what the allocator rounds up."),
+        )
+        figure, shown, total = _timeline_figure(timeline)
+        cut = f" The {shown:,} longest of {total:,} calls are drawn." if shown < total else ""
+        yield "Timeline of a step", _draw(figure) + _note(f"The host issues, the device runs; from an idle device.{cut}")
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in figures.notes(forecast))
+    yield "Assumptions", f'<ul class="dim">{notes}</ul>'
+
+
+def _note(text: str) -> str:
+    return f'<p class="dim">{html.escape(text)}</p>'
+
+
+def _summary(forecast: Forecast) -> str:
+    rows = [*figures.step_figures(forecast), *([figures.Figure("bound by", forecast.bound)] if forecast.bound else [])]
+    rows += figures.memory_figures(forecast)
+    rows += (figures.Figure(f"  {name}", format_bytes(size)) for name, size in figures.category_sizes(forecast).items())
+    verdict = figures.fits(forecast)
+    rows += [figures.Figure("fits", verdict[1])] if verdict else []
+    rows += figures.training_figures(forecast)
+    return f"<table>{''.join(_table_row(row) for row in rows)}</table>"
+
+
+def _table_row(row: figures.Figure) -> str:
+    label = html.escape(row.label.strip())
+    indent = ' class="part"' if row.label.startswith(" ") else ""
+    return f'<tr><td{indent}>{label}</td><td><b>{html.escape(row.value)}</b></td><td class="dim">{html.escape(row.detail)}</td></tr>\n'
+
+
+def _draw(figure: Any) -> str:
+    figure.update_layout(template="plotly_white", margin={"l": 10, "r": 10, "t": 40, "b": 40}, font={"size": 13}, autosize=True)
+    drawn: str = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
+    return drawn
+
+
+def _composition(forecast: Forecast, what: What) -> Any:
+    """Horizontal bars, the largest at the top."""
+    _, objects = _plotly()
+    rows = breakdown(forecast, what)[::-1]
+    colors = [_PHASE_COLORS.get(row.name, _PHASE_COLORS["forward"]) for row in rows]
+    bar = objects.Bar(
+        orientation="h", x=[row.time_s * 1e3 for row in rows], y=[row.name for row in rows], marker_color=colors,
+        text=[f"{format_seconds(row.time_s)} ({row.share:.1%})" for row in rows], hoverinfo="y+text", cliponaxis=False,
+    )  # fmt: skip
+    figure = objects.Figure(bar)
+    figure.update_layout(title=f"by {what}", height=110 + 24 * len(rows), xaxis_title="ms of device time", yaxis_automargin=True)
+    return figure
+
+
+# Memory
+
+
+def memory_over_time(timeline: Timeline) -> tuple[Column, dict[str, Column]]:
+    """When each op of the (last) micro-batch is issued, and the bytes alive then, by category."""
+    stream = timeline.step
+    last = dict(zip(stream.op.tolist(), stream.issued.tolist(), strict=True))
+    order = sorted(last, key=lambda op: last[op])
+    live = {category: _live_bytes(timeline.graph, category)[order] for category in CATEGORIES}
+    return np.array([last[op] for op in order]), {name: sizes for name, sizes in live.items() if sizes.any()}
+
+
+def _live_bytes(graph: OpGraph, category: str) -> Column:
+    change = np.zeros(len(graph.ops) + 2)
+    for buffer in graph.buffers:
+        if buffer.category == category:
+            change[max(buffer.born, 0)] += buffer.size_bytes
+            change[min(buffer.dies, len(graph.ops)) + 1] -= buffer.size_bytes
+    return np.cumsum(change)[: len(graph.ops)]
+
+
+def thin(total: Column, points: int) -> npt.NDArray[np.int64]:
+    """Positions to draw: all of them, or of each stretch the one with the most bytes, so that no peak is lost."""
+    if len(total) <= points:
+        return np.arange(len(total))
+    edges = np.linspace(0, len(total), points + 1).astype(np.int64)
+    return np.array([first + int(total[first:end].argmax()) for first, end in itertools.pairwise(edges.tolist())])
+
+
+def _memory_figure(timeline: Timeline, capacity_bytes: float | None) -> Any:
+    _, objects = _plotly()
+    times, live = memory_over_time(timeline)
+    total = np.sum(list(live.values()), axis=0) if live else np.zeros(len(times))
+    chosen = thin(total, _MAX_POINTS)
+    figure = objects.Figure()
+    for category, sizes in live.items():
+        figure.add_scatter(
+            x=(times[chosen] * 1e3).round(4), y=(sizes[chosen] / 2**30).round(5), name=category.replace("_", " "), stackgroup="memory", mode="lines",
+            line={"width": 0.5, "shape": "hv", "color": _CATEGORY_COLORS[category]}, hovertemplate="%{y:.3g} GiB",
+        )  # fmt: skip
+    peak = float(total.max(initial=0.0))
+    figure.update_layout(height=420, xaxis_title="ms", yaxis_title="GiB", hovermode="x unified")
+    if capacity_bytes is not None:
+        _add_capacity(figure, peak, capacity_bytes)
+    return figure
+
+
+def _add_capacity(figure: Any, peak_bytes: float, capacity_bytes: float) -> None:
+    """The capacity as a line; where it is far above the curves, as words, so that the curves stay readable."""
+    words = f"capacity {format_bytes(capacity_bytes)}"
+    if capacity_bytes <= 5 * peak_bytes:
+        figure.add_hline(y=capacity_bytes / 2**30, line={"color": "#b3261e", "dash": "dash"}, annotation_text=words)
+        figure.update_yaxes(range=[0, 1.08 * max(capacity_bytes, peak_bytes) / 2**30])
+    else:
+        figure.add_annotation(
+            text=f"{words}, far above this scale", xref="paper", yref="paper", x=1, y=1.06, showarrow=False, font_color="#b3261e"
+        )
+
+
+# Timeline
+
+
+def _timeline_figure(timeline: Timeline) -> tuple[Any, int, int]:
+    """The figure, how many calls are drawn, and how many there are."""
+    _, objects = _plotly()
+    events = [event for event in timeline.trace_events() if event["ph"] == "X"]
+    shown = sorted(sorted(events, key=lambda event: -event["dur"])[:MAX_EVENTS], key=lambda event: event["ts"])
+    figure = objects.Figure()
+    for phase in PHASES:
+        mine = [event for event in shown if event["cat"] == phase]
+        figure.add_bar(
+            orientation="h", name=phase, marker_color=_PHASE_COLORS[phase], marker_line_width=0,
+            base=[event["ts"] / 1e3 for event in mine], x=[event["dur"] / 1e3 for event in mine],
+            y=["device" if event["tid"] else "host" for event in mine],
+            text=[f"{event['name']} {event['args']['layer']}" for event in mine], textposition="none",
+            hovertemplate="%{text}<br>%{x:.4f} ms from %{base:.4f} ms",
+        )  # fmt: skip
+    figure.update_layout(
+        barmode="overlay", height=260, xaxis_title="ms", bargap=0.15, yaxis={"categoryarray": ["device", "host"], "fixedrange": True}
+    )
+    return figure, len(shown), len(events)

@@ -1,0 +1,173 @@
+"""Catalogue entries, evaluations and graphs in; Rich tables for the terminal out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from foretrain.catalog import Catalog, Device, LinkSpec, Node, Price
+from foretrain.graph import PHASES, OpGraph
+from foretrain.units import format_bytes, format_count, format_dollars
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> Table:
+    """A plain table; the columns named in ``right`` hold numbers."""
+    numbers = set(right)
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        number = heading in numbers
+        result.add_column(heading, justify="right" if number else "left", no_wrap=number or heading == headings[0], overflow="fold")
+    for row in rows:
+        result.add_row(*(Text(cell) for cell in row))
+    return result
+
+
+def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """The errors per predictor, file and quantity, as percentages."""
+    several = len({result["runs_file"] for result in results}) > 1
+    headings = [
+        "predictor",
+        *(["runs file"] if several else []),
+        "quantity",
+        "n",
+        "MAPE",
+        "median",
+        "p90",
+        "bias",
+        "coverage",
+        "unsupported",
+    ]
+    rows = []
+    for result in results:
+        names = [result["predictor"], *([result["runs_file"]] if several else []), result["quantity"], f"{result['n']:,}"]
+        errors = [_percent(result[key]) for key in ("mape", "median_ape", "p90_ape")]
+        rows.append([*names, *errors, _percent(result["bias"], "+"), _percent(result["coverage"]), f"{result['unsupported']:,}"])
+    return table(headings, rows, right=headings[headings.index("n") :])
+
+
+def _percent(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.1%}"
+
+
+def graph_table(graph: OpGraph) -> Table:
+    """The size of a captured graph."""
+    flops = [(f"FLOPs {phase}", format_count(graph.total("flops", phase), "FLOP")) for phase in PHASES if graph.total("flops", phase)]
+    rows = [
+        ("ops", f"{len(graph.ops):,}"),
+        ("distinct operators", f"{len(graph.operators):,}"),
+        ("parameters", format_count(graph.parameters)),
+        ("samples", f"{graph.samples:,}"),
+        *([("tokens", f"{graph.tokens:,}")] if graph.tokens else []),
+        *flops,
+        ("least traffic", format_bytes(graph.total("bytes"))),
+        ("buffers", f"{len(graph.buffers):,}, {format_bytes(sum(buffer.size_bytes for buffer in graph.buffers))}"),
+    ]
+    return _pairs(rows)
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in rows:
+        grid.add_row(Text(label, style="dim"), Text(value))
+    return grid
+
+
+def details(entry: Mapping[str, Any]) -> RenderableType:
+    """One catalogue entry: the fields that it has, its source last."""
+    given = {key: value for key, value in entry.items() if value not in (None, "", [], (), {})}
+    ordered = sorted(given.items(), key=lambda item: item[0] == "source")
+    return _pairs((key.replace("_", " "), _readable(key, value)) for key, value in ordered)
+
+
+def _readable(key: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{inner} {_readable(inner, item)}" for inner, item in value.items() if item is not None)
+    if isinstance(value, list | tuple):
+        return ", ".join(str(item) for item in value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return _UNITS.get(key, _plain)(value)
+
+
+def _plain(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+_UNITS: dict[str, Callable[[float], str]] = {
+    **dict.fromkeys(("memory_bytes", "l2_bytes", "l3_bytes", "shared_bytes_per_sm"), format_bytes),
+    **dict.fromkeys(("memory_bytes_per_s", "link_bytes_per_s", "bandwidth"), lambda rate: format_count(rate, "B/s")),
+    **dict.fromkeys(
+        ("fp64", "fp32", "fp32_matrix", "tf32", "bf16", "fp16", "fp8", "fp4", "int8"), lambda rate: format_count(rate, "FLOP/s")
+    ),
+    "clock_hz": lambda rate: format_count(rate, "Hz"),
+    "latency": lambda time_s: f"{time_s * 1e6:g} us",
+    "tdp_w": lambda power: f"{power:g} W",
+    "per_hour": format_dollars,
+}
+
+
+def listing(kind: str, entries: Mapping[str, Mapping[str, Any]], catalog: Catalog) -> Table:
+    """One row for each entry of a kind."""
+    if kind == "devices":
+        return _device_table(catalog.device(name) for name in entries)
+    if kind == "nodes":
+        return _node_table((catalog.node(name) for name in entries), catalog)
+    if kind == "prices":
+        rows = [
+            [name, f"{price['per_hour']:,.2f}", *(str(price.get(key, "")) for key in ("date", "region", "source"))]
+            for name, price in entries.items()
+        ]
+        return table(("name", "$/h", "date", "region", "source"), rows, right=("$/h",))
+    return table(
+        ("model", "source", "about"), ([name, str(model.get("source", "")), str(model.get("about", ""))] for name, model in entries.items())
+    )
+
+
+def _device_table(devices: Iterable[Device]) -> Table:
+    headings = ("device", "memory", "bandwidth", "fp32", "bf16", "fp16", "TDP")
+    rows = [
+        [
+            device.name,
+            format_bytes(device.memory_bytes),
+            format_count(device.memory_bytes_per_s, "B/s"),
+            *(_flops(getattr(device, dtype)) for dtype in ("fp32", "bf16", "fp16")),
+            f"{device.tdp_w:g} W" if device.tdp_w else "",
+        ]
+        for device in devices
+    ]
+    return table(headings, rows, right=headings[1:])
+
+
+def _flops(rate: float | None) -> str:
+    return format_count(rate, "FLOP/s") if rate else ""
+
+
+def _node_table(nodes: Iterable[Node], catalog: Catalog) -> Table:
+    rows = []
+    for node in nodes:
+        price = catalog.price(node.name)
+        dollars = "" if price is None else f"{price.per_hour:,.2f}"
+        rows.append([node.name, f"{node.devices} x {node.device}", _link(node.intra_node), _link(node.inter_node), dollars])
+    return table(("node", "devices", "inside", "network", "$/h"), rows, right=("$/h",))
+
+
+def _link(link: LinkSpec) -> str:
+    return " ".join(part for part in (link.kind or "", format_count(link.bandwidth, "B/s") if link.bandwidth else "") if part)
+
+
+def as_dict(entry: Device | Node | Price) -> dict[str, Any]:
+    """The fields of a catalogue entry as JSON values, those without a value left out."""
+    return _without_empty(dataclasses.asdict(entry))
+
+
+def _without_empty(entry: Mapping[str, Any]) -> dict[str, Any]:
+    cleaned = {key: _without_empty(value) if isinstance(value, Mapping) else value for key, value in entry.items()}
+    return {key: value for key, value in cleaned.items() if value not in (None, "", (), {})}

@@ -1,0 +1,359 @@
+"""The command line as a user types it: what it prints, the files it writes, how it fails and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import foretrain
+from foretrain import predictors
+from foretrain.cli import app
+from foretrain.job import Run
+
+MODEL = """
+import torch
+
+def net(batch, width=16):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
+
+def asleep(batch):
+    import time
+    time.sleep(60)
+"""
+JOB = """
+[model]
+source = "python"
+name = "tiny.py:net"
+[training]
+global_batch = 8
+image = 8
+samples = 800
+epochs = 2
+[cluster]
+device = "a100"
+"""
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("graphs")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model and a job, which is also where the commands run."""
+    (tmp_path / "tiny.py").write_text(MODEL)
+    (tmp_path / "job.toml").write_text(JOB)
+    monkeypatch.setenv("FORETRAIN_CACHE", str(cache))
+    monkeypatch.setenv("PYTHONPATH", str(Path(foretrain.__file__).parents[1]))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
+
+
+def ok(*words: str) -> str:
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    return str(result.stdout)
+
+
+def fails(*words: str) -> str:
+    """The one line that a mistake is answered with."""
+    result = run(*words)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("foretrain: ")
+    assert result.stderr.count("\n") == 1
+    return str(result.stderr)
+
+
+def process(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "foretrain.cli", *words], capture_output=True, text=True, timeout=120, check=False)
+
+
+def forecast(*words: str) -> Any:
+    return json.loads(ok("predict", *words, "--json"))
+
+
+def job(**sections: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "model": {"source": "python", "name": "tiny.py:net"},
+        "training": {"global_batch": 8, "image": 8},
+        "cluster": {"device": "a100"},
+    }
+    return {**base, **sections}
+
+
+def write_lines(path: str, records: Sequence[object]) -> None:
+    Path(path).write_text("".join(f"{record if isinstance(record, str) else json.dumps(record)}\n" for record in records))
+
+
+# One forecast
+
+
+def test_predict_prints_a_summary() -> None:
+    shown = ok("predict", "job.toml")
+    for words in ("tiny.py:net", "a100-sxm", "time per step", "samples/s", "memory at peak", "fits", "whole training", "80 % interval"):
+        assert words in shown
+    assert "\x1b" not in shown
+
+
+def test_predict_a_model_by_name_with_options() -> None:
+    document = forecast("tiny.py:net", "--device", "h100", "--batch", "4", "--image", "3,8,8", "--optimizer", "adamw")
+    assert document["job"]["training"]["global_batch"] == 4
+    assert document["job"]["training"]["optimizer"] == "adamw"
+    assert document["job"]["cluster"]["device"] == "h100-sxm-80gb"
+    assert document["quantities"]["step_time_s"]["median"] > 0
+
+
+def test_options_override_the_job_file() -> None:
+    document = forecast("job.toml", "--device", "v100", "--batch", "16", "--micro-batch", "8", "--steps", "7", "--mode", "train")
+    training = document["job"]["training"]
+    assert (training["global_batch"], training["steps"], document["job"]["plan"]["micro_batch"]) == (16, 7, 8)
+    assert "epochs" not in training
+    assert document["job"]["cluster"]["device"].startswith("v100")
+
+
+def test_a_json_job_is_the_same_as_toml(folder: Path) -> None:
+    (folder / "job.json").write_text(json.dumps(job(training={"global_batch": 8, "image": 8, "samples": 800, "epochs": 2})))
+    assert forecast("job.json") == forecast("job.toml")
+
+
+def test_a_node_replaces_the_device_of_the_file() -> None:
+    assert "cluster: 8 devices" in fails("predict", "job.toml", "--node", "dgx-h100")
+
+
+@pytest.mark.parametrize(("what", "row"), [("phase", "backward"), ("operator", "addmm"), ("layer", "1")])
+def test_breakdown(what: str, row: str) -> None:
+    shown = ok("predict", "job.toml", "--breakdown", what)
+    assert f"by {what}" in shown
+    assert row in shown
+    assert forecast("job.toml", "--breakdown", what)["breakdown_s"][what][row] > 0
+
+
+def test_trace_and_page_are_written(folder: Path) -> None:
+    ok("predict", "job.toml", "--trace", "trace.json", "--html", "report.html")
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {"addmm", "memory", "thread_name"} <= {event["name"] for event in events}
+    assert "://cdn" not in (folder / "report.html").read_text()
+
+
+def test_user_catalogue(folder: Path) -> None:
+    (folder / "mine.toml").write_text('[devices.mine]\nfp32 = 1e13\nmemory_bytes = "4 GiB"\nmemory_bytes_per_s = "100 GB/s"\n')
+    assert forecast("job.toml", "--device", "mine", "--catalog", "mine.toml")["memory_capacity_bytes"] == 4 * 2**30
+    assert "100 GB/s" in ok("catalog", "devices", "mine", "--catalog", "mine.toml")
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["job.toml", "--device", "h101"], ["cluster.device", "'h101'", "did you mean h100"]),
+        (["tiny.py:net", "--device", "h101"], ["cluster.device", "'h101'", "did you mean h100"]),
+        (["job.toml", "--precision", "fp31"], ["training.precision", "'fp31'", "fp16", "fp32"]),
+        (["job.toml", "--image", "big"], ["training.image", "'big'", "a side length or channels,height,width"]),
+        (["job.toml", "--devices", "3"], ["training.global_batch", "8", "plan.data = 3"]),
+        (["job.toml", "--devices", "8", "--nodes", "3"], ["devices", "8", "nodes = 3"]),
+        (["job.toml", "--micro-batch", "3"], ["plan.micro_batch", "3", "global batch 8"]),
+        (["job.toml", "--predictor", "oracle"], ["predictor", "'oracle'", "roofline"]),
+        (["nowhere.toml"], ["nowhere.toml", "cannot be read", "No such file"]),
+        (["nowhere.py:net"], ["model.name", "nowhere.py", "cannot be read"]),
+        (["jobs.jsonl"], ["jobs.jsonl", "--jobs"]),
+        (["job.toml", "--catalog", "nowhere.toml"], ["nowhere.toml", "cannot be read"]),
+        (["job.toml", "--trace", "job.toml/trace.json"], ["job.toml/trace.json", "cannot be written"]),
+        (["job.toml", "--html", "job.toml/report.html"], ["job.toml/report.html", "cannot be written"]),
+    ],
+)
+def test_mistakes_are_one_line_that_names_field_value_and_what_is_allowed(words: list[str], parts: list[str]) -> None:
+    message = fails("predict", *words)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[model\n", ["bad.toml", "line 1"]),
+        (JOB + "colour = 'red'\n", ["bad.toml", "cluster.colour", "device"]),
+        (JOB + "[plans]\n", ["bad.toml", "plans", "plan"]),
+        (JOB.replace("global_batch = 8", "global_batch = 'many'"), ["bad.toml", "training.global_batch", "'many'", "a whole number"]),
+        (JOB + "[plan]\ntensor = 2\n", ["bad.toml", "plan", "tensor 2", "1 devices"]),
+        ("model = 3\n", ["bad.toml", "missing"]),
+    ],
+)
+def test_mistakes_in_a_job_file(folder: Path, text: str, parts: list[str]) -> None:
+    (folder / "bad.toml").write_text(text)
+    message = fails("predict", "bad.toml", "--batch", "8") if "many" not in text else fails("predict", "bad.toml")
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    "words", [["predict"], ["predict", "job.toml", "--jobs", "x"], ["predict", "x", "--out", "y"], ["predict", "x", "--colour"], ["fly"]]
+)
+def test_usage_errors_exit_with_2(words: list[str]) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "Usage:" in result.stderr
+
+
+def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(predictors, "get", broken)
+    assert isinstance(run("predict", "job.toml").exception, RuntimeError)
+
+
+def test_a_mistake_in_a_real_process_has_no_traceback() -> None:
+    done = process("predict", "job.toml", "--device", "h101")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("foretrain: job.toml: cluster.device: 'h101'")
+
+
+def test_version() -> None:
+    assert process("--version").stdout.startswith("foretrain ")
+
+
+# Many jobs
+
+
+def test_many_jobs_go_on_after_a_bad_one(folder: Path) -> None:
+    write_lines("jobs.jsonl", [job(), job(cluster={"device": "h101"}), "{", "", {"job": job(), "measured": {}}])
+    result = run("predict", "--jobs", "jobs.jsonl", "--out", "out.jsonl")
+    assert result.exit_code == 1
+    assert "4 jobs, 2 failed" in result.stderr
+    answers = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    assert [answer["line"] for answer in answers] == [1, 2, 3, 5]
+    assert ["forecast" in answer for answer in answers] == [True, False, False, True]
+    assert "'h101'" in answers[1]["error"]
+    assert "not JSON" in answers[2]["error"]
+    assert answers[0]["forecast"] == answers[3]["forecast"]
+
+
+def test_many_jobs_to_the_screen_with_an_option_over_all() -> None:
+    write_lines("jobs.jsonl", [job(), job()])
+    lines = ok("predict", "--jobs", "jobs.jsonl", "--device", "t4").splitlines()
+    assert [json.loads(line)["forecast"]["job"]["cluster"]["device"] for line in lines] == ["t4", "t4"]
+
+
+def test_many_jobs_survive_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: object, job: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("foretrain.predictors.roofline.RooflinePredictor.predict", broken)
+    write_lines("jobs.jsonl", [job()])
+    result = run("predict", "--jobs", "jobs.jsonl", "--predictor", "roofline")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["error"] == "internal error: RuntimeError: a bug"
+
+
+def test_the_file_of_jobs_is_not_overwritten() -> None:
+    write_lines("jobs.jsonl", [job()])
+    assert "is the file of jobs itself" in fails("predict", "--jobs", "jobs.jsonl", "--out", "jobs.jsonl")
+    assert "cannot be written" in fails("predict", "--jobs", "jobs.jsonl", "--out", "nowhere/out.jsonl")
+
+
+def test_ctrl_c_keeps_what_is_done(folder: Path) -> None:
+    write_lines("jobs.jsonl", [job(), job(model={"source": "python", "name": "tiny.py:asleep"}), job()])
+    words = [sys.executable, "-m", "foretrain.cli", "predict", "--jobs", "jobs.jsonl", "--out", "out.jsonl"]
+    running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not ((folder / "out.jsonl").exists() and (folder / "out.jsonl").stat().st_size):
+        time.sleep(0.05)
+    time.sleep(0.3)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "1 of 3 jobs done" in said
+    assert "Traceback" not in said
+    assert [json.loads(line)["line"] for line in (folder / "out.jsonl").read_text().splitlines()] == [1]
+
+
+# Speed
+
+
+def test_a_cached_graph_needs_neither_torch_nor_plotly() -> None:
+    ok("predict", "job.toml")
+    script = (
+        "import sys; from foretrain.cli import app; app(['predict', 'job.toml', '--breakdown', 'layer'], standalone_mode=False);"
+        "print([name for name in ('torch', 'plotly', 'timm', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert "time per step" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_closed_pipe_is_silent() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "foretrain.cli", "catalog", "devices"], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(write)
+    assert done.stderr == ""
+
+
+# The other commands
+
+
+def test_evaluate_prints_and_writes_the_errors(folder: Path) -> None:
+    measured = forecast("job.toml")["quantities"]["step_time_s"]["median"]
+    runs = [{"job": job(), "measured": {"step_time_s": measured * factor}} for factor in (0.8, 1.0)]
+    assert Run.read(runs[0]).measured
+    write_lines("runs.jsonl", runs)
+    shown = ok("evaluate", "runs.jsonl", "--predictor", "roofline", "--json", "errors.json")
+    assert "step_time_s" in shown
+    assert "12.5%" in shown
+    document = json.loads((folder / "errors.json").read_text())
+    assert document["results"][0]["mape"] == pytest.approx(0.125)
+    assert len(document["runs"]) == 2
+
+
+def test_evaluate_refuses_what_it_cannot_read() -> None:
+    assert "nowhere.jsonl" in fails("evaluate", "nowhere.jsonl")
+    write_lines("runs.jsonl", [{"job": job(), "measured": {"step_time_s": 1.0}}])
+    assert "'oracle'" in fails("evaluate", "runs.jsonl", "--predictor", "oracle")
+    assert "leave-model-out" in fails("evaluate", "runs.jsonl", "--split", "sometimes")
+
+
+def test_capture_writes_a_graph_that_predict_reads(folder: Path) -> None:
+    shown = ok("capture", "job.toml", "-o", "graph.json.zst")
+    for words in ("ops", "distinct operators", "FLOPs forward", "parameters"):
+        assert words in shown
+    given = forecast("graph.json.zst", "--device", "a100", "--batch", "8")["quantities"]
+    assert given["step_time_s"] == forecast("job.toml")["quantities"]["step_time_s"]
+    assert "cannot be written" in fails("capture", "job.toml", "-o", "job.toml/graph.json.zst")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "known"),
+    [
+        ("devices", "h100", "h100-sxm-80gb"),
+        ("nodes", "dgx-h100", "h100-sxm-80gb"),
+        ("prices", "p5.48xlarge", "us-east-1"),
+        ("models", "gpt2", "transformers"),
+    ],
+)
+def test_catalog(kind: str, name: str, known: str) -> None:
+    assert known in ok("catalog", kind)
+    assert known in ok("catalog", kind, name)
+    assert known in json.dumps(json.loads(ok("catalog", kind, "--json")))
+    assert json.loads(ok("catalog", kind, name, "--json"))["name"]
+    assert "'nothing'" in fails("catalog", kind, "nothing")

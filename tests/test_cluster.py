@@ -1,0 +1,189 @@
+"""Clusters: what a job leaves out is filled in and said, impossible ones are refused, all survive a round trip."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain.cluster import Catalog, Cluster
+from foretrain.errors import InputError, UnsupportedJob
+
+CATALOG = Catalog()
+
+
+def read(**section: Any) -> Cluster:
+    return Cluster.read(section, CATALOG)
+
+
+LINKS_IN_NODE = st.sampled_from(["nvswitch", "NVLink mesh", "pcie", "infinity-fabric"])
+NETWORKS = st.sampled_from(["infiniband", "roce", "efa", "ethernet"])
+RATES = st.floats(1e8, 1e12) | st.sampled_from(["400 Gb/s", "900 GB/s", "25 GB/s"])
+
+
+def links(kinds: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    table = {"kind": kinds, "latency": st.floats(0, 1e-3) | st.just("5 us"), "nics": st.integers(1, 16)}
+    return RATES | st.fixed_dictionaries({"bandwidth": RATES}, optional=table)
+
+
+LINKS = {"intra_node": links(LINKS_IN_NODE), "inter_node": links(NETWORKS)}
+GPUS = st.sampled_from([name for name in CATALOG.names("devices") if name != "cpu"] + ["h100", "RTX 3090"])
+BARE = st.fixed_dictionaries({"device": GPUS}, optional={"nodes": st.integers(1, 512), "devices_per_node": st.integers(1, 16), **LINKS})
+NODES = st.fixed_dictionaries({"node": st.sampled_from(CATALOG.names("nodes"))}, optional={"nodes": st.integers(1, 512), **LINKS})
+CPUS = st.fixed_dictionaries({"device": st.just("cpu"), "cores_per_device": st.integers(1, 64)}, optional={"nodes": st.integers(1, 64)})
+GROUPS = BARE | NODES | CPUS
+PRICES = st.fixed_dictionaries({}, optional={"price": st.floats(0, 100) | st.just("$4.10/h")})
+MIXED = st.fixed_dictionaries({"groups": st.lists(GROUPS, min_size=1, max_size=3)})
+SECTIONS = st.builds(lambda section, price: {**section, **price}, GROUPS | MIXED, PRICES)
+
+
+@given(SECTIONS)
+def test_clusters_survive_a_json_round_trip(section: dict[str, Any]) -> None:
+    cluster = Cluster.read(section, CATALOG)
+    again = Cluster.read(json.loads(json.dumps(cluster.to_dict())), CATALOG)
+    assert again == cluster
+    assert again.to_dict() == cluster.to_dict()
+
+
+@given(SECTIONS)
+def test_world_size_is_the_sum_over_groups(section: dict[str, Any]) -> None:
+    cluster = Cluster.read(section, CATALOG)
+    assert cluster.world_size == sum(group.nodes * group.devices_per_node for group in cluster.groups)
+    for group in cluster.groups:
+        assert group.devices_per_node <= group.domain <= group.world_size
+        share = group.inter_node_bytes_per_s_per_device * group.devices_per_node
+        assert 0 < share <= group.inter_node.bandwidth_bytes_per_s * (1 + 1e-9)
+
+
+@given(st.integers(1, 128), st.integers(1, 8))
+def test_cpu_peak_is_proportional_to_cores(cores: int, workers: int) -> None:
+    cluster = read(device="cpu", cores_per_device=cores, devices_per_node=workers)
+    one = CATALOG.device("cpu")
+    assert one.vector_bits and one.clock_hz and one.fma_units  # noqa: PT018
+    expected = cores * one.clock_hz * one.vector_bits / 32 * one.fma_units * 2
+    assert cluster.device.peak_flops("fp32") == pytest.approx(expected)
+    assert cluster.device.peak_flops("bf16") == pytest.approx(expected)
+    assert cluster.device.peak_flops("fp64") == pytest.approx(expected / 2)
+
+
+def test_a_node_fills_in_everything() -> None:
+    cluster = read(node="dgx-h100", nodes=16)
+    assert cluster.world_size == 128
+    assert cluster.device.name == "h100-sxm-80gb"
+    assert (cluster.intra_node.kind, cluster.intra_node.bandwidth_bytes_per_s) == ("nvswitch", 450e9)
+    assert (cluster.inter_node.kind, cluster.inter_node.bandwidth_bytes_per_s) == ("infiniband", 400e9)
+    assert cluster.groups[0].inter_node_bytes_per_s_per_device == 50e9
+    assert cluster.assumptions == ()
+    assert cluster.to_dict() == {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 16, "node": "dgx-h100"}
+
+
+def test_a_node_may_come_with_several_devices() -> None:
+    assert read(node="dgx-a100", device="a100-sxm-40gb").device.name == "a100-sxm-40gb"
+    assert read(node="dgx-a100").device.name == "a100-sxm-80gb"
+
+
+def test_nvlink_may_span_nodes() -> None:
+    assert read(node="gb200-nvl72", nodes=18).groups[0].domain == 72
+    assert read(node="gb200-nvl72", nodes=2).groups[0].domain == 8
+    assert read(node="gb200-nvl72", nodes=36).groups[0].domain == 72
+    assert read(node="dgx-b200", nodes=2).groups[0].domain == 8
+
+
+def test_a_part_of_a_node_reaches_the_nics_near_it() -> None:
+    assert read(node="dgx-h100", devices_per_node=4).groups[0].inter_node_bytes_per_s_per_device == 50e9
+    assert read(node="g4dn.12xlarge", devices_per_node=1).groups[0].inter_node_bytes_per_s_per_device == 6.25e9
+    assert read(node="g4dn.12xlarge").groups[0].inter_node_bytes_per_s_per_device == 6.25e9 / 4
+
+
+def test_without_a_node_links_come_from_the_device_and_are_said() -> None:
+    cluster = read(device="v100", devices_per_node=4, nodes=2)
+    assert (cluster.intra_node.kind, cluster.intra_node.bandwidth_bytes_per_s) == ("nvlink-mesh", 150e9)
+    assert (cluster.inter_node.kind, cluster.inter_node.bandwidth_bytes_per_s) == ("ethernet", 12.5e9)
+    assert cluster.assumptions == (
+        "cluster.intra_node is not given: nvlink-mesh at 150 GB/s per device and direction is assumed",
+        "cluster.inter_node is not given: 100 Gb/s ethernet per node is assumed",
+    )
+    assert read(device="v100").assumptions == ()
+
+
+def test_optional_bridges_are_not_assumed() -> None:
+    assert read(device="rtx-3090", devices_per_node=2).intra_node.kind == "pcie"
+    bridged = read(device="rtx-3090", devices_per_node=2, intra_node={"kind": "nvlink-pair"})
+    assert bridged.intra_node.bandwidth_bytes_per_s == 56.25e9
+    assert bridged.assumptions == ()
+
+
+def test_a_job_overrides_single_fields_of_a_link() -> None:
+    cluster = read(node="dgx-h100", inter_node={"latency": "20 us"}, intra_node={"kind": "pcie"})
+    assert cluster.inter_node.latency_s == pytest.approx(20e-6)
+    assert (cluster.inter_node.kind, cluster.inter_node.nics) == ("infiniband", 8)
+    assert cluster.intra_node.bandwidth_bytes_per_s == pytest.approx(63e9, rel=0.01)
+    assert read(device="t4", inter_node="25 Gb/s").inter_node.bandwidth_bytes_per_s == 25e9 / 8
+
+
+def test_a_rate_above_the_devices_own_is_pointed_out() -> None:
+    cluster = read(device="h100", devices_per_node=8, intra_node="900 GB/s")
+    assert "900 GB/s is read as per direction" in cluster.assumptions[0]
+
+
+def test_mixed_clusters_have_groups_and_no_single_device() -> None:
+    groups = [{"device": "a100", "nodes": 2}, {"node": "dgx-1-v100", "devices_per_node": 4}]
+    cluster = read(groups=groups, devices_per_node=8, inter_node={"kind": "roce", "bandwidth": "200 Gb/s"})
+    assert cluster.world_size == 2 * 8 + 4
+    assert cluster.nodes == 3
+    assert cluster.inter_node.kind == "roce"
+    with pytest.raises(UnsupportedJob, match=r"cluster\.groups: the groups differ in device"):
+        _ = cluster.device
+
+
+def test_one_group_is_the_same_as_no_groups() -> None:
+    assert read(groups=[{"device": "t4", "nodes": 2}]).to_dict() == read(device="t4", nodes=2).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({}, r"cluster\.device: missing"),
+        ({"device": "h10"}, r"cluster\.device: 'h10' is not .*did you mean h100"),
+        ({"device": ""}, r"cluster\.device: '' is not"),
+        ({"device": 5}, r"cluster\.device: 5 is not a text"),
+        ({"devise": "t4"}, r"cluster\.devise: .*did you mean device"),
+        ({"node": "dgx-a200"}, r"cluster\.node: 'dgx-a200' is not .*dgx-a100"),
+        (
+            {"node": "dgx-a100", "device": "t4"},
+            r"cluster\.device: 't4' is not what node 'dgx-a100' has: a100-sxm-80gb or",
+        ),
+        (
+            {"node": "dgx-a100", "devices_per_node": 9},
+            r"devices_per_node: 9 is not at most 8, what node 'dgx-a100' has",
+        ),
+        ({"node": "dgx-a100", "devices_per_node": 0}, r"devices_per_node: 0 is not a whole number of at least 1"),
+        ({"device": "t4", "devices_per_node": -1}, r"devices_per_node: -1 is not a whole number of at least 1"),
+        ({"device": "t4", "nodes": 0}, r"cluster\.nodes: 0 is not a whole number of at least 1"),
+        ({"device": "t4", "nodes": 1.5}, r"cluster\.nodes: 1\.5 is not a whole number"),
+        ({"device": "t4", "nodes": True}, r"cluster\.nodes: True is not a whole number"),
+        ({"device": "cpu"}, r"cluster\.cores_per_device: missing"),
+        ({"device": "cpu", "cores_per_device": 0}, r"cores_per_device: 0 is not a whole number of at least 1"),
+        ({"device": "t4", "cores_per_device": 2}, r"cores_per_device: 2 is not allowed, because 't4' is not a CPU"),
+        ({"device": "t4", "price": "cheap"}, r"cluster\.price: 'cheap' is not a price"),
+        ({"device": "t4", "price": -1}, r"cluster\.price: -1\.0 is not a number of at least 0"),
+        ({"device": "t4", "inter_node": "fast"}, r"cluster\.inter_node: 'fast' is not a rate"),
+        ({"device": "t4", "inter_node": {"kind": "efe"}}, r"cluster\.inter_node\.kind: 'efe' .*did you mean efa"),
+        ({"device": "t4", "inter_node": {"kind": "pcie"}}, r"inter_node\.kind: 'pcie' is not a network between nodes"),
+        ({"device": "t4", "intra_node": {"kind": "efa"}}, r"intra_node\.kind: 'efa' is not a link inside a node"),
+        ({"device": "t4", "intra_node": {"kind": "nvswitch"}}, r"intra_node\.bandwidth: missing; t4 has no nvswitch"),
+        ({"device": "t4", "inter_node": {"bandwidth": 0}}, r"inter_node\.bandwidth: 0\.0 is not a number above 0"),
+        ({"device": "t4", "inter_node": {"bandwidth": float("nan")}}, r"inter_node\.bandwidth: nan is not"),
+        ({"device": "t4", "inter_node": {"speed": 1}}, r"cluster\.inter_node\.speed: 'speed' is not a known key"),
+        ({"device": "t4", "groups": [{"device": "t4"}]}, r"cluster\.device: not allowed beside groups"),
+        ({"groups": [{"device": "t4"}, {"device": "t5"}]}, r"cluster\.groups\[1\]\.device: 't5' is not"),
+        ({"groups": [{"device": "t4", "price": 1}]}, r"cluster\.groups\[0\]\.price: 'price' is not a known key"),
+    ],
+)
+def test_impossible_clusters_are_one_clear_line(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        Cluster.read(section, CATALOG)
+    assert "\n" not in str(caught.value)

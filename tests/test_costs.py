@@ -1,0 +1,187 @@
+"""Costs: no operator beats either roof, more work never costs less, and what launches nothing is free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain.cluster import Catalog, Device
+from foretrain.costs.host import ConstantHost
+from foretrain.costs.kernels import kernel_count
+from foretrain.costs.roofline import Roofline, arithmetic
+from foretrain.costs.workspace import library_workspaces, operator_workspace
+from foretrain.graph import Operator, TensorSpec
+
+CATALOG = Catalog()
+H100 = CATALOG.device("h100-sxm-80gb")
+DEVICES = st.sampled_from([CATALOG.device(name) for name in ("h100-sxm-80gb", "a100-sxm-80gb", "t4", "mi100", "cpu")])
+PRECISIONS = st.sampled_from(["fp32", "tf32", "amp-bf16", "bf16", "fp16", "fp8"])
+WORK = st.integers(0, 10**15)
+
+
+def operator(
+    name: str = "mm", flops: int = 0, read: int = 0, written: int = 0, launches: bool = True, dtype: str = "float32", **args: Any
+) -> Operator:
+    return Operator(name, "default", (TensorSpec((4, 4), dtype),), (TensorSpec((4, 4), dtype),), args, flops, read, written, launches)
+
+
+OPERATORS = st.builds(
+    operator,
+    st.sampled_from(["mm", "convolution", "add", "relu"]),
+    WORK,
+    WORK,
+    WORK,
+    dtype=st.sampled_from(["float32", "float64", "bfloat16", "float16", "int64", "float8_e4m3fn"]),
+)
+
+
+def seconds(costs: Roofline, operator: Operator, device: Device = H100, precision: str = "fp32") -> float:
+    return float(costs.device_time_s([operator], device, precision)[0])
+
+
+# The roofline
+
+
+@given(OPERATORS, DEVICES, PRECISIONS)
+def test_an_operator_beats_neither_roof_nor_the_floor(some: Operator, device: Device, precision: str) -> None:
+    time_s = seconds(Roofline(), some, device, precision)
+    roofs = (some.flops / device.peak_flops(arithmetic(some, precision)), some.bytes / device.memory_bytes_per_s, Roofline().kernel_floor_s)
+    assert time_s == pytest.approx(max(roofs))
+
+
+@given(OPERATORS, DEVICES, PRECISIONS, WORK, WORK, WORK)
+def test_more_work_never_costs_less(some: Operator, device: Device, precision: str, flops: int, read: int, written: int) -> None:
+    more = replace(some, flops=some.flops + flops, bytes_read=some.bytes_read + read, bytes_written=some.bytes_written + written)
+    assert seconds(Roofline(), more, device, precision) >= seconds(Roofline(), some, device, precision)
+
+
+@given(OPERATORS, st.floats(0.05, 1), st.floats(0.05, 1))
+def test_less_efficiency_never_costs_less(some: Operator, compute: float, memory: float) -> None:
+    worse = Roofline(compute_efficiency=compute, memory_efficiency=memory)
+    assert seconds(worse, some) >= seconds(Roofline(), some)
+
+
+@given(WORK, WORK, DEVICES)
+def test_what_launches_nothing_costs_nothing(flops: int, read: int, device: Device) -> None:
+    assert seconds(Roofline(), operator("view", flops, read, launches=False), device) == 0
+
+
+@given(st.lists(OPERATORS, max_size=5), DEVICES)
+def test_a_column_holds_each_operator_as_if_alone(some: list[Operator], device: Device) -> None:
+    column = Roofline().device_time_s(some, device, "fp32")
+    np.testing.assert_array_equal(column, np.array([seconds(Roofline(), one, device) for one in some]))
+
+
+def test_a_matrix_product_by_hand() -> None:
+    costs = Roofline(kernel_floor_s=0)
+    assert H100.tf32 is not None
+    assert seconds(costs, operator(flops=10**12)) == pytest.approx(1e12 / H100.peak_flops("fp32"))
+    assert seconds(costs, operator(flops=10**12), precision="tf32") == pytest.approx(1e12 / H100.tf32)
+    assert seconds(costs, operator(read=10**9, written=10**9)) == pytest.approx(2e9 / H100.memory_bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "precision", "expected"),
+    [
+        ("mm", "float32", "fp32", "fp32"),
+        ("mm", "float32", "tf32", "tf32"),
+        ("convolution", "float32", "fp32", "tf32"),
+        ("_cudnn_rnn", "float32", "fp32", "tf32"),
+        ("add", "float32", "tf32", "fp32"),
+        ("mm", "bfloat16", "amp-bf16", "bf16"),
+        ("convolution", "float16", "amp-fp16", "fp16"),
+        ("mm", "bfloat16", "fp8", "fp8"),
+        ("bmm", "bfloat16", "fp8", "bf16"),
+        ("mm", "float64", "fp32", "fp64"),
+        ("embedding", "int64", "fp32", "fp32"),
+    ],
+)
+def test_the_number_format_of_an_operator(name: str, dtype: str, precision: str, expected: str) -> None:
+    assert arithmetic(operator(name, dtype=dtype), precision) == expected
+
+
+def test_an_operator_without_inputs_is_costed_in_fp32() -> None:
+    assert arithmetic(Operator("rand", "default", (), (), {}, 0, 0, 0, True), "bf16") == "fp32"
+
+
+# Kernels
+
+
+def foreach(*sizes: int, lists: int = 1, name: str = "_foreach_add_") -> Operator:
+    inputs = tuple(TensorSpec((size,), "float32") for _ in range(lists) for size in sizes)
+    args = {f"list{i}": [f"%{i * len(sizes) + j}" for j in range(len(sizes))] for i in range(lists)}
+    return Operator(name, "List", inputs, (), args, 0, 0, 0, True)
+
+
+def test_a_call_is_one_kernel_and_a_view_none() -> None:
+    assert kernel_count(operator()) == 1
+    assert kernel_count(operator("view", launches=False)) == 0
+
+
+@pytest.mark.parametrize(("mask", "kernels"), [([True, True, True], 3), ([False, True, False], 1), ([False, False, False], 1)])
+def test_a_convolution_launches_one_kernel_per_gradient(mask: list[bool], kernels: int) -> None:
+    assert kernel_count(operator("convolution_backward", output_mask=mask)) == kernels
+
+
+@pytest.mark.parametrize(
+    ("call", "kernels"),
+    [
+        (foreach(*[10] * 110), 1),
+        (foreach(*[10] * 111), 2),
+        (foreach(*[10] * 64, lists=2), 1),
+        (foreach(*[10] * 65, lists=2), 2),
+        (foreach(*[10] * 36, lists=4, name="_fused_adamw_"), 1),
+        (foreach(*[10] * 60, lists=6, name="_fused_adamw_"), 2),
+        (foreach(320 * 65536), 1),
+        (foreach(320 * 65536 + 1), 2),
+    ],
+)
+def test_a_multi_tensor_call_is_cut_by_tensors_and_by_chunks(call: Operator, kernels: int) -> None:
+    assert kernel_count(call) == kernels
+
+
+@given(st.lists(st.integers(1, 10**8), min_size=1, max_size=150), st.integers(1, 10**8), st.integers(1, 6))
+def test_one_more_tensor_never_needs_fewer_kernels(sizes: list[int], another: int, lists: int) -> None:
+    assert kernel_count(foreach(*sizes, another, lists=lists)) >= kernel_count(foreach(*sizes, lists=lists)) >= 1
+
+
+# The host
+
+
+def test_the_host_by_hand() -> None:
+    host = ConstantHost(forward_s=3, backward_s=5, view_s=1, optimizer_s=7, optimizer_tensor_s=0.5)
+    view = operator("view", launches=False)
+    calls = [operator(), operator(), view, view, foreach(1, 2, 3, 4)]
+    phases = ["forward", "backward", "forward", "backward", "optimizer"]
+    assert host.issue_time_s(calls, phases).tolist() == [3, 5, 1, 0, 9]
+
+
+@given(st.lists(OPERATORS, max_size=5), st.sampled_from(["forward", "backward", "optimizer"]), st.floats(0.1, 10))
+def test_a_faster_host_issues_in_proportion(some: list[Operator], phase: str, speed: float) -> None:
+    plain, fast = (ConstantHost(speed=s).issue_time_s(some, [phase] * len(some)) for s in (1.0, speed))
+    np.testing.assert_allclose(fast * speed, plain)
+    assert (plain >= 0).all()
+
+
+# Workspaces
+
+
+def test_cublas_keeps_two_workspaces_on_nvidia_devices_only() -> None:
+    assert library_workspaces(H100) == (32 << 20, 32 << 20)
+    assert len(library_workspaces(CATALOG.device("t4"))) == 2
+    assert library_workspaces(CATALOG.device("mi100")) == ()
+
+
+@given(st.sampled_from(["mm", "convolution", "sum", "_softmax_backward_data", "view"]))
+def test_a_cpu_or_a_call_that_launches_nothing_needs_no_workspace(name: str) -> None:
+    assert operator_workspace(operator(name), CATALOG.device("cpu")) == 0
+    assert operator_workspace(operator(name, launches=False), H100) == 0
+
+
+def test_an_operator_without_a_rule_needs_no_workspace() -> None:
+    assert operator_workspace(operator("relu"), H100) == 0

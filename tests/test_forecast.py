@@ -1,0 +1,146 @@
+"""Forecasts: intervals stay in order through arithmetic, whole trainings follow from steps, and all of it is JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain.forecast import Estimate, Forecast, whole_training
+from foretrain.graph import Op, Operator, OpGraph
+from foretrain.job import Job
+from foretrain.timeline import Timeline
+
+POSITIVE = st.floats(1e-9, 1e12)
+ESTIMATES = st.lists(POSITIVE, min_size=3, max_size=3).map(lambda values: Estimate(*(sorted(values)[i] for i in (1, 0, 2))))
+GIB = 2.0**30
+
+
+def job(**training: Any) -> Job:
+    return Job.read({
+        "model": {"source": "timm", "name": "resnet18"},
+        "training": {"global_batch": 10, **training},
+        "cluster": {"device": "t4"},
+    })  # fmt: skip
+
+
+def forecast(**changes: Any) -> Forecast:
+    return Forecast(**{"job": job(), "predictor": "test", "quantities": {"step_time_s": Estimate(2, 1, 3)}, **changes})
+
+
+# Estimates
+
+
+@pytest.mark.parametrize("bounds", [(1, 2, 3), (3, 1, 2), (1, 1, float("nan")), (float("nan"), 0, 1)])
+def test_bounds_out_of_order_are_refused(bounds: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match="low <= median <= high"):
+        Estimate(*bounds)
+
+
+def test_estimates_by_hand() -> None:
+    assert Estimate(2, 1, 4) * 3 == Estimate(6, 3, 12)
+    assert Estimate(2, 1, 4).inverse() == Estimate(0.5, 0.25, 1)
+    assert Estimate(2, 1, 4).inverse(8) == Estimate(4, 2, 8)
+
+
+@given(ESTIMATES, st.floats(0, 1e6))
+def test_scaling_keeps_the_order(estimate: Estimate, factor: float) -> None:
+    scaled = estimate * factor
+    assert scaled.low <= scaled.median <= scaled.high
+    assert scaled.median == estimate.median * factor
+
+
+@given(ESTIMATES, POSITIVE)
+def test_the_inverse_of_the_inverse_is_the_estimate(estimate: Estimate, numerator: float) -> None:
+    again = estimate.inverse(numerator).inverse(numerator)
+    assert (again.low, again.median, again.high) == pytest.approx((estimate.low, estimate.median, estimate.high))
+
+
+# Whole trainings
+
+
+def test_a_whole_training_follows_from_its_step() -> None:
+    quantities = whole_training(job(samples=95, epochs=3, sequence=7), Estimate(2, 1, 4))
+    assert quantities == {
+        "step_time_s": Estimate(2, 1, 4),
+        "samples_per_s": Estimate(5, 2.5, 10),
+        "tokens_per_s": Estimate(35, 17.5, 70),
+        "epoch_time_s": Estimate(20, 10, 40),
+        "total_time_s": Estimate(58, 29, 116),
+    }
+
+
+def test_what_a_job_does_not_say_is_not_forecast() -> None:
+    assert whole_training(job(), Estimate(2, 1, 4)).keys() == {"step_time_s", "samples_per_s"}
+    assert whole_training(job(steps=5), Estimate(2, 1, 4))["total_time_s"] == Estimate(10, 5, 20)
+
+
+@given(ESTIMATES, st.integers(1, 10**9), st.integers(1, 10**6))
+def test_throughput_times_step_time_is_the_batch(step_time: Estimate, batch: int, samples: int) -> None:
+    quantities = whole_training(job(global_batch=batch, samples=samples), step_time)
+    assert quantities["samples_per_s"].median * step_time.median == pytest.approx(batch)
+    assert quantities["epoch_time_s"].median >= step_time.median
+
+
+# Forecasts
+
+
+def test_a_quantity_must_be_known() -> None:
+    with pytest.raises(ValueError, match="'speed' is not a quantity"):
+        forecast(quantities={"speed": Estimate(1, 1, 1)})
+
+
+def test_quantities_are_asked_for_by_name() -> None:
+    assert forecast()["step_time_s"].median == 2
+    with pytest.raises(KeyError):
+        forecast()["power_w"]
+
+
+@pytest.mark.parametrize(
+    ("quantities", "capacity", "fits"),
+    [
+        ({"reserved_memory_bytes": 10}, 16, True),
+        ({"reserved_memory_bytes": 17}, 16, False),
+        ({"reserved_memory_bytes": 17, "peak_memory_bytes": 10}, 16, False),
+        ({"peak_memory_bytes": 10}, 16, True),
+        ({"peak_memory_bytes": 16}, 16, True),
+        ({"peak_memory_bytes": 10}, None, None),
+        ({"step_time_s": 1}, 16, None),
+    ],
+)
+def test_a_job_fits_when_its_peak_is_within_the_capacity(quantities: dict[str, float], capacity: float | None, fits: bool | None) -> None:
+    estimates = {name: Estimate(value, value, value) for name, value in quantities.items()}
+    assert forecast(quantities=estimates, memory_capacity_bytes=capacity).fits is fits
+
+
+def test_a_forecast_is_plain_json() -> None:
+    operator = Operator("mm", "default", (), (), {}, 1, 1, 1, True)
+    graph = OpGraph(ops=(Op(operator, "forward", "", (), ()),), buffers=(), samples=1)
+    one = np.ones(1)
+    full = forecast(
+        cost=Estimate(2, 1, 3),
+        energy_j=Estimate(4, 2, 6),
+        price_per_hour=1.5,
+        memory_by_category={"weights": 3},
+        memory_capacity_bytes=16 * GIB,
+        bound="the host",
+        assumptions=("one",),
+        timeline=Timeline(graph=graph, host_s=one, device_s=one, kernels_per_call=one),
+    )
+    data = json.loads(json.dumps(full.to_dict(), allow_nan=False))
+    assert data["quantities"] == {"step_time_s": {"median": 2, "low": 1, "high": 3}}
+    assert data["cost_usd"] == {"median": 2, "low": 1, "high": 3}
+    assert data["energy_j"] == {"median": 4, "low": 2, "high": 6}
+    assert data["breakdown_s"] == {"phase": {"forward": 1}, "operator": {"mm": 1}}
+    assert (data["predictor"], data["bound"], data["fits"], data["assumptions"]) == ("test", "the host", None, ["one"])
+    assert Job.read(data["job"]) == full.job
+
+
+def test_a_forecast_without_details_is_json_too() -> None:
+    data = json.loads(json.dumps(forecast().to_dict()))
+    assert data["cost_usd"] is data["energy_j"] is data["fits"] is None
+    assert "breakdown_s" not in data

@@ -1,0 +1,327 @@
+"""Jobs and runs: they survive every round trip, refuse what cannot be, and say which field of which line is wrong."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from foretrain.cluster import Catalog
+from foretrain.errors import InputError
+from foretrain.job import OPTIMIZERS, PRECISIONS, QUANTITIES, Job, Model, Plan, Run, Training, read_jobs, read_runs
+
+CATALOG = Catalog()
+SMALL: dict[str, Any] = {
+    "model": {"source": "timm", "name": "resnet50"},
+    "training": {"global_batch": 64, "image": 224},
+    "cluster": {"device": "h100-sxm-80gb", "devices_per_node": 4, "nodes": 2},
+}
+
+
+def read(section: str = "model", **changes: Any) -> Job:
+    return Job.read({**SMALL, section: {**SMALL.get(section, {}), **changes}}, catalog=CATALOG)
+
+
+# Round trips
+
+WORDS = st.text("abcdefghijklmnopqrstuvwxyz0123456789_ é\"'\\", min_size=1, max_size=10)
+VALUES = st.recursive(
+    st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e6, 1e6) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=6,
+)
+TABLES = st.dictionaries(WORDS, VALUES, max_size=3)
+MODELS = (
+    st.fixed_dictionaries({"source": st.sampled_from(["timm", "torchvision", "onnx", "graph"]), "name": WORDS}, optional={"args": TABLES})
+    | st.fixed_dictionaries({"source": st.just("python"), "name": WORDS.map("{}.py:make".format)}, optional={"args": TABLES})
+    | st.fixed_dictionaries(
+        {"source": st.just("transformers"), "config": TABLES.map(lambda table: {**table, "model_type": "llama"})},
+        optional={"task": st.sampled_from(["causal-lm", "masked-lm"]), "args": TABLES},
+    )
+)
+SIZES = {
+    "image": st.integers(1, 512) | st.tuples(st.integers(1, 4), st.integers(1, 512), st.integers(1, 512)).map(list),
+    "sequence": st.integers(1, 4096),
+    "classes": st.integers(1, 1000),
+}
+LENGTHS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [{}, {"steps": 7}, {"samples": 10}, {"samples": 1000, "epochs": 2.5}, {"samples": 1000, "epochs": 90}]
+)
+CHOICES = {
+    "mode": st.sampled_from(["train", "infer"]),
+    "precision": st.sampled_from(PRECISIONS),
+    "optimizer": st.sampled_from(OPTIMIZERS),
+    "framework": st.sampled_from(["pytorch", "megatron"]),
+    "channels_last": st.booleans(),
+    "compile": st.booleans(),
+}
+PLANS = st.fixed_dictionaries(
+    {"data": st.integers(1, 6), "tensor": st.integers(1, 4), "pipeline": st.integers(1, 3), "context": st.integers(1, 2)},
+    optional={
+        "shard": st.sampled_from(["none", "zero1", "zero2", "zero3"]),
+        "schedule": st.sampled_from(["gpipe", "1f1b", "interleaved"]),
+        "recompute": st.sampled_from(["none", "selective", "full"]),
+        "sequence_parallel": st.booleans(),
+        "micro_batch": st.integers(1, 4),
+    },
+)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    """Valid jobs, as a file would hold them."""
+    plan: dict[str, Any] = draw(PLANS)
+    world = plan["data"] * plan["tensor"] * plan["pipeline"] * plan["context"]
+    batch = plan["data"] * plan.get("micro_batch", 1) * draw(st.integers(1, 5))
+    training: dict[str, Any] = draw(st.fixed_dictionaries({"global_batch": st.just(batch)}, optional={**SIZES, **CHOICES})) | draw(LENGTHS)
+    if draw(st.booleans()):
+        del plan["data"]
+    cluster = {"device": draw(st.sampled_from(["h100-sxm-80gb", "t4"])), "devices_per_node": world}
+    return {"model": draw(MODELS), "training": training, "cluster": cluster, "plan": plan}
+
+
+@given(documents())
+def test_a_job_survives_dict_and_json(document: dict[str, Any]) -> None:
+    job = Job.read(document, catalog=CATALOG)
+    again = Job.read(json.loads(json.dumps(job.to_dict())), catalog=CATALOG)
+    assert again == job
+    assert again.to_dict() == job.to_dict()
+
+
+@given(documents())
+def test_toml_and_json_say_the_same(document: dict[str, Any]) -> None:
+    text = "\n".join(f"{key} = {as_toml(value)}" for key, value in document.items())
+    assert Job.read(tomllib.loads(text), catalog=CATALOG) == Job.read(json.loads(json.dumps(document)), catalog=CATALOG)
+
+
+@given(documents(), st.dictionaries(st.sampled_from(sorted(QUANTITIES)), st.floats(0, 1e12), max_size=4))
+def test_a_run_survives_dict_and_json(document: dict[str, Any], measured: dict[str, float]) -> None:
+    run = Run.read({"job": document, "measured": measured, "provenance": {"label": "x"}}, catalog=CATALOG)
+    assert Run.read(json.loads(json.dumps(run.to_dict())), catalog=CATALOG) == run
+
+
+def as_toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {as_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(as_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def test_toml_and_json_files_load_alike_and_remember_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(SMALL))
+    (tmp_path / "job.toml").write_text("\n".join(f"{key} = {as_toml(value)}" for key, value in SMALL.items()))
+    one, other = (Job.load(tmp_path / name) for name in ("job.json", "job.toml"))
+    assert one == other
+    assert one.workload.base == tmp_path
+
+
+def test_the_canonical_form_leaves_out_what_is_the_default() -> None:
+    job = Job.read({**SMALL, "plan": {"tensor": 1, "shard": "none"}}, catalog=CATALOG)
+    assert job.to_dict()["plan"] == {"data": 8}
+    assert job.to_dict()["training"] == {"mode": "train", "global_batch": 64, "image": 224}
+
+
+# Plans and batches
+
+
+@given(documents())
+def test_the_product_of_a_plan_is_the_world_size(document: dict[str, Any]) -> None:
+    job = Job.read(document, catalog=CATALOG)
+    plan = job.plan
+    assert plan.data is not None
+    assert plan.data * plan.tensor * plan.pipeline * plan.context == job.cluster.world_size
+
+
+@given(documents())
+def test_micro_batches_add_up_to_the_global_batch(document: dict[str, Any]) -> None:
+    job = Job.read(document, catalog=CATALOG)
+    assert job.plan.data is not None
+    assert job.micro_batch * job.accumulation * job.plan.data == job.workload.training.global_batch
+
+
+@given(documents(), st.integers(2, 7))
+def test_a_plan_with_another_product_is_refused_with_every_term(document: dict[str, Any], factor: int) -> None:
+    assume("data" in document["plan"])
+    document["plan"]["data"] *= factor
+    document["training"]["global_batch"] *= factor
+    with pytest.raises(InputError, match=rf"^plan: data {document['plan']['data']} x tensor \d+ x pipeline \d+ x context \d+ = \d+, but"):
+        Job.read(document, catalog=CATALOG)
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "message"),
+    [
+        ("plan", {"tensor": 3}, "plan: tensor 3 x pipeline 1 x context 1 = 3 does not divide the 8 devices"),
+        ("plan", {"data": 4}, "plan: data 4 x tensor 1 x pipeline 1 x context 1 = 4, but the cluster has 8 devices"),
+        ("plan", {"expert": 3}, "plan.expert: 3 does not divide the 8 devices"),
+        ("plan", {"micro_batch": 3}, "plan.micro_batch: 3 x data 8 = 24 does not divide the global batch 64"),
+        ("plan", {"data": 0}, "plan.data: 0 is not 1 or more"),
+        ("plan", {"micro_batch": 0}, "plan.micro_batch: 0 is not 1 or more"),
+        ("plan", {"shard": "zero4"}, "plan.shard: 'zero4' is not one of none, zero1, zero2, zero3 (did you mean zero3 or zero2 or zero1?)"),
+        ("training", {"global_batch": 12}, "training.global_batch: 12 does not divide over plan.data = 8"),
+        ("training", {"global_batch": 0}, "training.global_batch: 0 is not a number greater than zero"),
+        ("training", {"image": [224, 224]}, "training.image: [224, 224] is not a side length or [channels, height, width]"),
+        ("training", {"image": 0}, "training.image: 0 is not a number greater than zero"),
+        ("training", {"steps": 5, "epochs": 2, "samples": 9}, "training.steps: 5 and training.epochs: 2.0 are both given; give one"),
+        ("training", {"epochs": 2}, "training.samples: missing; training.epochs needs the number of samples in an epoch"),
+        (
+            "training",
+            {"master_weights": True},
+            "training.master_weights: true needs precision bf16, fp16 or fp8; fp32 already keeps fp32 weights",
+        ),
+        ("model", {"name": None}, "model.name: missing; a timm model is given by name"),
+        ("model", {"task": "causal-lm"}, "model.task: only a transformers model has it, not source = 'timm'"),
+        ("model", {"source": "python", "name": "net.py"}, "model.name: 'net.py' is not of the form \"path/to/file.py:function\""),
+        (
+            "model",
+            {"source": "transformers", "name": None},
+            "model.config: missing; a transformers model needs its configuration, with model_type in it",
+        ),
+        (
+            "model",
+            {"source": "transformers", "name": None, "config": {}},
+            'model.config.model_type: missing; for example "llama" or "bert"',
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_by_field_value_and_what_is_allowed(section: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(section, **changes)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "start", "hint"),
+    [
+        ("training", {"precision": "amp-bf61"}, "training.precision: 'amp-bf61' is not one of amp-bf16,", "amp-bf16"),
+        ("training", {"optimizer": "adamm"}, "training.optimizer: 'adamm' is not one of", "adam"),
+        ("training", {"globalbatch": 4}, "training.globalbatch: 'globalbatch' is not a known key", "global_batch"),
+        ("model", {"source": "tim"}, "model.source: 'tim' is not one of graph, onnx,", "timm"),
+        ("plan", {"schedule": "1f1"}, "plan.schedule: '1f1' is not one of 1f1b, gpipe, interleaved", "1f1b"),
+        ("cluster", {"device": "h100-smx-80gb"}, "cluster.device: 'h100-smx-80gb' is not one of", "h100-sxm-80gb"),
+    ],
+)
+def test_a_near_miss_is_suggested(section: str, changes: dict[str, Any], start: str, hint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(section, **changes)
+    assert str(caught.value).startswith(start)
+    assert "did you mean" in str(caught.value)
+    assert hint in str(caught.value).partition("did you mean")[2]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_length_that_is_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(InputError, match=r"training\.epochs"):
+        read("training", epochs=value, samples=10)
+
+
+def test_a_job_has_sections_and_no_others() -> None:
+    with pytest.raises(InputError, match=r"^plna: 'plna' is not a known section; .*\(did you mean plan\?\)$"):
+        Job.read({**SMALL, "plna": {}}, catalog=CATALOG)
+    for section in SMALL:
+        with pytest.raises(InputError, match=f"^{section}: missing"):
+            Job.read({key: value for key, value in SMALL.items() if key != section}, catalog=CATALOG)
+    with pytest.raises(InputError, match=r"^job: 5 is not a table"):
+        Job.read(5)
+
+
+# What follows from a job
+
+
+def test_steps_follow_from_samples_and_epochs() -> None:
+    training = Training(global_batch=100, samples=1001, epochs=2)
+    assert (training.steps_per_epoch, training.total_steps) == (11, 21)
+    assert Training(global_batch=8, steps=5).total_steps == 5
+    assert Training(global_batch=8).total_steps is None
+
+
+def test_an_image_is_a_side_or_a_shape() -> None:
+    assert Training(global_batch=1, image=32).image_shape == (3, 32, 32)
+    assert Training(global_batch=1, image=(1, 28, 30)).image_shape == (1, 28, 30)
+    assert Training(global_batch=1).image_shape is None
+
+
+def test_a_model_has_a_short_name_for_people() -> None:
+    assert Model(source="timm", name="resnet50").label == "resnet50"
+    assert Model(source="python", name="models/net.py:make").label == "net.py:make"
+    assert Model(source="transformers", config={"model_type": "llama"}).label == "llama"
+
+
+def test_the_default_plan_is_data_parallelism_over_all_devices() -> None:
+    assert read().plan == Plan(data=8)
+    assert read("plan", tensor=2, pipeline=2).plan.data == 2
+
+
+# Files of lines
+
+
+def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    wrong = {**SMALL, "training": {"global_batch": -1}}
+    path.write_text(f"{json.dumps(SMALL)}\n\n{json.dumps(wrong)}\n")
+    jobs = read_jobs(path)
+    assert next(jobs)[0] == 1
+    with pytest.raises(InputError) as caught:
+        next(jobs)
+    assert str(caught.value) == f"{path}:3: training.global_batch: -1 is not a number greater than zero"
+
+
+def test_jobs_may_be_bare_or_inside_runs(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text(json.dumps(SMALL) + "\n" + json.dumps({"job": SMALL, "measured": {}}) + "\n")
+    (_, bare), (_, inside) = read_jobs(path)
+    assert bare == inside
+    assert bare.workload.base == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "run: a run is a table with job and measured"),
+        (json.dumps({"job": SMALL}), "run: a run is a table with job and measured"),
+        (json.dumps({"job": SMALL, "measured": {"step_time": 1}}), "measured.step_time: 'step_time' is not a known quantity"),
+        (json.dumps({"job": SMALL, "measured": {"step_time_s": "1 s"}}), "measured.step_time_s: '1 s' is not a number"),
+        (json.dumps({"job": SMALL, "measured": {}, "note": 1}), "note: 'note' is not a known key; allowed are job, measured, provenance"),
+    ],
+)
+def test_a_bad_run_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(json.dumps({"job": SMALL, "measured": {"step_time_s": 1}}) + "\n" + line + "\n")
+    with pytest.raises(InputError) as caught:
+        list(read_runs(path))
+    assert str(caught.value).startswith(f"{path}:2: {message}")
+
+
+@pytest.mark.parametrize("provenance", [[1], "me"])
+def test_provenance_is_a_table(tmp_path: Path, provenance: object) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(json.dumps({"job": SMALL, "measured": {}, "provenance": provenance}))
+    with pytest.raises(InputError, match=r":1: provenance: .* is not a table of keys and values"):
+        list(read_runs(path))
+
+
+def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    run = {"job": SMALL, "measured": {"step_time_s": 1}, "provenance": {"note": "one\u2028two"}}
+    path.write_text(json.dumps(run, ensure_ascii=False) + "\n", encoding="utf-8")
+    ((line, read_back),) = read_runs(path)
+    assert (line, read_back.provenance["note"]) == (1, "one\u2028two")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.jsonl", tmp_path):
+        with pytest.raises(InputError, match="cannot be read"):
+            list(read_runs(path))
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"bytes\.jsonl: cannot be read"):
+        list(read_jobs(tmp_path / "bytes.jsonl"))
+    (tmp_path / "job.toml").write_text("[model\n")
+    with pytest.raises(InputError, match=r"job\.toml: "):
+        Job.load(tmp_path / "job.toml")

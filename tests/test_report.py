@@ -1,0 +1,223 @@
+"""Reports: the summary says the figures, breakdowns merge repeated layers, the trace and the page are whole and self-contained."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from foretrain.api import make_job
+from foretrain.errors import ForetrainError, InputError
+from foretrain.forecast import Forecast
+from foretrain.graph import Buffer, Op, Operator, OpGraph, Phase, TensorSpec
+from foretrain.predictors import get
+from foretrain.report import html, to_json, write_trace
+from foretrain.report.breakdown import breakdown, merge_layers
+from foretrain.report.lines import JsonLines
+from foretrain.report.text import breakdown_table, summary
+
+X = TensorSpec((1024, 1024), "float32")
+MM = Operator("mm", "default", (X, X), (X,), {"self": "%0", "mat2": "%1"}, 2 * 1024**3, 2 * X.size_bytes, X.size_bytes, True)
+ADD = Operator("add_", "Tensor", (X, X), (X,), {"self": "%0", "other": "%1"}, 1024**2, 2 * X.size_bytes, X.size_bytes, True)
+
+
+def graph(layers: int = 3) -> OpGraph:
+    """A step of ``layers`` blocks: a product forward and two backward each, then the optimizer."""
+
+    def op(operator: Operator, phase: Phase, layer: str) -> Op:
+        return Op(operator, phase, layer, (), ())
+
+    forward = [op(MM, "forward", f"model.layers.{i}.{part}") for i in range(layers) for part in ("attn.q", "attn.v", "mlp.up")]
+    backward = [op(MM, "backward", f"model.layers.{i}.mlp.up") for i in reversed(range(layers)) for _ in range(2)]
+    ops = (*forward, *backward, op(ADD, "optimizer", ""))
+    end = len(ops)
+    weights = [Buffer(2**24, "weights", -1, end), Buffer(2**24, "inputs", -1, end)]
+    activations = [Buffer(2**26, "activations", i, end - 2 - i // 2) for i in range(len(forward))]
+    return OpGraph(ops=ops, buffers=(*weights, *activations), samples=8, parameters=2**22, info={"model": "toy"})
+
+
+@pytest.fixture
+def forecast(tmp_path: Path) -> Forecast:
+    path = tmp_path / "toy.json.zst"
+    graph().save(path)
+    return get("roofline").predict(make_job(str(path), device="a100", batch=8, samples=8000, epochs=2))
+
+
+def text(part: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=100, highlight=False, markup=False)
+    console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_summary_has_every_figure_and_the_assumptions(forecast: Forecast) -> None:
+    shown = text(summary(forecast))
+    for words in ("toy", "a100", "time per step", "samples/s", "bound by", "activations", "reserved", "fits", "one epoch", "whole training",
+                  "cost", "energy", "80 % interval"):  # fmt: skip
+        assert words in shown
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "\x1b" not in shown
+
+
+def test_summary_shows_each_assumption(forecast: Forecast) -> None:
+    assert "- the moon is full" in text(summary(replace(forecast, assumptions=("the moon is full",))))
+
+
+@pytest.mark.parametrize(("share", "words"), [(2.0, "yes: "), (1.01, "perhaps: "), (0.5, "no, out of memory: 200%")])
+def test_summary_says_whether_it_fits(forecast: Forecast, share: float, words: str) -> None:
+    capacity = forecast["reserved_memory_bytes"].median * share
+    assert words in text(summary(replace(forecast, memory_capacity_bytes=capacity)))
+
+
+def test_summary_of_a_forecast_that_has_only_a_step_time(forecast: Forecast) -> None:
+    bare = Forecast(job=forecast.job, predictor="ernest", quantities={"step_time_s": forecast["step_time_s"]})
+    assert "time per step" in text(summary(bare))
+    assert "memory" not in text(summary(bare))
+
+
+def test_names_with_brackets_are_not_markup(forecast: Forecast) -> None:
+    assert "[bold]x[/bold]" in text(summary(replace(forecast, bound="[bold]x[/bold]")))
+
+
+@pytest.mark.parametrize("what", ["layer", "operator", "phase"])
+def test_breakdown_shares_add_up(forecast: Forecast, what: Any) -> None:
+    rows = breakdown(forecast, what)
+    assert sum(row.share for row in rows) == pytest.approx(1.0)
+    assert rows[-1].cumulated == pytest.approx(1.0)
+    assert forecast.timeline is not None
+    assert sum(row.time_s for row in rows) == pytest.approx(forecast.timeline.device_busy_s)
+    assert [row.time_s for row in rows] == sorted((row.time_s for row in rows), reverse=True)
+    assert rows[0].name in text(breakdown_table(forecast, what))
+
+
+def test_layers_are_merged_over_their_numbers(forecast: Forecast) -> None:
+    assert {row.name for row in breakdown(forecast, "layer", depth=3)} == {
+        "model.layers.*.mlp",
+        "model.layers.*.attn",
+        "(optimizer)",
+    }
+
+
+def test_layers_go_as_deep_as_it_takes() -> None:
+    seconds = {f"model.layers.{i}.mlp.{part}": 1.0 for i in range(40) for part in ("gate", "up", "down")} | {"head": 1.0}
+    assert set(merge_layers(seconds)) == {"model.layers.*.mlp.gate", "model.layers.*.mlp.up", "model.layers.*.mlp.down", "head"}
+    assert set(merge_layers(seconds, depth=1)) == {"model", "head"}
+    assert set(merge_layers(seconds, depth=2)) == {"model.layers.*", "head"}
+
+
+def test_numbers_that_name_single_layers_are_kept() -> None:
+    assert set(merge_layers({"0": 1.0, "1": 1.0, "2": 1.0})) == {"0", "1", "2"}
+    assert set(merge_layers({"features.0": 1.0, "features.3": 1.0, "fc": 3.0}, depth=2)) == {"features.0", "features.3", "fc"}
+
+
+def test_rows_beyond_the_table_are_added_up(forecast: Forecast) -> None:
+    rows = breakdown(forecast, "layer", rows=1, depth=3)
+    assert [row.name for row in rows][1:] == ["(2 more)"]
+    assert rows[-1].cumulated == pytest.approx(1.0)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-c0-2](\.[a-c0-2]){0,4}", fullmatch=True), st.floats(1e-6, 1.0)), st.none() | st.integers(1, 5))
+def test_merging_layers_loses_no_time(seconds: dict[str, float], depth: int | None) -> None:
+    assert sum(merge_layers(seconds, depth=depth).values()) == pytest.approx(sum(seconds.values()))
+
+
+def test_no_breakdown_without_a_timeline(forecast: Forecast) -> None:
+    bare = replace(forecast, timeline=None)
+    with pytest.raises(InputError, match="'roofline' does not look inside the step"):
+        breakdown(bare, "phase")
+    with pytest.raises(InputError, match="cannot give a trace"):
+        write_trace(bare, Path("never.json"))
+
+
+def test_json_is_strict_and_holds_the_breakdown(forecast: Forecast) -> None:
+    document = json.loads(to_json(forecast, "layer"))
+    assert document["quantities"]["step_time_s"]["low"] <= document["quantities"]["step_time_s"]["median"]
+    assert set(document["breakdown_s"]) == {"phase", "operator", "layer"}
+
+
+def test_trace_has_host_and_device_calls(forecast: Forecast, tmp_path: Path) -> None:
+    count = write_trace(forecast, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert len(events) == count
+    assert {event["tid"] for event in events if event["ph"] == "X"} == {0, 1}
+    assert {event["cat"] for event in events if event["ph"] == "X"} == {"forward", "backward", "optimizer"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["toy.json.zst", "trace.json"]
+
+
+def test_a_path_that_cannot_be_written_is_one_line(forecast: Forecast, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_trace(forecast, tmp_path / "file" / "trace.json")
+    with pytest.raises(InputError, match="cannot be written"), JsonLines(tmp_path / "nowhere" / "lines.jsonl"):
+        pass
+
+
+def test_json_lines_are_there_as_soon_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    with JsonLines(path) as lines:
+        for number in range(3):
+            lines.write({"line": number})
+            assert [json.loads(line)["line"] for line in path.read_text().splitlines()] == list(range(number + 1))
+        assert lines.count == 3
+
+
+def test_page_is_self_contained(forecast: Forecast, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    html.write_html(replace(forecast, assumptions=("a <b> & c",)), path)
+    page = path.read_text()
+    assert "://cdn" not in page
+    assert 'src="' not in page.replace('src="data:', "").partition("</script></head>")[2]
+    assert "a &lt;b&gt; &amp; c" in page
+    for heading in ("Summary", "Where the device time", "Memory over a step", "Timeline of a step", "Assumptions"):
+        assert heading in page
+    assert page.count("Plotly.newPlot(") >= 5
+    assert page.rstrip().endswith("</html>")
+
+
+def test_page_of_a_forecast_without_a_timeline(forecast: Forecast) -> None:
+    page = html.page(replace(forecast, timeline=None))
+    assert "Summary" in page
+    assert "Timeline of a step" not in page
+
+
+def test_page_draws_the_longest_calls_of_many(forecast: Forecast, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html, "MAX_EVENTS", 5)
+    assert "The 5 longest of 32 calls are drawn" in html.page(forecast)
+
+
+def test_memory_over_time_peaks_where_most_is_alive(forecast: Forecast) -> None:
+    assert forecast.timeline is not None
+    times, live = html.memory_over_time(forecast.timeline)
+    assert np.all(np.diff(times) >= 0)
+    assert live["activations"].max() == pytest.approx(9 * 2**26, rel=0.15)
+    assert np.all(live["weights"] == 2**24)
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=200), st.integers(1, 50))
+def test_thinning_keeps_the_peak(sizes: list[float], points: int) -> None:
+    column = np.array(sizes)
+    chosen = html.thin(column, points)
+    assert len(chosen) <= max(points, 1)
+    assert column[chosen].max() == column.max()
+
+
+def test_a_missing_plotly_names_the_extra(forecast: Forecast, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_plotly(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("plotly"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_plotly)
+    with pytest.raises(ForetrainError, match=r"foretrain\[report\]"):
+        html.page(forecast)

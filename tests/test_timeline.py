@@ -1,0 +1,218 @@
+"""Timelines: the host issues in order, the device runs in order, and no time can be lost or won against either."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain.graph import PHASES, Buffer, Op, Operator, OpGraph, Phase, TensorSpec
+from foretrain.timeline import Stream, Timeline, run
+
+TIMES = st.integers(0, 1000).map(float)
+CALLS = st.lists(st.tuples(TIMES, TIMES, st.booleans()), max_size=20)
+"""Host seconds, device seconds, and whether the host then waits; whole numbers, so that sums are exact."""
+Call = tuple[float, float, bool]
+
+
+def play(calls: list[Call], start: float = 0.0) -> Stream:
+    host, device, waits = ([call[i] for call in calls] for i in range(3))
+    columns = np.array(host, dtype=np.float64), np.array(device, dtype=np.float64), np.array(waits, dtype=np.bool_)
+    return run(np.arange(len(calls)), *columns, host_start_s=start)
+
+
+# One stream
+
+
+@given(CALLS, TIMES)
+def test_a_stream_agrees_with_playing_call_by_call(calls: list[Call], start: float) -> None:
+    stream = play(calls, start)
+    clock, free = start, 0.0
+    for i, (host, device, waits) in enumerate(calls):
+        clock += host
+        begin = max(clock, free)
+        free = begin + device
+        assert (stream.issued[i], stream.start[i], stream.end[i]) == (clock, begin, free)
+        if waits:
+            clock = max(clock, free)
+
+
+@given(CALLS)
+def test_the_makespan_is_at_least_the_host_and_the_device_and_at_most_both(calls: list[Call]) -> None:
+    stream, host, device = play(calls), sum(call[0] for call in calls), sum(call[1] for call in calls)
+    assert max(host, device) <= stream.makespan_s <= host + device
+    assert stream.busy_s == device
+
+
+@given(CALLS)
+def test_kernels_start_after_they_are_issued_and_never_overlap(calls: list[Call]) -> None:
+    stream = play(calls)
+    assert (stream.start >= stream.issued).all()
+    assert (stream.start[1:] >= stream.end[:-1]).all()
+    assert (np.diff(stream.issued) >= 0).all()
+
+
+@given(CALLS, st.integers(0, 19), TIMES, TIMES)
+def test_more_time_in_any_call_never_shortens(calls: list[Call], which: int, more_host: float, more_device: float) -> None:
+    if calls:
+        host, device, waits = calls[which % len(calls)]
+        longer = [*calls]
+        longer[which % len(calls)] = (host + more_host, device + more_device, waits)
+        assert play(longer).makespan_s >= play(calls).makespan_s
+
+
+@given(CALLS)
+def test_waiting_never_shortens_and_the_next_call_comes_after(calls: list[Call]) -> None:
+    waiting = [(host, device, True) for host, device, _ in calls]
+    stream = play(waiting)
+    assert stream.makespan_s >= play(calls).makespan_s
+    assert stream.makespan_s == sum(host + device for host, device, _ in calls)
+
+
+def test_a_fast_device_waits_for_the_host_and_a_slow_one_queues() -> None:
+    assert play([(10, 1, False)] * 3).end.tolist() == [11, 21, 31]
+    assert play([(1, 10, False)] * 3).end.tolist() == [11, 21, 31]
+    assert play([(1, 10, True), (1, 10, False)]).issued.tolist() == [1, 12]
+
+
+def test_an_empty_stream_takes_no_time() -> None:
+    assert (play([]).makespan_s, play([]).busy_s) == (0, 0)
+
+
+# One step
+
+
+@st.composite
+def timelines(draw: st.DrawFn, waiting: bool = True) -> Timeline:
+    phases = sorted(draw(st.lists(st.sampled_from(PHASES), max_size=12)), key=PHASES.index)
+    names = st.sampled_from(["mm", "relu", "_local_scalar_dense"] if waiting else ["mm", "relu"])
+    ops = tuple(Op(operator(draw(names)), phase, "layer", (), ()) for phase in phases)
+    column = st.lists(TIMES, min_size=len(ops), max_size=len(ops))
+    return Timeline(
+        graph=OpGraph(ops=ops, buffers=(Buffer(8, "weights", -1, len(ops)),), samples=1),
+        host_s=np.array(draw(column)),
+        device_s=np.array(draw(column)),
+        kernels_per_call=np.ones(len(ops)),
+        accumulation=draw(st.integers(1, 3)),
+        step_overhead_s=draw(TIMES),
+    )
+
+
+def operator(name: str) -> Operator:
+    return Operator(name, "default", (TensorSpec((2, 2), "float32"),), (), {}, 16, 8, 8, True)
+
+
+def timeline(phases: list[Phase], host: list[float], device: list[float], accumulation: int = 1, overhead: float = 0.0) -> Timeline:
+    ops = tuple(Op(operator("mm"), phase, phase, (), ()) for phase in phases)
+    graph = OpGraph(ops=ops, buffers=(), samples=1)
+    ones = np.ones(len(ops))
+    return Timeline(
+        graph=graph, host_s=np.array(host), device_s=np.array(device), kernels_per_call=ones, accumulation=accumulation, step_overhead_s=overhead
+    )  # fmt: skip
+
+
+THREE: list[Phase] = ["forward", "backward", "optimizer"]
+
+
+@given(timelines())
+def test_a_steady_step_takes_at_least_the_host_and_the_device_and_at_most_both(steps: Timeline) -> None:
+    host, device = steps.host_issue_s, steps.device_busy_s
+    assert max(host, device) <= steps.step_time_s <= host + device
+    assert steps.step_time_s <= max(steps.step.makespan_s, steps.step_overhead_s)
+
+
+@given(timelines(waiting=False))
+def test_a_step_without_waits_takes_the_longer_of_host_and_device(steps: Timeline) -> None:
+    assert steps.step_time_s == max(steps.host_issue_s, steps.device_busy_s)
+
+
+def test_host_and_device_bound_steps_by_hand() -> None:
+    assert timeline(THREE, [5, 5, 5], [1, 1, 1]).step_time_s == 15
+    assert timeline(THREE, [1, 1, 1], [5, 5, 5]).step_time_s == 15
+    assert timeline(THREE, [1, 1, 1], [5, 5, 5]).step.makespan_s == 16
+    assert timeline(THREE, [5, 5, 5], [1, 1, 1], overhead=4).step_time_s == 19
+
+
+def test_accumulation_repeats_forward_and_backward_only() -> None:
+    steps = timeline(THREE, [1, 2, 3], [10, 20, 30], accumulation=4, overhead=0.5)
+    assert steps.device_busy_s == 4 * (10 + 20) + 30
+    assert steps.host_issue_s == 4 * (1 + 2) + 3 + 0.5
+    assert steps.kernels == 9
+    assert steps.step_time_s == 150
+    assert steps.phase_time_s("forward") == 4 * 11
+    assert steps.phase_time_s("optimizer") == 33
+
+
+@given(st.integers(1, 100), TIMES, TIMES)
+def test_many_alike_micro_batches_take_their_longer_side(accumulation: int, host: float, device: float) -> None:
+    steps = timeline(["forward"], [host], [device], accumulation)
+    assert steps.step_time_s == pytest.approx(accumulation * max(host, device))
+
+
+def test_many_micro_batches_take_at_least_the_device_time_behind_a_slow_optimizer() -> None:
+    steps = timeline(THREE, [0.5, 0.5, 10], [1, 1, 0], accumulation=100)
+    assert steps.step_time_s >= max(steps.host_issue_s, steps.device_busy_s)
+
+
+@given(timelines())
+def test_phases_alone_are_at_least_their_own_sums(steps: Timeline) -> None:
+    for phase in PHASES:
+        mine = steps.graph.phase_index == PHASES.index(phase)
+        repeats = 1 if phase == "optimizer" else steps.accumulation
+        host, device = (float(column[mine].sum()) * repeats for column in (steps.host_s, steps.device_s))
+        assert max(host, device) <= steps.phase_time_s(phase) <= host + device
+
+
+@given(timelines())
+def test_every_breakdown_adds_up_to_the_busy_time_largest_first(steps: Timeline) -> None:
+    for what in ("phase", "operator", "layer"):
+        parts = steps.by(what)
+        assert sum(parts.values()) == pytest.approx(steps.device_busy_s)
+        assert list(parts.values()) == sorted(parts.values(), reverse=True)
+
+
+def test_an_empty_step_takes_its_overhead() -> None:
+    assert timeline([], [], [], overhead=2.0).step_time_s == 2.0
+
+
+# The trace
+
+
+@given(timelines())
+def test_trace_events_are_well_formed_json(steps: Timeline) -> None:
+    events = json.loads(json.dumps(list(steps.trace_events()), allow_nan=False))
+    assert {event["ph"] for event in events} <= {"M", "X", "C"}
+    assert all({"ph", "pid", "name"} <= event.keys() for event in events)
+    assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["foretrain forecast", "host", "device"]
+    assert all(event["ts"] >= 0 and event["dur"] > 0 for event in events if event["ph"] == "X")
+    assert all(isinstance(event["args"]["bytes"], int) for event in events if event["ph"] == "C")
+
+
+@given(timelines())
+def test_slices_of_a_trace_are_in_order_and_do_not_overlap(steps: Timeline) -> None:
+    events = list(steps.trace_events())
+    for thread in (0, 1):
+        slices = [event for event in events if event["ph"] == "X" and event["tid"] == thread]
+        for one, other in itertools.pairwise(slices):
+            assert one["ts"] + one["dur"] <= other["ts"] + 0.002
+    counters = [event["ts"] for event in events if event["ph"] == "C"]
+    assert counters == sorted(counters)
+
+
+@given(timelines())
+def test_a_trace_shows_every_second_of_the_device(steps: Timeline) -> None:
+    kernels = [event for event in steps.trace_events() if event["ph"] == "X" and event["tid"] == 1]
+    assert sum(event["dur"] for event in kernels) == pytest.approx(steps.device_busy_s * 1e6)
+    assert all(event["args"]["inputs"] == [[2, 2]] and event["args"]["flops"] == 16 for event in kernels)
+
+
+def test_the_memory_of_a_trace_follows_the_buffers() -> None:
+    ops = tuple(Op(operator("mm"), phase, "", (), ()) for phase in THREE)
+    buffers = (Buffer(100, "weights", -1, 3), Buffer(10, "activations", 0, 1), Buffer(1, "gradients", 1, 2))
+    ones = np.ones(3)
+    steps = Timeline(graph=OpGraph(ops=ops, buffers=buffers, samples=1), host_s=ones, device_s=ones, kernels_per_call=ones)
+    assert [event["args"]["bytes"] for event in steps.trace_events() if event["ph"] == "C"] == [110, 111, 101]
