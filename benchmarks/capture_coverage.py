@@ -24,7 +24,6 @@ from foretrain.schema import read
 
 TASKS = ("causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification", "image-classification", "semantic-segmentation",
          "audio-classification", "ctc", "speech-seq2seq", "base")  # fmt: skip
-LARGE_SEQUENCE = {"speech": 16000}
 
 
 def from_runs(data: Path) -> Iterator[tuple[str, dict[str, Any], Path]]:

@@ -167,7 +167,7 @@ def test_a_plan_with_another_product_is_refused_with_every_term(document: dict[s
         ("training", {"global_batch": 12}, "training.global_batch: 12 does not divide over plan.data = 8"),
         ("training", {"global_batch": 0}, "training.global_batch: 0 is not a number greater than zero"),
         ("training", {"image": [224, 224]}, "training.image: [224, 224] is not a side length or [channels, height, width]"),
-        ("training", {"image": 0}, "training.image: 0 is not a number greater than zero"),
+        ("training", {"image": 0}, "training.image: 0 is not greater than zero"),
         ("training", {"steps": 5, "epochs": 2, "samples": 9}, "training.steps: 5 and training.epochs: 2.0 are both given; give one"),
         ("training", {"epochs": 2}, "training.samples: missing; training.epochs needs the number of samples in an epoch"),
         (

@@ -30,7 +30,7 @@ def play(actions: list[int]) -> tuple[CachingAllocator, list[Any]]:
 
 
 def free_blocks(allocator: CachingAllocator) -> list[Any]:
-    return [entry[2] for pool in allocator._free for entry in pool]
+    return list(allocator._free_at.values())
 
 
 # The allocator
@@ -69,8 +69,8 @@ def test_free_neighbours_are_merged_and_free_lists_sorted(actions: list[int]) ->
     allocator, _ = play(actions)
     assert all(block.free and not (block.next and block.next.free) for block in free_blocks(allocator))
     for pool in allocator._free:
-        assert [entry[:2] for entry in pool] == sorted(entry[:2] for entry in pool)
-        assert all((size, address) == (block.size, block.address) for size, address, block in pool)
+        assert pool == sorted(pool)
+        assert all(allocator._free_at[address].size == size for size, address in pool)
 
 
 @given(st.integers(0, MIB))

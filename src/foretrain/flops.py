@@ -57,6 +57,13 @@ def baddbmm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequenc
     return 2 * b * m * n * k
 
 
+@register("_grouped_mm")
+def grouped_mm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    """Products of a mixture of experts; where one operand is cut into groups, each row meets one expert only."""
+    a, b = inputs[:2]
+    return 2 * math.prod(a) * b[-1] if len(b) == 3 or len(a) == 2 else 2 * a[-2] * math.prod(b)
+
+
 def _convolution(positions: Shape, batch: int, weight: Shape) -> int:
     """Every output position (input position when transposed) meets the whole filter bank once per sample."""
     return 2 * batch * math.prod(positions) * math.prod(weight)

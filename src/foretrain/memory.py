@@ -36,7 +36,8 @@ class CachingAllocator:
         self.allocated = 0
         self.reserved = 0
         self.peak_allocated = 0
-        self._free: tuple[list[tuple[int, int, _Block]], ...] = ([], [])
+        self._free: tuple[list[tuple[int, int]], ...] = ([], [])  # (size, address), ascending, per pool
+        self._free_at: dict[int, _Block] = {}
         self._top = 0
 
     def allocate(self, size_bytes: int) -> _Block:
@@ -44,17 +45,18 @@ class CachingAllocator:
         pool = int(size > _SMALL)
         free = self._free[pool]
         position = bisect_left(free, (size, 0))
-        block = free.pop(position)[2] if position < len(free) else self._segment(size, pool)
+        block = self._free_at.pop(free.pop(position)[1]) if position < len(free) else self._segment(size, pool)
         remaining = block.size - size
         if remaining >= _UNIT and (pool == 0 or remaining > _SMALL):
             rest = _Block(block.address + size, remaining, pool, block, block.next, True)
             if block.next is not None:
                 block.next.previous = rest
             block.next, block.size = rest, size
-            insort(free, (rest.size, rest.address, rest), key=_size_and_address)
+            self._add(rest)
         block.free = False
         self.allocated += block.size
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
         return block
 
     def release(self, block: _Block) -> None:
@@ -75,7 +77,7 @@ class CachingAllocator:
             if previous.next is not None:
                 previous.next.previous = previous
             block = previous
-        insort(self._free[block.pool], (block.size, block.address, block), key=_size_and_address)
+        self._add(block)
 
     def _segment(self, size: int, pool: int) -> _Block:
         if pool == 0:
@@ -88,13 +90,14 @@ class CachingAllocator:
         self._top += length
         return _Block(self._top - length, length, pool)
 
+    def _add(self, block: _Block) -> None:
+        insort(self._free[block.pool], (block.size, block.address))
+        self._free_at[block.address] = block
+
     def _remove(self, block: _Block) -> None:
         free = self._free[block.pool]
-        del free[bisect_left(free, (block.size, block.address), key=_size_and_address)]
-
-
-def _size_and_address(entry: tuple[int, ...] | tuple[int, int, _Block]) -> tuple[int, int]:
-    return entry[0], entry[1]
+        del free[bisect_left(free, (block.size, block.address))]
+        del self._free_at[block.address]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,18 +151,21 @@ def _schedule(graph: OpGraph) -> list[tuple[list[int], list[int]]]:
 def _replay(
     graph: OpGraph, schedule: list[tuple[list[int], list[int]]], needs: list[int], allocator: CachingAllocator, held: dict[int, _Block]
 ) -> int:
-    buffers = graph.buffers
+    """Play one step; the op at which the peak was reached."""
+    sizes = [buffer.size_bytes for buffer in graph.buffers]
+    allocate, release = allocator.allocate, allocator.release
     peak_op = -1
     for index, (born, dying) in enumerate(schedule):
-        before = allocator.peak_allocated
-        for number in born:
-            held[number] = allocator.allocate(buffers[number].size_bytes)
-        if needs[index]:
-            allocator.release(allocator.allocate(needs[index]))
-        if allocator.peak_allocated > before:
-            peak_op = index
+        if born or needs[index]:
+            before = allocator.peak_allocated
+            for number in born:
+                held[number] = allocate(sizes[number])
+            if needs[index]:
+                release(allocate(needs[index]))
+            if allocator.peak_allocated > before:
+                peak_op = index
         for number in dying:
-            allocator.release(held.pop(number))
+            release(held.pop(number))
     return peak_op
 
 

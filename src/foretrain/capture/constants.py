@@ -1,6 +1,7 @@
 """Values of meta tensors that do not depend on weights: masks, positions and token ids are computed for real beside the trace.
 
-A model may ask such a tensor a question (``if mask.all():``). The answer then is the true one, not an error.
+A model may ask such a tensor a question (``if mask.all():``). The answer then is the true one, not an error. The choices of
+a router (argmax, topk) do depend on weights: they are taken as balanced, each option as often as any other.
 """
 
 from __future__ import annotations
@@ -24,12 +25,22 @@ _FACTORIES = {
 }  # fmt: skip
 
 
+SHAPED_BY_DATA = {
+    getattr(getattr(aten, packet), overload)
+    for packet, overload in (("nonzero", "default"), ("masked_select", "default"), ("bincount", "default"),
+                             ("repeat_interleave", "Tensor"), ("_unique2", "default"))
+}  # fmt: skip
+"""Operators whose output shape is a question to the data."""
+
+
 class Constants:
     """Real values of some of the meta tensors of a trace."""
 
     def __init__(self) -> None:
         self._values: Any = WeakTensorKeyDictionary()
         self._spoilt: set[int] = set()
+        self._guessed = False
+        self.assumptions: list[str] = []
 
     def know(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """``tensor`` (on meta) has this value."""
@@ -41,6 +52,34 @@ class Constants:
         value: torch.Tensor | None = self._values.get(tensor)
         return None if value is None or tensor.untyped_storage()._cdata in self._spoilt else value
 
+    def answer(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The value of a tensor that the model wants to see."""
+        value = self.value(tensor)
+        if value is not None and tensor.is_meta and self._guessed:
+            self._assume_balance()
+        return value
+
+    def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The outputs, on meta, of an operator whose output shape depends on data; None when the data is not known."""
+        if any(self.value(tensor) is None for tensor in _leaves((args, kwargs))):
+            return None
+        if self._guessed:
+            self._assume_balance()
+        values = func(*tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()})
+        return tree_map(self._known_on_meta, values)
+
+    def _known_on_meta(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        tensor = torch.empty_like(value, device="meta")
+        self.know(tensor, value)
+        return tensor
+
+    def _assume_balance(self) -> None:
+        note = "choices that depend on data (the routing to experts) are taken as balanced"
+        if note not in self.assumptions:
+            self.assumptions.append(note)
+
     def follow(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Compute the same call on values where every operand has one; forget what unknown data was written into."""
         known = [self.value(tensor) for tensor in _leaves((args, kwargs))]
@@ -48,6 +87,7 @@ class Constants:
         if func not in _FACTORIES and (not known or any(value is None for value in known)):
             if func._schema.is_mutable:
                 self._spoilt.update(tensor.untyped_storage()._cdata for tensor in outputs)
+            self._guess(func, args, kwargs, output)
             return
         if not outputs or sum(tensor.numel() for tensor in outputs) > _LARGEST or not _repeatable(func):
             return
@@ -58,6 +98,18 @@ class Constants:
         for tensor, value in zip(outputs, _leaves(values), strict=False):
             self._spoilt.discard(tensor.untyped_storage()._cdata)
             self.know(tensor, value)
+
+    def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """Which of several options unknown data selects: each in turn."""
+        if func is aten.argmax.default:
+            chosen, dim = output, args[1] if len(args) > 1 else kwargs.get("dim")
+        elif func is aten.topk.default:
+            chosen, dim = output[1], args[2] if len(args) > 2 else kwargs.get("dim", -1)
+        else:
+            return
+        if dim is not None and chosen.is_meta and 0 < chosen.numel() <= _LARGEST:
+            self._guessed = True
+            self.know(chosen, torch.arange(chosen.numel()).remainder(args[0].shape[dim]).view(chosen.shape))
 
     def _real(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

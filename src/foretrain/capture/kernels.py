@@ -77,7 +77,18 @@ def _layer_norm_backward(gradient: torch.Tensor, *args: Any) -> tuple[torch.Tens
     return None if output is None else torch.empty(output.shape, dtype=output.dtype, device="meta"), *rest
 
 
+def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, *_rest: Any, **_more: Any) -> torch.Tensor:
+    """One matrix product per expert, for any dtype: rows (or columns, or the summed dimension) are cut at ``offs``."""
+    if a.dim() == b.dim() == 2:
+        assert offs is not None
+        return a.new_empty((offs.shape[0], a.shape[0], b.shape[1]))
+    if a.dim() == b.dim() == 3:
+        return a.new_empty((a.shape[0], a.shape[1], b.shape[2]))
+    return a.new_empty((a.shape[-2], b.shape[-1]))
+
+
 CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
+    aten._grouped_mm.default: _grouped_mm,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._cudnn_rnn.default: _rnn,

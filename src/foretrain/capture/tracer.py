@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foretrain.capture.constants import Constants
+from foretrain.capture.constants import SHAPED_BY_DATA, Constants
 from foretrain.capture.cuda import cuda_behaviour
+from foretrain.capture.devices import OnMeta
 from foretrain.capture.kernels import CUDA_OUTPUTS, cuda_name, traffic
 from foretrain.capture.optimizers import StepFunction, build_optimizer
 from foretrain.errors import CaptureError, ForetrainError
@@ -91,7 +92,7 @@ def _run(
     low_dtype: torch.dtype | None,
 ) -> None:  # fmt: skip
     recorder.phase = "forward"
-    with cuda_behaviour(low_dtype), torch.set_grad_enabled(step is not None), recorder.layers():
+    with _Answers(recorder.constants), cuda_behaviour(low_dtype), torch.set_grad_enabled(step is not None), recorder.layers():
         output = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
         value = loss(output) if loss is not None and step is not None else None
     if step is None:
@@ -110,12 +111,28 @@ def _run(
     del value
 
 
+class _Answers(OnMeta):
+    """Python-level questions to a tensor (``f"{index}"``, ``.tolist()``) are answered where its value is known."""
+
+    def __init__(self, constants: Constants) -> None:
+        super().__init__()
+        self._constants = constants
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _QUESTIONS and args[0].is_meta and (value := self._constants.answer(args[0])) is not None:
+            return func(value, *args[1:], **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+_QUESTIONS = {torch.Tensor.__format__, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
+
+
 class Recorder(TorchDispatchMode):
     """Watches every operator that reaches the meta device, and every storage from its birth to its release."""
 
     def __init__(self, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], constants: Constants) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._constants = constants
+        self.constants = constants
         self.phase: Phase = "forward"
         self._ops: list[Op] = []
         self._operators: dict[Any, Operator] = {}
@@ -167,15 +184,17 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            value = self._constants.value(args[0])
+            value = self.constants.answer(args[0])
             output = func(*args) if value is None else value.item()
+        elif func in SHAPED_BY_DATA and (shaped := self.constants.shaped(func, args, kwargs)) is not None:
+            output = shaped
         elif func in CUDA_OUTPUTS and any(tensor.is_meta for tensor in _tensors(args)):
             output = CUDA_OUTPUTS[func](*args, **kwargs)
         else:
             output = func(*args, **kwargs)
         self._record(func, args, kwargs, output)
         if self.phase == "forward":
-            self._constants.follow(func, args, kwargs, output)
+            self.constants.follow(func, args, kwargs, output)
         return output
 
     def _record(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
@@ -275,6 +294,8 @@ class Recorder(TorchDispatchMode):
         end = len(self._ops)
         buffers = tuple(Buffer(size, category, born, end if dies is None else dies) for size, category, born, dies in self._buffers)
         self._watches.clear()
+        if self.constants.assumptions:
+            info = {**info, "assumptions": self.constants.assumptions}
         return OpGraph(
             ops=tuple(self._ops),
             buffers=buffers,

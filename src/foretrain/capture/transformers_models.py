@@ -43,7 +43,7 @@ def load_transformers(
     auto = getattr(transformers, _AUTO_CLASS[task])
     kwargs = {} if attention is None else {"attn_implementation": attention}
     module = build(lambda: auto.from_config(config, **kwargs))
-    inputs = _INPUTS[task](_Shapes(config, training, batch))
+    inputs = _INPUTS[task](_Shapes(config, training, batch, getattr(module, "main_input_name", "input_ids")))
     tokens = batch * training.sequence if training.sequence else 0
     return module, inputs, tokens
 
@@ -78,8 +78,8 @@ def _default_task(config: Any) -> str:
 class _Shapes:
     """The tensors that tasks are made of. Token ids are real, so that a model may look at them (for padding, say)."""
 
-    def __init__(self, config: Any, training: Training, batch: int) -> None:
-        self.config, self.training, self.batch = config, training, batch
+    def __init__(self, config: Any, training: Training, batch: int, main_input: str) -> None:
+        self.config, self.training, self.batch, self.main_input = config, training, batch, main_input
 
     def ids(self) -> torch.Tensor:
         if self.training.sequence is None:
@@ -119,17 +119,17 @@ def _masked_image(shapes: _Shapes) -> dict[str, Any]:
 
 
 def _audio_input(shapes: _Shapes) -> dict[str, Any]:
-    features = shapes.audio()
-    return {
-        "input_values"
-        if not hasattr(shapes.config, "num_mel_bins") or shapes.config.model_type == "audio-spectrogram-transformer"
-        else "input_features": features
-    }
+    return {shapes.main_input: shapes.audio()}
 
 
 def _multiple_choice(shapes: _Shapes) -> dict[str, Any]:
     ids = shapes.ids()
     return {"input_ids": ids[:, None].expand(-1, 4, -1).contiguous(), "labels": shapes.label()}
+
+
+def _mask(shapes: _Shapes) -> dict[str, Any]:
+    """No token is padding; a model that looks finds that it needs no mask."""
+    return {"attention_mask": torch.ones_like(shapes.ids())}
 
 
 def _labelled_ids(shapes: _Shapes) -> dict[str, Any]:
@@ -138,20 +138,27 @@ def _labelled_ids(shapes: _Shapes) -> dict[str, Any]:
 
 
 def _base(shapes: _Shapes) -> dict[str, Any]:
-    if shapes.training.sequence is None and (shapes.training.image is not None or hasattr(shapes.config, "image_size")):
+    """The model without a head, by the input that its library names first."""
+    if shapes.main_input == "pixel_values":
         return {"pixel_values": shapes.pixels()}
-    inputs = {"input_ids": shapes.ids()}
-    return {**inputs, "decoder_input_ids": inputs["input_ids"]} if getattr(shapes.config, "is_encoder_decoder", False) else inputs
+    if shapes.main_input in ("input_values", "input_features"):
+        return {shapes.main_input: shapes.audio()}
+    ids = shapes.ids()
+    return (
+        {"input_ids": ids, "decoder_input_ids": ids}
+        if getattr(shapes.config, "is_encoder_decoder", False)
+        else {"input_ids": ids, **_mask(shapes)}
+    )
 
 
 _INPUTS: dict[str, Callable[[_Shapes], dict[str, Any]]] = {
     "causal-lm": _labelled_ids,
-    "masked-lm": lambda s: {**_labelled_ids(s), "attention_mask": torch.ones(s.batch, s.training.sequence or 1, dtype=torch.long)},
+    "masked-lm": lambda s: {**_labelled_ids(s), **_mask(s)},
     "seq2seq-lm": _labelled_ids,
     "pretraining": _labelled_ids,
-    "token-classification": _labelled_ids,
-    "sequence-classification": lambda s: {"input_ids": s.ids(), "labels": s.label()},
-    "question-answering": lambda s: {"input_ids": s.ids(), "start_positions": s.label(), "end_positions": s.label()},
+    "token-classification": lambda s: {**_labelled_ids(s), **_mask(s)},
+    "sequence-classification": lambda s: {"input_ids": s.ids(), "labels": s.label(), **_mask(s)},
+    "question-answering": lambda s: {"input_ids": s.ids(), "start_positions": s.label(), "end_positions": s.label(), **_mask(s)},
     "multiple-choice": _multiple_choice,
     "image-classification": lambda s: {"pixel_values": s.pixels(), "labels": s.label()},
     "semantic-segmentation": lambda s: {"pixel_values": s.pixels(), "labels": _image_side(s)},

@@ -12,6 +12,7 @@ from foretrain.capture import capture_job
 from foretrain.cluster import Device
 from foretrain.costs.base import CostModel, HostModel
 from foretrain.costs.kernels import kernel_count
+from foretrain.costs.roofline import arithmetic
 from foretrain.costs.workspace import library_workspaces, operator_workspace
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Estimate, Forecast, whole_training
@@ -71,7 +72,7 @@ def forecast_one_device(job: Job, costs: CostModel, host: HostModel, spread: Spr
     graph = capture_job(job)
     device = job.cluster.device
     timeline = build_timeline(job, graph, costs, host)
-    memory = profile_memory(graph, functools.partial(operator_workspace, device=device), library_workspaces(device))
+    memory = _memory(graph, device)
     medians = _medians(timeline, memory, device)
     quantities = whole_training(job, spread.around("step_time_s", timeline.step_time_s))
     quantities.update({name: spread.around(name, value) for name, value in medians.items()})
@@ -89,11 +90,16 @@ def forecast_one_device(job: Job, costs: CostModel, host: HostModel, spread: Spr
         price_per_hour=price,
         memory_by_category={str(name): size for name, size in memory.by_category.items()},
         memory_capacity_bytes=device.memory_bytes,
-        bound=_bound(timeline, costs, device, job.workload.training.precision),
+        bound=_bound(timeline, device, job.workload.training.precision),
         assumptions=_assumptions(job, graph, price),
         timeline=timeline,
         memory=memory,
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _memory(graph: OpGraph, device: Device) -> MemoryProfile:
+    return profile_memory(graph, functools.partial(operator_workspace, device=device), library_workspaces(device))
 
 
 def _medians(timeline: Timeline, memory: MemoryProfile, device: Device) -> Mapping[str, float]:
@@ -114,20 +120,17 @@ def _medians(timeline: Timeline, memory: MemoryProfile, device: Device) -> Mappi
     }
 
 
-def _bound(timeline: Timeline, costs: CostModel, device: Device, precision: str) -> str:
+def _bound(timeline: Timeline, device: Device, precision: str) -> str:
     """In words: the host, or the device's arithmetic or memory, whichever takes most of the step."""
     share = timeline.device_busy_s / timeline.step_time_s if timeline.step_time_s else 0.0
     if share < 0.8:
         return f"the host: the device is busy {share:.0%} of the step and waits for kernels to be issued"
-    work = {"arithmetic": 0.0, "memory traffic": 0.0}
-    for op, seconds in zip(timeline.graph.ops, timeline.device_s.tolist(), strict=True):
-        work[
-            "arithmetic"
-            if op.operator.flops / device.peak_flops("fp32") > op.operator.bytes / device.memory_bytes_per_s
-            else "memory traffic"
-        ] += seconds
-    kind = max(work, key=lambda name: work[name])
-    return f"the device's {kind} ({work[kind] / sum(work.values()):.0%} of its busy time)" if sum(work.values()) else "nothing"
+    graph = timeline.graph
+    rate = np.array([device.peak_flops(arithmetic(operator, precision)) for operator in graph.operators])
+    computing = (graph.column("flops") / rate[graph.operator_index]) > graph.column("bytes") / device.memory_bytes_per_s
+    arithmetic_share = float(timeline.device_s[computing].sum() / timeline.device_s.sum())
+    kind, part = ("arithmetic", arithmetic_share) if arithmetic_share >= 0.5 else ("memory traffic", 1 - arithmetic_share)
+    return f"the device's {kind} ({part:.0%} of its busy time)"
 
 
 def _assumptions(job: Job, graph: OpGraph, price: float | None) -> tuple[str, ...]:
@@ -145,6 +148,7 @@ def _assumptions(job: Job, graph: OpGraph, price: float | None) -> tuple[str, ..
         notes.append("no epochs or steps given: no total time and cost")
     elif price is None:
         notes.append("no price known for this cluster: no cost")
+    notes.extend(graph.info.get("assumptions", ()))
     if graph.info.get("versions"):
         notes.append("traced with " + ", ".join(f"{name} {version}" for name, version in graph.info["versions"].items()))
     return tuple(notes)
