@@ -1,0 +1,11 @@
+"""Command lines in; jobs, and calls of the library, out. Errors that the user can mend are one line on stderr, with exit code 2."""
+
+from foretrain.cli import forecasts, tables
+from foretrain.cli.app import app
+
+__all__ = ["app", "forecasts", "main", "tables"]
+
+
+def main() -> None:
+    """The ``foretrain`` command."""
+    app(prog_name="foretrain")

@@ -1,0 +1,3 @@
+from foretrain.cli import main
+
+main()

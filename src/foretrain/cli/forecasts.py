@@ -1,0 +1,141 @@
+"""The commands that forecast and capture: ``predict`` for one job or many, ``capture``."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from foretrain.cli.app import JsonFlag, app, say, show
+from foretrain.cli.jobs import Options, job_from, read_job, with_job_options
+from foretrain.errors import ForetrainError, InputError
+from foretrain.files import read_text
+
+if TYPE_CHECKING:
+    from foretrain.catalog import Catalog
+    from foretrain.forecast import Forecast
+    from foretrain.predictors.base import Predictor
+
+PredictorOption = Annotated[str | None, typer.Option("--predictor", help="Predictor by name.")]
+
+
+@app.command()
+@with_job_options
+def predict(
+    *,
+    target: Annotated[str | None, typer.Argument(metavar="JOB.toml|JOB.json|MODEL", show_default=False)] = None,
+    jobs: Annotated[Path | None, typer.Option(help="Many jobs, one JSON object a line.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the forecasts of --jobs go (else to the screen).")] = None,
+    predictor: PredictorOption = None,
+    as_json: JsonFlag = False,
+    breakdown: Annotated[Literal["layer", "operator", "phase"] | None, typer.Option(help="Where the time goes.")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Names that a layer is cut to in --breakdown layer.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the step as a Chrome trace, for Perfetto.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report to open in a browser.")] = None,
+    options: Options,
+) -> None:
+    """Forecast time, memory and cost of a job file or a model; options override the file."""
+    from foretrain import predictors
+
+    if (target is None) == (jobs is None):
+        raise typer.BadParameter("give a job file, a model, or --jobs (and only one of them)")
+    if jobs is not None and (trace or html or breakdown):
+        raise typer.BadParameter("--trace, --html and --breakdown are for one job, not for --jobs")
+    if jobs is None and out is not None:
+        raise typer.BadParameter("--out is for --jobs; --json prints one forecast, --trace and --html write files")
+    chosen = predictors.get(predictor or predictors.DEFAULT)
+    if jobs is not None:
+        _predict_many(jobs, out, options, chosen)
+        return
+    forecast = chosen.predict(job_from(str(target), options))
+    _write_files(forecast, trace, html)
+    if as_json:
+        from foretrain.report import to_json
+
+        typer.echo(to_json(forecast, breakdown))
+        return
+    from foretrain.report.text import breakdown_table, summary
+
+    show(summary(forecast), *([breakdown_table(forecast, breakdown, depth=depth)] if breakdown else []))
+
+
+def _write_files(forecast: Forecast, trace: Path | None, html: Path | None) -> None:
+    if trace is not None:
+        from foretrain.report import write_trace
+
+        say(f"{write_trace(forecast, trace):,} events in {trace}")
+    if html is not None:
+        from foretrain.report.html import write_html
+
+        write_html(forecast, html)
+        say(f"report in {html}")
+
+
+@app.command()
+@with_job_options
+def capture(
+    *,
+    target: Annotated[str, typer.Argument(metavar="JOB.toml|JOB.json|MODEL", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the graph goes, such as graph.json.zst.", show_default=False)],
+    options: Options,
+) -> None:
+    """Write the operator graph of one step, for machines without torch."""
+    from foretrain.capture import capture_job
+    from foretrain.report.tables import graph_table
+
+    graph = capture_job(job_from(target, options))
+    graph.save(out)
+    show(graph_table(graph))
+    say(f"{out.stat().st_size:,} bytes in {out}")
+
+
+# Many jobs
+
+
+def _predict_many(path: Path, out: Path | None, options: Options, predictor: Predictor) -> None:
+    """One line out per job in, in order, each as soon as it is known; a job that fails does not stop the rest."""
+    from foretrain.catalog import Catalog
+    from foretrain.report.lines import JsonLines
+    from foretrain.report.screen import progress
+
+    if out is not None and out.exists() and out.samefile(path):
+        raise InputError(f"--out: {str(out)!r} is the file of jobs itself")
+    lines = [(number, line) for number, line in enumerate(read_text(path).splitlines(), start=1) if line.strip()]
+    known = Catalog.load(options.get("catalog"))
+    start = time.monotonic()
+    where = "" if out is None else f", in {out}"
+    failed = 0
+    with JsonLines(out) as results:
+        try:
+            with progress("jobs") as advance:
+                for number, line in lines:
+                    answer = _answer(line, options, known, path.parent, predictor)
+                    failed += "error" in answer
+                    results.write({"line": number, **answer})
+                    advance(results.count, len(lines))
+        except KeyboardInterrupt:
+            say(f"interrupted: {results.count:,} of {len(lines):,} jobs done{where}")
+            raise typer.Exit(130) from None
+    say(f"{len(lines):,} jobs, {failed:,} failed, {time.monotonic() - start:.1f} s{where}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _answer(line: str, options: Options, known: Catalog, base: Path, predictor: Predictor) -> dict[str, Any]:
+    """The forecast of one job, or why there is none; a bug is told with its traceback and does not cost the other jobs."""
+    try:
+        data = json.loads(line)
+        job = read_job(data["job"] if isinstance(data, Mapping) and "job" in data else data, options, known, base)
+        return {"forecast": predictor.predict(job).to_dict()}
+    except ForetrainError as error:
+        return {"error": str(error)}
+    except json.JSONDecodeError as error:
+        return {"error": f"not JSON ({error})"}
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"internal error: {type(error).__name__}: {error}"}
