@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from foretrain.errors import InputError
@@ -14,6 +15,16 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Add whole lines in one write, so that an interrupted program leaves no half line."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

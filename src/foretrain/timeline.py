@@ -121,6 +121,11 @@ class Timeline:
         return float((self.kernels_per_call * self._repeats()).sum())
 
     @property
+    def bytes_moved(self) -> float:
+        """Least memory traffic of a step."""
+        return float((self.graph.column("bytes") * self._repeats()).sum())
+
+    @property
     def host_issue_s(self) -> float:
         return float((self.host_s * self._repeats()).sum()) + self.step_overhead_s
 

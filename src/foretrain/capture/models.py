@@ -1,4 +1,4 @@
-"""The [model] section of a job becomes a module, its inputs and its loss, all on the meta device."""
+"""The [model] section of a job becomes a module, its inputs and its loss: on the meta device, or on a real one with random data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Loss = Callable[[Any], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """What the tracer needs: a module on meta, what it is called with, and what turns its output into a scalar."""
+    """A module, what it is called with, and what turns its output into a scalar, all on one device."""
 
     module: torch.nn.Module
     inputs: tuple[Any, ...] | Mapping[str, Any]
@@ -33,15 +33,24 @@ class LoadedModel:
     tokens: int = 0
 
 
-def load_model(workload: Workload, batch: int) -> LoadedModel:
-    """Build the workload's model for one (micro-)batch of ``batch`` samples."""
+def load_model(workload: Workload, batch: int, device: str = "meta") -> LoadedModel:
+    """Build the workload's model for one (micro-)batch of ``batch`` samples, on meta (to trace it) or on a device (to run it)."""
     if batch < 1:
         raise InputError(f"batch: {batch} is not 1 or more")
-    return _SOURCES[workload.model.source](workload, batch)
+    return _SOURCES[workload.model.source](workload, batch, device)
 
 
 def classifier_loss() -> Loss:
-    """The model's own loss where its output carries one, else cross-entropy of its logits against class labels."""
+    """The model's own loss where its output carries one, else cross-entropy of its logits against class labels, drawn once."""
+    drawn: dict[torch.Size, torch.Tensor] = {}
+
+    def targets(logits: torch.Tensor) -> torch.Tensor:
+        shape = torch.Size((logits.shape[0], *logits.shape[2:]))
+        if logits.is_meta:
+            return torch.empty(shape, dtype=torch.long, device=logits.device)
+        if shape not in drawn:
+            drawn[shape] = torch.randint(logits.shape[1], shape, device=logits.device)
+        return drawn[shape]
 
     def loss(output: Any) -> torch.Tensor:
         own = getattr(output, "loss", None)
@@ -52,8 +61,7 @@ def classifier_loss() -> Loss:
             raise CaptureError(
                 f"loss: an output of shape {list(logits.shape)} has no default loss; let the function return (module, inputs, loss)"
             )
-        targets = torch.empty((logits.shape[0], *logits.shape[2:]), dtype=torch.long, device=logits.device)
-        return F.cross_entropy(logits, targets)
+        return F.cross_entropy(logits, targets(logits))
 
     return loss
 
@@ -100,6 +108,25 @@ def build_on_meta(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
             return build().to("meta")
 
 
+def _build(build: Callable[[], torch.nn.Module], device: str) -> torch.nn.Module:
+    """On the device itself, so that weights and buffers are those of the constructor; on the CPU first where it computes with numpy."""
+    if device == "meta":
+        return build_on_meta(build)
+    try:
+        with torch.device(device):
+            return build().to(device)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, NotImplementedError):
+        if device == "cpu":
+            raise
+        return build().to(device)
+
+
+def _numbers(shape: tuple[int, ...], device: str) -> torch.Tensor:
+    return torch.empty(shape, device=device) if device == "meta" else torch.randn(shape, device=device)
+
+
 # Image libraries
 
 
@@ -107,20 +134,20 @@ def _image(training: Training, default: tuple[int, int, int]) -> tuple[int, int,
     return training.image_shape or default
 
 
-def _timm(workload: Workload, batch: int) -> LoadedModel:
+def _timm(workload: Workload, batch: int, device: str) -> LoadedModel:
     timm = import_zoo("timm")
     model = workload.model
     assert model.name is not None
     if not timm.is_model(model.name):
         raise unknown("model.name", model.name, timm.list_models(), "a timm model;")
     with _building(f"model {model.name}"):
-        module = build_on_meta(lambda: timm.create_model(model.name, **_class_argument(model.args, workload.training)))
+        module = _build(lambda: timm.create_model(model.name, **_class_argument(model.args, workload.training)), device)
     defaults: Mapping[str, Any] = getattr(module, "default_cfg", None) or {}
     size = _image(workload.training, tuple(defaults.get("input_size", (3, 224, 224))))
-    return LoadedModel(module=module, inputs=(torch.empty(batch, *size, device="meta"),), loss=classifier_loss())
+    return LoadedModel(module=module, inputs=(_numbers((batch, *size), device),), loss=classifier_loss())
 
 
-def _torchvision(workload: Workload, batch: int) -> LoadedModel:
+def _torchvision(workload: Workload, batch: int, device: str) -> LoadedModel:
     models = import_zoo("torchvision").models
     model = workload.model
     assert model.name is not None
@@ -132,9 +159,9 @@ def _torchvision(workload: Workload, batch: int) -> LoadedModel:
     if "image_size" in inspect.signature(models.get_model_builder(model.name)).parameters or model.name.startswith("vit_"):
         arguments = {"image_size": _image(workload.training, (3, 224, 224))[-1], **arguments}
     with _building(f"model {model.name}"):
-        module = build_on_meta(lambda: models.get_model(model.name, **arguments))
+        module = _build(lambda: models.get_model(model.name, **arguments), device)
     size = _image(workload.training, (3, 299, 299) if model.name == "inception_v3" else (3, 224, 224))
-    return LoadedModel(module=module, inputs=(torch.empty(batch, *size, device="meta"),), loss=classifier_loss())
+    return LoadedModel(module=module, inputs=(_numbers((batch, *size), device),), loss=classifier_loss())
 
 
 def _class_argument(args: Mapping[str, Any], training: Training) -> dict[str, Any]:
@@ -166,10 +193,10 @@ _KEPT: list[torch.library.Library] = []
 # Language and other models of transformers
 
 
-def _transformers(workload: Workload, batch: int) -> LoadedModel:
+def _transformers(workload: Workload, batch: int, device: str) -> LoadedModel:
     _quiet_zoo_import()
     with _building(f"model {workload.model.label}"):
-        module, inputs, tokens = load_transformers(workload.model, workload.training, batch, build_on_meta)
+        module, inputs, tokens = load_transformers(workload.model, workload.training, batch, lambda build: _build(build, device), device)
     return LoadedModel(module=module, inputs=inputs, loss=classifier_loss(), tokens=tokens)
 
 
@@ -183,7 +210,7 @@ def _quiet_zoo_import() -> None:
 # The user's own
 
 
-def _python(workload: Workload, batch: int) -> LoadedModel:
+def _python(workload: Workload, batch: int, device: str) -> LoadedModel:
     assert workload.model.name is not None
     file, _, function = workload.model.name.rpartition(":")
     path = Path(file) if Path(file).is_absolute() else workload.base / file
@@ -191,7 +218,7 @@ def _python(workload: Workload, batch: int) -> LoadedModel:
         raise InputError(f"model.name: {str(path)!r} is not a file")
     build = _function(path, function)
     with _building(f"model {workload.model.name}"):
-        made = _call_on_meta(lambda: build(batch, **workload.model.args))
+        made = _call_on(device, lambda: build(batch, **workload.model.args))
     parts = made if isinstance(made, tuple) else (made,)
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], torch.nn.Module):
         raise CaptureError(
@@ -199,16 +226,16 @@ def _python(workload: Workload, batch: int) -> LoadedModel:
         )
     module, inputs, loss = (*parts, None, None)[:3]
     if inputs is None:
-        inputs = _default_inputs(workload.training, batch)
+        inputs = _default_inputs(workload.training, batch, device)
     elif isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
     tokens = batch * workload.training.sequence if workload.training.sequence else 0
     return LoadedModel(module=module, inputs=inputs, loss=loss or classifier_loss(), tokens=tokens)
 
 
-def _call_on_meta(build: Callable[[], Any]) -> Any:
-    """As ``build_on_meta``, for functions that return inputs and a loss beside the module."""
-    with torch.device("meta"), OnMeta():
+def _call_on(device: str, build: Callable[[], Any]) -> Any:
+    """As ``_build``, for functions that return inputs and a loss beside the module."""
+    with torch.device(device), OnMeta() if device == "meta" else contextlib.nullcontext():
         return build()
 
 
@@ -229,15 +256,16 @@ def _function(path: Path, name: str) -> Callable[..., Any]:
     return getattr(module, name)  # type: ignore[no-any-return]
 
 
-def _default_inputs(training: Training, batch: int) -> tuple[torch.Tensor, ...]:
+def _default_inputs(training: Training, batch: int, device: str) -> tuple[torch.Tensor, ...]:
     if training.image_shape is not None:
-        return (torch.empty(batch, *training.image_shape, device="meta"),)
+        return (_numbers((batch, *training.image_shape), device),)
     if training.sequence is not None:
-        return (torch.empty(batch, training.sequence, dtype=torch.long, device="meta"),)
+        make = torch.empty if device == "meta" else torch.zeros
+        return (make(batch, training.sequence, dtype=torch.long, device=device),)
     raise InputError("training.image: missing; the model function returned no inputs, so give training.image or training.sequence")
 
 
-def _onnx(workload: Workload, batch: int) -> LoadedModel:
+def _onnx(workload: Workload, batch: int, device: str) -> LoadedModel:
     from foretrain.capture.onnx.module import load_onnx
 
     assert workload.model.name is not None
@@ -246,11 +274,20 @@ def _onnx(workload: Workload, batch: int) -> LoadedModel:
     if not path.is_file():
         raise InputError(f"model.name: {str(path)!r} is not a file")
     with _building(f"model {path}"):
-        module, inputs = load_onnx(path, batch=batch)
+        module, inputs = load_onnx(path, batch=batch) if device == "meta" else _onnx_on(path, batch, device)
     return LoadedModel(module=module, inputs=inputs, loss=classifier_loss())
 
 
-_SOURCES: dict[str, Callable[[Workload, int], LoadedModel]] = {
+def _onnx_on(path: Path, batch: int, device: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """The file's own weights, and random inputs in place of the examples."""
+    from foretrain.capture.onnx.module import build
+
+    module, examples = build(path, batch=batch, keep_data=True)
+    inputs = [torch.zeros(example.shape, dtype=example.dtype, device=device) for example in examples]
+    return module.to(device), tuple(value.normal_() if value.is_floating_point() else value for value in inputs)
+
+
+_SOURCES: dict[str, Callable[[Workload, int, str], LoadedModel]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "transformers": _transformers,

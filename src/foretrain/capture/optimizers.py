@@ -60,7 +60,7 @@ def build_optimizer(name: str, parameters: list[torch.nn.Parameter], *, master_w
         raise CaptureError("model: it has no trainable parameter; use training.mode = 'infer'")
     masters = [torch.nn.Parameter(parameter.detach().float()) for parameter in trained] if master_weights else None
     targets = masters if masters is not None else trained
-    optimizer = _BUILDERS.get(name, _from_torch)(name, targets)
+    optimizer = optimizer_of(name, targets)
     kept = [parameter.grad for parameter in targets]
     for parameter in targets:
         parameter.grad = torch.empty_like(parameter)
@@ -69,6 +69,11 @@ def build_optimizer(name: str, parameters: list[torch.nn.Parameter], *, master_w
     for parameter, gradient in zip(targets, kept, strict=True):
         parameter.grad = gradient
     return StepFunction(trained, optimizer, masters)  # type: ignore[arg-type]
+
+
+def optimizer_of(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer itself, without state yet."""
+    return _BUILDERS.get(name, _from_torch)(name, parameters)
 
 
 def _from_torch(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

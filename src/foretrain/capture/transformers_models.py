@@ -1,4 +1,4 @@
-"""Models of the transformers library from a configuration alone: the class for the task, inputs and labels on meta."""
+"""Models of the transformers library from a configuration alone: the class for the task, inputs and labels on meta or on a device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ _AUTO_CLASS = {
 
 
 def load_transformers(
-    model: Model, training: Training, batch: int, build: Callable[[Callable[[], torch.nn.Module]], torch.nn.Module]
+    model: Model,
+    training: Training,
+    batch: int,
+    build: Callable[[Callable[[], torch.nn.Module]], torch.nn.Module],
+    device: str = "meta",
 ) -> tuple[torch.nn.Module, dict[str, Any], int]:
     """The module, its keyword inputs, and the tokens in them."""
     import transformers
@@ -43,7 +47,7 @@ def load_transformers(
     auto = getattr(transformers, _AUTO_CLASS[task])
     kwargs = {} if attention is None else {"attn_implementation": attention}
     module = build(lambda: auto.from_config(config, **kwargs))
-    inputs = _INPUTS[task](_Shapes(config, training, batch, getattr(module, "main_input_name", "input_ids")))
+    inputs = _INPUTS[task](_Shapes(config, training, batch, getattr(module, "main_input_name", "input_ids"), device))
     tokens = batch * training.sequence if training.sequence else 0
     return module, inputs, tokens
 
@@ -76,46 +80,72 @@ def _default_task(config: Any) -> str:
 
 
 class _Shapes:
-    """The tensors that tasks are made of. Token ids are real, so that a model may look at them (for padding, say)."""
+    """The tensors that tasks are made of: random on a device. On meta token ids are real, as a model may look at them (for padding, say)."""
 
-    def __init__(self, config: Any, training: Training, batch: int, main_input: str) -> None:
-        self.config, self.training, self.batch, self.main_input = config, training, batch, main_input
+    def __init__(self, config: Any, training: Training, batch: int, main_input: str, device: str) -> None:
+        self.config, self.training, self.batch, self.main_input, self.device = config, training, batch, main_input, device
+
+    def numbers(self, *shape: int) -> torch.Tensor:
+        return (torch.empty if self.device == "meta" else torch.randn)(shape, device=self.device)
+
+    def integers(self, below: int, *shape: int) -> torch.Tensor:
+        """From 1, which leaves out the blank of CTC and the commonest padding."""
+        if self.device == "meta":
+            return torch.empty(shape, dtype=torch.long, device="meta")
+        return torch.randint(min(1, below - 1), below, shape, device=self.device)
 
     def ids(self) -> torch.Tensor:
         if self.training.sequence is None:
             raise InputError("training.sequence: missing; a language model needs its sequence length")
-        return torch.ones(self.batch, self.training.sequence, dtype=torch.long)
+        if self.device == "meta":
+            return torch.ones(self.batch, self.training.sequence, dtype=torch.long)
+        ids = self.integers(self.vocabulary, self.batch, self.training.sequence)
+        padding = getattr(self.config, "pad_token_id", None)
+        return ids if padding is None else ids.masked_fill(ids == padding, (padding + 1) % self.vocabulary)
+
+    @property
+    def vocabulary(self) -> int:
+        text = getattr(self.config, "text_config", None) or self.config
+        return int(getattr(text, "vocab_size", None) or 2)
+
+    @property
+    def labels(self) -> int:
+        return int(getattr(self.config, "num_labels", None) or 2)
 
     def label(self) -> torch.Tensor:
-        return torch.empty(self.batch, dtype=torch.long, device="meta")
+        return self.integers(self.labels, self.batch)
+
+    def position(self) -> torch.Tensor:
+        return self.integers(self.training.sequence or 2, self.batch)
 
     def pixels(self) -> torch.Tensor:
         side = getattr(self.config, "image_size", None) or 224
         side = side[-1] if isinstance(side, list | tuple) else side
         channels = getattr(self.config, "num_channels", None) or 3
         shape = self.training.image_shape or (channels, side, side)
-        return torch.empty(self.batch, *shape, device="meta")
+        return self.numbers(self.batch, *shape)
 
     def audio(self) -> torch.Tensor:
         """Raw samples, or mel frames where the model starts from a spectrogram."""
         length = self.training.sequence or 16000
         if hasattr(self.config, "num_mel_bins"):
             if getattr(self.config, "max_source_positions", 0) and self.config.model_type == "whisper":
-                return torch.empty(self.batch, self.config.num_mel_bins, 2 * self.config.max_source_positions, device="meta")
+                return self.numbers(self.batch, self.config.num_mel_bins, 2 * self.config.max_source_positions)
             frames = getattr(self.config, "max_length", None) or length
-            return torch.empty(self.batch, frames, self.config.num_mel_bins, device="meta")
-        return torch.empty(self.batch, length, device="meta")
+            return self.numbers(self.batch, frames, self.config.num_mel_bins)
+        return self.numbers(self.batch, length)
 
 
 def _image_side(shapes: _Shapes) -> torch.Tensor:
     pixels = shapes.pixels()
-    return torch.empty(shapes.batch, *pixels.shape[2:], dtype=torch.long, device="meta")
+    return shapes.integers(shapes.labels, shapes.batch, *pixels.shape[2:])
 
 
 def _masked_image(shapes: _Shapes) -> dict[str, Any]:
     pixels = shapes.pixels()
     patches = (pixels.shape[-1] // shapes.config.patch_size) ** 2
-    return {"pixel_values": pixels, "bool_masked_pos": torch.empty(shapes.batch, patches, dtype=torch.bool, device="meta")}
+    masked = shapes.integers(3, shapes.batch, patches)
+    return {"pixel_values": pixels, "bool_masked_pos": torch.empty_like(masked, dtype=torch.bool) if masked.is_meta else masked == 1}
 
 
 def _audio_input(shapes: _Shapes) -> dict[str, Any]:
@@ -130,6 +160,11 @@ def _multiple_choice(shapes: _Shapes) -> dict[str, Any]:
 def _mask(shapes: _Shapes) -> dict[str, Any]:
     """No token is padding; a model that looks finds that it needs no mask."""
     return {"attention_mask": torch.ones_like(shapes.ids())}
+
+
+def _labelled_tokens(shapes: _Shapes) -> dict[str, Any]:
+    ids = shapes.ids()
+    return {"input_ids": ids, "labels": ids if shapes.device == "meta" else ids % shapes.labels}
 
 
 def _labelled_ids(shapes: _Shapes) -> dict[str, Any]:
@@ -156,15 +191,15 @@ _INPUTS: dict[str, Callable[[_Shapes], dict[str, Any]]] = {
     "masked-lm": lambda s: {**_labelled_ids(s), **_mask(s)},
     "seq2seq-lm": _labelled_ids,
     "pretraining": _labelled_ids,
-    "token-classification": lambda s: {**_labelled_ids(s), **_mask(s)},
+    "token-classification": lambda s: {**_labelled_tokens(s), **_mask(s)},
     "sequence-classification": lambda s: {"input_ids": s.ids(), "labels": s.label(), **_mask(s)},
-    "question-answering": lambda s: {"input_ids": s.ids(), "start_positions": s.label(), "end_positions": s.label(), **_mask(s)},
+    "question-answering": lambda s: {"input_ids": s.ids(), "start_positions": s.position(), "end_positions": s.position(), **_mask(s)},
     "multiple-choice": _multiple_choice,
     "image-classification": lambda s: {"pixel_values": s.pixels(), "labels": s.label()},
     "semantic-segmentation": lambda s: {"pixel_values": s.pixels(), "labels": _image_side(s)},
     "masked-image-modeling": _masked_image,
     "audio-classification": lambda s: {**_audio_input(s), "labels": s.label()},
-    "ctc": lambda s: {**_audio_input(s), "labels": torch.empty(s.batch, 32, dtype=torch.long, device="meta")},
-    "speech-seq2seq": lambda s: {**_audio_input(s), "labels": torch.empty(s.batch, 64, dtype=torch.long, device="meta")},
+    "ctc": lambda s: {**_audio_input(s), "labels": s.integers(s.vocabulary, s.batch, 32)},
+    "speech-seq2seq": lambda s: {**_audio_input(s), "labels": s.integers(s.vocabulary, s.batch, 64)},
     "base": _base,
 }

@@ -23,9 +23,9 @@ from foretrain.timeline import Timeline
 
 TIME_QUANTITIES = frozenset({
     "step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "device_busy_s", "host_issue_s",
-    "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "device_utilization", "power_w",
+    "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "device_utilization", "memory_utilization", "power_w",
 })  # fmt: skip
-MEMORY_QUANTITIES = frozenset({"peak_memory_bytes", "reserved_memory_bytes", "memory_utilization"})
+MEMORY_QUANTITIES = frozenset({"peak_memory_bytes", "reserved_memory_bytes"})
 QUANTITIES = TIME_QUANTITIES | MEMORY_QUANTITIES | {"kernels"}
 
 _IDLE_POWER = 0.15
@@ -116,7 +116,7 @@ def _medians(timeline: Timeline, memory: MemoryProfile, device: Device) -> Mappi
         "device_utilization": utilization,
         "peak_memory_bytes": float(memory.allocated_bytes),
         "reserved_memory_bytes": float(memory.reserved_bytes),
-        "memory_utilization": min(1.0, memory.reserved_bytes / device.memory_bytes),
+        "memory_utilization": min(1.0, timeline.bytes_moved / (timeline.step_time_s * device.memory_bytes_per_s)) if timeline.step_time_s else 0.0,
     }
 
 

@@ -1,0 +1,531 @@
+"""Candidates for measurement, each with features and a cost, and a budget in; the ones that are worth measuring out.
+
+A linear model ``y = X b + noise`` that is fitted on the chosen rows S has the information matrix ``M = X_S^T X_S`` (+ ridge I),
+and its coefficients the covariance ``M^-1``. D-optimal designs maximise ``log det M``, A-optimal ones minimise ``trace M^-1``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrain.errors import InputError, invalid, unknown
+from foretrain.units import format_seconds
+
+Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
+
+RIDGE = 1e-6
+"""Added to the diagonal of the information matrix, so that fewer rows than coefficients can be compared; small beside unit features."""
+
+_POOL, _BATCH, _BLOCK = 1024, 64, 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidates:
+    """What could be measured: a row of features and a cost in seconds for each, and labels that say what it is."""
+
+    names: tuple[str, ...]
+    """One per feature."""
+    features: Array
+    cost_s: Array
+    labels: Sequence[Mapping[str, Any]]
+
+    def __post_init__(self) -> None:
+        rows = len(self.cost_s)
+        if not rows:
+            raise InputError("candidates: there are none")
+        if self.features.shape != (rows, len(self.names)) or len(self.labels) != rows:
+            raise InputError(f"candidates: features {self.features.shape}, {rows} costs, {len(self.names)} names, {len(self.labels)} labels disagree")
+        for name, column in zip((*self.names, "cost_s"), (*self.features.T, self.cost_s), strict=True):
+            if not np.isfinite(column).all():
+                row = int(np.argmin(np.isfinite(column)))
+                raise InputError(f"candidates: {name} of row {row + 1} is {column[row]}, not a finite number")
+        if self.cost_s.min() <= 0:
+            row = int(self.cost_s.argmin())
+            raise InputError(f"candidates: cost_s of row {row + 1} is {self.cost_s[row]:g}, not a positive number of seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Design:
+    """What to measure: rows of the candidates, in the order in which to measure them, and how much they tell."""
+
+    method: str
+    chosen: Indices
+    cost_s: float
+    log_det: float
+    """log det of the information matrix: higher is better."""
+    trace_inverse: float
+    """Trace of its inverse, features in units of their mean size: the sum of the coefficients' variances, lower is better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """A design beside random ones of the same budget."""
+
+    d_efficiency: float
+    """``(det M / det M_random)^(1/p)``, the geometric mean: how many times the random choice had to be repeated to know as much."""
+    a_efficiency: float
+    """``trace M_random^-1 / trace M^-1``, the median: how many times lower the coefficients' variance is."""
+    random_log_det: float
+    random_trace_inverse: float
+    seeds: int
+
+
+class Method(Protocol):
+    def __call__(self, features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0) -> Indices: ...
+
+
+def design(
+    method: str, candidates: Candidates, *, budget_s: float | None = None, count: int | None = None, ridge: float = RIDGE, seed: int = 0
+) -> Design:
+    """Choose what to measure within a total cost, or a number of candidates whatever their cost."""
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    cost, budget = _limit(candidates, budget_s, count)
+    chosen = METHODS[method](candidates.features, cost, budget, ridge=ridge, seed=seed)
+    rows = candidates.features[chosen]
+    return Design(
+        method=method,
+        chosen=chosen,
+        cost_s=math.fsum(candidates.cost_s[chosen]),
+        log_det=log_det(rows, ridge),
+        trace_inverse=trace_inverse(rows / _sizes(candidates.features), ridge),
+    )
+
+
+def gain(chosen: Design, candidates: Candidates, *, budget_s: float | None = None, count: int | None = None, seeds: int = 10) -> Gain:
+    """Compare a design with random ones of the same budget."""
+    random = [design("random", candidates, budget_s=budget_s, count=count, seed=seed) for seed in range(seeds)]
+    log_dets, traces = np.mean([one.log_det for one in random]), np.median([one.trace_inverse for one in random])
+    return Gain(
+        d_efficiency=float(np.exp((chosen.log_det - log_dets) / candidates.features.shape[1])),
+        a_efficiency=float(traces / chosen.trace_inverse),
+        random_log_det=float(log_dets),
+        random_trace_inverse=float(traces),
+        seeds=seeds,
+    )
+
+
+def _limit(candidates: Candidates, budget_s: float | None, count: int | None) -> tuple[Array, float]:
+    """What each candidate takes of the budget, and the budget: seconds, or one each of a number."""
+    if (budget_s is None) == (count is None):
+        raise InputError("design: give a budget or a count, and only one of them")
+    rows = len(candidates.cost_s)
+    if count is not None:
+        if not 1 <= count <= rows:
+            raise invalid("count", count, f"between 1 and the {rows:,} candidates")
+        return np.ones(rows), float(count)
+    assert budget_s is not None
+    cheapest = float(candidates.cost_s.min())
+    if not budget_s >= cheapest:
+        raise InputError(f"budget: {format_seconds(budget_s)} is below the cheapest candidate, which takes {format_seconds(cheapest)}")
+    return candidates.cost_s, budget_s
+
+
+# Criteria
+
+
+def information(rows: Array, ridge: float = RIDGE) -> Array:
+    """``X^T X + ridge I``."""
+    matrix: Array = rows.T @ rows
+    matrix.flat[:: len(matrix) + 1] += ridge
+    return matrix
+
+
+def log_det(rows: Array, ridge: float = RIDGE) -> float:
+    """``log det(X^T X + ridge I)``."""
+    return float(np.linalg.slogdet(information(rows, ridge))[1])
+
+
+def trace_inverse(rows: Array, ridge: float = RIDGE) -> float:
+    """``trace (X^T X + ridge I)^-1``."""
+    return float((1 / np.maximum(np.linalg.eigvalsh(information(rows, ridge)), ridge)).sum())
+
+
+def _leverage(features: Array, inverse: Array) -> Array:
+    """``x_i^T M^-1 x_i`` of every row: the variance of the model's prediction there."""
+    return np.einsum("ij,ij->i", features @ inverse, features)
+
+
+def _sizes(features: Array) -> Array:
+    """The mean absolute value of every feature, by which Ernest divides them."""
+    sizes = np.abs(features).mean(axis=0)
+    return np.where(sizes > 0, sizes, 1.0)
+
+
+# D-optimal
+
+
+def d_optimal(features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0) -> Indices:
+    """Maximise ``log det(X_S^T X_S + ridge I)`` within the budget.
+
+    The start is the best of three: greedy by gain per cost, greedy by gain, and random (for budgets where greedy choices block better ones).
+    Then exchanges after Fedorov (1972) until none improves, in the order of Cook and Nachtsheim (1980). The seed breaks ties.
+    The rows come in greedy order, so that a campaign that is cut off has measured what tells most.
+    """
+    order = np.random.default_rng(seed).permutation(len(cost))
+    x, price = features[order], cost[order]
+    starts = [greedy(x, price, budget, ridge=ridge), random_design(x, price, budget, seed=seed)]
+    if price.min() < price.max():
+        starts.append(greedy(x, price, budget, ridge=ridge, per_cost=False))
+    chosen = exchange(x, price, budget, max(starts, key=lambda one: log_det(x[one], ridge)), ridge=ridge)
+    first = greedy(x[chosen], price[chosen], math.inf, ridge=ridge)
+    return order[chosen[first]]
+
+
+def greedy(
+    features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, per_cost: bool = True, start: Iterable[int] = ()
+) -> Indices:
+    """Add the row with the largest gain ``log(1 + x^T M^-1 x)`` (per cost) until the budget is spent.
+
+    Gains only shrink as rows are added (Minoux 1978), so rows outside the pool of the best need no update before a gain in the pool falls
+    below theirs; inside it ``M^-1`` and the gains follow by the Sherman-Morrison formula.
+    """
+    chosen = list(start)
+    free = np.ones(len(cost), dtype=bool)
+    free[chosen] = False
+    left = budget - math.fsum(cost[chosen])
+    price = cost if per_cost else np.ones_like(cost)
+    while True:
+        inverse = np.linalg.inv(information(features[chosen], ridge))
+        value = np.where(free & (cost <= left), np.log1p(np.maximum(_leverage(features, inverse), 0)) / price, -1.0)
+        pool, bound = _best(value, _POOL)
+        # Before the matrix has full rank the inverse is large and its updates lose digits: one row at a time.
+        batch = _BATCH if len(chosen) >= features.shape[1] else 1
+        picked = _greedy_in_pool(features[pool], cost[pool], price[pool], left, inverse, bound, batch)
+        if not picked:
+            return np.array(chosen, dtype=np.intp)
+        rows = pool[picked]
+        chosen.extend(rows.tolist())
+        free[rows] = False
+        left -= math.fsum(cost[rows])
+
+
+def _best(value: Array, size: int) -> tuple[Indices, float]:
+    """The rows of the largest values (those that are not negative), and the largest value that is left out."""
+    if len(value) <= size:
+        return np.flatnonzero(value >= 0), -1.0
+    split = np.argpartition(-value, size)
+    pool = np.sort(split[:size])
+    return pool[value[pool] >= 0], float(value[split[size]])
+
+
+def _greedy_in_pool(x: Array, cost: Array, price: Array, left: float, inverse: Array, bound: float, most: int) -> list[int]:
+    """Greedy choice among a few rows for as long as the best of them is known to be the best of all."""
+    leverage = _leverage(x, inverse)
+    free = np.ones(len(cost), dtype=bool)
+    picked: list[int] = []
+    while len(picked) < most and len(x):
+        value = np.where(free & (cost <= left), np.log1p(np.maximum(leverage, 0)) / price, -1.0)
+        best = int(value.argmax())
+        if value[best] < 0 or (picked and value[best] < bound):
+            break
+        direction = inverse @ x[best] / math.sqrt(1 + max(leverage[best], 0))
+        inverse = inverse - np.outer(direction, direction)
+        leverage -= (x @ direction) ** 2
+        free[best] = False
+        left -= float(cost[best])
+        picked.append(best)
+    return picked
+
+
+def exchange(features: Array, cost: Array, budget: float, chosen: Indices, *, ridge: float = RIDGE, sweeps: int = 20) -> Indices:
+    """Swap chosen rows for better ones within the budget, and spend what that leaves, until nothing improves (or for so many sweeps)."""
+    for _ in range(sweeps):
+        swapped = _sweep(features, cost, budget, chosen, ridge)
+        filled = greedy(features, cost, budget, ridge=ridge, start=swapped.tolist())
+        if len(filled) == len(chosen) and np.array_equal(swapped, chosen):
+            break
+        chosen = filled
+    return chosen
+
+
+def _sweep(features: Array, cost: Array, budget: float, chosen: Indices, ridge: float) -> Indices:
+    """Offer every chosen row, the least informative first, its best replacement."""
+    chosen = chosen.copy()
+    left = budget - math.fsum(cost[chosen])
+    inverse = np.linalg.inv(information(features[chosen], ridge))
+    order = np.argsort(_leverage(features[chosen], inverse), kind="stable")
+    for places in np.array_split(order, math.ceil(len(order) / _BLOCK)):
+        inverse = np.linalg.inv(information(features[chosen], ridge))
+        for place, new in _proposals(features, cost, chosen, places, inverse, left):
+            spare = left + cost[chosen[place]] - cost[new]
+            if spare < 0 or new in chosen:
+                continue
+            ratio, swapped = _swap(inverse, features[chosen[place]], features[new])
+            if ratio > 1 + 1e-9:
+                inverse, left, chosen[place] = swapped, spare, new
+    return chosen
+
+
+def _proposals(features: Array, cost: Array, chosen: Indices, places: Indices, inverse: Array, left: float) -> list[tuple[int, int]]:
+    """The best replacement of each place by Fedorov's delta: ``det' / det = (1 + d_j)(1 - d_i) + d_ij^2``, best first.
+
+    As ``d_ij^2 <= d_i d_j``, only rows with ``d_j > d_i`` can improve the design.
+    """
+    leverage = _leverage(features, inverse)
+    old = chosen[places]
+    open_ = leverage > leverage[old].min()
+    open_ &= cost <= cost[old].max() + left
+    open_[chosen] = False
+    new = np.flatnonzero(open_)
+    if not len(new):
+        return []
+    ratio = (features[old] @ inverse) @ features[new].T
+    np.square(ratio, out=ratio)
+    ratio += np.multiply.outer(1 - leverage[old], 1 + leverage[new])
+    ratio[cost[new] > cost[old][:, None] + left] = 0
+    best = ratio.argmax(axis=1)
+    gains = ratio[np.arange(len(old)), best]
+    return [(int(places[row]), int(new[best[row]])) for row in np.argsort(-gains, kind="stable") if gains[row] > 1 + 1e-9]
+
+
+def _swap(inverse: Array, old: Array, new: Array) -> tuple[float, Array]:
+    """The factor of the determinant when a row is replaced, and the new inverse (two Sherman-Morrison steps)."""
+    taken = inverse @ old
+    without = 1 - old @ taken
+    if without < 1e-12:
+        return 0.0, inverse
+    inverse = inverse + np.outer(taken, taken) / without
+    added = inverse @ new
+    with_ = 1 + new @ added
+    return float(without * with_), inverse - np.outer(added, added) / with_
+
+
+# A-optimal
+
+
+def a_optimal(
+    features: Array, cost: Array, budget: float, *, keep: float = 0.3, ridge: float = RIDGE, seed: int = 0
+) -> Indices:
+    """Ernest's design (Venkataraman et al., NSDI 2016): the rows whose weight in the convex problem is above ``keep``.
+
+    They are taken by falling weight for as long as they fit into the budget; rows of lower weight follow only while there are fewer rows than features.
+    """
+    weights = a_weights(features, cost, budget, ridge=ridge)
+    ties = np.random.default_rng(seed).random(len(cost))
+    order = np.lexsort((ties, -np.round(weights, 6)))
+    kept = order[weights[order] > keep]
+    chosen = _fill(kept, cost, budget)
+    lacking = max(1, features.shape[1]) - len(chosen)
+    if lacking > 0:
+        more = _fill(order[weights[order] <= keep], cost, budget - math.fsum(cost[chosen]))
+        chosen = np.concatenate([chosen, more[:lacking]])
+    return chosen
+
+
+def a_weights(
+    features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, tolerance: float = 1e-4, iterations: int = 400
+) -> Array:
+    """Minimise ``trace (sum_i w_i x_i x_i^T)^-1`` subject to ``0 <= w <= 1`` and ``cost . w <= budget``.
+
+    Spectral projected gradient (Birgin, Martinez and Raydan 2000), until the Frank-Wolfe gap bounds the distance to the optimum by ``tolerance``.
+    """
+    x = features / _sizes(features)
+    weights = np.full(len(cost), min(1.0, budget / math.fsum(cost)))
+    value, slope = _a_objective(x, weights, ridge)
+    recent = [value]
+    step = 1 / max(float(np.abs(slope).max()), 1e-300)
+    for _ in range(iterations):
+        if slope @ weights - slope @ _knapsack(-slope, cost, budget) <= tolerance * value:
+            break
+        move = _project(weights - step * slope, cost, budget) - weights
+        descent = float(slope @ move)
+        part = 1.0
+        while (trial := _a_objective(x, weights + part * move, ridge))[0] > max(recent[-10:]) + 1e-4 * part * descent and part > 1e-10:
+            part /= 2
+        curvature = part * float(move @ (trial[1] - slope))
+        step = float(np.clip(part**2 * float(move @ move) / curvature, 1e-12, 1e12)) if curvature > 0 else 2 * step
+        weights = weights + part * move
+        value, slope = trial
+        recent.append(value)
+    return np.clip(weights, 0, 1)
+
+
+def _a_objective(x: Array, weights: Array, ridge: float) -> tuple[float, Array]:
+    """``trace M^-1`` and its gradient ``-|M^-1 x_i|^2``."""
+    inverse = np.linalg.inv(information(x * np.sqrt(np.maximum(weights, 0))[:, None], ridge))
+    return float(np.trace(inverse)), -((x @ inverse) ** 2).sum(axis=1)
+
+
+def _project(weights: Array, cost: Array, budget: float) -> Array:
+    """The nearest point with ``0 <= w <= 1`` and ``cost . w <= budget``: ``clip(w - m cost)``, m by bisection."""
+    inside = np.clip(weights, 0, 1)
+    if cost @ inside <= budget:
+        return inside
+    low, high = 0.0, float((weights / cost).max())
+    for _ in range(60):
+        middle = (low + high) / 2
+        over = cost @ np.clip(weights - middle * cost, 0, 1) > budget
+        low, high = (middle, high) if over else (low, middle)
+    return np.clip(weights - high * cost, 0, 1)
+
+
+def _knapsack(value: Array, cost: Array, budget: float) -> Array:
+    """The fractional knapsack: the weights in 0..1 of the largest value within the budget."""
+    order = np.argsort(-value / cost, kind="stable")
+    before = np.concatenate([[0.0], np.cumsum(cost[order])[:-1]])
+    weights = np.empty_like(cost)
+    weights[order] = np.clip((budget - before) / cost[order], 0, 1)
+    return weights
+
+
+# Controls
+
+
+def random_design(features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0) -> Indices:
+    """Rows in random order for as long as they fit into the budget."""
+    return _fill(np.random.default_rng(seed).permutation(len(cost)), cost, budget)
+
+
+def grid_design(features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0) -> Indices:
+    """Rows spread over a grid: the distinct values of every feature in equal bins, fine enough for the budget; one row of every cell in turn."""
+    ranks = [np.unique(column, return_inverse=True)[1] for column in features.T]
+    ties = np.random.default_rng(seed).permutation(len(cost))
+    for bins in (2**power for power in range(1, 32)):
+        cells = np.zeros(len(cost), dtype=np.int64)
+        for rank in ranks:
+            level = rank * bins // (rank.max() + 1)
+            cells = np.unique(cells * bins + level, return_inverse=True)[1]
+        order = _round_robin(cells[ties])
+        chosen = _fill(ties[order], cost, budget)
+        if len(chosen) <= cells.max() + 1 or bins > max(rank.max() for rank in ranks):
+            return chosen
+    raise AssertionError("a grid of 2^31 bins separates all values")
+
+
+def _round_robin(cells: npt.NDArray[np.int64]) -> Indices:
+    """The first row of every cell, then the second of every cell, and so on; rows of one round in the order given."""
+    order = np.argsort(cells, kind="stable")
+    starts = np.searchsorted(cells[order], cells[order])
+    turn = np.empty(len(cells), dtype=np.intp)
+    turn[order] = np.arange(len(cells)) - starts
+    return np.argsort(turn, kind="stable")
+
+
+def _fill(order: Indices, cost: Array, budget: float) -> Indices:
+    """The rows in this order, without those that do not fit into what is left of the budget."""
+    left, cheapest = budget, float(cost.min())
+    chosen = []
+    for row, price in zip(order.tolist(), cost[order].tolist(), strict=True):
+        if left < cheapest:
+            break
+        if price <= left:
+            chosen.append(row)
+            left -= price
+    return np.array(chosen, dtype=np.intp)
+
+
+METHODS: Mapping[str, Method] = {"a-optimal": a_optimal, "d-optimal": d_optimal, "grid": grid_design, "random": random_design}
+
+
+# Candidates
+
+
+def table_candidates(columns: Mapping[str, Array], cost_s: Array, labels: Sequence[Mapping[str, Any]], *, quadratic: bool = False) -> Candidates:
+    """Candidates from columns of numbers: standardised, with a constant and (``quadratic``) squares and products."""
+    names, features = _standardised(columns)
+    if quadratic:
+        pairs = [(i, j) for i in range(len(names)) for j in range(i, len(names))]
+        products = {f"{names[i]} * {names[j]}": features[:, i] * features[:, j] for i, j in pairs}
+        more, squares = _standardised(products)
+        names, features = [*names, *more], np.hstack([features, squares])
+    return Candidates(names=("1", *names), features=np.hstack([np.ones((len(cost_s), 1)), features]), cost_s=cost_s, labels=labels)
+
+
+def _standardised(columns: Mapping[str, Array]) -> tuple[list[str], Array]:
+    """Columns of mean 0 and variance 1; those that do not vary tell nothing and are left out."""
+    for name, column in columns.items():
+        if not np.isfinite(column).all():
+            row = int(np.argmin(np.isfinite(column)))
+            raise InputError(f"candidates: {name} of row {row + 1} is {column[row]}, not a finite number")
+    names = [name for name, column in columns.items() if np.ptp(column) > 1e-9 * np.abs(column).max()]
+    kept = [(columns[name] - columns[name].mean()) / columns[name].std() for name in names]
+    return names, np.column_stack(kept) if kept else np.empty((len(next(iter(columns.values()), [])), 0))
+
+
+def ernest_cost(machines: float, scale: float, *, whole_s: float = 3600.0) -> float:
+    """Seconds of a run on a share ``scale`` of the data when the whole takes ``whole_s`` on one machine and speeds up ideally."""
+    return whole_s * scale / machines
+
+
+def cluster_candidates(
+    machines: Iterable[int], scales: Iterable[float], cost_model: Callable[[float, float], float] = ernest_cost
+) -> Candidates:
+    """Every number of machines with every share of the data, with Ernest's features ``[1, scale / machines, log machines, machines]``."""
+    points = [(count, scale) for count in dict.fromkeys(machines) for scale in dict.fromkeys(scales)]
+    for count, scale in points:
+        if count < 1 or not 0 < scale <= 1:
+            raise InputError(f"cluster: {count} machines on {scale:g} of the data; machines are at least 1, scales above 0 and at most 1")
+    return Candidates(
+        names=("1", "scale / machines", "log machines", "machines"),
+        features=np.array([[1.0, scale / count, math.log(count), count] for count, scale in points]).reshape(-1, 4),
+        cost_s=np.array([cost_model(count, scale) for count, scale in points]),
+        labels=[{"machines": count, "scale": scale} for count, scale in points],
+    )
+
+
+def operator_candidates(rows: Sequence[Mapping[str, Any]], *, quadratic: bool = False, per_family: bool = False) -> Candidates:
+    """Operator instances: rows with ``op``, ``flops``, ``bytes``, ``dims``, ``cost_s`` and, where they vary, ``family`` and ``dtype``.
+
+    The features are the logarithms of FLOPs, bytes and dimensions, the share of compute in a roofline at the median arithmetic intensity, and
+    one column for each operator and dtype but the first. ``per_family`` gives every family (by default every ``op``) coefficients of its own.
+    """
+    try:
+        cost = np.array([row["cost_s"] for row in rows], dtype=np.float64)
+        families = np.array([str(row.get("family", row["op"])) for row in rows])
+        kinds = [("op", [str(row["op"]) for row in rows]), ("dtype", [str(row.get("dtype", "")) for row in rows])]
+        numbers = _operator_numbers(rows)
+    except KeyError as error:
+        raise InputError(f"operators: a row has no {error.args[0]!r}; op, flops, bytes, dims and cost_s are needed") from error
+    one_hot = {f"{kind}={name}": np.array([float(value == name) for value in values]) for kind, values in kinds for name in sorted(set(values))[1:]}
+    if not per_family:
+        plain = table_candidates(numbers, cost, rows, quadratic=quadratic)
+        names, columns = _standardised(one_hot) if one_hot else ([], np.empty((len(rows), 0)))
+        return Candidates(names=(*plain.names, *names), features=np.hstack([plain.features, columns]), cost_s=cost, labels=rows)
+    return _by_family(families, {**numbers}, one_hot, cost, rows, quadratic)
+
+
+def _operator_numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+    flops = np.array([max(row["flops"], 1) for row in rows], dtype=np.float64)
+    size = np.array([max(row["bytes"], 1) for row in rows], dtype=np.float64)
+    rank = max((len(row["dims"]) for row in rows), default=0)
+    dims = np.array([[*(max(dim, 1) for dim in row["dims"]), *[1] * (rank - len(row["dims"]))] for row in rows], dtype=np.float64).reshape(-1, rank)
+    intensity = flops / size
+    return {
+        "log flops": np.log(flops),
+        "log bytes": np.log(size),
+        **{f"log dim {place}": np.log(dims[:, place]) for place in range(rank)},
+        "compute share": intensity / (intensity + np.median(intensity)),
+    }
+
+
+def _by_family(
+    families: npt.NDArray[np.str_], numbers: Mapping[str, Array], one_hot: Mapping[str, Array], cost: Array, rows: Sequence[Mapping[str, Any]], quadratic: bool
+) -> Candidates:
+    """A block of columns for each family, zero elsewhere; columns that follow from others of the block are left out."""
+    names: list[str] = []
+    columns: list[Array] = []
+    for family in np.unique(families):
+        inside = families == family
+        block = table_candidates({name: column[inside] for name, column in numbers.items()}, cost[inside], [rows[i] for i in np.flatnonzero(inside)], quadratic=quadratic)
+        kinds, one = _standardised({name: column[inside] for name, column in one_hot.items()}) if one_hot else ([], np.empty((int(inside.sum()), 0)))
+        features = np.hstack([block.features, one])
+        for place in _independent(features):
+            column = np.zeros(len(rows))
+            column[inside] = features[:, place]
+            names.append(f"{family}: {[*block.names, *kinds][place]}")
+            columns.append(column)
+    return Candidates(names=tuple(names), features=np.column_stack(columns), cost_s=cost, labels=rows)
+
+
+def _independent(features: Array) -> list[int]:
+    """The columns that are not linear combinations of earlier ones."""
+    _, triangle = np.linalg.qr(features, mode="reduced")
+    return [place for place in range(features.shape[1]) if place < len(triangle) and abs(triangle[place, place]) > 1e-6 * math.sqrt(len(features))]

@@ -1,0 +1,76 @@
+"""A job's model in; a module with real weights, random inputs and a loss on a device, ready to be trained, out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from foretrain.capture.models import Loss, load_model
+from foretrain.capture.optimizers import _BUILDERS, _from_torch
+from foretrain.errors import InputError
+from foretrain.job import Training, Workload
+
+_WEIGHTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+
+
+class RealModel(NamedTuple):
+    """What a training step needs: the module, what it is called with, and what turns its output into a scalar."""
+
+    module: torch.nn.Module
+    inputs: tuple[Any, ...] | Mapping[str, Any]
+    loss: Loss
+
+    def compute(self, through: torch.nn.Module | None = None) -> torch.Tensor:
+        """Forward and loss; ``through`` is the module as wrapped for data parallelism."""
+        module = through or self.module
+        output = module(**self.inputs) if isinstance(self.inputs, Mapping) else module(*self.inputs)
+        return self.loss(output)
+
+
+def real_model(workload: Workload, batch: int, device: str | torch.device) -> RealModel:
+    """Build the workload's model on ``device`` for ``batch`` samples; weights, layout and mode as the job says."""
+    training = workload.training
+    if workload.model.source == "graph":
+        raise InputError(f"model.source: {workload.model.label} is a captured graph, which cannot be run; name the model itself")
+    if training.precision == "fp8":
+        raise InputError("training.precision: 'fp8' cannot be measured; fp32, tf32, amp-bf16, amp-fp16, bf16 and fp16 can")
+    loaded = load_model(workload, batch, str(device))
+    assert loaded.loss is not None
+    module = loaded.module.train(training.mode == "train")
+    if (dtype := _WEIGHTS.get(training.precision)) is not None:
+        module = module.to(dtype)
+    if training.channels_last:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return RealModel(module, _prepared(loaded.inputs, training, device), loaded.loss)
+
+
+def autocast(precision: str, device: str | torch.device) -> contextlib.AbstractContextManager[Any]:
+    """What forward and loss run under: autocast for amp-bf16 and amp-fp16, else nothing."""
+    dtype = _AUTOCAST.get(precision)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype=dtype)
+
+
+def real_optimizer(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer of the job over real parameters, with torch's default implementation of it for their device."""
+    optimizer = _BUILDERS.get(name, _from_torch)(name, parameters)
+    for group in optimizer.param_groups:
+        if group.get("foreach"):
+            group["foreach"] = None
+    return optimizer
+
+
+def _prepared(inputs: Any, training: Training, device: str | torch.device) -> Any:
+    if isinstance(inputs, Mapping):
+        return {name: _prepared(value, training, device) for name, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return tuple(_prepared(value, training, device) for value in inputs)
+    if not isinstance(inputs, torch.Tensor):
+        return inputs
+    value = inputs.to(device)
+    if value.is_floating_point() and (dtype := _WEIGHTS.get(training.precision)) is not None:
+        value = value.to(dtype)
+    return value.contiguous(memory_format=torch.channels_last) if training.channels_last and value.dim() == 4 else value

@@ -1,0 +1,124 @@
+"""Operator instances in; a file of their measured times out, one line each: resumable, within a time budget, whatever fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import platform
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretrain.errors import InputError
+from foretrain.files import append_lines, write_atomically
+from foretrain.job import read_lines
+from foretrain.measure.operators import Instance
+from foretrain.measure.replay import CudaTimer, Timing, batch_by_memory, time_on_cpu
+
+_BATCH = 64
+"""Instances in one profile."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a measurement did: instances measured and failed now, known from before, and left when the time was up."""
+
+    measured: int
+    failed: int
+    known: int
+    left: int
+
+
+def measure_operators(
+    instances: Sequence[Instance],
+    out: Path,
+    *,
+    device: str = "cuda",
+    budget_s: float | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Summary:
+    """Measure what ``out`` does not hold yet, in the given order; each batch is on disk before the next begins."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
+    known = {data["key"] for _, data in read_lines(out)} if out.exists() else set()
+    wanted = [instance for instance in instances if instance.key not in known]
+    write_atomically(out.with_suffix(".info.json"), json.dumps(machine(device), indent=1))
+    start = time.monotonic()
+    measured = failed = 0
+    for group in _batches(wanted, device):
+        if budget_s is not None and time.monotonic() - start > budget_s:
+            break
+        lines = [_line(instance, result) for instance, result in _time(group, device)]
+        append_lines(out, lines)
+        errors = sum('"error":' in line for line in lines)
+        measured, failed = measured + len(lines) - errors, failed + errors
+        progress(measured + failed, len(wanted))
+        _check_context(device, group)
+    return Summary(measured=measured, failed=failed, known=len(instances) - len(wanted), left=len(wanted) - measured - failed)
+
+
+def _batches(wanted: Sequence[Instance], device: str) -> Iterable[list[Instance]]:
+    if device == "cpu":
+        return ([instance] for instance in wanted)
+    return batch_by_memory(wanted, 0.5 * torch.cuda.get_device_properties(0).total_memory, _BATCH)
+
+
+def _time(group: list[Instance], device: str) -> Iterable[tuple[Instance, Timing | str]]:
+    if device == "cuda":
+        return _cuda_timer().time(group)
+    return [(instance, _cpu(instance)) for instance in group]
+
+
+def _cpu(instance: Instance) -> Timing | str:
+    try:
+        return time_on_cpu(instance)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+
+
+_TIMERS: list[CudaTimer] = []
+
+
+def _cuda_timer() -> CudaTimer:
+    """One timer per process; the device is brought to its working clock first."""
+    if not _TIMERS:
+        warm = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+        for _ in range(50):
+            warm @ warm
+        torch.cuda.synchronize()
+        _TIMERS.append(CudaTimer())
+    return _TIMERS[0]
+
+
+def _line(instance: Instance, result: Timing | str) -> str:
+    outcome = {"error": result} if isinstance(result, str) else dataclasses.asdict(result)
+    return json.dumps({"key": instance.key, **instance.to_dict(), **outcome}, separators=(",", ":"))
+
+
+def _check_context(device: str, group: list[Instance]) -> None:
+    """An illegal access poisons a CUDA process for good: stop, so that the next start goes on behind this batch."""
+    if device == "cuda":
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            names = ", ".join(sorted({instance.name for instance in group}))
+            raise InputError(f"the GPU reported {str(error).splitlines()[0]!r} after {names}; start again to go on behind them") from error
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Where and with what a measurement was made."""
+    info = {
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(), "torch": torch.__version__, "python": platform.python_version(),
+        "processor": platform.processor() or platform.machine(),
+    }  # fmt: skip
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        info |= {"device": properties.name, "cuda": torch.version.cuda or "", "cudnn": str(torch.backends.cudnn.version())}
+    return info

@@ -1,0 +1,378 @@
+"""An operator instance becomes a call with real tensors on a device, and the call's device time and host time are measured."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretrain.errors import InputError
+from foretrain.graph import TensorSpec
+from foretrain.measure.operators import Instance
+
+aten = torch.ops.aten
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds of one call. Cold: its data was flushed from the L2 cache before; warm: it ran just before."""
+
+    cold_s: float
+    warm_s: float
+    host_s: float
+    kernels: int
+    kernel_names: tuple[str, ...] = ()
+
+
+# Building the call
+
+
+def build_call(instance: Instance, device: str) -> Call:
+    """A function that runs the operator once, on tensors with the shapes, dtypes and strides of the instance."""
+    builder = _BUILDERS.get(instance.name)
+    if builder is not None:
+        return builder(instance, device)
+    overload = getattr(getattr(aten, _CALLED_AS.get(instance.name, instance.name), None), instance.overload, None)
+    if overload is None:
+        raise InputError(f"operator: {instance.name}.{instance.overload} does not exist in torch {torch.__version__}")
+    tensors = make_tensors(instance, device)
+    args, kwargs = _arguments(overload, instance, tensors, device)
+    return lambda: overload(*args, **kwargs)
+
+
+_CALLED_AS: dict[str, str] = {}
+
+
+def make_tensors(instance: Instance, device: str) -> list[torch.Tensor]:
+    limit = _index_limit(instance)
+    return [_tensor(spec, device, limit) for spec in instance.inputs]
+
+
+def _tensor(spec: TensorSpec, device: str, limit: int) -> torch.Tensor:
+    """Random numbers in the layout of the spec; an expanded dimension is made once and expanded."""
+    dtype = getattr(torch, spec.dtype)
+    if spec.strides is None:
+        return _fill(torch.empty(spec.shape, dtype=dtype, device=device), limit)
+    sizes = [size if stride else min(size, 1) for size, stride in zip(spec.shape, spec.strides, strict=True)]
+    return _fill(torch.empty_strided(sizes, spec.strides, dtype=dtype, device=device), limit).expand(spec.shape)
+
+
+def _fill(tensor: torch.Tensor, limit: int) -> torch.Tensor:
+    if tensor.is_floating_point():
+        return tensor.normal_() if tensor.element_size() > 1 else tensor
+    return tensor.random_(0, 2 if tensor.dtype == torch.bool else max(limit, 1))
+
+
+_INDEXED = {"embedding": 0, "index_select": 0, "index": 0, "index_put": 0, "index_add": 0, "gather": 0, "scatter": 0, "scatter_add": 0}
+
+
+def _index_limit(instance: Instance) -> int:
+    """Integer inputs are indices: below the length of what they index, else zero, which is valid anywhere."""
+    if instance.name == "embedding_dense_backward":
+        return int(instance.args["num_weights"])
+    if instance.name in ("nll_loss_forward", "nll_loss_backward"):
+        scores = instance.inputs[0 if instance.name == "nll_loss_forward" else 1]
+        return scores.shape[1] if len(scores.shape) > 1 else scores.shape[0]
+    if instance.name in _INDEXED and instance.inputs[0].shape:
+        return (
+            min(instance.inputs[0].shape)
+            if instance.name in ("index", "index_put")
+            else instance.inputs[0].shape[int(instance.args.get("dim", 0))]
+        )
+    return 1
+
+
+def _arguments(overload: Any, instance: Instance, tensors: Sequence[torch.Tensor], device: str) -> tuple[list[Any], dict[str, Any]]:
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument in overload._schema.arguments:
+        value = _real(instance.args.get(argument.name), tensors, device)
+        if argument.name == "device" and argument.name in instance.args:
+            value = torch.device(device)
+        if argument.kwarg_only:
+            if argument.name in instance.args:
+                kwargs[argument.name] = value
+        else:
+            args.append(value if argument.name in instance.args else argument.default_value)
+    return args, kwargs
+
+
+def _real(value: Any, tensors: Sequence[torch.Tensor], device: str) -> Any:
+    if isinstance(value, list):
+        return [_real(item, tensors, device) for item in value]
+    if isinstance(value, str) and value.startswith("%"):
+        return tensors[int(value[1:])]
+    if isinstance(value, str) and value.startswith("torch."):
+        return getattr(torch, value.removeprefix("torch."))
+    return torch.device(device) if value == "meta" else value
+
+
+# Calls that are made another way than their schema says
+
+Builder = Callable[[Instance, str], Call]
+_BUILDERS: dict[str, Builder] = {}
+
+
+def builds(*names: str) -> Callable[[Builder], Builder]:
+    def decorate(builder: Builder) -> Builder:
+        _BUILDERS.update(dict.fromkeys(names, builder))
+        return builder
+
+    return decorate
+
+
+def _argument(instance: Instance, tensors: Sequence[torch.Tensor], name: str, default: Any = None) -> Any:
+    return _real(instance.args[name], tensors, "") if name in instance.args else default
+
+
+@builds("native_batch_norm", "cudnn_batch_norm")
+def _batch_norm(instance: Instance, device: str) -> Call:
+    tensors = make_tensors(instance, device)
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+    args = [_argument(instance, tensors, name) for name in names]
+    args[5] = True if args[5] is None else args[5]
+    operator = aten.cudnn_batch_norm.default if instance.name == "cudnn_batch_norm" and device != "cpu" else aten.native_batch_norm.default
+    return lambda: operator(*args)
+
+
+@builds("native_batch_norm_backward", "cudnn_batch_norm_backward")
+def _batch_norm_backward(instance: Instance, device: str) -> Call:
+    tensors = make_tensors(instance, device)
+    names = ("grad_out", "input", "weight", "running_mean", "running_var", "save_mean", "save_invstd")
+    grad, x, weight, mean, var, saved_mean, saved_invstd = (_argument(instance, tensors, name) for name in names)
+    epsilon = instance.args.get("eps", 1e-5)
+    if instance.name == "cudnn_batch_norm_backward" and device != "cpu":
+        reserve = torch.empty(0, dtype=torch.uint8, device=device)
+        return lambda: aten.cudnn_batch_norm_backward.default(x, grad, weight, mean, var, saved_mean, saved_invstd, epsilon, reserve)
+    mask = instance.args.get("output_mask", [True, True, True])
+    return lambda: aten.native_batch_norm_backward.default(grad, x, weight, mean, var, saved_mean, saved_invstd, True, epsilon, mask)
+
+
+_ATTENTION = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention")
+
+
+@builds(*_ATTENTION)
+def _attention(instance: Instance, device: str) -> Call:
+    """As torch would choose on this device: cuDNN, flash or memory-efficient."""
+    tensors = make_tensors(instance, device)
+    query, key, value = tensors[:3]
+    options = _attention_options(instance, tensors)
+    grads = instance.args.get("compute_log_sumexp", True)
+    if grads:
+        query = query.requires_grad_()
+
+    def call() -> Any:
+        with torch.enable_grad():
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
+
+    return call
+
+
+def _attention_options(instance: Instance, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    mask = _argument(instance, tensors, "attn_bias")
+    grouped = instance.inputs[-1 if len(instance.inputs) < 3 else 1].shape[1] != instance.inputs[0].shape[1]
+    return {
+        "attn_mask": mask, "dropout_p": instance.args.get("dropout_p", 0.0), "is_causal": bool(instance.args.get("is_causal", False)),
+        "scale": instance.args.get("scale"), "enable_gqa": grouped,
+    }  # fmt: skip
+
+
+@builds(*(f"{name}_backward" for name in _ATTENTION))
+def _attention_backward(instance: Instance, device: str) -> Call:
+    """Through autograd: the forward pass runs once, its backward pass again and again."""
+    gradient_spec, *rest = instance.inputs
+    tensors = [_tensor(spec, device, 1) for spec in rest]
+    query, key, value = (tensor.requires_grad_() for tensor in tensors[:3])
+    bias = instance.args.get("attn_bias")
+    mask = tensors[int(bias[1:]) - 1] if isinstance(bias, str) else None
+    options = {
+        "attn_mask": mask,
+        "dropout_p": instance.args.get("dropout_p", 0.0),
+        "is_causal": bool(instance.args.get("is_causal", False)),
+        "scale": instance.args.get("scale"),
+    }
+    with torch.enable_grad():
+        output = torch.nn.functional.scaled_dot_product_attention(query, key, value, **options, enable_gqa=key.shape[1] != query.shape[1])
+    gradient = _tensor(gradient_spec, device, 1)
+    return lambda: torch.autograd.grad(output, (query, key, value), gradient, retain_graph=True)
+
+
+@builds("_cudnn_rnn", "_cudnn_rnn_backward")
+def _recurrence(instance: Instance, device: str) -> Call:
+    args, x_spec = instance.args, instance.inputs[0]
+    kinds: dict[int, Any] = {2: torch.nn.LSTM, 3: torch.nn.GRU}
+    kind = kinds.get(args["mode"], torch.nn.RNN)
+    dtype = getattr(torch, x_spec.dtype)
+    module = kind(
+        x_spec.shape[-1], args["hidden_size"], args["num_layers"], batch_first=bool(args.get("batch_first")), dropout=args.get("dropout", 0.0) or 0.0,
+        bidirectional=bool(args.get("bidirectional")), device=device, dtype=dtype,
+    )  # fmt: skip
+    x = _tensor(x_spec, device, 1).requires_grad_()
+    if instance.name == "_cudnn_rnn":
+
+        def forward() -> Any:
+            with torch.enable_grad():
+                return module(x)
+
+        return forward
+    with torch.enable_grad():
+        output = module(x)[0]
+    gradient = torch.randn_like(output)
+    return lambda: torch.autograd.grad(output, (x, *module.parameters()), gradient, retain_graph=True)
+
+
+# Timing
+
+
+@contextlib.contextmanager
+def _matmul_precision(instance: Instance) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = instance.precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def time_on_cpu(instance: Instance, repeats: int = 5) -> Timing:
+    """The median of a few calls by the host's clock; the cache is left as the call before it left it."""
+    call = build_call(instance, "cpu")
+    with torch.no_grad():
+        call()
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+    middle = sorted(times)[len(times) // 2]
+    return Timing(cold_s=max(times), warm_s=middle, host_s=middle, kernels=1)
+
+
+class CudaTimer:
+    """Kernel times of many calls from one profile: events around a small kernel would measure the gap before it."""
+
+    def __init__(self, repeats: int = 3) -> None:
+        properties = torch.cuda.get_device_properties(0)
+        self.repeats = repeats
+        self._flush = torch.empty(2 * int(properties.L2_cache_size or 64 << 20) // 4, dtype=torch.float32, device="cuda")
+
+    def host_time_s(self, call: Call, calls: int = 5) -> float:
+        """How long the host takes to issue a call, while the device's queue is far from full."""
+        torch.cuda.synchronize()
+        times = []
+        for _ in range(calls):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        torch.cuda.synchronize()
+        return sorted(times)[len(times) // 2]
+
+    def time(self, instances: Sequence[Instance]) -> Iterator[tuple[Instance, Timing | str]]:
+        """Each instance with its timing, or with the reason why there is none."""
+        host: dict[int, float] = {}
+        failed: dict[int, str] = {}
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.no_grad():
+            for number, instance in enumerate(instances):
+                try:
+                    with _matmul_precision(instance):
+                        call = build_call(instance, "cuda")
+                        call()
+                        host[number] = self.host_time_s(call)
+                    del call
+                except Exception as error:
+                    failed[number] = _why(error)
+            with torch.profiler.profile(activities=activities) as profile:
+                for number, instance in enumerate(instances):
+                    if number not in failed:
+                        self._profiled_calls(number, instance, failed)
+                torch.cuda.synchronize()
+        kernels = _kernels_by_label(profile)
+        for number, instance in enumerate(instances):
+            yield instance, failed[number] if number in failed else self._summary(kernels, number, host[number])
+
+    def _profiled_calls(self, number: int, instance: Instance, failed: dict[int, str]) -> None:
+        try:
+            with _matmul_precision(instance):
+                call = build_call(instance, "cuda")
+                call()
+                for repeat in range(self.repeats):
+                    self._flush.zero_()
+                    with torch.profiler.record_function(f"cold {number} {repeat}"):
+                        call()
+                for repeat in range(self.repeats):
+                    with torch.profiler.record_function(f"warm {number} {repeat}"):
+                        call()
+        except Exception as error:
+            failed[number] = _why(error)
+
+    def _summary(self, kernels: dict[str, list[tuple[str, float]]], number: int, host_s: float) -> Timing | str:
+        runs = {kind: [kernels.get(f"{kind} {number} {repeat}", []) for repeat in range(self.repeats)] for kind in ("cold", "warm")}
+        if not any(runs["warm"]):
+            return "no kernel ran"
+        sums = {kind: sorted(sum(time_s for _, time_s in run) for run in each) for kind, each in runs.items()}
+        middle = self.repeats // 2
+        names = tuple(name[:80] for name, _ in runs["warm"][-1])
+        return Timing(cold_s=sums["cold"][middle], warm_s=sums["warm"][middle], host_s=host_s, kernels=len(names), kernel_names=names)
+
+
+def _why(error: Exception) -> str:
+    """The reason in one line; memory that the failed call held is given back first."""
+    text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:200]
+    error.__traceback__ = None
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return text
+
+
+def _kernels_by_label(profile: Any) -> dict[str, list[tuple[str, float]]]:
+    """The kernels that ran for each label, matched by when the host launched them."""
+    labels: list[tuple[int, int, str]] = []
+    launched: dict[int, int] = {}
+    kernels: list[tuple[int, str, float]] = []
+    for event in profile.profiler.kineto_results.events():
+        name = event.name()
+        if "CUDA" in str(event.device_type()):
+            if not name.startswith(("cold ", "warm ")):
+                kernels.append((event.correlation_id(), name, event.duration_ns() * 1e-9))
+        elif name.startswith(("cold ", "warm ")):
+            labels.append((event.start_ns(), event.start_ns() + event.duration_ns(), name))
+        elif name.startswith(("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaMemset", "cudaGraphLaunch")):
+            launched[event.correlation_id()] = event.start_ns()
+    return _match(sorted(labels), launched, kernels)
+
+
+def _match(
+    labels: list[tuple[int, int, str]], launched: dict[int, int], kernels: list[tuple[int, str, float]]
+) -> dict[str, list[tuple[str, float]]]:
+    starts = [start for start, _, _ in labels]
+    found: dict[str, list[tuple[str, float]]] = {}
+    for correlation, name, time_s in kernels:
+        when = launched.get(correlation)
+        position = -1 if when is None else bisect_right(starts, when) - 1
+        if position >= 0 and when is not None and when <= labels[position][1]:
+            found.setdefault(labels[position][2], []).append((name, time_s))
+    return found
+
+
+def batch_by_memory(instances: Sequence[Instance], limit_bytes: float, most: int) -> Iterator[list[Instance]]:
+    """Instances in groups that one profile holds; one that needs more than the limit is alone."""
+    group: list[Instance] = []
+    size = 0.0
+    for instance in instances:
+        need = sum(spec.size_bytes for spec in instance.inputs) + instance.bytes
+        if group and (len(group) >= most or size + need > limit_bytes):
+            yield group
+            group, size = [], 0.0
+        group.append(instance)
+        size += need
+    if group:
+        yield group

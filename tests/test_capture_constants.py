@@ -1,0 +1,223 @@
+"""Questions of a model to its tensors: answered where the values do not depend on weights, refused by name where they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from foretrain.capture import capture
+from foretrain.errors import CaptureError
+from foretrain.graph import OpGraph
+
+ROWS = torch.zeros(4, 8)
+
+
+class Ask(nn.Module):
+    """Multiplies its weight by the answer that a question to the inputs gives."""
+
+    def __init__(self, question: Callable[..., Any]) -> None:
+        super().__init__()
+        self.weight, self.question = nn.Parameter(torch.ones(8)), question
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.weight * self.question(*inputs)
+
+
+def ask(question: Callable[..., Any], *inputs: Tensor) -> Any:
+    """The answer, as the trace shows it."""
+    graph = capture(nn.Sequential(Ask(question)) if len(inputs) == 1 else Ask(question), inputs, total)
+    (answer,) = [op.operator.args["other"] for op in graph.ops if op.operator.name == "mul" and op.phase == "forward"]
+    return answer
+
+
+def total(output: Tensor) -> Tensor:
+    return output.sum()
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (lambda x: int(torch.arange(7, device=x.device)[-1]), 6),
+        (lambda x: (torch.arange(7, device=x.device).max() + 1).item(), 7),
+        (lambda x: 2 if torch.ones(3, 3, device=x.device).bool().all() else 3, 2),
+        (lambda x: 2 if torch.ones(3, 3, device=x.device).tril().triu().sum() == 3 else 3, 2),
+        (lambda x: torch.arange(3, device=x.device).tolist()[2], 2),
+        (lambda x: int(torch.arange(3, device=x.device).numpy()[2]), 2),
+        (lambda x: int(f"{torch.arange(3, device=x.device)[2]}"), 2),
+        (lambda x: torch.nonzero(torch.eye(3, device=x.device)).shape[0], 3),
+        (lambda x: torch.unique(torch.arange(4, device=x.device) // 2).shape[0], 2),
+        (lambda x: torch.zeros(2, device=x.device).fill_(3).sum().item(), 6),
+        (lambda x: torch.full((x.shape[0],), 2, device=x.device).cumsum(0)[-1].item(), 8),
+    ],
+)
+def test_questions_to_positions_and_masks_are_answered(question: Callable[[Tensor], Any], answer: float) -> None:
+    assert ask(question, ROWS) == answer
+
+
+@pytest.mark.parametrize(("mask", "answer"), [(torch.ones(2, 3), 2), (torch.tensor([[1, 1], [1, 0]]), 3)])
+def test_integer_inputs_are_known(mask: Tensor, answer: int) -> None:
+    assert ask(lambda mask: 2 if mask.all() else 3, mask.bool()) == answer
+    assert ask(lambda ids: 2 if (ids != 0).all() else 3, mask.long()) == answer
+
+
+@pytest.mark.xfail(strict=True, raises=CaptureError, reason="tracer._QUESTIONS: .cpu() and .to('cpu') of a known tensor are not answered")
+def test_a_known_tensor_can_be_moved_to_the_cpu() -> None:
+    assert ask(lambda x: int(torch.arange(3, device=x.device).cpu()[2]), ROWS) == 2
+
+
+@pytest.mark.xfail(strict=True, raises=CaptureError, reason="constants.SHAPED_BY_DATA: index by a known boolean mask is missing")
+def test_a_known_mask_selects_rows() -> None:
+    assert ask(lambda x: x[torch.arange(4, device=x.device) != 1].shape[0], ROWS) == 3
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("question", "inputs"),
+    [
+        (lambda x: 2 if x.sum() > 0 else 3, ROWS),
+        (lambda x: x[0, 0].item(), ROWS),
+        (lambda x: 2 if torch.rand(3, device=x.device).sum() > 1 else 3, ROWS),
+        (lambda ids: 2 if (ids == 0).any() else 3, torch.empty(3, dtype=torch.long, device="meta")),
+    ],
+    ids=["if", "item", "random", "unknown ids"],
+)
+def test_a_question_to_unknown_data_names_the_module_and_the_line(question: Callable[[Tensor], Any], inputs: Tensor) -> None:
+    with pytest.raises(
+        CaptureError, match=r"^module 0: control flow that depends on data [^\n]* \(at \S*test_capture_constants\.py:\d+\)$"
+    ):
+        ask(question, inputs)
+
+
+def test_the_line_is_the_one_that_asks() -> None:
+    def question(x: Tensor) -> int:
+        return 2 if x.sum() > 0 else 3
+
+    with pytest.raises(CaptureError, match=rf":{question.__code__.co_firstlineno + 1}\)$"):
+        ask(question, ROWS)
+
+
+@pytest.mark.xfail(strict=True, reason="tracer._reason: torch's long explanation of its nonzero flag is shown instead of the cause")
+@pytest.mark.parametrize("question", [lambda x: x[x > 0].shape[0], lambda x: torch.nonzero(x).shape[0]])
+def test_a_shape_that_depends_on_unknown_data_is_called_that(question: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(CaptureError, match=r"^module 0: control flow that depends on data .* \(at .*test_capture_constants\.py:\d+\)$"):
+        ask(question, ROWS)
+
+
+# Writes
+
+
+def copied(a: Tensor, x: Tensor) -> None:
+    a.copy_(x)
+
+
+def one_row(a: Tensor, x: Tensor) -> None:
+    a[0] = x[0]
+
+
+def through_a_view(a: Tensor, x: Tensor) -> None:
+    a.view(-1)[:1].copy_(x[0, :1])
+
+
+def as_out(a: Tensor, x: Tensor) -> None:
+    torch.add(x, x, out=a)
+
+
+def foreach(a: Tensor, x: Tensor) -> None:
+    torch._foreach_add_([a], [x])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        copied,
+        one_row,
+        through_a_view,
+        as_out,
+        pytest.param(
+            foreach, marks=pytest.mark.xfail(strict=True, reason="constants.follow: only outputs are spoilt, and _foreach_*_ has none")
+        ),
+    ],
+)
+def test_unknown_data_written_into_a_known_tensor_makes_it_unknown(write: Callable[[Tensor, Tensor], None]) -> None:
+    def question(x: Tensor) -> int:
+        known = torch.zeros(4, 8, device=x.device)
+        write(known, x)
+        return 2 if known.any() else 3
+
+    with pytest.raises(CaptureError, match="control flow that depends on data"):
+        ask(question, ROWS)
+
+
+def test_known_data_written_into_a_known_tensor_is_known() -> None:
+    def question(x: Tensor) -> Any:
+        known = torch.zeros(4, 8, device=x.device)
+        known[0] = 1
+        return known.sum().item()
+
+    assert ask(question, ROWS) == 8
+
+
+# Routing
+
+
+class Experts(nn.Module):
+    """A mixture of experts as most are written: topk, then a loop over the rows that chose each."""
+
+    def __init__(self, experts: int = 4, chosen: int = 2) -> None:
+        super().__init__()
+        self.gate, self.chosen = nn.Linear(8, experts), chosen
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, choice = self.gate(x).softmax(-1).topk(self.chosen, dim=-1)
+        result = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, rank = torch.where(choice == number)
+            result.index_add_(0, rows, expert(x[rows]) * weights[rows, rank, None])
+        return result
+
+
+def rows_per_expert(graph: OpGraph) -> list[int]:
+    products = [op for op in graph.ops if op.operator.name == "addmm" and op.layer.startswith("experts")]
+    return [op.operator.inputs[1].shape[0] for op in products]
+
+
+@pytest.mark.parametrize("chosen", [1, 2])
+def test_the_choices_of_a_router_are_balanced_and_said_to_be(chosen: int) -> None:
+    graph = capture(Experts(chosen=chosen), torch.zeros(16, 8), total)
+    assert rows_per_expert(graph) == [16 * chosen // 4] * 4
+    assert graph.info["assumptions"] == ["choices that depend on data (the routing to experts) are taken as balanced"]
+
+
+def test_a_model_without_routing_assumes_nothing() -> None:
+    assert "assumptions" not in capture(nn.Linear(8, 5), ROWS).info
+
+
+class Steps(nn.Module):
+    """A scratch tensor beside a router, layer after layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.gate(x)
+        for _ in range(20):
+            scratch = torch.zeros(4, device=x.device)
+            scratch.add_(x[:, 0])
+            del scratch
+            result = result + torch.nonzero(self.gate(x).topk(1)[1] == 0).shape[0]
+        return result
+
+
+@pytest.mark.xfail(
+    strict=True, raises=CaptureError, reason="constants._spoilt: the address of a freed storage stays spoilt for the next tensor there"
+)
+def test_a_scratch_tensor_that_is_gone_makes_no_other_tensor_unknown() -> None:
+    assert capture(Steps(), ROWS, total).info["assumptions"]

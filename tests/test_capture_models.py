@@ -1,0 +1,303 @@
+"""The [model] section of a job: the user's functions, the model libraries and ONNX files; what is wrong is said in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from foretrain.capture import _trace
+from foretrain.capture.models import load_model
+from foretrain.errors import CaptureError, ForetrainError, InputError
+from foretrain.graph import OpGraph
+from foretrain.job import Job
+
+USER = """
+import torch
+from torch import nn
+
+def module(batch): return nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
+def words(batch): return nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 5), nn.Flatten(0, 1))
+def pair(batch): return module(batch), (torch.zeros(batch, 3, 4, 4),)
+def bare(batch): return module(batch), torch.zeros(batch, 3, 4, 4)
+def triple(batch): return nn.Linear(8, 1), (torch.zeros(batch, 8),), lambda output: (output - 1).abs().mean()
+def wide(batch, width=4): return nn.Linear(width, 3), (torch.zeros(batch, width),)
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+    def forward(self, *, x, scale=1): return self.linear(x) * scale
+
+def named(batch): return Named(), {"x": torch.zeros(batch, 8), "scale": 2}
+
+def cuda(batch): return module(batch).cuda(), (torch.zeros(batch, 3, 4, 4).cuda(),)
+def to_cuda(batch): return module(batch).to("cuda:0"), (torch.zeros(batch, 3, 4, 4, device="cuda"),)
+def to_device(batch):
+    device = torch.device("cuda")
+    return module(batch).to(device=device), (torch.randn(batch, 3, 4, 4).to(device, non_blocking=True),)
+def on_device(batch): return nn.Linear(8, 3, device="cuda"), (torch.empty(batch, 8, device="cuda"),)
+def if_available(batch):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return module(batch).to(device), (torch.zeros(batch, 3, 4, 4, device=device),)
+
+class Moves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+    def forward(self, x): return self.linear(x.cuda() + torch.ones(8, device="cuda"))
+
+def moves(batch): return Moves(), (torch.zeros(batch, 8),)
+
+def drop_path(batch):
+    rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Dropout(rate)) for rate in rates)), (torch.zeros(batch, 8),)
+
+def number(batch): return 3
+def four(batch): return module(batch), 1, 2, 3
+def nothing(batch): pass
+def fails(batch): raise RuntimeError("no weights\\nfound here")
+"""
+LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+TINY = {**LAYERS, "vocab_size": 100}
+T5 = {"model_type": "t5", "d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_heads": 2, "vocab_size": 100}
+VIT = {"model_type": "vit", **LAYERS, "patch_size": 8}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "user.py").write_text(USER)
+    return tmp_path
+
+
+def a_job(base: Path, model: dict[str, Any], **training: Any) -> Job:
+    return Job.read({"model": model, "training": {"global_batch": 4, **training}, "cluster": {"device": "h100-sxm-80gb"}}, base=base)
+
+
+def trace(base: Path, model: dict[str, Any], **training: Any) -> OpGraph:
+    return _trace(a_job(base, model, **training), False)
+
+
+def python(base: Path, name: str, **training: Any) -> OpGraph:
+    return trace(base, {"source": "python", "name": name}, **training)
+
+
+def launched(graph: OpGraph) -> list[str]:
+    return [op.operator.name for op in graph.ops if op.operator.launches]
+
+
+# The user's own functions
+
+
+@pytest.mark.parametrize("function", ["pair", "bare", "cuda", "to_cuda", "to_device"])
+def test_a_function_returns_a_module_and_its_inputs(base: Path, function: str) -> None:
+    graph = python(base, f"user.py:{function}")
+    assert (graph.parameters, graph.samples, graph.tokens) == (147, 4, 0)
+    assert launched(graph) == launched(python(base, "user.py:pair"))
+    assert graph.info["model"] == f"user.py:{function}"
+
+
+def test_a_module_alone_gets_images_or_tokens_from_the_job(base: Path) -> None:
+    assert launched(python(base, "user.py:module", image=4)) == launched(python(base, "user.py:pair"))
+    graph = python(base, "user.py:words", sequence=6)
+    assert (graph.samples, graph.tokens) == (4, 24)
+    assert "embedding" in launched(graph)
+
+
+def test_a_module_alone_and_no_shape_says_what_to_give(base: Path) -> None:
+    with pytest.raises(InputError, match=r"^training\.image: missing; .*give training\.image or training\.sequence$"):
+        python(base, "user.py:module")
+
+
+def test_the_functions_own_loss_is_used(base: Path) -> None:
+    graph = python(base, "user.py:triple")
+    assert {"sub", "abs", "mean"} <= set(launched(graph))
+    assert "_log_softmax" not in launched(graph)
+
+
+def test_inputs_may_be_named(base: Path) -> None:
+    (scale,) = [op.operator for op in python(base, "user.py:named").ops if op.operator.name == "mul" and op.phase == "forward"]
+    assert scale.args["other"] == 2
+
+
+def test_arguments_of_the_job_reach_the_function(base: Path) -> None:
+    assert trace(base, {"source": "python", "name": "user.py:wide"}).parameters == 15
+    assert trace(base, {"source": "python", "name": "user.py:wide", "args": {"width": 16}}).parameters == 51
+
+
+def test_a_path_may_be_absolute_or_relative_to_the_job(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    assert python(base, "user.py:pair").parameters == python(Path(), f"{base}/user.py:pair").parameters
+
+
+def test_a_model_may_import_its_neighbours(base: Path) -> None:
+    (base / "a_neighbour_of_the_model.py").write_text("WIDTH = 16\n")
+    (base / "importing.py").write_text("import user, a_neighbour_of_the_model as n\ndef make(batch): return user.wide(batch, n.WIDTH)\n")
+    assert python(base, "importing.py:make").parameters == 51
+
+
+@pytest.mark.parametrize("function", ["on_device", "moves"])
+def test_a_model_that_asks_for_a_gpu_gets_meta(base: Path, function: str) -> None:
+    assert python(base, f"user.py:{function}").parameters == 27
+
+
+@pytest.mark.xfail(strict=True, raises=CaptureError, reason="devices.OnMeta: .to('cpu') of a module on meta fails; it should stay on meta")
+def test_a_model_that_uses_a_gpu_if_there_is_one_gets_meta(base: Path) -> None:
+    assert python(base, "user.py:if_available").parameters == 147
+
+
+@pytest.mark.xfail(strict=True, raises=CaptureError, reason="models._call_on_meta: no second try on the CPU, unlike build_on_meta")
+def test_a_constructor_may_compute_with_real_numbers(base: Path) -> None:
+    assert python(base, "user.py:drop_path").parameters == 3 * 72
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("nowhere.py:make", InputError, r"^model\.name: '.*nowhere\.py' is not a file$"),
+        ("user.py:pairs", InputError, r"^model\.name: 'pairs' is not a function of .*user\.py.*\(did you mean pair"),
+        ("user.py:nn", InputError, r"^model\.name: 'nn' is not a function of"),
+        ("user.py:number", CaptureError, r"^model user\.py:number: returned int; a module, \(module, inputs\) or \(module, inputs, loss\)"),
+        ("user.py:four", CaptureError, r"^model user\.py:four: returned tuple; a module"),
+        ("user.py:nothing", CaptureError, r"^model user\.py:nothing: returned NoneType; a module"),
+        ("user.py:fails", CaptureError, r"^model user\.py:fails: RuntimeError: no weights$"),
+        ("user.py:Named", CaptureError, r"^model user\.py:Named: TypeError: "),
+        ("syntax.py:make", CaptureError, r"^model .*syntax\.py: SyntaxError: .*line 1"),
+        ("raises.py:make", CaptureError, r"^model .*raises\.py: ZeroDivisionError: division by zero$"),
+        ("imports.py:make", CaptureError, r"^model .*imports\.py: No module named 'no_such_library'"),
+    ],
+)
+def test_what_is_wrong_with_a_function_is_said_in_one_line(base: Path, name: str, kind: type[ForetrainError], message: str) -> None:
+    (base / "syntax.py").write_text("def make(:\n")
+    (base / "raises.py").write_text("1 / 0\n")
+    (base / "imports.py").write_text("import no_such_library\n")
+    with pytest.raises(kind, match=message) as error:
+        python(base, name)
+    assert "\n" not in str(error.value)
+
+
+def test_an_argument_that_the_function_lacks_is_named(base: Path) -> None:
+    with pytest.raises(CaptureError, match=r"^model user\.py:wide: TypeError: .*'widht'"):
+        trace(base, {"source": "python", "name": "user.py:wide", "args": {"widht": 16}})
+
+
+def test_a_batch_below_one_is_refused(base: Path) -> None:
+    with pytest.raises(InputError, match=r"^batch: 0 is not 1 or more$"):
+        load_model(a_job(base, {"source": "python", "name": "user.py:pair"}).workload, 0)
+
+
+# The image libraries
+
+
+@pytest.mark.parametrize(("source", "name"), [("timm", "resnet10t"), ("torchvision", "squeezenet1_1")])
+def test_a_library_model_takes_the_jobs_image_and_classes(base: Path, source: str, name: str) -> None:
+    graph = trace(base, {"source": source, "name": name}, image=32, classes=7)
+    first = next(op.operator for op in graph.ops if op.operator.name == "convolution")
+    (logits,) = [op.operator.inputs[0] for op in graph.ops if op.operator.name == "_log_softmax"]
+    assert first.inputs[0].shape == (4, 3, 32, 32)
+    assert logits.shape == (4, 7)
+    assert source in graph.info["versions"]
+
+
+@pytest.mark.parametrize("source", ["timm", "torchvision"])
+def test_an_unknown_name_of_a_library_is_answered_with_near_ones(base: Path, source: str) -> None:
+    with pytest.raises(InputError, match=rf"^model\.name: 'resnet5O' is not a {source} model; \d+ known names \(did you mean resnet50 "):
+        trace(base, {"source": source, "name": "resnet5O"})
+
+
+def test_an_argument_that_the_library_lacks_is_one_line(base: Path) -> None:
+    with pytest.raises(CaptureError, match=r"^model squeezenet1_1: TypeError: [^\n]*'depth'$"):
+        trace(base, {"source": "torchvision", "name": "squeezenet1_1", "args": {"depth": 3}})
+
+
+# Transformers
+
+
+def transformer(base: Path, config: dict[str, Any], task: str | None = None, **training: Any) -> OpGraph:
+    return trace(base, {"source": "transformers", "config": config, **({"task": task} if task else {})}, **training)
+
+
+def of_layers(graph: OpGraph, name: str) -> int:
+    return sum(name in op.operator.name for op in graph.ops if op.phase == "forward")
+
+
+def test_llama_by_its_configuration(base: Path) -> None:
+    graph = transformer(base, {"model_type": "llama", **TINY}, "causal-lm", sequence=8, precision="bf16")
+    # embedding and head, then per layer four projections, three of the gated MLP and two norms; one last norm
+    assert graph.parameters == 2 * 100 * 32 + 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32
+    assert (graph.samples, graph.tokens) == (4, 32)
+    assert of_layers(graph, "flash_attention") == 2
+    assert "model.layers.1.self_attn.q_proj" in {op.layer for op in graph.ops}
+    assert {"torch", "transformers"} == set(graph.info["versions"])
+
+
+def test_bert_finds_that_its_mask_hides_nothing(base: Path) -> None:
+    graph = transformer(base, {"model_type": "bert", **TINY}, "masked-lm", sequence=8)
+    attention = [op.operator for op in graph.ops if op.operator.name == "_scaled_dot_product_efficient_attention"]
+    assert len(attention) == 2
+    assert all(operator.tensor("attn_bias") is None for operator in attention)
+    assert "native_dropout" in launched(graph)
+
+
+def test_t5_needs_no_task(base: Path) -> None:
+    graph = transformer(base, T5, sequence=8)
+    assert graph.tokens == 32
+    assert {"encoder.block.1.layer.0.SelfAttention.q", "decoder.block.1.layer.1.EncDecAttention.q"} <= {op.layer for op in graph.ops}
+    assert of_layers(graph, "nll_loss") == 1
+
+
+@pytest.mark.parametrize(("config", "training"), [({**VIT, "image_size": 32}, {}), (VIT, {"image": 32})])
+def test_vit_takes_its_image_from_the_configuration_or_the_job(base: Path, config: dict[str, Any], training: dict[str, Any]) -> None:
+    graph = transformer(base, config, classes=5, **training)
+    (patches,) = [op.operator for op in graph.ops if op.operator.name == "convolution"]
+    assert patches.inputs[0].shape == (4, 3, 32, 32)
+    assert graph.tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "training", "message"),
+    [
+        (
+            {"model_type": "lama"},
+            "causal-lm",
+            {},
+            r"^model\.config\.model_type: 'lama' is not a transformers model type; .*did you mean llama ",
+        ),
+        (
+            {"model_type": "llama", **TINY},
+            "causal-ml",
+            {"sequence": 8},
+            r"^model\.task: 'causal-ml' is not one of .*did you mean causal-lm\?",
+        ),
+        ({"model_type": "llama", **TINY}, None, {"sequence": 8}, r"^model\.task: missing; allowed are causal-lm, "),
+        ({"model_type": "llama", **TINY}, "causal-lm", {}, r"^training\.sequence: missing"),
+    ],
+    ids=["type", "task", "no task", "no sequence"],
+)
+def test_what_is_wrong_with_a_configuration_is_said(
+    base: Path, config: dict[str, Any], task: str | None, training: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        transformer(base, config, task, **training)
+
+
+# ONNX
+
+
+def test_an_onnx_file_is_traced_by_the_jobs_batch(base: Path) -> None:
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [8, 5], [0.0] * 40)
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size]) for name, size in (("x", 8), ("y", 5))]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "net", infos[:1], infos[1:], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), str(base / "net.onnx"))
+    traced = trace(base, {"source": "onnx", "name": "net.onnx"})
+    product = next(op.operator for op in traced.ops if op.operator.name == "mm")
+    assert (traced.parameters, product.inputs[0].shape) == (40, (4, 8))
+    assert {op.phase for op in traced.ops} == {"forward", "backward", "optimizer"}
+
+
+def test_an_onnx_file_that_is_not_there_is_named(base: Path) -> None:
+    with pytest.raises(InputError, match=r"^model\.name: '.*net\.onnx' is not a file$"):
+        trace(base, {"source": "onnx", "name": "net.onnx"})

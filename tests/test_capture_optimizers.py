@@ -1,0 +1,111 @@
+"""Every optimizer steps on meta, with the kernels and the state it has on CUDA."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from foretrain.capture import capture
+from foretrain.capture.optimizers import build_optimizer
+from foretrain.errors import CaptureError
+from foretrain.graph import OpGraph
+from foretrain.job import OPTIMIZERS
+
+ROWS = torch.zeros(4, 8)
+BROKEN = {
+    "adam-fused": "optimizers._from_torch: torch refuses fused=True for parameters on meta",
+    "adamw-fused": "optimizers._from_torch: torch refuses fused=True for parameters on meta",
+    "adafactor": "optimizers.build_optimizer: Adafactor asks for .item() of its step, which is on meta",
+    "asgd": "optimizers.build_optimizer: ASGD asks for .item() of its step, which is on meta",
+}
+STATE = {
+    "sgd-plain": 0, "sgd": 4, "adagrad": 4, "rmsprop": 4, "adam": 8, "adamw": 8, "adam-fused": 8, "adamw-fused": 8,
+    "lamb": 8, "nadam": 8, "radam": 8, "adamax": 8, "adadelta": 8, "rprop": 8,
+}  # fmt: skip
+"""Bytes per fp32 parameter."""
+
+
+def every(*names: str) -> list[object]:
+    """The names as parameters; those that do not work yet are expected to fail."""
+    marks = {name: [pytest.mark.xfail(strict=True, raises=RuntimeError, reason=reason)] for name, reason in BROKEN.items()}
+    return [pytest.param(name, marks=marks.get(name, [])) for name in names]
+
+
+def trace(name: str, *, bias: bool = True, master_weights: bool = False) -> OpGraph:
+    precision = "bf16" if master_weights else "fp32"
+    return capture(nn.Linear(8, 6, bias=bias), ROWS, precision=precision, optimizer=name, master_weights=master_weights)
+
+
+def kernels(graph: OpGraph) -> list[str]:
+    return [op.operator.name for op in graph.ops if op.phase == "optimizer" and op.operator.launches]
+
+
+def state_bytes(graph: OpGraph) -> int:
+    return sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "optimizer_state")
+
+
+@pytest.mark.parametrize("name", every(*OPTIMIZERS))
+def test_every_optimizer_writes_every_weight(name: str) -> None:
+    graph = trace(name)
+    weights = {number for number, buffer in enumerate(graph.buffers) if buffer.category == "weights"}
+    written = {number for op in graph.ops if op.phase == "optimizer" for number in op.writes}
+    assert len(weights) == 2
+    assert weights <= written
+
+
+@pytest.mark.parametrize("name", every(*OPTIMIZERS))
+def test_every_optimizer_steps_masters_of_low_weights(name: str) -> None:
+    graph = trace(name, master_weights=True)
+    assert kernels(graph)[-1] == "_foreach_copy_"
+    assert state_bytes(graph) >= 4 * graph.parameters
+
+
+@pytest.mark.parametrize("name", every(*STATE))
+def test_the_state_per_parameter(name: str) -> None:
+    graph = trace(name)
+    assert state_bytes(graph) == STATE[name] * graph.parameters
+
+
+def test_muon_keeps_one_moment_of_matrices_and_two_of_vectors() -> None:
+    assert state_bytes(trace("muon")) == 4 * 48 + 8 * 6
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="optimizers._muon: torch refuses the empty parameter list of the other optimizer")
+def test_muon_trains_a_model_of_matrices_alone() -> None:
+    assert state_bytes(trace("muon", bias=False)) == 4 * 48
+
+
+@pytest.mark.parametrize("name", every("adam-fused", "adamw-fused"))
+def test_fused_adam_is_one_kernel_call(name: str) -> None:
+    assert len([kernel for kernel in kernels(trace(name)) if "fused" in kernel]) == 1
+    assert kernels(trace(name))[-1] == f"_fused_{name.removesuffix('-fused')}_"
+
+
+@pytest.mark.parametrize("name", every(*(name for name in OPTIMIZERS if name not in ("rprop", "muon", "adafactor"))))
+def test_the_number_of_kernels_does_not_grow_with_the_number_of_parameters(name: str) -> None:
+    def count(layers: int) -> int:
+        module = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers)))
+        return len(kernels(capture(module, ROWS, optimizer=name)))
+
+    assert count(1) == count(3)
+
+
+def test_the_state_exists_before_the_first_traced_step() -> None:
+    graph = trace("adamw")
+    assert all(buffer.born == -1 for buffer in graph.buffers if buffer.category == "optimizer_state")
+    assert not {"zeros_like", "clone"} & set(kernels(graph))
+
+
+def test_building_an_optimizer_leaves_gradients_as_they_were() -> None:
+    trained, frozen = (nn.Parameter(torch.zeros(2, 2, device="meta"), requires_grad=flag) for flag in (True, False))
+    trained.grad = gradient = torch.zeros(2, 2, device="meta")
+    step = build_optimizer("adam", [trained, frozen])
+    assert trained.grad is gradient
+    assert frozen.grad is None
+    assert [tensor.numel() for tensor in step.state_tensors()] == [4, 4]
+
+
+def test_nothing_to_train_is_an_error() -> None:
+    with pytest.raises(CaptureError, match="no trainable parameter"):
+        capture(nn.Linear(8, 6).requires_grad_(False), ROWS)

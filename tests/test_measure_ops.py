@@ -1,0 +1,146 @@
+"""Operators are collected once, replayed on the CPU, and whatever fails is written down beside what works."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import foretrain
+from foretrain.errors import InputError
+from foretrain.graph import OpGraph, TensorSpec
+from foretrain.measure.operators import Instance, by_value, collect, load_instances, operator_key, save_instances
+from foretrain.measure.ops import measure_operators
+from foretrain.measure.replay import _match, batch_by_memory, build_call
+
+
+@pytest.fixture(scope="module")
+def graph() -> OpGraph:
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
+        torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 4),
+    )  # fmt: skip
+    return foretrain.capture(net, torch.empty(4, 3, 16, 16), optimizer="adamw")
+
+
+@pytest.fixture(scope="module")
+def instances(graph: OpGraph) -> list[Instance]:
+    return collect([(graph, "fp32")])
+
+
+def broken(name: str = "no_such_operator") -> Instance:
+    spec = TensorSpec((2, 2), "float32")
+    return Instance(name=name, overload="default", inputs=(spec,), args={"self": "%0"}, phase="forward")
+
+
+def test_only_operators_that_launch_are_collected_and_each_once(graph: OpGraph, instances: list[Instance]) -> None:
+    assert {one.name for one in instances} >= {"convolution", "cudnn_batch_norm", "addmm", "native_layer_norm", "_foreach_addcdiv_"}
+    assert not {one.name for one in instances} & {"view", "t", "detach"}
+    assert len({one.key for one in instances}) == len(instances)
+    twice = collect([(graph, "fp32"), (graph, "fp32")])
+    assert [one.uses for one in twice] == [2 * one.uses for one in instances]
+
+
+def test_an_operator_of_a_graph_finds_its_instance(graph: OpGraph, instances: list[Instance]) -> None:
+    keys = {one.key for one in instances}
+    assert all(operator_key(one.name, one.inputs, one.args) in keys for one in graph.operators if one.launches)
+
+
+def test_tf32_makes_other_instances_of_matrix_products_only(graph: OpGraph) -> None:
+    plain = {one.key for one in collect([(graph, "fp32")])}
+    other = [one for one in collect([(graph, "tf32")]) if one.key not in plain]
+    assert {one.name for one in other} == {"addmm", "mm"}
+    assert {one.precision for one in other} == {"tf32"}
+
+
+def test_instances_survive_a_file(tmp_path: Path, instances: list[Instance]) -> None:
+    save_instances(tmp_path / "operators.jsonl", instances)
+    assert [one.key for one in load_instances(tmp_path / "operators.jsonl")] == [one.key for one in instances]
+
+
+def test_kinds_take_turns_and_large_ones_come_first() -> None:
+    def mm(side: int, name: str = "mm") -> Instance:
+        spec = TensorSpec((side, side), "float32")
+        return Instance(
+            name=name, overload="default", inputs=(spec, spec), args={"self": "%0", "mat2": "%1"}, phase="forward", bytes=spec.size_bytes
+        )
+
+    ordered = by_value([*(mm(side) for side in (1, 2, 3, 4)), mm(1, "relu"), mm(9, "relu")])
+    assert [(one.name, one.inputs[0].shape[0]) for one in ordered[:3]] == [("mm", 4), ("relu", 9), ("mm", 3)]
+
+
+def test_every_operator_of_a_step_can_be_replayed(tmp_path: Path, instances: list[Instance]) -> None:
+    out = tmp_path / "ops.jsonl"
+    summary = measure_operators(instances, out, device="cpu")
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (summary.measured, summary.failed) == (len(instances), 0)
+    assert all(row["warm_s"] > 0 for row in rows)
+    assert json.loads((tmp_path / "ops.info.json").read_text())["torch"] == torch.__version__
+
+
+def test_a_failure_is_recorded_and_the_rest_goes_on(tmp_path: Path, instances: list[Instance]) -> None:
+    out = tmp_path / "ops.jsonl"
+    summary = measure_operators([broken(), *instances[:2]], out, device="cpu")
+    assert (summary.measured, summary.failed) == (2, 1)
+    assert "no_such_operator" in json.loads(out.read_text().splitlines()[0])["error"]
+
+
+def test_a_second_start_goes_on_where_the_first_stopped(tmp_path: Path, instances: list[Instance]) -> None:
+    out = tmp_path / "ops.jsonl"
+    measure_operators(instances[:3], out, device="cpu")
+    summary = measure_operators(instances[:5], out, device="cpu")
+    assert (summary.known, summary.measured, summary.left) == (3, 2, 0)
+    assert len(out.read_text().splitlines()) == 5
+
+
+def test_when_the_time_is_up_the_rest_is_left(tmp_path: Path, instances: list[Instance]) -> None:
+    summary = measure_operators(instances, tmp_path / "ops.jsonl", device="cpu", budget_s=-1.0)
+    assert (summary.measured, summary.left) == (0, len(instances))
+
+
+def test_a_missing_gpu_is_one_line(tmp_path: Path, instances: list[Instance]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(InputError, match="torch finds no GPU"):
+        measure_operators(instances, tmp_path / "ops.jsonl")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_and_its_gradient_are_replayed_through_autograd(causal: bool) -> None:
+    class Attention(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = k = v = x * self.scale
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(1))
+
+    graph = foretrain.capture(Attention(), torch.empty(1, 2, 8, 8), lambda out: out.sum(), precision="bf16")
+    found = {one.name: one for one in collect([(graph, "bf16")])}
+    output = build_call(found["_scaled_dot_product_flash_attention"], "cpu")()
+    gradients = build_call(found["_scaled_dot_product_flash_attention_backward"], "cpu")()
+    assert output.shape == (1, 2, 8, 8)
+    assert [gradient.shape for gradient in gradients] == [output.shape] * 3
+
+
+def test_expanded_and_strided_inputs_keep_their_layout() -> None:
+    spec = TensorSpec((4, 3, 2), "int64", (0, 1, 3))
+    one = Instance(name="clone", overload="default", inputs=(spec,), args={"self": "%0"}, phase="forward")
+    assert build_call(one, "cpu")().shape == (4, 3, 2)
+
+
+def test_kernels_belong_to_the_label_during_which_they_were_launched() -> None:
+    labels = [(0, 10, "cold 0 0"), (20, 30, "warm 0 0")]
+    launched = {1: 5, 2: 15, 3: 25, 4: 29}
+    kernels = [(1, "a", 1.0), (2, "flush", 2.0), (3, "a", 3.0), (4, "b", 4.0), (5, "unknown", 5.0)]
+    assert _match(labels, launched, kernels) == {"cold 0 0": [("a", 1.0)], "warm 0 0": [("a", 3.0), ("b", 4.0)]}
+
+
+def test_batches_stay_within_the_memory() -> None:
+    many = [broken(f"operator_{number}") for number in range(10)]
+    assert [len(group) for group in batch_by_memory(many, limit_bytes=40, most=3)] == [2] * 5
+    assert [len(group) for group in batch_by_memory(many, limit_bytes=1e9, most=3)] == [3, 3, 3, 1]
+    assert [len(group) for group in batch_by_memory(many, limit_bytes=1, most=3)] == [1] * 10
