@@ -284,7 +284,7 @@ def test_inference_runs_forward_alone_and_frees_activations_early() -> None:
 
 def test_inference_needs_no_loss_and_no_trainable_parameter() -> None:
     assert launched(capture(nn.ReLU(), ROWS, mode="infer"), "forward") == ["relu"]
-    with pytest.raises(CaptureError, match="no trainable parameter; use training.mode = 'infer'"):
+    with pytest.raises(CaptureError, match=r"no trainable parameter; use training\.mode = 'infer'"):
         capture(nn.ReLU(), ROWS)
 
 

@@ -7,48 +7,23 @@ and its coefficients the covariance ``M^-1``. D-optimal designs maximise ``log d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from foretrain.errors import InputError, invalid, unknown
+from foretrain.measure.candidates import Array, Candidates
 from foretrain.units import format_seconds
 
-Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 RIDGE = 1e-6
 """Added to the diagonal of the information matrix, so that fewer rows than coefficients can be compared; small beside unit features."""
 
 _POOL, _BATCH, _BLOCK = 1024, 64, 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Candidates:
-    """What could be measured: a row of features and a cost in seconds for each, and labels that say what it is."""
-
-    names: tuple[str, ...]
-    """One per feature."""
-    features: Array
-    cost_s: Array
-    labels: Sequence[Mapping[str, Any]]
-
-    def __post_init__(self) -> None:
-        rows = len(self.cost_s)
-        if not rows:
-            raise InputError("candidates: there are none")
-        if self.features.shape != (rows, len(self.names)) or len(self.labels) != rows:
-            raise InputError(f"candidates: features {self.features.shape}, {rows} costs, {len(self.names)} names, {len(self.labels)} labels disagree")
-        for name, column in zip((*self.names, "cost_s"), (*self.features.T, self.cost_s), strict=True):
-            if not np.isfinite(column).all():
-                row = int(np.argmin(np.isfinite(column)))
-                raise InputError(f"candidates: {name} of row {row + 1} is {column[row]}, not a finite number")
-        if self.cost_s.min() <= 0:
-            row = int(self.cost_s.argmin())
-            raise InputError(f"candidates: cost_s of row {row + 1} is {self.cost_s[row]:g}, not a positive number of seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -148,9 +123,14 @@ def trace_inverse(rows: Array, ridge: float = RIDGE) -> float:
     return float((1 / np.maximum(np.linalg.eigvalsh(information(rows, ridge)), ridge)).sum())
 
 
+def _inverse(matrix: Array) -> Array:
+    return np.linalg.inv(matrix).astype(np.float64, copy=False)
+
+
 def _leverage(features: Array, inverse: Array) -> Array:
     """``x_i^T M^-1 x_i`` of every row: the variance of the model's prediction there."""
-    return np.einsum("ij,ij->i", features @ inverse, features)
+    leverage: Array = np.einsum("ij,ij->i", features @ inverse, features)
+    return leverage
 
 
 def _sizes(features: Array) -> Array:
@@ -193,7 +173,7 @@ def greedy(
     left = budget - math.fsum(cost[chosen])
     price = cost if per_cost else np.ones_like(cost)
     while True:
-        inverse = np.linalg.inv(information(features[chosen], ridge))
+        inverse = _inverse(information(features[chosen], ridge))
         value = np.where(free & (cost <= left), np.log1p(np.maximum(_leverage(features, inverse), 0)) / price, -1.0)
         pool, bound = _best(value, _POOL)
         # Before the matrix has full rank the inverse is large and its updates lose digits: one row at a time.
@@ -250,10 +230,10 @@ def _sweep(features: Array, cost: Array, budget: float, chosen: Indices, ridge: 
     """Offer every chosen row, the least informative first, its best replacement."""
     chosen = chosen.copy()
     left = budget - math.fsum(cost[chosen])
-    inverse = np.linalg.inv(information(features[chosen], ridge))
+    inverse = _inverse(information(features[chosen], ridge))
     order = np.argsort(_leverage(features[chosen], inverse), kind="stable")
     for places in np.array_split(order, math.ceil(len(order) / _BLOCK)):
-        inverse = np.linalg.inv(information(features[chosen], ridge))
+        inverse = _inverse(information(features[chosen], ridge))
         for place, new in _proposals(features, cost, chosen, places, inverse, left):
             spare = left + cost[chosen[place]] - cost[new]
             if spare < 0 or new in chosen:
@@ -301,9 +281,7 @@ def _swap(inverse: Array, old: Array, new: Array) -> tuple[float, Array]:
 # A-optimal
 
 
-def a_optimal(
-    features: Array, cost: Array, budget: float, *, keep: float = 0.3, ridge: float = RIDGE, seed: int = 0
-) -> Indices:
+def a_optimal(features: Array, cost: Array, budget: float, *, keep: float = 0.3, ridge: float = RIDGE, seed: int = 0) -> Indices:
     """Ernest's design (Venkataraman et al., NSDI 2016): the rows whose weight in the convex problem is above ``keep``.
 
     They are taken by falling weight for as long as they fit into the budget; rows of lower weight follow only while there are fewer rows than features.
@@ -321,7 +299,7 @@ def a_optimal(
 
 
 def a_weights(
-    features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, tolerance: float = 1e-4, iterations: int = 400
+    features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, tolerance: float = 1e-3, iterations: int = 400
 ) -> Array:
     """Minimise ``trace (sum_i w_i x_i x_i^T)^-1`` subject to ``0 <= w <= 1`` and ``cost . w <= budget``.
 
@@ -345,12 +323,13 @@ def a_weights(
         weights = weights + part * move
         value, slope = trial
         recent.append(value)
-    return np.clip(weights, 0, 1)
+    inside: Array = np.clip(weights, 0, 1)
+    return inside
 
 
 def _a_objective(x: Array, weights: Array, ridge: float) -> tuple[float, Array]:
     """``trace M^-1`` and its gradient ``-|M^-1 x_i|^2``."""
-    inverse = np.linalg.inv(information(x * np.sqrt(np.maximum(weights, 0))[:, None], ridge))
+    inverse = _inverse(information(x * np.sqrt(np.maximum(weights, 0))[:, None], ridge))
     return float(np.trace(inverse)), -((x @ inverse) ** 2).sum(axis=1)
 
 
@@ -423,109 +402,3 @@ def _fill(order: Indices, cost: Array, budget: float) -> Indices:
 
 
 METHODS: Mapping[str, Method] = {"a-optimal": a_optimal, "d-optimal": d_optimal, "grid": grid_design, "random": random_design}
-
-
-# Candidates
-
-
-def table_candidates(columns: Mapping[str, Array], cost_s: Array, labels: Sequence[Mapping[str, Any]], *, quadratic: bool = False) -> Candidates:
-    """Candidates from columns of numbers: standardised, with a constant and (``quadratic``) squares and products."""
-    names, features = _standardised(columns)
-    if quadratic:
-        pairs = [(i, j) for i in range(len(names)) for j in range(i, len(names))]
-        products = {f"{names[i]} * {names[j]}": features[:, i] * features[:, j] for i, j in pairs}
-        more, squares = _standardised(products)
-        names, features = [*names, *more], np.hstack([features, squares])
-    return Candidates(names=("1", *names), features=np.hstack([np.ones((len(cost_s), 1)), features]), cost_s=cost_s, labels=labels)
-
-
-def _standardised(columns: Mapping[str, Array]) -> tuple[list[str], Array]:
-    """Columns of mean 0 and variance 1; those that do not vary tell nothing and are left out."""
-    for name, column in columns.items():
-        if not np.isfinite(column).all():
-            row = int(np.argmin(np.isfinite(column)))
-            raise InputError(f"candidates: {name} of row {row + 1} is {column[row]}, not a finite number")
-    names = [name for name, column in columns.items() if np.ptp(column) > 1e-9 * np.abs(column).max()]
-    kept = [(columns[name] - columns[name].mean()) / columns[name].std() for name in names]
-    return names, np.column_stack(kept) if kept else np.empty((len(next(iter(columns.values()), [])), 0))
-
-
-def ernest_cost(machines: float, scale: float, *, whole_s: float = 3600.0) -> float:
-    """Seconds of a run on a share ``scale`` of the data when the whole takes ``whole_s`` on one machine and speeds up ideally."""
-    return whole_s * scale / machines
-
-
-def cluster_candidates(
-    machines: Iterable[int], scales: Iterable[float], cost_model: Callable[[float, float], float] = ernest_cost
-) -> Candidates:
-    """Every number of machines with every share of the data, with Ernest's features ``[1, scale / machines, log machines, machines]``."""
-    points = [(count, scale) for count in dict.fromkeys(machines) for scale in dict.fromkeys(scales)]
-    for count, scale in points:
-        if count < 1 or not 0 < scale <= 1:
-            raise InputError(f"cluster: {count} machines on {scale:g} of the data; machines are at least 1, scales above 0 and at most 1")
-    return Candidates(
-        names=("1", "scale / machines", "log machines", "machines"),
-        features=np.array([[1.0, scale / count, math.log(count), count] for count, scale in points]).reshape(-1, 4),
-        cost_s=np.array([cost_model(count, scale) for count, scale in points]),
-        labels=[{"machines": count, "scale": scale} for count, scale in points],
-    )
-
-
-def operator_candidates(rows: Sequence[Mapping[str, Any]], *, quadratic: bool = False, per_family: bool = False) -> Candidates:
-    """Operator instances: rows with ``op``, ``flops``, ``bytes``, ``dims``, ``cost_s`` and, where they vary, ``family`` and ``dtype``.
-
-    The features are the logarithms of FLOPs, bytes and dimensions, the share of compute in a roofline at the median arithmetic intensity, and
-    one column for each operator and dtype but the first. ``per_family`` gives every family (by default every ``op``) coefficients of its own.
-    """
-    try:
-        cost = np.array([row["cost_s"] for row in rows], dtype=np.float64)
-        families = np.array([str(row.get("family", row["op"])) for row in rows])
-        kinds = [("op", [str(row["op"]) for row in rows]), ("dtype", [str(row.get("dtype", "")) for row in rows])]
-        numbers = _operator_numbers(rows)
-    except KeyError as error:
-        raise InputError(f"operators: a row has no {error.args[0]!r}; op, flops, bytes, dims and cost_s are needed") from error
-    one_hot = {f"{kind}={name}": np.array([float(value == name) for value in values]) for kind, values in kinds for name in sorted(set(values))[1:]}
-    if not per_family:
-        plain = table_candidates(numbers, cost, rows, quadratic=quadratic)
-        names, columns = _standardised(one_hot) if one_hot else ([], np.empty((len(rows), 0)))
-        return Candidates(names=(*plain.names, *names), features=np.hstack([plain.features, columns]), cost_s=cost, labels=rows)
-    return _by_family(families, {**numbers}, one_hot, cost, rows, quadratic)
-
-
-def _operator_numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
-    flops = np.array([max(row["flops"], 1) for row in rows], dtype=np.float64)
-    size = np.array([max(row["bytes"], 1) for row in rows], dtype=np.float64)
-    rank = max((len(row["dims"]) for row in rows), default=0)
-    dims = np.array([[*(max(dim, 1) for dim in row["dims"]), *[1] * (rank - len(row["dims"]))] for row in rows], dtype=np.float64).reshape(-1, rank)
-    intensity = flops / size
-    return {
-        "log flops": np.log(flops),
-        "log bytes": np.log(size),
-        **{f"log dim {place}": np.log(dims[:, place]) for place in range(rank)},
-        "compute share": intensity / (intensity + np.median(intensity)),
-    }
-
-
-def _by_family(
-    families: npt.NDArray[np.str_], numbers: Mapping[str, Array], one_hot: Mapping[str, Array], cost: Array, rows: Sequence[Mapping[str, Any]], quadratic: bool
-) -> Candidates:
-    """A block of columns for each family, zero elsewhere; columns that follow from others of the block are left out."""
-    names: list[str] = []
-    columns: list[Array] = []
-    for family in np.unique(families):
-        inside = families == family
-        block = table_candidates({name: column[inside] for name, column in numbers.items()}, cost[inside], [rows[i] for i in np.flatnonzero(inside)], quadratic=quadratic)
-        kinds, one = _standardised({name: column[inside] for name, column in one_hot.items()}) if one_hot else ([], np.empty((int(inside.sum()), 0)))
-        features = np.hstack([block.features, one])
-        for place in _independent(features):
-            column = np.zeros(len(rows))
-            column[inside] = features[:, place]
-            names.append(f"{family}: {[*block.names, *kinds][place]}")
-            columns.append(column)
-    return Candidates(names=tuple(names), features=np.column_stack(columns), cost_s=cost, labels=rows)
-
-
-def _independent(features: Array) -> list[int]:
-    """The columns that are not linear combinations of earlier ones."""
-    _, triangle = np.linalg.qr(features, mode="reduced")
-    return [place for place in range(features.shape[1]) if place < len(triangle) and abs(triangle[place, place]) > 1e-6 * math.sqrt(len(features))]

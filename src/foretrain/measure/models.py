@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from foretrain.capture.models import Loss, load_model
-from foretrain.capture.optimizers import _BUILDERS, _from_torch
+from foretrain.capture.optimizers import optimizer_of
 from foretrain.errors import InputError
 from foretrain.job import Training, Workload
 
@@ -56,7 +56,7 @@ def autocast(precision: str, device: str | torch.device) -> contextlib.AbstractC
 
 def real_optimizer(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer of the job over real parameters, with torch's default implementation of it for their device."""
-    optimizer = _BUILDERS.get(name, _from_torch)(name, parameters)
+    optimizer = optimizer_of(name, parameters)
     for group in optimizer.param_groups:
         if group.get("foreach"):
             group["foreach"] = None

@@ -5,14 +5,12 @@ from __future__ import annotations
 import abc
 import collections
 import contextlib
-import dataclasses
 import datetime
 import errno
 import fcntl
 import functools
 import hashlib
 import io
-import itertools
 import json
 import logging
 import os
@@ -238,6 +236,8 @@ def append_run(path: Path, run: Mapping[str, Any], *, report: Report = _log.warn
             fcntl.flock(handle, fcntl.LOCK_EX)
             _mend_end(handle, path, report)
             _write_whole(handle, line)
+            if os.fstat(handle).st_size == len(line):
+                _sync_folder(path.parent)
         finally:
             os.close(handle)
     except OSError as error:
@@ -255,6 +255,15 @@ def _write_whole(handle: int, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.ftruncate(handle, size)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """See the name of a new file onto the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _mend_end(handle: int, path: Path, report: Report) -> None:
@@ -298,7 +307,7 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with path.open("rb") as file:
             lines = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) if path.suffix == ".zst" else None
-            source = _until_now(file) if lines is None else io.BufferedReader(lines)  # type: ignore[type-var]
+            source = _until_now(file) if lines is None else io.BufferedReader(lines)
             for number, line in enumerate(source, start=1):
                 if line.strip():
                     yield number, line
@@ -469,7 +478,9 @@ class Store(Runs):
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITER_LOCK)))
                 yield connection
         except sa.exc.SQLAlchemyError as error:
-            raise StoreError(f"{self.name}: {_reason(error, self._engine.url.password)}") from error
+            raise StoreError(f"{self.name}: {_reason(error, self._engine.url)}") from error
+        except json.JSONDecodeError as error:
+            raise StoreError(f"{self.name}: it holds a run that is not JSON ({error})") from error
 
     def add(self, runs: Iterable[Run | Entry]) -> Added:
         """Keep runs: all of them or, when anything goes wrong, none. Those that are there already are left as they are."""
@@ -485,15 +496,13 @@ class Store(Runs):
 
         runs, now = _tables().runs, datetime.datetime.now(datetime.UTC)
         insert = postgresql.insert(runs) if connection.dialect.name == "postgresql" else sqlite.insert(runs)
-        by_hash = {entry.id: entry for entry in reversed(entries)}
-        rows = [_row(by_hash[hash_], now) for hash_ in dict.fromkeys(entry.id for entry in entries)]
-        added = connection.execute(
-            insert.on_conflict_do_nothing(index_elements=[runs.c.hash]).returning(runs.c.id, runs.c.hash), rows
-        ).all()
+        insert_new = insert.on_conflict_do_nothing(index_elements=[runs.c.hash]).returning(runs.c.id, runs.c.hash)
+        added = connection.execute(insert_new, [_row(entry, now) for entry in entries]).all()
+        measured = {entry.id: entry.document["measured"] for entry in entries}
         figures = [
             {"run_id": number, "quantity": quantity, "value": value}
-            for number, hash_ in added
-            for quantity, value in by_hash[hash_].document["measured"].items()
+            for number, content in added
+            for quantity, value in measured[content].items()
         ]
         if figures:
             connection.execute(_tables().measured.insert(), figures)
@@ -537,16 +546,14 @@ class Store(Runs):
 
 
 def _row(entry: Entry, now: datetime.datetime) -> dict[str, Any]:
-    row = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
-    return {**row, "hash": row.pop("id"), "run": row.pop("document"), "created": entry.created or now}
+    same = {name: getattr(entry, name) for name in (*_COLUMNS, "base", "format")}
+    return {**same, "hash": entry.id, "created": now, "run": entry.document}
 
 
 def _entry(row: sa.Row[Any]) -> Entry:
-    values = dict(row._mapping)
-    del values["id"]
-    created = values.pop("created")
-    created = created if created.tzinfo else created.replace(tzinfo=datetime.UTC)
-    return Entry(id=values.pop("hash"), document=values.pop("run"), created=created, **values)
+    same = {name: getattr(row, name) for name in (*_COLUMNS, "base", "format")}
+    created = row.created if row.created.tzinfo else row.created.replace(tzinfo=datetime.UTC)
+    return Entry(id=row.hash, created=created, document=row.run, **same)
 
 
 def _conditions(where: Filter) -> list[sa.ColumnElement[bool]]:
@@ -607,10 +614,11 @@ def hide_password(where: str) -> str:
     return re.sub(r"([?&]\w*passw\w*=)[^&]*", r"\1***", shown, flags=re.IGNORECASE)
 
 
-def _reason(error: Exception, password: object) -> str:
+def _reason(error: Exception, url: sa.URL) -> str:
     """What went wrong, on one line."""
     text = " ".join(str(getattr(error, "orig", None) or error).split())
-    return text.replace(str(password), "***") if password else text
+    secrets = [url.password, *(value for key, value in url.query.items() if "passw" in key.lower())]
+    return functools.reduce(lambda shown, secret: shown.replace(str(secret), "***") if secret else shown, secrets, text)
 
 
 def _url(where: str | Path) -> sa.URL:

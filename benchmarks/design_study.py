@@ -1,0 +1,381 @@
+"""D-optimal and random choice of the operators to measure, at equal budget: the error of the same regressors on operators that they did not see.
+
+    python benchmarks/design_study.py --data DIR [--device a100-pcie-40gb] [--plot docs/img/design_study.svg]
+
+DIR/ops/neusight_fp32.csv.gz holds operator times (NeuSight, MIT licence); data/ops_h200.parquet, our own, is studied with --device h200.
+Operators whose shape, batch apart, is in a held-out set are never candidates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pandas as pd
+
+from foretrain.catalog import Catalog
+from foretrain.measure.candidates import Array, Candidates, operator_candidates, table_candidates
+from foretrain.measure.design import Indices, design, greedy, grid_design, random_design
+
+COUNTS = (100, 200, 500, 1000, 2000, 5000)
+SETUP_S, REPEATS = 0.005, 100
+"""What a measurement takes: its set-up, and repeats of the operator at its roofline time."""
+DIMS = {
+    "bmm": ("B", "M", "N", "K"),
+    "linear": ("M", "N", "K"),
+    "conv": ("B", "c_in", "c_out", "kernel", "size", "stride"),
+    "rows": ("B", "H"),
+}
+OPERANDS = {"add": 3, "div": 3, "mul": 3, "pow": 3}
+
+
+@dataclass(frozen=True)
+class Operators:
+    """Measured operators: what a predictor may know of them, the time of each, its shape group, and the source's own test set."""
+
+    rows: list[dict[str, Any]]
+    time_s: Array
+    roofline_s: Array
+    groups: np.ndarray[Any, np.dtype[Any]]
+    real: np.ndarray[Any, np.dtype[np.bool_]]
+
+    def __getitem__(self, mask: Any) -> Operators:
+        places = np.arange(len(self.rows))[mask]
+        return Operators([self.rows[i] for i in places], self.time_s[mask], self.roofline_s[mask], self.groups[mask], self.real[mask])
+
+
+# Data
+
+
+def neusight(path: Path, device: str) -> Operators:
+    """The operators of one device; its test set holds the shapes of real models, the rest random shapes."""
+    table = pd.read_csv(path)
+    table = table[table.device == device].drop_duplicates(subset=[name for name in table.columns if name not in ("latency_s", "split")])
+    known = Catalog.load().device(device, "device")
+    rows, groups = [], []
+    for row in table.to_dict("records"):
+        family = row["op"] if row["op"] in DIMS else "rows"
+        dims = [int(row[name]) for name in DIMS[family]]
+        flops, size = WORK[family](row["op"], *dims)
+        roofline = max(flops / (known.fp32 or math.inf), size / known.memory_bytes_per_s)
+        rows.append(
+            {"op": row["op"], "family": family, "dims": dims, "flops": flops, "bytes": size, "cost_s": SETUP_S + REPEATS * roofline}
+        )
+        groups.append(f"{family} {dims[1:]}")
+    cost = np.array([row["cost_s"] for row in rows])
+    return Operators(rows, table.latency_s.to_numpy(), (cost - SETUP_S) / REPEATS, np.array(groups), (table.split == "test").to_numpy())
+
+
+def _bmm(op: str, b: int, m: int, n: int, k: int) -> tuple[float, float]:
+    return 2.0 * b * m * n * k, 4.0 * b * (m * n + n * k + m * k)
+
+
+def _linear(op: str, m: int, n: int, k: int) -> tuple[float, float]:
+    return _bmm(op, 1, m, n, k)
+
+
+def _conv(op: str, b: int, c_in: int, c_out: int, kernel: int, size: int, stride: int) -> tuple[float, float]:
+    out = math.ceil(size / stride)
+    return 2.0 * b * c_in * c_out * (kernel * out) ** 2, 4.0 * (b * c_in * size**2 + b * c_out * out**2 + c_in * c_out * kernel**2)
+
+
+def _rows(op: str, b: int, h: int) -> tuple[float, float]:
+    return float(b * h), 4.0 * b * h * OPERANDS.get(op, 2)
+
+
+WORK: dict[str, Callable[..., tuple[float, float]]] = {"bmm": _bmm, "linear": _linear, "conv": _conv, "rows": _rows}
+
+
+def h200(path: Path) -> Operators:
+    """Our own measurements; every fifth kind of shape stands for unseen models."""
+    known = Catalog.load().device("h200", "device")
+    rows, times, groups = [], [], []
+    for row in pd.read_parquet(path).to_dict("records"):
+        time_s = row.get("cold_s")
+        inputs = json.loads(row["inputs"]) if isinstance(row["inputs"], str) else row["inputs"]
+        if time_s is None or not time_s > 0 or not len(inputs):
+            continue
+        shapes = [list(shape) for shape, *_ in inputs]
+        dtype = f"{inputs[0][1]}{row.get('precision') or ''}"
+        peak = {"float32": known.fp32, "float32tf32": known.tf32, "bfloat16": known.bf16, "float16": known.fp16}.get(dtype) or known.fp32
+        roofline = max(row["flops"] / (peak or math.inf), row["bytes"] / known.memory_bytes_per_s, 1e-9)
+        dims = [int(dim) for shape in shapes[:2] for dim in shape][:6]
+        rows.append(
+            {"op": row["name"], "family": row["name"], "dtype": dtype, "dims": dims, "flops": float(row["flops"]), "bytes": float(row["bytes"]),
+             "cost_s": SETUP_S + REPEATS * roofline}
+        )  # fmt: skip
+        times.append(time_s)
+        groups.append(f"{row['name']} {[shape[1:] for shape in shapes]}")
+    cost = np.array([row["cost_s"] for row in rows])
+    return Operators(rows, np.array(times), (cost - SETUP_S) / REPEATS, np.array(groups), np.zeros(len(rows), dtype=bool))
+
+
+def split(operators: Operators, seed: int, share: float = 0.2) -> tuple[Operators, dict[str, Operators]]:
+    """Candidates, and what they are tested on: a share of the shape groups, and the shapes of real models."""
+    names = np.unique(operators.groups[~operators.real])
+    held = np.random.default_rng(seed).choice(names, int(share * len(names)), replace=False)
+    out = np.isin(operators.groups, held) & ~operators.real
+    seen = ~out & ~np.isin(operators.groups, operators.groups[operators.real])
+    tests = {"unseen shapes": operators[out]} | ({"real models": operators[operators.real]} if operators.real.any() else {})
+    return operators[seen], tests
+
+
+# Methods: the candidates and a budget in seconds or in operators, to the chosen rows
+
+
+class Choice:
+    """The bases of one set of candidates, computed once."""
+
+    def __init__(self, operators: Operators, seed: int) -> None:
+        rows = operators.rows
+        self.seed = seed
+        self.linear = operator_candidates(rows)
+        self.quadratic = operator_candidates(rows, quadratic=True, per_family=True)
+        self.fourier = fourier_candidates(rows, self.linear, seed)
+        self.space = table_candidates(
+            {name: column for name, column in zip(self.linear.names, self.linear.features.T, strict=True) if "dim" in name or "op" in name},
+            self.linear.cost_s, rows,
+        )  # fmt: skip
+        self._paths: dict[tuple[str, bool], Indices] = {}
+
+    def choose(self, method: str, count: int, budget_s: float | None) -> Indices:
+        return METHODS[method](self, count, budget_s)
+
+    def limit(self, count: int, budget_s: float | None) -> tuple[Array, float]:
+        cost = self.linear.cost_s
+        return (np.ones_like(cost), float(count)) if budget_s is None else (cost, budget_s)
+
+    def random(self, count: int, budget_s: float | None) -> Indices:
+        return random_design(self.space.features, *self.limit(count, budget_s), seed=self.seed)
+
+    def grid(self, count: int, budget_s: float | None) -> Indices:
+        return grid_design(self.space.features, *self.limit(count, budget_s), seed=self.seed)
+
+    def d_optimal(self, candidates: Candidates, count: int, budget_s: float | None) -> Indices:
+        limits: dict[str, Any] = {"count": count} if budget_s is None else {"budget_s": budget_s}
+        return design("d-optimal", candidates, **limits, seed=self.seed).chosen
+
+    def half(self, count: int, budget_s: float | None) -> Indices:
+        """Half of the budget D-optimal, the rest random."""
+        cost, budget = self.limit(count, budget_s)
+        first = self.d_optimal(self.quadratic, count // 2, None if budget_s is None else budget_s / 2)
+        rest = np.setdiff1d(np.arange(len(cost)), first)
+        more = random_design(self.space.features[rest], cost[rest], budget - math.fsum(cost[first]), seed=self.seed)
+        return np.concatenate([first, rest[more]])
+
+    def kernel(self, count: int, budget_s: float | None) -> Indices:
+        """Greedy only, along one path: a smaller budget is its beginning."""
+        priced = budget_s is not None
+        if ("kernel", priced) not in self._paths:
+            cost, budget = self.limit(COUNTS[-1], float(self.linear.cost_s.mean()) * COUNTS[-1] if priced else None)
+            self._paths["kernel", priced] = greedy(self.fourier.features, cost, budget, ridge=0.01)
+        path = self._paths["kernel", priced]
+        cost, budget = self.limit(count, budget_s)
+        return path[np.cumsum(cost[path]) <= budget]
+
+
+def fourier_candidates(rows: list[dict[str, Any]], linear: Candidates, seed: int, size: int = 128) -> Candidates:
+    """Random Fourier features (Rahimi and Recht 2007) of a Gaussian kernel over the linear basis: D-optimal for a nonparametric model."""
+    random = np.random.default_rng(seed)
+    points = linear.features[:, 1:]
+    sample = points[random.choice(len(points), min(500, len(points)), replace=False)]
+    width = np.median(np.sqrt(((sample[:, None] - sample[None]) ** 2).sum(axis=-1))) / 2
+    waves = points @ (random.normal(size=(points.shape[1], size)) / width) + random.uniform(0, 2 * np.pi, size)
+    names = tuple(f"wave {place}" for place in range(size))
+    return Candidates(names=names, features=math.sqrt(2 / size) * np.cos(waves), cost_s=linear.cost_s, labels=rows)
+
+
+METHODS: dict[str, Callable[[Choice, int, float | None], Indices]] = {
+    "random": Choice.random,
+    "grid": Choice.grid,
+    "D linear": lambda choice, count, budget_s: choice.d_optimal(choice.linear, count, budget_s),
+    "D quadratic": lambda choice, count, budget_s: choice.d_optimal(choice.quadratic, count, budget_s),
+    "D kernel": Choice.kernel,
+    "half D, half random": Choice.half,
+}
+
+
+# Regressors: measured operators in, a function from operators to log time out
+
+
+def tree_features(operators: Operators, kinds: dict[str, int]) -> Array:
+    rank = max(kinds["rank"], 1)
+    dims = np.full((len(operators.rows), rank), np.nan)
+    for place, row in enumerate(operators.rows):
+        known = row["dims"][:rank]
+        dims[place, : len(known)] = np.log(np.maximum(known, 1))
+    flops, size = (np.array([max(row[name], 1.0) for row in operators.rows]) for name in ("flops", "bytes"))
+    marks = [[kinds.get(f"op {row['op']}", -1), kinds.get(f"dtype {row.get('dtype')}", -1)] for row in operators.rows]
+    return np.column_stack([np.array(marks, dtype=float), dims, np.log(flops), np.log(size), np.log(flops / size)])
+
+
+def fit_trees(train: Operators, kinds: dict[str, int], seed: int) -> Callable[[Operators], Array]:
+    """LightGBM on the logarithm of time over roofline time."""
+    settings = {"objective": "l2", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 5, "verbose": -1, "seed": seed, "num_threads": 2,
+                "feature_fraction": 0.9, "bagging_fraction": 0.9, "bagging_freq": 1, "deterministic": True, "force_row_wise": True}  # fmt: skip
+    target = np.log(train.time_s / train.roofline_s)
+    data = lightgbm.Dataset(tree_features(train, kinds), target, categorical_feature=[0, 1], free_raw_data=True)
+    model = lightgbm.train(settings, data, num_boost_round=400)
+    return lambda test: np.asarray(model.predict(tree_features(test, kinds))) + np.log(test.roofline_s)
+
+
+def fit_quadratic(train: Array, target: Array) -> Callable[[Array], Array]:
+    """Ridge regression on the per-family quadratic basis: the model for which "D quadratic" is optimal."""
+    moment = train.T @ train
+    moment.flat[:: len(moment) + 1] += 0.1
+    coefficients = np.linalg.solve(moment, train.T @ target)
+    return lambda test: test @ coefficients
+
+
+# The study
+
+
+def study(operators: Operators, seeds: int, methods: list[str]) -> Iterator[dict[str, Any]]:
+    """Errors by budget (operators, or the time that so many take on average), method, regressor and test set."""
+    kinds = {
+        f"{kind} {name}": code
+        for kind in ("op", "dtype")
+        for code, name in enumerate(sorted({str(row.get(kind)) for row in operators.rows}))
+    }
+    kinds["rank"] = max(len(row["dims"]) for row in operators.rows)
+    basis = operator_candidates(operators.rows, quadratic=True, per_family=True).features
+    places = {id(row): place for place, row in enumerate(operators.rows)}
+    for seed in range(seeds):
+        pool, tests = split(operators, seed)
+        choice = Choice(pool, seed)
+        for priced in (False, True):
+            for count in COUNTS:
+                budget_s = float(choice.linear.cost_s.mean()) * count if priced else None
+                for method in methods:
+                    chosen = choice.choose(method, count, budget_s)
+                    train = pool[chosen]
+                    trees = fit_trees(train, kinds, seed)
+                    at = [places[id(row)] for row in train.rows]
+                    quadratic = fit_quadratic(basis[at], np.log(train.time_s / train.roofline_s))
+                    for name, test in tests.items():
+                        to = [places[id(row)] for row in test.rows]
+                        answers = {"LightGBM": trees(test), "log-quadratic": quadratic(basis[to]) + np.log(test.roofline_s)}
+                        for regressor, answer in answers.items():
+                            errors = np.abs(np.exp(np.clip(answer, -30, 10)) / test.time_s - 1)
+                            yield {"seed": seed, "priced": priced, "count": count, "method": method, "regressor": regressor, "test": name,
+                                   "n": len(chosen), "mape": float(errors.mean()), "median": float(np.median(errors))}  # fmt: skip
+        print(
+            f"seed {seed}: {len(pool.rows):,} candidates, {', '.join(f'{len(test.rows):,} {name}' for name, test in tests.items())}",
+            flush=True,
+        )
+
+
+def markdown(results: list[dict[str, Any]], methods: list[str], priced: bool, regressor: str, test: str) -> str:
+    """A table of MAPE, mean and standard deviation over the seeds; the best of a line is bold."""
+    cells = _cells(results, priced, regressor, test)
+    unit = "time of so many on average" if priced else "operators"
+    lines = [f"| {unit} | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
+    for count in COUNTS:
+        means = {method: np.mean(cells[count, method]) for method in methods}
+        best = min(means, key=lambda method: means[method])
+        shown = [f"{means[method]:.1%} ± {np.std(cells[count, method]):.1%}" for method in methods]
+        lines.append(
+            f"| {count:,} | "
+            + " | ".join(f"**{text}**" if method == best else text for method, text in zip(methods, shown, strict=True))
+            + " |"
+        )
+    return "\n".join(lines)
+
+
+def _cells(results: list[dict[str, Any]], priced: bool, regressor: str, test: str) -> dict[tuple[int, str], list[float]]:
+    cells: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for one in results:
+        if (one["priced"], one["regressor"], one["test"]) == (priced, regressor, test):
+            cells[one["count"], one["method"]].append(one["mape"])
+    return cells
+
+
+# The plot, as SVG by hand: it needs no browser and no library
+
+COLORS = ("#444444", "#999999", "#c77cff", "#1f77b4", "#2ca02c", "#d62728")
+
+
+def svg(results: list[dict[str, Any]], methods: list[str], device: str) -> str:
+    panels = [(regressor, test) for regressor in ("LightGBM", "log-quadratic") for test in dict.fromkeys(one["test"] for one in results)]
+    width, height = 420, 300
+    parts = []
+    for place, (regressor, test) in enumerate(panels):
+        x, y = 20 + place % 2 * width, 40 + place // 2 * height
+        parts.append(
+            f'<g transform="translate({x},{y})">{_panel(_cells(results, False, regressor, test), methods, f"{regressor}, {test}")}</g>'
+        )
+    rows = math.ceil(len(panels) / 2)
+    for place, method in enumerate(methods):
+        x, y = 60 + place % 6 * 135, 60 + rows * height
+        parts.append(f'<path d="M{x},{y - 4}h22" stroke="{COLORS[place]}" stroke-width="2.5"/><text x="{x + 27}" y="{y}">{method}</text>')
+    title = f'<text x="20" y="24" font-size="15" font-weight="bold">Error (MAPE) by operators measured, equal budgets, {device}</text>'
+    size = f'width="{2 * width + 40}" height="{rows * height + 80}"'
+    style = 'font-family="Helvetica,Arial,sans-serif" font-size="12" fill="#222"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}><rect width="100%" height="100%" fill="white"/>{title}{"".join(parts)}</svg>\n'
+
+
+def _panel(cells: dict[tuple[int, str], list[float]], methods: list[str], title: str) -> str:
+    """Both axes logarithmic; bars show the standard deviation over the seeds."""
+    means = {key: float(np.mean(values)) for key, values in cells.items()}
+    low, high = math.log(min(means.values()) * 0.85), math.log(min(max(means.values()), 3.0) * 1.15)
+
+    def at(count: float, error: float) -> tuple[float, float]:
+        across = math.log(count / COUNTS[0]) / math.log(COUNTS[-1] / COUNTS[0])
+        return 45 + 345 * across, 230 - 200 * (min(max(math.log(error), low), high) - low) / (high - low)
+
+    parts = [
+        f'<text x="45" y="18" font-weight="bold">{title}</text><rect x="45" y="30" width="345" height="200" fill="none" stroke="#bbb"/>'
+    ]
+    for count in COUNTS:
+        x, _ = at(count, math.exp(low))
+        parts.append(f'<path d="M{x:.1f},30v200" stroke="#eee"/><text x="{x:.1f}" y="246" text-anchor="middle">{count:,}</text>')
+    for tick in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0):
+        if low < math.log(tick) < high:
+            _, y = at(COUNTS[0], tick)
+            parts.append(f'<path d="M45,{y:.1f}h345" stroke="#eee"/><text x="40" y="{y + 4:.1f}" text-anchor="end">{tick:.0%}</text>')
+    for color, method in zip(COLORS, methods, strict=False):
+        points = [at(count, means[count, method]) for count in COUNTS]
+        parts.append(
+            f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" fill="none" stroke="{color}" stroke-width="2"/>'
+        )
+        for count in COUNTS:
+            mean, spread = means[count, method], float(np.std(cells[count, method]))
+            (x, top), (_, bottom) = at(count, mean + spread), at(count, max(mean - spread, mean / 10))
+            parts.append(f'<path d="M{x:.1f},{top:.1f}V{bottom:.1f}" stroke="{color}"/>')
+    return "".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with ops/neusight_fp32.csv.gz")
+    parser.add_argument("--device", default="a100-pcie-40gb", help="a device of that file, or h200 for data/ops_h200.parquet")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--plot", type=Path, help="write the plot (SVG)")
+    parser.add_argument("--results", type=Path, help="write every figure (JSON)")
+    options = parser.parse_args()
+    own = Path("data/ops_h200.parquet")
+    operators = h200(own) if options.device == "h200" else neusight(options.data / "ops" / "neusight_fp32.csv.gz", options.device)
+    results = list(study(operators, options.seeds, options.methods))
+    for regressor in ("LightGBM", "log-quadratic"):
+        for test in dict.fromkeys(one["test"] for one in results):
+            for priced in (False, True):
+                print(f"\n{options.device}, {regressor}, {test}, equal {'time' if priced else 'number'}:\n")
+                print(markdown(results, options.methods, priced, regressor, test))
+    if options.results:
+        options.results.write_text(json.dumps(results))
+    if options.plot:
+        options.plot.parent.mkdir(parents=True, exist_ok=True)
+        options.plot.write_text(svg(results, options.methods, options.device))
+
+
+if __name__ == "__main__":
+    main()

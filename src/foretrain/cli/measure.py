@@ -1,0 +1,118 @@
+"""The commands that make data: ``measure campaign``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretrain.cli.app import app, say
+from foretrain.errors import invalid
+from foretrain.units import parse_seconds
+
+measure = typer.Typer(help="Make data: measure operators, steps and whole campaigns.", no_args_is_help=True)
+app.add_typer(measure, name="measure")
+
+OutOption = Annotated[
+    Path, typer.Option("--out", "-o", help="The file of runs; cells that it holds are not measured again.", show_default=False)
+]
+BudgetOption = Annotated[str | None, typer.Option(help="Stop after this time, such as 10m.")]
+
+
+@measure.command()
+def campaign(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="CAMPAIGN.toml", help="The grid; options replace its keys.", show_default=False)
+    ] = None,
+    *,
+    out: OutOption,
+    on: Annotated[str, typer.Option(help="local, torchrun or ray.")] = "local",
+    models: Annotated[str | None, typer.Option(help="Models by name, as a,b,c.")] = None,
+    workers: Annotated[str | None, typer.Option(help="Numbers of workers, as 1,2,4.")] = None,
+    cores: Annotated[str | None, typer.Option(help="Cores per worker, as 1,2.")] = None,
+    batch: Annotated[str | None, typer.Option(help="Samples per step over all workers, as 32,64.")] = None,
+    batch_per_worker: Annotated[str | None, typer.Option(help="Samples per step of each worker, in place of --batch.")] = None,
+    samples: Annotated[str | None, typer.Option(help="Sizes of the dataset, as 1000,50000: times the epoch.")] = None,
+    sync: Annotated[str | None, typer.Option(help="allreduce, ps (parameter server), or both.")] = None,
+    servers: Annotated[str | None, typer.Option(help="Parameter servers, as 1,2.")] = None,
+    links: Annotated[str | None, typer.Option(help="Rates of the workers' links, as 1Gbit,10Gbit (local, root).")] = None,
+    image: Annotated[str | None, typer.Option(help="Image side, or channels,height,width.")] = None,
+    sequence: Annotated[int | None, typer.Option(help="Tokens per sample.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Classes of a classifier.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, amp-bf16, bf16, ...")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adamw, ...")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, or the catalogue's name of the GPUs here.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster: auto, or ray://host:port. Without it a local one is started.")
+    ] = None,
+    interface: Annotated[str | None, typer.Option(help="Network interface to sample: lo, eth0, auto.")] = None,
+    seconds: Annotated[float, typer.Option(help="Time the steps of a cell for about so long.")] = 2.0,
+    epoch_limit: Annotated[str, typer.Option(help="Time a whole epoch up to this long; extrapolate longer ones.")] = "20s",
+    period: Annotated[str, typer.Option(help="Between two samples of the resources.")] = "50ms",
+    threshold: Annotated[float, typer.Option(help="Share of its maximum above which a resource counts as active.")] = 0.1,
+    timeout: Annotated[str, typer.Option(help="Give a cell up after this time.")] = "10m",
+    budget: BudgetOption = None,
+) -> None:
+    """Train a grid of jobs in parallel and record step times, epoch times and the resources of every worker."""
+    from foretrain.api import make_job
+    from foretrain.measure.backends import backend
+    from foretrain.measure.campaign import cells, failures_file, read_campaign, read_grid, run_campaign
+    from foretrain.measure.tasks import Protocol
+    from foretrain.report.screen import progress
+
+    numbers = {
+        "workers": workers,
+        "cores": cores,
+        "batch": batch,
+        "batch_per_worker": batch_per_worker,
+        "samples": samples,
+        "servers": servers,
+    }
+    texts = {"models": models, "sync": sync, "links": links}
+    single = {"sequence": sequence, "classes": classes, "precision": precision, "optimizer": optimizer, "device": device}
+    options: dict[str, Any] = {
+        **{name: _list(name, value, _whole) for name, value in numbers.items() if value is not None},
+        **{name: _list(name, value, lambda _, text: text) for name, value in texts.items() if value is not None},
+        **{name: value for name, value in single.items() if value is not None},
+        **({} if image is None else {"image": _image(image)}),
+    }
+    grids = [read_grid(options)] if file is None else read_campaign(file, options)
+    wanted = cells(grids, make_job, base=Path() if file is None else file.parent, home=out.parent)
+    protocol = Protocol(
+        seconds=seconds,
+        epoch_limit_s=parse_seconds(epoch_limit, "epoch-limit"),
+        period_s=parse_seconds(period, "period"),
+        threshold=threshold,
+    )
+    most = max(cell.cores * (cell.job.cluster.world_size + cell.servers) for cell in wanted)
+    chosen = backend(on, address=address, cpus=most)
+    try:
+        with progress("cells") as advance:
+            summary = run_campaign(
+                wanted, out, chosen, protocol=protocol, interface=interface or ("auto" if address else "lo"), progress=advance, say=say,
+                timeout_s=parse_seconds(timeout, "timeout"), budget_s=None if budget is None else parse_seconds(budget, "budget"),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        say(f"interrupted: what was measured is in {out}; the same command goes on from there")
+        raise typer.Exit(130) from None
+    say(f"{summary.measured:,} cells measured, {summary.known:,} known before, {summary.failed:,} failed, {summary.left:,} left, in {out}")
+    if summary.failed:
+        say(f"failures in {failures_file(out)}")
+        raise typer.Exit(1)
+
+
+def _list(name: str, text: str, parse: Callable[[str, str], Any]) -> list[Any]:
+    return [parse(name, part.strip()) for part in text.split(",") if part.strip()]
+
+
+def _image(text: str) -> int | list[int]:
+    sides: list[int] = _list("image", text.replace("x", ","), _whole)
+    return sides[0] if len(sides) == 1 else sides
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdigit():
+        raise invalid(name, text, "a whole number")
+    return int(text)

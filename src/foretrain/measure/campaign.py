@@ -1,0 +1,321 @@
+"""A campaign: models x workers x cores x batch x samples x synchronisation x links in; a growing file of measured Runs out."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import itertools
+import json
+import os
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretrain import schema
+from foretrain.catalog import Catalog
+from foretrain.errors import ForetrainError, InputError, invalid
+from foretrain.files import append_lines, read_text, write_atomically
+from foretrain.job import Job, Run
+from foretrain.measure.backends import Backend, CellFailed
+from foretrain.measure.links import INTERFACE, check_links, link_rate
+from foretrain.measure.nvml import gpu_count
+from foretrain.measure.tasks import Protocol, Sync, Task
+
+Progress = Callable[[int, int], None]
+MakeJob = Callable[..., Job]
+"""``foretrain.api.make_job``: a model's name and options to a job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The dimensions of a campaign; a model is a name, or a table as the [model] section of a job file."""
+
+    models: tuple[str | Mapping[str, Any], ...]
+    workers: tuple[int, ...] = (1,)
+    cores: tuple[int, ...] = (1,)
+    batch: tuple[int, ...] = ()
+    """Samples per step over all workers."""
+    batch_per_worker: tuple[int, ...] = ()
+    samples: tuple[int, ...] = ()
+    """Sizes of the dataset; with them the epoch is timed."""
+    sync: tuple[Sync, ...] = ("allreduce",)
+    servers: tuple[int, ...] = (1,)
+    """Processes that hold the parameters, for ``sync = "ps"``."""
+    links: tuple[str, ...] = ()
+    image: int | tuple[int, ...] | None = None
+    sequence: int | None = None
+    classes: int | None = None
+    precision: str = "fp32"
+    optimizer: str | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name in ("models", "workers", "cores", "sync", "servers"):
+            if not getattr(self, name):
+                raise InputError(f"{name}: empty; give at least one")
+        for name in ("workers", "cores", "servers", "batch", "batch_per_worker", "samples"):
+            for value in getattr(self, name):
+                if value < 1:
+                    raise invalid(name, value, "1 or more")
+        if bool(self.batch) == bool(self.batch_per_worker):
+            raise InputError("batch: give batch (samples per step over all workers) or batch_per_worker, one of the two")
+        for link in self.links:
+            link_rate(link)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One point of the grid: a job and how it is run."""
+
+    job: Job
+    cores: int
+    sync: Sync
+    servers: int
+    link: str | None
+
+    def key(self, backend: str) -> str:
+        """The same for a cell and for the run that it became."""
+        return _key(self.job.to_dict(), backend, self.cores, self.sync, self.servers, self.link)
+
+    @property
+    def label(self) -> str:
+        job = self.job
+        parts = [
+            job.workload.model.label,
+            f"{job.plan.data} workers x {self.cores} cores",
+            f"batch {job.workload.training.global_batch}",
+            self.sync,
+        ]
+        return ", ".join([*parts, *([f"links {self.link}"] if self.link else [])])
+
+    def task(self, protocol: Protocol, interface: str, timeout_s: float) -> Task:
+        base = str(self.job.workload.base.resolve())
+        return Task(
+            job=self.job.to_dict(), base=base, cores=self.cores, sync=self.sync, servers=self.servers,
+            interface=interface if self.link is None else INTERFACE, timeout_s=timeout_s, protocol=protocol,
+        )  # fmt: skip
+
+
+def _key(job: Mapping[str, Any], backend: str, cores: int, sync: str, servers: int, link: str | None) -> str:
+    return hashlib.sha256(json.dumps([job, backend, cores, sync, servers, link], sort_keys=True).encode()).hexdigest()
+
+
+# Reading a campaign
+
+
+def read_campaign(path: Path, options: Mapping[str, Any]) -> list[Grid]:
+    """The grids of a TOML file: its keys, or tables ``[[grid]]`` over them. ``options`` replace what the file says."""
+    try:
+        data = tomllib.loads(read_text(path))
+        grids = data.pop("grid", [{}])
+        if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
+            raise invalid("grid", grids, "tables [[grid]]")
+        return [read_grid({**data, **grid, **options}) for grid in grids]
+    except (InputError, ValueError) as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def read_grid(data: Mapping[str, Any]) -> Grid:
+    """A grid from a table; a single value stands for a list of one."""
+    lists = {field.name for field in dataclasses.fields(Grid) if str(field.type).endswith("...]")}
+    return schema.read(
+        Grid, {name: [value] if name in lists and not isinstance(value, list | tuple) else value for name, value in data.items()}, ""
+    )
+
+
+def cells(grids: Sequence[Grid], make_job: MakeJob, *, base: Path = Path(), home: Path = Path()) -> list[Cell]:
+    """All cells, in an order in which the first so many already span models and sizes.
+
+    Files of models are looked up from ``base``; the jobs name them from ``home``, where the runs will be.
+    """
+    where = _Where(make_job=make_job, catalog=Catalog.load(), base=base, home=home)
+    return interleaved(list(itertools.chain.from_iterable(_cells(grid, where) for grid in grids)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Where:
+    make_job: MakeJob
+    catalog: Catalog
+    base: Path
+    home: Path
+
+
+def _cells(grid: Grid, where: _Where) -> Iterator[Cell]:
+    batches = [(batch, 1) for batch in grid.batch] or [(batch, 0) for batch in grid.batch_per_worker]
+    syncs = [(sync, servers) for sync in grid.sync for servers in (grid.servers if sync == "ps" else (0,))]
+    dimensions = (grid.workers, grid.cores, batches, grid.samples or (None,), syncs, grid.links or (None,))
+    for model in grid.models:
+        sections = _sections(grid, model, where)
+        for workers, cores, (batch, whole), samples, (sync, servers), link in itertools.product(*dimensions):
+            training = {**sections["training"], "global_batch": batch if whole else batch * workers}
+            data = {
+                "model": sections["model"],
+                "training": training if samples is None else {**training, "samples": samples},
+                "cluster": _cluster(grid, workers, cores, link, where.catalog),
+                "plan": {"data": workers},
+            }
+            job = Job.read(data, catalog=where.catalog, base=where.home)
+            yield Cell(job=job, cores=cores, sync=sync, servers=servers, link=link)
+
+
+def _sections(grid: Grid, model: str | Mapping[str, Any], where: _Where) -> dict[str, dict[str, Any]]:
+    """The model and training sections that all cells of a model share."""
+    options = {"sequence": grid.sequence, "classes": grid.classes, "precision": grid.precision, "optimizer": grid.optimizer}
+    training = {name: value for name, value in options.items() if value is not None}
+    named: dict[str, Any] = {"model": dict(model), "training": {}} if isinstance(model, Mapping) else {}
+    if isinstance(model, str):
+        named = where.make_job(model, device="cpu", cores_per_device=1, batch=1, **training).to_dict()
+    if grid.image is not None:
+        training["image"] = grid.image
+    return {"model": _rebased(named["model"], where), "training": {**named["training"], **training}}
+
+
+def _rebased(model: dict[str, Any], where: _Where) -> dict[str, Any]:
+    if model.get("source") not in ("python", "onnx"):
+        return model
+    path = os.path.relpath((where.base / str(model.get("name"))).resolve(), where.home.resolve())
+    return {**model, "name": path}
+
+
+def _cluster(grid: Grid, workers: int, cores: int, link: str | None, catalog: Catalog) -> dict[str, Any]:
+    """Workers of one machine are devices of one node; those with links of their own are nodes of one device."""
+    device = catalog.device(grid.device, "device")
+    cluster: dict[str, Any] = {"device": device.name, **({"cores_per_device": cores} if device.is_cpu else {})}
+    if link is None:
+        return {**cluster, "devices_per_node": workers, "nodes": 1}
+    return {**cluster, "devices_per_node": 1, "nodes": workers, "inter_node": {"kind": "ethernet", "bandwidth": link_rate(link)}}
+
+
+def interleaved(cells: Sequence[Cell]) -> list[Cell]:
+    """One cell of each model in turn; within a model the sizes in bit-reversed order, each model starting elsewhere."""
+    by_model: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_model.setdefault(json.dumps(cell.job.to_dict()["model"], sort_keys=True), []).append(cell)
+    rows = [spread(own, start) for start, own in enumerate(by_model.values())]
+    return [cell for turn in itertools.zip_longest(*rows) for cell in turn if cell is not None]
+
+
+def spread(items: Sequence[Any], start: int = 0) -> list[Any]:
+    """The items from ``start`` on, round and round, so that any first few lie far apart.
+
+    >>> spread([1, 2, 3, 4, 5, 6, 7, 8])
+    [1, 5, 3, 7, 2, 6, 4, 8]
+    """
+    bits = max(1, (len(items) - 1).bit_length())
+    reversed_bits = [int(f"{i:0{bits}b}"[::-1], 2) for i in range(2**bits)]
+    return [items[(i + start) % len(items)] for i in reversed_bits if i < len(items)]
+
+
+# Running
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a campaign did: cells measured and failed now, known from before, and left when the time was up."""
+
+    measured: int
+    failed: int
+    known: int
+    left: int
+
+
+def run_campaign(
+    wanted: Sequence[Cell],
+    out: Path,
+    backend: Backend,
+    *,
+    protocol: Protocol | None = None,
+    interface: str = "lo",
+    timeout_s: float = 600.0,
+    budget_s: float | None = None,
+    progress: Progress = lambda done, total: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Summary:
+    """Measure the cells that ``out`` does not hold yet; each run is on disk before the next cell begins.
+
+    No cell is begun that, going by the mean so far, would not end within the budget. Failures go to a file beside ``out``.
+    """
+    _check(wanted, backend)
+    done = known_keys(out)
+    todo = [cell for cell in wanted if cell.key(backend.name) not in done]
+    start = time.monotonic()
+    measured = failed = 0
+    progress(0, len(todo))
+    with backend:
+        for count, cell in enumerate(todo):
+            spent = time.monotonic() - start
+            if budget_s is not None and count and spent + spent / count > budget_s:
+                break
+            problem = _run_cell(cell, out, backend, cell.task(protocol or Protocol(), interface, timeout_s))
+            if problem is not None:
+                failed += 1
+                say(f"failed: {cell.label}: {problem}")
+            else:
+                measured += 1
+            progress(count + 1, len(todo))
+    return Summary(measured=measured, failed=failed, known=len(wanted) - len(todo), left=len(todo) - measured - failed)
+
+
+def _run_cell(cell: Cell, out: Path, backend: Backend, task: Task) -> str | None:
+    """Measure one cell and write the run; what went wrong, or None."""
+    begun = time.monotonic()
+    how = {"backend": backend.name, "cores_per_worker": cell.cores, "sync": cell.sync, "servers": cell.servers, "link": cell.link}
+    try:
+        result = backend.run(task, link_bytes_per_s=None if cell.link is None else link_rate(cell.link))
+    except CellFailed as error:
+        failure = {"job": cell.job.to_dict(), **how, "error": str(error), "time": _now()}
+        append_lines(failures_file(out), [json.dumps(failure)])
+        return str(error)
+    about = {**result["provenance"], **how, "time": _now(), "seconds": round(time.monotonic() - begun, 2)}
+    append_lines(out, [json.dumps(Run(job=cell.job, measured=result["measured"], provenance=about).to_dict())])
+    return None
+
+
+def failures_file(out: Path) -> Path:
+    return out.with_name(f"{out.name.removesuffix('.jsonl')}.failures.jsonl")
+
+
+def known_keys(out: Path) -> set[str]:
+    """Keys of the cells that a file holds; a last line that was cut off is taken out, any other bad line is an error."""
+    if not out.exists():
+        return set()
+    lines = [line for line in read_text(out).split("\n") if line.strip()]
+    runs = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            runs.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise InputError(f"{out}:{number}: not JSON ({error})") from error
+            write_atomically(out, "".join(f"{kept}\n" for kept in lines[:-1]))
+    return {key for run in runs if (key := _key_of_run(run)) is not None}
+
+
+def _key_of_run(run: Any) -> str | None:
+    """None for a run that no campaign made."""
+    try:
+        about = run["provenance"]
+        return _key(
+            Job.read(run["job"]).to_dict(), about["backend"], about["cores_per_worker"], about["sync"], about["servers"], about["link"]
+        )
+    except (KeyError, TypeError, ForetrainError):
+        return None
+
+
+def _check(wanted: Sequence[Cell], backend: Backend) -> None:
+    """What can be said before the first cell."""
+    if any(cell.link is not None for cell in wanted):
+        if backend.name != "local":
+            raise InputError(f"links: only --on local limits links, not --on {backend.name}")
+        check_links()
+    on_gpu = [cell.job.cluster.device.name for cell in wanted if not cell.job.cluster.device.is_cpu]
+    if on_gpu and backend.name != "ray" and gpu_count() == 0:
+        raise InputError(f"device: {on_gpu[0]!r} needs an NVIDIA GPU, and there is none here")
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,124 @@
+"""Network namespaces joined by a bridge with links of limited rate, so that workers of one machine talk as if each had its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Self
+
+from foretrain.errors import InputError
+from foretrain.units import parse_rate
+
+INTERFACE = "eth0"
+"""The name of the link inside each namespace."""
+
+_PREFIX = "ftn"
+_BURST_S = 0.004
+_QUEUE_S = 0.05
+
+
+def link_rate(text: str) -> float:
+    """Bytes per second of "1Gbit", "10 Gbit/s" or "100 MB/s"."""
+    return parse_rate(text if "/" in text or text.endswith("bps") else f"{text}/s", "links")
+
+
+def check_links() -> None:
+    """Whether this machine lets us make namespaces and limit links."""
+    if os.geteuid() != 0:
+        raise InputError("links: network namespaces need root; run as root, or without --links")
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            raise InputError(f"links: {tool!r} is not installed; install iproute2, or run without --links")
+
+
+class Fabric:
+    """One namespace per worker while the ``with`` block runs, each with a link of ``rate_bytes_per_s`` in both directions."""
+
+    def __init__(self, workers: int, rate_bytes_per_s: float) -> None:
+        if not 1 <= workers <= 250:
+            raise InputError(f"links: {workers} workers do not fit; from 1 to 250 do")
+        self._rate = rate_bytes_per_s
+        self.namespaces = [f"{_PREFIX}{os.getpid()}x{i}" for i in range(workers)]
+        self._bridge = f"{_PREFIX}{os.getpid()}b"
+
+    def __enter__(self) -> Self:
+        check_links()
+        remove_stale()
+        try:
+            _ip("link", "add", self._bridge, "type", "bridge")
+            _ip("link", "set", self._bridge, "up")
+            for index, name in enumerate(self.namespaces):
+                self._join(name, f"10.213.0.{index + 1}/24")
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
+
+    def prefix(self, worker: int) -> list[str]:
+        """What a command line starts with to run as this worker."""
+        return ["ip", "netns", "exec", self.namespaces[worker]]
+
+    def _join(self, name: str, address: str) -> None:
+        _ip("netns", "add", name)
+        _ip("link", "add", name, "type", "veth", "peer", "name", INTERFACE, "netns", name)
+        _ip("link", "set", name, "master", self._bridge, "up")
+        _ip("-n", name, "address", "add", address, "dev", INTERFACE)
+        _ip("-n", name, "link", "set", INTERFACE, "up")
+        _ip("-n", name, "link", "set", "lo", "up")
+        self._limit([], name)
+        self._limit(["-n", name], INTERFACE)
+
+    def _limit(self, where: list[str], interface: str) -> None:
+        """A token bucket on what leaves this end: the worker's end limits sending, the bridge's end receiving."""
+        rate, burst = f"{self._rate * 8:.0f}bit", f"{max(262144, self._rate * _BURST_S):.0f}b"
+        _run(
+            "tc",
+            *where,
+            "qdisc",
+            "add",
+            "dev",
+            interface,
+            "root",
+            "tbf",
+            "rate",
+            rate,
+            "burst",
+            burst,
+            "latency",
+            f"{_QUEUE_S * 1e3:.0f}ms",
+        )
+
+    def _remove(self) -> None:
+        _remove([self._bridge, *self.namespaces])
+
+
+def remove_stale() -> None:
+    """Take away what campaigns left that were killed."""
+    found = {path.name for folder in ("/run/netns", "/sys/class/net") if Path(folder).is_dir() for path in Path(folder).iterdir()}
+    owners = {name: re.fullmatch(rf"{_PREFIX}(\d+)(x\d+|b)", name) for name in found}
+    _remove([name for name, match in owners.items() if match and not Path(f"/proc/{match[1]}").exists()])
+
+
+def _remove(names: list[str]) -> None:
+    """Namespaces take their links with them; what is not there is no error."""
+    for name in names:
+        for words in (("netns", "delete", name), ("link", "delete", name)):
+            with contextlib.suppress(InputError):
+                _ip(*words)
+
+
+def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"links: '{' '.join(words)}' failed: {' '.join(done.stderr.split())}")

@@ -1,0 +1,62 @@
+"""What NVIDIA's management library tells of a GPU: utilisation, memory in use and power, without any Python binding."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+from foretrain.errors import InputError
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+@functools.cache
+def _library() -> Any:
+    """The library, ready for use, or None where there is no NVIDIA driver."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return library if library.nvmlInit_v2() == 0 else None
+
+
+def gpu_count() -> int:
+    """GPUs that NVML sees; 0 where there is no NVML."""
+    library, count = _library(), ctypes.c_uint()
+    return int(count.value) if library is not None and library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 else 0
+
+
+class Gpu:
+    """One GPU by its index."""
+
+    def __init__(self, index: int) -> None:
+        self._nvml, self._handle = _library(), ctypes.c_void_p()
+        if self._nvml is None:
+            raise InputError("device: NVML is not available here, so a GPU's utilisation cannot be sampled")
+        if self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(self._handle)) != 0:
+            raise InputError(f"device: NVML knows no GPU {index}; it sees {gpu_count()}")
+
+    def _ask(self, function: str, answer: Any) -> Any:
+        """The answer, or None where this GPU does not tell."""
+        return answer if getattr(self._nvml, function)(self._handle, ctypes.byref(answer)) == 0 else None
+
+    def utilization(self) -> float:
+        """Share of the last sample period (1/6 s to 1 s, by GPU) in which a kernel ran."""
+        answer = self._ask("nvmlDeviceGetUtilizationRates", _Utilization())
+        return 0.0 if answer is None else float(answer.gpu) / 100.0
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes in use and in all."""
+        answer = self._ask("nvmlDeviceGetMemoryInfo", _Memory())
+        return (0, 0) if answer is None else (int(answer.used), int(answer.total))
+
+    def power_w(self) -> float | None:
+        answer = self._ask("nvmlDeviceGetPowerUsage", ctypes.c_uint())
+        return None if answer is None else float(answer.value) / 1000.0

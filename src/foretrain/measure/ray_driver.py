@@ -1,0 +1,116 @@
+"""Tasks on standard input, a line each; each is run with Ray's TorchTrainer, and its result or error is written to a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+from foretrain.errors import ForetrainError, InputError
+from foretrain.files import write_atomically
+from foretrain.measure.tasks import Task
+from foretrain.measure.worker import explain
+
+
+def connect(address: str | None, cpus: int) -> None:
+    """Join the cluster at ``address``, or start one on this machine with so many (logical) CPUs."""
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        ray.init(num_cpus=cpus, include_dashboard=False, **quiet)
+        return
+    try:
+        ray.init(address=address, runtime_env={"py_modules": [str(Path(__file__).parents[1])]}, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise InputError(f"address: no Ray cluster answers at {address!r} ({explain(error)})") from error
+
+
+def run(task: Task) -> dict[str, Any]:
+    """One cell as one TorchTrainer run; a worker or node that is lost fails it, and nothing is retried."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    on_gpu = not task.read_job().cluster.device.is_cpu
+    _check_resources(task, on_gpu)
+    with tempfile.TemporaryDirectory(prefix="foretrain-ray-", ignore_cleanup_errors=True) as storage:
+        trainer = TorchTrainer(
+            _loop,
+            train_loop_config={"task": task.to_json()},
+            torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout_s=int(task.timeout_s)),
+            scaling_config=ScalingConfig(num_workers=task.processes, use_gpu=on_gpu, resources_per_worker=_needs(task, on_gpu)),
+            run_config=RunConfig(name=uuid.uuid4().hex, storage_path=storage, failure_config=FailureConfig(max_failures=0)),
+        )
+        result = trainer.fit()
+    if result.error is not None:
+        raise result.error
+    if getattr(result, "return_value", None) is None:
+        raise InputError("on: this version of Ray does not return what a training function returns; install a newer one")
+    return dict(json.loads(result.return_value))
+
+
+def _needs(task: Task, on_gpu: bool) -> dict[str, float]:
+    return {"CPU": task.cores, **({"GPU": 1} if on_gpu else {})}
+
+
+def _check_resources(task: Task, on_gpu: bool) -> None:
+    import ray
+
+    has = ray.cluster_resources()
+    for name, amount in _needs(task, on_gpu).items():
+        if amount * task.processes > has.get(name, 0):
+            raise InputError(f"workers: {task.processes} x {amount:g} {name} are more than the {has.get(name, 0):g} of the Ray cluster")
+
+
+def _loop(config: dict[str, str]) -> str:
+    """What each Ray worker runs; Ray has made the process group."""
+    import ray.train
+
+    from foretrain.measure.worker import measure, pin
+
+    task = Task.from_json(config["task"])
+    context = ray.train.get_context()
+    cores = pin(context.get_local_rank(), task.cores)
+    return json.dumps(measure(task, context.get_world_rank(), context.get_local_rank(), cores))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--address")
+    parser.add_argument("--cpus", type=int, default=os.cpu_count() or 1)
+    given = parser.parse_args()
+    try:
+        connect(given.address, given.cpus)
+    except ForetrainError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    for line in sys.stdin:
+        message = json.loads(line)
+        try:
+            answer: dict[str, Any] = {"result": run(Task.from_json(message["task"]))}
+        except Exception as error:
+            answer = {"error": _cause(error)}
+        write_atomically(Path(message["out"]), json.dumps(answer))
+    import ray
+
+    ray.shutdown()
+    return 0
+
+
+def _cause(error: BaseException) -> str:
+    """Ray wraps what a worker raised; the innermost error is what happened."""
+    failures = getattr(error, "worker_failures", None)
+    if failures:
+        rank, first = next(iter(failures.items()))
+        return f"process {rank}: {_cause(first)}"
+    inner = error.__cause__ or getattr(error, "cause", None)
+    return _cause(inner) if isinstance(inner, BaseException) else explain(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""What a campaign asks its workers to do (a Task), and the workers' reports reduced to what a Run carries. Free of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from foretrain.errors import invalid
+from foretrain.job import Job
+from foretrain.measure.resources import PERIOD_S, RESOURCES, THRESHOLD, Series, mean_figures, twelve_figures
+
+Sync = Literal["allreduce", "ps"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How a cell is measured: warm-up steps, then timed steps for about ``seconds``, with the resources sampled meanwhile."""
+
+    warmup: int = 2
+    seconds: float = 2.0
+    min_steps: int = 3
+    max_steps: int = 2000
+    epoch_limit_s: float = 20.0
+    """An epoch that is expected to last no longer is timed whole; a longer one is extrapolated from the steps."""
+    period_s: float = PERIOD_S
+    threshold: float = THRESHOLD
+    points: int = 120
+    """Samples of the series that are kept."""
+
+    def __post_init__(self) -> None:
+        for name in ("warmup", "min_steps", "max_steps", "points"):
+            if getattr(self, name) < 1:
+                raise invalid(name, getattr(self, name), "1 or more")
+        for name in ("seconds", "epoch_limit_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise invalid(name, getattr(self, name), "a time of 0 or more")
+        if self.period_s <= 0:
+            raise invalid("period", self.period_s, "a time greater than zero")
+        if not 0 <= self.threshold < 1:
+            raise invalid("threshold", self.threshold, "a share of the maximum, from 0 to less than 1")
+
+    def steps(self, step_time_s: float) -> int:
+        """How many steps of this length to time."""
+        return min(self.max_steps, max(self.min_steps, math.ceil(self.seconds / max(step_time_s, 1e-6))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One cell of a campaign, as every process of it gets it."""
+
+    job: Mapping[str, Any]
+    base: str
+    cores: int
+    sync: Sync = "allreduce"
+    servers: int = 0
+    interface: str = "lo"
+    timeout_s: float = 600.0
+    protocol: Protocol = dataclasses.field(default_factory=Protocol)
+
+    def read_job(self) -> Job:
+        return Job.read(self.job, base=Path(self.base))
+
+    @property
+    def workers(self) -> int:
+        return int(self.job["plan"]["data"])
+
+    @property
+    def processes(self) -> int:
+        """Workers, then the servers of a parameter-server cell."""
+        return self.workers + self.servers
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        data = json.loads(text)
+        return cls(**{**data, "protocol": Protocol(**data["protocol"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one process measured; a server has no step times of its own."""
+
+    role: Literal["worker", "server"]
+    step_times_s: Sequence[float]
+    without_sync_s: Sequence[float]
+    epoch_time_s: float | None
+    series: Series
+    cores: Sequence[int]
+    peak_rss_bytes: int
+    peak_memory_bytes: int | None
+    memory_limit_bytes: float
+    parameters: int
+    interface: str
+    versions: Mapping[str, str]
+
+
+def shards(sizes: Sequence[int], servers: int) -> list[list[int]]:
+    """Parameters by index for each server, whole tensors, largest first to the server with the least.
+
+    >>> shards([10, 1, 1, 8], 2)
+    [[0], [1, 2, 3]]
+    """
+    if not 1 <= servers <= max(1, len(sizes)):
+        raise invalid("servers", servers, f"from 1 to the {len(sizes)} trainable tensors of the model")
+    parts: list[list[int]] = [[] for _ in range(servers)]
+    loads = [0] * servers
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        least = loads.index(min(loads))
+        parts[least].append(index)
+        loads[least] += sizes[index]
+    return [sorted(part) for part in parts]
+
+
+def summarize(task: Task, reports: Sequence[Report]) -> dict[str, Any]:
+    """The ``measured`` and ``provenance`` of the run: times of the slowest worker, resources as the mean over workers."""
+    workers = [report for report in reports if report.role == "worker"]
+    return {"measured": _measured(task, workers), "provenance": _provenance(task, workers, reports)}
+
+
+def _measured(task: Task, workers: Sequence[Report]) -> dict[str, float]:
+    training = task.read_job().workload.training
+    step = max(statistics.median(worker.step_times_s) for worker in workers)
+    measured = {"step_time_s": step, "samples_per_s": training.global_batch / step}
+    if training.sequence is not None:
+        measured["tokens_per_s"] = training.global_batch * training.sequence / step
+    if all(worker.without_sync_s for worker in workers):
+        measured["step_time_without_sync_s"] = max(statistics.median(worker.without_sync_s) for worker in workers)
+    if (steps := training.steps_per_epoch) is not None:
+        timed = [worker.epoch_time_s for worker in workers if worker.epoch_time_s is not None]
+        measured["epoch_time_s"] = max(timed) if timed else steps * max(statistics.fmean(worker.step_times_s) for worker in workers)
+    names = ("device_utilization", "memory_utilization", "network_rx_bytes_per_s", "network_tx_bytes_per_s")
+    for quantity, resource in zip(names, RESOURCES, strict=True):
+        measured[quantity] = statistics.fmean(worker.series.mean(resource) for worker in workers)
+    peaks = [worker.peak_memory_bytes for worker in workers if worker.peak_memory_bytes is not None]
+    if peaks:
+        measured["peak_memory_bytes"] = max(peaks)
+    return measured
+
+
+def _provenance(task: Task, workers: Sequence[Report], reports: Sequence[Report]) -> dict[str, Any]:
+    times = [time for worker in workers for time in worker.step_times_s]
+    job = task.read_job()
+    about: dict[str, Any] = {
+        "source": "foretrain measure campaign", "label": job.workload.model.label, "sync": task.sync, "servers": task.servers,
+        "cores_per_worker": task.cores, "collectives": "gloo" if job.cluster.device.is_cpu else "nccl", "host": host(),
+        "parameters": workers[0].parameters, "steps": len(workers[0].step_times_s), "step_time_min_s": min(times), "step_time_max_s": max(times),
+        "peak_rss_bytes": max(worker.peak_rss_bytes for worker in workers), "oversubscribed": _oversubscribed(reports),
+        **workers[0].versions,
+    }  # fmt: skip
+    if (steps := job.workload.training.steps_per_epoch) is not None:
+        timed = workers[0].epoch_time_s is not None
+        about["epoch"] = f"timed: {steps} steps" if timed else f"extrapolated to {steps} steps from {len(workers[0].step_times_s)}"
+    return {**about, "resources": _resources(task, reports)}
+
+
+def _resources(task: Task, reports: Sequence[Report]) -> dict[str, Any]:
+    """The twelve figures as means over workers (and over servers), and the series of the first of each, with fewer points."""
+    protocol = task.protocol
+    interface = reports[0].interface
+    whose = "all processes of the machine, each byte as received and as sent" if interface == "lo" else "what uses this interface"
+    roles = dict.fromkeys(report.role for report in reports)
+    figures = {
+        role: mean_figures([twelve_figures(report.series, protocol.threshold) for report in reports if report.role == role])
+        for role in roles
+    }
+    series = {role: next(r for r in reports if r.role == role).series.downsampled(protocol.points).to_dict() for role in roles}
+    return {
+        "period_s": protocol.period_s, "threshold": protocol.threshold, "interface": interface, "interface_counts": whose,
+        "memory_limit_bytes": reports[0].memory_limit_bytes,
+        "figures": figures["worker"], "series": series["worker"],
+        **({"server_figures": figures["server"], "server_series": series["server"]} if "server" in roles else {}),
+    }  # fmt: skip
+
+
+def _oversubscribed(reports: Sequence[Report]) -> bool:
+    """Whether two processes share a core; on several machines core numbers repeat, so only one machine's can be told apart."""
+    used = [core for report in reports for core in report.cores]
+    return len(used) != len(set(used))
+
+
+def host() -> str:
+    """The machine in words: its processor and cores."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"

@@ -1,0 +1,418 @@
+"""What one process of a campaign cell runs: it trains the model in step with the others and reports times and resources.
+
+Workers have the ranks from 0, parameter servers the ranks after them. All control messages go over gloo; gradients go over gloo
+between CPU workers and over NCCL between GPU workers (all-reduce), or by way of host memory (parameter server).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import datetime
+import json
+import os
+import resource
+import signal
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretrain.errors import ForetrainError, InputError
+from foretrain.files import write_atomically
+from foretrain.measure.resources import CpuMeter, GpuMeter, Meter, Sampler, Series, find_interface
+from foretrain.measure.tasks import Protocol, Report, Task, shards, summarize
+
+if TYPE_CHECKING:
+    import torch
+
+    from foretrain.job import Job
+    from foretrain.measure.models import RealModel
+
+
+def pin(local_rank: int, cores: int) -> list[int]:
+    """Tie this process to its share of the cores that it may use; where there are too few, shares overlap."""
+    available = sorted(os.sched_getaffinity(0))
+    own = sorted({available[(local_rank * cores + i) % len(available)] for i in range(cores)})
+    os.sched_setaffinity(0, own)
+    os.environ["OMP_NUM_THREADS"] = str(cores)
+    return own
+
+
+def measure(task: Task, rank: int, local_rank: int, cores: Sequence[int]) -> dict[str, Any]:
+    """Take part in a cell whose process group exists; every process returns the whole result."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(task.cores)
+    torch.manual_seed(rank)
+    job = task.read_job()
+    device = "cpu" if job.cluster.device.is_cpu else _gpu(local_rank)
+    part = _part(task, job, rank, device)
+    report = _measure_steps(task, part, device, cores, _meter(device, local_rank, len(cores)))
+    reports: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(reports, dataclasses.asdict(report))
+    return summarize(task, [Report(**{**data, "series": Series(**data["series"])}) for data in reports])
+
+
+def _gpu(local_rank: int) -> str:
+    import torch
+
+    if local_rank >= torch.cuda.device_count():
+        raise InputError(f"workers: worker {local_rank} of this machine has no GPU; torch finds {torch.cuda.device_count()}")
+    torch.cuda.set_device(local_rank)
+    return f"cuda:{local_rank}"
+
+
+def _meter(device: str, local_rank: int, cores: int) -> Meter:
+    return CpuMeter(cores) if device == "cpu" else GpuMeter(local_rank)
+
+
+# The parts that processes play: each runs steps in unison with the others
+
+
+class Part:
+    """A process's part in a step. A worker can also do its step alone, to tell what synchronising costs."""
+
+    role = "worker"
+    parameters = 0
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def step_alone(self) -> None:
+        """The step without synchronising; a server has nothing to do meanwhile."""
+
+    can_be_alone = True
+
+
+class AllReduce(Part):
+    """A worker of DistributedDataParallel, with torch's defaults; a single worker trains the bare module."""
+
+    def __init__(self, job: Job, device: str, workers: int) -> None:
+        import torch
+
+        self._model, self._trained = _trainable(job, device)
+        self.parameters = sum(parameter.numel() for parameter in self._trained)
+        self._job, self._device = job, device
+        self.can_be_alone = workers > 1
+        self._module: torch.nn.Module = self._model.module
+        if workers > 1:
+            index = None if device == "cpu" else [torch.device(device)]
+            self._module = torch.nn.parallel.DistributedDataParallel(self._model.module, device_ids=index)
+        self._optimizer = _optimizer(job, self._trained)
+
+    def step(self) -> None:
+        self._step(alone=False)
+
+    def step_alone(self) -> None:
+        self._step(alone=True)
+
+    def _step(self, *, alone: bool) -> None:
+        for left in reversed(range(self._job.accumulation)):
+            with self._unsynchronised() if alone or left else contextlib.nullcontext():
+                _backward(self._model, self._job, self._device, self._module)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _unsynchronised(self) -> contextlib.AbstractContextManager[Any]:
+        no_sync = getattr(self._module, "no_sync", contextlib.nullcontext)
+        return no_sync()  # type: ignore[no-any-return]
+
+
+class ParameterWorker(Part):
+    """A worker of a synchronous parameter server: pushes its gradients, pulls the weights.
+
+    Buffers such as batch statistics stay its own. Alone, it does forward and backward: the optimizer is the servers' work.
+    """
+
+    def __init__(self, job: Job, device: str, rank: int, workers: int, servers: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._model, trained = _trainable(job, device)
+        self.parameters = sum(parameter.numel() for parameter in trained)
+        self._job, self._device = job, device
+        shapes = [tuple(parameter.shape) for parameter in trained]
+        dist.broadcast_object_list([shapes], src=0)
+        parts = shards([parameter.numel() for parameter in trained], servers)
+        self._shards = [(workers + i, [trained[index] for index in part]) for i, part in enumerate(parts)]
+        self._flat = [torch.empty(sum(p.numel() for p in part)) for _, part in self._shards]
+        if rank == 0:
+            for (server, part), flat in zip(self._shards, self._flat, strict=True):
+                _fill(flat, [parameter.detach() for parameter in part])
+                dist.send(flat, server)
+        self._pull()
+
+    def step(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.step_alone(keep=True)
+        pushed = []
+        for (server, part), flat in zip(self._shards, self._flat, strict=True):
+            _fill(flat, [torch.zeros_like(p) if p.grad is None else p.grad for p in part])
+            pushed.append(dist.isend(flat, server))
+        for push in pushed:
+            _wait(push)
+        self._pull()
+        self._model.module.zero_grad(set_to_none=True)
+
+    def step_alone(self, *, keep: bool = False) -> None:
+        for _ in range(self._job.accumulation):
+            _backward(self._model, self._job, self._device)
+        if not keep:
+            self._model.module.zero_grad(set_to_none=True)
+
+    def _pull(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        pulls = [dist.irecv(flat, server) for (server, _), flat in zip(self._shards, self._flat, strict=True)]
+        for pull, (_, part), flat in zip(pulls, self._shards, self._flat, strict=True):
+            _wait(pull)
+            with torch.no_grad():
+                for parameter, value in zip(part, _views(flat, [p.shape for p in part]), strict=True):
+                    parameter.copy_(value)
+
+
+class ParameterServer(Part):
+    """Holds a shard of the weights: averages the workers' gradients, runs the optimizer, sends the weights back."""
+
+    role = "server"
+    can_be_alone = False
+
+    def __init__(self, job: Job, rank: int, workers: int, servers: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        told: list[Any] = [None]
+        dist.broadcast_object_list(told, src=0)
+        shapes = [torch.Size(shape) for shape in told[0]]
+        own = [shapes[index] for index in shards([shape.numel() for shape in shapes], servers)[rank - workers]]
+        self._workers = range(workers)
+        self._weights = torch.empty(sum(shape.numel() for shape in own))
+        dist.recv(self._weights, 0)
+        self._inbox = [torch.empty_like(self._weights) for _ in self._workers]
+        self._gradient = torch.empty_like(self._weights)
+        held = [torch.nn.Parameter(view) for view in _views(self._weights, own)]
+        for parameter, gradient in zip(held, _views(self._gradient, own), strict=True):
+            parameter.grad = gradient
+        self._optimizer = _optimizer(job, held)
+        self.parameters = self._weights.numel()
+        self._send()
+
+    def step(self) -> None:
+        import torch.distributed as dist
+
+        arriving = [dist.irecv(box, worker) for box, worker in zip(self._inbox, self._workers, strict=True)]
+        self._gradient.zero_()
+        for message, box in zip(arriving, self._inbox, strict=True):
+            _wait(message)
+            self._gradient.add_(box, alpha=1 / len(self._inbox))
+        self._optimizer.step()
+        self._send()
+
+    def _send(self) -> None:
+        import torch.distributed as dist
+
+        for message in [dist.isend(self._weights, worker) for worker in self._workers]:
+            _wait(message)
+
+
+def _part(task: Task, job: Job, rank: int, device: str) -> Part:
+    if task.sync == "allreduce":
+        return AllReduce(job, device, task.workers)
+    if rank < task.workers:
+        return ParameterWorker(job, device, rank, task.workers, task.servers)
+    return ParameterServer(job, rank, task.workers, task.servers)
+
+
+def _trainable(job: Job, device: str) -> tuple[RealModel, list[torch.nn.Parameter]]:
+    """The model and the parameters that its loss reaches; the others (an unused head, say) are frozen, as nothing trains them."""
+    from foretrain.measure.models import real_model
+
+    model = real_model(job.workload, job.micro_batch, device)
+    _backward(model, job, device)
+    for parameter in model.module.parameters():
+        parameter.requires_grad_(parameter.requires_grad and parameter.grad is not None)
+    model.module.zero_grad(set_to_none=True)
+    trained = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
+    if not trained:
+        raise InputError("model: it has no trainable parameter")
+    return model, trained
+
+
+def _backward(model: RealModel, job: Job, device: str, through: torch.nn.Module | None = None) -> None:
+    from foretrain.measure.models import autocast
+
+    with autocast(job.workload.training.precision, device):
+        loss = model.compute(through)
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _optimizer(job: Job, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    from foretrain.measure.models import real_optimizer
+
+    return real_optimizer(job.workload.training.optimizer, parameters)
+
+
+def _views(flat: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
+    pieces = flat.split([shape.numel() for shape in shapes])
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def _fill(flat: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
+    for view, value in zip(_views(flat, [value.shape for value in values]), values, strict=True):
+        view.copy_(value)
+
+
+def _wait(message: Any) -> None:
+    if message is not None:
+        message.wait()
+
+
+# Timing
+
+
+def _measure_steps(task: Task, part: Part, device: str, cores: Sequence[int], meter: Meter) -> Report:
+    """Warm up, time the steps under the sampler, then the steps without synchronising, then the epoch."""
+    protocol = task.protocol
+    clock = _synchronising_clock(device)
+    steps = _steps_to_time(protocol, part, clock)
+    interface = find_interface(task.interface)
+    with Sampler(meter, interface=interface, period_s=protocol.period_s) as sampler:
+        times = _timed(part.step, steps, clock)
+    alone: list[float] = []
+    if task.processes > 1:
+        few = max(protocol.min_steps, min(steps, 30))
+        alone = _timed(part.step_alone, few, clock)
+    epoch = _epoch(task, part, _slowest(sum(times) / len(times)), clock)
+    return Report(
+        role="server" if part.role == "server" else "worker", step_times_s=times, without_sync_s=alone if part.can_be_alone else [],
+        epoch_time_s=epoch, series=sampler.series, cores=cores, peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_memory_bytes=_peak(device), memory_limit_bytes=meter.limit_bytes, parameters=part.parameters, interface=interface, versions=_versions(device),
+    )  # fmt: skip
+
+
+def _steps_to_time(protocol: Protocol, part: Part, clock: Callable[[], float]) -> int:
+    """How many steps fill the time, by the warm-up steps; short steps are looked at once more, as they settle late."""
+    step_s = _slowest(_timed(part.step, protocol.warmup, clock)[-1])
+    if step_s * protocol.min_steps < protocol.seconds:
+        step_s = _slowest(statistics.median(_timed(part.step, protocol.min_steps, clock)))
+    return protocol.steps(step_s)
+
+
+def _epoch(task: Task, part: Part, step_s: float, clock: Callable[[], float]) -> float | None:
+    """Seconds of a whole epoch, where the job gives the samples and it is short enough."""
+    steps = task.read_job().workload.training.steps_per_epoch
+    if steps is None or steps * step_s > task.protocol.epoch_limit_s:
+        return None
+    return sum(_timed(part.step, steps, clock))
+
+
+def _timed(step: Callable[[], None], steps: int, clock: Callable[[], float]) -> list[float]:
+    import torch.distributed as dist
+
+    dist.barrier()
+    times = [clock()]
+    for _ in range(steps):
+        step()
+        times.append(clock())
+    return [after - before for before, after in zip(times, times[1:], strict=False)]
+
+
+def _slowest(time_s: float) -> float:
+    """The largest of all processes, so that all of them decide alike."""
+    import torch
+    import torch.distributed as dist
+
+    shared = torch.tensor([time_s], dtype=torch.float64)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    return float(shared.item())
+
+
+def _synchronising_clock(device: str) -> Callable[[], float]:
+    import torch
+
+    def clock() -> float:
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return clock
+
+
+def _peak(device: str) -> int | None:
+    import torch
+
+    return None if device == "cpu" else int(torch.cuda.max_memory_allocated())
+
+
+def _versions(device: str) -> dict[str, str]:
+    import torch
+
+    return {"torch": torch.__version__, **({} if device == "cpu" else {"gpu": torch.cuda.get_device_name()})}
+
+
+# As a program: python -m foretrain.measure.worker --task TASK.json --out RESULT.json [--rank R --rendezvous FILE]
+
+
+@contextlib.contextmanager
+def _process_group(task: Task, rank: int, rendezvous: str | None) -> Iterator[None]:
+    """Met in a file by processes that were started one by one, else as the environment says (torchrun)."""
+    import torch.distributed as dist
+
+    backend = "gloo" if task.read_job().cluster.device.is_cpu else "cpu:gloo,cuda:nccl"
+    where = {} if rendezvous is None else {"init_method": f"file://{rendezvous}", "rank": rank, "world_size": task.processes}
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=task.timeout_s), **where)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process when the one that started it ends, however that happens."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def explain(error: BaseException) -> str:
+    """One line."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ForetrainError) else f"{type(error).__name__}: {text[:400]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--task", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rank", type=int, default=int(os.environ.get("RANK", "0")))
+    parser.add_argument("--rendezvous")
+    given = parser.parse_args()
+    _die_with_parent()
+    task = Task.from_json(given.task.read_text())
+    local_rank = int(os.environ.get("LOCAL_RANK", given.rank))
+    try:
+        cores = pin(local_rank, task.cores)
+        with _process_group(task, given.rank, given.rendezvous):
+            result = measure(task, given.rank, local_rank, cores)
+            if given.rank == 0:
+                write_atomically(given.out, json.dumps(result))
+    except Exception as error:
+        traceback.print_exc()
+        failure = {"rank": given.rank, "time": time.time(), "error": explain(error)}
+        write_atomically(given.out.with_name(f"error-{given.rank}.json"), json.dumps(failure))
+        sys.stderr.flush()
+        os._exit(1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
