@@ -64,12 +64,10 @@ def test_integer_inputs_are_known(mask: Tensor, answer: int) -> None:
     assert ask(lambda ids: 2 if (ids != 0).all() else 3, mask.long()) == answer
 
 
-@pytest.mark.xfail(strict=True, raises=CaptureError, reason="tracer._QUESTIONS: .cpu() and .to('cpu') of a known tensor are not answered")
 def test_a_known_tensor_can_be_moved_to_the_cpu() -> None:
     assert ask(lambda x: int(torch.arange(3, device=x.device).cpu()[2]), ROWS) == 2
 
 
-@pytest.mark.xfail(strict=True, raises=CaptureError, reason="constants.SHAPED_BY_DATA: index by a known boolean mask is missing")
 def test_a_known_mask_selects_rows() -> None:
     assert ask(lambda x: x[torch.arange(4, device=x.device) != 1].shape[0], ROWS) == 3
 
@@ -102,7 +100,6 @@ def test_the_line_is_the_one_that_asks() -> None:
         ask(question, ROWS)
 
 
-@pytest.mark.xfail(strict=True, reason="tracer._reason: torch's long explanation of its nonzero flag is shown instead of the cause")
 @pytest.mark.parametrize("question", [lambda x: x[x > 0].shape[0], lambda x: torch.nonzero(x).shape[0]])
 def test_a_shape_that_depends_on_unknown_data_is_called_that(question: Callable[[Tensor], Any]) -> None:
     with pytest.raises(CaptureError, match=r"^module 0: control flow that depends on data .* \(at .*test_capture_constants\.py:\d+\)$"):
@@ -139,9 +136,7 @@ def foreach(a: Tensor, x: Tensor) -> None:
         one_row,
         through_a_view,
         as_out,
-        pytest.param(
-            foreach, marks=pytest.mark.xfail(strict=True, reason="constants.follow: only outputs are spoilt, and _foreach_*_ has none")
-        ),
+        pytest.param(foreach),
     ],
 )
 def test_unknown_data_written_into_a_known_tensor_makes_it_unknown(write: Callable[[Tensor, Tensor], None]) -> None:
@@ -216,8 +211,5 @@ class Steps(nn.Module):
         return result
 
 
-@pytest.mark.xfail(
-    strict=True, raises=CaptureError, reason="constants._spoilt: the address of a freed storage stays spoilt for the next tensor there"
-)
 def test_a_scratch_tensor_that_is_gone_makes_no_other_tensor_unknown() -> None:
     assert capture(Steps(), ROWS, total).info["assumptions"]

@@ -144,12 +144,10 @@ def test_a_model_that_asks_for_a_gpu_gets_meta(base: Path, function: str) -> Non
     assert python(base, f"user.py:{function}").parameters == 27
 
 
-@pytest.mark.xfail(strict=True, raises=CaptureError, reason="devices.OnMeta: .to('cpu') of a module on meta fails; it should stay on meta")
 def test_a_model_that_uses_a_gpu_if_there_is_one_gets_meta(base: Path) -> None:
     assert python(base, "user.py:if_available").parameters == 147
 
 
-@pytest.mark.xfail(strict=True, raises=CaptureError, reason="models._call_on_meta: no second try on the CPU, unlike build_on_meta")
 def test_a_constructor_may_compute_with_real_numbers(base: Path) -> None:
     assert python(base, "user.py:drop_path").parameters == 3 * 72
 

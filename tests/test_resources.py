@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
@@ -34,7 +35,7 @@ def series(draw: st.DrawFn, *, least: int = 0) -> Series:
 def test_spans_add_up_to_the_length_and_alternate(one: Series, threshold: float, name: str) -> None:
     found = spans(one, name, threshold)
     assert sum(span.length_s for span in found) == pytest.approx(one.length_s)
-    assert all(before.active != after.active for before, after in zip(found, found[1:], strict=False))
+    assert all(before.active != after.active for before, after in itertools.pairwise(found))
 
 
 @given(series(least=1), st.floats(0.0, 0.99))
@@ -66,7 +67,7 @@ def test_downsampling_keeps_length_and_means(one: Series, points: int) -> None:
 
 
 def constant(value: float, n: int = 4) -> Series:
-    return Series(ends_s=tuple(range(1, n + 1)), **{name: (value,) * n for name in RESOURCES})
+    return Series(ends_s=tuple(range(1, n + 1)), **dict.fromkeys(RESOURCES, (value,) * n))
 
 
 def test_all_active_has_no_idle_time_and_all_idle_no_active() -> None:
@@ -99,7 +100,7 @@ def test_a_series_that_does_not_fit_together_is_refused() -> None:
     with pytest.raises(InputError, match=r"series.network_rx: has 0 samples"):
         Series(ends_s=(1.0,), device_utilization=(1.0,), memory_utilization=(1.0,))
     with pytest.raises(InputError, match="do not increase"):
-        Series(ends_s=(1.0, 1.0), **{name: (0.0, 0.0) for name in RESOURCES})
+        Series(ends_s=(1.0, 1.0), **dict.fromkeys(RESOURCES, (0.0, 0.0)))
 
 
 def test_series_survive_json() -> None:
@@ -128,8 +129,9 @@ def test_the_sampler_counts_loopback_in_both_directions() -> None:
     reader.start()
     with Sampler(CpuMeter(cores=1), period_s=0.02) as sampler:
         left.sendall(b"x" * 20_000_000)
-    left.close()
-    reader.join()
+        left.close()
+        reader.join()
+        time.sleep(0.05)
     right.close()
     assert sampler.series.mean("network_tx") * sampler.series.length_s > 15e6
     assert sampler.series.mean("network_rx") * sampler.series.length_s > 15e6

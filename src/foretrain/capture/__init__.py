@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -19,7 +20,7 @@ from foretrain.job import Job, Model, Training
 if TYPE_CHECKING:
     import torch
 
-_REVISION = 1
+_REVISION = 2
 """Raised when the tracer changes what it records, so that older cached graphs are made anew."""
 
 _LIBRARIES = {"timm": ("torch", "timm"), "torchvision": ("torch", "torchvision"), "transformers": ("torch", "transformers")}
@@ -43,8 +44,6 @@ def capture(
     Without ``loss``, an output with a ``.loss`` uses it and logits get cross-entropy. ``samples`` defaults to the length
     of the first input.
     """
-    import copy
-
     import torch
 
     from foretrain.capture.models import classifier_loss
@@ -53,9 +52,8 @@ def capture(
     arguments = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     first = next((t for t in (arguments.values() if isinstance(arguments, Mapping) else arguments) if isinstance(t, torch.Tensor)), None)
     batch = samples or (first.shape[0] if first is not None and first.dim() else 1)
-    twin = copy.deepcopy(module.to("meta")) if all(p.is_meta for p in module.parameters()) else _on_meta(module)
     return trace_step(
-        twin, arguments, loss or classifier_loss(), samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
+        _on_meta(module), arguments, loss or classifier_loss(), samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
         master_weights=master_weights, channels_last=channels_last, info=_info(type(module).__name__, mode, precision, optimizer, ("torch",)),
     )  # fmt: skip
 
@@ -70,7 +68,13 @@ def _on_meta(module: torch.nn.Module) -> torch.nn.Module:
     for tensor in (*module.parameters(), *module.buffers()):
         twin = tensor.detach().to("meta")
         memo[id(tensor)] = torch.nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else twin
-    return copy.deepcopy(module, memo)
+    for value in (value for child in module.modules() for value in vars(child).values()):
+        if isinstance(value, torch.Tensor) and not value.is_leaf:  # an activation that the module kept
+            memo[id(value)] = value.detach().to("meta")
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:
+        raise CaptureError(f"module {type(module).__name__}: cannot be copied ({str(error).splitlines()[0]})") from error
 
 
 def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:
@@ -82,10 +86,8 @@ def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:
     key = _key(model, training, job.workload.base, job.micro_batch, accumulate)
     path = cache_folder() / f"{key}.json.zst"
     if not refresh:
-        try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, InputError):  # absent, stale or damaged: trace again
             return _cached(path, path.stat().st_mtime_ns, _versions(model))
-        except FileNotFoundError:
-            pass
     graph = _trace(job, accumulate)
     graph.save(path)
     return graph
@@ -194,11 +196,13 @@ def _traced_precision(precision: str) -> str:
 
 
 def _file_hash(model: Model, base: Path) -> str | None:
+    """Of the ONNX file; of the Python file and those beside it, which it may import."""
     if model.source not in ("python", "onnx"):
         return None
     file = str(model.name).rpartition(":")[0] if model.source == "python" else str(model.name)
     path = Path(file) if Path(file).is_absolute() else base / file
+    beside = sorted(path.parent.glob("*.py")) if model.source == "python" else []
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(b"".join(one.read_bytes() for one in (path, *beside))).hexdigest()
     except OSError as error:
         raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -44,6 +45,7 @@ class Constants:
 
     def know(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """``tensor`` (on meta) has this value."""
+        self._spoilt.discard(tensor.untyped_storage()._cdata)
         self._values[tensor] = value
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -68,6 +70,16 @@ class Constants:
         values = func(*tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()})
         return tree_map(self._known_on_meta, values)
 
+    def without_masks(self, func: Any, args: Any) -> Any:
+        """The arguments of an indexing call with known boolean masks written as the positions they select."""
+        if func not in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
+            return args
+        indices: list[Any] = []
+        for index in args[1]:
+            mask = self.answer(index) if isinstance(index, torch.Tensor) and index.dtype == torch.bool else None
+            indices += [index] if mask is None else [self._known_on_meta(one) for one in mask.nonzero(as_tuple=True)]
+        return (args[0], indices, *args[2:])
+
     def _known_on_meta(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
@@ -86,7 +98,8 @@ class Constants:
         outputs = [tensor for tensor in _leaves(output) if tensor.is_meta]
         if func not in _FACTORIES and (not known or any(value is None for value in known)):
             if func._schema.is_mutable:
-                self._spoilt.update(tensor.untyped_storage()._cdata for tensor in outputs)
+                written = (value for argument, value in zip(func._schema.arguments, args, strict=False) if argument.is_write)
+                self._spoilt.update(tensor.untyped_storage()._cdata for tensor in (*outputs, *_leaves(tuple(written))))
             self._guess(func, args, kwargs, output)
             return
         if not outputs or sum(tensor.numel() for tensor in outputs) > _LARGEST or not _repeatable(func):
@@ -96,7 +109,6 @@ class Constants:
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
             return
         for tensor, value in zip(outputs, _leaves(values), strict=False):
-            self._spoilt.discard(tensor.untyped_storage()._cdata)
             self.know(tensor, value)
 
     def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
@@ -116,6 +128,22 @@ class Constants:
             known = self.value(value)
             return torch.empty(value.shape, dtype=value.dtype) if known is None else known
         return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+class Answering(TorchDispatchMode):
+    """Follows constants while a model is built, so that a constructor may compute with real numbers (``linspace(...)[i].item()``)."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._constants = Constants()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is aten._local_scalar_dense.default and (value := self._constants.value(args[0])) is not None:
+            return value.item()
+        output = func(*args, **kwargs)
+        self._constants.follow(func, args, kwargs, output)
+        return output
 
 
 def _repeatable(func: Any) -> bool:

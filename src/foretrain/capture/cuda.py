@@ -27,10 +27,12 @@ conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv li
 chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 scaled_dot_product_attention
 """.split()
-_TO_HALF = ["lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"]  # cuDNN recurrences run in fp16 under either autocast
+_TO_HALF = [
+    f"{kind}.{form}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data")
+]  # cuDNN recurrences run in fp16 under either autocast
 _TO_FLOAT = """
 acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar
-softplus layer_norm native_layer_norm group_norm rms_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity
+softplus layer_norm native_layer_norm group_norm rms_norm frobenius_norm.dim norm.Scalar norm.ScalarOpt_dim nuclear_norm nuclear_norm.dim cosine_similarity
 poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss
 mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
 binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d
@@ -50,21 +52,63 @@ _weight_casts: dict[int, torch.Tensor] = {}
 @contextlib.contextmanager
 def cuda_behaviour(low_dtype: torch.dtype | None = None) -> Iterator[None]:
     """Dispatch as CUDA would; with ``low_dtype``, under an autocast region to that dtype (weight casts cached until it ends)."""
-    global _low_dtype
     _register()
-    keys = torch._C.DispatchKeySet(_KERNELS) if low_dtype is None else torch._C.DispatchKeySet(_KERNELS) | torch._C.DispatchKeySet(_CASTS)
-    _low_dtype = low_dtype
-    for key in (_CASTS, _KERNELS):
-        torch._C._dispatch_tls_set_dispatch_key_excluded(key, not keys.has(key))
-        torch._C._dispatch_tls_set_dispatch_key_included(key, keys.has(key))
+    _switch(_KERNELS, True)
+    _cast_to(low_dtype)
+    with _nested_regions():
+        try:
+            yield
+        finally:
+            _switch(_KERNELS, False)
+            _cast_to(None)
+            _weight_casts.clear()
+
+
+def _switch(key: Any, on: bool) -> None:
+    torch._C._dispatch_tls_set_dispatch_key_excluded(key, not on)
+    torch._C._dispatch_tls_set_dispatch_key_included(key, on)
+
+
+def _cast_to(low_dtype: torch.dtype | None) -> torch.dtype | None:
+    """Begin casting to a dtype, or end it with None; returns what was in force before."""
+    global _low_dtype
+    before, _low_dtype = _low_dtype, low_dtype
+    _switch(_CASTS, low_dtype is not None)
+    return before
+
+
+@contextlib.contextmanager
+def _nested_regions() -> Iterator[None]:
+    """``torch.autocast("cuda", ...)`` inside a model opens a region of ours; so does the device type of its tensors, meta."""
+    original = {name: getattr(torch.autocast, name) for name in ("__init__", "__enter__", "__exit__")}
+
+    def init(
+        self: Any, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
+        self.ours = (dtype or _low_dtype or torch.float16) if enabled else None
+        self.is_ours = device_type in ("cuda", "meta")
+        if not self.is_ours:
+            original["__init__"](self, device_type, dtype, enabled, cache_enabled)
+
+    def enter(self: Any) -> Any:
+        if not self.is_ours:
+            return original["__enter__"](self)
+        self.before = _cast_to(self.ours)
+        return self
+
+    def leave(self: Any, *error: Any) -> Any:
+        if not self.is_ours:
+            return original["__exit__"](self, *error)
+        _cast_to(self.before)
+        return False
+
+    for name, method in zip(original, (init, enter, leave), strict=True):
+        setattr(torch.autocast, name, method)
     try:
         yield
     finally:
-        for key in (_CASTS, _KERNELS):
-            torch._C._dispatch_tls_set_dispatch_key_included(key, False)
-            torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
-        _low_dtype = None
-        _weight_casts.clear()
+        for name, method in original.items():
+            setattr(torch.autocast, name, method)
 
 
 @functools.cache
@@ -249,38 +293,64 @@ def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_
     return result if result.shape[-1] == width else result[..., :width]
 
 
-def _rnn(mode: int) -> Callable[..., tuple[torch.Tensor, ...]]:
+def _rnn(kind: str, mode: int) -> Callable[..., Any]:
     """A whole (multi-layer) recurrence as the one cuDNN call it is on CUDA; ``mode`` is cuDNN's number for its kind."""
+    plain = getattr(aten, kind).input
 
     def kernel(
         x: torch.Tensor, hx: Any, params: list[torch.Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
         bidirectional: bool, batch_first: bool,
-    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        hidden, cell = (hx[0], hx[1]) if mode == 2 else (hx, None)
-        size = hidden.shape[-1] if cell is None else cell.shape[-1]
-        projection = 0 if hidden.shape[-1] == size else hidden.shape[-1]
-        per_layer = (4 if has_biases else 2) + (1 if projection else 0)
-        output, hy, cy, _, _ = aten._cudnn_rnn.default(
-            x,
-            params,
-            per_layer,
-            None,
-            hidden,
-            cell,
-            mode,
-            size,
-            projection,
-            num_layers,
-            batch_first,
-            dropout,
-            train,
-            bidirectional,
-            [],
-            None,
-        )
-        return (output, hy, cy) if mode == 2 else (output, hy)
+    ) -> Any:  # fmt: skip
+        if not x.is_meta:
+            return _below(plain, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        return _cudnn_rnn(mode, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, [])
 
     return kernel
+
+
+def _packed_rnn(kind: str, mode: int) -> Callable[..., Any]:
+    """The same for a packed sequence: all steps in one dimension, their batch sizes beside them."""
+    plain = getattr(aten, kind).data
+
+    def kernel(
+        x: torch.Tensor, batch_sizes: torch.Tensor, hx: Any, params: list[torch.Tensor], has_biases: bool, num_layers: int, dropout: float,
+        train: bool, bidirectional: bool,
+    ) -> Any:  # fmt: skip
+        if not x.is_meta:
+            return _below(plain, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+        sizes = batch_sizes.tolist() if not batch_sizes.is_meta else [1]
+        return _cudnn_rnn(mode, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, False, sizes)
+
+    return kernel
+
+
+def _cudnn_rnn(
+    mode: int, x: torch.Tensor, hx: Any, params: list[torch.Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+    bidirectional: bool, batch_first: bool, batch_sizes: list[int],
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    hidden, cell = (hx[0], hx[1]) if mode == 2 else (hx, None)
+    size = hidden.shape[-1] if cell is None else cell.shape[-1]
+    projection = 0 if hidden.shape[-1] == size else hidden.shape[-1]
+    per_layer = (4 if has_biases else 2) + (1 if projection else 0)
+    output, hy, cy, _, _ = aten._cudnn_rnn.default(
+        x,
+        params,
+        per_layer,
+        None,
+        hidden,
+        cell,
+        mode,
+        size,
+        projection,
+        num_layers,
+        batch_first,
+        dropout,
+        train,
+        bidirectional,
+        batch_sizes,
+        None,
+    )
+    return (output, hy, cy) if mode == 2 else (output, hy)
 
 
 _CUDA_KERNELS: dict[str, Callable[..., Any]] = {
@@ -288,8 +358,6 @@ _CUDA_KERNELS: dict[str, Callable[..., Any]] = {
     "softmax.int": _softmax(aten.softmax.int, aten._softmax.default),
     "log_softmax.int": _softmax(aten.log_softmax.int, aten._log_softmax.default),
     "scaled_dot_product_attention": _attention,
-    "rnn_relu.input": _rnn(0),
-    "rnn_tanh.input": _rnn(1),
-    "lstm.input": _rnn(2),
-    "gru.input": _rnn(3),
+    **{f"{kind}.input": _rnn(kind, mode) for mode, kind in enumerate(("rnn_relu", "rnn_tanh", "lstm", "gru"))},
+    **{f"{kind}.data": _packed_rnn(kind, mode) for mode, kind in enumerate(("rnn_relu", "rnn_tanh", "lstm", "gru"))},
 }

@@ -1,4 +1,4 @@
-"""Code that asks for a GPU gets the meta device."""
+"""Code that asks for a GPU, or to leave one, stays on the meta device."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from torch.overrides import TorchFunctionMode
 
 
 class OnMeta(TorchFunctionMode):
-    """Whatever asks for a GPU gets the meta device: ``.cuda()``, ``.to("cuda")``, ``device="cuda"``."""
+    """``.cuda()``, ``.to("cuda")`` and ``device="cuda"`` mean meta; ``.cpu()`` of a meta tensor, which has no data, leaves it there."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.cuda:
             return args[0].to("meta")
-        if "device" in kwargs and _is_gpu(kwargs["device"]):
+        if func is torch.Tensor.cpu and args[0].is_meta:
+            return args[0]
+        moves = func is torch.Tensor.to
+        leaving = moves and args[0].is_meta
+        if "device" in kwargs and (_is(kwargs["device"], "cuda") or (leaving and _is(kwargs["device"], "cpu"))):
             kwargs["device"] = "meta"
-        if func is torch.Tensor.to and any(_is_gpu(argument) for argument in args[1:]):
-            args = (args[0], *("meta" if _is_gpu(argument) else argument for argument in args[1:]))
+        if moves:
+            args = (args[0], *("meta" if _is(one, "cuda") or (leaving and _is(one, "cpu")) else one for one in args[1:]))
         return func(*args, **kwargs)
 
 
-def _is_gpu(value: Any) -> bool:
+def _is(value: Any, kind: str) -> bool:
     if isinstance(value, torch.device):
-        return value.type == "cuda"
-    return isinstance(value, str) and value.split(":")[0] == "cuda"
+        return value.type == kind
+    return isinstance(value, str) and value.split(":")[0] == kind

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from foretrain.capture import traffic
 from foretrain.graph import TensorSpec
@@ -51,11 +53,12 @@ def _rnn(
     hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, _dropout: float, train: bool, bidirectional: bool, *_rest: Any,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     directions = 2 if bidirectional else 1
-    length, batch = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
-    output = x.new_empty((length, batch, (proj_size or hidden_size) * directions))
-    kept = int(_RESERVED[mode] * length * batch * num_layers * directions * hidden_size) * x.element_size() if train else 0
+    packed = x.dim() == 2  # all steps of a packed sequence in one dimension
+    steps = x.shape[:1] if packed else (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
+    output = x.new_empty((*steps, (proj_size or hidden_size) * directions))
+    kept = int(_RESERVED[mode] * math.prod(steps) * num_layers * directions * hidden_size) * x.element_size() if train else 0
     cell = torch.empty(0, device="meta") if cx is None else torch.empty_like(cx)
-    output = output.transpose(0, 1) if batch_first else output
+    output = output.transpose(0, 1) if batch_first and not packed else output
     return output, torch.empty_like(hx), cell, x.new_empty(kept, dtype=torch.uint8), x.new_empty(0)
 
 
@@ -64,6 +67,24 @@ def _rnn_backward(
 ) -> tuple[Any, ...]:
     cell = torch.empty(0, device="meta") if cx is None else torch.empty_like(cx)
     return torch.empty_like(x), torch.empty_like(hx), cell, [torch.empty_like(weight) for weight in weights]
+
+
+def _convolution(x: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
+    """cuDNN answers in channels-last when its input or weight has that layout; the meta kernel forgets it."""
+    output: torch.Tensor = aten.convolution.default(x, weight, *args)
+    return _like_cudnn(output, x, weight)
+
+
+def _convolution_backward(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *args: Any) -> tuple[torch.Tensor | None, ...]:
+    first, *rest = aten.convolution_backward.default(gradient, x, weight, *args)
+    return None if first is None else _like_cudnn(first, x, weight), *rest
+
+
+def _like_cudnn(output: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wanted = {4: torch.channels_last, 5: torch.channels_last_3d}.get(output.dim())
+    if wanted is None or wanted not in (suggest_memory_format(x), suggest_memory_format(weight)):
+        return output
+    return torch.empty(output.shape, dtype=output.dtype, device="meta", memory_format=wanted)
 
 
 def _layer_norm(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
@@ -89,6 +110,8 @@ def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = No
 
 CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
     aten._grouped_mm.default: _grouped_mm,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._cudnn_rnn.default: _rnn,

@@ -6,21 +6,24 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 
+from foretrain.capture.constants import Answering
 from foretrain.capture.devices import OnMeta
 from foretrain.capture.transformers_models import load_transformers
 from foretrain.errors import CaptureError, ForetrainError, InputError, unknown
 from foretrain.job import Training, Workload
 
 Loss = Callable[[Any], torch.Tensor]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,22 +93,28 @@ def _building(what: str) -> Iterator[None]:
     except ForetrainError:
         raise
     except ImportError as error:
-        raise CaptureError(f"{what}: {error}; install foretrain[capture,zoo]") from error
+        raise CaptureError(f"{what}: {error}") from error
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise CaptureError(f"{what}: {type(error).__name__}: {first}") from error
 
 
-def build_on_meta(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
-    """Build without allocating weights; a constructor that computes with real numbers is run on the CPU instead."""
+def build_on_meta(build: Callable[[], T]) -> T:
+    """Build without allocating weights; a constructor that computes with real numbers gets those that do not depend on weights."""
     try:
         with torch.device("meta"), OnMeta():
             return build()
     except (RuntimeError, NotImplementedError, ValueError) as error:
         if "meta" not in str(error).lower():
             raise
-        with OnMeta():
-            return build().to("meta")
+    try:
+        with torch.device("meta"), OnMeta(), Answering():
+            return build()
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        if "meta" not in str(error).lower():
+            raise
+    with OnMeta():
+        return build()
 
 
 def _build(build: Callable[[], torch.nn.Module], device: str) -> torch.nn.Module:
@@ -235,7 +244,9 @@ def _python(workload: Workload, batch: int, device: str) -> LoadedModel:
 
 def _call_on(device: str, build: Callable[[], Any]) -> Any:
     """As ``_build``, for functions that return inputs and a loss beside the module."""
-    with torch.device(device), OnMeta() if device == "meta" else contextlib.nullcontext():
+    if device == "meta":
+        return build_on_meta(build)
+    with torch.device(device):
         return build()
 
 
@@ -244,12 +255,16 @@ def _function(path: Path, name: str) -> Callable[..., Any]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.resolve()))
+    folder, before = str(path.parent.resolve()), set(sys.modules)
+    sys.path.insert(0, folder)
     try:
         with _building(f"model {path}"):
             spec.loader.exec_module(module)
     finally:
-        sys.path.pop(0)
+        sys.path.remove(folder)
+        for name_of_new in set(sys.modules) - before:  # another job's file may have a neighbour of the same name
+            if str(getattr(sys.modules[name_of_new], "__file__", "")).startswith(folder + os.sep):
+                del sys.modules[name_of_new]
     functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     if name not in functions:
         raise unknown("model.name", name, functions, f"a function of {path}; it has")

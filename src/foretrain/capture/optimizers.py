@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrain.errors import CaptureError
 
@@ -60,11 +63,12 @@ def build_optimizer(name: str, parameters: list[torch.nn.Parameter], *, master_w
         raise CaptureError("model: it has no trainable parameter; use training.mode = 'infer'")
     masters = [torch.nn.Parameter(parameter.detach().float()) for parameter in trained] if master_weights else None
     targets = masters if masters is not None else trained
-    optimizer = optimizer_of(name, targets)
+    with _fused_on_meta():
+        optimizer = optimizer_of(name, targets)
     kept = [parameter.grad for parameter in targets]
     for parameter in targets:
         parameter.grad = torch.empty_like(parameter)
-    with torch.no_grad():
+    with torch.no_grad(), _AnyAnswer(), _fused_on_meta():  # type: ignore[no-untyped-call]
         optimizer.step()
     for parameter, gradient in zip(targets, kept, strict=True):
         parameter.grad = gradient
@@ -81,19 +85,30 @@ def _from_torch(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.
     return getattr(torch.optim, class_name)(parameters, **options)  # type: ignore[no-any-return]
 
 
+def _fused_on_meta() -> contextlib.AbstractContextManager[Any]:
+    """torch checks that fused optimizers get tensors of a GPU; here meta stands for one."""
+    return unittest.mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", return_value=["meta", "cuda"])
+
+
+class _AnyAnswer(TorchDispatchMode):
+    """Some optimizers look at norms of weights; for the shape of a step any number will do."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return 1.0 if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta else func(*args, **(kwargs or {}))
+
+
 def _muon(_name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Muon for matrices, AdamW for the rest, as it is meant to be used."""
-    return _Joined(
-        torch.optim.Muon([p for p in parameters if p.dim() == 2], lr=1e-3),
-        torch.optim.AdamW([p for p in parameters if p.dim() != 2], lr=1e-3, foreach=True),
-    )
+    matrices, others = [p for p in parameters if p.dim() == 2], [p for p in parameters if p.dim() != 2]
+    parts = [torch.optim.Muon(matrices, lr=1e-3)] if matrices else []
+    return _Joined(*parts, *([torch.optim.AdamW(others, lr=1e-3, foreach=True)] if others else []))
 
 
 class _Joined(torch.optim.Optimizer):
     """Several optimizers stepped as one."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
-        self.parts = [part for part in parts if part.param_groups[0]["params"]]
+        self.parts = parts
         super().__init__([p for part in self.parts for group in part.param_groups for p in group["params"]], {})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

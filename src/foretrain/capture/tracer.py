@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import traceback
 import weakref
 from bisect import bisect_left
@@ -48,7 +49,8 @@ def trace_step(
     module, inputs = _prepare(module, inputs, precision, channels_last, constants)
     module.train(mode == "train")
     recorder = Recorder(module, inputs, constants)
-    step = build_optimizer(optimizer, list(module.parameters()), master_weights=master_weights) if mode == "train" else None
+    with _error_context(recorder):
+        step = build_optimizer(optimizer, list(module.parameters()), master_weights=master_weights) if mode == "train" else None
     if step is not None:
         recorder.hold(list(step.state_tensors()), "optimizer_state")
         if accumulate:
@@ -102,7 +104,8 @@ def _run(
     del output
     recorder.end_forward()
     recorder.phase = "backward"
-    value.backward()
+    with _Answers(recorder.constants), recorder.layers(recompute=functools.partial(cuda_behaviour, low_dtype)):
+        value.backward()
     recorder.mark_gradients(module)
     recorder.phase = "optimizer"
     with torch.no_grad():
@@ -124,7 +127,7 @@ class _Answers(OnMeta):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-_QUESTIONS = {torch.Tensor.__format__, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
+_QUESTIONS = {torch.Tensor.__format__, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.cpu}
 
 
 class Recorder(TorchDispatchMode):
@@ -141,6 +144,9 @@ class Recorder(TorchDispatchMode):
         self._live: dict[int, int] = {}  # storage address -> buffer
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._layer = [""]
+        self._error: BaseException | None = None
+        self.failed = ""
+        """The innermost layer that an error came out of."""
         self._names = {child: name for name, child in module.named_modules()}
         self._sequence: list[int] = []  # autograd sequence numbers of forward ops, ascending ...
         self._sequence_layer: list[str] = []  # ... and the layer each belongs to
@@ -162,30 +168,44 @@ class Recorder(TorchDispatchMode):
         return self._layer[-1]
 
     @contextlib.contextmanager
-    def layers(self) -> Iterator[None]:
-        """Follow which module is running, by its path in the model."""
+    def layers(self, recompute: Callable[[], contextlib.AbstractContextManager[None]] | None = None) -> Iterator[None]:
+        """Follow which module is running, by its path in the model.
+
+        Modules that run during the backward pass recompute activations: they do so inside the context ``recompute``.
+        """
+        running = contextlib.ExitStack()
+        outside = len(self._layer)
 
         def enter(module: torch.nn.Module, _args: Any) -> None:
+            if recompute is not None and len(self._layer) == outside:
+                running.enter_context(recompute())
             self._layer.append(self._names.get(module, self.layer))
 
         def leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
-            self._layer.pop()
+            left = self._layer.pop()
+            error = sys.exc_info()[1]
+            if error is not None and error is not self._error:
+                self._error, self.failed = error, left
+            if recompute is not None and len(self._layer) == outside:
+                running.close()
 
         hooks = [
             torch.nn.modules.module.register_module_forward_pre_hook(enter),
-            torch.nn.modules.module.register_module_forward_hook(leave),
+            torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
         ]
         try:
             yield
         finally:
+            running.close()
             for hook in hooks:
                 hook.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        args = self.constants.without_masks(func, args)
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             value = self.constants.answer(args[0])
-            output = func(*args) if value is None else value.item()
+            output = value.item() if value is not None else 1.0 if self.phase == "optimizer" else func(*args)
         elif func in SHAPED_BY_DATA and (shaped := self.constants.shaped(func, args, kwargs)) is not None:
             output = shaped
         elif func in CUDA_OUTPUTS and any(tensor.is_meta for tensor in _tensors(args)):
@@ -360,12 +380,12 @@ def _error_context(recorder: Recorder) -> Iterator[None]:
             if "/torch/" not in frame.filename and "foretrain/capture" not in frame.filename
         ]
         where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "torch"
-        layer = recorder.layer or "(the model itself)"
+        layer = recorder.failed or recorder.layer or "(the model itself)"
         raise CaptureError(f"module {layer}: {_reason(error)} (at {where})") from error
 
 
 def _reason(error: Exception) -> str:
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "meta tensors" in first or "_local_scalar_dense" in first or "data-dependent" in first.lower():
-        return f"control flow that depends on data cannot be traced ({first})"
+    if any(sign in first.lower() for sign in ("meta tensor", "_local_scalar_dense", "data-dependent", "data-independent")):
+        return f"control flow that depends on data cannot be traced ({first[:120]})"
     return f"{type(error).__name__}: {first}"

@@ -165,7 +165,7 @@ def _cells(grid: Grid, where: _Where) -> Iterator[Cell]:
 def _sections(grid: Grid, model: str | Mapping[str, Any], where: _Where) -> dict[str, dict[str, Any]]:
     """The model and training sections that all cells of a model share."""
     options = {"sequence": grid.sequence, "classes": grid.classes, "precision": grid.precision, "optimizer": grid.optimizer}
-    training = {name: value for name, value in options.items() if value is not None}
+    training: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     named: dict[str, Any] = {"model": dict(model), "training": {}} if isinstance(model, Mapping) else {}
     if isinstance(model, str):
         named = where.make_job(model, device="cpu", cores_per_device=1, batch=1, **training).to_dict()

@@ -146,12 +146,13 @@ def d_optimal(features: Array, cost: Array, budget: float, *, ridge: float = RID
     """Maximise ``log det(X_S^T X_S + ridge I)`` within the budget.
 
     The start is the best of three: greedy by gain per cost, greedy by gain, and random (for budgets where greedy choices block better ones).
-    Then exchanges after Fedorov (1972) until none improves, in the order of Cook and Nachtsheim (1980). The seed breaks ties.
+    Then exchanges after Fedorov (1972) until none improves, in the order of Cook and Nachtsheim (1980). Of equals the cheapest is taken, then
+    the seed decides.
     The rows come in greedy order, so that a campaign that is cut off has measured what tells most.
     """
-    order = np.random.default_rng(seed).permutation(len(cost))
+    order = np.lexsort((np.random.default_rng(seed).random(len(cost)), cost))
     x, price = features[order], cost[order]
-    starts = [greedy(x, price, budget, ridge=ridge), random_design(x, price, budget, seed=seed)]
+    starts = [greedy(x, price, budget, ridge=ridge), np.argsort(order)[random_design(features, cost, budget, seed=seed)]]
     if price.min() < price.max():
         starts.append(greedy(x, price, budget, ridge=ridge, per_cost=False))
     chosen = exchange(x, price, budget, max(starts, key=lambda one: log_det(x[one], ridge)), ridge=ridge)
@@ -172,19 +173,24 @@ def greedy(
     free[chosen] = False
     left = budget - math.fsum(cost[chosen])
     price = cost if per_cost else np.ones_like(cost)
+    exact = True
     while True:
-        inverse = _inverse(information(features[chosen], ridge))
-        value = np.where(free & (cost <= left), np.log1p(np.maximum(_leverage(features, inverse), 0)) / price, -1.0)
+        if exact:
+            inverse = _inverse(information(features[chosen], ridge))
+            leverage = _leverage(features, inverse)
+        value = np.where(free & (cost <= left), np.log1p(np.maximum(leverage, 0)) / price, -1.0)
         pool, bound = _best(value, _POOL)
-        # Before the matrix has full rank the inverse is large and its updates lose digits: one row at a time.
-        batch = _BATCH if len(chosen) >= features.shape[1] else 1
-        picked = _greedy_in_pool(features[pool], cost[pool], price[pool], left, inverse, bound, batch)
+        # While the matrix is nearly singular, its inverse is so large that updates would lose the digits that count: one row at a time.
+        exact = bool(leverage.max() > 1e9)
+        picked, directions = _greedy_in_pool(features[pool], cost[pool], price[pool], left, inverse, bound, 1 if exact else _BATCH)
         if not picked:
             return np.array(chosen, dtype=np.intp)
         rows = pool[picked]
         chosen.extend(rows.tolist())
         free[rows] = False
         left -= math.fsum(cost[rows])
+        inverse = inverse - directions.T @ directions
+        leverage = leverage - ((features @ directions.T) ** 2).sum(axis=1)
 
 
 def _best(value: Array, size: int) -> tuple[Indices, float]:
@@ -196,11 +202,15 @@ def _best(value: Array, size: int) -> tuple[Indices, float]:
     return pool[value[pool] >= 0], float(value[split[size]])
 
 
-def _greedy_in_pool(x: Array, cost: Array, price: Array, left: float, inverse: Array, bound: float, most: int) -> list[int]:
-    """Greedy choice among a few rows for as long as the best of them is known to be the best of all."""
+def _greedy_in_pool(x: Array, cost: Array, price: Array, left: float, inverse: Array, bound: float, most: int) -> tuple[list[int], Array]:
+    """Greedy choice among a few rows for as long as the best of them is known to be the best of all.
+
+    Returns the rows and the directions v by which they change the inverse: ``M^-1 - v v^T``.
+    """
     leverage = _leverage(x, inverse)
     free = np.ones(len(cost), dtype=bool)
     picked: list[int] = []
+    directions: list[Array] = []
     while len(picked) < most and len(x):
         value = np.where(free & (cost <= left), np.log1p(np.maximum(leverage, 0)) / price, -1.0)
         best = int(value.argmax())
@@ -212,7 +222,8 @@ def _greedy_in_pool(x: Array, cost: Array, price: Array, left: float, inverse: A
         free[best] = False
         left -= float(cost[best])
         picked.append(best)
-    return picked
+        directions.append(direction)
+    return picked, np.array(directions).reshape(-1, len(inverse))
 
 
 def exchange(features: Array, cost: Array, budget: float, chosen: Indices, *, ridge: float = RIDGE, sweeps: int = 20) -> Indices:
@@ -231,25 +242,31 @@ def _sweep(features: Array, cost: Array, budget: float, chosen: Indices, ridge: 
     chosen = chosen.copy()
     left = budget - math.fsum(cost[chosen])
     inverse = _inverse(information(features[chosen], ridge))
-    order = np.argsort(_leverage(features[chosen], inverse), kind="stable")
+    leverage = _leverage(features, inverse)
+    order = np.argsort(leverage[chosen], kind="stable")
     for places in np.array_split(order, math.ceil(len(order) / _BLOCK)):
-        inverse = _inverse(information(features[chosen], ridge))
-        for place, new in _proposals(features, cost, chosen, places, inverse, left):
+        swaps = 0
+        for place, new in _proposals(features, cost, chosen, places, inverse, leverage, left):
             spare = left + cost[chosen[place]] - cost[new]
             if spare < 0 or new in chosen:
                 continue
             ratio, swapped = _swap(inverse, features[chosen[place]], features[new])
             if ratio > 1 + 1e-9:
                 inverse, left, chosen[place] = swapped, spare, new
+                swaps += 1
+        if swaps:
+            inverse = _inverse(information(features[chosen], ridge))
+            leverage = _leverage(features, inverse)
     return chosen
 
 
-def _proposals(features: Array, cost: Array, chosen: Indices, places: Indices, inverse: Array, left: float) -> list[tuple[int, int]]:
+def _proposals(
+    features: Array, cost: Array, chosen: Indices, places: Indices, inverse: Array, leverage: Array, left: float
+) -> list[tuple[int, int]]:
     """The best replacement of each place by Fedorov's delta: ``det' / det = (1 + d_j)(1 - d_i) + d_ij^2``, best first.
 
     As ``d_ij^2 <= d_i d_j``, only rows with ``d_j > d_i`` can improve the design.
     """
-    leverage = _leverage(features, inverse)
     old = chosen[places]
     open_ = leverage > leverage[old].min()
     open_ &= cost <= cost[old].max() + left
@@ -257,6 +274,7 @@ def _proposals(features: Array, cost: Array, chosen: Indices, places: Indices, i
     new = np.flatnonzero(open_)
     if not len(new):
         return []
+    old, places = old[leverage[old] < leverage[new].max()], places[leverage[old] < leverage[new].max()]
     ratio = (features[old] @ inverse) @ features[new].T
     np.square(ratio, out=ratio)
     ratio += np.multiply.outer(1 - leverage[old], 1 + leverage[new])

@@ -26,9 +26,12 @@ class RealModel(NamedTuple):
 
     def compute(self, through: torch.nn.Module | None = None) -> torch.Tensor:
         """Forward and loss; ``through`` is the module as wrapped for data parallelism."""
+        return self.loss(self.output(through))
+
+    def output(self, through: torch.nn.Module | None = None) -> Any:
+        """Forward alone."""
         module = through or self.module
-        output = module(**self.inputs) if isinstance(self.inputs, Mapping) else module(*self.inputs)
-        return self.loss(output)
+        return module(**self.inputs) if isinstance(self.inputs, Mapping) else module(*self.inputs)
 
 
 def real_model(workload: Workload, batch: int, device: str | torch.device) -> RealModel:

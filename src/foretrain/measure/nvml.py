@@ -52,6 +52,11 @@ class Gpu:
         answer = self._ask("nvmlDeviceGetUtilizationRates", _Utilization())
         return 0.0 if answer is None else float(answer.gpu) / 100.0
 
+    def memory_utilization(self) -> float:
+        """Share of that period in which device memory was read or written."""
+        answer = self._ask("nvmlDeviceGetUtilizationRates", _Utilization())
+        return 0.0 if answer is None else float(answer.memory) / 100.0
+
     def memory(self) -> tuple[int, int]:
         """Bytes in use and in all."""
         answer = self._ask("nvmlDeviceGetMemoryInfo", _Memory())

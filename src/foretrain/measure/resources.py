@@ -246,7 +246,7 @@ class Sampler:
             stopped = self._stop.wait(max(0.0, self._last + self._period_s - time.perf_counter()))
             now = time.perf_counter()
             elapsed = now - self._last
-            if elapsed >= self._period_s / 4:
+            if elapsed >= self._period_s / 4 or (stopped and elapsed > 0 and not self._rows):
                 self._rows.append((now - self._start, *self._reading(elapsed)))
                 self._last = now
 

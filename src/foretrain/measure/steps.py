@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from foretrain.capture.optimizers import optimizer_of
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
-from foretrain.job import Job, Run
-from foretrain.measure.models import real_model
-from foretrain.measure.ops import machine
+from foretrain.files import append_lines
+from foretrain.job import Job, Run, read_runs
+from foretrain.measure.models import autocast, real_model, real_optimizer
+from foretrain.measure.nvml import Gpu, gpu_count
+from foretrain.measure.ops import Progress, Summary, machine
 
 _WARM_UP_S, _WARM_UP_STEPS = 0.25, 3
-_AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
 
 def measure_step(job: Job, *, device: str = "cuda", seconds: float = 0.5) -> Run:
@@ -40,33 +42,24 @@ def measure_step(job: Job, *, device: str = "cuda", seconds: float = 0.5) -> Run
     return Run(job=job, measured=measured, provenance={"source": "foretrain measure steps", **machine(device), **spread})
 
 
+def _key(job: Job) -> str:
+    return json.dumps(job.to_dict(), sort_keys=True)
+
+
 class Stepper:
     """The parts of a step, each callable on its own."""
 
     def __init__(self, job: Job, device: str) -> None:
-        training = job.workload.training
-        self.training, self.device, self.accumulation = training, device, job.accumulation
-        torch.backends.cuda.matmul.allow_tf32 = training.precision == "tf32"
-        self.module, self.inputs, self.loss = real_model(job.workload, job.micro_batch, device)
-        self.module.train(training.mode == "train")
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(training.precision)
-        if dtype is not None:
-            self.module = self.module.to(dtype)
-            self.inputs = _cast(self.inputs, dtype)
-        if training.channels_last:
-            self.module = self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self.inputs = _channels_last(self.inputs)
-        self.optimizer = (
-            optimizer_of(training.optimizer, [p for p in self.module.parameters() if p.requires_grad]) if training.mode == "train" else None
-        )
+        self.training, self.device, self.accumulation = job.workload.training, device, job.accumulation
+        torch.backends.cuda.matmul.allow_tf32 = self.training.precision == "tf32"
+        self.model = real_model(job.workload, job.micro_batch, device)
+        trained = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
+        self.optimizer = real_optimizer(self.training.optimizer, trained) if self.training.mode == "train" else None
         self._value: Any = None
 
     def forward(self) -> None:
-        dtype = _AUTOCAST.get(self.training.precision)
-        context: Any = torch.autocast(self.device, dtype) if dtype is not None else contextlib.nullcontext()
-        with context, torch.set_grad_enabled(self.optimizer is not None):
-            output = self.module(**self.inputs) if isinstance(self.inputs, dict) else self.module(*self.inputs)
-            self._value = self.loss(output) if self.optimizer is not None and self.loss is not None else output
+        with autocast(self.training.precision, self.device), torch.set_grad_enabled(self.optimizer is not None):
+            self._value = self.model.compute() if self.optimizer is not None else self.model.output()
 
     def backward(self) -> None:
         self._value.backward()
@@ -93,26 +86,12 @@ class Stepper:
             self.update()
 
 
-def _cast(inputs: Any, dtype: torch.dtype) -> Any:
-    def one(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-    return {name: one(value) for name, value in inputs.items()} if isinstance(inputs, dict) else tuple(map(one, inputs))
-
-
-def _channels_last(inputs: Any) -> Any:
-    def one(value: Any) -> Any:
-        return value.to(memory_format=torch.channels_last) if isinstance(value, torch.Tensor) and value.dim() == 4 else value
-
-    return {name: one(value) for name, value in inputs.items()} if isinstance(inputs, dict) else tuple(map(one, inputs))
-
-
 def _measure(stepper: Stepper, device: str, seconds: float) -> tuple[dict[str, float], dict[str, float]]:
     sync: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
     _warm_up(stepper, sync)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    with _nvml(device) as load:
+    with _load(device) as load:
         times = _timed_groups(stepper, sync, seconds)
     step_s = statistics.median(times)
     measured = {"step_time_s": step_s, "samples_per_s": stepper.training.global_batch / step_s, **load}
@@ -173,7 +152,7 @@ def _profile(stepper: Stepper) -> dict[str, float]:
         torch.cuda.synchronize()
     spans = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+        for event in profile.profiler.kineto_results.events()
         if "CUDA" in str(event.device_type())
     )
     busy, reached = 0, 0
@@ -195,26 +174,18 @@ def _host_issue(stepper: Stepper, sync: Callable[[], None], repeats: int = 3) ->
 
 
 @contextlib.contextmanager
-def _nvml(device: str, period_s: float = 0.1) -> Iterator[dict[str, float]]:
+def _load(device: str, period_s: float = 0.1) -> Iterator[dict[str, float]]:
     """Mean utilisation and power of the device while the block runs; nothing where there is no NVML."""
     result: dict[str, float] = {}
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    except Exception:
-        handle = None
-    if device != "cuda" or handle is None:
+    if device != "cuda" or not gpu_count():
         yield result
         return
+    gpu, stop = Gpu(torch.cuda.current_device()), threading.Event()
     samples: list[tuple[float, float, float]] = []
-    stop = threading.Event()
 
     def sample() -> None:
         while not stop.wait(period_s):
-            rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
-            samples.append((rates.gpu / 100, rates.memory / 100, pynvml.nvmlDeviceGetPowerUsage(handle) * 1e-3))
+            samples.append((gpu.utilization(), gpu.memory_utilization(), gpu.power_w() or 0.0))
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
@@ -223,7 +194,28 @@ def _nvml(device: str, period_s: float = 0.1) -> Iterator[dict[str, float]]:
     finally:
         stop.set()
         thread.join()
-        if len(samples) >= 4:
-            later = samples[len(samples) // 3 :]  # NVML's own averages lag behind by up to a second
+        if len(samples) >= 12:  # NVML's own averages lag behind by up to a second
             for place, name in enumerate(("device_utilization", "memory_utilization", "power_w")):
-                result[name] = statistics.mean(one[place] for one in later)
+                result[name] = statistics.mean(one[place] for one in samples[10:])
+
+
+def measure_jobs(
+    jobs: Sequence[Job], out: Path, *, device: str = "cuda", seconds: float = 0.5, budget_s: float | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Summary:  # fmt: skip
+    """Measure the jobs that ``out`` does not hold yet; each run is on disk before the next begins, failures beside it."""
+    known = {_key(run.job) for _, run in read_runs(out)} if out.exists() else set()
+    wanted = [job for job in jobs if _key(job) not in known]
+    start = time.monotonic()
+    measured = failed = 0
+    for job in wanted:
+        if budget_s is not None and time.monotonic() - start > budget_s:
+            break
+        try:
+            append_lines(out, [json.dumps(measure_step(job, device=device, seconds=seconds).to_dict())])
+            measured += 1
+        except UnsupportedJob as error:
+            append_lines(out.with_suffix(".failures.jsonl"), [json.dumps({"job": job.to_dict(), "error": str(error)})])
+            failed += 1
+        progress(measured + failed, len(wanted))
+    return Summary(measured=measured, failed=failed, known=len(jobs) - len(wanted), left=len(wanted) - measured - failed)

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import dataclasses
 import datetime
+import itertools
 import json
 import os
 import resource
@@ -122,7 +123,7 @@ class AllReduce(Part):
 
     def _unsynchronised(self) -> contextlib.AbstractContextManager[Any]:
         no_sync = getattr(self._module, "no_sync", contextlib.nullcontext)
-        return no_sync()  # type: ignore[no-any-return]
+        return no_sync()
 
 
 class ParameterWorker(Part):
@@ -253,7 +254,7 @@ def _backward(model: RealModel, job: Job, device: str, through: torch.nn.Module 
 
     with autocast(job.workload.training.precision, device):
         loss = model.compute(through)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
 
 
 def _optimizer(job: Job, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -324,7 +325,7 @@ def _timed(step: Callable[[], None], steps: int, clock: Callable[[], float]) -> 
     for _ in range(steps):
         step()
         times.append(clock())
-    return [after - before for before, after in zip(times, times[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(times)]
 
 
 def _slowest(time_s: float) -> float:

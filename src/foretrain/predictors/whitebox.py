@@ -116,7 +116,9 @@ def _medians(timeline: Timeline, memory: MemoryProfile, device: Device) -> Mappi
         "device_utilization": utilization,
         "peak_memory_bytes": float(memory.allocated_bytes),
         "reserved_memory_bytes": float(memory.reserved_bytes),
-        "memory_utilization": min(1.0, timeline.bytes_moved / (timeline.step_time_s * device.memory_bytes_per_s)) if timeline.step_time_s else 0.0,
+        "memory_utilization": min(1.0, timeline.bytes_moved / (timeline.step_time_s * device.memory_bytes_per_s))
+        if timeline.step_time_s
+        else 0.0,
     }
 
 

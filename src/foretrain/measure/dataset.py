@@ -1,0 +1,71 @@
+"""Lines of measured operators become one Parquet file and back: the operator dataset that ships with the project."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from foretrain.errors import ForetrainError, InputError
+from foretrain.files import write_atomically
+
+_JSON_COLUMNS = ("inputs", "args", "kernel_names")
+_COLUMNS = ("key", "name", "overload", "phase", "precision", "inputs", "args", "flops", "bytes", "uses",
+            "cold_s", "warm_s", "host_s", "kernels", "kernel_names")  # fmt: skip
+
+
+def read_measured(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The measured operators of files of ``measure ops`` (plain or gzip), each once; failures are left out."""
+    seen = set()
+    for path in paths:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+            for line in file:
+                row = json.loads(line)
+                if "error" not in row and row["key"] not in seen:
+                    seen.add(row["key"])
+                    yield row
+
+
+def pack(paths: Iterable[Path], out: Path, info: Mapping[str, str] | None = None) -> int:
+    """Write measured operators as Parquet, the machine they come from in its metadata; returns their number."""
+    arrow, parquet = _libraries()
+    rows = sorted(read_measured(paths), key=lambda row: (row["name"], row["key"]))
+    if not rows:
+        raise InputError("operators: the files hold no measured operator")
+    columns = {name: [_cell(name, row[name]) for row in rows] for name in _COLUMNS}
+    table = arrow.table(columns).replace_schema_metadata({key: str(value) for key, value in (info or {}).items()})
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(table, sink, compression="zstd", compression_level=19, use_dictionary=True)
+    write_atomically(out, sink.getvalue().to_pybytes())
+    return len(rows)
+
+
+def load_operators(path: Path) -> dict[str, list[Any]]:
+    """The dataset by columns; ``inputs``, ``args`` and ``kernel_names`` as parsed JSON."""
+    _, parquet = _libraries()
+    try:
+        columns: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read as Parquet ({error})") from error
+    for name in _JSON_COLUMNS:
+        columns[name] = [json.loads(text) for text in columns[name]]
+    return columns
+
+
+def _cell(name: str, value: Any) -> Any:
+    if name == "kernel_names":
+        return json.dumps([one.removeprefix("void ")[:48] for one in value])
+    if name in _JSON_COLUMNS:
+        return json.dumps(value, separators=(",", ":"))
+    return float(f"{value:.4g}") if name.endswith("_s") else value
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise ForetrainError("pyarrow is not installed; install foretrain[learn]") from error
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,45 @@
+"""A campaign on a real Ray cluster on this machine, which it starts and stops itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foretrain.api import make_job
+from foretrain.errors import InputError
+from foretrain.job import read_runs
+from foretrain.measure.backends import backend
+from foretrain.measure.campaign import cells, read_grid, run_campaign
+from foretrain.measure.tasks import Protocol
+
+pytest.importorskip("ray", reason="Ray is not installed")
+
+MODEL = """
+import torch
+
+def net(batch):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+"""
+
+
+def test_two_workers_train_on_ray(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(MODEL)
+    grid = read_grid({"models": "tiny.py:net", "workers": 2, "batch": 16, "image": 8, "samples": 160})
+    wanted = cells([grid], make_job, base=tmp_path, home=tmp_path)
+    summary = run_campaign(wanted, tmp_path / "runs.jsonl", backend("ray", cpus=2), protocol=Protocol(seconds=0.3), timeout_s=120)
+    failures = tmp_path / "runs.failures.jsonl"
+    assert summary.measured == 1, failures.read_text() if failures.exists() else summary
+    [(_, run)] = read_runs(tmp_path / "runs.jsonl")
+    assert run.provenance["backend"] == "ray"
+    assert run.job.plan.data == 2
+    assert run.measured["step_time_s"] > 0
+    assert run.measured["epoch_time_s"] > 0
+    assert run.provenance["epoch"] == "timed: 10 steps"
+
+
+def test_an_address_where_nobody_answers_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    grid = read_grid({"models": "resnet18", "workers": 2, "batch": 16, "image": 32})
+    with pytest.raises(InputError, match="address: no Ray cluster answers at 'auto'"):
+        run_campaign(cells([grid], make_job), tmp_path / "runs.jsonl", backend("ray", address="auto"))
