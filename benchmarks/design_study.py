@@ -226,7 +226,7 @@ def tree_features(operators: Operators, kinds: dict[str, int]) -> Array:
 
 def fit_trees(train: Operators, kinds: dict[str, int], seed: int) -> Callable[[Operators], Array]:
     """LightGBM on the logarithm of time over roofline time."""
-    settings = {"objective": "l2", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 5, "verbose": -1, "seed": seed, "num_threads": 2,
+    settings = {"objective": "l2", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 5, "verbose": -1, "seed": seed, "num_threads": 1,
                 "feature_fraction": 0.9, "bagging_fraction": 0.9, "bagging_freq": 1, "deterministic": True, "force_row_wise": True}  # fmt: skip
     target = np.log(train.time_s / train.roofline_s)
     data = lightgbm.Dataset(tree_features(train, kinds), target, categorical_feature=[0, 1], free_raw_data=True)

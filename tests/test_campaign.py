@@ -180,13 +180,13 @@ def test_one_worker_extrapolates_a_long_epoch(folder: Path) -> None:
 
 
 def test_a_killed_worker_is_named(folder: Path) -> None:
-    with pytest.raises(CellFailed, match="process 1 was ended by SIGKILL"):
-        Local().run(small(folder, "killed")[0].task(QUICK, "lo", 60))
+    with Local() as local, pytest.raises(CellFailed, match="process 1 was ended by SIGKILL"):
+        local.run(small(folder, "killed")[0].task(QUICK, "lo", 60))
 
 
 def test_a_worker_that_hangs_is_given_up(folder: Path) -> None:
-    with pytest.raises(CellFailed, match=r"no result after 8 s; 2 of 2 processes killed"):
-        Local().run(small(folder, "hangs")[0].task(QUICK, "lo", 8))
+    with Local() as local, pytest.raises(CellFailed, match=r"no result after 8 s; 2 of 2 processes killed"):
+        local.run(small(folder, "hangs")[0].task(QUICK, "lo", 8))
     assert _gone(int((folder / "pid").read_text()))
 
 
@@ -218,6 +218,13 @@ def _until(seconds: float) -> Iterator[None]:
 def _gone(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status")
     return any(not status.exists() or "State:\tZ" in status.read_text() for _ in _until(10))
+
+
+def test_without_torch_no_worker_starts(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Local() as local, pytest.raises(CellFailed, match=r"no worker could be started: .*No module named 'torch'"):
+        local.run(small(folder, "net")[0].task(QUICK, "lo", 60))
 
 
 # Keeping and stopping, with a backend that measures nothing

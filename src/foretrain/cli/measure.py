@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,22 +62,12 @@ def campaign(
     from foretrain.measure.tasks import Protocol
     from foretrain.report.screen import progress
 
-    numbers = {
-        "workers": workers,
-        "cores": cores,
-        "batch": batch,
-        "batch_per_worker": batch_per_worker,
-        "samples": samples,
-        "servers": servers,
-    }
-    texts = {"models": models, "sync": sync, "links": links}
-    single = {"sequence": sequence, "classes": classes, "precision": precision, "optimizer": optimizer, "device": device}
-    options: dict[str, Any] = {
-        **{name: _list(name, value, _whole) for name, value in numbers.items() if value is not None},
-        **{name: _list(name, value, lambda _, text: text) for name, value in texts.items() if value is not None},
-        **{name: value for name, value in single.items() if value is not None},
-        **({} if image is None else {"image": _image(image)}),
-    }
+    options = _options(
+        lists={"models": models, "sync": sync, "links": links},
+        numbers={"workers": workers, "cores": cores, "batch": batch, "batch_per_worker": batch_per_worker, "samples": samples, "servers": servers},
+        single={"sequence": sequence, "classes": classes, "precision": precision, "optimizer": optimizer, "device": device},
+        image=image,
+    )  # fmt: skip
     grids = [read_grid(options)] if file is None else read_campaign(file, options)
     wanted = cells(grids, make_job, base=Path() if file is None else file.parent, home=out.parent)
     protocol = Protocol(
@@ -101,6 +91,18 @@ def campaign(
     if summary.failed:
         say(f"failures in {failures_file(out)}")
         raise typer.Exit(1)
+
+
+def _options(
+    *, lists: Mapping[str, str | None], numbers: Mapping[str, str | None], single: Mapping[str, Any], image: str | None
+) -> dict[str, Any]:
+    """The keys of a campaign file that were given as options."""
+    return {
+        **{name: _list(name, text, lambda _, part: part) for name, text in lists.items() if text is not None},
+        **{name: _list(name, text, _whole) for name, text in numbers.items() if text is not None},
+        **{name: value for name, value in single.items() if value is not None},
+        **({} if image is None else {"image": _image(image)}),
+    }
 
 
 def _list(name: str, text: str, parse: Callable[[str, str], Any]) -> list[Any]:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self
 from foretrain.errors import ForetrainError, InputError, unknown
 from foretrain.files import write_atomically
 from foretrain.measure.links import Fabric
+from foretrain.measure.nursery import Forked, Nursery
 from foretrain.measure.resources import AUTO
 from foretrain.measure.tasks import Task
 
@@ -27,6 +28,11 @@ _POLL_S = 0.05
 _GRACE_S = 3.0
 """How long the others may take to say why, after one process has failed."""
 _SHUTDOWN_S = 10.0
+
+
+Process = subprocess.Popen[bytes] | Forked
+Begin = Callable[[Path, dict[str, str]], Process]
+"""Starts a process, given the file for what it prints and its environment."""
 
 
 class CellFailed(ForetrainError):
@@ -50,16 +56,44 @@ class Backend(ABC):
 
 
 class Local(Backend):
-    """Fresh processes on this machine, pinned to cores; with a link rate, each in a network namespace of its own."""
+    """Fresh processes on this machine, pinned to cores; with a link rate, each in a network namespace of its own.
+
+    CPU workers are forked from a process that has imported torch already.
+    """
 
     name = "local"
+
+    def __init__(self) -> None:
+        self._nursery: Nursery | None = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._nursery is not None:
+            self._nursery.close()
+        self._nursery = None
 
     def run(self, task: Task, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
         fabric = None if link_bytes_per_s is None else Fabric(task.processes, link_bytes_per_s)
         with fabric or contextlib.nullcontext(), _Folder(task) as folder:
-            worker = [sys.executable, *_WORKER, *folder.arguments, "--rendezvous", str(folder.path / "meet")]
-            prefixes = [[] if fabric is None else fabric.prefix(rank) for rank in range(task.processes)]
-            return folder.finish([[*prefix, *worker, "--rank", str(rank)] for rank, prefix in enumerate(prefixes)])
+            namespaces = [["--namespace", name] for name in fabric.namespaces] if fabric else [[]] * task.processes
+            shared = [*folder.arguments, "--rendezvous", str(folder.path / "meet")]
+            begin = self._fork if task.read_job().cluster.device.is_cpu else self._spawn
+            return folder.finish([begin([*shared, "--rank", str(rank), *own]) for rank, own in enumerate(namespaces)])
+
+    def _spawn(self, arguments: list[str]) -> Begin:
+        return _begin([sys.executable, *_WORKER, *arguments])
+
+    def _fork(self, arguments: list[str]) -> Begin:
+        def begin(log: Path, environment: dict[str, str]) -> Process:
+            self._nursery = self._nursery or Nursery()
+            forked = self._nursery.start(arguments, log, environment)
+            if forked is None:
+                ended, self._nursery = self._nursery, None
+                why = ended.last_words
+                ended.close()
+                raise CellFailed(f"no worker could be started: {why}")
+            return forked
+
+        return begin
 
 
 class Torchrun(Backend):
@@ -70,7 +104,7 @@ class Torchrun(Backend):
     def run(self, task: Task, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={task.processes}", "--max-restarts=0"]
         with _Folder(task) as folder:
-            return folder.finish([[*launcher, *_WORKER, *folder.arguments]])
+            return folder.finish([_begin([*launcher, *_WORKER, *folder.arguments])])
 
 
 class Ray(Backend):
@@ -128,7 +162,7 @@ class _Folder:
         self.task = task
         self._temporary = tempfile.TemporaryDirectory(prefix="foretrain-cell-", ignore_cleanup_errors=True)
         self.path = Path(self._temporary.name)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Process] = []
         self._out = self.path / "result.json"
 
     def __enter__(self) -> Self:
@@ -143,10 +177,10 @@ class _Folder:
     def arguments(self) -> list[str]:
         return ["--task", str(self.path / "task.json"), "--out", str(self._out)]
 
-    def finish(self, commands: Sequence[Sequence[str]]) -> dict[str, Any]:
-        """Start the commands, wait for all of them, and return what they left."""
-        for number, command in enumerate(commands):
-            self._processes.append(start(command, self.path / f"log-{number}", _environment(self.task)))
+    def finish(self, processes: Sequence[Begin]) -> dict[str, Any]:
+        """Begin the processes, wait for all of them, and return what they left."""
+        for number, begin in enumerate(processes):
+            self._processes.append(begin(self.path / f"log-{number}", _environment(self.task)))
         self._wait()
         try:
             result: dict[str, Any] = json.loads(self._out.read_text())
@@ -195,8 +229,12 @@ def start(command: Sequence[str], log: Path, environment: dict[str, str]) -> sub
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment, start_new_session=True)
 
 
-def kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End processes that ``start`` began, with everything in their sessions' groups, and wait for them."""
+def _begin(command: Sequence[str]) -> Begin:
+    return lambda log, environment: start(command, log, environment)
+
+
+def kill(processes: Sequence[Process]) -> None:
+    """End processes that were begun here, with everything in their groups, and wait for them."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

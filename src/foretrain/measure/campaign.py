@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
 import itertools
 import json
 import os
+import signal
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -245,7 +248,7 @@ def run_campaign(
     start = time.monotonic()
     measured = failed = 0
     progress(0, len(todo))
-    with backend:
+    with _ended_as_interrupted(), backend:
         for count, cell in enumerate(todo):
             spent = time.monotonic() - start
             if budget_s is not None and count and spent + spent / count > budget_s:
@@ -258,6 +261,23 @@ def run_campaign(
                 measured += 1
             progress(count + 1, len(todo))
     return Summary(measured=measured, failed=failed, known=len(wanted) - len(todo), left=len(todo) - measured - failed)
+
+
+@contextlib.contextmanager
+def _ended_as_interrupted() -> Iterator[None]:
+    """A polite request to end is as good as Ctrl-C: what was started is ended too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run_cell(cell: Cell, out: Path, backend: Backend, task: Task) -> str | None:

@@ -173,24 +173,18 @@ def greedy(
     free[chosen] = False
     left = budget - math.fsum(cost[chosen])
     price = cost if per_cost else np.ones_like(cost)
-    exact = True
     while True:
-        if exact:
-            inverse = _inverse(information(features[chosen], ridge))
-            leverage = _leverage(features, inverse)
-        value = np.where(free & (cost <= left), np.log1p(np.maximum(leverage, 0)) / price, -1.0)
+        inverse = _inverse(information(features[chosen], ridge))
+        leverage = np.maximum(_leverage(features, inverse), 0)
+        value = np.where(free & (cost <= left), np.log1p(leverage) / price, -1.0)
         pool, bound = _best(value, _POOL)
-        # While the matrix is nearly singular, its inverse is so large that updates would lose the digits that count: one row at a time.
-        exact = bool(leverage.max() > 1e9)
-        picked, directions = _greedy_in_pool(features[pool], cost[pool], price[pool], left, inverse, bound, 1 if exact else _BATCH)
+        picked = _greedy_in_pool(features[pool], cost[pool], price[pool], left, inverse, bound)
         if not picked:
             return np.array(chosen, dtype=np.intp)
         rows = pool[picked]
         chosen.extend(rows.tolist())
         free[rows] = False
         left -= math.fsum(cost[rows])
-        inverse = inverse - directions.T @ directions
-        leverage = leverage - ((features @ directions.T) ** 2).sum(axis=1)
 
 
 def _best(value: Array, size: int) -> tuple[Indices, float]:
@@ -202,38 +196,38 @@ def _best(value: Array, size: int) -> tuple[Indices, float]:
     return pool[value[pool] >= 0], float(value[split[size]])
 
 
-def _greedy_in_pool(x: Array, cost: Array, price: Array, left: float, inverse: Array, bound: float, most: int) -> tuple[list[int], Array]:
-    """Greedy choice among a few rows for as long as the best of them is known to be the best of all.
-
-    Returns the rows and the directions v by which they change the inverse: ``M^-1 - v v^T``.
-    """
-    leverage = _leverage(x, inverse)
+def _greedy_in_pool(x: Array, cost: Array, price: Array, left: float, inverse: Array, bound: float) -> list[int]:
+    """Greedy choice among a few rows for as long as the best of them is known to be the best of all, and the updates keep their digits."""
+    leverage = np.maximum(_leverage(x, inverse), 0)
     free = np.ones(len(cost), dtype=bool)
     picked: list[int] = []
-    directions: list[Array] = []
-    while len(picked) < most and len(x):
+    while len(picked) < _BATCH and len(x):
         value = np.where(free & (cost <= left), np.log1p(np.maximum(leverage, 0)) / price, -1.0)
         best = int(value.argmax())
         if value[best] < 0 or (picked and value[best] < bound):
             break
-        direction = inverse @ x[best] / math.sqrt(1 + max(leverage[best], 0))
-        inverse = inverse - np.outer(direction, direction)
-        leverage -= (x @ direction) ** 2
+        direction = inverse @ x[best]
+        actual = max(float(x[best] @ direction), 0.0)
+        if picked and abs(actual - leverage[best]) > 1e-6 * (1 + actual):
+            break
+        inverse = inverse - np.outer(direction, direction) / (1 + actual)
+        leverage -= (x @ direction) ** 2 / (1 + actual)
         free[best] = False
         left -= float(cost[best])
         picked.append(best)
-        directions.append(direction)
-    return picked, np.array(directions).reshape(-1, len(inverse))
+    return picked
 
 
 def exchange(features: Array, cost: Array, budget: float, chosen: Indices, *, ridge: float = RIDGE, sweeps: int = 20) -> Indices:
     """Swap chosen rows for better ones within the budget, and spend what that leaves, until nothing improves (or for so many sweeps)."""
+    value = log_det(features[chosen], ridge)
     for _ in range(sweeps):
         swapped = _sweep(features, cost, budget, chosen, ridge)
         filled = greedy(features, cost, budget, ridge=ridge, start=swapped.tolist())
-        if len(filled) == len(chosen) and np.array_equal(swapped, chosen):
+        better = log_det(features[filled], ridge)
+        if better <= value + 1e-9:
             break
-        chosen = filled
+        chosen, value = filled, better
     return chosen
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ INTERFACE = "eth0"
 """The name of the link inside each namespace."""
 
 _PREFIX = "ftn"
+_CLONE_NEWNET = 0x40000000
 _BURST_S = 0.004
 _QUEUE_S = 0.05
 
@@ -61,10 +63,6 @@ class Fabric:
     def __exit__(self, *_: object) -> None:
         self._remove()
 
-    def prefix(self, worker: int) -> list[str]:
-        """What a command line starts with to run as this worker."""
-        return ["ip", "netns", "exec", self.namespaces[worker]]
-
     def _join(self, name: str, address: str) -> None:
         _ip("netns", "add", name)
         _ip("link", "add", name, "type", "veth", "peer", "name", INTERFACE, "netns", name)
@@ -97,6 +95,14 @@ class Fabric:
 
     def _remove(self) -> None:
         _remove([self._bridge, *self.namespaces])
+
+
+def enter(namespace: str) -> None:
+    """Move this thread, and those that it starts, into a namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(f"/run/netns/{namespace}").open() as file:
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise InputError(f"links: namespace {namespace} cannot be entered ({os.strerror(ctypes.get_errno())})")
 
 
 def remove_stale() -> None:

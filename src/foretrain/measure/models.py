@@ -58,7 +58,7 @@ def autocast(precision: str, device: str | torch.device) -> contextlib.AbstractC
 
 
 def real_optimizer(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of the job over real parameters, with torch's default implementation of it for their device."""
+    """The optimizer of the job over real parameters, in torch's default form for their device; step it under ``torch.no_grad``."""
     optimizer = optimizer_of(name, parameters)
     for group in optimizer.param_groups:
         if group.get("foreach"):

@@ -28,7 +28,8 @@ def connect(address: str | None, cpus: int) -> None:
     try:
         ray.init(address=address, runtime_env={"py_modules": [str(Path(__file__).parents[1])]}, **quiet)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise InputError(f"address: no Ray cluster answers at {address!r} ({explain(error)})") from error
+        hint = "; a cluster with token authentication needs RAY_AUTH_MODE=token"
+        raise InputError(f"address: no Ray cluster answers at {address!r} ({explain(error)}{hint})") from error
 
 
 def run(task: Task) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def _cause(error: BaseException) -> str:
     if failures:
         rank, first = next(iter(failures.items()))
         return f"process {rank}: {_cause(first)}"
-    inner = error.__cause__ or getattr(error, "cause", None)
+    inner = error.__cause__ or getattr(error, "health_check_failure", None) or getattr(error, "cause", None)
     return _cause(inner) if isinstance(inner, BaseException) else explain(error)
 
 

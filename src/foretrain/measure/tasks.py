@@ -101,6 +101,7 @@ class Report:
     memory_limit_bytes: float
     parameters: int
     interface: str
+    machine: str
     versions: Mapping[str, str]
 
 
@@ -152,9 +153,10 @@ def _provenance(task: Task, workers: Sequence[Report], reports: Sequence[Report]
     job = task.read_job()
     about: dict[str, Any] = {
         "source": "foretrain measure campaign", "label": job.workload.model.label, "sync": task.sync, "servers": task.servers,
-        "cores_per_worker": task.cores, "collectives": "gloo" if job.cluster.device.is_cpu else "nccl", "host": host(),
+        "cores_per_worker": task.cores, "collectives": "gloo" if job.cluster.device.is_cpu or task.sync == "ps" else "nccl", "host": host(),
         "parameters": workers[0].parameters, "steps": len(workers[0].step_times_s), "step_time_min_s": min(times), "step_time_max_s": max(times),
-        "peak_rss_bytes": max(worker.peak_rss_bytes for worker in workers), "oversubscribed": _oversubscribed(reports),
+        "peak_rss_bytes": max(worker.peak_rss_bytes for worker in workers), "oversubscribed": _oversubscribed(task, reports),
+        "machines": len({report.machine for report in reports}),
         **workers[0].versions,
     }  # fmt: skip
     if (steps := job.workload.training.steps_per_epoch) is not None:
@@ -182,10 +184,10 @@ def _resources(task: Task, reports: Sequence[Report]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _oversubscribed(reports: Sequence[Report]) -> bool:
-    """Whether two processes share a core; on several machines core numbers repeat, so only one machine's can be told apart."""
-    used = [core for report in reports for core in report.cores]
-    return len(used) != len(set(used))
+def _oversubscribed(task: Task, reports: Sequence[Report]) -> bool:
+    """Whether two processes share a core of a machine, or one has fewer cores than it should."""
+    used = [(report.machine, core) for report in reports for core in report.cores]
+    return len(used) != len(set(used)) or any(len(report.cores) < task.cores for report in reports)
 
 
 def host() -> str:

@@ -14,6 +14,7 @@ import datetime
 import itertools
 import json
 import os
+import platform
 import resource
 import signal
 import statistics
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrain.errors import ForetrainError, InputError
 from foretrain.files import write_atomically
+from foretrain.measure.links import enter
 from foretrain.measure.resources import CpuMeter, GpuMeter, Meter, Sampler, Series, find_interface
 from foretrain.measure.tasks import Protocol, Report, Task, shards, summarize
 
@@ -115,10 +117,13 @@ class AllReduce(Part):
         self._step(alone=True)
 
     def _step(self, *, alone: bool) -> None:
+        import torch
+
         for left in reversed(range(self._job.accumulation)):
             with self._unsynchronised() if alone or left else contextlib.nullcontext():
                 _backward(self._model, self._job, self._device, self._module)
-        self._optimizer.step()
+        with torch.no_grad():
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
     def _unsynchronised(self) -> contextlib.AbstractContextManager[Any]:
@@ -209,6 +214,7 @@ class ParameterServer(Part):
         self._send()
 
     def step(self) -> None:
+        import torch
         import torch.distributed as dist
 
         arriving = [dist.irecv(box, worker) for box, worker in zip(self._inbox, self._workers, strict=True)]
@@ -216,7 +222,8 @@ class ParameterServer(Part):
         for message, box in zip(arriving, self._inbox, strict=True):
             _wait(message)
             self._gradient.add_(box, alpha=1 / len(self._inbox))
-        self._optimizer.step()
+        with torch.no_grad():
+            self._optimizer.step()
         self._send()
 
     def _send(self) -> None:
@@ -297,7 +304,7 @@ def _measure_steps(task: Task, part: Part, device: str, cores: Sequence[int], me
     return Report(
         role="server" if part.role == "server" else "worker", step_times_s=times, without_sync_s=alone if part.can_be_alone else [],
         epoch_time_s=epoch, series=sampler.series, cores=cores, peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        peak_memory_bytes=_peak(device), memory_limit_bytes=meter.limit_bytes, parameters=part.parameters, interface=interface, versions=_versions(device),
+        peak_memory_bytes=_peak(device), memory_limit_bytes=meter.limit_bytes, parameters=part.parameters, interface=interface, machine=platform.node(), versions=_versions(device),
     )  # fmt: skip
 
 
@@ -361,7 +368,7 @@ def _versions(device: str) -> dict[str, str]:
     return {"torch": torch.__version__, **({} if device == "cpu" else {"gpu": torch.cuda.get_device_name()})}
 
 
-# As a program: python -m foretrain.measure.worker --task TASK.json --out RESULT.json [--rank R --rendezvous FILE]
+# As a program: python -m foretrain.measure.worker --task TASK.json --out RESULT.json [--rank R --rendezvous FILE --namespace NAME]
 
 
 @contextlib.contextmanager
@@ -378,7 +385,7 @@ def _process_group(task: Task, rank: int, rendezvous: str | None) -> Iterator[No
         dist.destroy_process_group()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux ends this process when the one that started it ends, however that happens."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -387,20 +394,23 @@ def _die_with_parent() -> None:
 def explain(error: BaseException) -> str:
     """One line."""
     text = " ".join(str(error).split())
-    return text if isinstance(error, ForetrainError) else f"{type(error).__name__}: {text[:400]}"
+    return text if isinstance(error, ForetrainError) else f"{type(error).__name__}: {text[:300]}"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--task", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rank", type=int, default=int(os.environ.get("RANK", "0")))
     parser.add_argument("--rendezvous")
-    given = parser.parse_args()
-    _die_with_parent()
+    parser.add_argument("--namespace")
+    given = parser.parse_args(arguments)
+    die_with_parent()
     task = Task.from_json(given.task.read_text())
     local_rank = int(os.environ.get("LOCAL_RANK", given.rank))
     try:
+        if given.namespace is not None:
+            enter(given.namespace)
         cores = pin(local_rank, task.cores)
         with _process_group(task, given.rank, given.rendezvous):
             result = measure(task, given.rank, local_rank, cores)

@@ -1,0 +1,54 @@
+"""``measure ops`` and ``measure steps`` as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from foretrain.cli import app
+
+MODEL = "import torch\n\ndef net(batch):\n    return torch.nn.Linear(8, 4), (torch.randn(batch, 8),)\n"
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "net.py").write_text(MODEL)
+    job = {
+        "model": {"source": "python", "name": "net.py:net"},
+        "training": {"global_batch": 2},
+        "cluster": {"device": "cpu", "cores_per_device": 1},
+    }
+    path = tmp_path / "jobs.jsonl"
+    path.write_text(json.dumps(job) + "\n")
+    return path
+
+
+def test_operators_are_collected_here_and_replayed_there(jobs: Path, tmp_path: Path) -> None:
+    listed, measured = tmp_path / "operators.jsonl", tmp_path / "ops.jsonl"
+    collected = CliRunner().invoke(app, ["measure", "ops", str(jobs), "--collect-only", "-o", str(listed)])
+    replayed = CliRunner().invoke(app, ["measure", "ops", str(listed), "--device", "cpu", "-o", str(measured)])
+    assert (collected.exit_code, replayed.exit_code) == (0, 0), replayed.output
+    keys = {json.loads(line)["key"] for line in measured.read_text().splitlines()}
+    assert len(keys) == len(listed.read_text().splitlines())
+    assert "0 failed" in replayed.output
+
+
+def test_steps_are_written_as_runs(jobs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    result = CliRunner().invoke(app, ["measure", "steps", str(jobs), "--device", "cpu", "--seconds", "0.01", "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    assert json.loads(out.read_text())["measured"]["step_time_s"] > 0
+
+
+def test_no_gpu_is_one_line_and_exit_code_2(jobs: Path, tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    result = CliRunner().invoke(app, ["measure", "ops", str(jobs), "-o", str(tmp_path / "ops.jsonl")])
+    assert result.exit_code == 2
+    assert "torch finds no GPU" in result.output

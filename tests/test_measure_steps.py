@@ -1,0 +1,72 @@
+"""Real steps on the CPU: what is measured is a run, and a job that cannot run does not stop the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretrain.errors import InputError, UnsupportedJob
+from foretrain.job import Job, read_runs
+from foretrain.measure.steps import measure_jobs, measure_step
+
+MODELS = """
+import torch
+
+def small(batch):
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)), (torch.randn(batch, 8),)
+
+def broken(batch):
+    return torch.nn.Linear(8, 4), (torch.randn(batch, 9),)
+"""
+
+
+def a_job(folder: Path, function: str = "small", **changes: object) -> Job:
+    (folder / "models.py").write_text(MODELS)
+    training = {"global_batch": 4, "optimizer": "adamw", **changes}
+    cluster = {"device": "cpu", "cores_per_device": 1}
+    return Job.read({"model": {"source": "python", "name": f"models.py:{function}"}, "training": training, "cluster": cluster}, base=folder)
+
+
+def test_a_step_is_measured_as_a_run(tmp_path: Path) -> None:
+    run = measure_step(a_job(tmp_path), device="cpu", seconds=0.02)
+    assert 0 < run.measured["step_time_s"] < 5
+    assert run.measured["samples_per_s"] == pytest.approx(4 / run.measured["step_time_s"])
+    low, high = run.provenance["step_time_min_s"], run.provenance["step_time_max_s"]
+    assert low <= run.measured["step_time_s"] <= high
+    assert run.provenance["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("changes", [{"mode": "infer"}, {"precision": "bf16"}, {"precision": "amp-bf16"}, {"optimizer": "sgd"}])
+def test_modes_and_precisions_run(tmp_path: Path, changes: dict[str, object]) -> None:
+    assert measure_step(a_job(tmp_path, **changes), device="cpu", seconds=0.01).measured["step_time_s"] > 0
+
+
+def test_jobs_are_measured_once_and_failures_are_kept(tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    jobs = [a_job(tmp_path), a_job(tmp_path, "broken"), a_job(tmp_path, global_batch=8)]
+    first = measure_jobs(jobs, out, device="cpu", seconds=0.01)
+    again = measure_jobs(jobs, out, device="cpu", seconds=0.01)
+    assert (first.measured, first.failed) == (2, 1)
+    assert (again.measured, again.failed, again.known) == (0, 1, 2)
+    assert len(list(read_runs(out))) == 2
+    assert "broken" in (tmp_path / "runs.failures.jsonl").read_text()
+
+
+def test_when_the_time_is_up_the_rest_is_left(tmp_path: Path) -> None:
+    assert measure_jobs([a_job(tmp_path)], tmp_path / "runs.jsonl", device="cpu", budget_s=-1.0).left == 1
+
+
+def test_several_devices_are_for_campaigns(tmp_path: Path) -> None:
+    job = a_job(tmp_path)
+    two = Job.read({**job.to_dict(), "cluster": {"device": "cpu", "cores_per_device": 1, "devices_per_node": 2}, "plan": {}}, base=tmp_path)
+    with pytest.raises(UnsupportedJob, match="measure campaign"):
+        measure_step(two, device="cpu")
+
+
+def test_a_missing_gpu_is_one_line(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(InputError, match="torch finds no GPU"):
+        measure_step(a_job(tmp_path))
