@@ -30,7 +30,8 @@ POOL = 16_000
 COUNTS = (100, 200, 500, 1000, 2000, 5000)
 PRICED_COUNTS = COUNTS[:3]
 """Budgets in time are what so many operators take on average."""
-PRICED = ("random", "grid", "D linear", "D quadratic")
+COUNTED = ("random", "grid", "D linear", "D quadratic", "D kernel", "half D, half random")
+PRICED = ("random", "cheap random", "grid", "D linear", "D quadratic", "half D, half random")
 SETUP_S, REPEATS = 0.005, 100
 """What a measurement takes: its set-up, and repeats of the operator at its roofline time."""
 DIMS = {
@@ -164,6 +165,12 @@ class Choice:
     def random(self, count: int, budget_s: float | None) -> Indices:
         return random_design(self.space.features, *self.limit(count, budget_s), seed=self.seed)
 
+    def cheap(self, count: int, budget_s: float | None) -> Indices:
+        """Random, with chances in inverse proportion to the cost (Efraimidis and Spirakis 2006): cheap operators without any design."""
+        cost, budget = self.limit(count, budget_s)
+        order = np.argsort(np.random.default_rng(self.seed).exponential(size=len(cost)) * cost)
+        return order[np.cumsum(cost[order]) <= budget]
+
     def grid(self, count: int, budget_s: float | None) -> Indices:
         return grid_design(self.space.features, *self.limit(count, budget_s), seed=self.seed)
 
@@ -202,6 +209,7 @@ def fourier_candidates(rows: list[dict[str, Any]], linear: Candidates, seed: int
 
 METHODS: dict[str, Callable[[Choice, int, float | None], Indices]] = {
     "random": Choice.random,
+    "cheap random": Choice.cheap,
     "grid": Choice.grid,
     "D linear": lambda choice, count, budget_s: choice.d_optimal(choice.linear, count, budget_s),
     "D quadratic": lambda choice, count, budget_s: choice.d_optimal(choice.quadratic, count, budget_s),
@@ -261,7 +269,7 @@ def study(operators: Operators, seeds: int, methods: list[str]) -> Iterator[dict
         for priced in (False, True):
             for count in PRICED_COUNTS if priced else COUNTS:
                 budget_s = float(choice.linear.cost_s.mean()) * count if priced else None
-                for method in [one for one in methods if not priced or one in PRICED]:
+                for method in [one for one in (PRICED if priced else COUNTED) if one in methods]:
                     chosen = choice.choose(method, count, budget_s)
                     train = pool[chosen]
                     trees = fit_trees(train, kinds, seed)
@@ -283,7 +291,7 @@ def study(operators: Operators, seeds: int, methods: list[str]) -> Iterator[dict
 def markdown(results: list[dict[str, Any]], methods: list[str], priced: bool, regressor: str, test: str) -> str:
     """A table of MAPE, mean and standard deviation over the seeds; the best of a line is bold."""
     cells = _cells(results, priced, regressor, test)
-    methods = [method for method in methods if any(key[1] == method for key in cells)]
+    methods = [method for method in (PRICED if priced else COUNTED) if method in methods]
     unit = "time of so many on average" if priced else "operators"
     lines = [f"| {unit} | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
     for count in sorted({key[0] for key in cells}):
@@ -382,7 +390,7 @@ def main() -> None:
         options.results.write_text(json.dumps(results))
     if options.plot:
         options.plot.parent.mkdir(parents=True, exist_ok=True)
-        options.plot.write_text(svg(results, options.methods, options.device))
+        options.plot.write_text(svg(results, [method for method in COUNTED if method in options.methods], options.device))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ from hypothesis import strategies as st
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
 from foretrain.job import QUANTITIES, Run
-from foretrain.measure import store as module
 from foretrain.measure.store import (
     Added,
     Entry,
@@ -49,6 +48,7 @@ from foretrain.measure.store import (
     open_runs,
     open_store,
 )
+from foretrain.measure.store import database as database
 
 CATALOG = Catalog()
 PASSWORD = "s3cret:w@rd"
@@ -259,7 +259,7 @@ def test_filters_agree_between_a_file_and_a_database(store: Store, tmp_path: Pat
 
 
 def test_reading_is_lazy_and_does_not_keep_writers_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PAGE", 3)
+    monkeypatch.setattr(database, "_PAGE", 3)
     store.add(run(i) for i in range(10))
     seen = 0
     for _, found in store.runs():

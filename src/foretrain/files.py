@@ -11,10 +11,21 @@ from foretrain.errors import InputError
 
 
 def read_text(path: Path) -> str:
+    """The text of a file, decompressed when its name ends in ``.zst``."""
     try:
-        return path.read_text(encoding="utf-8")
+        return _decompressed(path) if path.suffix == ".zst" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+def _decompressed(path: Path) -> str:
+    import zstandard
+
+    try:
+        with path.open("rb") as file:
+            return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read().decode("utf-8")
+    except zstandard.ZstdError as error:
+        raise InputError(f"{path}: not a zstd file ({error})") from error
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:

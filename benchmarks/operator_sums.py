@@ -1,0 +1,55 @@
+"""Do replayed operators add up to whole steps? Sums of measured operator times against the measured busy time of runs.
+
+    python benchmarks/operator_sums.py [--runs data/h200_steps.jsonl] [--ops data/ops_h200.parquet]
+
+Only runs whose every launching operator was measured count; the others are reported with what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+from foretrain.capture import capture_job
+from foretrain.job import read_runs
+from foretrain.measure.dataset import load_operators
+from foretrain.measure.operators import matmul_precision, operator_key
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("data/h200_steps.jsonl"))
+    parser.add_argument("--ops", type=Path, default=Path("data/ops_h200.parquet"))
+    options = parser.parse_args()
+    columns = load_operators(options.ops)
+    measured = dict(zip(columns["key"], zip(columns["cold_s"], columns["warm_s"], columns["kernels"], strict=True), strict=True))
+    rows = []
+    incomplete = 0
+    for line, run in read_runs(options.runs):
+        precision = run.job.workload.training.precision
+        ops = [op.operator for op in capture_job(run.job).ops if op.operator.launches]
+        keys = [operator_key(op.name, op.inputs, op.args, matmul_precision(op, precision)) for op in ops]
+        if all(key in measured for key in keys):
+            cold, warm, kernels = (sum(column) for column in zip(*(measured[key] for key in keys), strict=True))
+            busy = run.measured["device_busy_s"]
+            rows.append((run.job.workload.model.label, precision, line, cold / busy, warm / busy, kernels / run.measured["kernels"]))
+        else:
+            incomplete += 1
+    print(f"{len(rows)} runs have all their operators measured, {incomplete} do not")
+    for name, place in (("cold caches", 3), ("warm caches", 4)):
+        errors = [abs(row[place] - 1) for row in rows]
+        print(
+            f"sum of operator times against device_busy_s, {name}: median error {statistics.median(errors):.1%}, ratio {statistics.median(row[place] for row in rows):.3f}"
+        )
+    between = [abs((row[3] + row[4]) / 2 - 1) for row in rows]
+    print(
+        f"mean of the two: median error {statistics.median(between):.1%}; kernels: median ratio {statistics.median(row[5] for row in rows):.3f}"
+    )
+    print("furthest off:")
+    for label, precision, line, cold, warm, kernels in sorted(rows, key=lambda row: -abs(row[4] - 1))[:10]:
+        print(f"  {label:28s} {precision:9s} line {line:4d}  cold {cold:.2f}  warm {warm:.2f}  kernels {kernels:.2f}")
+
+
+if __name__ == "__main__":
+    main()

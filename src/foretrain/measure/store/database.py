@@ -1,0 +1,297 @@
+"""Runs in a database behind a URL: SQLite or PostgreSQL, one transaction per call, duplicates recognised by their content."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+from foretrain.cluster import Catalog
+from foretrain.errors import invalid
+from foretrain.job import Run
+from foretrain.measure.store.entries import COLUMNS, EVERYTHING, Entry, Filter, Runs, StoreError, checked_prefix
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+LAYOUT = 1
+"""The version of the tables; a store with newer ones is not touched."""
+
+_PAGE = 500
+_WRITER_LOCK = 0x666F7265
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """How many runs were new, and how many the store had already."""
+
+    new: int
+    known: int
+
+
+class _Tables(NamedTuple):
+    version: sa.Table
+    runs: sa.Table
+    measured: sa.Table
+
+
+@functools.cache
+def _tables() -> _Tables:
+    import sqlalchemy as sa
+    from sqlalchemy.dialects.postgresql import JSONB
+
+    schema = sa.MetaData()
+    version = sa.Table("foretrain_store", schema, sa.Column("layout", sa.Integer, primary_key=True, autoincrement=False))
+    runs = sa.Table(
+        "foretrain_runs",
+        schema,
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+        sa.Column("hash", sa.String(64), nullable=False, unique=True),
+        *(sa.Column(name, sa.Text, nullable=False, index=True) for name in COLUMNS),
+        sa.Column("created", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("format", sa.Integer, nullable=False),
+        sa.Column("base", sa.Text, nullable=False),
+        sa.Column("run", sa.JSON().with_variant(JSONB, "postgresql"), nullable=False),
+    )
+    measured = sa.Table(
+        "foretrain_measured",
+        schema,
+        sa.Column("run_id", sa.ForeignKey(runs.c.id, ondelete="CASCADE"), primary_key=True),
+        sa.Column("quantity", sa.Text, primary_key=True, index=True),
+        sa.Column("value", sa.Double, nullable=False),
+    )
+    return _Tables(version, runs, measured)
+
+
+@final
+class Store(Runs):
+    """Runs in an SQLite or PostgreSQL database. Every call is a transaction of its own, so none sees or leaves half of one."""
+
+    def __init__(self, engine: sa.Engine, name: str) -> None:
+        self._engine, self.name = engine, name
+
+    @classmethod
+    def open(cls, where: str | Path, *, create: bool = True) -> Store:
+        """The store behind a URL or in an SQLite file; its tables are made on first use, or missed without ``create``."""
+        name = hide_password(str(where))
+        url = _url(where)
+        _find_file(url, name, create)
+        store = cls(_engine(url), name)
+        try:
+            store._check_layout(create)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _check_layout(self, create: bool) -> None:
+        import sqlalchemy as sa
+
+        layout = self._layout()
+        if layout is None:
+            if not create:
+                raise StoreError(f"{self.name}: it holds no runs yet; `foretrain runs import` makes it a store")
+            with self._transaction(writes=True) as connection:
+                table = _tables().version
+                table.metadata.create_all(connection)
+                if connection.scalar(sa.select(table.c.layout)) is None:
+                    connection.execute(table.insert().values(layout=LAYOUT))
+            layout = self._layout() or LAYOUT
+        if layout > LAYOUT:
+            raise StoreError(f"{self.name}: the store has layout {layout} and this foretrain knows {LAYOUT}; update foretrain")
+
+    def _layout(self) -> int | None:
+        import sqlalchemy as sa
+
+        table = _tables().version
+        with self._transaction() as connection:
+            known = sa.inspect(connection).has_table(table.name)
+            return connection.scalar(sa.select(sa.func.max(table.c.layout))) if known else None
+
+    @contextlib.contextmanager
+    def _transaction(self, *, writes: bool = False) -> Iterator[sa.Connection]:
+        """A connection in a transaction. Writers take turns: they never block each other half way, and ids grow as runs come in."""
+        import sqlalchemy as sa
+
+        try:
+            with self._engine.connect() as connection, connection.execution_options(foretrain_writes=writes).begin():
+                if writes and self._engine.dialect.name == "postgresql":
+                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITER_LOCK)))
+                yield connection
+        except sa.exc.SQLAlchemyError as error:
+            raise StoreError(f"{self.name}: {_reason(error, self._engine.url)}") from error
+        except json.JSONDecodeError as error:
+            raise StoreError(f"{self.name}: it holds a run that is not JSON ({error})") from error
+
+    def add(self, runs: Iterable[Run | Entry]) -> Added:
+        """Keep runs: all of them or, when anything goes wrong, none. Those that are there already are left as they are."""
+        entries = [run if isinstance(run, Entry) else Entry.of(run) for run in runs]
+        if not entries:
+            return Added(new=0, known=0)
+        with self._transaction(writes=True) as connection:
+            new = self._insert(connection, entries)
+        return Added(new=new, known=len(entries) - new)
+
+    def _insert(self, connection: sa.Connection, entries: list[Entry]) -> int:
+        from sqlalchemy.dialects import postgresql, sqlite
+
+        runs, now = _tables().runs, datetime.datetime.now(datetime.UTC)
+        insert = postgresql.insert(runs) if connection.dialect.name == "postgresql" else sqlite.insert(runs)
+        insert_new = insert.on_conflict_do_nothing(index_elements=[runs.c.hash]).returning(runs.c.id, runs.c.hash)
+        added = connection.execute(insert_new, [_row(entry, now) for entry in entries]).all()
+        measured = {entry.id: entry.document["measured"] for entry in entries}
+        figures = [
+            {"run_id": number, "quantity": quantity, "value": value}
+            for number, content in added
+            for quantity, value in measured[content].items()
+        ]
+        if figures:
+            connection.execute(_tables().measured.insert(), figures)
+        return len(added)
+
+    def runs(self, where: Filter = EVERYTHING, *, catalog: Catalog | None = None) -> Iterator[tuple[int | str, Run]]:
+        catalog = catalog or Catalog.load()
+        for entry in self.entries(where):
+            yield entry.short_id, entry.run(catalog)
+
+    def entries(self, where: Filter = EVERYTHING, *, last: int | None = None) -> Iterator[Entry]:
+        """Page by page, up to the newest run there is at the start, so that no transaction stays open meanwhile."""
+        import sqlalchemy as sa
+
+        runs, conditions = _tables().runs, _conditions(where)
+        newest_first = sa.select(runs.c.id).where(*conditions).order_by(runs.c.id.desc()).limit(1)
+        with self._transaction() as connection:
+            end = connection.scalar(newest_first) or 0
+            first = 0 if last is None else connection.scalar(newest_first.offset(last - 1)) or 0
+        after = first - 1
+        while after < end:
+            page = sa.select(runs).where(*conditions, runs.c.id > after, runs.c.id <= end).order_by(runs.c.id).limit(_PAGE)
+            with self._transaction() as connection:
+                rows = connection.execute(page).all()
+            yield from map(_entry, rows)
+            after = rows[-1].id if len(rows) == _PAGE else end
+
+    def count(self, where: Filter = EVERYTHING) -> int:
+        import sqlalchemy as sa
+
+        with self._transaction() as connection:
+            return connection.scalar(sa.select(sa.func.count()).select_from(_tables().runs).where(*_conditions(where))) or 0
+
+    def get(self, prefix: str) -> Entry:
+        import sqlalchemy as sa
+
+        runs = _tables().runs
+        with self._transaction() as connection:
+            rows = connection.execute(sa.select(runs).where(runs.c.hash.startswith(checked_prefix(prefix))).limit(2)).all()
+        return self._only(map(_entry, rows), prefix)
+
+
+def _row(entry: Entry, now: datetime.datetime) -> dict[str, Any]:
+    same = {name: getattr(entry, name) for name in (*COLUMNS, "base", "format")}
+    return {**same, "hash": entry.id, "created": now, "run": entry.document}
+
+
+def _entry(row: sa.Row[Any]) -> Entry:
+    same = {name: getattr(row, name) for name in (*COLUMNS, "base", "format")}
+    created = row.created if row.created.tzinfo else row.created.replace(tzinfo=datetime.UTC)
+    return Entry(id=row.hash, created=created, document=row.run, **same)
+
+
+def _conditions(where: Filter) -> list[sa.ColumnElement[bool]]:
+    import sqlalchemy as sa
+
+    runs, measured = _tables().runs, _tables().measured
+    conditions: list[sa.ColumnElement[bool]] = []
+    for name in COLUMNS:
+        pattern = getattr(where, name)
+        if pattern is not None:
+            mark = ", " if name == "device" else ""
+            text = "%".join(re.sub(r"([\\%_])", r"\\\1", part) for part in pattern.split("*"))
+            text = f"%{mark}{text}{mark}%" if mark else text
+            conditions.append(sa.func.lower(mark + runs.c[name] + mark).like(sa.func.lower(text), escape="\\"))
+    if where.quantity is not None:
+        conditions.append(runs.c.id.in_(sa.select(measured.c.run_id).where(measured.c.quantity == where.quantity)))
+    return conditions
+
+
+def hide_password(where: str) -> str:
+    """The URL as it may be shown.
+
+    >>> hide_password("postgresql+psycopg://ann:secret@host/runs?sslpassword=secret&x=1")
+    'postgresql+psycopg://ann:***@host/runs?sslpassword=***&x=1'
+    """
+    shown = re.sub(r"(://[^:/@?]*):.*@", r"\1:***@", where, flags=re.DOTALL)
+    return re.sub(r"([?&]\w*passw\w*=)[^&]*", r"\1***", shown, flags=re.IGNORECASE)
+
+
+def _reason(error: Exception, url: sa.URL) -> str:
+    """What went wrong, on one line."""
+    text = " ".join(str(getattr(error, "orig", None) or error).split())
+    secrets = [url.password, *(value for key, value in url.query.items() if "passw" in key.lower())]
+    return functools.reduce(lambda shown, secret: shown.replace(str(secret), "***") if secret else shown, secrets, text)
+
+
+def _url(where: str | Path) -> sa.URL:
+    try:
+        import sqlalchemy as sa
+    except ImportError as error:
+        raise StoreError("a store in a database needs SQLAlchemy: pip install 'foretrain[store]'") from error
+    if "://" not in str(where):
+        return sa.URL.create("sqlite", database=str(where))
+    example = "a URL such as sqlite:///runs.db or postgresql+psycopg://user@host/name"
+    try:
+        url = sa.make_url(str(where))
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise invalid("store", hide_password(str(where)), example) from error
+    if url.drivername in ("postgresql", "postgres"):
+        url = url.set(drivername="postgresql+psycopg")
+    if url.drivername not in ("sqlite", "postgresql+psycopg"):
+        raise invalid("store", hide_password(str(where)), example)
+    return url
+
+
+def _find_file(url: sa.URL, name: str, create: bool) -> None:
+    """SQLite would make an empty file for a mistyped name, and none in a folder that is not there."""
+    if url.drivername != "sqlite" or not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+        return
+    path = Path(url.database)
+    if not create and not path.exists():
+        raise StoreError(f"{name}: there is no such file; `foretrain runs import` makes it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{name}: cannot be written ({error.strerror})") from error
+
+
+def _engine(url: sa.URL) -> sa.Engine:
+    import sqlalchemy as sa
+
+    sqlite = url.drivername == "sqlite"
+    patience = {"timeout": 60} if sqlite else {"connect_timeout": 10}
+    try:
+        engine = sa.create_engine(url, connect_args={key: value for key, value in patience.items() if key not in url.query})
+    except ImportError as error:
+        raise StoreError("a store in PostgreSQL needs psycopg: pip install 'foretrain[store]'") from error
+    if sqlite:
+        sa.event.listen(engine, "connect", _manual_transactions)
+        sa.event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _manual_transactions(connection: Any, _: object) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _begin(connection: sa.Connection) -> None:
+    """A writer takes the lock at once: when it has to wait, it waits before it has read anything."""
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("foretrain_writes") else "BEGIN")
