@@ -6,7 +6,7 @@ a router (argmax, topk) do depend on weights: they are taken as balanced, each o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ class Constants:
 
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs, on meta, of an operator whose output shape depends on data; None when the data is not known."""
-        if any(self.value(tensor) is None for tensor in _leaves((args, kwargs))):
+        if any(self.value(tensor) is None for tensor in tensors_in((args, kwargs))):
             return None
         if self._guessed:
             self._assume_balance()
@@ -94,12 +94,12 @@ class Constants:
 
     def follow(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Compute the same call on values where every operand has one; forget what unknown data was written into."""
-        known = [self.value(tensor) for tensor in _leaves((args, kwargs))]
-        outputs = [tensor for tensor in _leaves(output) if tensor.is_meta]
+        known = [self.value(tensor) for tensor in tensors_in((args, kwargs))]
+        outputs = [tensor for tensor in tensors_in(output) if tensor.is_meta]
         if func not in _FACTORIES and (not known or any(value is None for value in known)):
             if func._schema.is_mutable:
                 written = (value for argument, value in zip(func._schema.arguments, args, strict=False) if argument.is_write)
-                self._spoilt.update(tensor.untyped_storage()._cdata for tensor in (*outputs, *_leaves(tuple(written))))
+                self._spoilt.update(tensor.untyped_storage()._cdata for tensor in (*outputs, *tensors_in(tuple(written))))
             self._guess(func, args, kwargs, output)
             return
         if not outputs or sum(tensor.numel() for tensor in outputs) > _LARGEST or not _repeatable(func):
@@ -108,7 +108,7 @@ class Constants:
             values = func(*tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()})
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
             return
-        for tensor, value in zip(outputs, _leaves(values), strict=False):
+        for tensor, value in zip(outputs, tensors_in(values), strict=False):
             self.know(tensor, value)
 
     def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
@@ -150,12 +150,13 @@ def _repeatable(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded not in func.tags and not func._schema.name.startswith("aten::empty")
 
 
-def _leaves(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a nesting of lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, dict):
+            yield from tensors_in(item)
+    elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _leaves(item)
+            yield from tensors_in(item)

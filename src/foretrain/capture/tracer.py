@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foretrain.capture.constants import SHAPED_BY_DATA, Constants
+from foretrain.capture.constants import SHAPED_BY_DATA, Constants, tensors_in
 from foretrain.capture.cuda import cuda_behaviour
 from foretrain.capture.devices import OnMeta
 from foretrain.capture.kernels import CUDA_OUTPUTS, cuda_name, traffic
@@ -158,7 +158,7 @@ class Recorder(TorchDispatchMode):
 
     def hold(self, values: Any, category: Category) -> None:
         """Tensors (in any nesting) that exist before the step begins."""
-        for tensor in _tensors(values):
+        for tensor in tensors_in(values):
             self._buffer(tensor, category, born=-1)
 
     # While tracing
@@ -208,7 +208,7 @@ class Recorder(TorchDispatchMode):
             output = value.item() if value is not None else 1.0 if self.phase == "optimizer" else func(*args)
         elif func in SHAPED_BY_DATA and (shaped := self.constants.shaped(func, args, kwargs)) is not None:
             output = shaped
-        elif func in CUDA_OUTPUTS and any(tensor.is_meta for tensor in _tensors(args)):
+        elif func in CUDA_OUTPUTS and any(tensor.is_meta for tensor in tensors_in(args)):
             output = CUDA_OUTPUTS[func](*args, **kwargs)
         else:
             output = func(*args, **kwargs)
@@ -220,7 +220,7 @@ class Recorder(TorchDispatchMode):
     def _record(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         inputs: list[torch.Tensor] = []
         named = _describe(func, args, kwargs, inputs)
-        outputs = list(_tensors(output))
+        outputs = list(tensors_in(output))
         if not any(tensor.is_meta for tensor in (*inputs, *outputs)) or (not inputs and not any(tensor.numel() for tensor in outputs)):
             return
         index = len(self._ops)
@@ -327,17 +327,6 @@ class Recorder(TorchDispatchMode):
         )
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-
-
 def _describe(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> dict[str, Any]:
     """Arguments by name, as plain values; tensors are collected in ``inputs`` and written as "%number"."""
     described = {argument.name: _plain(value, inputs) for argument, value in zip(func._schema.arguments, args, strict=False)}
@@ -360,10 +349,10 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
         return
     for argument, value in zip(func._schema.arguments, args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from _tensors(value)
+            yield from tensors_in(value)
     for argument in func._schema.arguments[len(args) :]:
         if argument.alias_info is not None and argument.alias_info.is_write and argument.name in kwargs:
-            yield from _tensors(kwargs[argument.name])
+            yield from tensors_in(kwargs[argument.name])
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ def ops(
     seconds = None if budget is None else parse_seconds(budget, "--budget")
     with progress("operators") as advance:
         done = measure_operators(instances, out, device=device, budget_s=seconds, progress=advance)
-    say(f"{done.measured:,} measured, {done.failed:,} failed, {done.known:,} known before, {done.left:,} left; in {out}")
+    say(f"{done}; in {out}")
 
 
 @measure.command()
@@ -66,7 +66,7 @@ def steps(
     limit = None if budget is None else parse_seconds(budget, "--budget")
     with progress("jobs") as advance:
         done = measure_jobs(list(_jobs(targets)), out, device=device, seconds=seconds, budget_s=limit, progress=advance)
-    say(f"{done.measured:,} measured, {done.failed:,} failed, {done.known:,} known before, {done.left:,} left; in {out}")
+    say(f"{done}; in {out}")
 
 
 def _instances(targets: list[str]) -> list[Instance]:

@@ -26,9 +26,9 @@ from foretrain.job import Job, Run
 from foretrain.measure.backends import Backend, CellFailed
 from foretrain.measure.links import INTERFACE, check_links, link_rate
 from foretrain.measure.nvml import gpu_count
+from foretrain.measure.summary import Progress, Summary
 from foretrain.measure.tasks import Protocol, Sync, Task
 
-Progress = Callable[[int, int], None]
 MakeJob = Callable[..., Job]
 """``foretrain.api.make_job``: a model's name and options to a job."""
 
@@ -214,16 +214,6 @@ def spread(items: Sequence[Any], start: int = 0) -> list[Any]:
 
 
 # Running
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """What a campaign did: cells measured and failed now, known from before, and left when the time was up."""
-
-    measured: int
-    failed: int
-    known: int
-    left: int
 
 
 def run_campaign(

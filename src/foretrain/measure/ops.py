@@ -7,8 +7,7 @@ import datetime
 import json
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,10 @@ from foretrain.files import append_lines, write_atomically
 from foretrain.job import read_lines
 from foretrain.measure.operators import Instance
 from foretrain.measure.replay import CudaTimer, Timing, batch_by_memory, time_on_cpu
+from foretrain.measure.summary import Progress, Summary
 
 _BATCH = 64
 """Instances in one profile."""
-
-Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """What a measurement did: instances measured and failed now, known from before, and left when the time was up."""
-
-    measured: int
-    failed: int
-    known: int
-    left: int
 
 
 def measure_operators(

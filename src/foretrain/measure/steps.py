@@ -18,7 +18,8 @@ from foretrain.files import append_lines
 from foretrain.job import Job, Run, read_runs
 from foretrain.measure.models import autocast, real_model, real_optimizer
 from foretrain.measure.nvml import Gpu, gpu_count
-from foretrain.measure.ops import Progress, Summary, machine
+from foretrain.measure.ops import machine
+from foretrain.measure.summary import Progress, Summary
 
 _WARM_UP_S, _WARM_UP_STEPS = 0.25, 3
 
