@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format benchmark clean
+.PHONY: demo test check format clean
 
 demo: $(STAMP)
 	$(BIN)/foretrain predict resnet50 --device h100 --batch 256 --precision amp-bf16 --samples 1281167 --epochs 90

@@ -27,13 +27,14 @@ TASKS = ("causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification", "ima
 
 
 def from_runs(data: Path) -> Iterator[tuple[str, dict[str, Any], Path]]:
-    """One job per distinct (model, training) among the single-device jobs."""
+    """One job per distinct model, image size, mode and precision among the single-device jobs."""
     seen = set()
     for path in sorted(data.rglob("*.jsonl")):
         for number, run in read_lines(path):
             job = run["job"]
             cluster = job["cluster"]
-            key = json.dumps([job["model"], {**job["training"], "global_batch": 0}], sort_keys=True)
+            model = {**job["model"], "args": {**job["model"].get("args", {}), "num_classes": 0}}
+            key = json.dumps([model, *(job["training"].get(field) for field in ("image", "sequence", "mode", "precision"))], sort_keys=True)
             if cluster.get("devices_per_node", 1) * cluster.get("nodes", 1) == 1 and key not in seen:
                 seen.add(key)
                 yield f"{path.name}:{number} {job['model'].get('name') or job['model']['config']['model_type']}", job, path.parent

@@ -1,8 +1,9 @@
 """D-optimal and random choice of the operators to measure, at equal budget: the error of the same regressors on operators that they did not see.
 
-    python benchmarks/design_study.py --data DIR [--device a100-pcie-40gb] [--plot docs/img/design_study.svg]
+    python benchmarks/design_study.py [--plot docs/img/design_study.svg]
+    python benchmarks/design_study.py --data DIR --device a100-pcie-40gb
 
-DIR/ops/neusight_fp32.csv.gz holds operator times (NeuSight, MIT licence); data/ops_h200.parquet, our own, is studied with --device h200.
+The first studies our own data/ops_h200.parquet; DIR/ops/neusight_fp32.csv.gz holds operator times of NeuSight (MIT licence).
 Operators whose shape, batch apart, is in a held-out set are never candidates.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ import pandas as pd
 
 from foretrain.catalog import Catalog
 from foretrain.measure.candidates import Array, Candidates, operator_candidates, table_candidates
+from foretrain.measure.dataset import load_operators
 from foretrain.measure.design import Indices, design, greedy, grid_design, random_design
 
 POOL = 16_000
@@ -40,6 +42,8 @@ DIMS = {
     "conv": ("B", "c_in", "c_out", "kernel", "size", "stride"),
     "rows": ("B", "H"),
 }
+FAMILIES = {"convolution": "convolution", "convolution_backward": "convolution backward"}
+FAMILIES |= dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), "matrix product")
 OPERANDS = {"add": 3, "div": 3, "mul": 3, "pow": 3}
 
 
@@ -101,27 +105,27 @@ WORK: dict[str, Callable[..., tuple[float, float]]] = {"bmm": _bmm, "linear": _l
 
 
 def h200(path: Path) -> Operators:
-    """Our own measurements; every fifth kind of shape stands for unseen models."""
+    """Our own measurements (``foretrain measure ops``): forward, backward and optimizer operators in four precisions."""
     known = Catalog.load().device("h200", "device")
-    rows, times, groups = [], [], []
-    for row in pd.read_parquet(path).to_dict("records"):
-        time_s = row.get("cold_s")
-        inputs = json.loads(row["inputs"]) if isinstance(row["inputs"], str) else row["inputs"]
-        if time_s is None or not time_s > 0 or not len(inputs):
-            continue
-        shapes = [list(shape) for shape, *_ in inputs]
-        dtype = f"{inputs[0][1]}{row.get('precision') or ''}"
-        peak = {"float32": known.fp32, "float32tf32": known.tf32, "bfloat16": known.bf16, "float16": known.fp16}.get(dtype) or known.fp32
-        roofline = max(row["flops"] / (peak or math.inf), row["bytes"] / known.memory_bytes_per_s, 1e-9)
-        dims = [int(dim) for shape in shapes[:2] for dim in shape][:6]
+    peaks = {"float32": known.fp32, "float32tf32": known.tf32, "bfloat16": known.bf16, "float16": known.fp16}
+    columns = load_operators(path)
+    table = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    table = [row for row in table if row["inputs"] and row["cold_s"] > 0]
+    common = {name for name, count in Counter(row["name"] for row in table).items() if count >= 400}
+    rows, groups = [], []
+    for row in table:
+        shapes = [shape for shape, *_ in row["inputs"]]
+        dtype = row["inputs"][0][1] + row["precision"]
+        roofline = max(row["flops"] / (peaks.get(dtype) or peaks["float32"] or math.inf), row["bytes"] / known.memory_bytes_per_s, 1e-9)
         rows.append(
-            {"op": row["name"], "family": row["name"], "dtype": dtype, "dims": dims, "flops": float(row["flops"]), "bytes": float(row["bytes"]),
-             "cost_s": SETUP_S + REPEATS * roofline}
+            {"op": row["name"] if row["name"] in common else "other", "name": row["name"], "family": FAMILIES.get(row["name"], "memory"),
+             "dtype": dtype if dtype in peaks else "other", "dims": [dim for shape in shapes[:2] for dim in shape][:6],
+             "flops": float(row["flops"]), "bytes": float(row["bytes"]), "cost_s": SETUP_S + REPEATS * roofline}
         )  # fmt: skip
-        times.append(time_s)
-        groups.append(f"{row['name']} {[shape[1:] for shape in shapes]}")
+        groups.append(f"{row['name']} {[shape[1:] or shape for shape in shapes[:3]]}")
     cost = np.array([row["cost_s"] for row in rows])
-    return Operators(rows, np.array(times), (cost - SETUP_S) / REPEATS, np.array(groups), np.zeros(len(rows), dtype=bool))
+    times = np.array([row["cold_s"] for row in table])
+    return Operators(rows, times, (cost - SETUP_S) / REPEATS, np.array(groups), np.zeros(len(rows), dtype=bool))
 
 
 def split(operators: Operators, seed: int, share: float = 0.2) -> tuple[Operators, dict[str, Operators]]:
@@ -221,6 +225,10 @@ METHODS: dict[str, Callable[[Choice, int, float | None], Indices]] = {
 # Regressors: measured operators in, a function from operators to log time out
 
 
+def _name(row: dict[str, Any]) -> str:
+    return str(row.get("name", row["op"]))
+
+
 def tree_features(operators: Operators, kinds: dict[str, int]) -> Array:
     rank = max(kinds["rank"], 1)
     dims = np.full((len(operators.rows), rank), np.nan)
@@ -228,7 +236,7 @@ def tree_features(operators: Operators, kinds: dict[str, int]) -> Array:
         known = row["dims"][:rank]
         dims[place, : len(known)] = np.log(np.maximum(known, 1))
     flops, size = (np.array([max(row[name], 1.0) for row in operators.rows]) for name in ("flops", "bytes"))
-    marks = [[kinds.get(f"op {row['op']}", -1), kinds.get(f"dtype {row.get('dtype')}", -1)] for row in operators.rows]
+    marks = [[kinds[f"name {_name(row)}"], kinds[f"dtype {row.get('dtype')}"]] for row in operators.rows]
     return np.column_stack([np.array(marks, dtype=float), dims, np.log(flops), np.log(size), np.log(flops / size)])
 
 
@@ -255,11 +263,8 @@ def fit_quadratic(train: Array, target: Array) -> Callable[[Array], Array]:
 
 def study(operators: Operators, seeds: int, methods: list[str]) -> Iterator[dict[str, Any]]:
     """Errors by budget (operators, or the time that so many take on average), method, regressor and test set."""
-    kinds = {
-        f"{kind} {name}": code
-        for kind in ("op", "dtype")
-        for code, name in enumerate(sorted({str(row.get(kind)) for row in operators.rows}))
-    }
+    names, dtypes = sorted({_name(row) for row in operators.rows}), sorted({str(row.get("dtype")) for row in operators.rows})
+    kinds = {f"name {name}": code for code, name in enumerate(names)} | {f"dtype {name}": code for code, name in enumerate(dtypes)}
     kinds["rank"] = max(len(row["dims"]) for row in operators.rows)
     basis = operator_candidates(operators.rows, quadratic=True, per_family=True).features
     places = {id(row): place for place, row in enumerate(operators.rows)}
@@ -371,8 +376,8 @@ def _panel(cells: dict[tuple[int, str], list[float]], methods: list[str], title:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with ops/neusight_fp32.csv.gz")
-    parser.add_argument("--device", default="a100-pcie-40gb", help="a device of that file, or h200 for data/ops_h200.parquet")
+    parser.add_argument("--data", type=Path, default=Path(), help="folder with ops/neusight_fp32.csv.gz")
+    parser.add_argument("--device", default="h200", help="h200: data/ops_h200.parquet; else a device of the file in --data")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--plot", type=Path, help="write the plot (SVG)")

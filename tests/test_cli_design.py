@@ -44,7 +44,7 @@ def table(tmp_path: Path) -> Path:
 def test_it_prints_what_it_chose_the_cost_and_the_gain(table: Path, method: str) -> None:
     result = run(table, "--budget", "4s", "--method", method)
     assert result.exit_code == 0, result.output
-    for word in ("batch", "model", "takes", "of 12 candidates", "in all", "random choice of the same budget"):
+    for word in ("batch", "model", "takes", "of 12 candidates", "in all", "a random choice of the same budget"):
         assert word in result.stdout
 
 

@@ -70,7 +70,7 @@ def test_a_whole_training_follows_from_its_step() -> None:
         "samples_per_s": Estimate(5, 2.5, 10),
         "tokens_per_s": Estimate(35, 17.5, 70),
         "epoch_time_s": Estimate(20, 10, 40),
-        "total_time_s": Estimate(58, 29, 116),
+        "total_time_s": Estimate(60, 30, 120),
     }
 
 

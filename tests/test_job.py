@@ -236,7 +236,7 @@ def test_a_job_has_sections_and_no_others() -> None:
 
 def test_steps_follow_from_samples_and_epochs() -> None:
     training = Training(global_batch=100, samples=1001, epochs=2)
-    assert (training.steps_per_epoch, training.total_steps) == (11, 21)
+    assert (training.steps_per_epoch, training.total_steps) == (11, 22)
     assert Training(global_batch=8, steps=5).total_steps == 5
     assert Training(global_batch=8).total_steps is None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -43,7 +42,7 @@ def make_job(
     cores_per_device: int | None = None,
     nodes: int | None = None,
     node: str | None = None,
-    batch: int = 32,
+    batch: int | None = None,
     image: int | None = None,
     sequence: int | None = None,
     classes: int | None = None,
@@ -66,13 +65,15 @@ def make_job(
     """
     section, defaults = _model_section(model, source)
     training = {
-        "global_batch": batch, "mode": mode, "precision": precision, "image": image or defaults.get("image"),
-        "sequence": sequence or defaults.get("sequence"), "classes": classes, "optimizer": optimizer or defaults.get("optimizer"),
+        "global_batch": 32 if batch is None else batch, "mode": mode, "precision": precision, "image": defaults.get("image") if image is None else image,
+        "sequence": defaults.get("sequence") if sequence is None else sequence, "classes": classes, "optimizer": optimizer or defaults.get("optimizer"),
         "samples": samples, "epochs": epochs, "steps": steps, "channels_last": channels_last,
     }  # fmt: skip
     if section["source"] == "graph":
-        training.update(_training_of_graph(Path(model)))
-    spread = nodes or 1
+        training.update(_training_of_graph(Path(model), training, batch))
+    spread = 1 if nodes is None else nodes
+    if spread < 1:
+        raise InputError(f"nodes: {spread} is not 1 or more")
     if devices is not None and devices % spread:
         raise InputError(f"devices: {devices} does not divide over nodes = {spread}")
     per_node = devices // spread if devices is not None else (1 if node is None else None)
@@ -112,11 +113,12 @@ def _job_of_module(module: torch.nn.Module, inputs: Any, loss: Any, options: Map
         raise InputError("inputs: missing; a module is captured with example inputs")
     captured = {name: options[name] for name in ("mode", "precision", "optimizer", "channels_last") if options.get(name) is not None}
     graph = capture(module, inputs, loss, **captured)
-    batch = options.get("batch", graph.samples)
+    batch = options.get("batch") or graph.samples
     if batch % graph.samples:
         raise InputError(f"batch: {batch} is not a multiple of the {graph.samples} samples in the inputs")
-    name = hashlib.sha256(repr([(op.operator.name, op.operator.inputs, op.phase, op.layer) for op in graph.ops]).encode()).hexdigest()[:32]
-    path = cache_folder() / f"module-{name}.json.zst"
+    if batch > graph.samples and graph.info["mode"] == "train":
+        graph = capture(module, inputs, loss, **captured, accumulate=True)
+    path = cache_folder() / f"module-{graph.digest()[:32]}.json.zst"
     graph.save(path)
     rest = {key: value for key, value in options.items() if key not in captured}
     return make_job(str(path), **{**rest, "batch": batch, "micro_batch": graph.samples})
@@ -147,9 +149,13 @@ def _guess_source(model: str) -> str:
     return "torchvision" if model in _known_models()["torchvision"] else "timm"
 
 
-def _training_of_graph(path: Path) -> dict[str, Any]:
-    """What the graph was captured with is not for options to change."""
+def _training_of_graph(path: Path, training: dict[str, Any], batch: int | None) -> dict[str, Any]:
+    """What the graph was captured with; an option that contradicts it is an error."""
     from foretrain.graph import OpGraph
 
-    info = OpGraph.load(path).info
-    return {name: info[name] for name in ("mode", "precision", "optimizer") if name in info}
+    graph = OpGraph.load(path)
+    held = {name: graph.info[name] for name in ("mode", "precision", "optimizer") if name in graph.info}
+    for name, default in (("mode", "train"), ("precision", "fp32"), ("optimizer", None)):
+        if name in held and training[name] not in (default, held[name]):
+            raise InputError(f"training.{name}: the graph {path.name} was captured with {held[name]!r}, not {training[name]!r}")
+    return held if batch is not None else {**held, "global_batch": graph.samples}

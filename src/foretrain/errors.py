@@ -22,6 +22,12 @@ class CaptureError(ForetrainError):
     """A model that could not be traced: names the module and the line where it stopped."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception of another library says, in one line."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
 def invalid(field: str, value: object, allowed: str) -> InputError:
     """The standard message: ``training.precision: 'fp31' is not one of fp16, fp32``."""
     return InputError(f"{field}: {value!r} is not {allowed}")

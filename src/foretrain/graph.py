@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -178,6 +179,10 @@ class OpGraph:
         """Sum of a numeric operator attribute over the step, or over one phase of it."""
         values = self.column(attribute)
         return float(values.sum() if phase is None else values[self.phase_index == PHASES.index(phase)].sum())
+
+    def digest(self) -> str:
+        """A hash of everything the graph holds."""
+        return hashlib.sha256(json.dumps(_to_json(self), sort_keys=True).encode()).hexdigest()
 
     def save(self, path: Path) -> None:
         """Write the graph, compressed; a reader never sees half a file."""

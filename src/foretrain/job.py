@@ -130,7 +130,7 @@ class Training:
         if self.steps is not None:
             return self.steps
         if self.epochs is not None and self.samples is not None:
-            return math.ceil(self.epochs * self.samples / self.global_batch)
+            return math.ceil(self.epochs * math.ceil(self.samples / self.global_batch))
         return None
 
 

@@ -172,7 +172,7 @@ def _replay(
 def _categories(graph: OpGraph, peak_op: int, needs: list[int], persistent_bytes: int, total: int) -> dict[Category | str, int]:
     sizes: dict[Category | str, int] = dict.fromkeys(CATEGORIES, 0)
     for buffer in graph.buffers:
-        if buffer.born <= peak_op <= buffer.dies:
+        if buffer.born < 0 or buffer.born <= peak_op <= buffer.dies:
             sizes[buffer.category] += buffer.size_bytes
     sizes["workspaces"] = persistent_bytes + (needs[peak_op] if peak_op >= 0 else 0)
     sizes["rounding"] = total - sum(sizes.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -36,6 +37,7 @@ def capture(
     optimizer: str = "sgd",
     master_weights: bool = False,
     channels_last: bool = False,
+    accumulate: bool = False,
     samples: int | None = None,
     tokens: int = 0,
 ) -> OpGraph:
@@ -54,7 +56,7 @@ def capture(
     batch = samples or (first.shape[0] if first is not None and first.dim() else 1)
     return trace_step(
         _on_meta(module), arguments, loss or classifier_loss(), samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
-        master_weights=master_weights, channels_last=channels_last, info=_info(type(module).__name__, mode, precision, optimizer, ("torch",)),
+        master_weights=master_weights, channels_last=channels_last, accumulate=accumulate, info=_info(type(module).__name__, mode, precision, optimizer, ("torch",)),
     )  # fmt: skip
 
 
@@ -87,7 +89,10 @@ def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:
     path = cache_folder() / f"{key}.json.zst"
     if not refresh:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, InputError):  # absent, stale or damaged: trace again
-            return _cached(path, path.stat().st_mtime_ns, _versions(model))
+            found = _cached(path, path.stat().st_mtime_ns, _versions(model))
+            if found.info.get("precision") == training.precision:
+                return found
+            return dataclasses.replace(found, info={**found.info, "precision": training.precision})  # tf32 and fp32 share a graph
     graph = _trace(job, accumulate)
     graph.save(path)
     return graph
@@ -117,6 +122,10 @@ def _given_graph(job: Job) -> OpGraph:
     except OSError as error:
         raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error
     graph = _cached(path, changed, ())
+    accumulates = job.accumulation > 1 and job.workload.training.mode == "train"
+    if graph.accumulates != accumulates:
+        held = "adds to gradients of earlier micro-batches" if graph.accumulates else "is a whole step"
+        raise InputError(f"plan.micro_batch: the graph {path.name} {held}, the job has {job.accumulation} micro-batches per step")
     if graph.samples != job.micro_batch:
         raise InputError(
             f"training.global_batch: the graph {path.name} holds {graph.samples} samples per micro-batch, the job asks for {job.micro_batch}"
@@ -201,8 +210,9 @@ def _file_hash(model: Model, base: Path) -> str | None:
         return None
     file = str(model.name).rpartition(":")[0] if model.source == "python" else str(model.name)
     path = Path(file) if Path(file).is_absolute() else base / file
-    beside = sorted(path.parent.glob("*.py")) if model.source == "python" else []
+    beside = sorted(one for one in path.parent.glob("*.py") if one.is_file() and not one.name.startswith("."))
+    files = (path, *beside) if model.source == "python" else (path,)
     try:
-        return hashlib.sha256(b"".join(one.read_bytes() for one in (path, *beside))).hexdigest()
+        return hashlib.sha256(b"".join(one.read_bytes() for one in files)).hexdigest()
     except OSError as error:
         raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error

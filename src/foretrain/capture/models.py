@@ -225,8 +225,8 @@ def _python(workload: Workload, batch: int, device: str) -> LoadedModel:
     path = Path(file) if Path(file).is_absolute() else workload.base / file
     if not path.is_file():
         raise InputError(f"model.name: {str(path)!r} is not a file")
-    build = _function(path, function)
-    with _building(f"model {workload.model.name}"):
+    with _beside(path), _building(f"model {workload.model.name}"):
+        build = _function(path, function)
         made = _call_on(device, lambda: build(batch, **workload.model.args))
     parts = made if isinstance(made, tuple) else (made,)
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], torch.nn.Module):
@@ -250,21 +250,28 @@ def _call_on(device: str, build: Callable[[], Any]) -> Any:
         return build()
 
 
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[None]:
+    """The folder of a user's file is importable; what was imported from it is forgotten, as another job's may have the same name."""
+    folder, before = str(path.parent.resolve()), set(sys.modules)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        for new in set(sys.modules) - before:
+            if str(getattr(sys.modules[new], "__file__", "")).startswith(folder + os.sep):
+                del sys.modules[new]
+
+
 def _function(path: Path, name: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location(f"foretrain_user_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    folder, before = str(path.parent.resolve()), set(sys.modules)
-    sys.path.insert(0, folder)
-    try:
-        with _building(f"model {path}"):
-            spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(folder)
-        for name_of_new in set(sys.modules) - before:  # another job's file may have a neighbour of the same name
-            if str(getattr(sys.modules[name_of_new], "__file__", "")).startswith(folder + os.sep):
-                del sys.modules[name_of_new]
+    sys.modules[spec.name] = module
+    with _building(f"model {path}"):
+        spec.loader.exec_module(module)
     functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     if name not in functions:
         raise unknown("model.name", name, functions, f"a function of {path}; it has")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from foretrain.capture.constants import SHAPED_BY_DATA, Constants, tensors_in
 from foretrain.capture.cuda import cuda_behaviour
@@ -85,8 +86,8 @@ def _prepare(
         return value.to(memory_format=torch.channels_last) if channels_last and value.dim() == 4 else value
 
     if isinstance(inputs, Mapping):
-        return module, {name: place(value) for name, value in inputs.items()}
-    return module, tuple(place(value) for value in inputs)
+        return module, {name: tree_map(place, value) for name, value in inputs.items()}
+    return module, tuple(tree_map(place, value) for value in inputs)
 
 
 def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -64,12 +65,13 @@ def design(
     chosen = choose.design(method, candidates, budget_s=budget_s, count=count, seed=seed)
     gain = choose.gain(chosen, candidates, budget_s=budget_s, count=count)
     priced = file is None or any(cost_column in row for row in rows)
+    chosen_rows = [dict((candidates.labels if file is None else rows)[place]) for place in chosen.chosen]
     if out is not None:
-        _write(out, chosen, candidates)
+        _write(out, chosen_rows)
     if as_json:
         from foretrain.report import dump
 
-        typer.echo(dump(_document(chosen, candidates, gain, priced)))
+        typer.echo(dump(_document(chosen, candidates, gain, chosen_rows, priced)))
     else:
         show(*_report(chosen, candidates, gain, priced))
 
@@ -129,15 +131,16 @@ def _operators(path: Path, rows: Rows, costs: Sequence[float], quadratic: bool) 
     described = []
     for number, (row, cost) in enumerate(zip(rows, costs, strict=True), start=1):
         try:
-            shapes = [shape for shape, *_ in row["inputs"]]
-            dtype = f"{row['inputs'][0][1] if shapes else ''}{row.get('precision', '')}"
+            inputs = json.loads(row["inputs"]) if isinstance(row["inputs"], str) else row["inputs"]
+            shapes = [shape for shape, *_ in inputs]
+            dtype = f"{inputs[0][1] if inputs else ''}{row.get('precision', '')}"
             dims = [dim for shape in shapes[:2] for dim in shape][:6]
             described.append(
                 {"op": row["name"], "dtype": dtype, "dims": dims, "flops": row["flops"], "bytes": row["bytes"], "cost_s": cost}
             )
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path}: row {number} is not an operator with name, inputs, flops and bytes ({error})") from error
-    return dataclasses.replace(operator_candidates(described, quadratic=quadratic), labels=rows)
+    return operator_candidates(described, quadratic=quadratic)
 
 
 def _costs(path: Path, rows: Rows, name: str, *, needed: bool) -> list[float]:
@@ -207,7 +210,7 @@ def _read_parquet(path: Path) -> Rows:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise ForetrainError("parquet: pyarrow is not installed; pip install pyarrow") from error
+        raise ForetrainError("parquet: pyarrow is not installed; install foretrain[learn]") from error
     try:
         rows: Rows = parquet.read_table(path).to_pylist()
     except (OSError, ArrowException) as error:
@@ -218,22 +221,18 @@ def _read_parquet(path: Path) -> Rows:
 _READERS: dict[str, Callable[[Path], Rows]] = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 
 
-def _write(path: Path, chosen: Design, candidates: Candidates) -> None:
+def _write(path: Path, rows: Rows) -> None:
     from foretrain.files import write_atomically
     from foretrain.report import dump
 
-    write_atomically(path, "".join(dump(row, indent=None) + "\n" for row in _chosen_rows(chosen, candidates)))
-    say(f"{len(chosen.chosen):,} rows in {path}")
+    write_atomically(path, "".join(dump(row, indent=None) + "\n" for row in rows))
+    say(f"{len(rows):,} rows in {path}")
 
 
 # Results
 
 
-def _chosen_rows(chosen: Design, candidates: Candidates) -> Rows:
-    return [dict(candidates.labels[row]) for row in chosen.chosen]
-
-
-def _document(chosen: Design, candidates: Candidates, gain: Gain, priced: bool) -> dict[str, Any]:
+def _document(chosen: Design, candidates: Candidates, gain: Gain, rows: Rows, priced: bool) -> dict[str, Any]:
     return {
         "method": chosen.method,
         "candidates": len(candidates.cost_s),
@@ -242,9 +241,10 @@ def _document(chosen: Design, candidates: Candidates, gain: Gain, priced: bool) 
         "cost_s": chosen.cost_s if priced else None,
         "log_det": chosen.log_det,
         "trace_inverse": chosen.trace_inverse,
+        "determined": chosen.determined,
         "gain": dataclasses.asdict(gain),
         "chosen": [int(row) for row in chosen.chosen],
-        "rows": _chosen_rows(chosen, candidates),
+        "rows": rows,
     }
 
 
@@ -252,9 +252,9 @@ def _report(chosen: Design, candidates: Candidates, gain: Gain, priced: bool, fi
     from foretrain.report.tables import table
     from foretrain.units import format_seconds
 
-    rows = _chosen_rows(chosen, candidates)
+    rows = [candidates.labels[place] for place in chosen.chosen]
     costs = [format_seconds(cost) for cost in candidates.cost_s[chosen.chosen]]
-    headings = [*list(dict.fromkeys(name for row in rows for name in row))[:8], *(["takes"] if priced else [])]
+    headings = [*list(dict.fromkeys(name for row in rows for name in row if name != "cost_s"))[:8], *(["takes"] if priced else [])]
     cells = [[_cell(row.get(name, cost)) for name in headings] for row, cost in zip(rows[:first], costs, strict=False)]
     more = [f"... and {len(rows) - first:,} more (--out writes them all)"] if len(rows) > first else []
     cost = f", {format_seconds(chosen.cost_s)} in all" if priced else ""
@@ -262,6 +262,18 @@ def _report(chosen: Design, candidates: Candidates, gain: Gain, priced: bool, fi
         table(headings, cells, right=headings),
         *more,
         f"chosen    {len(rows):,} of {len(candidates.cost_s):,} candidates{cost} ({chosen.method}, {len(candidates.names)} coefficients)",
+        *_gain(chosen, gain),
+    ]
+
+
+def _gain(chosen: Design, gain: Gain) -> list[str]:
+    """Ratios mean something only where both designs determine the whole model."""
+    if gain.random_determined < chosen.determined:
+        return [
+            f"gain      {chosen.determined} coefficients determined, by a random choice of the same budget {gain.random_determined:.3g} "
+            f"({gain.seeds} seeds)"
+        ]
+    return [
         f"gain      {gain.d_efficiency:.3g}x the information of a random choice of the same budget (D-efficiency; {gain.seeds} seeds)",
         f"          {gain.a_efficiency:.3g}x lower variance of the coefficients (A-efficiency)",
     ]

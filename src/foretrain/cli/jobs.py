@@ -78,7 +78,7 @@ def job_from(target: str, options: Options) -> Job:
 
     path = Path(target)
     catalog = Catalog.load(options.get("catalog"))
-    if path.suffix == ".jsonl":
+    if path.suffix == ".jsonl" or path.name.endswith(".jsonl.zst"):
         raise InputError(f"{target}: a file of many jobs is given with --jobs")
     if path.suffix not in (".toml", ".json"):
         given = {name: value for name, value in options.items() if name != "catalog"}

@@ -92,7 +92,11 @@ def _jobs(targets: list[str]) -> Iterator[Job]:
     from foretrain.job import read_jobs
 
     for target in targets:
-        if target.endswith(".jsonl"):
-            yield from (job for _, job in read_jobs(Path(target)) if job.cluster.world_size == 1)
+        if target.endswith((".jsonl", ".jsonl.zst")):
+            jobs = [job for _, job in read_jobs(Path(target))]
+            single = [job for job in jobs if job.cluster.world_size == 1]
+            if len(single) < len(jobs):
+                say(f"{target}: {len(jobs) - len(single):,} of {len(jobs):,} jobs are for several devices and left out")
+            yield from single
         else:
             yield job_from(target, {})

@@ -43,7 +43,7 @@ def evaluate(
 
 @app.command()
 def catalog(
-    kind: Annotated[Literal["devices", "nodes", "models", "prices"], typer.Argument(show_default=False)],
+    kind: Annotated[Literal["devices", "nodes", "models", "prices"] | None, typer.Argument(show_default=False)] = None,
     name: Annotated[str | None, typer.Argument(help="Everything about one of them.", show_default=False)] = None,
     file: Annotated[Path | None, typer.Option("--catalog", help="Your own devices, nodes and prices (TOML).")] = None,
     as_json: JsonFlag = False,
@@ -53,6 +53,10 @@ def catalog(
     from foretrain.report import tables
 
     known = Catalog.load(file)
+    if kind is None:
+        for each in ("devices", "nodes", "models", "prices"):
+            typer.echo(f"{len(_entries(each, None, known)):4d} {each:8s} foretrain catalog {each}")
+        return
     entries = _entries(kind, name, known)
     if as_json:
         from foretrain.report import dump

@@ -15,7 +15,7 @@ _HOPPER_BYTES = 32 << 20
 _OTHER_BYTES = (8 << 20) + (128 << 10)
 
 
-def library_workspaces(device: Device) -> tuple[int, ...]:
+def library_workspaces(device: Device, mode: str = "train") -> tuple[int, ...]:
     """torch gives cuBLAS a workspace for the thread of the forward pass and one for that of the backward pass.
 
     Its size is torch's default: 32 MiB on compute capability 9, 8 MiB and 128 KiB on other NVIDIA devices.
@@ -23,7 +23,7 @@ def library_workspaces(device: Device) -> tuple[int, ...]:
     if device.vendor != "nvidia":
         return ()
     size = _HOPPER_BYTES if (device.capability or "").startswith("9") else _OTHER_BYTES
-    return (size, size)
+    return (size,) if mode == "infer" else (size, size)
 
 
 Rule = Callable[[Operator, Device], float]

@@ -37,6 +37,8 @@ class Design:
     """log det of the information matrix: higher is better."""
     trace_inverse: float
     """Trace of its inverse, features in units of their mean size: the sum of the coefficients' variances, lower is better."""
+    determined: int
+    """The rank of the chosen rows: how many coefficients (or combinations of them) they determine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Gain:
     """``trace M_random^-1 / trace M^-1``, the median: how many times lower the coefficients' variance is."""
     random_log_det: float
     random_trace_inverse: float
+    random_determined: float
+    """Coefficients that a random design determines, on average; below their number, the ratios above depend on the ridge."""
     seeds: int
 
 
@@ -71,6 +75,7 @@ def design(
         cost_s=math.fsum(candidates.cost_s[chosen]),
         log_det=log_det(rows, ridge),
         trace_inverse=trace_inverse(rows / _sizes(candidates.features), ridge),
+        determined=int(np.linalg.matrix_rank(rows.T @ rows, hermitian=True)),
     )
 
 
@@ -83,6 +88,7 @@ def gain(chosen: Design, candidates: Candidates, *, budget_s: float | None = Non
         a_efficiency=float(traces / chosen.trace_inverse),
         random_log_det=float(log_dets),
         random_trace_inverse=float(traces),
+        random_determined=float(np.mean([one.determined for one in random])),
         seeds=seeds,
     )
 

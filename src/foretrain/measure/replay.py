@@ -39,15 +39,12 @@ def build_call(instance: Instance, device: str) -> Call:
     builder = _BUILDERS.get(instance.name)
     if builder is not None:
         return builder(instance, device)
-    overload = getattr(getattr(aten, _CALLED_AS.get(instance.name, instance.name), None), instance.overload, None)
+    overload = getattr(getattr(aten, instance.name, None), instance.overload, None)
     if overload is None:
         raise InputError(f"operator: {instance.name}.{instance.overload} does not exist in torch {torch.__version__}")
     tensors = make_tensors(instance, device)
     args, kwargs = _arguments(overload, instance, tensors, device)
     return lambda: overload(*args, **kwargs)
-
-
-_CALLED_AS: dict[str, str] = {}
 
 
 def make_tensors(instance: Instance, device: str) -> list[torch.Tensor]:
@@ -210,9 +207,12 @@ def _recurrence(instance: Instance, device: str) -> Call:
     kinds: dict[int, Any] = {2: torch.nn.LSTM, 3: torch.nn.GRU}
     kind = kinds.get(args["mode"], torch.nn.RNN)
     dtype = getattr(torch, x_spec.dtype)
+    if len(x_spec.shape) != 3 or args.get("proj_size"):
+        raise InputError("operator: recurrences over packed sequences or with projections are not replayed")
+    options: dict[str, Any] = {"nonlinearity": "relu"} if args["mode"] == 0 else {}
     module = kind(
         x_spec.shape[-1], args["hidden_size"], args["num_layers"], batch_first=bool(args.get("batch_first")), dropout=args.get("dropout", 0.0) or 0.0,
-        bidirectional=bool(args.get("bidirectional")), device=device, dtype=dtype,
+        bidirectional=bool(args.get("bidirectional")), device=device, dtype=dtype, **options,
     )  # fmt: skip
     x = _tensor(x_spec, device, 1).requires_grad_()
     if instance.name == "_cudnn_rnn":
@@ -333,6 +333,11 @@ def _why(error: Exception) -> str:
     return text
 
 
+def is_kernel(event: Any) -> bool:
+    """Kernels, copies and fills; the profiler also puts its annotations (a label, ``Optimizer.step``) on the device's track."""
+    return "CUDA" in str(event.device_type()) and not getattr(event, "is_user_annotation", bool)() and not event.name().startswith(("cold ", "warm "))
+
+
 def _kernels_by_label(profile: Any) -> dict[str, list[tuple[str, float]]]:
     """The kernels that ran for each label, matched by when the host launched them."""
     labels: list[tuple[int, int, str]] = []
@@ -340,9 +345,10 @@ def _kernels_by_label(profile: Any) -> dict[str, list[tuple[str, float]]]:
     kernels: list[tuple[int, str, float]] = []
     for event in profile.profiler.kineto_results.events():
         name = event.name()
-        if "CUDA" in str(event.device_type()):
-            if not name.startswith(("cold ", "warm ")):
-                kernels.append((event.correlation_id(), name, event.duration_ns() * 1e-9))
+        if is_kernel(event):
+            kernels.append((event.correlation_id(), name, event.duration_ns() * 1e-9))
+        elif "CUDA" in str(event.device_type()):
+            continue
         elif name.startswith(("cold ", "warm ")):
             labels.append((event.start_ns(), event.start_ns() + event.duration_ns(), name))
         elif name.startswith(("cudaLaunch", "cuLaunch", "cudaMemcpy", "cudaMemset", "cudaGraphLaunch")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import statistics
 import threading
 import time
@@ -13,12 +14,13 @@ from typing import Any
 
 import torch
 
-from foretrain.errors import ForetrainError, InputError, UnsupportedJob
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line
 from foretrain.files import append_lines
 from foretrain.job import Job, Run, read_runs
 from foretrain.measure.models import autocast, real_model, real_optimizer
 from foretrain.measure.nvml import Gpu, gpu_count
 from foretrain.measure.ops import machine
+from foretrain.measure.replay import is_kernel
 from foretrain.measure.summary import Progress, Summary
 
 _WARM_UP_S, _WARM_UP_STEPS = 0.25, 3
@@ -28,15 +30,14 @@ def measure_step(job: Job, *, device: str = "cuda", seconds: float = 0.5) -> Run
     """Run real steps of a job on one local device for about ``seconds`` (after warming up) and measure them."""
     if job.cluster.world_size > 1:
         raise UnsupportedJob(f"cluster: {job.cluster.world_size} devices; measure steps runs on one, measure campaign on several")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
+    _check_machine(job, device)
     try:
         stepper = Stepper(job, device)
         measured, spread = _measure(stepper, device, seconds)
     except ForetrainError:
         raise
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise UnsupportedJob(f"model {job.workload.model.label}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+    except Exception as error:
+        raise UnsupportedJob(f"model {job.workload.model.label}: {type(error).__name__}: {first_line(error)}") from error
     finally:
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -45,6 +46,30 @@ def measure_step(job: Job, *, device: str = "cuda", seconds: float = 0.5) -> Run
 
 def _key(job: Job) -> str:
     return json.dumps(job.to_dict(), sort_keys=True)
+
+
+def _check_machine(job: Job, device: str) -> None:
+    """A run must say what it ran on and how: not another kind of device, nor options that are not carried out."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
+    named = job.cluster.device
+    if named.is_cpu != (device == "cpu"):
+        raise UnsupportedJob(f"cluster.device: the job names {named.name!r}, but the steps would run on {device!r}")
+    if device == "cuda" and not _same_gpu(named.name, torch.cuda.get_device_name(0)):
+        raise UnsupportedJob(f"cluster.device: the job names {named.name!r}, but this machine has {torch.cuda.get_device_name(0)!r}")
+    training = job.workload.training
+    for field, plain in (("compile", False), ("master_weights", False), ("framework", "pytorch")):
+        if getattr(training, field) != plain:
+            raise UnsupportedJob(f"training.{field}: {getattr(training, field)!r} cannot be measured here")
+    if job.plan.recompute != "none":
+        raise UnsupportedJob(f"plan.recompute: {job.plan.recompute!r} cannot be measured here")
+
+
+def _same_gpu(catalogue_name: str, driver_name: str) -> bool:
+    """Whether the first word of the catalogue's name (h200-sxm-141gb, rtx-4090) stands in what the driver says."""
+    words = re.split(r"[-\s]+", catalogue_name.lower())
+    model = words[1] if words[0] in ("rtx", "gtx", "quadro", "titan") and len(words) > 1 else words[0]
+    return model in driver_name.lower().replace("-", " ")
 
 
 class Stepper:
@@ -152,9 +177,7 @@ def _profile(stepper: Stepper) -> dict[str, float]:
         stepper()
         torch.cuda.synchronize()
     spans = sorted(
-        (event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in profile.profiler.kineto_results.events()
-        if "CUDA" in str(event.device_type())
+        (event.start_ns(), event.start_ns() + event.duration_ns()) for event in profile.profiler.kineto_results.events() if is_kernel(event)
     )
     busy, reached = 0, 0
     for start, end in spans:
@@ -205,6 +228,8 @@ def measure_jobs(
     progress: Progress = lambda done, total: None,
 ) -> Summary:  # fmt: skip
     """Measure the jobs that ``out`` does not hold yet; each run is on disk before the next begins, failures beside it."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
     known = {_key(run.job) for _, run in read_runs(out)} if out.exists() else set()
     wanted = [job for job in jobs if _key(job) not in known]
     start = time.monotonic()
@@ -215,7 +240,7 @@ def measure_jobs(
         try:
             append_lines(out, [json.dumps(measure_step(job, device=device, seconds=seconds).to_dict())])
             measured += 1
-        except UnsupportedJob as error:
+        except ForetrainError as error:
             append_lines(out.with_suffix(".failures.jsonl"), [json.dumps({"job": job.to_dict(), "error": str(error)})])
             failed += 1
         progress(measured + failed, len(wanted))

@@ -38,11 +38,15 @@ class Spread:
 
     time: tuple[float, float]
     memory: tuple[float, float]
+    count: tuple[float, float] = (0.6, 1.6)
+    """Of kernels and of power, which do not follow the time."""
 
     def around(self, quantity: str, median: float) -> Estimate:
         low, high = self.memory if quantity in MEMORY_QUANTITIES else self.time
         if quantity in ("device_utilization", "memory_utilization"):
-            return Estimate(median, min(median, median * low), max(median, min(1.0, median * high)))
+            return Estimate(median, median * low, max(median, min(1.0, median * high)))
+        if quantity in ("kernels", "power_w"):
+            low, high = self.count
         return Estimate(median, median * low, median * high)
 
 
@@ -69,10 +73,12 @@ def forecast_one_device(job: Job, costs: CostModel, host: HostModel, spread: Spr
     """The forecast of a job that runs on one device."""
     if job.cluster.world_size > 1:
         raise UnsupportedJob(f"cluster: {job.cluster.world_size} devices; {predictor} forecasts one device")
+    if job.plan.recompute != "none":
+        raise UnsupportedJob(f"plan.recompute: {job.plan.recompute!r}; {predictor} forecasts steps without recomputation")
     graph = capture_job(job)
     device = job.cluster.device
     timeline = build_timeline(job, graph, costs, host)
-    memory = _memory(graph, device)
+    memory = _memory(graph, device, job.workload.training.mode)
     medians = _medians(timeline, memory, device)
     quantities = whole_training(job, spread.around("step_time_s", timeline.step_time_s))
     quantities.update({name: spread.around(name, value) for name, value in medians.items()})
@@ -98,8 +104,8 @@ def forecast_one_device(job: Job, costs: CostModel, host: HostModel, spread: Spr
 
 
 @functools.lru_cache(maxsize=256)
-def _memory(graph: OpGraph, device: Device) -> MemoryProfile:
-    return profile_memory(graph, functools.partial(operator_workspace, device=device), library_workspaces(device))
+def _memory(graph: OpGraph, device: Device, mode: str) -> MemoryProfile:
+    return profile_memory(graph, functools.partial(operator_workspace, device=device), library_workspaces(device, mode))
 
 
 def _medians(timeline: Timeline, memory: MemoryProfile, device: Device) -> Mapping[str, float]:
