@@ -335,7 +335,11 @@ def _why(error: Exception) -> str:
 
 def is_kernel(event: Any) -> bool:
     """Kernels, copies and fills; the profiler also puts its annotations (a label, ``Optimizer.step``) on the device's track."""
-    return "CUDA" in str(event.device_type()) and not getattr(event, "is_user_annotation", bool)() and not event.name().startswith(("cold ", "warm "))
+    return (
+        "CUDA" in str(event.device_type())
+        and not getattr(event, "is_user_annotation", bool)()
+        and not event.name().startswith(("cold ", "warm "))
+    )
 
 
 def _kernels_by_label(profile: Any) -> dict[str, list[tuple[str, float]]]:
