@@ -25,7 +25,7 @@ import pandas as pd
 from foretrain.catalog import Catalog
 from foretrain.measure.candidates import Array, Candidates, operator_candidates, table_candidates
 from foretrain.measure.dataset import load_operators
-from foretrain.measure.design import Indices, design, greedy, grid_design, random_design
+from foretrain.measure.design import Indices, cheap_random_design, design, greedy, grid_design, random_design
 
 POOL = 16_000
 """Candidates to choose from, drawn anew for every seed."""
@@ -44,6 +44,8 @@ DIMS = {
 }
 FAMILIES = {"convolution": "convolution", "convolution_backward": "convolution backward"}
 FAMILIES |= dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), "matrix product")
+FIGURES = {"LightGBM": "mape", "log-quadratic": "median"}
+"""The error shown: the mean, but the median where a few extrapolations of a polynomial in logarithms would decide the mean."""
 OPERANDS = {"add": 3, "div": 3, "mul": 3, "pow": 3}
 
 
@@ -170,10 +172,7 @@ class Choice:
         return random_design(self.space.features, *self.limit(count, budget_s), seed=self.seed)
 
     def cheap(self, count: int, budget_s: float | None) -> Indices:
-        """Random, with chances in inverse proportion to the cost (Efraimidis and Spirakis 2006): cheap operators without any design."""
-        cost, budget = self.limit(count, budget_s)
-        order = np.argsort(np.random.default_rng(self.seed).exponential(size=len(cost)) * cost)
-        return order[np.cumsum(cost[order]) <= budget]
+        return cheap_random_design(self.space.features, *self.limit(count, budget_s), seed=self.seed)
 
     def grid(self, count: int, budget_s: float | None) -> Indices:
         return grid_design(self.space.features, *self.limit(count, budget_s), seed=self.seed)
@@ -294,7 +293,7 @@ def study(operators: Operators, seeds: int, methods: list[str]) -> Iterator[dict
 
 
 def markdown(results: list[dict[str, Any]], methods: list[str], priced: bool, regressor: str, test: str) -> str:
-    """A table of MAPE, mean and standard deviation over the seeds; the best of a line is bold."""
+    """A table of errors, mean and standard deviation over the seeds; the best of a line is bold."""
     cells = _cells(results, priced, regressor, test)
     methods = [method for method in (PRICED if priced else COUNTED) if method in methods]
     unit = "time of so many on average" if priced else "operators"
@@ -315,7 +314,7 @@ def _cells(results: list[dict[str, Any]], priced: bool, regressor: str, test: st
     cells: dict[tuple[int, str], list[float]] = defaultdict(list)
     for one in results:
         if (one["priced"], one["regressor"], one["test"]) == (priced, regressor, test):
-            cells[one["count"], one["method"]].append(one["mape"])
+            cells[one["count"], one["method"]].append(one[FIGURES[regressor]])
     return cells
 
 
@@ -325,19 +324,19 @@ COLORS = ("#444444", "#999999", "#c77cff", "#1f77b4", "#2ca02c", "#d62728")
 
 
 def svg(results: list[dict[str, Any]], methods: list[str], device: str) -> str:
-    panels = [(regressor, test) for regressor in ("LightGBM", "log-quadratic") for test in dict.fromkeys(one["test"] for one in results)]
+    panels = [(regressor, test) for regressor in FIGURES for test in dict.fromkeys(one["test"] for one in results)]
     width, height = 420, 300
     parts = []
     for place, (regressor, test) in enumerate(panels):
         x, y = 20 + place % 2 * width, 40 + place // 2 * height
         parts.append(
-            f'<g transform="translate({x},{y})">{_panel(_cells(results, False, regressor, test), methods, f"{regressor}, {test}")}</g>'
+            f'<g transform="translate({x},{y})">{_panel(_cells(results, False, regressor, test), methods, f"{regressor}, {test}, {FIGURES[regressor]}")}</g>'
         )
     rows = math.ceil(len(panels) / 2)
     for place, method in enumerate(methods):
         x, y = 60 + place % 6 * 135, 60 + rows * height
         parts.append(f'<path d="M{x},{y - 4}h22" stroke="{COLORS[place]}" stroke-width="2.5"/><text x="{x + 27}" y="{y}">{method}</text>')
-    title = f'<text x="20" y="24" font-size="15" font-weight="bold">Error (MAPE) by operators measured, equal budgets, {device}</text>'
+    title = f'<text x="20" y="24" font-size="15" font-weight="bold">Absolute percentage error by operators measured, {device}</text>'
     size = f'width="{2 * width + 40}" height="{rows * height + 80}"'
     style = 'font-family="Helvetica,Arial,sans-serif" font-size="12" fill="#222"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}><rect width="100%" height="100%" fill="white"/>{title}{"".join(parts)}</svg>\n'
@@ -386,10 +385,10 @@ def main() -> None:
     own = Path("data/ops_h200.parquet")
     operators = h200(own) if options.device == "h200" else neusight(options.data / "ops" / "neusight_fp32.csv.gz", options.device)
     results = list(study(operators, options.seeds, options.methods))
-    for regressor in ("LightGBM", "log-quadratic"):
+    for regressor in FIGURES:
         for test in dict.fromkeys(one["test"] for one in results):
             for priced in (False, True):
-                print(f"\n{options.device}, {regressor}, {test}, equal {'time' if priced else 'number'}:\n")
+                print(f"\n{options.device}, {regressor} ({FIGURES[regressor]} error), {test}, equal {'time' if priced else 'number'}:\n")
                 print(markdown(results, options.methods, priced, regressor, test))
     if options.results:
         options.results.write_text(json.dumps(results))

@@ -40,7 +40,7 @@ def table(tmp_path: Path) -> Path:
     return write_csv(tmp_path / "candidates.csv", ROWS)
 
 
-@pytest.mark.parametrize("method", ["d-optimal", "a-optimal", "random", "grid"])
+@pytest.mark.parametrize("method", ["d-optimal", "a-optimal", "random", "cheap-random", "grid"])
 def test_it_prints_what_it_chose_the_cost_and_the_gain(table: Path, method: str) -> None:
     result = run(table, "--budget", "4s", "--method", method)
     assert result.exit_code == 0, result.output

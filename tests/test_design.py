@@ -140,6 +140,12 @@ def test_an_expensive_row_is_not_blocked_by_cheap_ones() -> None:
     assert design("d-optimal", bare(features, np.array([1e-9, 1.0])), budget_s=1.0).chosen.tolist() == [1]
 
 
+def test_cheap_random_measures_more_for_the_same_budget() -> None:
+    pool = made(500, 3, 0, spread=2.0)
+    counts = [len(design(method, pool, budget_s=100.0).chosen) for method in ("cheap-random", "random")]
+    assert counts[0] > 2 * counts[1]
+
+
 def test_the_order_of_a_design_is_that_of_worth() -> None:
     pool = made(500, 4, 2, spread=0.0)
     chosen = design("d-optimal", pool, count=60).chosen

@@ -34,7 +34,7 @@ def design(
     budget: Annotated[str | None, typer.Option(help="Time for all measurements together, such as 2h.")] = None,
     count: Annotated[int | None, typer.Option(help="Number of measurements, instead of a budget.")] = None,
     method: Annotated[
-        Literal["d-optimal", "a-optimal", "random", "grid"], typer.Option(help="How to choose.", show_default=True)
+        Literal["d-optimal", "a-optimal", "random", "cheap-random", "grid"], typer.Option(help="How to choose.", show_default=True)
     ] = "d-optimal",
     features: Annotated[str | None, typer.Option(help="Columns to model, by name (else every column of numbers).")] = None,
     cost_column: Annotated[str, typer.Option(help="Column with the seconds that a measurement takes.")] = "cost_s",

@@ -94,8 +94,10 @@ def _note(text: str) -> str:
 
 def _summary(forecast: Forecast) -> str:
     rows = [*figures.step_figures(forecast), *([figures.Figure("bound by", forecast.bound)] if forecast.bound else [])]
-    rows += figures.memory_figures(forecast)
+    memory = list(figures.memory_figures(forecast))
+    rows += memory[:1]
     rows += (figures.Figure(f"  {name}", format_bytes(size)) for name, size in figures.category_sizes(forecast).items())
+    rows += memory[1:]
     verdict = figures.fits(forecast)
     rows += [figures.Figure("fits", verdict[1])] if verdict else []
     rows += figures.training_figures(forecast)
