@@ -27,7 +27,8 @@ def net(batch, width=16):
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
 
 def asleep(batch):
-    import time
+    import pathlib, time
+    pathlib.Path("asleep").touch()
     time.sleep(60)
 """
 JOB = """
@@ -275,7 +276,7 @@ def test_ctrl_c_keeps_what_is_done(folder: Path) -> None:
     words = [sys.executable, "-m", "foretrain.cli", "predict", "--jobs", "jobs.jsonl", "--out", "out.jsonl"]
     running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not ((folder / "out.jsonl").exists() and (folder / "out.jsonl").stat().st_size):
+    while time.monotonic() < deadline and not (folder / "asleep").exists():
         time.sleep(0.05)
     time.sleep(0.3)
     running.send_signal(signal.SIGINT)

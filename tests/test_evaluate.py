@@ -125,7 +125,7 @@ def test_each_predictor_quantity_and_file_has_its_result(tmp_path: Path) -> None
     two = write(tmp_path / "two.jsonl", line(step_time_s=2))
     results = evaluate([two, one], predictors=[Learner(), Fake()]).results
     keys = [(result.predictor, result.runs_file, result.quantity) for result in results]
-    expected = [(str(two), "step_time_s"), (str(one), "step_time_s"), (str(one), "kernels")]
+    expected = [(str(two), "step_time_s"), (str(one), "step_time_s"), (str(one), "kernels"), (str(one), "power_w")]
     assert keys == [(name, *rest) for name in ("learner", "fake") for rest in expected]
 
 
@@ -166,7 +166,7 @@ def test_a_run_without_a_figure_is_listed_with_its_reason(tmp_path: Path) -> Non
         (7, "step_time_s: measured -1, so there is no relative error"),
     ]
     by_quantity = {result.quantity: (result.n, result.unsupported, result.mape) for result in evaluation.results}
-    assert by_quantity == {"step_time_s": (1, 4, 0.0), "kernels": (0, 1, None)}
+    assert by_quantity == {"step_time_s": (1, 4, 0.0), "kernels": (0, 1, None), "power_w": (0, 1, None)}
 
 
 MEASURED = st.dictionaries(st.sampled_from(["step_time_s", "kernels", "power_w"]), st.sampled_from([0.0, 1.0, 2.5, math.inf]), max_size=3)
@@ -378,3 +378,19 @@ def test_other_sources_go_by_model_type_or_name() -> None:
 @given(st.text(min_size=1, max_size=20))
 def test_every_name_has_a_family(name: str) -> None:
     assert isinstance(family(Model(source="timm", name=name)), str)
+
+
+def test_a_bug_in_one_forecast_does_not_cost_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Buggy(Fake):
+        name: ClassVar[str] = "buggy"
+
+        def predict(self, job: Job) -> Forecast:
+            if job.workload.training.global_batch == 7:
+                raise KeyError("oops")
+            return super().predict(job)
+
+    path = write(tmp_path / "runs.jsonl", line(7, step_time_s=1), line(step_time_s=1))
+    evaluation = evaluate([path], predictors=[Buggy()])
+    assert [(row.line, row.reason) for row in evaluation.unsupported] == [(1, "internal error: KeyError: 'oops'")]
+    assert evaluation.results[0].n == 1
+    assert "oops" in caplog.text

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import logging
 import math
 import random
 import re
@@ -18,11 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from foretrain.errors import ForetrainError, InputError, invalid, unknown
+from foretrain.errors import ForetrainError, InputError, first_line, invalid, unknown
 from foretrain.forecast import Estimate
 from foretrain.job import QUANTITIES, Job, Model, Run, read_runs
 from foretrain.predictors import DEFAULT, get
 from foretrain.predictors.base import Predictor
+
+_log = logging.getLogger(__name__)
 
 SPLITS = ("random", "leave-model-out", "leave-device-out", "extrapolate")
 
@@ -178,6 +181,9 @@ def _forecast(predictor: Predictor, job: Job) -> _Answer:
         return predictor.predict(job).quantities
     except ForetrainError as error:
         return str(error)
+    except Exception as error:
+        _log.exception("a forecast failed on %s", job.workload.model.label)
+        return f"internal error: {type(error).__name__}: {first_line(error)}"
 
 
 def job_key(job: Job) -> str:
@@ -191,7 +197,7 @@ def _compare(predictor: Predictor, cases: Sequence[_Case], answers: Mapping[int,
     tested: Counter[tuple[str, str]] = Counter()
     for i, answer in answers.items():
         case = cases[i]
-        asked = [name for name in QUANTITIES if name in case.run.measured and name in predictor.quantities]
+        asked = [name for name in QUANTITIES if name in case.run.measured]
         tested.update((case.runs_file, name) for name in asked)
         found, reasons = _compare_run(predictor.name, case, asked, answer)
         rows += found
