@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretrain.errors import CaptureError, InputError
+from foretrain.errors import CaptureError, InputError, first_line
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Model, Training
 
@@ -76,7 +76,7 @@ def _on_meta(module: torch.nn.Module) -> torch.nn.Module:
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:
-        raise CaptureError(f"module {type(module).__name__}: cannot be copied ({str(error).splitlines()[0]})") from error
+        raise CaptureError(f"module {type(module).__name__}: cannot be copied ({first_line(error)})") from error
 
 
 def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:

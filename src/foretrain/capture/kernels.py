@@ -9,10 +9,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from foretrain.capture import traffic
 from foretrain.graph import TensorSpec
-
-__all__ = ["CUDA_OUTPUTS", "cuda_name", "traffic"]
 
 aten = torch.ops.aten
 

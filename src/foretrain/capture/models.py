@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from foretrain.capture.constants import Answering
 from foretrain.capture.devices import OnMeta
 from foretrain.capture.transformers_models import load_transformers
-from foretrain.errors import CaptureError, ForetrainError, InputError, unknown
+from foretrain.errors import CaptureError, ForetrainError, InputError, first_line, unknown
 from foretrain.job import Training, Workload
 
 Loss = Callable[[Any], torch.Tensor]
@@ -95,8 +95,7 @@ def _building(what: str) -> Iterator[None]:
     except ImportError as error:
         raise CaptureError(f"{what}: {error}") from error
     except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        raise CaptureError(f"{what}: {type(error).__name__}: {first}") from error
+        raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}") from error
 
 
 def build_on_meta(build: Callable[[], T]) -> T:
@@ -186,7 +185,7 @@ def import_zoo(name: str) -> Any:
         raise CaptureError(f"model.source: {name} is not installed; install foretrain[zoo]") from error
     except RuntimeError as error:
         if "torchvision::nms" not in str(error):
-            raise CaptureError(f"model.source: {name} does not import ({str(error).splitlines()[0]})") from error
+            raise CaptureError(f"model.source: {name} does not import ({first_line(error)})") from error
     for partial in [module for module in sys.modules if module.split(".")[0] in (name, "torchvision")]:
         del sys.modules[partial]
     library = torch.library.Library("torchvision", "DEF")

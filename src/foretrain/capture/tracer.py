@@ -15,12 +15,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from foretrain.capture import traffic
 from foretrain.capture.constants import SHAPED_BY_DATA, Constants, tensors_in
 from foretrain.capture.cuda import cuda_behaviour
 from foretrain.capture.devices import OnMeta
-from foretrain.capture.kernels import CUDA_OUTPUTS, cuda_name, traffic
+from foretrain.capture.kernels import CUDA_OUTPUTS, cuda_name
 from foretrain.capture.optimizers import StepFunction, build_optimizer
-from foretrain.errors import CaptureError, ForetrainError
+from foretrain.errors import CaptureError, ForetrainError, first_line
 from foretrain.flops import flops
 from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
 
@@ -375,7 +376,7 @@ def _error_context(recorder: Recorder) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    first = first_line(error)
     if any(sign in first.lower() for sign in ("meta tensor", "_local_scalar_dense", "data-dependent", "data-independent")):
         return f"control flow that depends on data cannot be traced ({first[:120]})"
     return f"{type(error).__name__}: {first}"

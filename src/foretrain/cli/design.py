@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from foretrain.cli.app import JsonFlag, app, say, show
-from foretrain.errors import ForetrainError, InputError, invalid, unknown
+from foretrain.errors import ForetrainError, InputError, first_line, invalid, unknown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -214,7 +214,7 @@ def _read_parquet(path: Path) -> Rows:
     try:
         rows: Rows = parquet.read_table(path).to_pylist()
     except (OSError, ArrowException) as error:
-        raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from error
+        raise InputError(f"{path}: cannot be read ({first_line(error)})") from error
     return rows
 
 

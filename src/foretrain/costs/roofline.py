@@ -12,7 +12,7 @@ from foretrain.costs.base import Column
 from foretrain.graph import Operator
 
 _CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_cudnn_rnn", "_cudnn_rnn_backward"})
-_MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Roofline:
 def arithmetic(operator: Operator, precision: str) -> str:
     """The number format an operator multiplies in: fp32 inputs become TF32 in cuDNN always, in matrix products on request."""
     dtype = _SHORT.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"
-    if dtype == "fp32" and (operator.name in _CONVOLUTIONS or (precision == "tf32" and operator.name in _MATRIX_PRODUCTS)):
+    if dtype == "fp32" and (operator.name in _CONVOLUTIONS or (precision == "tf32" and operator.name in MATRIX_PRODUCTS)):
         return "tf32"
     if precision == "fp8" and operator.name in ("mm", "addmm"):
         return "fp8"

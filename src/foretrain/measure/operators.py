@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foretrain.costs.roofline import MATRIX_PRODUCTS
 from foretrain.files import write_atomically
 from foretrain.graph import Operator, OpGraph, TensorSpec
 from foretrain.job import read_lines
@@ -56,12 +57,9 @@ def operator_key(name: str, inputs: Iterable[TensorSpec], args: Mapping[str, Any
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
 
 
-_TF32 = frozenset({"mm", "addmm", "bmm", "baddbmm"})
-
-
 def matmul_precision(operator: Operator, precision: str) -> str:
     """TF32 only changes the matrix products of fp32 tensors; cuDNN uses it for convolutions in either case."""
-    return "tf32" if precision == "tf32" and operator.name in _TF32 and operator.inputs[0].dtype == "float32" else ""
+    return "tf32" if precision == "tf32" and operator.name in MATRIX_PRODUCTS and operator.inputs[0].dtype == "float32" else ""
 
 
 def collect(graphs: Iterable[tuple[OpGraph, str]]) -> list[Instance]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from foretrain.errors import InputError
+from foretrain.errors import InputError, first_line
 from foretrain.files import append_lines, write_atomically
 from foretrain.job import read_lines
 from foretrain.measure.operators import Instance
@@ -68,7 +68,7 @@ def _cpu(instance: Instance) -> Timing | str:
     try:
         return time_on_cpu(instance)
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+        return f"{type(error).__name__}: {first_line(error)}"[:200]
 
 
 _TIMERS: list[CudaTimer] = []
@@ -97,7 +97,7 @@ def _check_context(device: str, group: list[Instance]) -> None:
             torch.cuda.synchronize()
         except RuntimeError as error:
             names = ", ".join(sorted({instance.name for instance in group}))
-            raise InputError(f"the GPU reported {str(error).splitlines()[0]!r} after {names}; start again to go on behind them") from error
+            raise InputError(f"the GPU reported {first_line(error)!r} after {names}; start again to go on behind them") from error
 
 
 def machine(device: str) -> dict[str, Any]:

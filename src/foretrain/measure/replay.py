@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from foretrain.errors import InputError
+from foretrain.errors import InputError, first_line
 from foretrain.graph import TensorSpec
 from foretrain.measure.operators import Instance
 
@@ -325,7 +325,7 @@ class CudaTimer:
 
 def _why(error: Exception) -> str:
     """The reason in one line; memory that the failed call held is given back first."""
-    text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:200]
+    text = f"{type(error).__name__}: {first_line(error)}"[:200]
     error.__traceback__ = None
     gc.collect()
     if torch.cuda.is_available():
