@@ -23,7 +23,7 @@ from foretrain.errors import InputError
 from foretrain.job import read_runs
 from foretrain.measure import campaign as campaigns
 from foretrain.measure.backends import Backend, CellFailed, Local, backend
-from foretrain.measure.campaign import Cell, Grid, Summary, cells, known_keys, read_campaign, read_grid, run_campaign, spread
+from foretrain.measure.campaign import Cell, Grid, Summary, cells, read_campaign, read_grid, run_campaign, spread
 from foretrain.measure.resources import FIGURES, RESOURCES
 from foretrain.measure.tasks import Protocol, Task, shards
 
@@ -119,7 +119,7 @@ def small(folder: Path, *models: str, home: Path | None = None, **dimensions: An
 
 def test_a_campaign_goes_on_when_a_worker_dies(first: Result, folder: Path) -> None:
     assert first.exit_code == 1, first.output
-    assert "2 cells measured, 0 known before, 1 failed, 0 left" in first.stderr
+    assert "2 measured, 1 failed, 0 known before, 0 left" in first.stderr
     failure = json.loads((folder / "runs.failures.jsonl").read_text())
     assert failure["error"] == "process 1: RuntimeError: boom at step 2"
     assert failure["job"]["model"]["name"] == "tiny.py:dies"
@@ -159,12 +159,14 @@ def test_cells_in_the_file_are_not_measured_again(first: Result, folder: Path) -
         str(folder / "grid.toml"), "--out", str(folder / "runs.jsonl"), "--models", f"{folder / 'tiny.py'}:net", "--sync", "allreduce,ps"
     )
     assert again.exit_code == 0, again.output
-    assert "0 cells measured, 4 known before" in again.stderr
+    assert "0 measured, 0 failed, 4 known before" in again.stderr
 
 
 def test_torchrun(folder: Path) -> None:
     out = folder / "torchrun.jsonl"
-    assert run_campaign(small(folder, "net"), out, backend("torchrun"), protocol=QUICK) == Summary(measured=1, failed=0, known=0, left=0)
+    summary = run_campaign(small(folder, "net"), out, backend("torchrun"), protocol=QUICK)
+    failures = folder / "torchrun.failures.jsonl"
+    assert summary == Summary(measured=1, failed=0, known=0, left=0), failures.read_text()
     [(_, one)] = read_runs(out)
     assert one.provenance["backend"] == "torchrun"
     assert one.measured["step_time_s"] > 0
@@ -260,7 +262,7 @@ def test_a_budget_leaves_the_rest(folder: Path, tmp_path: Path) -> None:
     assert (rest.known, rest.measured, rest.left) == (summary.measured, summary.left, 0)
 
 
-def test_failures_are_tried_again_and_said(folder: Path, tmp_path: Path) -> None:
+def test_failures_are_said_and_tried_again_when_asked(folder: Path, tmp_path: Path) -> None:
     said: list[str] = []
     moved: list[tuple[int, int]] = []
     out, wanted = tmp_path / "runs.jsonl", small(folder, "net", "dies", home=tmp_path)
@@ -268,7 +270,8 @@ def test_failures_are_tried_again_and_said(folder: Path, tmp_path: Path) -> None
     assert summary == Summary(measured=1, failed=1, known=0, left=0)
     assert said == ["failed: tiny.py:dies, 2 workers x 1 cores, batch 16, allreduce: it failed"]
     assert moved == [(0, 2), (1, 2), (2, 2)]
-    assert run_campaign(wanted, out, Pretending()) == Summary(measured=1, failed=0, known=1, left=0)
+    assert run_campaign(wanted, out, Pretending()) == Summary(measured=0, failed=0, known=1, left=0, failed_before=1)
+    assert run_campaign(wanted, out, Pretending(), retry_failed=True) == Summary(measured=1, failed=0, known=1, left=0)
 
 
 def test_an_error_that_no_cell_would_survive_stops_the_campaign(folder: Path, tmp_path: Path) -> None:
@@ -278,27 +281,14 @@ def test_an_error_that_no_cell_would_survive_stops_the_campaign(folder: Path, tm
     assert broken.closed
 
 
-def test_a_line_cut_off_at_the_end_is_taken_out(folder: Path, tmp_path: Path) -> None:
-    out, wanted = tmp_path / "runs.jsonl", small(folder, "net", batch=[2, 4], home=tmp_path)
-    run_campaign(wanted, out, Pretending())
-    whole = out.read_text()
-    out.write_text(whole[:-20])
-    assert len(known_keys(out)) == 1
-    assert out.read_text() == whole.splitlines(keepends=True)[0]
-    assert run_campaign(wanted, out, Pretending()).known == 1
-    out.write_text("{\n" + whole)
-    with pytest.raises(InputError, match=r"runs.jsonl:1: not JSON"):
-        known_keys(out)
-
-
-def test_runs_of_others_in_the_file_do_no_harm(tmp_path: Path) -> None:
-    (tmp_path / "runs.jsonl").write_text('{"job": {}, "measured": {}}\n{"job": {}, "measured": {}, "provenance": {"backend": "local"}}\n')
-    assert known_keys(tmp_path / "runs.jsonl") == set()
+def test_runs_of_others_in_the_file_do_no_harm(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs.jsonl"
+    out.write_text('{"job": {}, "measured": {}}\n{"job": {}, "measured": {}, "provenance": {"backend": "local"}}\n')
+    assert run_campaign(small(folder, "net", home=tmp_path), out, Pretending()) == Summary(measured=1, failed=0, known=0, left=0)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaigns, "known_keys", lambda out: set())
+def test_a_full_disk_is_one_line(folder: Path) -> None:
     with pytest.raises(InputError, match="/dev/full: cannot be written"):
         run_campaign(small(folder, "net"), Path("/dev/full"), Pretending())
 

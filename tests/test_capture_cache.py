@@ -141,6 +141,28 @@ def test_a_changed_neighbour_that_the_file_imports_is_traced_anew(base: Path) ->
     assert capture_job(a_job(base)).parameters == 45
 
 
+@pytest.mark.parametrize("part", ["a_package/__init__.py", "a_package/inner/deep.py", "another_package/part.py"])
+def test_a_changed_package_beside_the_file_is_traced_anew(base: Path, part: str) -> None:
+    """Whether the file imports it, it is a module inside, or another package imports it."""
+    module = part.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
+    (base / part).parent.mkdir(parents=True, exist_ok=True)
+    (base / "a_package").mkdir(exist_ok=True)
+    (base / "a_package" / "first.py").write_text(f"import {module} as part\n")
+    (base / "net.py").write_text("def make(batch):\n    from a_package import first\n    return first.part.make(batch)\n")
+    (base / part).write_text(MODEL)
+    assert capture_job(a_job(base)).parameters == 27
+    (base / part).write_text(MODEL.replace("3)", "5)"))
+    assert capture_job(a_job(base)).parameters == 45
+
+
+def test_a_package_that_is_not_imported_is_not_looked_at(base: Path, traces: list[Job]) -> None:
+    (base / "a_stranger").mkdir()
+    for content in ("x = 1", "x = 2"):
+        (base / "a_stranger" / "part.py").write_text(content)
+        capture_job(a_job(base))
+    assert len(traces) == 1
+
+
 def test_a_missing_file_is_an_error_even_when_its_graph_is_cached(base: Path) -> None:
     capture_job(a_job(base))
     (base / "net.py").unlink()

@@ -44,6 +44,17 @@ def test_steps_are_written_as_runs(jobs: Path, tmp_path: Path) -> None:
     assert json.loads(out.read_text())["measured"]["step_time_s"] > 0
 
 
+def test_what_failed_is_tried_again_when_asked(jobs: Path, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(MODEL.replace("torch.randn(batch, 8)", "torch.randn(batch, 9)"))
+    words = ["measure", "steps", str(jobs), "--device", "cpu", "--seconds", "0.01", "-o", str(tmp_path / "runs.jsonl")]
+    first = CliRunner().invoke(app, words)
+    assert "0 measured, 1 failed" in first.stderr
+    assert f"failures in {tmp_path}/runs.failures.jsonl" in first.stderr
+    (tmp_path / "net.py").write_text(MODEL)
+    assert "0 left, 1 failed before (--retry-failed tries them again)" in CliRunner().invoke(app, words).stderr
+    assert "1 measured, 0 failed" in CliRunner().invoke(app, [*words, "--retry-failed"]).stderr
+
+
 def test_no_gpu_is_one_line_and_exit_code_2(jobs: Path, tmp_path: Path) -> None:
     import torch
 

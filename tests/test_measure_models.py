@@ -82,6 +82,23 @@ def test_models_train(case: str, tmp_path: Path) -> None:
     assert min(losses[1:]) < losses[0]
 
 
+def test_what_a_file_imports_is_read_anew_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules beside it and packages without an ``__init__``, even when edited within the second that bytecode is dated by."""
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    work = workload(tmp_path, {"source": "python", "name": "net.py:make"}, {})
+    (tmp_path / "net.py").write_text(
+        "from a_side_of_it import side\nfrom a_package_of_it import part\n\ndef make(batch):\n    return part.make(batch, side)\n"
+    )
+    (tmp_path / "a_package_of_it").mkdir()
+    for side, width in ((3, 4), (5, 6)):
+        (tmp_path / "a_side_of_it.py").write_text(f"side = {side}\n")
+        (tmp_path / "a_package_of_it" / "part.py").write_text(
+            f"import torch\n\ndef make(batch, side):\n    return torch.nn.Linear(side, {width}), torch.randn(batch, side)\n"
+        )
+        assert real_model(work, 4, "cpu").output().shape == (4, width)
+        assert real_model(work, 4, "cpu").inputs[0].shape == (4, side)
+
+
 def test_inference_is_in_eval_mode(tmp_path: Path) -> None:
     work = workload(tmp_path, {"source": "torchvision", "name": "resnet18"}, {"image": 32, "mode": "infer"})
     assert not real_model(work, 2, "cpu").module.training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,27 @@ def test_jobs_are_measured_once_and_failures_are_kept(tmp_path: Path) -> None:
     jobs = [a_job(tmp_path), a_job(tmp_path, "broken"), a_job(tmp_path, global_batch=8)]
     first = measure_jobs(jobs, out, device="cpu", seconds=0.01)
     again = measure_jobs(jobs, out, device="cpu", seconds=0.01)
+    retried = measure_jobs(jobs, out, device="cpu", seconds=0.01, retry_failed=True)
     assert (first.measured, first.failed) == (2, 1)
-    assert (again.measured, again.failed, again.known) == (0, 1, 2)
+    assert (again.measured, again.failed, again.known, again.failed_before) == (0, 0, 2, 1)
+    assert (retried.measured, retried.failed, retried.known, retried.failed_before) == (0, 1, 2, 0)
     assert len(list(read_runs(out))) == 2
     assert "broken" in (tmp_path / "runs.failures.jsonl").read_text()
+
+
+def test_files_of_models_are_named_from_where_the_runs_are(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "runs.jsonl"
+    assert measure_jobs([a_job(tmp_path)], out, device="cpu", seconds=0.01).measured == 1
+    [(_, run)] = read_runs(out)
+    assert run.job.workload.model.name == "../models.py:small"
+    assert measure_jobs([run.job], out, device="cpu", seconds=0.01).known == 1
+
+
+def test_a_file_of_jobs_is_not_added_to(tmp_path: Path) -> None:
+    out = tmp_path / "jobs.jsonl"
+    out.write_text(json.dumps(a_job(tmp_path).to_dict()) + "\n")
+    with pytest.raises(InputError, match=r"jobs\.jsonl:1: run: a run is a table"):
+        measure_jobs([a_job(tmp_path)], out, device="cpu", seconds=0.01)
 
 
 def test_when_the_time_is_up_the_rest_is_left(tmp_path: Path) -> None:

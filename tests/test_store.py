@@ -381,8 +381,8 @@ def test_a_model_in_a_file_is_found_from_the_database(store: Store, tmp_path: Pa
     assert entry.run(CATALOG) == one
     assert entry.seen_from(tmp_path)["job"]["model"]["name"] == "nets/a.py:net"
     away = entry.seen_from(tmp_path / "elsewhere")
-    assert away["job"]["model"]["name"] == f"{tmp_path}/nets/a.py:net"
-    assert store.add([Run.read(away, catalog=CATALOG)]) == Added(new=0, known=1)
+    assert away["job"]["model"]["name"] == "../nets/a.py:net"
+    assert store.add([Run.read(away, catalog=CATALOG, base=tmp_path / "elsewhere")]) == Added(new=0, known=1)
 
 
 def test_what_no_database_takes_is_refused_by_all(store: Store) -> None:

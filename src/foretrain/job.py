@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -34,6 +35,12 @@ QUANTITIES: dict[str, str] = {
     "network_tx_bytes_per_s": "B/s", "network_rx_bytes_per_s": "B/s",
 }  # fmt: skip
 """Every quantity that a run may carry and a forecast may give, with its SI unit."""
+
+FILE_SOURCES: tuple[Source, ...] = ("python", "onnx", "graph")
+"""Sources whose models are named by the path of a file."""
+
+Edit = Callable[[Any], Any]
+"""What changes the tables of a job before they are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,12 +243,12 @@ class Job:
         return cls(workload=workload, cluster=cluster, plan=read(Plan, data.get("plan", {}), "plan"))
 
     @classmethod
-    def load(cls, path: Path, *, catalog: Catalog | None = None) -> Job:
+    def load(cls, path: Path, *, catalog: Catalog | None = None, edit: Edit = lambda data: data) -> Job:
         """A job from a ``.toml`` or ``.json`` file; errors start with the file's name."""
         text = read_text(path)
         try:
             data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-            return cls.read(data, catalog=catalog, base=path.parent)
+            return cls.read(edit(data), catalog=catalog, base=path.parent)
         except (InputError, ValueError) as error:
             raise InputError(f"{path}: {error}") from error
 
@@ -253,6 +260,13 @@ class Job:
             "cluster": self.cluster.to_dict(),
             "plan": _changed(self.plan),
         }
+
+    def seen_from(self, folder: Path) -> Job:
+        """The same job for a file in ``folder``: the path of its model starts there."""
+        work, model = self.workload, self.workload.model
+        if model.source in FILE_SOURCES:
+            model = dataclasses.replace(model, name=path_seen_from(str(model.name), work.base, folder))
+        return dataclasses.replace(self, workload=dataclasses.replace(work, model=model, base=folder))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,23 +295,48 @@ class Run:
         return {"job": self.job.to_dict(), "measured": dict(self.measured), "provenance": dict(self.provenance)}
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The JSON values of a ``.jsonl`` file with their line numbers; blank lines are skipped."""
+def path_seen_from(name: str, base: Path, folder: Path) -> str:
+    """The path of a model's file that starts in ``base``, as it starts in ``folder``.
+
+    >>> path_seen_from("nets/small.py:net", Path("jobs"), Path("runs/today"))
+    '../../jobs/nets/small.py:net'
+    """
+    path = base / name
+    return os.path.relpath(path.parent.resolve() / path.name, folder.resolve())
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file with their numbers; blank ones are skipped."""
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
-            try:
-                yield number, json.loads(line)
-            except ValueError as error:
-                raise InputError(f"{path}:{number}: not JSON ({error})") from error
+            yield number, line
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The JSON values of a ``.jsonl`` file with their line numbers; blank lines are skipped."""
+    for number, line in text_lines(path):
+        try:
+            yield number, json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{path}:{number}: not JSON ({error})") from error
+
+
+def parse_job(line: str, *, catalog: Catalog | None = None, base: Path = Path(), edit: Edit = lambda data: data) -> Job:
+    """The job on a line of a file that lies in ``base``: a bare one, or that of a run whose measured part is ignored."""
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"not JSON ({error})") from error
+    bare = data["job"] if isinstance(data, Mapping) and "job" in data else data
+    return Job.read(edit(bare), catalog=catalog, base=base)
 
 
 def read_jobs(path: Path, *, catalog: Catalog | None = None) -> Iterator[tuple[int, Job]]:
     """Jobs of a ``.jsonl`` file (bare jobs, or runs whose measured part is ignored), with line numbers."""
     catalog = catalog or Catalog.load()
-    for number, data in read_lines(path):
+    for number, line in text_lines(path):
         try:
-            bare = data["job"] if isinstance(data, Mapping) and "job" in data else data
-            yield number, Job.read(bare, catalog=catalog, base=path.parent)
+            yield number, parse_job(line, catalog=catalog, base=path.parent)
         except InputError as error:
             raise InputError(f"{path}:{number}: {error}") from error
 

@@ -10,7 +10,8 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,14 +206,33 @@ def _traced_precision(precision: str) -> str:
 
 
 def _file_hash(model: Model, base: Path) -> str | None:
-    """Of the ONNX file; of the Python file and those beside it, which it may import."""
+    """Of the ONNX file; of the Python file and those that it may import from its folder."""
     if model.source not in ("python", "onnx"):
         return None
     file = str(model.name).rpartition(":")[0] if model.source == "python" else str(model.name)
     path = Path(file) if Path(file).is_absolute() else base / file
-    beside = sorted(one for one in path.parent.glob("*.py") if one.is_file() and not one.name.startswith("."))
-    files = (path, *beside) if model.source == "python" else (path,)
     try:
-        return hashlib.sha256(b"".join(one.read_bytes() for one in files)).hexdigest()
+        contents = _modules(path) if model.source == "python" else {path: path.read_bytes()}
     except OSError as error:
         raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error
+    parts = sorted((os.path.relpath(one, path.parent), hashlib.sha256(content).hexdigest()) for one, content in contents.items())
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _modules(path: Path) -> dict[Path, bytes]:
+    """Contents of a Python file, of those beside it, and of the packages beside it that any of them names."""
+    contents = {one: one.read_bytes() for one in {path, *_sources(path.parent.glob("*.py"))}}
+    packages = {folder for folder in path.parent.iterdir() if folder.name.isidentifier() and folder.is_dir()}
+    unread = list(contents.values())
+    while unread:
+        words = set(re.findall(rb"\w+", b"\n".join(unread)))
+        named = {folder for folder in packages if folder.name.encode() in words}
+        packages -= named
+        found = {one: one.read_bytes() for folder in named for one in _sources(folder.rglob("*.py"))}
+        contents |= found
+        unread = list(found.values())
+    return contents
+
+
+def _sources(paths: Iterable[Path]) -> list[Path]:
+    return [one for one in paths if one.is_file() and not one.name.startswith(".")]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +25,12 @@ from foretrain.job import Training, Workload
 
 Loss = Callable[[Any], torch.Tensor]
 T = TypeVar("T")
+
+AUTOCAST_DTYPES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+"""What autocast casts to, by the precision of the job."""
+
+WEIGHT_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""What weights and inputs are kept in where that is not fp32, by the precision of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,14 +260,21 @@ def _call_on(device: str, build: Callable[[], Any]) -> Any:
 def _beside(path: Path) -> Iterator[None]:
     """The folder of a user's file is importable; what was imported from it is forgotten, as another job's may have the same name."""
     folder, before = str(path.parent.resolve()), set(sys.modules)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a module edited within a second would be taken from its bytecode
     sys.path.insert(0, folder)
     try:
         yield
     finally:
         sys.path.remove(folder)
-        for new in set(sys.modules) - before:
-            if str(getattr(sys.modules[new], "__file__", "")).startswith(folder + os.sep):
-                del sys.modules[new]
+        sys.dont_write_bytecode = writes
+        for new in [new for new in set(sys.modules) - before if _lies_in(folder, sys.modules[new])]:
+            del sys.modules[new]
+
+
+def _lies_in(folder: str, module: ModuleType) -> bool:
+    """By its file, or by its folders where it is a package, which may have no file."""
+    places = (getattr(module, "__file__", None), *getattr(module, "__path__", ()))
+    return any(str(place).startswith(folder + os.sep) for place in places)
 
 
 def _function(path: Path, name: str) -> Callable[..., Any]:

@@ -20,15 +20,13 @@ from foretrain.capture.constants import SHAPED_BY_DATA, Constants, tensors_in
 from foretrain.capture.cuda import cuda_behaviour
 from foretrain.capture.devices import OnMeta
 from foretrain.capture.kernels import CUDA_OUTPUTS, cuda_name
+from foretrain.capture.models import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss
 from foretrain.capture.optimizers import StepFunction, build_optimizer
 from foretrain.errors import CaptureError, ForetrainError, first_line
 from foretrain.flops import flops
 from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
 
-Loss = Callable[[Any], torch.Tensor]
 _DTYPES = {getattr(torch, name): name for name in ITEM_BYTES}
-_LOW_DTYPE = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
-_WEIGHT_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def trace_step(
@@ -59,7 +57,7 @@ def trace_step(
             for parameter in module.parameters():
                 parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
     with recorder, _error_context(recorder):
-        _run(recorder, module, inputs, loss, step, _LOW_DTYPE.get(precision))
+        _run(recorder, module, inputs, loss, step, AUTOCAST_DTYPES.get(precision))
     graph = recorder.finish(samples=samples, tokens=tokens, accumulates=accumulate, info=info or {})
     module.zero_grad(set_to_none=True)
     return graph
@@ -70,7 +68,7 @@ def _prepare(
 ) -> tuple[torch.nn.Module, tuple[Any, ...] | Mapping[str, Any]]:
     """The module and its inputs on meta, in the weight dtype and memory format of the job; real integer inputs stay known."""
     module = module.to("meta")
-    dtype = _WEIGHT_DTYPE.get(precision)
+    dtype = WEIGHT_DTYPES.get(precision)
     if dtype is not None:
         module = module.to(dtype)
     if channels_last:

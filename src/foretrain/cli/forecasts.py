@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from foretrain.cli.app import JsonFlag, app, say, show
-from foretrain.cli.jobs import Options, job_from, read_job, with_job_options
+from foretrain.cli.jobs import Options, job_from, overriding, with_job_options
 from foretrain.errors import ForetrainError, InputError
-from foretrain.files import read_text
 
 if TYPE_CHECKING:
-    from foretrain.catalog import Catalog
     from foretrain.forecast import Forecast
+    from foretrain.job import Job
     from foretrain.predictors.base import Predictor
 
 PredictorOption = Annotated[str | None, typer.Option("--predictor", help="Predictor by name.")]
@@ -100,13 +99,14 @@ def capture(
 def _predict_many(path: Path, out: Path | None, options: Options, predictor: Predictor) -> None:
     """One line out per job in, in order, each as soon as it is known; a job that fails does not stop the rest."""
     from foretrain.catalog import Catalog
+    from foretrain.job import parse_job, text_lines
     from foretrain.report.lines import JsonLines
     from foretrain.report.screen import progress
 
     if out is not None and out.exists() and out.samefile(path):
         raise InputError(f"--out: {str(out)!r} is the file of jobs itself")
-    lines = [(number, line) for number, line in enumerate(read_text(path).splitlines(), start=1) if line.strip()]
-    known = Catalog.load(options.get("catalog"))
+    lines = list(text_lines(path))
+    read = functools.partial(parse_job, catalog=Catalog.load(options.get("catalog")), base=path.parent, edit=overriding(options))
     start = time.monotonic()
     where = "" if out is None else f", in {out}"
     failed = 0
@@ -114,7 +114,7 @@ def _predict_many(path: Path, out: Path | None, options: Options, predictor: Pre
         try:
             with progress("jobs") as advance:
                 for number, line in lines:
-                    answer = _answer(line, options, known, path.parent, predictor)
+                    answer = _answer(line, read, predictor)
                     failed += "error" in answer
                     results.write({"line": number, **answer})
                     advance(results.count, len(lines))
@@ -126,16 +126,12 @@ def _predict_many(path: Path, out: Path | None, options: Options, predictor: Pre
         raise typer.Exit(1)
 
 
-def _answer(line: str, options: Options, known: Catalog, base: Path, predictor: Predictor) -> dict[str, Any]:
+def _answer(line: str, read: Callable[[str], Job], predictor: Predictor) -> dict[str, Any]:
     """The forecast of one job, or why there is none; a bug is told with its traceback and does not cost the other jobs."""
     try:
-        data = json.loads(line)
-        job = read_job(data["job"] if isinstance(data, Mapping) and "job" in data else data, options, known, base)
-        return {"forecast": predictor.predict(job).to_dict()}
+        return {"forecast": predictor.predict(read(line)).to_dict()}
     except ForetrainError as error:
         return {"error": str(error)}
-    except json.JSONDecodeError as error:
-        return {"error": f"not JSON ({error})"}
     except Exception as error:
         traceback.print_exc()
         return {"error": f"internal error: {type(error).__name__}: {error}"}

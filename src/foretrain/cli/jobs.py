@@ -1,11 +1,9 @@
-"""Job options of the command line, and a job file or a model's name with them, become a Job."""
+"""Options that commands share; those of jobs, and a job file or a model's name with them, become a Job."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import json
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -13,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from foretrain.errors import InputError, invalid
-from foretrain.files import read_text
 
 if TYPE_CHECKING:
-    from foretrain.catalog import Catalog
-    from foretrain.job import Job
+    from foretrain.job import Edit, Job
 
 
 class JobOptions:
@@ -44,7 +40,6 @@ class JobOptions:
     catalog: Annotated[Path | None, typer.Option(help="Your own devices, nodes and prices (TOML).")]
 
 
-_OPTIONS = get_type_hints(JobOptions, include_extras=True)
 _PLACES = {
     "source": "model", "device": "cluster", "node": "cluster", "nodes": "cluster", "cores_per_device": "cluster", "batch": "training", "image": "training",
     "sequence": "training", "classes": "training", "precision": "training", "optimizer": "training", "mode": "training",
@@ -55,26 +50,36 @@ _INSTEAD = {"epochs": "steps", "steps": "epochs"}
 """An option that is given replaces the field of the file that would contradict it."""
 
 Options = dict[str, Any]
-"""The job options that were given, by name."""
+"""The options that were given, by name."""
+
+Command = Callable[..., None]
 
 
-def with_job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of ``JobOptions``; it receives those that were given as ``options``."""
+def with_options(declared: type) -> Callable[[Command], Command]:
+    """Give a command the options that a class declares; it receives those that were given as ``options``."""
+    hints = get_type_hints(declared, include_extras=True)
 
-    @functools.wraps(command)
-    def run(**values: Any) -> None:
-        command(options={name: value for name in _OPTIONS if (value := values.pop(name)) is not None}, **values)
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            command(options={name: value for name in hints if (value := values.pop(name)) is not None}, **values)
 
-    own = [parameter for parameter in inspect.signature(command, eval_str=True).parameters.values() if parameter.name != "options"]
-    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint) for name, hint in _OPTIONS.items()]
-    run.__signature__ = inspect.Signature([parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + more)  # type: ignore[attr-defined]
-    return run
+        own = [parameter for parameter in inspect.signature(command, eval_str=True).parameters.values() if parameter.name != "options"]
+        more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint) for name, hint in hints.items()]
+        run.__signature__ = inspect.Signature([parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + more)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+with_job_options = with_options(JobOptions)
 
 
 def job_from(target: str, options: Options) -> Job:
     """A job file with the options over it, or a model's name with the options around it."""
     from foretrain.api import make_job
     from foretrain.catalog import Catalog
+    from foretrain.job import Job
 
     path = Path(target)
     catalog = Catalog.load(options.get("catalog"))
@@ -85,18 +90,12 @@ def job_from(target: str, options: Options) -> Job:
         if "image" in given:
             given["image"] = _image(given["image"])
         return make_job(target, **given, catalog=catalog)
-    text = read_text(path)
-    try:
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-        return read_job(data, options, catalog, path.parent)
-    except (InputError, ValueError) as error:
-        raise InputError(f"{path}: {error}") from error
+    return Job.load(path, catalog=catalog, edit=overriding(options))
 
 
-def read_job(data: Any, options: Options, catalog: Catalog, base: Path) -> Job:
-    from foretrain.job import Job
-
-    return Job.read(_overridden(data, options) if isinstance(data, Mapping) else data, catalog=catalog, base=base)
+def overriding(options: Options) -> Edit:
+    """Puts the options over the tables of a job; what is no table is left to be refused."""
+    return lambda data: _overridden(data, options) if isinstance(data, Mapping) else data
 
 
 def _overridden(data: Mapping[str, Any], options: Options) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""The commands that make data: ``measure campaign``."""
+"""The commands that make data, with what they have in common, and ``measure campaign``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,13 +12,30 @@ from foretrain.cli.app import app, say
 from foretrain.errors import invalid
 from foretrain.units import parse_seconds
 
+if TYPE_CHECKING:
+    from foretrain.measure.summary import Summary
+
 measure = typer.Typer(help="Make data: measure operators, steps and whole campaigns.", no_args_is_help=True)
 app.add_typer(measure, name="measure")
 
 OutOption = Annotated[
-    Path, typer.Option("--out", "-o", help="The file of runs; cells that it holds are not measured again.", show_default=False)
+    Path, typer.Option("--out", "-o", help="The file of results; what it holds is not measured again.", show_default=False)
 ]
 BudgetOption = Annotated[str | None, typer.Option(help="Stop after this time, such as 10m.")]
+RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try again what failed in an earlier run.")]
+
+
+def budget_s(budget: str | None) -> float | None:
+    return None if budget is None else parse_seconds(budget, "budget")
+
+
+def conclude(summary: Summary, out: Path) -> None:
+    """Say what was done, and where it is."""
+    from foretrain.measure.resume import failures_file
+
+    say(f"{summary}; in {out}")
+    if summary.failed or summary.failed_before:
+        say(f"failures in {failures_file(out)}")
 
 
 @measure.command()
@@ -53,12 +70,13 @@ def campaign(
     period: Annotated[str, typer.Option(help="Between two samples of the resources.")] = "50ms",
     threshold: Annotated[float, typer.Option(help="Share of its maximum above which a resource counts as active.")] = 0.1,
     timeout: Annotated[str, typer.Option(help="Give a cell up after this time.")] = "10m",
+    retry_failed: RetryOption = False,
     budget: BudgetOption = None,
 ) -> None:
     """Train a grid of jobs in parallel and record step times, epoch times and the resources of every worker."""
     from foretrain.api import make_job
     from foretrain.measure.backends import backend
-    from foretrain.measure.campaign import cells, failures_file, read_campaign, read_grid, run_campaign
+    from foretrain.measure.campaign import cells, read_campaign, read_grid, run_campaign
     from foretrain.measure.tasks import Protocol
     from foretrain.report.screen import progress
 
@@ -82,14 +100,13 @@ def campaign(
         with progress("cells") as advance:
             summary = run_campaign(
                 wanted, out, chosen, protocol=protocol, interface=interface or ("auto" if address else "lo"), progress=advance, say=say,
-                timeout_s=parse_seconds(timeout, "timeout"), budget_s=None if budget is None else parse_seconds(budget, "budget"),
+                timeout_s=parse_seconds(timeout, "timeout"), retry_failed=retry_failed, budget_s=budget_s(budget),
             )  # fmt: skip
     except KeyboardInterrupt:
         say(f"interrupted: what was measured is in {out}; the same command goes on from there")
         raise typer.Exit(130) from None
-    say(f"{summary.measured:,} cells measured, {summary.known:,} known before, {summary.failed:,} failed, {summary.left:,} left, in {out}")
+    conclude(summary, out)
     if summary.failed:
-        say(f"failures in {failures_file(out)}")
         raise typer.Exit(1)
 
 

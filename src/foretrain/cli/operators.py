@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from foretrain.cli.app import say
-from foretrain.cli.measure import BudgetOption, OutOption, measure
-from foretrain.units import parse_seconds
+from foretrain.cli.measure import BudgetOption, OutOption, RetryOption, budget_s, conclude, measure
 
 if TYPE_CHECKING:
     from foretrain.job import Job
@@ -31,6 +30,7 @@ def ops(
     collect_only: Annotated[
         bool, typer.Option("--collect-only", help="Write the list of operators, to replay on another machine.")
     ] = False,
+    retry_failed: RetryOption = False,
     budget: BudgetOption = None,
 ) -> None:
     """Replay the distinct operators of models and record their time on the device and on the host."""
@@ -44,10 +44,10 @@ def ops(
         return
     from foretrain.measure.ops import measure_operators
 
-    seconds = None if budget is None else parse_seconds(budget, "--budget")
+    limit_s = budget_s(budget)
     with progress("operators") as advance:
-        done = measure_operators(instances, out, device=device, budget_s=seconds, progress=advance)
-    say(f"{done}; in {out}")
+        done = measure_operators(instances, out, device=device, retry_failed=retry_failed, budget_s=limit_s, progress=advance)
+    conclude(done, out)
 
 
 @measure.command()
@@ -57,16 +57,17 @@ def steps(
     out: OutOption,
     device: DeviceOption = "cuda",
     seconds: Annotated[float, typer.Option(help="Time each job's steps for about so long.")] = 0.5,
+    retry_failed: RetryOption = False,
     budget: BudgetOption = None,
 ) -> None:
     """Run real training steps of jobs on one device and write them as runs; a job that fails does not stop the rest."""
     from foretrain.measure.steps import measure_jobs
     from foretrain.report.screen import progress
 
-    limit = None if budget is None else parse_seconds(budget, "--budget")
+    jobs, limit_s = list(_jobs(targets)), budget_s(budget)
     with progress("jobs") as advance:
-        done = measure_jobs(list(_jobs(targets)), out, device=device, seconds=seconds, budget_s=limit, progress=advance)
-    say(f"{done}; in {out}")
+        done = measure_jobs(jobs, out, device=device, seconds=seconds, retry_failed=retry_failed, budget_s=limit_s, progress=advance)
+    conclude(done, out)
 
 
 def _instances(targets: list[str]) -> list[Instance]:

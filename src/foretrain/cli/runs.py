@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretrain.cli.app import JsonFlag, app, say, show
-from foretrain.errors import ForetrainError, InputError
+from foretrain.cli.jobs import Options, with_options
+from foretrain.errors import ForetrainError, InputError, unknown
 
 if TYPE_CHECKING:
     from foretrain.catalog import Catalog
@@ -25,26 +26,29 @@ StoreOption = Annotated[
     str | None,
     typer.Option("--store", metavar="URL|FILE", help="A database or a .jsonl file. [default: $FORETRAIN_STORE, else your data folder]"),
 ]
-ModelOption = Annotated[str | None, typer.Option(help="Only this model; * stands for anything.")]
-DeviceOption = Annotated[str | None, typer.Option(help="Only runs on this device.")]
-SourceOption = Annotated[str | None, typer.Option(help="Only runs that come from here.")]
-LabelOption = Annotated[str | None, typer.Option(help="Only runs with this label.")]
-QuantityOption = Annotated[str | None, typer.Option(help="Only runs that measured this, such as step_time_s.")]
+
+
+class FilterOptions:
+    """The options that say which runs: the fields of a ``Filter``."""
+
+    model: Annotated[str | None, typer.Option(help="Only this model; * stands for anything.")]
+    device: Annotated[str | None, typer.Option(help="Only runs on this device.")]
+    source: Annotated[str | None, typer.Option(help="Only runs that come from here.")]
+    label: Annotated[str | None, typer.Option(help="Only runs with this label.")]
+    quantity: Annotated[str | None, typer.Option(help="Only runs that measured this, such as step_time_s.")]
 
 
 @runs.command("list")
+@with_options(FilterOptions)
 def list_(
+    *,
     store: StoreOption = None,
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    source: SourceOption = None,
-    label: LabelOption = None,
-    quantity: QuantityOption = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="At most so many, the newest.")] = 50,
     as_json: JsonFlag = False,
+    options: Options,
 ) -> None:
     """The runs that are kept, the newest last."""
-    where = _filter(model, device, source, label, quantity)
+    where = _filter(options)
     with _open(store) as kept:
         entries = list(kept.entries(where, last=limit))
         total = kept.count(where) if len(entries) == limit else len(entries)
@@ -111,14 +115,12 @@ def import_(
 
 
 @runs.command("export")
+@with_options(FilterOptions)
 def export(
+    *,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the runs go: a .jsonl or .jsonl.zst file.", show_default=False)],
     store: StoreOption = None,
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    source: SourceOption = None,
-    label: LabelOption = None,
-    quantity: QuantityOption = None,
+    options: Options,
 ) -> None:
     """Write runs to a file, one a line, in the order in which they came."""
     import zstandard
@@ -127,7 +129,7 @@ def export(
     from foretrain.report import dump
 
     with _open(store) as kept:
-        entries = kept.entries(_filter(model, device, source, label, quantity))
+        entries = kept.entries(_filter(options))
         lines = [dump(entry.seen_from(out.parent), indent=None) + "\n" for entry in entries]
     content = "".join(lines).encode()
     write_atomically(out, zstandard.compress(content, 19) if out.suffix == ".zst" else content)
@@ -140,22 +142,23 @@ def _open(store: str | None) -> Runs:
     return open_store(store or default_store(), report=say)
 
 
-def _filter(model: str | None, device: str | None, source: str | None, label: str | None, quantity: str | None) -> Filter:
-    from foretrain.errors import unknown
+def _filter(options: Options) -> Filter:
     from foretrain.job import QUANTITIES
     from foretrain.measure.store import Filter
 
-    if quantity is not None and quantity not in QUANTITIES:
-        raise unknown("--quantity", quantity, QUANTITIES)
-    return Filter(model=model, device=_full_name(device), source=source, label=label, quantity=quantity)
+    if "quantity" in options and options["quantity"] not in QUANTITIES:
+        raise unknown("--quantity", options["quantity"], QUANTITIES)
+    if "device" in options:
+        options = {**options, "device": _full_name(options["device"])}
+    return Filter(**options)
 
 
-def _full_name(device: str | None) -> str | None:
+def _full_name(device: str) -> str:
     """The catalogue's name where it knows one: runs are kept under it."""
     from foretrain.catalog import Catalog
 
     try:
-        return None if device is None else Catalog.load().device(device).name
+        return Catalog.load().device(device).name
     except InputError:
         return device
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ _POLL_S = 0.05
 _GRACE_S = 3.0
 """How long the others may take to say why, after one process has failed."""
 _SHUTDOWN_S = 10.0
+_LOOPBACK = "127.0.0.1"
 
 
 Process = subprocess.Popen[bytes] | Forked
@@ -97,12 +99,13 @@ class Local(Backend):
 
 
 class Torchrun(Backend):
-    """``torch.distributed.run`` on this machine."""
+    """``torch.distributed.run`` on this machine; its processes meet on the loopback, as not every machine knows its own name."""
 
     name = "torchrun"
 
     def run(self, task: Task, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={task.processes}", "--max-restarts=0"]
+        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={_LOOPBACK}:0", f"--local-addr={_LOOPBACK}"]
+        launcher = [sys.executable, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={task.processes}", "--max-restarts=0"]
         with _Folder(task) as folder:
             return folder.finish([_begin([*launcher, *_WORKER, *folder.arguments])])
 
@@ -246,8 +249,10 @@ def kill(processes: Sequence[Process]) -> None:
 
 
 def last_line(log: Path) -> str:
+    """The last line that names an error or an exit code, as torchrun ends its report with a ruler; else the last one."""
     lines = [line.strip() for line in _lines(log) if line.strip()]
-    return lines[-1][:400] if lines else "nothing was printed"
+    naming = [line for line in lines if re.search(r"[A-Za-z]Error: \S|exitcode +:", line)]
+    return (naming or lines or ["nothing was printed"])[-1][:400]
 
 
 def _lines(log: Path) -> Iterator[str]:

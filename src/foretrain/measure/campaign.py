@@ -8,7 +8,6 @@ import datetime
 import hashlib
 import itertools
 import json
-import os
 import signal
 import threading
 import time
@@ -21,11 +20,12 @@ from typing import Any
 from foretrain import schema
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, invalid
-from foretrain.files import append_lines, read_text, write_atomically
+from foretrain.files import read_text
 from foretrain.job import Job, Run
 from foretrain.measure.backends import Backend, CellFailed
 from foretrain.measure.links import INTERFACE, check_links, link_rate
 from foretrain.measure.nvml import gpu_count
+from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
 from foretrain.measure.tasks import Protocol, Sync, Task
 
@@ -161,8 +161,8 @@ def _cells(grid: Grid, where: _Where) -> Iterator[Cell]:
                 "cluster": _cluster(grid, workers, cores, link, where.catalog),
                 "plan": {"data": workers},
             }
-            job = Job.read(data, catalog=where.catalog, base=where.home)
-            yield Cell(job=job, cores=cores, sync=sync, servers=servers, link=link)
+            job = Job.read(data, catalog=where.catalog, base=where.base)
+            yield Cell(job=job.seen_from(where.home), cores=cores, sync=sync, servers=servers, link=link)
 
 
 def _sections(grid: Grid, model: str | Mapping[str, Any], where: _Where) -> dict[str, dict[str, Any]]:
@@ -174,14 +174,7 @@ def _sections(grid: Grid, model: str | Mapping[str, Any], where: _Where) -> dict
         named = where.make_job(model, device="cpu", cores_per_device=1, batch=1, **training).to_dict()
     if grid.image is not None:
         training["image"] = grid.image
-    return {"model": _rebased(named["model"], where), "training": {**named["training"], **training}}
-
-
-def _rebased(model: dict[str, Any], where: _Where) -> dict[str, Any]:
-    if model.get("source") not in ("python", "onnx"):
-        return model
-    path = os.path.relpath((where.base / str(model.get("name"))).resolve(), where.home.resolve())
-    return {**model, "name": path}
+    return {"model": named["model"], "training": {**named["training"], **training}}
 
 
 def _cluster(grid: Grid, workers: int, cores: int, link: str | None, catalog: Catalog) -> dict[str, Any]:
@@ -224,33 +217,21 @@ def run_campaign(
     protocol: Protocol | None = None,
     interface: str = "lo",
     timeout_s: float = 600.0,
+    retry_failed: bool = False,
     budget_s: float | None = None,
     progress: Progress = lambda done, total: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Summary:
-    """Measure the cells that ``out`` does not hold yet; each run is on disk before the next cell begins.
-
-    No cell is begun that, going by the mean so far, would not end within the budget. Failures go to a file beside ``out``.
-    """
+    """Measure the cells that ``out`` does not hold yet; each run is on disk before the next cell begins, failures beside it."""
     _check(wanted, backend)
-    done = known_keys(out)
-    todo = [cell for cell in wanted if cell.key(backend.name) not in done]
-    start = time.monotonic()
-    measured = failed = 0
-    progress(0, len(todo))
+    todo = Resumed(wanted, out, key=lambda cell: cell.key(backend.name), key_of=_key_of, retry_failed=retry_failed, progress=progress)
     with _ended_as_interrupted(), backend:
-        for count, cell in enumerate(todo):
-            spent = time.monotonic() - start
-            if budget_s is not None and count and spent + spent / count > budget_s:
-                break
-            problem = _run_cell(cell, out, backend, cell.task(protocol or Protocol(), interface, timeout_s))
-            if problem is not None:
-                failed += 1
-                say(f"failed: {cell.label}: {problem}")
-            else:
-                measured += 1
-            progress(count + 1, len(todo))
-    return Summary(measured=measured, failed=failed, known=len(wanted) - len(todo), left=len(todo) - measured - failed)
+        for cell in todo.within(budget_s, todo.wanted):
+            line = _run_cell(cell, backend, cell.task(protocol or Protocol(), interface, timeout_s))
+            todo.write(line)
+            if "error" in line:
+                say(f"failed: {cell.label}: {line['error']}")
+    return todo.summary
 
 
 @contextlib.contextmanager
@@ -270,48 +251,23 @@ def _ended_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run_cell(cell: Cell, out: Path, backend: Backend, task: Task) -> str | None:
-    """Measure one cell and write the run; what went wrong, or None."""
+def _run_cell(cell: Cell, backend: Backend, task: Task) -> dict[str, Any]:
+    """The run of one cell as it is written, or what is written when it fails."""
     begun = time.monotonic()
     how = {"backend": backend.name, "cores_per_worker": cell.cores, "sync": cell.sync, "servers": cell.servers, "link": cell.link}
     try:
         result = backend.run(task, link_bytes_per_s=None if cell.link is None else link_rate(cell.link))
     except CellFailed as error:
-        failure = {"job": cell.job.to_dict(), **how, "error": str(error), "time": _now()}
-        append_lines(failures_file(out), [json.dumps(failure)])
-        return str(error)
+        return {"job": cell.job.to_dict(), **how, "error": str(error), "time": _now()}
     about = {**result["provenance"], **how, "time": _now(), "seconds": round(time.monotonic() - begun, 2)}
-    append_lines(out, [json.dumps(Run(job=cell.job, measured=result["measured"], provenance=about).to_dict())])
-    return None
+    return Run(job=cell.job, measured=result["measured"], provenance=about).to_dict()
 
 
-def failures_file(out: Path) -> Path:
-    return out.with_name(f"{out.name.removesuffix('.jsonl')}.failures.jsonl")
-
-
-def known_keys(out: Path) -> set[str]:
-    """Keys of the cells that a file holds; a last line that was cut off is taken out, any other bad line is an error."""
-    if not out.exists():
-        return set()
-    lines = [line for line in read_text(out).split("\n") if line.strip()]
-    runs = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            runs.append(json.loads(line))
-        except ValueError as error:
-            if number < len(lines):
-                raise InputError(f"{out}:{number}: not JSON ({error})") from error
-            write_atomically(out, "".join(f"{kept}\n" for kept in lines[:-1]))
-    return {key for run in runs if (key := _key_of_run(run)) is not None}
-
-
-def _key_of_run(run: Any) -> str | None:
-    """None for a run that no campaign made."""
+def _key_of(line: Any) -> str | None:
+    """The key of the cell that became this run or this failure; None for a run that no campaign made."""
     try:
-        about = run["provenance"]
-        return _key(
-            Job.read(run["job"]).to_dict(), about["backend"], about["cores_per_worker"], about["sync"], about["servers"], about["link"]
-        )
+        how = line if "error" in line else line["provenance"]
+        return _key(Job.read(line["job"]).to_dict(), how["backend"], how["cores_per_worker"], how["sync"], how["servers"], how["link"])
     except (KeyError, TypeError, ForetrainError):
         return None
 

@@ -8,13 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foretrain.capture.models import Loss, load_model
+from foretrain.capture.models import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss, load_model
 from foretrain.capture.optimizers import optimizer_of
 from foretrain.errors import InputError
 from foretrain.job import Training, Workload
-
-_WEIGHTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_AUTOCAST = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
 
 class RealModel(NamedTuple):
@@ -44,7 +41,7 @@ def real_model(workload: Workload, batch: int, device: str | torch.device) -> Re
     loaded = load_model(workload, batch, str(device))
     assert loaded.loss is not None
     module = loaded.module.train(training.mode == "train")
-    if (dtype := _WEIGHTS.get(training.precision)) is not None:
+    if (dtype := WEIGHT_DTYPES.get(training.precision)) is not None:
         module = module.to(dtype)
     if training.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -53,7 +50,7 @@ def real_model(workload: Workload, batch: int, device: str | torch.device) -> Re
 
 def autocast(precision: str, device: str | torch.device) -> contextlib.AbstractContextManager[Any]:
     """What forward and loss run under: autocast for amp-bf16 and amp-fp16, else nothing."""
-    dtype = _AUTOCAST.get(precision)
+    dtype = AUTOCAST_DTYPES.get(precision)
     return contextlib.nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype=dtype)
 
 
@@ -74,6 +71,6 @@ def _prepared(inputs: Any, training: Training, device: str | torch.device) -> An
     if not isinstance(inputs, torch.Tensor):
         return inputs
     value = inputs.to(device)
-    if value.is_floating_point() and (dtype := _WEIGHTS.get(training.precision)) is not None:
+    if value.is_floating_point() and (dtype := WEIGHT_DTYPES.get(training.precision)) is not None:
         value = value.to(dtype)
     return value.contiguous(memory_format=torch.channels_last) if training.channels_last and value.dim() == 4 else value

@@ -1,4 +1,4 @@
-"""Operator instances in; a file of their measured times out, one line each: resumable, within a time budget, whatever fails."""
+"""Operator instances in; a file of their measured times out, one line each."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import dataclasses
 import datetime
 import json
 import platform
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from foretrain.errors import InputError, first_line
-from foretrain.files import append_lines, write_atomically
-from foretrain.job import read_lines
+from foretrain.files import write_atomically
 from foretrain.measure.operators import Instance
 from foretrain.measure.replay import CudaTimer, Timing, batch_by_memory, time_on_cpu
+from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
 
 _BATCH = 64
@@ -29,27 +28,25 @@ def measure_operators(
     out: Path,
     *,
     device: str = "cuda",
+    retry_failed: bool = False,
     budget_s: float | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Summary:
     """Measure what ``out`` does not hold yet, in the given order; each batch is on disk before the next begins."""
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
-    known = {data["key"] for _, data in read_lines(out)} if out.exists() else set()
-    wanted = [instance for instance in instances if instance.key not in known]
+    todo = Resumed(instances, out, key=lambda instance: instance.key, key_of=_key_of, retry_failed=retry_failed, progress=progress)
     write_atomically(out.with_suffix(".info.json"), json.dumps(machine(device), indent=1))
-    start = time.monotonic()
-    measured = failed = 0
-    for group in _batches(wanted, device):
-        if budget_s is not None and time.monotonic() - start > budget_s:
-            break
-        lines = [_line(instance, result) for instance, result in _time(group, device)]
-        append_lines(out, lines)
-        errors = sum('"error":' in line for line in lines)
-        measured, failed = measured + len(lines) - errors, failed + errors
-        progress(measured + failed, len(wanted))
+    for group in todo.within(budget_s, _batches(todo.wanted, device)):
+        todo.write(*(_line(instance, result) for instance, result in _time(group, device)))
         _check_context(device, group)
-    return Summary(measured=measured, failed=failed, known=len(instances) - len(wanted), left=len(wanted) - measured - failed)
+    return todo.summary
+
+
+def _key_of(line: Any) -> str:
+    if not isinstance(line, Mapping) or "key" not in line:
+        raise InputError("operator: not the line of a measured operator, which has a key")
+    return str(line["key"])
 
 
 def _batches(wanted: Sequence[Instance], device: str) -> Iterable[list[Instance]]:
@@ -85,9 +82,9 @@ def _cuda_timer() -> CudaTimer:
     return _TIMERS[0]
 
 
-def _line(instance: Instance, result: Timing | str) -> str:
+def _line(instance: Instance, result: Timing | str) -> dict[str, Any]:
     outcome = {"error": result} if isinstance(result, str) else dataclasses.asdict(result)
-    return json.dumps({"key": instance.key, **instance.to_dict(), **outcome}, separators=(",", ":"))
+    return {"key": instance.key, **instance.to_dict(), **outcome}
 
 
 def _check_context(device: str, group: list[Instance]) -> None:

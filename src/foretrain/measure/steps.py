@@ -8,19 +8,19 @@ import re
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line
-from foretrain.files import append_lines
-from foretrain.job import Job, Run, read_runs
+from foretrain.job import Job, Run
 from foretrain.measure.models import autocast, real_model, real_optimizer
 from foretrain.measure.nvml import Gpu, gpu_count
 from foretrain.measure.ops import machine
 from foretrain.measure.replay import is_kernel
+from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
 
 _WARM_UP_S, _WARM_UP_STEPS = 0.25, 3
@@ -42,10 +42,6 @@ def measure_step(job: Job, *, device: str = "cuda", seconds: float = 0.5) -> Run
         if device == "cuda":
             torch.cuda.empty_cache()
     return Run(job=job, measured=measured, provenance={"source": "foretrain measure steps", **machine(device), **spread})
-
-
-def _key(job: Job) -> str:
-    return json.dumps(job.to_dict(), sort_keys=True)
 
 
 def _check_machine(job: Job, device: str) -> None:
@@ -223,25 +219,33 @@ def _load(device: str, period_s: float = 0.1) -> Iterator[dict[str, float]]:
                 result[name] = statistics.mean(one[place] for one in samples[10:])
 
 
+# Many jobs
+
+
 def measure_jobs(
-    jobs: Sequence[Job], out: Path, *, device: str = "cuda", seconds: float = 0.5, budget_s: float | None = None,
+    jobs: Sequence[Job], out: Path, *, device: str = "cuda", seconds: float = 0.5, retry_failed: bool = False, budget_s: float | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Summary:  # fmt: skip
     """Measure the jobs that ``out`` does not hold yet; each run is on disk before the next begins, failures beside it."""
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
-    known = {_key(run.job) for _, run in read_runs(out)} if out.exists() else set()
-    wanted = [job for job in jobs if _key(job) not in known]
-    start = time.monotonic()
-    measured = failed = 0
-    for job in wanted:
-        if budget_s is not None and time.monotonic() - start > budget_s:
-            break
-        try:
-            append_lines(out, [json.dumps(measure_step(job, device=device, seconds=seconds).to_dict())])
-            measured += 1
-        except ForetrainError as error:
-            append_lines(out.with_suffix(".failures.jsonl"), [json.dumps({"job": job.to_dict(), "error": str(error)})])
-            failed += 1
-        progress(measured + failed, len(wanted))
-    return Summary(measured=measured, failed=failed, known=len(jobs) - len(wanted), left=len(wanted) - measured - failed)
+    seen = [job.seen_from(out.parent) for job in jobs]
+    todo = Resumed(seen, out, key=_key, key_of=_key_of, retry_failed=retry_failed, progress=progress)
+    for job in todo.within(budget_s, todo.wanted):
+        todo.write(_line(job, device, seconds))
+    return todo.summary
+
+
+def _line(job: Job, device: str, seconds: float) -> dict[str, Any]:
+    try:
+        return measure_step(job, device=device, seconds=seconds).to_dict()
+    except ForetrainError as error:
+        return {"job": job.to_dict(), "error": str(error)}
+
+
+def _key(job: Job) -> str:
+    return json.dumps(job.to_dict(), sort_keys=True)
+
+
+def _key_of(line: Any) -> str:
+    return _key(Job.read(line.get("job")) if isinstance(line, Mapping) and "error" in line else Run.read(line).job)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from foretrain.cluster import Catalog
 from foretrain.errors import ForetrainError, InputError, invalid
-from foretrain.job import Run
+from foretrain.job import FILE_SOURCES, Run, path_seen_from
 
 FORMAT = 1
 """The version of the run format that is written; runs in a newer one are not guessed at."""
@@ -23,7 +23,6 @@ FORMAT = 1
 IDENTITY = ("source", "label", "path", "file", "section", "line", "host", "started")
 """What of the provenance tells runs apart whose job and figures are the same; notes, licences and versions do not."""
 
-_FILE_SOURCES = ("python", "onnx", "graph")
 COLUMNS = ("source", "label", "model", "device")
 _LONGEST = 200
 log = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class Entry:
             model=run.job.workload.model.label[:_LONGEST],
             device=", ".join(devices),
             document=document,
-            base=str(run.job.workload.base.absolute()) if run.job.workload.model.source in _FILE_SOURCES else "",
+            base=str(run.job.workload.base.absolute()) if run.job.workload.model.source in FILE_SOURCES else "",
         )
 
     @property
@@ -80,18 +79,19 @@ class Entry:
             raise InputError(f"run {self.short_id}: {error}") from error
 
     def seen_from(self, folder: Path) -> dict[str, Any]:
-        """The document for a file in ``folder``: a model whose path started elsewhere gets its whole path."""
+        """The document for a file in ``folder``: the path of its model starts there."""
         document = dict(self.document)
-        if self.base and Path(self.base) != folder.absolute():
+        if self.base:
             model = document["job"]["model"]
-            document["job"] = {**document["job"], "model": {**model, "name": str(Path(self.base) / model["name"])}}
+            name = path_seen_from(model["name"], Path(self.base), folder)
+            document["job"] = {**document["job"], "model": {**model, "name": name}}
         return document
 
 
 def content_hash(run: Run) -> str:
     """Equal for two runs with the same canonical job, figures and identifying provenance, wherever the model's file lies."""
     job = run.to_dict()["job"]
-    if job["model"]["source"] in _FILE_SOURCES:
+    if job["model"]["source"] in FILE_SOURCES:
         job["model"] = {**job["model"], "name": job["model"]["name"].rpartition("/")[2]}
     provenance = {key: run.provenance[key] for key in IDENTITY if key in run.provenance}
     content = _same_numbers(json.loads(_plain_json([job, dict(run.measured), provenance])))
