@@ -23,8 +23,8 @@ import numpy as np
 import pandas as pd
 
 from foretrain.catalog import Catalog
+from foretrain.costs.measured import load_columns
 from foretrain.measure.candidates import Array, Candidates, operator_candidates, table_candidates
-from foretrain.measure.dataset import load_operators
 from foretrain.measure.design import Indices, cheap_random_design, design, greedy, grid_design, random_design
 
 POOL = 16_000
@@ -110,7 +110,7 @@ def h200(path: Path) -> Operators:
     """Our own measurements (``foretrain measure ops``): forward, backward and optimizer operators in four precisions."""
     known = Catalog.load().device("h200", "device")
     peaks = {"float32": known.fp32, "float32tf32": known.tf32, "bfloat16": known.bf16, "float16": known.fp16}
-    columns = load_operators(path)
+    columns = load_columns(path)
     table = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     table = [row for row in table if row["inputs"] and row["cold_s"] > 0]
     common = {name for name, count in Counter(row["name"] for row in table).items() if count >= 400}

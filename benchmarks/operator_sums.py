@@ -12,9 +12,8 @@ import statistics
 from pathlib import Path
 
 from foretrain.capture import capture_job
+from foretrain.costs.measured import load_columns, matmul_precision, operator_key
 from foretrain.job import read_runs
-from foretrain.measure.dataset import load_operators
-from foretrain.measure.operators import matmul_precision, operator_key
 
 
 def main() -> None:
@@ -22,7 +21,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("data/h200_steps.jsonl"))
     parser.add_argument("--ops", type=Path, default=Path("data/ops_h200.parquet"))
     options = parser.parse_args()
-    columns = load_operators(options.ops)
+    columns = load_columns(options.ops)
     measured = dict(zip(columns["key"], zip(columns["cold_s"], columns["warm_s"], columns["kernels"], strict=True), strict=True))
     rows = []
     incomplete = 0

@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
+from foretrain.costs.measured import load_columns
 from foretrain.errors import InputError
-from foretrain.measure.dataset import load_operators, pack
+from foretrain.measure.dataset import pack
 
 ROW = {
     "key": "a", "name": "mm", "overload": "default", "phase": "forward", "precision": "", "inputs": [[[2, 3], "float32", None]],
@@ -25,7 +26,7 @@ def test_rows_come_back_once_and_failures_stay_out(tmp_path: Path) -> None:
     plain.write_text(json.dumps(ROW) + "\n" + json.dumps({"key": "b", "error": "no kernel ran"}) + "\n")
     packed.write_bytes(gzip.compress((json.dumps(ROW) + "\n" + json.dumps({**ROW, "key": "c"}) + "\n").encode()))
     assert pack([plain, packed], tmp_path / "ops.parquet", {"device": "test"}) == 2
-    columns = load_operators(tmp_path / "ops.parquet")
+    columns = load_columns(tmp_path / "ops.parquet")
     assert columns["key"] == ["a", "c"]
     assert columns["inputs"][0] == [[[2, 3], "float32", None]]
     assert columns["cold_s"][0] == pytest.approx(1.235e-6)

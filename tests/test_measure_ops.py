@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import foretrain
+from foretrain.costs.measured import operator_key
 from foretrain.errors import InputError
 from foretrain.graph import OpGraph, TensorSpec
-from foretrain.measure.operators import Instance, by_value, collect, load_instances, operator_key, save_instances
+from foretrain.measure.operators import Instance, by_value, collect, load_instances, save_instances
 from foretrain.measure.ops import measure_operators
 from foretrain.measure.replay import _match, batch_by_memory, build_call
 
@@ -84,7 +85,22 @@ def test_a_failure_is_recorded_and_the_rest_goes_on(tmp_path: Path, instances: l
     out = tmp_path / "ops.jsonl"
     summary = measure_operators([broken(), *instances[:2]], out, device="cpu")
     assert (summary.measured, summary.failed) == (2, 1)
-    assert "no_such_operator" in json.loads(out.read_text().splitlines()[0])["error"]
+    assert len(out.read_text().splitlines()) == 2
+    assert "no_such_operator" in json.loads((tmp_path / "ops.failures.jsonl").read_text())["error"]
+
+
+def test_failures_among_the_results_of_an_older_file_are_failures(tmp_path: Path, instances: list[Instance]) -> None:
+    out = tmp_path / "ops.jsonl"
+    out.write_text(json.dumps({"key": instances[0].key, "error": "no kernel ran"}) + "\n")
+    assert measure_operators(instances[:1], out, device="cpu").failed_before == 1
+    assert measure_operators(instances[:1], out, device="cpu", retry_failed=True).measured == 1
+    assert measure_operators(instances[:1], out, device="cpu", retry_failed=True).known == 1
+
+
+def test_a_file_of_something_else_is_not_added_to(tmp_path: Path, instances: list[Instance]) -> None:
+    save_instances(tmp_path / "operators.jsonl", instances)
+    with pytest.raises(InputError, match=r"operators\.jsonl:1: operator: not the line of a measured operator"):
+        measure_operators(instances, tmp_path / "operators.jsonl", device="cpu")
 
 
 def test_a_second_start_goes_on_where_the_first_stopped(tmp_path: Path, instances: list[Instance]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,25 +12,49 @@ from foretrain.job import QUANTITIES, Job
 from foretrain.memory import MemoryProfile
 from foretrain.timeline import Timeline
 
+_NORMAL_90 = statistics.NormalDist().inv_cdf(0.9)
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A median and the bounds of the 80 % interval around it."""
+    """A median, the bounds of the 80 % interval around it and, where they are known, those of the 95 % interval."""
 
     median: float
     low: float
     high: float
+    low_95: float | None = None
+    high_95: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.low <= self.median <= self.high:
-            raise ValueError(f"an estimate needs low <= median <= high, not {self.low}, {self.median}, {self.high}")
+        bounds = [bound for bound in (self.low_95, self.low, self.median, self.high, self.high_95) if bound is not None]
+        if bounds != sorted(bounds):
+            raise ValueError(f"an estimate needs low_95 <= low <= median <= high <= high_95, not {', '.join(map(str, bounds))}")
 
     def __mul__(self, factor: float) -> Estimate:
-        return Estimate(self.median * factor, self.low * factor, self.high * factor)
+        return self._map(lambda value: value * factor)
 
     def inverse(self, numerator: float = 1.0) -> Estimate:
         """``numerator`` divided by the estimate: throughput from time."""
-        return Estimate(numerator / self.median, numerator / self.high, numerator / self.low)
+        return self._map(lambda value: numerator / value)
+
+    def _map(self, change: Callable[[float], float]) -> Estimate:
+        """Each bound changed; a falling function swaps them."""
+        ends = [None if end is None else change(end) for end in (self.low_95, self.low, self.median, self.high, self.high_95)]
+        low_95, low, median, high, high_95 = ends if change(1.0) <= change(2.0) else reversed(ends)
+        assert low is not None
+        assert median is not None
+        assert high is not None
+        return Estimate(median, low, high, low_95, high_95)
+
+    def chance_above(self, limit: float) -> float:
+        """The probability of more than ``limit``, with the logarithm spread normally on either side of the median."""
+        if min(self.median, self.low, limit) <= 0:
+            return float(self.median > limit)
+        above = limit >= self.median
+        deviation = abs(math.log((self.high if above else self.low) / self.median)) / _NORMAL_90
+        if not deviation:
+            return float(self.median > limit)
+        return 1.0 - statistics.NormalDist().cdf(math.log(limit / self.median) / deviation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +86,14 @@ class Forecast:
         return self.quantities[quantity]
 
     @property
+    def out_of_memory_chance(self) -> float | None:
+        """The probability that the allocator asks for more than the device has; None when either is not known."""
+        peak = self.quantities.get("reserved_memory_bytes") or self.quantities.get("peak_memory_bytes")
+        if peak is None or self.memory_capacity_bytes is None:
+            return None
+        return peak.chance_above(self.memory_capacity_bytes)
+
+    @property
     def fits(self) -> bool | None:
         """Whether the peak of memory is below the device's capacity; None when either is not known."""
         peak = self.quantities.get("reserved_memory_bytes") or self.quantities.get("peak_memory_bytes")
@@ -75,6 +109,7 @@ class Forecast:
             "quantities": {name: _estimate(value) for name, value in self.quantities.items()},
             "bound": self.bound,
             "fits": self.fits,
+            "out_of_memory_chance": self.out_of_memory_chance,
             "memory_capacity_bytes": self.memory_capacity_bytes,
             "memory_by_category_bytes": dict(self.memory_by_category),
             "cost_usd": None if self.cost is None else _estimate(self.cost),
@@ -88,7 +123,7 @@ class Forecast:
 
 
 def _estimate(value: Estimate) -> dict[str, float]:
-    return {"median": value.median, "low": value.low, "high": value.high}
+    return {name: bound for name in ("median", "low", "high", "low_95", "high_95") if (bound := getattr(value, name)) is not None}
 
 
 def whole_training(job: Job, step_time: Estimate) -> dict[str, Estimate]:

@@ -69,13 +69,19 @@ class Timeline:
     kernels_per_call: Column
     accumulation: int = 1
     step_overhead_s: float = 0.0
+    gap_s: float = 0.0
+    """Time between two kernels that follow at once; the device is not busy in it."""
+
+    @functools.cached_property
+    def _occupied_s(self) -> Column:
+        return self.device_s + self.gap_s * self.kernels_per_call
 
     @functools.cached_property
     def _waits(self) -> npt.NDArray[np.bool_]:
         return np.array([op.operator.name == "_local_scalar_dense" for op in self.graph.ops], dtype=np.bool_)
 
     def _play(self, op: npt.NDArray[np.int64], overhead_s: float = 0.0) -> Stream:
-        return run(op, self.host_s[op], self.device_s[op], self._waits[op], host_start_s=overhead_s)
+        return run(op, self.host_s[op], self._occupied_s[op], self._waits[op], host_start_s=overhead_s)
 
     def _calls(self, micro_batches: int) -> npt.NDArray[np.int64]:
         """The ops of one step: forward and backward once per micro-batch, then the optimizer."""
@@ -102,7 +108,7 @@ class Timeline:
         if not len(op):
             return overhead_s
         host = np.concatenate([[overhead_s + self.host_s[op[0]]], self.host_s[op[1:]]])
-        twice = run(np.tile(op, 2), np.tile(host, 2), np.tile(self.device_s[op], 2), np.tile(self._waits[op], 2))
+        twice = run(np.tile(op, 2), np.tile(host, 2), np.tile(self._occupied_s[op], 2), np.tile(self._waits[op], 2))
         return float(twice.end[-1] - once.end[-1])
 
     def phase_time_s(self, phase: Phase) -> float:

@@ -78,6 +78,7 @@ class Device:
     sms: int | None = None
     cores_per_sm: int | None = None
     clock_hz: float | None = None
+    sustained: float = 1.0
     vector_bits: int | None = None
     fma_units: int | None = None
     cores: int = 1

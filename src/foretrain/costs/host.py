@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -34,3 +34,36 @@ class ConstantHost:
         if not operator.launches:
             return self.view_s if phase == "forward" else 0.0
         return self.forward_s if phase == "forward" else self.backward_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchHost:
+    """The measured dispatch cost of each operator, with what Python, autograd and the optimizer's loops add to it."""
+
+    names: Mapping[str, float] = field(default_factory=dict)
+    """Seconds to dispatch an operator outside of a model; of multi-tensor operators per tensor."""
+    other_s: float = 20e-6
+    """The same for operators that were never measured."""
+    forward_factor: float = 1.0
+    forward_s: float = 10e-6
+    view_s: float = 4e-6
+    backward_factor: float = 1.0
+    backward_s: float = 5e-6
+    optimizer_s: float = 50e-6
+    optimizer_tensor_s: float = 1e-6
+    step_overhead_s: float = 300e-6
+    speed: float = 1.0
+    """How much faster the host is than the one these figures come from."""
+
+    def issue_time_s(self, operators: Sequence[Operator], phases: Sequence[str]) -> Column:
+        return np.array([self._one(operator, phase) for operator, phase in zip(operators, phases, strict=True)]) / self.speed
+
+    def _one(self, operator: Operator, phase: str) -> float:
+        if phase == "optimizer":
+            return self.optimizer_s + self.optimizer_tensor_s * len(operator.inputs)
+        if not operator.launches:
+            return self.view_s if phase == "forward" else 0.0
+        dispatch = self.names.get(operator.name, self.other_s)
+        if phase == "forward":
+            return self.forward_factor * dispatch + self.forward_s
+        return self.backward_factor * dispatch + self.backward_s

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from foretrain.cluster import Device
 from foretrain.costs.base import Column
-from foretrain.graph import Operator
+from foretrain.graph import Operator, TensorSpec
 
 _CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_cudnn_rnn", "_cudnn_rnn_backward"})
 MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
@@ -33,7 +34,16 @@ class Roofline:
         return launches * np.maximum(np.maximum(compute_s, memory_s), self.kernel_floor_s)
 
 
-def arithmetic(operator: Operator, precision: str) -> str:
+class Computes(Protocol):
+    """An operator as far as its number format depends on it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+
+
+def arithmetic(operator: Computes, precision: str) -> str:
     """The number format an operator multiplies in: fp32 inputs become TF32 in cuDNN always, in matrix products on request."""
     dtype = _SHORT.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"
     if dtype == "fp32" and (operator.name in _CONVOLUTIONS or (precision == "tf32" and operator.name in MATRIX_PRODUCTS)):

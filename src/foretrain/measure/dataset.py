@@ -1,4 +1,4 @@
-"""Lines of measured operators become one Parquet file and back: the operator dataset that ships with the project."""
+"""Lines of measured operators become one Parquet file: the operator dataset that models learn from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from foretrain.errors import ForetrainError, InputError
+from foretrain.costs.measured import parquet_library
+from foretrain.errors import InputError
 from foretrain.files import write_atomically
 
 _JSON_COLUMNS = ("inputs", "args", "kernel_names")
@@ -30,7 +31,7 @@ def read_measured(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 def pack(paths: Iterable[Path], out: Path, info: Mapping[str, str] | None = None) -> int:
     """Write measured operators as Parquet, the machine they come from in its metadata; returns their number."""
-    arrow, parquet = _libraries()
+    arrow, parquet = parquet_library()
     rows = sorted(read_measured(paths), key=lambda row: (row["name"], row["key"]))
     if not rows:
         raise InputError("operators: the files hold no measured operator")
@@ -42,30 +43,9 @@ def pack(paths: Iterable[Path], out: Path, info: Mapping[str, str] | None = None
     return len(rows)
 
 
-def load_operators(path: Path) -> dict[str, list[Any]]:
-    """The dataset by columns; ``inputs``, ``args`` and ``kernel_names`` as parsed JSON."""
-    _, parquet = _libraries()
-    try:
-        columns: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read as Parquet ({error})") from error
-    for name in _JSON_COLUMNS:
-        columns[name] = [json.loads(text) for text in columns[name]]
-    return columns
-
-
 def _cell(name: str, value: Any) -> Any:
     if name == "kernel_names":
         return json.dumps([one.removeprefix("void ")[:48] for one in value])
     if name in _JSON_COLUMNS:
         return json.dumps(value, separators=(",", ":"))
     return float(f"{value:.4g}") if name.endswith("_s") else value
-
-
-def _libraries() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise ForetrainError("pyarrow is not installed; install foretrain[learn]") from error
-    return pyarrow, pyarrow.parquet

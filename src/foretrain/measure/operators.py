@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretrain.costs.roofline import MATRIX_PRODUCTS
+from foretrain.costs.measured import matmul_precision, operator_key
 from foretrain.files import write_atomically
-from foretrain.graph import Operator, OpGraph, TensorSpec
+from foretrain.graph import OpGraph, TensorSpec
 from foretrain.job import read_lines
 
 
@@ -49,17 +48,6 @@ class Instance:
         )
         rest = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data and field.name != "inputs"}
         return cls(inputs=inputs, **rest)
-
-
-def operator_key(name: str, inputs: Iterable[TensorSpec], args: Mapping[str, Any], precision: str = "") -> str:
-    """The same for an operator of a graph and for the instance measured in its place."""
-    content = [name, [[spec.shape, spec.dtype, spec.strides] for spec in inputs], args, precision]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
-
-
-def matmul_precision(operator: Operator, precision: str) -> str:
-    """TF32 only changes the matrix products of fp32 tensors; cuDNN uses it for convolutions in either case."""
-    return "tf32" if precision == "tf32" and operator.name in MATRIX_PRODUCTS and operator.inputs[0].dtype == "float32" else ""
 
 
 def collect(graphs: Iterable[tuple[OpGraph, str]]) -> list[Instance]:

@@ -7,9 +7,12 @@ import importlib
 from foretrain.errors import unknown
 from foretrain.predictors.base import Predictor
 
-_WHERE = {"roofline": "foretrain.predictors.roofline:RooflinePredictor"}
+_WHERE = {
+    "deletepop": "foretrain.predictors.deletepop:DeletePopPredictor",
+    "roofline": "foretrain.predictors.roofline:RooflinePredictor",
+}
 
-DEFAULT = "roofline"
+DEFAULT = "deletepop"
 """The predictor that ``foretrain predict`` uses."""
 
 

@@ -20,6 +20,10 @@ class Predictor(ABC):
     def fit(self, runs: Iterable[Run]) -> Self:
         """Learn from measured runs; a predictor with nothing to learn returns itself unchanged."""
 
+    def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
+        """Forget what was learned beforehand of these architecture families and devices, so that scoring on them is fair."""
+        return self
+
     @abstractmethod
     def predict(self, job: Job) -> Forecast:
         """The forecast for one job."""

@@ -10,7 +10,7 @@ from foretrain.costs.roofline import Roofline
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.whitebox import QUANTITIES, Spread, forecast_one_device
+from foretrain.predictors.whitebox import QUANTITIES, Factors, Spread, forecast_one_device
 
 
 @final
@@ -23,7 +23,7 @@ class RooflinePredictor(Predictor):
     def __init__(self, *, costs: Roofline | None = None, host: ConstantHost | None = None) -> None:
         self.costs = costs or Roofline()
         self.host = host or ConstantHost()
-        self.spread = Spread(time=(0.8, 2.5), memory=(0.97, 1.08))
+        self.spread = Spread(time=Factors(0.6, 0.8, 2.5, 4.0), memory=Factors(0.9, 0.97, 1.08, 1.15), count=Factors(0.4, 0.6, 1.6, 2.5))
 
     def fit(self, runs: Iterable[Run]) -> Self:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,25 +33,33 @@ _IDLE_POWER = 0.15
 """Share of the TDP that an idle accelerator draws."""
 
 
+class Factors(NamedTuple):
+    """Around a median: the bounds of the 95 % and of the 80 % interval as multiples of it."""
+
+    low_95: float
+    low: float
+    high: float
+    high_95: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Factors around the median that hold 80 % of measured runs, per kind of quantity."""
+    """How far measured runs lie from the median, per kind of quantity."""
 
-    time: tuple[float, float]
-    memory: tuple[float, float]
-    count: tuple[float, float] = (0.6, 1.6)
+    time: Factors
+    memory: Factors
+    count: Factors
     """Of kernels and of power, which do not follow the time."""
 
     def around(self, quantity: str, median: float) -> Estimate:
-        low, high = self.memory if quantity in MEMORY_QUANTITIES else self.time
+        factors = self.memory if quantity in MEMORY_QUANTITIES else self.count if quantity in ("kernels", "power_w") else self.time
+        bounds = [median * factor for factor in factors]
         if quantity in ("device_utilization", "memory_utilization"):
-            return Estimate(median, median * low, max(median, min(1.0, median * high)))
-        if quantity in ("kernels", "power_w"):
-            low, high = self.count
-        return Estimate(median, median * low, median * high)
+            bounds = [min(bound, max(median, 1.0)) for bound in bounds]
+        return Estimate(median, bounds[1], bounds[2], bounds[0], bounds[3])
 
 
-def build_timeline(job: Job, graph: OpGraph, costs: CostModel, host: HostModel) -> Timeline:
+def build_timeline(job: Job, graph: OpGraph, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) -> Timeline:
     """Cost each distinct operator once and lay the step out."""
     device = job.cluster.device
     device_s = costs.device_time_s(graph.operators, device, job.workload.training.precision)
@@ -66,10 +75,11 @@ def build_timeline(job: Job, graph: OpGraph, costs: CostModel, host: HostModel) 
         kernels_per_call=kernels[graph.operator_index],
         accumulation=job.accumulation,
         step_overhead_s=host.step_overhead_s,
+        gap_s=gap_s,
     )
 
 
-def forecast_one_device(job: Job, costs: CostModel, host: HostModel, spread: Spread, *, predictor: str) -> Forecast:
+def forecast_one_device(job: Job, costs: CostModel, host: HostModel, spread: Spread, *, predictor: str, gap_s: float = 0.0) -> Forecast:
     """The forecast of a job that runs on one device."""
     if job.cluster.world_size > 1:
         raise UnsupportedJob(f"cluster: {job.cluster.world_size} devices; {predictor} forecasts one device")
@@ -77,7 +87,7 @@ def forecast_one_device(job: Job, costs: CostModel, host: HostModel, spread: Spr
         raise UnsupportedJob(f"plan.recompute: {job.plan.recompute!r}; {predictor} forecasts steps without recomputation")
     graph = capture_job(job)
     device = job.cluster.device
-    timeline = build_timeline(job, graph, costs, host)
+    timeline = build_timeline(job, graph, costs, host, gap_s=gap_s)
     memory = _memory(graph, device, job.workload.training.mode)
     medians = _medians(timeline, memory, device)
     quantities = whole_training(job, spread.around("step_time_s", timeline.step_time_s))

@@ -1,0 +1,438 @@
+"""Operator and device in; the operator's family, its roofline time and the dimensionless figures that its efficiency depends on out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from foretrain.cluster import Device
+from foretrain.costs.roofline import MATRIX_PRODUCTS, arithmetic
+from foretrain.graph import ITEM_BYTES, TensorSpec
+
+SERIAL = "serial"
+"""Operators that leave most of the device idle, as their work must be done in turn; they have no figures to learn from."""
+KERNEL_FLOOR_S = 2e-6
+"""About the shortest time that a kernel takes."""
+
+
+class Call(Protocol):
+    """What is needed of an operator: one of a graph, or one that was measured alone."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def args(self) -> Mapping[str, Any]: ...
+    @property
+    def flops(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """An operator as the learned models see it."""
+
+    family: str
+    ideal_s: float
+    """The roofline: the longer of arithmetic, traffic and what must run one after another, and no less than a kernel takes."""
+    figures: list[float]
+    """As ``COLUMNS[family]`` names them, without the effect of the operator's name."""
+
+
+def describe(call: Call, device: Device, precision: str) -> Described:
+    """The family, the roofline time and the figures of one operator on one device."""
+    family = family_of(call)
+    scene = _Scene(call, device, precision, family)
+    ideal_s, serial_s = max(scene.compute_s, scene.memory_s, KERNEL_FLOOR_S), _serial_s(call, device)
+    if serial_s > ideal_s:
+        return Described(SERIAL, serial_s, [])
+    _, figures = _FAMILIES[family]
+    return Described(family, ideal_s + scene.conversion_s, [*scene.common(), *figures(scene)])
+
+
+# Families
+
+_NAMES: dict[str, str] = {
+    name: family for family, names in {
+        "attention": "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
+        "_flash_attention_forward _efficient_attention_forward",
+        "attention_backward": "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward "
+        "_scaled_dot_product_cudnn_attention_backward",
+        "norm": "native_batch_norm cudnn_batch_norm miopen_batch_norm native_layer_norm native_group_norm _fused_rms_norm",
+        "norm_backward": "native_batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward native_layer_norm_backward "
+        "native_group_norm_backward _fused_rms_norm_backward",
+        "softmax": "_softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data nll_loss_forward "
+        "nll_loss_backward nll_loss2d_forward nll_loss2d_backward",
+        "reduction": "sum mean amax amin max min var var_mean std all any cumsum linalg_vector_norm norm prod argmax argmin sort topk",
+        "copy": "clone _to_copy copy_ cat stack constant_pad_nd slice_backward select_backward roll flip repeat tril triu "
+        "reflection_pad2d reflection_pad2d_backward im2col col2im unfold_backward _local_scalar_dense",
+        "lookup": "embedding embedding_dense_backward index index_put index_put_ index_select index_add index_add_ gather scatter "
+        "scatter_add scatter_add_ scatter_ masked_select",
+        "pooling": "avg_pool2d avg_pool2d_backward max_pool2d_with_indices max_pool2d_with_indices_backward _adaptive_avg_pool2d "
+        "_adaptive_avg_pool2d_backward adaptive_max_pool2d adaptive_max_pool2d_backward upsample_bilinear2d upsample_bilinear2d_backward "
+        "upsample_nearest2d upsample_nearest2d_backward upsample_bicubic2d upsample_bicubic2d_backward",
+        "recurrence": "_cudnn_rnn _cudnn_rnn_backward",
+    }.items() for name in names.split()
+}  # fmt: skip
+
+
+def family_of(call: Call) -> str:
+    """What is not known by name is pointwise."""
+    name = call.name
+    if name in MATRIX_PRODUCTS:
+        return "product"
+    if name in ("convolution", "convolution_backward"):
+        depthwise = 1 < call.args.get("groups", 1) == call.inputs[1 if name == "convolution_backward" else 0].shape[1]
+        return f"{'depthwise' if depthwise else 'convolution'}{'_backward' if name == 'convolution_backward' else ''}"
+    if name.startswith(("_foreach", "_fused_a", "_fused_s")):
+        return "optimizer"
+    return _NAMES.get(name, "pointwise")
+
+
+def _serial_s(call: Call, device: Device) -> float:
+    """Time of operators whose parallel work is too small for the device, as one step must wait for another.
+
+    The constants are latencies of dependent loads and of small kernels; they differ little between devices.
+    """
+    if call.name == "upsample_bilinear2d" and not call.inputs[0].channels_last:
+        shape = call.inputs[0].shape  # a thread per output pixel walks all samples and channels
+        pixels = math.prod(call.args.get("output_size") or shape[2:])
+        return 0.3e-6 * shape[0] * shape[1] * max(1.0, pixels / (2048 * (device.sms or 100)))
+    if call.name in ("index_put", "index_put_") and call.args.get("accumulate"):
+        indices = max(spec.numel for spec in call.inputs if spec.dtype == "int64")  # equal indices are summed in turn
+        columns: int = max(1, call.inputs[-1].numel // max(1, indices))
+        return 60e-6 + 0.19e-6 * indices / columns
+    if call.name in ("_cudnn_rnn", "_cudnn_rnn_backward"):
+        args, x = call.args, call.inputs[0]  # time steps, layers and directions in turn, on few multiprocessors
+        steps: int = x.shape[1 if args.get("batch_first") else 0] * args["num_layers"] * (2 if args.get("bidirectional") else 1)
+        latency_s = 8e-6 if call.name.endswith("backward") else 4e-6
+        return latency_s * steps + 2.0 * call.flops / device.peak_flops("fp32")
+    return 0.0
+
+
+# Figures
+
+
+def _log(value: float) -> float:
+    return math.log2(value) if value > 0 else -20.0
+
+
+def _alignment(value: int) -> float:
+    """The power of two, up to 64, that divides a size."""
+    return float(min((value & -value).bit_length() - 1, 6)) if value else 6.0
+
+
+class _Scene:
+    """One operator on one device, with the quantities that several figures share."""
+
+    def __init__(self, call: Call, device: Device, precision: str, family: str) -> None:
+        self.call, self.device = call, device
+        self.kind = "fp32" if family.startswith("depthwise") else arithmetic(call, precision)
+        if self.kind != "fp32" and device.peak_flops(self.kind) == device.peak_flops("fp32"):
+            self.kind = "fp32"
+        self.peak = device.peak_flops(self.kind) * device.sustained
+        self.bandwidth = device.memory_bytes_per_s
+        self.sms = float(device.sms or 100)
+        self.compute_s = call.flops / self.peak
+        self.memory_s = call.bytes / self.bandwidth
+        self.item = ITEM_BYTES[call.inputs[0].dtype] if call.inputs else 4
+        self.convolution = _sizes(call) if "convolution" in call.name else None
+        self.conversion_s = 0.0
+        if family.startswith("convolution") and self.kind != "fp32" and self.convolution is not None:
+            self.conversion_s = 2 * self.convolution.converted * self.item / self.bandwidth
+
+    def common(self) -> list[float]:
+        device = self.device
+        return [
+            _log(max(self.compute_s, 1e-10) / 1e-6),
+            _log(max(self.memory_s, 1e-10) / 1e-6),
+            _log(max(self.compute_s, 1e-10) / max(self.memory_s, 1e-10)),
+            _log(max(self.call.bytes, 1) / (device.l2_bytes or 4 << 20)),
+            float(self.item),
+            _KINDS.get(self.kind, 0.0),
+            _log(self.peak / self.bandwidth),
+            _log(self.bandwidth / self.sms / 1e9),
+            _log(self.sms),
+            float(device.capability or 0.0),
+        ]
+
+    def waves(self, rows: int, columns: int, batch: int, tile: tuple[int, int]) -> tuple[float, float]:
+        """How often the tiles of a product fill the device, and how full the last time and the last tiles are."""
+        tiles = batch * math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
+        waves = tiles / self.sms
+        used = rows * columns * batch / (tiles * tile[0] * tile[1])
+        return waves, used * waves / math.ceil(waves)
+
+    def product(self, m: int, n: int, k: int, batch: int) -> list[float]:
+        """A matrix product of these sizes, by tiles of three sizes."""
+        small, middle, large = (self.waves(m, n, batch, tile) for tile in ((64, 64), (128, 128), (256, 128)))
+        return [
+            _log(m), _log(n), _log(k), _log(batch), _log(min(m, n)), _log(k * k / (m * n)),
+            _log(small[0]), small[1], _log(middle[0]), middle[1], _log(large[0]), large[1],
+        ]  # fmt: skip
+
+
+_KINDS = {"fp64": -1.0, "fp32": 0.0, "tf32": 1.0, "bf16": 2.0, "fp16": 2.0, "fp8": 3.0}
+_COMMON = ("compute", "memory", "balance", "l2", "item", "kind", "ridge", "bandwidth_per_sm", "sms", "capability")
+_PRODUCT = ("m", "n", "k", "batch", "least", "depth", "waves64", "fill64", "waves128", "fill128", "waves256", "fill256")
+
+
+def _transposed(spec: TensorSpec) -> bool:
+    return spec.strides is not None and len(spec.shape) >= 2 and spec.strides[-2] == 1 and spec.shape[-2] > 1
+
+
+def _products(scene: _Scene) -> list[float]:
+    """mm, addmm, bmm, baddbmm: the last two inputs are the matrices."""
+    inputs = scene.call.inputs
+    a, b = inputs[-2], inputs[-1]
+    batch = a.shape[0] if len(a.shape) == 3 else 1
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    return [
+        *scene.product(m, n, k, batch),
+        float(_transposed(a)), float(_transposed(b)), float(len(inputs) > 2), float(len(a.shape) == 3),
+        _alignment(m), _alignment(n), _alignment(k),
+    ]  # fmt: skip
+
+
+_PRODUCT_COLUMNS = (*_PRODUCT, "transposed_a", "transposed_b", "bias", "batched", "align_m", "align_n", "align_k")
+
+
+@dataclass(frozen=True, slots=True)
+class _Convolution:
+    """The sizes of a convolution; ``c`` and ``k`` are the channels of one group."""
+
+    n: int
+    c: int
+    k: int
+    groups: int
+    inside: int
+    outside: int
+    window: int
+    stride: int
+    channels_last: bool
+    dilated: bool
+    gradients: int
+
+    @property
+    def moved(self) -> tuple[int, int, int]:
+        """Elements of the input, the output and the weight."""
+        n, groups = self.n, self.groups
+        return n * groups * self.c * self.inside, n * groups * self.k * self.outside, groups * self.c * self.k * self.window
+
+    @property
+    def converted(self) -> int:
+        """Elements that cuDNN brings to another layout for its matrix units, which read NHWC; a 1x1 convolution of NCHW is a plain product."""
+        if self.channels_last or (self.window == 1 and self.stride == 1 and not self.gradients) or self.c * self.groups < 4:
+            return 0
+        return sum(self.moved) * max(1, self.gradients)
+
+
+def _sizes(call: Call) -> _Convolution:
+    backward = call.name == "convolution_backward"
+    x, weight = call.inputs[int(backward)], call.inputs[1 + int(backward)]
+    args = call.args
+    groups: int = args.get("groups", 1)
+    window = weight.shape[2:]
+    if backward:
+        outside = call.inputs[0].shape[2:]
+    else:
+        outside = tuple(
+            max(1, (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1)
+            for size, kernel, stride, pad, dilation in zip(
+                x.shape[2:], window, _each(args, "stride", x), _each(args, "padding", x), _each(args, "dilation", x), strict=True
+            )
+        )
+    channels, filters = weight.shape[1] * groups, weight.shape[0]
+    if args.get("transposed"):
+        channels, filters, outside = weight.shape[0], weight.shape[1] * groups, x.shape[2:]
+    return _Convolution(
+        n=x.shape[0], c=max(1, channels // groups), k=max(1, filters // groups), groups=groups, inside=max(1, math.prod(x.shape[2:])),
+        outside=max(1, math.prod(outside)), window=math.prod(window), stride=max(_each(args, "stride", x)), channels_last=x.channels_last,
+        dilated=max(_each(args, "dilation", x)) > 1, gradients=sum(args["output_mask"][:2]) if backward else 0,
+    )  # fmt: skip
+
+
+def _each(args: Mapping[str, Any], name: str, x: TensorSpec) -> Sequence[int]:
+    """A value per dimension; torch repeats a single one."""
+    values: list[int] = args.get(name) or [0 if name == "padding" else 1]
+    return values * (len(x.shape) - 2) if len(values) == 1 else values
+
+
+def _shape(scene: _Scene, conv: _Convolution) -> list[float]:
+    """Sizes and layout, and how long each operand takes to be moved, as cuDNN may convert each to another layout."""
+    per_us = scene.bandwidth / scene.item * 1e-6
+    return [
+        *(_log(elements / per_us) for elements in conv.moved), _log(1 + conv.converted / per_us),
+        _log(conv.c), _log(conv.k), _log(conv.groups), _log(conv.inside), _log(conv.window), float(conv.stride),
+        float(conv.channels_last), float(conv.dilated), _alignment(conv.c), _alignment(conv.k), _alignment(conv.inside),
+    ]  # fmt: skip
+
+
+_SHAPE = (
+    "input_us",
+    "output_us",
+    "weight_us",
+    "converted_us",
+    "c",
+    "k",
+    "groups",
+    "inside",
+    "window",
+    "stride",
+    "channels_last",
+    "dilated",
+    "align_c",
+    "align_k",
+    "align_inside",
+)
+
+
+def _convolution(scene: _Scene) -> list[float]:
+    conv = scene.convolution
+    assert conv is not None
+    return [*_shape(scene, conv), *scene.product(conv.n * conv.outside, conv.k, conv.c * conv.window, conv.groups)]
+
+
+def _convolution_backward(scene: _Scene) -> list[float]:
+    conv = scene.convolution
+    assert conv is not None
+    mask: list[bool] = scene.call.args["output_mask"]
+    return [
+        *_shape(scene, conv),
+        *(float(wanted) for wanted in mask),
+        *scene.product(conv.n * conv.inside, conv.c, conv.k * conv.window, conv.groups),
+        *scene.product(conv.k, conv.c * conv.window, conv.n * conv.outside, conv.groups),
+    ]
+
+
+_GRADIENTS = ("to_input", "to_weight", "to_bias")
+
+
+def _attention(scene: _Scene) -> list[float]:
+    call = scene.call
+    first = int(call.name.endswith("_backward"))
+    query, key = call.inputs[first], call.inputs[first + 1]
+    batch, heads, rows, width = query.shape[0], query.shape[1], query.shape[-2], query.shape[-1]
+    waves, fill = scene.waves(rows, 128, batch * heads, (128, 128))
+    return [
+        _log(batch * heads), _log(rows), _log(key.shape[-2]), _log(width), _log(heads / key.shape[1]), _alignment(width),
+        float(bool(call.args.get("is_causal"))), float(call.args.get("attn_bias") is not None), float("efficient" in call.name),
+        float("cudnn" in call.name), _log(waves), fill, float(query.strides is not None), float(bool(call.args.get("dropout_p"))),
+    ]  # fmt: skip
+
+
+_ATTENTION = ("heads", "rows", "keys", "width", "shared_heads", "align_width", "causal", "biased", "efficient", "cudnn", "waves", "fill",
+              "strided", "dropout")  # fmt: skip
+
+
+def _traffic(scene: _Scene) -> list[float]:
+    """Operators that move bytes: how many, in what layout, and over which part of the shape they work."""
+    call = scene.call
+    if not call.inputs:
+        return [_log(call.bytes), *[0.0] * (len(_TRAFFIC) - 1)]
+    big = max(call.inputs[:8], key=lambda spec: spec.numel)
+    numel = max(1, big.numel)
+    written = max(call.bytes - sum(spec.size_bytes for spec in call.inputs), 1)
+    dims = call.args.get("dim", call.args.get("normalized_shape"))
+    inner, reduced = _reduction(big, dims)
+    window = call.args.get("kernel_size") or [1]
+    return [
+        _log(numel / (scene.sms * 2048)),
+        _log(written / scene.item / numel),
+        float(min(len(call.inputs), 6)),
+        _log(len(call.inputs)),
+        float(sum(not _dense(spec) for spec in call.inputs[:3])),
+        float(_relayouts(call, big)),
+        float(any(spec.strides is not None and 0 in spec.strides for spec in call.inputs[:3])),
+        float(len({spec.dtype for spec in call.inputs[:4]}) > 1 or _casts(call)),
+        _log(call.bytes / numel),
+        float(len(big.shape)),
+        _log(big.shape[-1] if big.shape else 1),
+        _log(math.prod(big.shape[2:]) if len(big.shape) > 2 else 1),
+        _log(big.shape[1] if len(big.shape) > 1 else 1),
+        _log(big.shape[0] if big.shape else 1),
+        inner,
+        _log(reduced),
+        _log(numel / reduced / scene.sms),
+        _log(_run(big)),
+        _log(math.prod(window)),
+        _alignment(big.shape[-1] if big.shape else 1),
+    ]
+
+
+_TRAFFIC = ("width", "written", "inputs", "log_inputs", "strided", "relayout", "expanded", "mixed", "bytes_per_element", "rank", "last",
+            "inside", "second", "first", "inner", "reduced", "kept_per_sm", "run", "window", "align_last")  # fmt: skip
+
+
+def _dense(spec: TensorSpec) -> bool:
+    """Without gaps or repeats in memory, in whatever order of dimensions."""
+    if spec.strides is None:
+        return True
+    expected = 1
+    for stride, size in sorted(zip(spec.strides, spec.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _relayouts(call: Call, big: TensorSpec) -> bool:
+    """Whether operands of full size differ in layout, or the result is to have another one."""
+    wanted = call.args.get("memory_format")
+    if isinstance(wanted, str) and ("channels_last" in wanted or "contiguous" in wanted):
+        return big.channels_last != ("channels_last" in wanted) and len(big.shape) in (4, 5)
+    return len({spec.strides for spec in call.inputs[:4] if spec.shape == big.shape}) > 1
+
+
+def _casts(call: Call) -> bool:
+    return isinstance(call.args.get("dtype"), str) and call.args["dtype"].removeprefix("torch.") != call.inputs[0].dtype
+
+
+def _reduction(spec: TensorSpec, dims: object) -> tuple[float, int]:
+    """Whether the last dimension is among those that are worked over, and how many elements they hold."""
+    rank = len(spec.shape)
+    if not rank:
+        return 0.0, 1
+    if not isinstance(dims, list):
+        dims = [dims] if isinstance(dims, int) and not isinstance(dims, bool) else []
+    chosen = {d % rank for d in dims if isinstance(d, int) and -rank <= d < rank}
+    return float(rank - 1 in chosen), max(1, math.prod(spec.shape[d] for d in chosen))
+
+
+def _run(spec: TensorSpec) -> int:
+    """Elements in a row in memory along the last dimension; the whole tensor where it has no gaps."""
+    if spec.strides is None or not spec.shape or _dense(spec):
+        return max(1, spec.numel)
+    run = 1
+    for size, stride in zip(reversed(spec.shape), reversed(spec.strides), strict=True):
+        if stride != run and size > 1:
+            break
+        run *= size
+    return max(1, run)
+
+
+_Figures = Callable[[_Scene], list[float]]
+_FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
+    "product": (_PRODUCT_COLUMNS, _products),
+    "convolution": ((*_SHAPE, *_PRODUCT), _convolution),
+    "depthwise": ((*_SHAPE, *_PRODUCT), _convolution),
+    "convolution_backward": (
+        (*_SHAPE, *_GRADIENTS, *(f"input_{name}" for name in _PRODUCT), *(f"weight_{name}" for name in _PRODUCT)),
+        _convolution_backward,
+    ),
+    "attention": (_ATTENTION, _attention),
+    "attention_backward": (_ATTENTION, _attention),
+    **dict.fromkeys(
+        ("norm", "norm_backward", "softmax", "reduction", "copy", "lookup", "pooling", "recurrence", "optimizer", "pointwise"),
+        (_TRAFFIC, _traffic),
+    ),
+}
+_FAMILIES["depthwise_backward"] = _FAMILIES["convolution_backward"]
+FAMILIES = tuple(_FAMILIES)
+COLUMNS: dict[str, tuple[str, ...]] = {name: (*_COMMON, *columns, "name_effect") for name, (columns, _) in _FAMILIES.items()}
+"""Names of the figures of each family; the last one is the effect of the operator's name, which the fit learns."""

@@ -1,0 +1,116 @@
+"""Operators with the time that they were measured to take: what operator models learn from and look up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretrain.costs.roofline import MATRIX_PRODUCTS, Computes
+from foretrain.errors import ForetrainError, InputError
+from foretrain.flops import flops
+from foretrain.graph import TensorSpec
+
+OWN_OPERATORS = Path(__file__).parents[3] / "data" / "ops_h200.parquet"
+"""The operators that were measured on an H200: part of the repository, not of an installed package."""
+ANY = "*"
+"""Stands for operators that were drawn from models of any family."""
+
+_JSON_COLUMNS = ("inputs", "args", "kernel_names")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredOperator:
+    """One call of an operator on one device, and the seconds that the device and the host spent on it."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    args: Mapping[str, Any]
+    flops: int
+    bytes: int
+    device: str
+    device_s: float
+    host_s: float | None = None
+    precision: str = "fp32"
+    """Of the job: it decides whether fp32 matrix products are rounded to TF32."""
+    key: str = ""
+    """What exactly is called, for looking it up again."""
+    families: frozenset[str] = frozenset()
+    """Architecture families whose models call it."""
+
+    def known_without(self, held_out: frozenset[str]) -> bool:
+        """Whether it would have been measured if no model of these families had been looked at."""
+        return not held_out or (ANY not in self.families and not (self.families and self.families <= held_out))
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        args: Mapping[str, Any],
+        device: str,
+        device_s: float,
+    ) -> MeasuredOperator:
+        """With the FLOPs and the least traffic that follow from the shapes."""
+        traffic = sum(spec.size_bytes for spec in (*inputs, *outputs))
+        work = flops(name, args, inputs, outputs)
+        return cls(name=name, inputs=inputs, args=args, flops=work, bytes=traffic, device=device, device_s=device_s)
+
+
+def operator_key(name: str, inputs: Iterable[TensorSpec], args: Mapping[str, Any], precision: str = "") -> str:
+    """A hash of what is called: the same for an operator of a graph and for the one measured in its place."""
+    content = [name, [[spec.shape, spec.dtype, spec.strides] for spec in inputs], args, precision]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def matmul_precision(operator: Computes, precision: str) -> str:
+    """TF32 only changes the matrix products of fp32 tensors; cuDNN uses it for convolutions in either case."""
+    return "tf32" if precision == "tf32" and operator.name in MATRIX_PRODUCTS and operator.inputs[0].dtype == "float32" else ""
+
+
+def load_columns(path: Path) -> dict[str, list[Any]]:
+    """An operator dataset by columns; ``inputs``, ``args`` and ``kernel_names`` as parsed JSON."""
+    _, parquet = parquet_library()
+    try:
+        columns: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read as Parquet ({error})") from error
+    for name in _JSON_COLUMNS:
+        columns[name] = [json.loads(text) for text in columns[name]]
+    return columns
+
+
+def load_measured(path: Path, device: str | None = None) -> Iterator[MeasuredOperator]:
+    """The operators of a dataset, of the device that it names unless another catalogue name is given.
+
+    The device time is the mean of a cold and a warm cache, as a step has both.
+    """
+    _, parquet = parquet_library()
+    if not path.exists():
+        raise InputError(f"{path}: no such operator dataset; foretrain measure ops makes one, and data/ of the repository has ours")
+    columns = load_columns(path)
+    device = device or (parquet.read_schema(path).metadata or {}).get(b"catalog_device", b"").decode()
+    if not device:
+        raise InputError(f"{path}: does not say which device of the catalogue it was measured on; give --device")
+    families = columns.get("families") or [""] * len(columns["key"])
+    for i, key in enumerate(columns["key"]):
+        yield MeasuredOperator(
+            name=columns["name"][i],
+            inputs=tuple(TensorSpec(tuple(s), dtype, None if t is None else tuple(t)) for s, dtype, t in columns["inputs"][i]),
+            args=columns["args"][i], flops=columns["flops"][i], bytes=columns["bytes"][i], device=device,
+            device_s=(columns["cold_s"][i] + columns["warm_s"][i]) / 2, host_s=columns["host_s"][i],
+            precision=columns["precision"][i] or "fp32", key=key, families=frozenset(families[i].split()),
+        )  # fmt: skip
+
+
+def parquet_library() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise ForetrainError("pyarrow is not installed; install foretrain[learn]") from error
+    return pyarrow, pyarrow.parquet

@@ -1,0 +1,89 @@
+"""Boosted regression trees as arrays: grown by LightGBM, read and evaluated with numpy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Matrix = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """All trees in one set of columns; a leaf is a node that leads to itself, so that every row walks the same number of levels."""
+
+    roots: npt.NDArray[np.int32]
+    feature: npt.NDArray[np.int16]
+    threshold: npt.NDArray[np.float32]
+    left: npt.NDArray[np.int32]
+    right: npt.NDArray[np.int32]
+    value: npt.NDArray[np.float32]
+    depth: int
+
+    def predict(self, rows: Matrix) -> npt.NDArray[np.float64]:
+        """The sum of the trees for each row."""
+        node = np.broadcast_to(self.roots, (len(rows), len(self.roots))).copy()
+        number = np.arange(len(rows))[:, None]
+        single = rows.astype(np.float32)
+        for _ in range(self.depth):
+            goes_left = single[number, self.feature[node]] <= self.threshold[node]
+            node = np.where(goes_left, self.left[node], self.right[node])
+        return np.asarray(self.value[node].sum(axis=1, dtype=np.float64))
+
+    def to_columns(self) -> dict[str, npt.NDArray[Any]]:
+        names = ("roots", "feature", "threshold", "left", "right", "value")
+        return {**{name: getattr(self, name) for name in names}, "depth": np.array([self.depth], dtype=np.int32)}
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, npt.NDArray[Any]]) -> Forest:
+        return cls(**{name: column for name, column in columns.items() if name != "depth"}, depth=int(columns["depth"][0]))
+
+
+def grow(rows: Matrix, targets: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], *, trees: int, **settings: Any) -> Forest:
+    """Fit trees to targets; the same input gives the same trees."""
+    import lightgbm
+
+    fixed = {"objective": "l2", "verbosity": -1, "seed": 0, "deterministic": True, "force_row_wise": True, "num_threads": 2}
+    data = lightgbm.Dataset(rows.astype(np.float32), targets, weight=weights, params={"verbosity": -1})
+    booster = lightgbm.train({**fixed, **settings}, data, trees)
+    return from_lightgbm([tree["tree_structure"] for tree in booster.dump_model()["tree_info"]])
+
+
+def from_lightgbm(trees: Sequence[Mapping[str, Any]]) -> Forest:
+    """The arrays of LightGBM's own description of numeric trees."""
+    feature: list[int] = []
+    threshold: list[float] = []
+    left: list[int] = []
+    right: list[int] = []
+    value: list[float] = []
+
+    def add(tree: Mapping[str, Any], level: int) -> tuple[int, int]:
+        """Append a node and all below it; returns its number and the deepest level."""
+        number = len(feature)
+        feature.append(tree.get("split_feature", 0))
+        threshold.append(tree.get("threshold", 0.0))
+        value.append(tree.get("leaf_value", 0.0))
+        left.append(number)
+        right.append(number)
+        if "left_child" not in tree:
+            return number, level
+        left[number], first = add(tree["left_child"], level + 1)
+        right[number], second = add(tree["right_child"], level + 1)
+        return number, max(first, second)
+
+    roots, depths = zip(*(add(tree, 0) for tree in trees), strict=True)
+    return Forest(
+        roots=np.array(roots, dtype=np.int32), feature=np.array(feature, dtype=np.int16), threshold=_below(threshold),
+        left=np.array(left, dtype=np.int32), right=np.array(right, dtype=np.int32), value=np.array(value, dtype=np.float32), depth=max(depths),
+    )  # fmt: skip
+
+
+def _below(thresholds: Sequence[float]) -> npt.NDArray[np.float32]:
+    """In single precision, never above the double: what was right of a threshold stays there."""
+    double = np.array(thresholds, dtype=np.float64)
+    single = double.astype(np.float32)
+    return np.where(single > double, np.nextafter(single, np.float32(-np.inf)), single)

@@ -1,0 +1,228 @@
+"""Operator times that others have published, read as calls of torch's own operators: ETS (T4, RTX 2080 Ti) and NeuSight (P4 to A100, AMD).
+
+The files are not part of the project; a folder holds ``ets_t4.csv.gz``, ``ets_2080ti.csv.gz`` and ``neusight_fp32.csv.gz``.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from foretrain.costs.measured import MeasuredOperator
+from foretrain.errors import InputError
+from foretrain.graph import TensorSpec
+
+_ETS = {"ets_t4.csv.gz": "t4", "ets_2080ti.csv.gz": "rtx-2080-ti"}
+_NEUSIGHT = "neusight_fp32.csv.gz"
+_MOST = 6000
+"""Rows that are kept of one operator, phase, dtype and device; beyond, a hash of the shape chooses."""
+
+Specs = tuple[TensorSpec, ...]
+Made = tuple[str, Specs, Specs, dict[str, Any]]
+"""A call: name, inputs, outputs, arguments."""
+
+
+def read_published(folder: Path) -> Iterator[MeasuredOperator]:
+    """The operators of every known file in the folder; shapes that torch's operators cannot express are left out."""
+    files = [folder / name for name in (*_ETS, _NEUSIGHT) if (folder / name).exists()]
+    if not files:
+        raise InputError(f"data: {folder} has none of {', '.join((*_ETS, _NEUSIGHT))}")
+    for path in files:
+        yield from _read_neusight(path) if path.name == _NEUSIGHT else _read_ets(path, _ETS[path.name])
+
+
+def _rows(path: Path, group: Callable[[Mapping[str, str]], object]) -> Iterator[dict[str, str]]:
+    """Of each group at most ``_MOST`` rows, chosen by a hash of the row so that the choice is always the same."""
+    with gzip.open(path, "rt", newline="") as file:
+        rows = list(csv.DictReader(file))
+    sizes: dict[object, int] = {}
+    for row in rows:
+        sizes[group(row)] = sizes.get(group(row), 0) + 1
+    for row in rows:
+        chance = int(hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:8], 16) / 2**32
+        if chance * sizes[group(row)] < _MOST:
+            yield row
+
+
+# ETS
+
+
+def _read_ets(path: Path, device: str) -> Iterator[MeasuredOperator]:
+    for row in _rows(path, lambda row: (row["op"], row["phase"], row["dtype"])):
+        maker = _ETS_CALLS.get((row["op"], row["phase"]))
+        if maker is None:
+            continue
+        dtype = {"fp32": "float32", "fp16": "float16"}[row["dtype"]]
+        made = maker(json.loads(row["shape"]), dtype)
+        if made is not None:
+            yield MeasuredOperator.of(*made, device, float(row["device_s"]))
+
+
+def _convolution(shape: Mapping[str, Any], dtype: str, *, backward: bool) -> Made | None:
+    x, weight = _spec(shape["in"], dtype), _spec(shape["weight"], dtype)
+    stride, pad, dilation = shape["stride"], shape["pad"], shape.get("dilation", [1, 1])
+    if len(x.shape) != 4 or len(stride) != 2:
+        return None
+    out = [
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(x.shape[2:], weight.shape[2:], stride, pad, dilation, strict=True)
+    ]
+    y = _spec([x.shape[0], weight.shape[0], *out], dtype)
+    args = {
+        "stride": stride,
+        "padding": pad,
+        "dilation": dilation,
+        "transposed": False,
+        "output_padding": [0, 0],
+        "groups": shape["groups"],
+    }
+    if not backward:
+        return "convolution", (x, weight), (y,), args
+    stem = x.shape[1] == 3
+    gradients = (weight,) if stem else (x, weight)
+    return "convolution_backward", (y, x, weight), gradients, {**args, "output_mask": [not stem, True, False]}
+
+
+def _pointwise(name: str, inputs: int, *, outputs: int = 1) -> Callable[[Mapping[str, Any], str], Made]:
+    def make(shape: Mapping[str, Any], dtype: str) -> Made:
+        x = _spec(shape["in"], dtype)
+        return name, (x,) * inputs, (x,) * outputs, {}
+
+    return make
+
+
+def _binary(name: str) -> Callable[[Mapping[str, Any], str], Made]:
+    def make(shape: Mapping[str, Any], dtype: str) -> Made:
+        a, b = _spec(shape["a"], dtype), _spec(shape["b"], dtype)
+        return name, (a, b), (max(a, b, key=lambda spec: spec.numel),), {}
+
+    return make
+
+
+def _batch_norm(shape: Mapping[str, Any], dtype: str, *, backward: bool) -> Made | None:
+    x = _spec(shape["in"], dtype)
+    if len(x.shape) < 2:
+        return None
+    channel = _spec([x.shape[1]], "float32")
+    if backward:
+        return "cudnn_batch_norm_backward", (x, x, channel, channel, channel), (x, channel, channel), {}
+    return "cudnn_batch_norm", (x, channel, channel, channel, channel), (x, channel, channel), {}
+
+
+def _layer_norm(shape: Mapping[str, Any], dtype: str, *, backward: bool) -> Made:
+    x, normalized = _spec(shape["in"], dtype), shape["normalized"]
+    rows = _spec([x.numel // max(1, math.prod(normalized))], "float32")
+    affine = _spec(normalized, dtype)
+    if backward:
+        return "native_layer_norm_backward", (x, x, rows, rows, affine), (x, affine, affine), {"normalized_shape": normalized}
+    return "native_layer_norm", (x, affine, affine), (x, rows, rows), {"normalized_shape": normalized}
+
+
+def _linear(shape: Mapping[str, Any], dtype: str) -> Made:
+    x, weight = shape["in"], shape["weight"]
+    rows = math.prod(x[:-1])
+    a, b = _spec([rows, x[-1]], dtype), TensorSpec((x[-1], weight[0]), dtype, (1, x[-1]))
+    out = (_spec([rows, weight[0]], dtype),)
+    return ("addmm", (_spec([weight[0]], dtype), a, b), out, {}) if shape.get("bias") else ("mm", (a, b), out, {})
+
+
+def _matmul(shape: Mapping[str, Any], dtype: str) -> Made | None:
+    a, b = shape["a"], shape["b"]
+    if len(a) < 3 or len(a) != len(b) or a[:-2] != b[:-2]:
+        return None
+    batch = math.prod(a[:-2])
+    left, right = _spec([batch, *a[-2:]], dtype), _spec([batch, *b[-2:]], dtype)
+    return "bmm", (left, right), (_spec([batch, a[-2], b[-1]], dtype),), {}
+
+
+def _cat(shape: Mapping[str, Any], dtype: str) -> Made | None:
+    out, axis, count = list(shape["out"]), shape["axis"], shape["n"]
+    if out[axis] < count:
+        return None
+    out[axis] //= count
+    return "cat", (_spec(out, dtype),) * count, (_spec(shape["out"], dtype),), {"dim": axis}
+
+
+def _mean(shape: Mapping[str, Any], dtype: str) -> Made | None:
+    x = shape["in"]
+    return ("mean", (_spec(x, dtype),), (_spec([*x[:2], 1, 1], dtype),), {"dim": [-1, -2]}) if len(x) == 4 else None
+
+
+_ETS_CALLS: dict[tuple[str, str], Callable[[Mapping[str, Any], str], Made | None]] = {
+    ("conv2d", "forward"): lambda shape, dtype: _convolution(shape, dtype, backward=False),
+    ("conv2d", "backward"): lambda shape, dtype: _convolution(shape, dtype, backward=True),
+    ("batch_norm", "forward"): lambda shape, dtype: _batch_norm(shape, dtype, backward=False),
+    ("batch_norm", "backward"): lambda shape, dtype: _batch_norm(shape, dtype, backward=True),
+    ("layer_norm", "forward"): lambda shape, dtype: _layer_norm(shape, dtype, backward=False),
+    ("layer_norm", "backward"): lambda shape, dtype: _layer_norm(shape, dtype, backward=True),
+    ("linear", "forward"): _linear,
+    ("matmul", "forward"): _matmul,
+    ("cat", "forward"): _cat,
+    ("mean", "forward"): _mean,
+    ("adaptive_avg_pool2d", "forward"): _mean,
+    ("add", "forward"): _binary("add"),
+    ("add_", "forward"): _binary("add_"),
+    ("mul", "forward"): _binary("mul"),
+    ("relu", "forward"): _pointwise("relu_", 1),
+    ("relu", "backward"): _pointwise("threshold_backward", 2),
+    **{
+        (op, phase): _pointwise(f"{name}{'_backward' if phase == 'backward' else ''}", 2 if phase == "backward" else 1)
+        for op, name in (("silu", "silu"), ("gelu", "gelu"), ("hardswish", "hardswish"), ("sigmoid", "sigmoid"),
+                         ("hardsigmoid", "hardsigmoid"), ("relu6/hardtanh", "hardtanh"))
+        for phase in ("forward", "backward")
+    },
+    ("softmax", "forward"): lambda shape, dtype: ("_softmax", (_spec(shape["in"], dtype),), (_spec(shape["in"], dtype),), {"dim": -1}),
+    ("softmax", "backward"): lambda shape, dtype: (
+        "_softmax_backward_data", (_spec(shape["in"], dtype),) * 2, (_spec(shape["in"], dtype),), {"dim": -1}
+    ),
+    ("sgd_add_", "optimizer"): _pointwise("add_", 2),
+    ("sgd_mul_", "optimizer"): _pointwise("mul_", 1),
+}  # fmt: skip
+
+
+# NeuSight
+
+
+def _read_neusight(path: Path) -> Iterator[MeasuredOperator]:
+    for row in _rows(path, lambda row: (row["op"], row["device"])):
+        made = _neusight_call(row)
+        if made is not None:
+            yield MeasuredOperator.of(*made, row["device"], float(row["latency_s"]))
+
+
+def _neusight_call(row: Mapping[str, str]) -> Made | None:
+    op, dtype = row["op"], "float32"
+
+    def size(name: str) -> int:
+        return int(float(row[name]))
+
+    if op == "bmm":
+        b, m, n, k = map(size, ("B", "M", "N", "K"))
+        return "bmm", (_spec([b, m, n], dtype), _spec([b, n, k], dtype)), (_spec([b, m, k], dtype),), {}
+    if op == "linear":
+        b, m, n, k = map(size, ("B", "M", "N", "K"))
+        return _linear({"in": [b, m, n], "weight": [k, n], "bias": True}, dtype)
+    if op == "conv":
+        if row["device"].startswith("a100"):
+            return None  # measured without TF32, which no job asks for
+        b, c, k, kernel, side, stride, pad = map(size, ("B", "c_in", "c_out", "kernel", "size", "stride", "padding"))
+        shape = {"in": [b, c, side, side], "weight": [k, c, kernel, kernel], "stride": [stride] * 2, "pad": [pad] * 2, "groups": 1}
+        return _convolution(shape, dtype, backward=False)
+    rows = {"in": [size("B"), size("H")], "normalized": [size("H")]}
+    x = _spec(rows["in"], dtype)
+    if op == "ln":
+        return _layer_norm(rows, dtype, backward=False)
+    if op == "softmax":
+        return "_softmax", (x,), (x,), {"dim": -1}
+    scalar = op.endswith("u") and op != "relu" and op != "gelu"
+    return op.removesuffix("u") if scalar else op, (x,) * (1 if scalar or op in ("relu", "gelu", "tanh") else 2), (x,), {}
+
+
+def _spec(shape: Any, dtype: str) -> TensorSpec:
+    return TensorSpec(tuple(shape), dtype)
