@@ -20,7 +20,7 @@ from foretrain.errors import ForetrainError, InputError
 from foretrain.forecast import Forecast
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.predictors import get
-from foretrain.report import html, to_json, write_trace
+from foretrain.report import figures, html, to_json, write_trace
 from foretrain.report.breakdown import breakdown, merge_layers
 from foretrain.report.lines import JsonLines
 from foretrain.report.text import breakdown_table, summary
@@ -72,10 +72,30 @@ def test_summary_shows_each_assumption(forecast: Forecast) -> None:
     assert "- the moon is full" in text(summary(replace(forecast, assumptions=("the moon is full",))))
 
 
-@pytest.mark.parametrize(("share", "words"), [(2.0, "yes: "), (1.01, "perhaps: "), (0.5, "no, out of memory: 200%")])
-def test_summary_says_whether_it_fits(forecast: Forecast, share: float, words: str) -> None:
-    capacity = forecast["reserved_memory_bytes"].median * share
-    assert words in text(summary(replace(forecast, memory_capacity_bytes=capacity)))
+@pytest.mark.parametrize(
+    ("share", "verdict", "words"),
+    [
+        (2.0, "yes", "under 1% chance of running out of memory (50% of "),
+        (1.08, "yes", "10% chance of running out of memory (93% of "),
+        (1.05, "perhaps", "21% chance"),
+        (0.97, "no", "90% chance"),
+        (0.5, "no", "over 99% chance of running out of memory (200% of "),
+    ],
+)
+def test_summary_says_how_likely_memory_runs_out(forecast: Forecast, share: float, verdict: str, words: str) -> None:
+    tight = replace(forecast, memory_capacity_bytes=forecast["reserved_memory_bytes"].median * share * (1 + 1e-9))
+    assert words in text(summary(tight))
+    assert words in html.page(tight)
+    found = figures.fits(tight)
+    assert found is not None
+    assert found[0] == verdict
+
+
+def test_json_has_the_chance_and_both_intervals(forecast: Forecast) -> None:
+    data = json.loads(to_json(forecast))
+    assert 0 <= data["out_of_memory_chance"] < 0.01
+    step = data["quantities"]["step_time_s"]
+    assert step["low_95"] < step["low"] < step["median"] < step["high"] < step["high_95"]
 
 
 def test_summary_of_a_forecast_that_has_only_a_step_time(forecast: Forecast) -> None:

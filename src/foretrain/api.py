@@ -97,10 +97,13 @@ def predict(
     inputs: tuple[Any, ...] | Mapping[str, Any] | torch.Tensor | None = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
     *,
-    predictor: str | None = None,
+    predictor: str | Path | None = None,
     **options: Any,
 ) -> Forecast:
-    """Forecast a model by name, or a module with its inputs (and loss); ``options`` are those of ``make_job``."""
+    """Forecast a model by name, or a module with its inputs (and loss); ``options`` are those of ``make_job``.
+
+    ``predictor`` is a name or the folder of a saved one.
+    """
     from foretrain import predictors
 
     job = make_job(model, **options) if isinstance(model, str) else _job_of_module(model, inputs, loss, options)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from foretrain.job import Job
     from foretrain.predictors.base import Predictor
 
-PredictorOption = Annotated[str | None, typer.Option("--predictor", help="Predictor by name.")]
+PredictorOption = Annotated[str | None, typer.Option("--predictor", help="Predictor by name, or a folder that fit made.")]
 
 
 @app.command()

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 @app.command()
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl...", help="Files of measured runs.")],
-    predictor: Annotated[list[str] | None, typer.Option(help="Predictor by name; may be given several times.")] = None,
+    predictor: Annotated[
+        list[str] | None, typer.Option(help="Predictor by name, or a folder that fit made; may be given several times.")
+    ] = None,
     split: Annotated[
         str | None, typer.Option(help="random, leave-model-out, leave-device-out or extrapolate: learn on the other runs.")
     ] = None,

@@ -1,13 +1,35 @@
-"""The interface that every predictor has: fit on runs, predict a job, and the quantities it can give."""
+"""The interface that every predictor has: fit on runs, predict a job, the quantities it can give, and its state in a folder."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import ClassVar, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
 
+from foretrain.costs.measured import MeasuredOperator
+from foretrain.errors import InputError
+from foretrain.files import read_text, write_atomically
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
+
+FORMAT = "foretrain-predictor/1"
+FILE = "predictor.json"
+"""Marks the folder of a saved predictor and says which one it is; the predictor's own files lie beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benefit:
+    """What learning from runs was worth: mean absolute relative errors, the one after on runs that were left out in turn."""
+
+    runs: int
+    error_before: float
+    error_after: float | None = None
+    """None where there are too few runs to leave some out."""
 
 
 class Predictor(ABC):
@@ -15,6 +37,13 @@ class Predictor(ABC):
 
     name: ClassVar[str]
     quantities: ClassVar[frozenset[str]]
+    learns: ClassVar[bool] = False
+    """Whether there is anything to learn, and so to save; then ``_write`` and ``_read`` are there."""
+
+    benefits_: Mapping[str, Benefit] = MappingProxyType({})
+    """Of the last ``fit``, by device, where the predictor can tell."""
+    left_out_: Sequence[str] = ()
+    """Runs that the last ``fit`` could not learn from, and why."""
 
     @abstractmethod
     def fit(self, runs: Iterable[Run]) -> Self:
@@ -27,3 +56,71 @@ class Predictor(ABC):
     @abstractmethod
     def predict(self, job: Job) -> Forecast:
         """The forecast for one job."""
+
+    def save(self, folder: Path) -> None:
+        """Keep what was learned; the file that makes the folder a predictor is written last."""
+        if not self.learns:
+            raise InputError(f"{self.name}: has nothing to learn, so there is nothing to save")
+        document = {"format": FORMAT, "predictor": self.name, **self._write(folder)}
+        write_atomically(folder / FILE, json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """What ``save`` kept."""
+        document = read_saved(folder)
+        if document["predictor"] != cls.name:
+            raise InputError(f"{folder / FILE}: a saved {document['predictor']}, not {cls.name}")
+        if not cls.learns:
+            raise InputError(f"{folder / FILE}: {cls.name}: has nothing to learn, so nothing was saved")
+        return cls._read(folder, document)
+
+    def _write(self, folder: Path) -> Mapping[str, Any]:
+        """Write the predictor's own files, each atomically; returns what else ``predictor.json`` is to hold."""
+        raise NotImplementedError
+
+    @classmethod
+    def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
+        """A predictor from its own files and what ``predictor.json`` holds."""
+        raise NotImplementedError
+
+
+class OperatorPredictor(Predictor):
+    """A predictor whose operator models can be learned anew, from an operator dataset."""
+
+    @abstractmethod
+    def relearn(
+        self,
+        operators: Sequence[MeasuredOperator],
+        runs: Iterable[Run] = (),
+        *,
+        sources: Sequence[Mapping[str, Any]] = (),
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> Self:
+        """Learn from operators, and from runs with phase times what the host adds to them; ``sources`` are kept to say where they come from."""
+
+
+def read_saved(folder: Path) -> dict[str, Any]:
+    """The ``predictor.json`` of a folder, of this version."""
+    path = folder / FILE
+    try:
+        document = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: not JSON ({error})") from error
+    found = document.get("format") if isinstance(document, dict) else None
+    if found != FORMAT or not isinstance(document.get("predictor"), str):
+        raise InputError(f"{path}: format {found!r} is not {FORMAT!r}; fit the predictor again")
+    return dict(document)
+
+
+def source_of(path: Path, **facts: Any) -> dict[str, Any]:
+    """A file that is learned from, so that it can be found and known again."""
+    return {"file": path.as_posix(), "sha256": _digest(path), **facts}
+
+
+def is_source(path: Path, source: Mapping[str, Any]) -> bool:
+    """Whether a file is the one that was learned from, wherever it lies now."""
+    return path.is_file() and _digest(path) == source["sha256"]
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -6,13 +6,15 @@ import copy
 import dataclasses
 import json
 import math
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from foretrain.cluster import Cluster
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import QUANTITIES, Job, Plan, Run
-from foretrain.predictors.base import Predictor
+from foretrain.predictors.base import FILE, Predictor
 
 
 def check_predictor(predictor: Predictor, job: Job, runs: Sequence[Run] | None = None) -> None:
@@ -27,6 +29,7 @@ def check_predictor(predictor: Predictor, job: Job, runs: Sequence[Run] | None =
     check_fit(fitted, made_up_runs(predictor, job) if runs is None else runs)
     check_forecast(fitted, fitted.predict(job), job)
     check_deterministic(fitted, job)
+    check_saved(fitted, job)
     check_refusal(fitted, on_two_devices(job))
 
 
@@ -69,6 +72,19 @@ def check_deterministic(predictor: Predictor, job: Job) -> None:
     first, second = (predictor.predict(job).quantities for _ in range(2))
     differing = sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
     assert not differing, f"{predictor.name}: the same job asked twice differs in {', '.join(differing)}"
+
+
+def check_saved(predictor: Predictor, job: Job) -> None:
+    """A predictor that learns comes back from its folder with the same numbers."""
+    if not predictor.learns:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        predictor.save(Path(folder))
+        assert (Path(folder) / FILE).is_file(), f"{predictor.name}: save left no {FILE}"
+        again = type(predictor).load(Path(folder)).predict(job).quantities
+    before = predictor.predict(job).quantities
+    differing = sorted(name for name in before.keys() | again.keys() if before.get(name) != again.get(name))
+    assert not differing, f"{predictor.name}: after save and load the forecast differs in {', '.join(differing)}"
 
 
 def check_refusal(predictor: Predictor, job: Job) -> None:

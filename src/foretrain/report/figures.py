@@ -95,16 +95,18 @@ Verdict = Literal["yes", "perhaps", "no"]
 
 
 def fits(forecast: Forecast) -> tuple[Verdict, str] | None:
-    """Whether the memory suffices, and why; "perhaps" where the interval goes beyond the capacity. None when it is not known."""
+    """Whether the memory suffices, in words how likely it does not; None when it is not known."""
     need = forecast.quantities.get("reserved_memory_bytes") or forecast.quantities.get("peak_memory_bytes")
-    if forecast.fits is None or need is None or not forecast.memory_capacity_bytes:
+    chance, capacity = forecast.out_of_memory_chance, forecast.memory_capacity_bytes
+    if chance is None or need is None or not capacity:
         return None
-    share = f"{need.median / forecast.memory_capacity_bytes:.0%} of {format_bytes(forecast.memory_capacity_bytes)}"
-    if not forecast.fits:
-        return "no", f"no, out of memory: {share}"
-    if need.high > forecast.memory_capacity_bytes:
-        return "perhaps", f"perhaps: {share}, but the interval goes beyond it"
-    return "yes", f"yes: {share}"
+    verdict: Verdict = "yes" if chance <= 0.1 else "perhaps" if chance <= 0.5 else "no"
+    return verdict, f"{_chance(chance)} chance of running out of memory ({need.median / capacity:.0%} of {format_bytes(capacity)})"
+
+
+def _chance(value: float) -> str:
+    """Whole percents; never "0%" or "100%", as nothing is certain."""
+    return "under 1%" if value < 0.01 else "over 99%" if value > 0.99 else f"{value:.0%}"
 
 
 def notes(forecast: Forecast) -> list[str]:

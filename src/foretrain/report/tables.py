@@ -1,4 +1,4 @@
-"""Catalogue entries, evaluations and graphs in; Rich tables for the terminal out."""
+"""Catalogue entries, evaluations, fits and graphs in; Rich tables for the terminal out."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, Price
 from foretrain.graph import PHASES, OpGraph
+from foretrain.predictors.base import Benefit
 from foretrain.units import format_bytes, format_count, format_dollars
 
 
@@ -49,6 +50,15 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
         errors = [_percent(result[key]) for key in ("mape", "median_ape", "p90_ape")]
         rows.append([*names, *errors, _percent(result["bias"], "+"), _percent(result["coverage"]), f"{result['unsupported']:,}"])
     return table(headings, rows, right=headings[headings.index("n") :])
+
+
+def benefit_table(benefits: Mapping[str, Benefit]) -> Table:
+    """What learning from runs was worth, per device: mean errors before and after."""
+    headings = ("device", "runs", "mean error before", "after, on runs left out")
+    rows = [
+        [device, f"{benefit.runs:,}", _percent(benefit.error_before), _percent(benefit.error_after)] for device, benefit in benefits.items()
+    ]
+    return table(headings, rows, right=headings[1:])
 
 
 def _percent(value: float | None, sign: str = "") -> str:
