@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from foretrain.cluster import Catalog
 from foretrain.errors import CaptureError, InputError, UnsupportedJob
-from foretrain.evaluate import SPLITS, Evaluation, Fold, evaluate, family, job_key, leaderboard, split_runs
+from foretrain.evaluate import SPLITS, Evaluation, Fold, evaluate, job_key, leaderboard, split_runs
+from foretrain.families import family
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Model, Run
 from foretrain.predictors.base import Predictor
@@ -296,11 +297,21 @@ def test_a_mixed_cluster_keeps_all_its_devices_out_of_the_training_set() -> None
     mixed["job"]["cluster"] = {"groups": [{"device": "t4"}, {"device": "p100"}]}
     runs = [run(device="t4"), run(device="p100"), run(device="v100-sxm-32gb"), Run.read(mixed, catalog=CATALOG)]
     assert split_runs(runs, "leave-device-out") == [
-        Fold(train=(1, 2), test=(0,)),
-        Fold(train=(0, 2), test=(1,)),
-        Fold(train=(0, 1, 3), test=(2,)),
-        Fold(train=(2,), test=(3,)),
+        Fold(train=(1, 2), test=(0,), devices=frozenset({"t4"})),
+        Fold(train=(0, 2), test=(1,), devices=frozenset({"p100-pcie-16gb"})),
+        Fold(train=(0, 1, 3), test=(2,), devices=frozenset({"v100-sxm-32gb"})),
+        Fold(train=(2,), test=(3,), devices=frozenset({"t4", "p100-pcie-16gb"})),
     ]
+
+
+def test_what_is_held_out_is_to_be_forgotten_too() -> None:
+    runs = [run(device="t4"), run(device="p100")]
+    assert all(not fold.families and not fold.devices for fold in split_runs(runs, "random", folds=2))
+    other = line(step_time_s=1.0)
+    other["job"]["model"] = {"source": "timm", "name": "vit_base_patch16_224"}
+    folds = split_runs([*runs, Run.read(other, catalog=CATALOG)], "leave-model-out", folds=2)
+    assert {fold.families for fold in folds} == {frozenset({family(runs[0].job.workload.model)}), frozenset({"vit"})}
+    assert not any(fold.devices for fold in folds)
 
 
 def test_folds_are_as_even_as_their_groups_allow() -> None:

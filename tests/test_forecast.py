@@ -17,6 +17,8 @@ from foretrain.timeline import Timeline
 
 POSITIVE = st.floats(1e-9, 1e12)
 ESTIMATES = st.lists(POSITIVE, min_size=3, max_size=3).map(lambda values: Estimate(*(sorted(values)[i] for i in (1, 0, 2))))
+WIDE = st.lists(POSITIVE, min_size=5, max_size=5).map(lambda values: Estimate(*(sorted(values)[i] for i in (2, 1, 3, 0, 4))))
+"""With the bounds of the 95 % interval."""
 GIB = 2.0**30
 
 
@@ -58,6 +60,58 @@ def test_scaling_keeps_the_order(estimate: Estimate, factor: float) -> None:
 def test_the_inverse_of_the_inverse_is_the_estimate(estimate: Estimate, numerator: float) -> None:
     again = estimate.inverse(numerator).inverse(numerator)
     assert (again.low, again.median, again.high) == pytest.approx((estimate.low, estimate.median, estimate.high))
+
+
+@pytest.mark.parametrize("bounds", [(2, 1, 3, 1.5, 4), (2, 1, 3, 0.5, 2.5), (2, 1, 3, float("nan"), 4), (2, 1, 3, None, 2)])
+def test_the_wider_interval_holds_the_narrower(bounds: tuple[float, float, float, float, float]) -> None:
+    with pytest.raises(ValueError, match="low_95 <= low <= median <= high <= high_95"):
+        Estimate(*bounds)
+
+
+def test_wide_estimates_by_hand() -> None:
+    assert Estimate(2, 1, 4, 0.5, 8) * 3 == Estimate(6, 3, 12, 1.5, 24)
+    assert Estimate(2, 1, 4, 0.5, 8).inverse(8) == Estimate(4, 2, 8, 1, 16)
+    assert Estimate(2, 1, 4, None, 8).inverse(8) == Estimate(4, 2, 8, 1, None)
+
+
+@given(WIDE, st.floats(0, 1e6), POSITIVE)
+def test_both_intervals_stay_in_order(estimate: Estimate, factor: float, numerator: float) -> None:
+    for changed in (estimate * factor, estimate.inverse(numerator)):
+        bounds = [changed.low_95, changed.low, changed.median, changed.high, changed.high_95]
+        assert bounds == sorted(bounds)  # type: ignore[type-var]
+    again = estimate.inverse(numerator).inverse(numerator)
+    assert (again.low_95, again.high_95) == pytest.approx((estimate.low_95, estimate.high_95))
+
+
+# Chances
+
+
+def test_chances_by_hand() -> None:
+    estimate = Estimate(100, 80, 130)
+    assert estimate.chance_above(100) == pytest.approx(0.5)
+    assert estimate.chance_above(130) == pytest.approx(0.1)
+    assert estimate.chance_above(80) == pytest.approx(0.9)
+    assert estimate.chance_above(0) == 1
+    assert (Estimate(5, 5, 5).chance_above(4), Estimate(5, 5, 5).chance_above(5), Estimate(5, 5, 5).chance_above(6)) == (1, 0, 0)
+    assert (Estimate(0, 0, 0).chance_above(1), Estimate(3, 0, 9).chance_above(1)) == (0, 1)
+
+
+@given(ESTIMATES, POSITIVE, POSITIVE)
+def test_a_higher_limit_is_passed_less_often(estimate: Estimate, limit: float, another: float) -> None:
+    low, high = sorted((limit, another))
+    assert 0 <= estimate.chance_above(high) <= estimate.chance_above(low) <= 1
+
+
+@given(WIDE, POSITIVE)
+def test_the_chance_does_not_depend_on_the_unit(estimate: Estimate, limit: float) -> None:
+    assert (estimate * 8.0).chance_above(limit * 8.0) == pytest.approx(estimate.chance_above(limit), abs=1e-6)
+
+
+def test_the_chance_of_running_out_of_memory() -> None:
+    need = {"reserved_memory_bytes": Estimate(10 * GIB, 9 * GIB, 12 * GIB), "peak_memory_bytes": Estimate(GIB, GIB, GIB)}
+    assert forecast(quantities=need, memory_capacity_bytes=12 * GIB).out_of_memory_chance == pytest.approx(0.1)
+    assert forecast(quantities=need).out_of_memory_chance is None
+    assert forecast(memory_capacity_bytes=GIB).out_of_memory_chance is None
 
 
 # Whole trainings

@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import random
-import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from foretrain.errors import ForetrainError, InputError, first_line, invalid, unknown
+from foretrain.families import family
 from foretrain.forecast import Estimate
-from foretrain.job import QUANTITIES, Job, Model, Run, read_runs
+from foretrain.job import QUANTITIES, Job, Run, read_runs
 from foretrain.predictors import DEFAULT, get
 from foretrain.predictors.base import Predictor
 
@@ -90,10 +90,15 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Positions of the runs to learn from (None: nothing is learned) and of the runs to forecast."""
+    """Positions of the runs to learn from (None: nothing is learned) and of the runs to forecast.
+
+    A predictor that comes with knowledge forgets ``families`` and ``devices`` before it learns.
+    """
 
     train: tuple[int, ...] | None
     test: tuple[int, ...]
+    families: frozenset[str] = frozenset()
+    devices: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +163,10 @@ def _forecast_fold(predictor: Predictor, runs: Sequence[Run], fold: Fold, tick: 
     failure = None
     if fold.train is not None:
         try:
-            predictor = copy.deepcopy(predictor).fit([runs[i] for i in fold.train])
+            predictor = copy.deepcopy(predictor)
+            if fold.families or fold.devices:
+                predictor = predictor.without(fold.families, fold.devices)
+            predictor = predictor.fit([runs[i] for i in fold.train])
         except ForetrainError as error:
             failure = f"cannot learn from {len(fold.train)} runs: {error}"
     known: dict[str, _Answer] = {}
@@ -267,13 +275,18 @@ def split_runs(runs: Sequence[Run], split: str, *, seed: int = 0, folds: int = 5
     if len(groups) < 2:
         raise InputError(f"split: {split} needs runs of at least two {what}; all {len(runs)} are of one")
     tests = groups if split == "leave-device-out" else _even(groups, min(folds, len(groups)), seed)
-    return [_fold(test, labels) for test in tests]
+    return [_fold(test, labels, split) for test in tests]
 
 
-def _fold(test: Sequence[int], labels: Sequence[frozenset[str]]) -> Fold:
+def _fold(test: Sequence[int], labels: Sequence[frozenset[str]], split: str) -> Fold:
     """Learn from the runs that share no label with a test run: a mixed cluster has several devices."""
     seen = frozenset().union(*(labels[i] for i in test))
-    return Fold(train=tuple(i for i, mine in enumerate(labels) if seen.isdisjoint(mine)), test=tuple(sorted(test)))
+    return Fold(
+        train=tuple(i for i, mine in enumerate(labels) if seen.isdisjoint(mine)),
+        test=tuple(sorted(test)),
+        families=seen if split == "leave-model-out" else frozenset(),
+        devices=seen if split == "leave-device-out" else frozenset(),
+    )
 
 
 def _even(groups: list[list[int]], count: int, seed: int) -> list[list[int]]:
@@ -304,46 +317,3 @@ def _extrapolation(runs: Sequence[Run]) -> Fold:
         limit = max(scale for scale in scales if scale < limit)
     train, test = (tuple(i for i, scale in enumerate(scales) if (scale > limit) == above) for above in (False, True))
     return Fold(train=train, test=test)
-
-
-_VARIANTS = frozenset({"tf", "wide", "legacy", "quantized", "test", "dm", "nf", "eca", "ese", "gc"})
-"""First words of timm and torchvision names that mark a variant of the architecture named after them."""
-
-_RELATIVES: dict[str, str] = {
-    relative: name for name, relatives in {
-        "densenet": "densenetblur", "rexnet": "rexnetr", "inception": "googlenet", "tinyvit": "tiny", "hiera": "hieradet sam",
-        "resnet": "res resnext resnetaa resnetblur resnetrs resnest senet seresnet seresnetaa seresnext seresnextaa skresnet skresnext "
-        "ecaresnet ecaresnetlight ecaresnext gcresnet gcresnext tresnet botnet botnext sebotnet halo halonet halonext sehalonet "
-        "lamhalobotnet lambda bat",
-        "efficientnet": "mobilenet mnasnet semnasnet spnasnet mixnet fbnet fbnetc tinynet lcnet hardcorenas",
-        "vit": "deit beit eva flexivit samvit aim naflexvit",
-        "regnet": "regnetv regnetx regnety regnetz haloregnetz",
-        "darknet": "cs cspdarknet cspresnet cspresnext darknetaa sedarknet",
-        "maxvit": "maxxvit coatnet coatnext",
-        "metaformer": "caformer convformer poolformer",
-        "mixer": "gmixer gmlp resmlp",
-        "nasnet": "nasnetalarge pnasnet",
-    }.items() for relative in relatives.split()
-}  # fmt: skip
-"""Names that share the building blocks of a better-known architecture (in timm: its module or its builder)."""
-
-
-def family(model: Model) -> str:
-    """The architecture family: models that a predictor must not have seen when it is scored on one of them.
-
-    transformers: the ``model_type``. timm and torchvision, in one namespace: the letters that the name starts with, after
-    variant words (``wide_``, ``tf_``) and without the v of a version, relatives joined (``seresnet50`` and ``resnext50`` are
-    ``resnet``). Others: their name.
-
-    >>> [family(Model(source="timm", name=name)) for name in ("resnetrs50", "wide_resnet50_2", "tf_efficientnetv2_s.in1k")]
-    ['resnet', 'resnet', 'efficientnet']
-    """
-    if model.source == "transformers":
-        return str((model.config or {}).get("model_type", model.name))
-    if model.source not in ("timm", "torchvision"):
-        return str(model.name)
-    words = str(model.name).rpartition("/")[2].partition(".")[0].lower().split("_")
-    while len(words) > 1 and words[0] in _VARIANTS:
-        words.pop(0)
-    start = re.match(r"[a-z]+?(?=v?\d|$)", words[0])
-    return _RELATIVES.get(start[0], start[0]) if start else words[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ class Estimate:
 
     def __post_init__(self) -> None:
         bounds = [bound for bound in (self.low_95, self.low, self.median, self.high, self.high_95) if bound is not None]
-        if bounds != sorted(bounds):
+        if not all(low <= high for low, high in itertools.pairwise(bounds)):
             raise ValueError(f"an estimate needs low_95 <= low <= median <= high <= high_95, not {', '.join(map(str, bounds))}")
 
     def __mul__(self, factor: float) -> Estimate:

@@ -79,6 +79,7 @@ class Device:
     cores_per_sm: int | None = None
     clock_hz: float | None = None
     sustained: float = 1.0
+    sustained_memory: float = 0.88
     vector_bits: int | None = None
     fma_units: int | None = None
     cores: int = 1

@@ -19,6 +19,10 @@ class CostModel(Protocol):
 
     def device_time_s(self, operators: Sequence[Operator], device: Device, precision: str) -> Column: ...
 
+    def kernels(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
+        """How many kernels, copies and fills one call of each operator puts on the device."""
+        ...
+
 
 class HostModel(Protocol):
     """Seconds that the host needs to issue one call of each operator, given the phase each is issued in."""

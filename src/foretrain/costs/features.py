@@ -41,6 +41,7 @@ class Described:
     """The roofline: the longer of arithmetic, traffic and what must run one after another, and no less than a kernel takes."""
     figures: list[float]
     """As ``COLUMNS[family]`` names them, without the effect of the operator's name."""
+    channels_last: bool = False
 
 
 def describe(call: Call, device: Device, precision: str) -> Described:
@@ -50,8 +51,9 @@ def describe(call: Call, device: Device, precision: str) -> Described:
     ideal_s, serial_s = max(scene.compute_s, scene.memory_s, KERNEL_FLOOR_S), _serial_s(call, device)
     if serial_s > ideal_s:
         return Described(SERIAL, serial_s, [])
+    channels_last = any(spec.channels_last for spec in call.inputs[:2])
     _, figures = _FAMILIES[family]
-    return Described(family, ideal_s + scene.conversion_s, [*scene.common(), *figures(scene)])
+    return Described(family, ideal_s + scene.conversion_s, [*scene.common(), *figures(scene)], channels_last)
 
 
 # Families
@@ -103,7 +105,7 @@ def _serial_s(call: Call, device: Device) -> float:
         pixels = math.prod(call.args.get("output_size") or shape[2:])
         return 0.3e-6 * shape[0] * shape[1] * max(1.0, pixels / (2048 * (device.sms or 100)))
     if call.name in ("index_put", "index_put_") and call.args.get("accumulate"):
-        indices = max(spec.numel for spec in call.inputs if spec.dtype == "int64")  # equal indices are summed in turn
+        indices = max((spec.numel for spec in call.inputs if spec.dtype == "int64"), default=0)  # equal ones are summed in turn
         columns: int = max(1, call.inputs[-1].numel // max(1, indices))
         return 60e-6 + 0.19e-6 * indices / columns
     if call.name in ("_cudnn_rnn", "_cudnn_rnn_backward"):
@@ -135,15 +137,15 @@ class _Scene:
         if self.kind != "fp32" and device.peak_flops(self.kind) == device.peak_flops("fp32"):
             self.kind = "fp32"
         self.peak = device.peak_flops(self.kind) * device.sustained
-        self.bandwidth = device.memory_bytes_per_s
+        self.bandwidth = device.memory_bytes_per_s * device.sustained_memory
         self.sms = float(device.sms or 100)
         self.compute_s = call.flops / self.peak
         self.memory_s = call.bytes / self.bandwidth
         self.item = ITEM_BYTES[call.inputs[0].dtype] if call.inputs else 4
         self.convolution = _sizes(call) if "convolution" in call.name else None
         self.conversion_s = 0.0
-        if family.startswith("convolution") and self.kind != "fp32" and self.convolution is not None:
-            self.conversion_s = 2 * self.convolution.converted * self.item / self.bandwidth
+        if family.startswith("convolution") and self.kind != "fp32" and self.convolution is not None and not self.convolution.channels_last:
+            self.conversion_s = 2 * self.convolution.convertible * self.item / self.bandwidth
 
     def common(self) -> list[float]:
         device = self.device
@@ -162,7 +164,7 @@ class _Scene:
 
     def waves(self, rows: int, columns: int, batch: int, tile: tuple[int, int]) -> tuple[float, float]:
         """How often the tiles of a product fill the device, and how full the last time and the last tiles are."""
-        tiles = batch * math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
+        tiles = max(1, batch * math.ceil(rows / tile[0]) * math.ceil(columns / tile[1]))
         waves = tiles / self.sms
         used = rows * columns * batch / (tiles * tile[0] * tile[1])
         return waves, used * waves / math.ceil(waves)
@@ -171,7 +173,7 @@ class _Scene:
         """A matrix product of these sizes, by tiles of three sizes."""
         small, middle, large = (self.waves(m, n, batch, tile) for tile in ((64, 64), (128, 128), (256, 128)))
         return [
-            _log(m), _log(n), _log(k), _log(batch), _log(min(m, n)), _log(k * k / (m * n)),
+            _log(m), _log(n), _log(k), _log(batch), _log(min(m, n)), _log(k * k / max(1, m * n)),
             _log(small[0]), small[1], _log(middle[0]), middle[1], _log(large[0]), large[1],
         ]  # fmt: skip
 
@@ -224,9 +226,12 @@ class _Convolution:
         return n * groups * self.c * self.inside, n * groups * self.k * self.outside, groups * self.c * self.k * self.window
 
     @property
-    def converted(self) -> int:
-        """Elements that cuDNN brings to another layout for its matrix units, which read NHWC; a 1x1 convolution of NCHW is a plain product."""
-        if self.channels_last or (self.window == 1 and self.stride == 1 and not self.gradients) or self.c * self.groups < 4:
+    def convertible(self) -> int:
+        """Elements that cuDNN brings to another layout for its matrix units, which read NHWC, where they are in NCHW.
+
+        A 1x1 convolution is a plain product and needs no conversion.
+        """
+        if (self.window == 1 and self.stride == 1 and not self.gradients) or self.c * self.groups < 4:
             return 0
         return sum(self.moved) * max(1, self.gradients)
 
@@ -263,12 +268,12 @@ def _each(args: Mapping[str, Any], name: str, x: TensorSpec) -> Sequence[int]:
 
 
 def _shape(scene: _Scene, conv: _Convolution) -> list[float]:
-    """Sizes and layout, and how long each operand takes to be moved, as cuDNN may convert each to another layout."""
+    """Sizes, and how long each operand takes to be moved. Not the layout: efficiencies carry over from NCHW to NHWC, the conversions do not."""
     per_us = scene.bandwidth / scene.item * 1e-6
     return [
-        *(_log(elements / per_us) for elements in conv.moved), _log(1 + conv.converted / per_us),
+        *(_log(elements / per_us) for elements in conv.moved), _log(1 + conv.convertible / per_us),
         _log(conv.c), _log(conv.k), _log(conv.groups), _log(conv.inside), _log(conv.window), float(conv.stride),
-        float(conv.channels_last), float(conv.dilated), _alignment(conv.c), _alignment(conv.k), _alignment(conv.inside),
+        float(conv.dilated), _alignment(conv.c), _alignment(conv.k), _alignment(conv.inside),
     ]  # fmt: skip
 
 
@@ -276,17 +281,16 @@ _SHAPE = (
     "input_us",
     "output_us",
     "weight_us",
-    "converted_us",
-    "c",
-    "k",
+    "convertible_us",
+    "channels",
+    "filters",
     "groups",
     "inside",
     "window",
     "stride",
-    "channels_last",
     "dilated",
-    "align_c",
-    "align_k",
+    "align_channels",
+    "align_filters",
     "align_inside",
 )
 

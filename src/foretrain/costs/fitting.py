@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.catalog import Catalog
+from foretrain.catalog import Catalog, Device
 from foretrain.costs.features import SERIAL, Described, describe
-from foretrain.costs.learned import GENERAL, LearnedCosts, Lookup, OperatorModel, effect_name
+from foretrain.costs.kernels import is_multi_tensor, kernel_kind
+from foretrain.costs.learned import GENERAL, LearnedCosts, Lookup, OperatorModel
 from foretrain.costs.measured import MeasuredOperator
 from foretrain.costs.trees import grow
 from foretrain.errors import ForetrainError
@@ -22,14 +25,21 @@ _OWN = 10_000
 _EVENT_TIMED_S = 60e-6
 """Shorter times of devices that were timed by events hold launch gaps; they are left out."""
 _EVENT_TIMED = frozenset({"p4", "p100-pcie-16gb", "v100-pcie-32gb", "a100-pcie-40gb", "a100-pcie-80gb", "mi100", "mi210"})
-_SETTINGS = {"num_leaves": 31, "learning_rate": 0.07, "max_depth": 9, "feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1}
-_TREES = 220
+_SETTINGS = {"num_leaves": 31, "feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1}
+_FOR_ALL = {**_SETTINGS, "trees": 220, "learning_rate": 0.07, "max_depth": 9, "min_data_in_leaf": 20}
+_FOR_ONE = {**_SETTINGS, "trees": 400, "learning_rate": 0.045, "max_depth": 12, "min_data_in_leaf": 4}
+"""How trees are grown for all devices together, coarsely so that they carry over, and for one device."""
+_SLOWER = (0.5, 0.25)
+"""Shares of the bandwidth of the virtual devices that stand beside a measured one."""
+_SHARPNESS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
     operator: MeasuredOperator
     described: Described
+    seconds: float
+    virtual: bool = False
 
 
 def fit_costs(operators: Iterable[MeasuredOperator], tell: Callable[[str], None] = lambda _: None) -> LearnedCosts:
@@ -37,34 +47,51 @@ def fit_costs(operators: Iterable[MeasuredOperator], tell: Callable[[str], None]
     _check_library()
     catalog = Catalog.load()
     samples: dict[str, list[_Sample]] = {}
-    keys: dict[str, dict[int, float]] = {}
+    keys: dict[str, dict[int, tuple[float, int]]] = {}
     for one in operators:
         device = catalog.device(one.device, "device")
         if one.device_s <= 0 or (one.device_s < _EVENT_TIMED_S and device.name in _EVENT_TIMED):
             continue
         described = describe(one, device, one.precision)
-        samples.setdefault(described.family, []).append(_Sample(one, described))
+        samples.setdefault(described.family, []).append(_Sample(one, described, one.device_s))
         if one.key:
-            keys.setdefault(device.name, {})[int(one.key[:16], 16)] = one.device_s
+            for slower in _slower_memory(one, device):
+                samples.setdefault(slower.described.family, []).append(slower)
+            keys.setdefault(device.name, {})[int(one.key[:16], 16)] = (one.device_s, one.kernels or 1)
     counts: dict[str, int] = {}
     for sample in (sample for group in samples.values() for sample in group):
-        counts[sample.operator.device] = counts.get(sample.operator.device, 0) + 1
+        counts[sample.operator.device] = counts.get(sample.operator.device, 0) + (not sample.virtual)
     models: dict[str, dict[str, OperatorModel]] = {GENERAL: {}}
     for family, group in sorted(samples.items()):
-        tell(f"{family}: {len(group):,} operators")
-        models[GENERAL][family] = _fit(family, group, least_in_leaf=20)
+        tell(f"{family}: {sum(not sample.virtual for sample in group):,} operators")
+        models[GENERAL][family] = _fit(family, group, _FOR_ALL)
         for name in sorted(name for name, count in counts.items() if count >= _OWN and name in keys):
-            own = [sample for sample in group if sample.operator.device == name]
+            own = [sample for sample in group if sample.operator.device == name and not sample.virtual]
             if len(own) >= _LEAST or (own and family == SERIAL):
-                models.setdefault(name, {})[family] = _fit(family, own, least_in_leaf=5)
-    return LearnedCosts(models, {device: _lookup(table) for device, table in sorted(keys.items())})
+                models.setdefault(name, {})[family] = _fit(family, own, _FOR_ONE)
+    lookups = {device: _lookup(table) for device, table in sorted(keys.items())}
+    return LearnedCosts(models, lookups, kernel_kinds=_kernel_kinds(sample.operator for group in samples.values() for sample in group))
 
 
-def _fit(family: str, samples: Sequence[_Sample], *, least_in_leaf: int) -> OperatorModel:
-    seconds = np.array([sample.operator.device_s for sample in samples])
+def _slower_memory(one: MeasuredOperator, device: Device) -> Iterator[_Sample]:
+    """The operator on the same device with slower memory, for devices with less bandwidth for each multiprocessor.
+
+    A kernel that the multiprocessors bound takes as long as before, until the memory bounds it. Families that were measured on one
+    device only would else carry its low share of a high bandwidth over to all others.
+    """
+    for share in _SLOWER:
+        slow = dataclasses.replace(device, memory_bytes_per_s=device.memory_bytes_per_s * share)
+        described = describe(one, slow, one.precision)
+        memory_s = one.bytes / (slow.memory_bytes_per_s * slow.sustained_memory)
+        seconds = (one.device_s**_SHARPNESS + memory_s**_SHARPNESS) ** (1 / _SHARPNESS)
+        yield _Sample(one, described, seconds, virtual=True)
+
+
+def _fit(family: str, samples: Sequence[_Sample], growth: Mapping[str, Any]) -> OperatorModel:
+    seconds = np.array([sample.seconds for sample in samples])
     targets = np.log(seconds / np.array([sample.described.ideal_s for sample in samples]))
-    names = np.array([effect_name(sample.operator.name) for sample in samples])
-    weights = _weights(seconds, [sample.operator.device for sample in samples])
+    names = np.array([sample.operator.name for sample in samples])
+    weights = _weights(seconds, [f"{sample.operator.device}{'*' * sample.virtual}" for sample in samples])
     if family == SERIAL:
         return OperatorModel(None, _effects(names, targets, weights, prior=0.0, strength=3), 0.0)
     effects = _effects(names, targets, weights, prior=float(np.average(targets, weights=weights)), strength=5)
@@ -72,8 +99,7 @@ def _fit(family: str, samples: Sequence[_Sample], *, least_in_leaf: int) -> Oper
     if len(samples) < _LEAST:
         return OperatorModel(None, effects, default)
     rows = np.array([[*sample.described.figures, effects[name]] for sample, name in zip(samples, names, strict=True)])
-    forest = grow(rows, targets, weights, trees=_TREES, min_data_in_leaf=least_in_leaf, **_SETTINGS)
-    return OperatorModel(forest, effects, default)
+    return OperatorModel(grow(rows, targets, weights, **growth), effects, default)
 
 
 def _weights(seconds: npt.NDArray[np.float64], devices: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -93,13 +119,27 @@ def _effects(
     for name in sorted(set(names.tolist())):
         mine = names == name
         count = float(mine.sum())
-        effects[name] = float((np.average(targets[mine], weights=weights[mine]) * count + prior * strength) / (count + strength))
+        effects[name] = round(float((np.average(targets[mine], weights=weights[mine]) * count + prior * strength) / (count + strength)), 5)
     return effects
 
 
-def _lookup(table: dict[int, float]) -> Lookup:
+def _lookup(table: dict[int, tuple[float, int]]) -> Lookup:
     ordered = sorted(table.items())
-    return Lookup(np.array([key for key, _ in ordered], dtype=np.uint64), np.array([value for _, value in ordered], dtype=np.float32))
+    return Lookup(
+        keys=np.array([key for key, _ in ordered], dtype=np.uint64),
+        seconds=np.array([seconds for _, (seconds, _) in ordered], dtype=np.float32),
+        kernels=np.array([kernels for _, (_, kernels) in ordered], dtype=np.uint16),
+    )
+
+
+def _kernel_kinds(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
+    """The mean number of kernels of each kind of operator and, for kinds never seen, of each name."""
+    found: dict[str, list[int]] = {}
+    for one in operators:
+        if one.kernels is not None and not is_multi_tensor(one.name):
+            for kind in (one.name, kernel_kind(one.name, one.inputs)):
+                found.setdefault(kind, []).append(one.kernels)
+    return {kind: round(float(np.mean(counts)), 2) for kind, counts in sorted(found.items())}
 
 
 def dispatch_costs(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
@@ -107,7 +147,7 @@ def dispatch_costs(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for one in operators:
         if one.host_s is not None:
-            many = one.name.startswith(("_foreach", "_fused"))
+            many = is_multi_tensor(one.name)
             found.setdefault(one.name, []).append(one.host_s / (max(1, len(one.inputs)) if many else 1))
     return {name: float(f"{np.median(values):.4g}") for name, values in sorted(found.items())}
 

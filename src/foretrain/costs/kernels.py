@@ -1,10 +1,11 @@
-"""How many kernels one call of an operator launches."""
+"""How many kernels one call of an operator launches: by torch's rules for multi-tensor calls, else as a rule one."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from foretrain.graph import Operator
+from foretrain.graph import ITEM_BYTES, Operator, TensorSpec
 
 _CHUNK = 65536
 _CHUNKS_PER_LAUNCH = 320
@@ -16,12 +17,25 @@ def kernel_count(operator: Operator) -> int:
     """0 for calls that launch nothing; one per launch of the chunked loop for foreach and fused calls; one per gradient for convolutions."""
     if not operator.launches:
         return 0
-    if operator.name.startswith(("_foreach", "_fused")):
+    if is_multi_tensor(operator.name):
         return _multi_tensor(operator)
     if operator.name == "convolution_backward":
         gradients: list[bool] = operator.args["output_mask"]
         return max(1, sum(gradients))
     return 1
+
+
+def is_multi_tensor(name: str) -> bool:
+    return name.startswith(("_foreach", "_fused"))
+
+
+def kernel_kind(name: str, inputs: Sequence[TensorSpec]) -> str:
+    """Operators of one kind launch about as many kernels: the name, the width of the numbers and, of convolutions, the window and layout."""
+    kind = f"{name}/{ITEM_BYTES[inputs[0].dtype]}" if inputs else name
+    if not name.startswith("convolution"):
+        return kind
+    x, weight = inputs[-2], inputs[-1]
+    return f"{kind}/{'x'.join(map(str, weight.shape[2:]))}{'/last' if x.channels_last else ''}"
 
 
 def _multi_tensor(operator: Operator) -> int:

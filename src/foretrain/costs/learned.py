@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from foretrain.cluster import Device
 from foretrain.costs.base import Column
 from foretrain.costs.features import COLUMNS, SERIAL, Described, describe
 from foretrain.costs.host import DispatchHost
+from foretrain.costs.kernels import is_multi_tensor, kernel_count, kernel_kind
 from foretrain.costs.measured import matmul_precision, operator_key
 from foretrain.costs.roofline import Roofline
 from foretrain.costs.trees import Forest
@@ -23,23 +25,27 @@ from foretrain.errors import InputError
 from foretrain.files import write_atomically
 from foretrain.graph import Operator
 
-FORMAT = "foretrain-operators/1"
+FORMAT = "foretrain-operators/3"
+_LOOKUP = ("keys", "seconds", "kernels")
 GENERAL = "general"
 """The models that serve every device; those of a device that was measured much stand under its own name."""
 _BOUNDS = (-1.2, 6.0)
 """Of the logarithm of time over roofline: Winograd convolutions beat it by a factor of two, tiny launches miss it by hundreds."""
 
-GROUPS: dict[str, str] = {
+_GROUPS: dict[str, str] = {
     "product": "products", "attention": "products", "attention_backward": "products",
     "convolution": "convolutions", "convolution_backward": "convolutions",
     "depthwise": "depthwise", "depthwise_backward": "depthwise",
     "norm": "norms", "norm_backward": "norms",
 }  # fmt: skip
-"""Families that a calibration scales together; the others are ``traffic``."""
+_BY_LAYOUT = ("convolutions", "depthwise", "norms")
+GROUPS = ("products", "traffic", *_BY_LAYOUT, *(f"{group}, channels last" for group in _BY_LAYOUT))
+"""Operators that a calibration scales together: libraries have other kernels for other layouts."""
 
 
-def group_of(family: str) -> str:
-    return GROUPS.get(family, "traffic")
+def group_of(described: Described) -> str:
+    group = _GROUPS.get(described.family, "traffic")
+    return f"{group}, channels last" if described.channels_last and group in _BY_LAYOUT else group
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,34 +58,27 @@ class OperatorModel:
     """The effect of a name that was never measured."""
 
     def log_factors(self, names: Sequence[str], figures: Sequence[Sequence[float]]) -> Column:
-        effects = np.array([self.names.get(effect_name(name), self.default) for name in names])
+        effects = np.array([self.names.get(name, self.default) for name in names])
         if self.forest is None:
             return effects
         return self.forest.predict(np.column_stack([np.array(figures, dtype=np.float64), effects]))
 
 
-def effect_name(name: str) -> str:
-    """Names that mean the same work in different libraries count as one."""
-    for library in ("native_", "cudnn_", "miopen_"):
-        if name.startswith(f"{library}batch_norm"):
-            return name.removeprefix(library)
-    return name
-
-
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """Measured seconds by the first 16 digits of the operator's key."""
+    """Measured seconds and kernels by the first 16 digits of the operator's key."""
 
     keys: npt.NDArray[np.uint64]
     seconds: npt.NDArray[np.float32]
+    kernels: npt.NDArray[np.uint16]
 
-    def find(self, keys: Sequence[str]) -> Column:
-        """NaN where an operator was not measured."""
+    def find(self, keys: Sequence[str]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        """Which operators were measured, and where in the columns."""
         wanted = np.array([int(key[:16], 16) for key in keys], dtype=np.uint64)
         if not len(self.keys):
-            return np.full(len(keys), np.nan)
+            return np.zeros(len(keys), dtype=np.bool_), np.zeros(len(keys), dtype=np.int64)
         place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
-        return np.where(self.keys[place] == wanted, self.seconds[place].astype(np.float64), np.nan)
+        return self.keys[place] == wanted, place
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,25 +90,47 @@ class LearnedCosts:
     lookups: Mapping[str, Lookup] = field(default_factory=dict)
     scales: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Calibration: factors by device and group of families."""
+    kernel_kinds: Mapping[str, float] = field(default_factory=dict)
+    """Kernels per call, by ``kernel_kind``."""
 
     def device_time_s(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
         if device.is_cpu:
             return Roofline().device_time_s(operators, device, precision)
         times = np.zeros(len(operators))
         launching = [i for i, operator in enumerate(operators) if operator.launches]
-        described = [describe(operators[i], device, precision) for i in launching]
-        names = [operators[i].name for i in launching]
-        times[launching] = self._estimate(names, described, device)
+        described = [describe_once(operators[i], device, precision) for i in launching]
+        unknown = np.ones(len(launching), dtype=np.bool_)
         if device.name in self.lookups:
-            chosen = [operators[i] for i in launching]
-            keys = [operator_key(one.name, one.inputs, one.args, matmul_precision(one, precision)) for one in chosen]
-            measured = self.lookups[device.name].find(keys)
-            known = ~np.isnan(measured)
-            times[np.array(launching, dtype=np.int64)[known]] = measured[known]
+            known, place = self._measured([operators[i] for i in launching], device, precision)
+            times[np.array(launching, dtype=np.int64)[known]] = self.lookups[device.name].seconds[place[known]]
+            unknown = ~known
+        left = np.flatnonzero(unknown).tolist()
+        estimates = self._estimate([operators[launching[i]].name for i in left], [described[i] for i in left], device)
+        times[[launching[i] for i in left]] = estimates
         if device.name in self.scales:
             scale = self.scales[device.name]
-            times[launching] *= [scale.get(group_of(one.family), 1.0) for one in described]
+            times[launching] *= [scale.get(group_of(one), 1.0) for one in described]
         return times
+
+    def kernels(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
+        counts = np.array([self._kernels(operator) for operator in operators], dtype=np.float64)
+        if device.name in self.lookups:
+            launching = [i for i, operator in enumerate(operators) if operator.launches]
+            known, place = self._measured([operators[i] for i in launching], device, precision)
+            counts[np.array(launching, dtype=np.int64)[known]] = self.lookups[device.name].kernels[place[known]]
+        return counts
+
+    def _kernels(self, operator: Operator) -> float:
+        usual = kernel_count(operator)
+        if not usual or is_multi_tensor(operator.name):
+            return usual
+        return self.kernel_kinds.get(kernel_kind(operator.name, operator.inputs), self.kernel_kinds.get(operator.name, usual))
+
+    def _measured(
+        self, operators: Sequence[Operator], device: Device, precision: str
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        keys = [_key(operator, matmul_precision(operator, precision)) for operator in operators]
+        return self.lookups[device.name].find(keys)
 
     def knows(self, device: Device) -> bool:
         """Whether operators were measured on this very device."""
@@ -134,6 +155,18 @@ class LearnedCosts:
         return dataclasses.replace(self, scales={**self.scales, device: together})
 
 
+@functools.lru_cache(maxsize=100_000)
+def describe_once(operator: Operator, device: Device, precision: str) -> Described:
+    """As ``describe``, remembered."""
+    return describe(operator, device, precision)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _key(operator: Operator, precision: str) -> str:
+    """Operators are equal to themselves alone, so a graph in memory is hashed once."""
+    return operator_key(operator.name, operator.inputs, operator.args, precision)
+
+
 # On disk
 
 
@@ -145,13 +178,23 @@ def save_costs(path: Path, costs: LearnedCosts, host: DispatchHost, about: Mappi
     models: dict[str, dict[str, Any]] = {}
     for scope, families in costs.models.items():
         for family, model in families.items():
-            names = {name: round(effect, 5) for name, effect in sorted(model.names.items())}
-            models.setdefault(scope, {})[family] = {"names": names, "default": model.default, "columns": COLUMNS.get(family, ())}
+            models.setdefault(scope, {})[family] = {
+                "names": dict(model.names),
+                "default": model.default,
+                "columns": COLUMNS.get(family, ()),
+            }
             if model.forest is not None:
                 tensors.update({f"{scope}/{family}/{name}": column for name, column in model.forest.to_columns().items()})
     for device, lookup in costs.lookups.items():
-        tensors.update({f"lookup/{device}/keys": lookup.keys, f"lookup/{device}/seconds": lookup.seconds})
-    header = {"format": FORMAT, "models": models, "scales": costs.scales, "host": dataclasses.asdict(host), "about": dict(about)}
+        tensors.update({f"lookup/{device}/{name}": getattr(lookup, name) for name in _LOOKUP})
+    header = {
+        "format": FORMAT,
+        "models": models,
+        "scales": costs.scales,
+        "kernels": costs.kernel_kinds,
+        "host": dataclasses.asdict(host),
+        "about": dict(about),
+    }
     write_atomically(path, save(tensors, metadata={"foretrain": json.dumps(header, sort_keys=True)}))
 
 
@@ -178,5 +221,5 @@ def load_costs(path: Path) -> tuple[LearnedCosts, DispatchHost, dict[str, Any]]:
                 Forest.from_columns(columns) if columns else None, data["names"], data["default"]
             )
     devices = {name.split("/")[1] for name in tensors if name.startswith("lookup/")}
-    lookups = {device: Lookup(tensors[f"lookup/{device}/keys"], tensors[f"lookup/{device}/seconds"]) for device in sorted(devices)}
-    return LearnedCosts(models, lookups, header["scales"]), DispatchHost(**header["host"]), header["about"]
+    lookups = {device: Lookup(*(tensors[f"lookup/{device}/{name}"] for name in _LOOKUP)) for device in sorted(devices)}
+    return LearnedCosts(models, lookups, header["scales"], header["kernels"]), DispatchHost(**header["host"]), header["about"]

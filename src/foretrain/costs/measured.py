@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.costs.roofline import MATRIX_PRODUCTS, Computes
-from foretrain.errors import ForetrainError, InputError
+from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.flops import flops
 from foretrain.graph import TensorSpec
 
@@ -20,6 +20,7 @@ ANY = "*"
 """Stands for operators that were drawn from models of any family."""
 
 _JSON_COLUMNS = ("inputs", "args", "kernel_names")
+_COLUMNS = ("key", "name", "precision", "flops", "bytes", "cold_s", "warm_s", "host_s", "kernels", *_JSON_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class MeasuredOperator:
     device: str
     device_s: float
     host_s: float | None = None
+    kernels: int | None = None
     precision: str = "fp32"
     """Of the job: it decides whether fp32 matrix products are rounded to TF32."""
     key: str = ""
@@ -77,8 +79,11 @@ def load_columns(path: Path) -> dict[str, list[Any]]:
     _, parquet = parquet_library()
     try:
         columns: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read as Parquet ({error})") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error
+    missing = [name for name in _COLUMNS if name not in columns]
+    if missing:
+        raise InputError(f"{path}: not an operator dataset; it has no column {', '.join(missing)}")
     for name in _JSON_COLUMNS:
         columns[name] = [json.loads(text) for text in columns[name]]
     return columns
@@ -102,7 +107,7 @@ def load_measured(path: Path, device: str | None = None) -> Iterator[MeasuredOpe
             name=columns["name"][i],
             inputs=tuple(TensorSpec(tuple(s), dtype, None if t is None else tuple(t)) for s, dtype, t in columns["inputs"][i]),
             args=columns["args"][i], flops=columns["flops"][i], bytes=columns["bytes"][i], device=device,
-            device_s=(columns["cold_s"][i] + columns["warm_s"][i]) / 2, host_s=columns["host_s"][i],
+            device_s=(columns["cold_s"][i] + columns["warm_s"][i]) / 2, host_s=columns["host_s"][i], kernels=columns["kernels"][i],
             precision=columns["precision"][i] or "fp32", key=key, families=frozenset(families[i].split()),
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from foretrain.cluster import Device
 from foretrain.costs.base import Column
+from foretrain.costs.kernels import kernel_count
 from foretrain.graph import Operator, TensorSpec
 
 _CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_cudnn_rnn", "_cudnn_rnn_backward"})
@@ -32,6 +33,9 @@ class Roofline:
         compute_s = flops / (rate * self.compute_efficiency)
         memory_s = traffic / (device.memory_bytes_per_s * self.memory_efficiency)
         return launches * np.maximum(np.maximum(compute_s, memory_s), self.kernel_floor_s)
+
+    def kernels(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
+        return np.array([kernel_count(operator) for operator in operators], dtype=np.float64)
 
 
 class Computes(Protocol):

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, final
 
+from foretrain.capture import capture_job
+from foretrain.cluster import Device
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts, load_costs, save_costs
 from foretrain.costs.measured import OWN_OPERATORS, MeasuredOperator, load_measured
+from foretrain.errors import ForetrainError, InputError
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor
-from foretrain.predictors.whitebox import QUANTITIES, Factors, Spread, forecast_one_device
+from foretrain.predictors import conformal
+from foretrain.predictors.base import Benefit, OperatorPredictor, is_source
+from foretrain.predictors.conformal import Factors
+from foretrain.predictors.whitebox import MEMORY_QUANTITIES, QUANTITIES, Spread, forecast_one_device
+from foretrain.timeline import Timeline
 
-SHIPPED = Path(__file__).parents[1] / "costs" / "fitted" / "operators.safetensors"
+OPERATORS = "operators.safetensors"
+SHIPPED = Path(__file__).parents[1] / "costs" / "fitted" / OPERATORS
+_MOST_RUNS = 80
+HOST_BOUND = 0.8
+"""Share of the step that the device is busy, below which the host bounds it."""
 KERNEL_GAP_S = 1.3e-6
 """Between two kernels in a full queue, as the device-bound runs of ``data/h200_steps.jsonl`` have it."""
+_HOST = "host"
+"""The host's speed among the factors that a calibration finds for a device."""
 
 Operators = Callable[[], Iterable[MeasuredOperator]]
 
 
 @final
-class DeletePopPredictor(Predictor):
+class DeletePopPredictor(OperatorPredictor):
     """Computation and memory access by operator, start-up and iterations by job, after DeletePop (ICA3PP 2023).
 
     ``fit`` calibrates to runs: a handful is enough for a new device or other software. What the operator models
@@ -33,56 +45,168 @@ class DeletePopPredictor(Predictor):
 
     name: ClassVar[str] = "deletepop"
     quantities: ClassVar[frozenset[str]] = QUANTITIES
+    learns: ClassVar[bool] = True
 
     def __init__(
         self, costs: LearnedCosts | None = None, host: DispatchHost | None = None, about: Mapping[str, Any] | None = None,
         operators: Operators | None = None,
     ) -> None:  # fmt: skip
-        if costs is None or host is None:
-            costs, host, about = _shipped()
-        self.costs, self.host, self.about = costs, host, dict(about or {})
+        if costs is not None and host is not None:
+            self.costs, self.host, self.about = costs, host, dict(about or {})
         self._operators: Operators = operators or (lambda: load_measured(OWN_OPERATORS))
+
+    @functools.cached_property
+    def costs(self) -> LearnedCosts:
+        return _shipped()[0]
+
+    @functools.cached_property
+    def host(self) -> DispatchHost:
+        return _shipped()[1]
+
+    @functools.cached_property
+    def about(self) -> dict[str, Any]:
+        return _shipped()[2]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """The learned state is never changed in place, so a copy shares it."""
         return type(self)(self.costs, self.host, self.about, self._operators)
 
     def predict(self, job: Job) -> Forecast:
-        spread = self._spread(job)
-        return forecast_one_device(job, self.costs, self.host, spread, predictor=self.name, gap_s=KERNEL_GAP_S)
+        device = job.cluster.device
+        spread = functools.partial(self._spread, device)
+        return forecast_one_device(job, self.costs, self.host_of(device.name), spread, predictor=self.name, gap_s=KERNEL_GAP_S)
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        from foretrain.predictors.calibration import calibrate
+        """Calibrate to the runs of one GPU, each device by itself. Runs are traced as they come, so that a caller sees how far it is."""
+        from foretrain.predictors.calibration import TIMES, calibrate
 
-        self.costs, self.host, report = calibrate(self.costs, self.host, list(runs), KERNEL_GAP_S)
-        self.about = {**self.about, "calibrations": {**self.about.get("calibrations", {}), **report}}
+        kept = self._keep(_spaced(list(runs)), lambda run: _why_not(run, TIMES))
+        reports: dict[str, dict[str, Any]] = {}
+        for device in sorted({run.job.cluster.device.name for run in kept}) or [""]:
+            before = self.host_of(device)
+            mine = [run for run in kept if run.job.cluster.device.name == device]
+            costs, host, report = calibrate(self.costs, before, mine, KERNEL_GAP_S)
+            self.costs = costs.scaled(device, {_HOST: host.speed / before.speed})
+            reports.update(report)
+        self.about = {**self.about, "calibrations": {**self.about.get("calibrations", {}), **reports}}
+        self.benefits_ = {device: Benefit(**figures) for device, figures in reports.items()}
+        return self
+
+    def relearn(
+        self,
+        operators: Sequence[MeasuredOperator],
+        runs: Iterable[Run] = (),
+        *,
+        sources: Sequence[Mapping[str, Any]] = (),
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> Self:
+        """New operator models, without earlier calibrations. With runs the host's constants are found anew, else they stay."""
+        from foretrain.costs.fitting import dispatch_costs, fit_costs
+        from foretrain.predictors.host_fit import check_enough, fit_host
+
+        kept = self._keep(runs, lambda run: _why_not(run, ("device_busy_s",)))
+        if self.left_out_ and not kept:
+            raise InputError(f"runs: the host model can learn from none of them ({self.left_out_[0]})")
+        if kept:
+            check_enough(kept)
+        self.costs = fit_costs(operators, tell)
+        names = dispatch_costs(operators) or self.host.names
+        self.host = (
+            fit_host(DispatchHost(names=names), self.costs, kept, KERNEL_GAP_S) if kept else dataclasses.replace(self.host, names=names)
+        )
+        self.about = {"sources": list(sources)}
+        self._operators = lambda: operators
         return self
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         from foretrain.costs.fitting import dispatch_costs, fit_costs
 
         kept = [one for one in self._operators() if one.known_without(families) and one.device not in devices]
+        if not kept:
+            raise InputError(f"operators: none is left without {', '.join(sorted(families | devices))}; learn from more of them")
         self.costs = fit_costs(kept)
         self.host = dataclasses.replace(self.host, names=dispatch_costs(kept) or self.host.names)
+        self.about = {key: value for key, value in self.about.items() if key != "calibrations"}
         return self
 
-    def save(self, path: Path) -> None:
-        save_costs(path, self.costs, self.host, self.about)
+    def _keep(self, runs: Iterable[Run], why_not: Callable[[Run], str]) -> list[Run]:
+        """The runs that can be learned from and traced; the others are told of in ``left_out_``."""
+        kept, left_out = [], []
+        for run in runs:
+            reason = why_not(run)
+            if reason:
+                left_out.append(f"{run.job.workload.model.label}: {reason}")
+            else:
+                kept.append(run)
+        self.left_out_ = tuple(left_out)
+        return kept
+
+    def _write(self, folder: Path) -> Mapping[str, Any]:
+        save_costs(folder / OPERATORS, self.costs, self.host, self.about)
+        return {}
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        return cls(*load_costs(path))
+    def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
+        costs, host, about = load_costs(folder / OPERATORS)
+        datasets = [source for source in about.get("sources", ()) if "device" in source]
+        return cls(costs, host, about, functools.partial(_operators_of, datasets) if datasets else None)
 
-    def _spread(self, job: Job) -> Spread:
-        """How far measured runs of held-out architectures lay from the forecast, on a device that was measured and on others."""
-        device = job.cluster.device
-        known = self.costs.knows(device)
-        kind = "known" if known else "calibrated" if device.name in self.costs.scales else "unknown"
-        factors = self.about.get("intervals", {}).get(kind)
-        time = Factors(*factors) if factors else Factors(0.5, 0.7, 1.4, 2.0)
-        return Spread(time=time, memory=Factors(0.9, 0.97, 1.05, 1.12), count=Factors(0.6, 0.8, 1.25, 1.6))
+    def host_of(self, device: str) -> DispatchHost:
+        """The host as a calibration found it beside this device."""
+        speed = self.costs.scales.get(device, {}).get(_HOST, 1.0)
+        return dataclasses.replace(self.host, speed=self.host.speed * speed, step_overhead_s=self.host.step_overhead_s / speed)
+
+    def _spread(self, device: Device, timeline: Timeline) -> Spread:
+        """How far held-out runs lay from their forecasts, in the case that this one belongs to."""
+        if self.costs.knows(device):
+            case = "host-bound" if timeline.device_busy_s < HOST_BOUND * timeline.step_time_s else "device-bound"
+        else:
+            case = "calibrated" if device.name in self.costs.scales else "data sheet"
+        known = conformal.shipped()[case]
+        wide, memory = Factors(0.4, 0.6, 1.5, 2.2), conformal.shipped()["device-bound"]
+        return Spread(
+            time=known.get("step_time_s", wide),
+            memory=memory.get("peak_memory_bytes", Factors(0.9, 0.97, 1.05, 1.12)),
+            count=Factors(0.6, 0.8, 1.25, 1.6),
+            quantities={**{name: value for name, value in memory.items() if name in MEMORY_QUANTITIES}, **known},
+        )
 
 
 @functools.lru_cache(maxsize=1)
 def _shipped() -> tuple[LearnedCosts, DispatchHost, dict[str, Any]]:
     return load_costs(SHIPPED)
+
+
+def _operators_of(datasets: Sequence[Mapping[str, Any]]) -> Iterator[MeasuredOperator]:
+    """The operator datasets that models were learned from, where they are still to be found."""
+    for source in datasets:
+        places = [path for path in (Path(source["file"]), OWN_OPERATORS) if is_source(path, source)]
+        if not places:
+            raise InputError(f"{source['file']}: gone or changed since the predictor learned from it, so no part of it can be left out")
+        yield from load_measured(places[0], source["device"])
+
+
+def _spaced(runs: Sequence[Run]) -> list[Run]:
+    """At most ``_MOST_RUNS`` of each device, evenly from first to last: six factors need no more."""
+    by_device: dict[str, list[Run]] = {}
+    for run in runs:
+        by_device.setdefault(run.job.cluster.device.name, []).append(run)
+    chosen = []
+    for mine in by_device.values():
+        step = max(1.0, len(mine) / _MOST_RUNS)
+        chosen += [mine[int(i * step)] for i in range(min(len(mine), _MOST_RUNS))]
+    return chosen
+
+
+def _why_not(run: Run, times: Iterable[str]) -> str:
+    """Why nothing is learned from a run; empty when something is."""
+    cluster = run.job.cluster
+    if cluster.world_size > 1 or cluster.device.is_cpu:
+        return f"{cluster.world_size} devices" if cluster.world_size > 1 else "a CPU"
+    if not any(run.measured.get(time, 0) > 0 for time in times):
+        return f"no {' or '.join(times)}"
+    try:
+        capture_job(run.job)
+    except ForetrainError as error:
+        return " ".join(str(error).splitlines())
+    return ""

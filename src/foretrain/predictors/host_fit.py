@@ -22,15 +22,15 @@ _SPREAD = np.array([0.4, 1.0, 1.0, 0.4, 1.0, 1.0, 1.0, 1.0])
 _QUANTITIES = ("step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s")
 _SHARPNESS = 8.0
 _NOISE = 0.15
+_LEAST = 40
 
 
 def fit_host(host: DispatchHost, costs: LearnedCosts, runs: Sequence[Run], gap_s: float) -> DispatchHost:
     """The constants under which host or device, whichever is slower, explains the measured times best."""
     from scipy.optimize import least_squares
 
+    check_enough(runs)
     rows = [row for run in runs for row in _rows(host, costs, run, gap_s)]
-    if len(rows) < 40:
-        raise InputError(f"runs: {len(rows)} measured times with phases; the host model needs 40 or more")
     counts = np.array([row[0] for row in rows])
     device, measured = (np.array([row[i] for row in rows]) for i in (1, 2))
 
@@ -45,23 +45,34 @@ def fit_host(host: DispatchHost, costs: LearnedCosts, runs: Sequence[Run], gap_s
     return dataclasses.replace(host, **constants)  # type: ignore[arg-type]
 
 
+def check_enough(runs: Sequence[Run]) -> None:
+    """One line where there are too few measured times to learn from."""
+    times = sum(quantity in run.measured for run in runs if _usable(run) for quantity in _QUANTITIES)
+    if times < _LEAST:
+        raise InputError(f"runs: {times} measured times on one device with busy time; the host model needs {_LEAST} or more")
+
+
+def _usable(run: Run) -> bool:
+    return run.job.cluster.world_size == 1 and "device_busy_s" in run.measured and run.job.accumulation == 1
+
+
 def _rows(host: DispatchHost, costs: LearnedCosts, run: Run, gap_s: float) -> list[tuple[npt.NDArray[np.float64], float, float]]:
     """For each measured time: how often each constant counts in it, the device's share, and the time."""
-    if run.job.cluster.world_size > 1 or "device_busy_s" not in run.measured or run.job.accumulation > 1:
+    if not _usable(run):
         return []
     graph = capture_job(run.job)
     device_s = costs.device_time_s(graph.operators, run.job.cluster.device, run.job.workload.training.precision)[graph.operator_index]
     counts = np.array([_counts(host, op) for op in graph.ops])
     phases = np.array([op.phase for op in graph.ops])
     scale = run.measured["device_busy_s"] / max(float(device_s.sum()), 1e-9)
-    launches = np.array([op.operator.launches for op in graph.ops], dtype=np.float64)
+    kernels = costs.kernels(graph.operators, run.job.cluster.device, run.job.workload.training.precision)[graph.operator_index]
     found = []
     for quantity in _QUANTITIES:
         if quantity in run.measured:
             chosen = np.ones(len(phases), dtype=np.bool_) if quantity == "step_time_s" else phases == quantity.split("_")[0]
             total = counts[chosen].sum(axis=0)
             total[-1] = float(quantity == "step_time_s")
-            busy = float(device_s[chosen].sum()) * scale + gap_s * float(launches[chosen].sum())
+            busy = float(device_s[chosen].sum()) * scale + gap_s * float(kernels[chosen].sum())
             found.append((total, busy, run.measured[quantity]))
     return found
 

@@ -10,7 +10,8 @@ from foretrain.costs.roofline import Roofline
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.whitebox import QUANTITIES, Factors, Spread, forecast_one_device
+from foretrain.predictors.conformal import Factors
+from foretrain.predictors.whitebox import QUANTITIES, Spread, forecast_one_device
 
 
 @final

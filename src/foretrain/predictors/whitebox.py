@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from foretrain.capture import capture_job
 from foretrain.cluster import Device
 from foretrain.costs.base import CostModel, HostModel
-from foretrain.costs.kernels import kernel_count
 from foretrain.costs.roofline import arithmetic
 from foretrain.costs.workspace import library_workspaces, operator_workspace
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Estimate, Forecast, whole_training
-from foretrain.graph import OpGraph
+from foretrain.graph import PHASES, OpGraph
 from foretrain.job import Job
 from foretrain.memory import MemoryProfile, profile_memory
+from foretrain.predictors.conformal import Factors
 from foretrain.timeline import Timeline
 
 TIME_QUANTITIES = frozenset({
@@ -33,15 +32,6 @@ _IDLE_POWER = 0.15
 """Share of the TDP that an idle accelerator draws."""
 
 
-class Factors(NamedTuple):
-    """Around a median: the bounds of the 95 % and of the 80 % interval as multiples of it."""
-
-    low_95: float
-    low: float
-    high: float
-    high_95: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """How far measured runs lie from the median, per kind of quantity."""
@@ -49,10 +39,13 @@ class Spread:
     time: Factors
     memory: Factors
     count: Factors
+    quantities: Mapping[str, Factors] = field(default_factory=dict)
+    """Where a quantity's own spread is known."""
     """Of kernels and of power, which do not follow the time."""
 
     def around(self, quantity: str, median: float) -> Estimate:
-        factors = self.memory if quantity in MEMORY_QUANTITIES else self.count if quantity in ("kernels", "power_w") else self.time
+        kind = self.memory if quantity in MEMORY_QUANTITIES else self.count if quantity in ("kernels", "power_w") else self.time
+        factors = self.quantities.get(quantity, kind)
         bounds = [median * factor for factor in factors]
         if quantity in ("device_utilization", "memory_utilization"):
             bounds = [min(bound, max(median, 1.0)) for bound in bounds]
@@ -63,14 +56,13 @@ def build_timeline(job: Job, graph: OpGraph, costs: CostModel, host: HostModel, 
     """Cost each distinct operator once and lay the step out."""
     device = job.cluster.device
     device_s = costs.device_time_s(graph.operators, device, job.workload.training.precision)
-    pairs = {(id(op.operator), op.phase): op for op in graph.ops}
-    issue = host.issue_time_s([op.operator for op in pairs.values()], [op.phase for op in pairs.values()])
-    column = dict(zip(pairs, issue.tolist(), strict=True))
-    host_s = np.fromiter((column[id(op.operator), op.phase] for op in graph.ops), dtype=np.float64, count=len(graph.ops))
-    kernels = np.array([kernel_count(operator) for operator in graph.operators], dtype=np.float64)
+    pairs, which = np.unique(graph.operator_index * len(PHASES) + graph.phase_index, return_inverse=True)
+    issued = [divmod(pair, len(PHASES)) for pair in pairs.tolist()]
+    issue_s = host.issue_time_s([graph.operators[operator] for operator, _ in issued], [PHASES[phase] for _, phase in issued])
+    kernels = costs.kernels(graph.operators, device, job.workload.training.precision)
     return Timeline(
         graph=graph,
-        host_s=host_s,
+        host_s=issue_s[which],
         device_s=device_s[graph.operator_index],
         kernels_per_call=kernels[graph.operator_index],
         accumulation=job.accumulation,
@@ -79,8 +71,10 @@ def build_timeline(job: Job, graph: OpGraph, costs: CostModel, host: HostModel, 
     )
 
 
-def forecast_one_device(job: Job, costs: CostModel, host: HostModel, spread: Spread, *, predictor: str, gap_s: float = 0.0) -> Forecast:
-    """The forecast of a job that runs on one device."""
+def forecast_one_device(
+    job: Job, costs: CostModel, host: HostModel, spread: Spread | Callable[[Timeline], Spread], *, predictor: str, gap_s: float = 0.0
+) -> Forecast:
+    """The forecast of a job that runs on one device; the spread may depend on what bounds the step."""
     if job.cluster.world_size > 1:
         raise UnsupportedJob(f"cluster: {job.cluster.world_size} devices; {predictor} forecasts one device")
     if job.plan.recompute != "none":
@@ -88,6 +82,8 @@ def forecast_one_device(job: Job, costs: CostModel, host: HostModel, spread: Spr
     graph = capture_job(job)
     device = job.cluster.device
     timeline = build_timeline(job, graph, costs, host, gap_s=gap_s)
+    if callable(spread):
+        spread = spread(timeline)
     memory = _memory(graph, device, job.workload.training.mode)
     medians = _medians(timeline, memory, device)
     quantities = whole_training(job, spread.around("step_time_s", timeline.step_time_s))

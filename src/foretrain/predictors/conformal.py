@@ -1,0 +1,51 @@
+"""Forecasts beside measured values in; intervals that hold a stated share of values not seen yet out (split conformal prediction)."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+SHIPPED = Path(__file__).parents[1] / "costs" / "fitted" / "intervals.json"
+_LEAST = 20
+"""Comparisons below which a case gets no intervals of its own."""
+
+
+class Factors(NamedTuple):
+    """Around a median: the bounds of the 95 % and of the 80 % interval as multiples of it."""
+
+    low_95: float
+    low: float
+    high: float
+    high_95: float
+
+
+def factors(ratios: Sequence[float]) -> Factors | None:
+    """From measured values as multiples of their forecasts, which must be of architectures or devices the predictor had not seen.
+
+    Each side leaves out its half of the rest; with n values the ranks are those of n + 1, so the share holds for the next one too.
+    """
+    if len(ratios) < _LEAST:
+        return None
+    ordered = np.sort(np.asarray(ratios, dtype=np.float64))
+    low_95, low, high, high_95 = (float(_quantile(ordered, share)) for share in (0.025, 0.1, 0.9, 0.975))
+    return Factors(min(low_95, 1.0), min(low, 1.0), max(high, 1.0), max(high_95, 1.0))
+
+
+def _quantile(ordered: np.ndarray[tuple[int], np.dtype[np.float64]], share: float) -> float:
+    rank = share * (len(ordered) + 1)
+    position = math.floor(rank) if share < 0.5 else math.ceil(rank)
+    return float(ordered[min(max(position, 1), len(ordered)) - 1])
+
+
+@functools.lru_cache(maxsize=1)
+def shipped() -> Mapping[str, Mapping[str, Factors]]:
+    """By case, then by quantity. The cases are a device that was measured, when device or host bounds the step, one that runs were
+    calibrated to, and one known by its data sheet alone."""
+    document = json.loads(SHIPPED.read_text())
+    return {case: {name: Factors(*values) for name, values in table.items()} for case, table in document["cases"].items()}

@@ -1,0 +1,190 @@
+"""DeletePop: forecasts follow the operator models, a few runs calibrate them, odd runs do not decide, and a folder keeps it all."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from foretrain import predictors
+from foretrain.errors import InputError, UnsupportedJob
+from foretrain.job import Job, Run
+from foretrain.predictors.base import FILE
+from foretrain.predictors.checks import check_predictor, on_two_devices
+from foretrain.predictors.deletepop import KERNEL_GAP_S, OPERATORS, SHIPPED, DeletePopPredictor
+from foretrain.predictors.host_fit import fit_host
+from made_up import MODELS, job, measure
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("deletepop")
+    (made / "models.py").write_text(MODELS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORETRAIN_CACHE", str(made / "cache"))
+        yield made
+
+
+def jobs(base: Path, device: str = "a100-sxm-80gb") -> list[Job]:
+    """Steps bound by products, by convolutions and by the host."""
+    return [
+        *(job(base, "mlp", batch, 2048, device) for batch in (8, 2048, 4096, 16384)),
+        *(job(base, "mlp", batch, 2048, device, precision="amp-bf16") for batch in (16, 8192)),
+        *(job(base, "convolutions", batch, 64, device) for batch in (4, 256, 512, 2048)),
+    ]
+
+
+def ratios(predictor: DeletePopPredictor, wanted: list[Job]) -> list[float]:
+    """Step times over those of the predictor as it is shipped."""
+    shipped = DeletePopPredictor()
+    return [predictor.predict(one)["step_time_s"].median / shipped.predict(one)["step_time_s"].median for one in wanted]
+
+
+def test_it_passes_the_conformance_checks(folder: Path) -> None:
+    check_predictor(DeletePopPredictor(), job(folder, batch=64, width=64))
+    check_predictor(DeletePopPredictor(), job(folder, batch=64, width=64, mode="infer"))
+
+
+@pytest.mark.parametrize("device", ["h200", "h100", "t4", "mi210", "p4", "cpu"])
+def test_every_kind_of_device_is_forecast(folder: Path, device: str) -> None:
+    forecast = DeletePopPredictor().predict(job(folder, device=device, batch=512, width=512))
+    assert 1e-5 < forecast["step_time_s"].median < 10
+
+
+def test_several_devices_are_refused(folder: Path) -> None:
+    with pytest.raises(UnsupportedJob, match="2 devices"):
+        DeletePopPredictor().predict(on_two_devices(job(folder)))
+
+
+def test_a_larger_batch_takes_longer(folder: Path) -> None:
+    times = [DeletePopPredictor().predict(job(folder, batch=batch))["device_busy_s"].median for batch in (1024, 4096, 16384)]
+    assert times == sorted(times)
+    assert times[2] > 2 * times[1]
+
+
+# Calibration
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.3, 2.0])
+def test_runs_that_take_longer_in_all_are_met(folder: Path, factor: float) -> None:
+    predictor = DeletePopPredictor().fit([measure(one, factor) for one in jobs(folder)])
+    others = [job(folder, "mlp", 3000), job(folder, "convolutions", 300, 64), job(folder, "convolutions", 8, 64)]
+    assert statistics.fmean(ratios(predictor, others)) == pytest.approx(factor, rel=0.05)
+    assert ratios(predictor, others) == pytest.approx([factor] * 3, rel=0.1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_few_runs_are_enough(folder: Path, count: int) -> None:
+    learned_from = [job(folder, "mlp"), job(folder, "mlp", 16384), job(folder, "convolutions", 512, 64)][:count]
+    predictor = DeletePopPredictor().fit([measure(one, 1.3) for one in learned_from])
+    assert ratios(predictor, [job(folder, "mlp", 6000)]) == pytest.approx([1.3], rel=0.05)
+    assert (predictor.benefits_["a100-sxm-80gb"].error_after is None) == (count < 3)
+
+
+def test_one_odd_run_does_not_decide(folder: Path) -> None:
+    runs = [measure(one, 1.3) for one in jobs(folder)]
+    runs[3] = measure(runs[3].job, 8.0)
+    predictor = DeletePopPredictor().fit(runs)
+    assert ratios(predictor, [job(folder, "mlp", 3000), job(folder, "convolutions", 300, 64)]) == pytest.approx([1.3] * 2, rel=0.1)
+
+
+def test_the_benefit_is_told(folder: Path) -> None:
+    predictor = DeletePopPredictor().fit([measure(one, 1.5) for one in jobs(folder)])
+    benefit = predictor.benefits_["a100-sxm-80gb"]
+    assert benefit.runs == 10
+    assert benefit.error_before == pytest.approx(1 / 3, abs=0.05)
+    assert benefit.error_after is not None
+    assert benefit.error_after < 0.1
+    assert predictor.about["calibrations"]["a100-sxm-80gb"]["runs"] == 10
+
+
+def test_right_forecasts_are_left_alone(folder: Path) -> None:
+    predictor = DeletePopPredictor().fit([measure(one, 1.0) for one in jobs(folder)])
+    assert ratios(predictor, jobs(folder)) == pytest.approx([1.0] * 10, rel=0.06)
+
+
+def test_another_device_keeps_its_device_times(folder: Path) -> None:
+    predictor = DeletePopPredictor().fit([measure(one, 1.5) for one in jobs(folder)])
+    elsewhere = job(folder, device="t4")
+    assert predictor.predict(elsewhere)["device_busy_s"] == DeletePopPredictor().predict(elsewhere)["device_busy_s"]
+
+
+def test_a_slow_host_of_one_device_does_not_slow_another(folder: Path) -> None:
+    predictor = DeletePopPredictor().fit([measure(one, 1.5) for one in jobs(folder)])
+    elsewhere = job(folder, batch=8, device="t4")
+    assert predictor.predict(elsewhere)["host_issue_s"] == DeletePopPredictor().predict(elsewhere)["host_issue_s"]
+
+
+def test_a_second_calibration_goes_on_from_the_first(folder: Path) -> None:
+    runs = [measure(one, 1.3) for one in jobs(folder)]
+    once = DeletePopPredictor().fit(runs)
+    twice = copy.deepcopy(once).fit(runs)
+    assert ratios(twice, [job(folder, "mlp", 3000)]) == pytest.approx(ratios(once, [job(folder, "mlp", 3000)]), rel=0.03)
+    assert twice.benefits_["a100-sxm-80gb"].error_before < 0.1
+
+
+def test_runs_that_cannot_be_used_are_named(folder: Path) -> None:
+    good = measure(job(folder), 1.2)
+    gone = job(folder, "gone")
+    silent = Run(job=job(folder, batch=32), measured={"peak_memory_bytes": 1e9})
+    several, cpu = (dataclasses.replace(good, job=one) for one in (on_two_devices(job(folder)), job(folder, device="cpu")))
+    predictor = DeletePopPredictor().fit(iter([good, dataclasses.replace(good, job=gone), silent, several, cpu]))
+    reasons = "\n".join(predictor.left_out_)
+    assert len(predictor.left_out_) == 4
+    for words in ("gone", "no step_time_s or", "2 devices", "a CPU"):
+        assert words in reasons
+    assert predictor.benefits_["a100-sxm-80gb"].runs == 1
+
+
+def test_without_a_usable_run_nothing_is_learned(folder: Path) -> None:
+    with pytest.raises(InputError, match="runs: none is of one GPU and has a step, phase or busy time"):
+        DeletePopPredictor().fit([measure(job(folder, device="cpu"), 1.0)])
+
+
+# The host
+
+
+def test_the_host_is_found_from_phase_times(folder: Path) -> None:
+    slow = dataclasses.replace(DeletePopPredictor().host, forward_s=30e-6, backward_s=25e-6, optimizer_s=100e-6)
+    machine = DeletePopPredictor(DeletePopPredictor().costs, slow)
+    times = ("step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "device_busy_s")
+    small = [job(folder, model, batch, width) for model in ("mlp", "convolutions") for batch in (2, 8, 32) for width in (16, 64)]
+    host = fit_host(DeletePopPredictor().host, machine.costs, [measure(one, 1.0, machine, times) for one in small], KERNEL_GAP_S)
+    found = DeletePopPredictor(machine.costs, host)
+    for one in small:
+        assert found.predict(one)["step_time_s"].median == pytest.approx(machine.predict(one)["step_time_s"].median, rel=0.15)
+
+
+def test_too_few_phase_times_do_not_make_a_host(folder: Path) -> None:
+    with pytest.raises(InputError, match="the host model needs 40 or more"):
+        fit_host(DeletePopPredictor().host, DeletePopPredictor().costs, [measure(job(folder), 1.0)], KERNEL_GAP_S)
+
+
+# Folders
+
+
+def test_a_saved_predictor_is_found_by_its_folder(folder: Path, tmp_path: Path) -> None:
+    fitted = DeletePopPredictor().fit([measure(one, 1.3) for one in jobs(folder)[:3]])
+    fitted.save(tmp_path / "mine")
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [OPERATORS, FILE]
+    for which in (tmp_path / "mine", str(tmp_path / "mine")):
+        again = predictors.get(which)
+        assert isinstance(again, DeletePopPredictor)
+        assert again.about == fitted.about
+        assert again.predict(job(folder)).quantities == fitted.predict(job(folder)).quantities
+
+
+def test_what_is_shipped_is_read_as_any_saved_state(folder: Path, tmp_path: Path) -> None:
+    DeletePopPredictor().save(tmp_path)
+    assert (tmp_path / OPERATORS).read_bytes() == SHIPPED.read_bytes()
+
+
+def test_a_copy_shares_the_state_and_learns_by_itself(folder: Path) -> None:
+    first = DeletePopPredictor()
+    second = copy.deepcopy(first).fit([measure(job(folder), 2.0)])
+    assert ratios(first, [job(folder)]) == [1.0]
+    assert ratios(second, [job(folder)])[0] > 1.5
