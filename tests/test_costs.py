@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.cluster import Catalog, Device
-from foretrain.costs.host import ConstantHost
+from foretrain.costs.host import PLAIN_HOST
 from foretrain.costs.kernels import kernel_count
 from foretrain.costs.roofline import Roofline, arithmetic
 from foretrain.costs.workspace import library_workspaces, operator_workspace
@@ -154,7 +155,7 @@ def test_one_more_tensor_never_needs_fewer_kernels(sizes: list[int], another: in
 
 
 def test_the_host_by_hand() -> None:
-    host = ConstantHost(forward_s=3, backward_s=5, view_s=1, optimizer_s=7, optimizer_tensor_s=0.5)
+    host = dataclasses.replace(PLAIN_HOST, forward_s=3, backward_s=5, view_s=1, optimizer_s=7, optimizer_tensor_s=0.5)
     view = operator("view", launches=False)
     calls = [operator(), operator(), view, view, foreach(1, 2, 3, 4)]
     phases = ["forward", "backward", "forward", "backward", "optimizer"]
@@ -163,7 +164,7 @@ def test_the_host_by_hand() -> None:
 
 @given(st.lists(OPERATORS, max_size=5), st.sampled_from(["forward", "backward", "optimizer"]), st.floats(0.1, 10))
 def test_a_faster_host_issues_in_proportion(some: list[Operator], phase: str, speed: float) -> None:
-    plain, fast = (ConstantHost(speed=s).issue_time_s(some, [phase] * len(some)) for s in (1.0, speed))
+    plain, fast = (dataclasses.replace(PLAIN_HOST, speed=s).issue_time_s(some, [phase] * len(some)) for s in (1.0, speed))
     np.testing.assert_allclose(fast * speed, plain)
     assert (plain >= 0).all()
 

@@ -12,31 +12,6 @@ from foretrain.graph import Operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConstantHost:
-    """One cost per kind of call, fitted to the phase times of the host-bound runs of ``data/h200_steps.jsonl`` (16-core Xeon)."""
-
-    forward_s: float = 30e-6
-    backward_s: float = 30e-6
-    view_s: float = 4e-6
-    optimizer_s: float = 12e-6
-    optimizer_tensor_s: float = 0.14e-6
-    """Per tensor that a foreach or fused optimizer call receives."""
-    step_overhead_s: float = 300e-6
-    speed: float = 1.0
-    """How much faster the host is than the one these figures come from."""
-
-    def issue_time_s(self, operators: Sequence[Operator], phases: Sequence[str]) -> Column:
-        return np.array([self._one(operator, phase) for operator, phase in zip(operators, phases, strict=True)]) / self.speed
-
-    def _one(self, operator: Operator, phase: str) -> float:
-        if phase == "optimizer":
-            return self.optimizer_s + self.optimizer_tensor_s * len(operator.inputs)
-        if not operator.launches:
-            return self.view_s if phase == "forward" else 0.0
-        return self.forward_s if phase == "forward" else self.backward_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchHost:
     """The measured dispatch cost of each operator, with what Python, autograd and the optimizer's loops add to it."""
 
@@ -67,3 +42,9 @@ class DispatchHost:
         if phase == "forward":
             return self.forward_factor * dispatch + self.forward_s
         return self.backward_factor * dispatch + self.backward_s
+
+
+PLAIN_HOST = DispatchHost(
+    forward_factor=0.0, forward_s=30e-6, view_s=4e-6, backward_factor=0.0, backward_s=30e-6, optimizer_s=12e-6, optimizer_tensor_s=0.14e-6
+)  # fmt: skip
+"""One cost per kind of call, fitted to the phase times of the host-bound runs of ``data/h200_steps.jsonl`` (16-core Xeon)."""

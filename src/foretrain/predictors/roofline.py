@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Self, final
 
-from foretrain.costs.host import ConstantHost
+from foretrain.costs.host import PLAIN_HOST, DispatchHost
 from foretrain.costs.roofline import Roofline
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
@@ -21,9 +21,9 @@ class RooflinePredictor(Predictor):
     name: ClassVar[str] = "roofline"
     quantities: ClassVar[frozenset[str]] = QUANTITIES
 
-    def __init__(self, *, costs: Roofline | None = None, host: ConstantHost | None = None) -> None:
+    def __init__(self, *, costs: Roofline | None = None, host: DispatchHost = PLAIN_HOST) -> None:
         self.costs = costs or Roofline()
-        self.host = host or ConstantHost()
+        self.host = host
         self.spread = Spread(time=Factors(0.6, 0.8, 2.5, 4.0), memory=Factors(0.9, 0.97, 1.08, 1.15), count=Factors(0.4, 0.6, 1.6, 2.5))
 
     def fit(self, runs: Iterable[Run]) -> Self:
