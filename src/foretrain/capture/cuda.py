@@ -102,7 +102,8 @@ def _nested_regions() -> Iterator[None]:
         _cast_to(self.before)
         return False
 
-    for name, method in zip(original, (init, enter, leave), strict=True):
+    replacements: tuple[Callable[..., Any], ...] = (init, enter, leave)
+    for name, method in zip(original, replacements, strict=True):
         setattr(torch.autocast, name, method)
     try:
         yield
