@@ -110,6 +110,7 @@ def test_evaluate_takes_the_folder(folder: Path) -> None:
     ok("evaluate", "runs.jsonl", "--predictor", "mine", "--json", "figures.json")
     results = json.loads((folder / "figures.json").read_text())["results"]
     assert next(one["mape"] for one in results if one["quantity"] == "step_time_s") < 0.05
+    assert {row["predictor"] for row in json.loads((folder / "figures.json").read_text())["results"]} == {"mine"}
 
 
 def test_a_fit_starts_from_an_earlier_one(folder: Path) -> None:

@@ -136,7 +136,8 @@ def evaluate(
         answers: dict[int, _Answer] = {}
         for fold in parts:
             answers.update(_forecast_fold(predictor, runs, fold, lambda: progress(next(done), total) if progress else None))
-        tables.append(_compare(predictor, cases, dict(sorted(answers.items())), split))
+        label = given if isinstance(given, str) else predictor.name
+        tables.append(_compare(label, cases, dict(sorted(answers.items())), split))
     return Evaluation(**{key: tuple(row for table in tables for row in getattr(table, key)) for key in ("results", "runs", "unsupported")})
 
 
@@ -199,7 +200,7 @@ def job_key(job: Job) -> str:
     return json.dumps([str(job.workload.base), job.to_dict()], sort_keys=True)
 
 
-def _compare(predictor: Predictor, cases: Sequence[_Case], answers: Mapping[int, _Answer], split: str | None) -> Evaluation:
+def _compare(predictor: str, cases: Sequence[_Case], answers: Mapping[int, _Answer], split: str | None) -> Evaluation:
     rows: list[Comparison] = []
     missing: list[Unsupported] = []
     tested: Counter[tuple[str, str]] = Counter()
@@ -207,11 +208,11 @@ def _compare(predictor: Predictor, cases: Sequence[_Case], answers: Mapping[int,
         case = cases[i]
         asked = [name for name in QUANTITIES if name in case.run.measured]
         tested.update((case.runs_file, name) for name in asked)
-        found, reasons = _compare_run(predictor.name, case, asked, answer)
+        found, reasons = _compare_run(predictor, case, asked, answer)
         rows += found
-        missing += [Unsupported(runs_file=case.runs_file, line=case.line, predictor=predictor.name, reason=reason) for reason in reasons]
+        missing += [Unsupported(runs_file=case.runs_file, line=case.line, predictor=predictor, reason=reason) for reason in reasons]
     keys = [(file, name) for file in dict.fromkeys(file for file, _ in tested) for name in QUANTITIES if (file, name) in tested]
-    results = tuple(_result(predictor.name, file, name, split, rows, tested[file, name]) for file, name in keys)
+    results = tuple(_result(predictor, file, name, split, rows, tested[file, name]) for file, name in keys)
     return Evaluation(results=results, runs=tuple(rows), unsupported=tuple(missing))
 
 
