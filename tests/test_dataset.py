@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from foretrain.costs.measured import load_columns
+from foretrain.cli import app
+from foretrain.costs.measured import load_columns, load_measured
 from foretrain.errors import InputError
 from foretrain.measure.dataset import pack
 
@@ -36,3 +38,25 @@ def test_nothing_measured_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("")
     with pytest.raises(InputError, match="no measured operator"):
         pack([tmp_path / "a.jsonl"], tmp_path / "ops.parquet")
+
+
+def test_the_command_names_the_device_for_fit(tmp_path: Path) -> None:
+    lines, out = tmp_path / "a.jsonl", tmp_path / "ops.parquet"
+    lines.write_text(json.dumps(ROW) + "\n")
+    packed = CliRunner().invoke(app, ["measure", "pack", str(lines), "--device", "h100", "-o", str(out)])
+    assert packed.exit_code == 0, packed.output
+    assert "1 operators of h100-sxm-80gb" in packed.stderr
+    [operator] = load_measured(out)
+    assert (operator.device, operator.name) == ("h100-sxm-80gb", "mm")
+    assert operator.device_s == pytest.approx((1.235e-6 + 1e-6) / 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"), [(("none.jsonl", "--device", "h100"), "no such file"), (("a.jsonl", "--device", "h10"), "'h10'")]
+)
+def test_packing_names_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], sentence: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text(json.dumps(ROW) + "\n")
+    refused = CliRunner().invoke(app, ["measure", "pack", *words, "-o", "ops.parquet"])
+    assert refused.exit_code == 2
+    assert sentence in refused.stderr

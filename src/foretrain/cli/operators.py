@@ -10,6 +10,7 @@ import typer
 
 from foretrain.cli.app import say
 from foretrain.cli.measure import BudgetOption, OutOption, RetryOption, budget_s, conclude, measure
+from foretrain.errors import InputError
 
 if TYPE_CHECKING:
     from foretrain.job import Job
@@ -48,6 +49,24 @@ def ops(
     with progress("operators") as advance:
         done = measure_operators(instances, out, device=device, retry_failed=retry_failed, budget_s=limit_s, progress=advance)
     conclude(done, out)
+
+
+@measure.command()
+def pack(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What measure ops wrote (.jsonl, .jsonl.gz).", show_default=False)],
+    *,
+    out: OutOption,
+    device: Annotated[str, typer.Option(help="The catalogue's name of the device they were measured on.", show_default=False)],
+) -> None:
+    """Put measured operators into one Parquet dataset, which ``foretrain fit deletepop`` learns from."""
+    from foretrain.catalog import Catalog
+    from foretrain.measure.dataset import pack as write
+
+    for path in files:
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+    name = Catalog.load().device(device, "--device").name
+    say(f"{write(files, out, {'catalog_device': name}):,} operators of {name} in {out}")
 
 
 @measure.command()
