@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import foretrain
+from commands import fails, ok, run
 from foretrain import predictors
-from foretrain.cli import app
 from foretrain.job import Run
 
 MODEL = """
@@ -59,26 +58,6 @@ def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setenv("PYTHONPATH", str(Path(foretrain.__file__).parents[1]))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def run(*words: str) -> Result:
-    return CliRunner().invoke(app, words)
-
-
-def ok(*words: str) -> str:
-    result = run(*words)
-    assert result.exit_code == 0, result.output
-    return str(result.stdout)
-
-
-def fails(*words: str) -> str:
-    """The one line that a mistake is answered with."""
-    result = run(*words)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("foretrain: ")
-    assert result.stderr.count("\n") == 1
-    return str(result.stderr)
 
 
 def process(*words: str) -> subprocess.CompletedProcess[str]:

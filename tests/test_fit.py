@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
+from commands import fails, ok, run
 from foretrain import predictors
-from foretrain.cli import app
 from foretrain.costs import fitting
 from foretrain.costs.learned import load_costs
 from foretrain.errors import InputError
@@ -43,23 +42,6 @@ def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     (tmp_path / "models.py").write_text(MODELS)
     write_runs(tmp_path / "runs.jsonl", [measure(job(tmp_path, batch=batch), 1.5) for batch in (1024, 2048, 4096, 8192)])
     return tmp_path
-
-
-def run(*words: str) -> Result:
-    return CliRunner().invoke(app, words)
-
-
-def ok(*words: str) -> str:
-    result = run(*words)
-    assert result.exit_code == 0, result.output
-    return str(result.stdout)
-
-
-def fails(*words: str) -> str:
-    """The one line that a mistake is answered with."""
-    result = run(*words)
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
-    return str(result.stderr)
 
 
 def write_runs(path: Path, runs: list[Run]) -> None:

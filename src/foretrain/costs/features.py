@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from foretrain.cluster import Device
+from foretrain.costs.kernels import is_multi_tensor
 from foretrain.costs.roofline import MATRIX_PRODUCTS, arithmetic
 from foretrain.graph import ITEM_BYTES, TensorSpec
 
@@ -90,7 +91,7 @@ def family_of(call: Call) -> str:
     if name in ("convolution", "convolution_backward"):
         depthwise = 1 < call.args.get("groups", 1) == call.inputs[1 if name == "convolution_backward" else 0].shape[1]
         return f"{'depthwise' if depthwise else 'convolution'}{'_backward' if name == 'convolution_backward' else ''}"
-    if name.startswith(("_foreach", "_fused_a", "_fused_s")):
+    if is_multi_tensor(name):
         return "optimizer"
     return _NAMES.get(name, "pointwise")
 

@@ -26,7 +26,8 @@ def kernel_count(operator: Operator) -> int:
 
 
 def is_multi_tensor(name: str) -> bool:
-    return name.startswith(("_foreach", "_fused"))
+    """Optimizer updates over lists of tensors: ``_foreach_*``, ``_fused_adam*``, ``_fused_sgd_``; not ``_fused_rms_norm``."""
+    return name.startswith(("_foreach", "_fused_a", "_fused_s"))
 
 
 def kernel_kind(name: str, inputs: Sequence[TensorSpec]) -> str:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from foretrain.capture import capture_job
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import GROUPS, LearnedCosts, describe_once, group_of
-from foretrain.errors import ForetrainError, InputError
+from foretrain.errors import InputError
 from foretrain.graph import PHASES, Phase
 from foretrain.job import Run
 from foretrain.predictors.whitebox import build_timeline
@@ -23,6 +23,7 @@ from foretrain.timeline import Timeline
 TIMES: dict[str, Phase | None] = {"step_time_s": None, "device_busy_s": None, "forward_time_s": "forward", "backward_time_s": "backward"}
 """Measured quantities that calibration uses, and the phase that each is of."""
 
+NO_RUNS = "runs: none is of one GPU and has a step, phase or busy time; calibration needs at least one"
 _NOISE = 0.15
 """Spread of the logarithm of a single run around the best forecast, before the runs tell."""
 _COMMON, _HOST = 0.6, 0.4
@@ -61,31 +62,19 @@ class _Observations:
         return np.asarray(np.log(total / self.measured_s))
 
 
-def calibrate(
-    costs: LearnedCosts, host: DispatchHost, runs: Sequence[Run], gap_s: float
-) -> tuple[LearnedCosts, DispatchHost, dict[str, Any]]:
-    """Per device; the report tells, for each, the error before, and after when the scored runs were not learned from."""
-    by_device: dict[str, list[_Observations]] = {}
+def calibrate(costs: LearnedCosts, host: DispatchHost, runs: Sequence[Run], gap_s: float) -> tuple[dict[str, float], float, dict[str, Any]]:
+    """From runs of one device: a factor for each group, the host's speed, and a report of the error before, and after on runs left out."""
+    cases = []
     for run in runs:
-        if run.job.cluster.world_size == 1 and not run.job.cluster.device.is_cpu:
-            try:
-                found = _observe(costs, host, run, gap_s)
-            except ForetrainError:
-                continue
-            if found:
-                together = _Observations.join(found)
-                shared = dataclasses.replace(together, weights=together.weights / len(found))
-                by_device.setdefault(run.job.cluster.device.name, []).append(shared)
-    if not by_device:
-        raise InputError("runs: none is of one GPU and has a step, phase or busy time; calibration needs at least one")
-    report, speeds = {}, []
-    for device, cases in by_device.items():
-        apart, errors = _choose(cases)
-        factors, speed = _solve(_Observations.join(cases), apart)
-        report[device] = {"runs": len(cases), **errors}
-        costs = costs.scaled(device, factors)
-        speeds.append(speed)
-    return costs, dataclasses.replace(host, speed=host.speed * statistics.geometric_mean(speeds)), report
+        found = _observe(costs, host, run, gap_s)
+        if found:
+            together = _Observations.join(found)
+            cases.append(dataclasses.replace(together, weights=together.weights / len(found)))
+    if not cases:
+        raise InputError(NO_RUNS)
+    apart, errors = _choose(cases)
+    factors, speed = _solve(_Observations.join(cases), apart)
+    return factors, speed, {"runs": len(cases), **errors}
 
 
 def _observe(costs: LearnedCosts, host: DispatchHost, run: Run, gap_s: float) -> list[_Observations]:

@@ -78,16 +78,15 @@ class DeletePopPredictor(OperatorPredictor):
 
     def fit(self, runs: Iterable[Run]) -> Self:
         """Calibrate to the runs of one GPU, each device by itself. Runs are traced as they come, so that a caller sees how far it is."""
-        from foretrain.predictors.calibration import TIMES, calibrate
+        from foretrain.predictors.calibration import NO_RUNS, TIMES, calibrate
 
         kept = self._keep(_spaced(list(runs)), lambda run: _why_not(run, TIMES))
+        if not kept:
+            raise InputError(NO_RUNS)
         reports: dict[str, dict[str, Any]] = {}
-        for device in sorted({run.job.cluster.device.name for run in kept}) or [""]:
-            before = self.host_of(device)
-            mine = [run for run in kept if run.job.cluster.device.name == device]
-            costs, host, report = calibrate(self.costs, before, mine, KERNEL_GAP_S)
-            self.costs = costs.scaled(device, {_HOST: host.speed / before.speed})
-            reports.update(report)
+        for device, mine in sorted(_by_device(kept).items()):
+            factors, speed, reports[device] = calibrate(self.costs, self.host_of(device), mine, KERNEL_GAP_S)
+            self.costs = self.costs.scaled(device, {**factors, _HOST: speed})
         self.about = {**self.about, "calibrations": {**self.about.get("calibrations", {}), **reports}}
         self.benefits_ = {device: Benefit(**figures) for device, figures in reports.items()}
         return self
@@ -162,11 +161,10 @@ class DeletePopPredictor(OperatorPredictor):
             case = "host-bound" if timeline.device_busy_s < HOST_BOUND * timeline.step_time_s else "device-bound"
         else:
             case = "calibrated" if device.name in self.costs.scales else "data sheet"
-        known = conformal.shipped()[case]
-        wide, memory = Factors(0.4, 0.6, 1.5, 2.2), conformal.shipped()["device-bound"]
+        known, memory = conformal.shipped()[case], conformal.shipped()["device-bound"]
         return Spread(
-            time=known.get("step_time_s", wide),
-            memory=memory.get("peak_memory_bytes", Factors(0.9, 0.97, 1.05, 1.12)),
+            time=known["step_time_s"],
+            memory=memory["peak_memory_bytes"],
             count=Factors(0.6, 0.8, 1.25, 1.6),
             quantities={**{name: value for name, value in memory.items() if name in MEMORY_QUANTITIES}, **known},
         )
@@ -187,15 +185,19 @@ def _operators_of(datasets: Sequence[Mapping[str, Any]]) -> Iterator[MeasuredOpe
 
 
 def _spaced(runs: Sequence[Run]) -> list[Run]:
-    """At most ``_MOST_RUNS`` of each device, evenly from first to last: six factors need no more."""
-    by_device: dict[str, list[Run]] = {}
-    for run in runs:
-        by_device.setdefault(run.job.cluster.device.name, []).append(run)
+    """At most ``_MOST_RUNS`` of each device, evenly from first to last: a few factors need no more."""
     chosen = []
-    for mine in by_device.values():
+    for mine in _by_device(runs).values():
         step = max(1.0, len(mine) / _MOST_RUNS)
         chosen += [mine[int(i * step)] for i in range(min(len(mine), _MOST_RUNS))]
     return chosen
+
+
+def _by_device(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.job.cluster.device.name, []).append(run)
+    return found
 
 
 def _why_not(run: Run, times: Iterable[str]) -> str:
