@@ -147,6 +147,8 @@ class _Scene:
         self.conversion_s = 0.0
         if family.startswith("convolution") and self.kind != "fp32" and self.convolution is not None and not self.convolution.channels_last:
             self.conversion_s = 2 * self.convolution.convertible * self.item / self.bandwidth
+        if self.convolution is not None:
+            self.conversion_s += 2 * self.convolution.repacked * self.item / self.bandwidth
 
     def common(self) -> list[float]:
         device = self.device
@@ -219,6 +221,8 @@ class _Convolution:
     channels_last: bool
     dilated: bool
     gradients: int
+    repacked: int
+    """Elements of operands that are copied first, as they have gaps or another layout than the convolution works in."""
 
     @property
     def moved(self) -> tuple[int, int, int]:
@@ -253,13 +257,21 @@ def _sizes(call: Call) -> _Convolution:
             )
         )
     channels, filters = weight.shape[1] * groups, weight.shape[0]
+    channels_last = x.channels_last or weight.channels_last
     if args.get("transposed"):
         channels, filters, outside = weight.shape[0], weight.shape[1] * groups, x.shape[2:]
     return _Convolution(
         n=x.shape[0], c=max(1, channels // groups), k=max(1, filters // groups), groups=groups, inside=max(1, math.prod(x.shape[2:])),
-        outside=max(1, math.prod(outside)), window=math.prod(window), stride=max(_each(args, "stride", x)), channels_last=x.channels_last,
+        outside=max(1, math.prod(outside)), window=math.prod(window), stride=max(_each(args, "stride", x)), channels_last=channels_last,
         dilated=max(_each(args, "dilation", x)) > 1, gradients=sum(args["output_mask"][:2]) if backward else 0,
+        repacked=sum(spec.numel for spec in call.inputs[: 2 + int(backward)] if not _in_layout(spec, channels_last)),
     )  # fmt: skip
+
+
+def _in_layout(spec: TensorSpec, channels_last: bool) -> bool:
+    """Without gaps, and in the layout where there is a choice: one channel or one pixel is in both."""
+    either = len(spec.shape) < 4 or spec.shape[1] == 1 or math.prod(spec.shape[2:]) == 1
+    return _dense(spec) and (either or spec.channels_last == channels_last)
 
 
 def _each(args: Mapping[str, Any], name: str, x: TensorSpec) -> Sequence[int]:
@@ -275,6 +287,7 @@ def _shape(scene: _Scene, conv: _Convolution) -> list[float]:
         *(_log(elements / per_us) for elements in conv.moved), _log(1 + conv.convertible / per_us),
         _log(conv.c), _log(conv.k), _log(conv.groups), _log(conv.inside), _log(conv.window), float(conv.stride),
         float(conv.dilated), _alignment(conv.c), _alignment(conv.k), _alignment(conv.inside),
+        _log(1 + conv.repacked / per_us),
     ]  # fmt: skip
 
 
@@ -293,6 +306,7 @@ _SHAPE = (
     "align_channels",
     "align_filters",
     "align_inside",
+    "repacked_us",
 )
 
 
@@ -315,6 +329,13 @@ def _convolution_backward(scene: _Scene) -> list[float]:
 
 
 _GRADIENTS = ("to_input", "to_weight", "to_bias")
+
+
+def _depthwise(scene: _Scene) -> list[float]:
+    """With the layout: the kernels of either have nothing in common."""
+    conv = scene.convolution
+    assert conv is not None
+    return [*(_convolution_backward if scene.call.name == "convolution_backward" else _convolution)(scene), float(conv.channels_last)]
 
 
 def _attention(scene: _Scene) -> list[float]:
@@ -343,7 +364,8 @@ def _traffic(scene: _Scene) -> list[float]:
     numel = max(1, big.numel)
     written = max(call.bytes - sum(spec.size_bytes for spec in call.inputs), 1)
     dims = call.args.get("dim", call.args.get("normalized_shape"))
-    inner, reduced = _reduction(big, dims)
+    fastest = _fastest(big)
+    inner, reduced = _reduction(big, dims, fastest)
     window = call.args.get("kernel_size") or [1]
     return [
         _log(numel / (scene.sms * 2048)),
@@ -356,7 +378,7 @@ def _traffic(scene: _Scene) -> list[float]:
         float(len({spec.dtype for spec in call.inputs[:4]}) > 1 or _casts(call)),
         _log(call.bytes / numel),
         float(len(big.shape)),
-        _log(big.shape[-1] if big.shape else 1),
+        _log(big.shape[fastest] if big.shape else 1),
         _log(math.prod(big.shape[2:]) if len(big.shape) > 2 else 1),
         _log(big.shape[1] if len(big.shape) > 1 else 1),
         _log(big.shape[0] if big.shape else 1),
@@ -365,12 +387,13 @@ def _traffic(scene: _Scene) -> list[float]:
         _log(numel / reduced / scene.sms),
         _log(_run(big)),
         _log(math.prod(window)),
-        _alignment(big.shape[-1] if big.shape else 1),
+        _alignment(big.shape[fastest] if big.shape else 1),
+        float(big.channels_last),
     ]
 
 
-_TRAFFIC = ("width", "written", "inputs", "log_inputs", "strided", "relayout", "expanded", "mixed", "bytes_per_element", "rank", "last",
-            "inside", "second", "first", "inner", "reduced", "kept_per_sm", "run", "window", "align_last")  # fmt: skip
+_TRAFFIC = ("width", "written", "inputs", "log_inputs", "strided", "relayout", "expanded", "mixed", "bytes_per_element", "rank", "fastest",
+            "inside", "second", "first", "inner", "reduced", "kept_per_sm", "run", "window", "align_fastest", "channels_last")  # fmt: skip
 
 
 def _dense(spec: TensorSpec) -> bool:
@@ -398,26 +421,35 @@ def _casts(call: Call) -> bool:
     return isinstance(call.args.get("dtype"), str) and call.args["dtype"].removeprefix("torch.") != call.inputs[0].dtype
 
 
-def _reduction(spec: TensorSpec, dims: object) -> tuple[float, int]:
-    """Whether the last dimension is among those that are worked over, and how many elements they hold."""
+def _fastest(spec: TensorSpec) -> int:
+    """The dimension along which neighbours lie side by side in memory."""
+    rank = len(spec.shape)
+    if spec.strides is None:
+        return rank - 1
+    return next((d for d in reversed(range(rank)) if spec.strides[d] == 1 and spec.shape[d] > 1), rank - 1)
+
+
+def _reduction(spec: TensorSpec, dims: object, fastest: int) -> tuple[float, int]:
+    """Whether the fastest dimension is among those that are worked over, and how many elements they hold."""
     rank = len(spec.shape)
     if not rank:
         return 0.0, 1
     if not isinstance(dims, list):
         dims = [dims] if isinstance(dims, int) and not isinstance(dims, bool) else []
     chosen = {d % rank for d in dims if isinstance(d, int) and -rank <= d < rank}
-    return float(rank - 1 in chosen), max(1, math.prod(spec.shape[d] for d in chosen))
+    return float(fastest in chosen), max(1, math.prod(spec.shape[d] for d in chosen))
 
 
 def _run(spec: TensorSpec) -> int:
-    """Elements in a row in memory along the last dimension; the whole tensor where it has no gaps."""
+    """Elements in a row in memory along the fastest dimensions; the whole tensor where it has no gaps."""
     if spec.strides is None or not spec.shape or _dense(spec):
         return max(1, spec.numel)
     run = 1
-    for size, stride in zip(reversed(spec.shape), reversed(spec.strides), strict=True):
-        if stride != run and size > 1:
-            break
-        run *= size
+    for stride, size in sorted(zip(spec.strides, spec.shape, strict=True)):
+        if size > 1:
+            if stride != run:
+                break
+            run *= size
     return max(1, run)
 
 
@@ -425,7 +457,7 @@ _Figures = Callable[[_Scene], list[float]]
 _FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
     "product": (_PRODUCT_COLUMNS, _products),
     "convolution": ((*_SHAPE, *_PRODUCT), _convolution),
-    "depthwise": ((*_SHAPE, *_PRODUCT), _convolution),
+    "depthwise": ((*_SHAPE, *_PRODUCT, "channels_last"), _depthwise),
     "convolution_backward": (
         (*_SHAPE, *_GRADIENTS, *(f"input_{name}" for name in _PRODUCT), *(f"weight_{name}" for name in _PRODUCT)),
         _convolution_backward,
@@ -437,7 +469,7 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
         (_TRAFFIC, _traffic),
     ),
 }
-_FAMILIES["depthwise_backward"] = _FAMILIES["convolution_backward"]
+_FAMILIES["depthwise_backward"] = ((*_FAMILIES["convolution_backward"][0], "channels_last"), _depthwise)
 FAMILIES = tuple(_FAMILIES)
 COLUMNS: dict[str, tuple[str, ...]] = {name: (*_COMMON, *columns, "name_effect") for name, (columns, _) in _FAMILIES.items()}
 """Names of the figures of each family; the last one is the effect of the operator's name, which the fit learns."""
