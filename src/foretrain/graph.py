@@ -115,6 +115,45 @@ class Buffer:
     dies: int
 
 
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One distinct parameter of the module that a rank runs; ``elements`` is what the rank holds of it."""
+
+    name: str
+    elements: int
+    dtype: str
+    trainable: bool = True
+    expert: bool = False
+    """It belongs to experts that are split over the expert group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A list of repeated blocks of which only the first ``traced`` are in the graph; each other one equals one of these.
+
+    >>> Stack("model.layers", 5, 3, (0, 1, 1, 1, 2)).copies(1)
+    3
+    """
+
+    path: str
+    layers: int
+    traced: int
+    stands_for: tuple[int, ...]
+    """For each of the ``layers``, the traced one that is its equal."""
+
+    def copies(self, traced: int) -> int:
+        """How many layers of the model a traced one stands for."""
+        return self.stands_for.count(traced)
+
+    def layer_of(self, path: str) -> int | None:
+        """The traced layer that a module path lies in; None outside the stack."""
+        start = f"{self.path}."
+        if not path.startswith(start):
+            return None
+        number = path[len(start) :].partition(".")[0]
+        return int(number) if number.isdigit() else None
+
+
 @dataclass(frozen=True, eq=False)
 class OpGraph:
     """One step (or one micro-batch and the optimizer) in execution order.
@@ -139,6 +178,10 @@ class OpGraph:
     """Gradients exist before the step and are added to: one of several micro-batches."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Where the graph came from: model, precision, library versions."""
+    weights: tuple[Weight, ...] = ()
+    """The parameters of the whole module that the rank runs, in registration order; empty where they were not asked for."""
+    stack: Stack | None = None
+    """Set where the graph holds the distinct layers of a deep model only."""
 
     @functools.cached_property
     def operators(self) -> tuple[Operator, ...]:
@@ -242,6 +285,8 @@ def _to_json(graph: OpGraph) -> dict[str, Any]:
         "operators": operators,
         "ops": ops,
         "buffers": [[b.size_bytes, CATEGORIES.index(b.category), b.born, b.dies] for b in graph.buffers],
+        **({"weights": [[w.name, w.elements, w.dtype, w.trainable, w.expert] for w in graph.weights]} if graph.weights else {}),
+        **({"stack": [graph.stack.path, graph.stack.layers, graph.stack.traced, graph.stack.stands_for]} if graph.stack else {}),
     }
 
 
@@ -267,4 +312,11 @@ def _from_json(data: Mapping[str, Any]) -> OpGraph:
         parameters=data["parameters"],
         accumulates=data["accumulates"],
         info=data["info"],
+        weights=tuple(Weight(*fields) for fields in data.get("weights", ())),
+        stack=_stack(data["stack"]) if "stack" in data else None,
     )
+
+
+def _stack(fields: Sequence[Any]) -> Stack:
+    path, layers, traced, stands_for = fields
+    return Stack(path, layers, traced, tuple(stands_for))

@@ -155,12 +155,30 @@ class Plan:
     schedule: Schedule = "1f1b"
     recompute: Recompute = "none"
     sequence_parallel: bool = False
+    tensor_plan: Mapping[str, str] | None = None
+    """How layers are split under tensor parallelism, by patterns of their names: column, row, vocab or replicate."""
+    virtual_stages: int | None = None
+    """Pieces of the model on each rank, for ``schedule = "interleaved"``."""
+    balance: Literal["even", "speed"] = "even"
+    """How a batch is split over devices of several kinds: alike, or in proportion to their speed."""
+    offload: bool = False
+    """The optimizer and its state live on the host."""
+    servers: int = 0
+    """Parameter servers beside the data-parallel workers; 0 for all-reduce."""
+    asynchronous: bool = False
+    """Workers of a parameter server do not wait for one another."""
 
     def __post_init__(self) -> None:
-        for name in ("data", "tensor", "pipeline", "context", "expert", "micro_batch"):
+        for name in ("data", "tensor", "pipeline", "context", "expert", "micro_batch", "virtual_stages"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise invalid(f"plan.{name}", value, "1 or more")
+        if self.servers < 0:
+            raise invalid("plan.servers", self.servers, "0 (all-reduce) or more")
+        if self.asynchronous and not self.servers:
+            raise InputError("plan.asynchronous: true needs parameter servers; give plan.servers")
+        if self.virtual_stages is not None and self.schedule != "interleaved":
+            raise InputError(f"plan.virtual_stages: {self.virtual_stages} needs schedule = 'interleaved', not {self.schedule!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretrain.errors import CaptureError, InputError, first_line
+from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Model, Training
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _REVISION = 2
 """Raised when the tracer changes what it records, so that older cached graphs are made anew."""
+
+_RANK_REVISION = 2
+"""The same for what ``capture_rank`` adds to it."""
 
 _LIBRARIES = {"timm": ("torch", "timm"), "torchvision": ("torch", "torchvision"), "transformers": ("torch", "transformers")}
 
@@ -86,15 +89,42 @@ def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:
     accumulate = job.accumulation > 1 and training.mode == "train"
     if model.source == "graph":
         return _given_graph(job)
-    key = _key(model, training, job.workload.base, job.micro_batch, accumulate)
+    return _found_or(lambda: _trace(job, accumulate), job, _key(model, training, job.workload.base, job.micro_batch, accumulate), refresh)
+
+
+def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
+    """The graph of one rank's micro-batch under the job's tensor, context and expert parallelism, by the model's distinct layers.
+
+    Its collectives are operators named ``all_reduce``, ``all_gather``, ``reduce_scatter`` and ``all_to_all``, with the group
+    ("tensor", "context" or "expert") as overload. ``weights`` holds what the rank has of every parameter of the whole model
+    (pipeline stages and sharding over the data group are not applied). Where ``stack`` is set, forward and backward hold its
+    traced layers only, and so does the optimizer's step.
+    """
+    model, training, plan = job.workload.model, job.workload.training, job.plan
+    accumulate = job.accumulation > 1 and training.mode == "train"
+    if model.source == "graph":
+        if max(plan.tensor, plan.context, plan.expert) > 1:
+            raise UnsupportedJob("plan: a graph that is given as a file cannot be cut; plan.tensor, plan.context and plan.expert must be 1")
+        return _given_graph(job)
+    split = {
+        "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": plan.context, "expert": plan.expert,
+        "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan, "framework": training.framework,
+    }  # fmt: skip
+    key = _key(model, training, job.workload.base, job.micro_batch, accumulate, split)
+    return _found_or(lambda: _trace_rank(job, accumulate), job, key, refresh)
+
+
+def _found_or(trace: Callable[[], OpGraph], job: Job, key: str, refresh: bool) -> OpGraph:
+    """The graph of this key from memory or disk, else traced now and kept."""
+    precision = job.workload.training.precision
     path = cache_folder() / f"{key}.json.zst"
     if not refresh:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, InputError):  # absent, stale or damaged: trace again
-            found = _cached(path, path.stat().st_mtime_ns, _versions(model))
-            if found.info.get("precision") == training.precision:
+            found = _cached(path, path.stat().st_mtime_ns, _versions(job.workload.model))
+            if found.info.get("precision") == precision:
                 return found
-            return dataclasses.replace(found, info={**found.info, "precision": training.precision})  # tf32 and fp32 share a graph
-    graph = _trace(job, accumulate)
+            return dataclasses.replace(found, info={**found.info, "precision": precision})  # tf32 and fp32 share a graph
+    graph = trace()
     graph.save(path)
     return graph
 
@@ -139,11 +169,24 @@ def _given_graph(job: Job) -> OpGraph:
     return graph
 
 
-def _trace(job: Job, accumulate: bool) -> OpGraph:
+def _needs_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise CaptureError(
             "model: this graph is not in the cache and torch is not installed; install foretrain[capture,zoo] or give a captured graph"
         )
+
+
+def _trace_rank(job: Job, accumulate: bool) -> OpGraph:
+    _needs_torch()
+    from foretrain.capture.ranks import trace_rank
+
+    training = job.workload.training
+    info = _info(job.workload.model.label, training.mode, training.precision, training.optimizer, _libraries(job.workload.model))
+    return trace_rank(job, accumulate=accumulate, info=info)
+
+
+def _trace(job: Job, accumulate: bool) -> OpGraph:
+    _needs_torch()
     from foretrain.capture.models import load_model
     from foretrain.capture.tracer import trace_step
 
@@ -184,7 +227,7 @@ def _version(library: str) -> str | None:
         return None
 
 
-def _key(model: Model, training: Training, base: Path, micro_batch: int, accumulate: bool) -> str:
+def _key(model: Model, training: Training, base: Path, micro_batch: int, accumulate: bool, split: Mapping[str, Any] | None = None) -> str:
     """A hash of everything that shapes the graph, file contents included."""
     content = {
         "revision": _REVISION,
@@ -196,6 +239,7 @@ def _key(model: Model, training: Training, base: Path, micro_batch: int, accumul
         "micro_batch": micro_batch,
         "accumulate": accumulate,
         "file": _file_hash(model, base),
+        **({} if split is None else {"split": dict(split)}),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
 

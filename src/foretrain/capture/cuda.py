@@ -45,6 +45,10 @@ sum sum.dim_IntList
 """.split()
 _PROMOTE = ["addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot", "scatter_add"]
 
+Keys = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
+"""Keys, values and mask of an attention call as other ranks complete them."""
+
+_keys: Keys | None = None
 _low_dtype: torch.dtype | None = None
 _weight_casts: dict[int, torch.Tensor] = {}
 
@@ -62,6 +66,17 @@ def cuda_behaviour(low_dtype: torch.dtype | None = None) -> Iterator[None]:
             _switch(_KERNELS, False)
             _cast_to(None)
             _weight_casts.clear()
+
+
+@contextlib.contextmanager
+def keys_from(complete: Keys) -> Iterator[None]:
+    """Attention meets the keys, values and mask that ``complete`` makes of those it is called with."""
+    global _keys
+    before, _keys = _keys, complete
+    try:
+        yield
+    finally:
+        _keys = before
 
 
 def _switch(key: Any, on: bool) -> None:
@@ -244,9 +259,12 @@ def _attention(
     if not query.is_meta:
         plain = aten.scaled_dot_product_attention.default
         return _below(plain, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    square = query.shape[-2] == key.shape[-2]
+    if _keys is not None:
+        key, value, attn_mask = _keys(key, value, attn_mask)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
-    if _fits_flash(query, key, value, attn_mask, is_causal):
+    if _fits_flash(query, key, value, attn_mask, square or not is_causal):
         return _flash(query, key, value, dropout_p, is_causal, scale)
     if _fits_efficient(query, key, value, attn_mask, dropout_p):
         needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
@@ -265,8 +283,7 @@ def _is_half(tensor: torch.Tensor) -> bool:
     return tensor.dtype in (torch.float16, torch.bfloat16)
 
 
-def _fits_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, is_causal: bool) -> bool:
-    square = query.shape[-2] == key.shape[-2] or not is_causal
+def _fits_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, square: bool) -> bool:
     same_width = query.shape[-1] == value.shape[-1] <= 256
     return _fits_fused(query, key, value) and _is_half(query) and mask is None and square and same_width
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
+from foretrain.capture.collectives import NAMESPACE as COLLECTIVES
 from foretrain.graph import TensorSpec
 
 aten = torch.ops.aten
@@ -20,7 +21,7 @@ def cuda_name(func: Any, args: Mapping[str, Any], inputs: tuple[TensorSpec, ...]
     name = _SAME.get(name, name)
     if name in ("batch_norm", "batch_norm_backward"):
         name = ("cudnn_" if _cudnn_batch_norm(args, inputs) else "native_") + name
-    return name if namespace == "aten" else f"{namespace}.{name}"
+    return name if namespace in ("aten", COLLECTIVES) else f"{namespace}.{name}"
 
 
 _SAME = {

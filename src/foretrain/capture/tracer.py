@@ -26,7 +26,7 @@ from foretrain.errors import CaptureError, ForetrainError, first_line
 from foretrain.flops import flops
 from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
 
-_DTYPES = {getattr(torch, name): name for name in ITEM_BYTES}
+DTYPES = {getattr(torch, name): name for name in ITEM_BYTES}
 
 
 def trace_step(
@@ -43,12 +43,17 @@ def trace_step(
     channels_last: bool = False,
     accumulate: bool = False,
     info: Mapping[str, Any] | None = None,
+    around: contextlib.AbstractContextManager[Any] | None = None,
+    own_gradients: bool = False,
 ) -> OpGraph:
-    """Trace forward, loss, backward and optimizer (or forward alone, in ``infer`` mode) of a module that lives on meta."""
+    """Trace forward, loss, backward and optimizer (or forward alone, in ``infer`` mode) of a module that lives on meta.
+
+    Forward and loss run inside ``around``. With ``own_gradients``, adding to a gradient belongs to the layer of its parameter.
+    """
     constants = Constants()
     module, inputs = _prepare(module, inputs, precision, channels_last, constants)
     module.train(mode == "train")
-    recorder = Recorder(module, inputs, constants)
+    recorder = Recorder(module, inputs, constants, own_gradients)
     with _error_context(recorder):
         step = build_optimizer(optimizer, list(module.parameters()), master_weights=master_weights) if mode == "train" else None
     if step is not None:
@@ -57,7 +62,7 @@ def trace_step(
             for parameter in module.parameters():
                 parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
     with recorder, _error_context(recorder):
-        _run(recorder, module, inputs, loss, step, AUTOCAST_DTYPES.get(precision))
+        _run(recorder, module, inputs, loss, step, AUTOCAST_DTYPES.get(precision), around or contextlib.nullcontext())
     graph = recorder.finish(samples=samples, tokens=tokens, accumulates=accumulate, info=info or {})
     module.zero_grad(set_to_none=True)
     return graph
@@ -91,10 +96,10 @@ def _prepare(
 
 def _run(
     recorder: Recorder, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], loss: Loss | None, step: StepFunction | None,
-    low_dtype: torch.dtype | None,
+    low_dtype: torch.dtype | None, around: contextlib.AbstractContextManager[Any],
 ) -> None:  # fmt: skip
     recorder.phase = "forward"
-    with _Answers(recorder.constants), cuda_behaviour(low_dtype), torch.set_grad_enabled(step is not None), recorder.layers():
+    with _Answers(recorder.constants), cuda_behaviour(low_dtype), torch.set_grad_enabled(step is not None), recorder.layers(), around:
         output = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
         value = loss(output) if loss is not None and step is not None else None
     if step is None:
@@ -133,7 +138,9 @@ _QUESTIONS = {torch.Tensor.__format__, torch.Tensor.tolist, torch.Tensor.numpy, 
 class Recorder(TorchDispatchMode):
     """Watches every operator that reaches the meta device, and every storage from its birth to its release."""
 
-    def __init__(self, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], constants: Constants) -> None:
+    def __init__(
+        self, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], constants: Constants, own_gradients: bool = False
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.constants = constants
         self.phase: Phase = "forward"
@@ -148,6 +155,7 @@ class Recorder(TorchDispatchMode):
         self.failed = ""
         """The innermost layer that an error came out of."""
         self._names = {child: name for name, child in module.named_modules()}
+        self._owners = _owners(module) if own_gradients else {}
         self._sequence: list[int] = []  # autograd sequence numbers of forward ops, ascending ...
         self._sequence_layer: list[str] = []  # ... and the layer each belongs to
         self._parameters = sum(parameter.numel() for parameter in module.parameters())
@@ -261,7 +269,7 @@ class Recorder(TorchDispatchMode):
         spec = self._specs.get(key)
         if spec is None:
             strides = None if tensor.is_contiguous() else tuple(tensor.stride())
-            spec = self._specs[key] = TensorSpec(tuple(tensor.shape), _DTYPES[tensor.dtype], strides)
+            spec = self._specs[key] = TensorSpec(tuple(tensor.shape), DTYPES[tensor.dtype], strides)
         return spec
 
     def _buffer(self, tensor: torch.Tensor, category: Category, born: int) -> int:
@@ -294,7 +302,7 @@ class Recorder(TorchDispatchMode):
             return ""
         node = torch._C._current_autograd_node()
         if node is None or node.name() == "torch::autograd::AccumulateGrad":
-            return ""
+            return self._owners.get(id(getattr(node, "variable", None)), "")
         position = bisect_left(self._sequence, node._sequence_nr())
         return self._sequence_layer[min(position, len(self._sequence_layer) - 1)] if self._sequence_layer else ""
 
@@ -325,6 +333,15 @@ class Recorder(TorchDispatchMode):
             accumulates=accumulates,
             info=info,
         )
+
+
+def _owners(module: torch.nn.Module) -> dict[int, str]:
+    """The path of the module that each parameter belongs to, by the parameter's id; the first one where several share it."""
+    owners: dict[int, str] = {}
+    for path, child in module.named_modules():
+        for parameter in child.parameters(recurse=False):
+            owners.setdefault(id(parameter), path)
+    return owners
 
 
 def _describe(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> dict[str, Any]:

@@ -1,0 +1,110 @@
+"""Which layers of a model are cut by columns, by rows or by vocabulary: the user's word, the library's own plan, and names in common use."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from foretrain.errors import invalid
+
+ROLES = ("column", "row", "vocab", "replicate")
+
+_COLUMN = frozenset("""
+q_proj k_proj v_proj qkv_proj qkv Wqkv c_attn q_attn query key value query_key_value q k v q_lin k_lin v_lin wq wk wv linear_qkv qkv_lin
+q_b_proj kv_b_proj gate_proj up_proj gate_up_proj c_fc fc1 fc1_g fc1_x linear1 lin1 Wi wi wi_0 wi_1 w1 w3 w12 dense_h_to_4h linear_fc1 fc_in
+""".split())  # fmt: skip
+_ROW = frozenset(
+    """
+o_proj out_proj c_proj dense_4h_to_h down_proj fc2 linear2 lin2 out_lin Wo wo w2 proj linear_proj linear_fc2 o fc_out
+""".split()
+)
+_KEYS_AND_VALUES = frozenset("k_proj v_proj key value k v k_lin v_lin wk wv".split())
+_FUSED = frozenset("qkv_proj qkv Wqkv c_attn query_key_value linear_qkv qkv_lin".split())
+_DENSE = (("intermediate.dense", "column"), ("output.dense", "row"), ("attention.dense", "row"), ("self_attn.dense", "row"))
+"""Endings of layers that are called ``dense`` whatever they do."""
+
+
+def is_linear(module: nn.Module) -> bool:
+    """A matrix product with a weight: torch's own, or GPT-2's, whose weight is transposed."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def reads_keys(path: str) -> bool:
+    """Whether a layer makes keys or values alone, which may have fewer heads than queries."""
+    return path.rpartition(".")[2] in _KEYS_AND_VALUES
+
+
+def is_fused(path: str) -> bool:
+    """Whether a layer makes queries, keys and values at once."""
+    return path.rpartition(".")[2] in _FUSED
+
+
+def layer_roles(module: nn.Module, given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The role of every layer that has one, by path."""
+    for pattern, role in (given or {}).items():
+        if role not in ROLES:
+            raise invalid(f"plan.tensor_plan.{pattern}", role, f"one of {', '.join(ROLES)}")
+    library = _library_plan(module)
+    roles: dict[str, str] = {}
+    for path, child in module.named_modules():
+        if is_linear(child) or isinstance(child, nn.Embedding):
+            known = _vocabulary_role(module, child) or library.get(_generic(path)) or _named_role(path, child)
+            own = _given_role(path, given or {}) or known
+            if own is not None:
+                roles[path] = own
+    return roles
+
+
+def _given_role(path: str, given: Mapping[str, str]) -> str | None:
+    return next((role for pattern, role in given.items() if fnmatch.fnmatchcase(path, pattern)), None)
+
+
+def _vocabulary_role(module: nn.Module, child: nn.Module) -> str | None:
+    """The token embedding and the layer that gives logits, where the model says which they are."""
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        if _of_library(module) and child is getattr(module, name)():
+            return "vocab"
+    return None
+
+
+def _of_library(module: nn.Module) -> bool:
+    return hasattr(module, "get_output_embeddings") and hasattr(module, "config")
+
+
+def _generic(path: str) -> str:
+    return re.sub(r"\.\d+(?=\.|$)", ".*", path)
+
+
+def _library_plan(module: Any) -> dict[str, str]:
+    """What transformers itself says, in our words; styles for parameters that are no layer of their own are left out."""
+    plan: Mapping[str, str] = getattr(module, "_tp_plan", None) or {}
+    words = {}
+    for pattern, style in plan.items():
+        if style.startswith("embedding"):
+            words[pattern] = "vocab"
+        elif "colwise" in style:
+            words[pattern] = "column"
+        elif "rowwise" in style:
+            words[pattern] = "row"
+    return words
+
+
+def _named_role(path: str, child: nn.Module) -> str | None:
+    """By the name of a layer inside a repeated block."""
+    if not is_linear(child) or "*" not in _generic(path):
+        return None
+    leaf = path.rpartition(".")[2]
+    if leaf == "dense":
+        return next((role for ending, role in _DENSE if path.endswith(ending)), None)
+    return "column" if leaf in _COLUMN else "row" if leaf in _ROW else None
+
+
+def seen_layers(paths: Iterable[str]) -> str:
+    """Layers for an error message, those of repeated blocks once."""
+    names = list(dict.fromkeys(map(_generic, paths)))
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(names[:6]) + more if names else "the layers"

@@ -1,0 +1,419 @@
+"""The graph of one rank: its share of weights and products, the collectives that the literature names, and a few layers for all."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from foretrain.capture import capture_job, capture_rank
+from foretrain.capture.ranks import trace_rank
+from foretrain.capture.stacks import find_stack
+from foretrain.capture.tensor import TensorParallel
+from foretrain.errors import InputError, UnsupportedJob
+from foretrain.graph import OpGraph, Stack, Weight
+from foretrain.job import Job
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
+GROUPED = {**TEXT, "num_key_value_heads": 4}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": GROUPED,
+    "gpt2": {"n_embd": 64, "n_layer": 6, "n_head": 8, "n_positions": 64, "vocab_size": 256},
+    "bert": TEXT,
+    "gpt_neox": TEXT,
+    "mpt": {"d_model": 64, "n_layers": 6, "n_heads": 8, "max_seq_len": 128, "vocab_size": 256},
+    "mixtral": {**GROUPED, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "gemma2": {**GROUPED, "head_dim": 8, "sliding_window": 16},
+    "deepseek_v3": {
+        **TEXT, "num_key_value_heads": 8, "moe_intermediate_size": 32, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_group": 4,
+        "topk_group": 2, "first_k_dense_replace": 2, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+    },
+    "llama4_text": {
+        **GROUPED, "head_dim": 8, "intermediate_size_mlp": 128, "num_local_experts": 8, "num_experts_per_tok": 1, "no_rope_layers": [1] * 6,
+    },
+    "t5": {"d_model": 64, "d_kv": 8, "d_ff": 128, "num_layers": 6, "num_heads": 8, "vocab_size": 256},
+    "vit": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 8, "patch_size": 8},
+}  # fmt: skip
+TASKS = {"bert": "masked-lm", "t5": "seq2seq-lm", "vit": "image-classification"}
+BATCH, SEQUENCE, HIDDEN = 2, 64, 64
+
+
+def a_job(model: str, *, config: dict[str, Any] | None = None, framework: str = "pytorch", precision: str = "bf16", **plan: Any) -> Job:
+    devices = plan.get("tensor", 1) * plan.get("context", 1) * plan.get("expert", 1)
+    data = devices // (plan.get("tensor", 1) * plan.get("context", 1))
+    size = {"image": 32} if model == "vit" else {"sequence": SEQUENCE}
+    return Job.read({
+        "model": {"source": "transformers", "task": TASKS.get(model, "causal-lm"), "config": {"model_type": model, **MODELS[model], **(config or {})}},
+        "training": {"global_batch": BATCH * data, "precision": precision, "optimizer": "sgd-plain", "framework": framework, **size},
+        "cluster": {"device": "h100", "nodes": devices, "devices_per_node": 1},
+        "plan": plan,
+    })  # fmt: skip
+
+
+def rank(model: str, *, by_layers: bool = True, accumulate: bool = False, framework: str = "pytorch", **plan: Any) -> OpGraph:
+    degrees = tuple(sorted((name, value) for name, value in plan.items() if value is True or value > 1))
+    return _rank(model, by_layers, accumulate, framework, degrees)
+
+
+@functools.cache
+def _rank(model: str, by_layers: bool, accumulate: bool, framework: str, plan: tuple[tuple[str, Any], ...]) -> OpGraph:
+    return trace_rank(a_job(model, framework=framework, **dict(plan)), accumulate=accumulate, info={}, by_layers=by_layers)
+
+
+def collectives(graph: OpGraph, layer: str = "") -> Counter[tuple[str, str, str, int]]:
+    """(phase, name, group, elements of the larger side) of the collectives in a layer."""
+    return Counter(
+        (op.phase, op.operator.name, op.operator.overload, max(op.operator.inputs[0].numel, op.operator.outputs[0].numel))
+        for op in graph.ops
+        if op.operator.name in COLLECTIVES and op.layer.startswith(layer)
+    )
+
+
+def expanded(graph: OpGraph) -> dict[str, float]:
+    """Sums over the whole model, each traced layer as often as it stands for one."""
+
+    def copies(op: Any) -> int:
+        layer = graph.stack.layer_of(op.layer) if graph.stack is not None else None
+        return 1 if layer is None or graph.stack is None else graph.stack.copies(layer)
+
+    sums: Counter[str] = Counter()
+    for op in graph.ops:
+        if op.phase != "optimizer":
+            for name, value in (("ops", 1), ("launches", op.operator.launches), ("flops", op.operator.flops), ("bytes", op.operator.bytes)):
+                sums[f"{op.phase} {name}"] += value * copies(op)
+    for buffer in graph.buffers:
+        if buffer.category == "activations":
+            sums["activation bytes"] += buffer.size_bytes * copies(graph.ops[buffer.born])
+    return dict(sums)
+
+
+def matrix_flops(graph: OpGraph, layer: str) -> int:
+    names = ("mm", "addmm", "bmm", "_grouped_mm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward")
+    return sum(op.operator.flops for op in graph.ops if op.operator.name in names and op.layer.startswith(layer))
+
+
+# A few layers for all
+
+
+@pytest.mark.parametrize(("model", "accumulate"), [*((model, False) for model in MODELS), ("llama", True)])
+def test_distinct_layers_stand_for_the_whole_model(model: str, accumulate: bool) -> None:
+    few = rank(model, accumulate=accumulate)
+    whole = rank(model, accumulate=accumulate, by_layers=False)
+    assert few.stack is not None
+    assert whole.stack is None
+    assert len(few.ops) < len(whole.ops)
+    assert expanded(few) == expanded(whole)
+    assert few.weights == whole.weights
+
+
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [("llama", {"tensor": 2}), ("bert", {"tensor": 2, "sequence_parallel": True, "framework": "megatron"}), ("mixtral", {"expert": 4})],
+)
+def test_so_they_do_on_a_rank(model: str, plan: dict[str, Any]) -> None:
+    assert expanded(rank(model, **plan)) == expanded(rank(model, by_layers=False, **plan))
+
+
+@pytest.mark.parametrize(
+    ("model", "traced", "stands_for"),
+    [("llama", 3, (0, 1, 1, 1, 1, 2)), ("gemma2", 4, (0, 1, 2, 1, 2, 3)), ("deepseek_v3", 4, (0, 1, 2, 2, 2, 3))],
+)
+def test_the_first_and_the_last_layer_stand_for_themselves(model: str, traced: int, stands_for: tuple[int, ...]) -> None:
+    assert rank(model).stack == Stack("model.layers", 6, traced, stands_for)
+
+
+def test_a_model_without_alike_blocks_is_traced_whole() -> None:
+    assert find_stack(nn.Sequential(*(nn.Linear(4 + i, 5 + i) for i in range(6)))) is None
+    assert find_stack(nn.ModuleDict({"few": nn.ModuleList(nn.Linear(4, 4) for _ in range(3))})) is None
+
+
+REVERSED = """
+import torch
+
+class Reversed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(6))
+
+    def forward(self, x):
+        for block in reversed(self.blocks):
+            x = block(x)
+        return x
+
+def make(batch):
+    return Reversed(), torch.zeros(batch, 4)
+"""
+
+
+def test_blocks_that_do_not_run_in_order_are_all_traced(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(REVERSED)
+    tables = {"model": {"source": "python", "name": "net.py:make"}, "training": {"global_batch": 2}, "cluster": {"device": "t4"}}
+    graph = trace_rank(Job.read(tables, base=tmp_path), accumulate=False, info={})
+    assert graph.stack is None
+    assert sum(op.operator.name == "addmm" for op in graph.ops) == 6
+
+
+def test_weights_and_stack_survive_the_file_and_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path))
+    job = a_job("llama", tensor=2)
+    graph = capture_rank(job)
+    again = OpGraph.load(next(tmp_path.glob("*.zst")))
+    assert (again.weights, again.stack, again.digest()) == (graph.weights, graph.stack, graph.digest())
+    assert capture_rank(job).stack == graph.stack
+    assert capture_job(job).stack is None
+    capture_rank(a_job("llama", tensor=4))
+    assert len(list(tmp_path.glob("*.zst"))) == 3
+
+
+# Tensor parallelism
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2", "bert", "gpt_neox", "mpt", "mixtral", "deepseek_v3"])
+def test_a_rank_holds_its_share_of_the_layers_and_of_the_vocabulary(model: str) -> None:
+    whole, part = ({w.name: w.elements for w in rank(model, tensor=degree).weights} for degree in (1, 4))
+    assert whole.keys() == part.keys()
+    cut = {name for name in whole if part[name] != whole[name]}
+    assert all(part[name] * 4 == whole[name] for name in cut)
+    assert sum(whole[name] for name in cut) > 0.9 * sum(whole.values())
+    assert rank(model, tensor=4).parameters == sum(part.values())
+
+
+def test_key_heads_are_copied_where_there_are_fewer_than_ranks() -> None:
+    by_name = {w.name: w.elements for w in rank("llama", tensor=8).weights}
+    assert by_name["model.layers.0.self_attn.q_proj.weight"] == 64 * 8
+    assert by_name["model.layers.0.self_attn.k_proj.weight"] == 64 * 8
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("by_sequence", [False, True])
+def test_products_are_divided_by_the_degree(model: str, by_sequence: bool) -> None:
+    whole, part = rank(model), rank(model, tensor=4, sequence_parallel=by_sequence)
+    assert whole.stack is not None
+    layer = f"{whole.stack.path}.1."
+    assert matrix_flops(whole, layer) == 4 * matrix_flops(part, layer) > 0
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2", "bert", "gpt_neox", "mpt"])
+def test_a_layer_all_reduces_twice_each_way(model: str) -> None:
+    """Shoeybi et al. 2019, section 3."""
+    graph = rank(model, tensor=2)
+    assert graph.stack is not None
+    size = BATCH * SEQUENCE * HIDDEN
+    assert collectives(graph, f"{graph.stack.path}.1.") == {(phase, "all_reduce", "tensor", size): 2 for phase in ("forward", "backward")}
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2", "bert", "gpt_neox", "mpt"])
+def test_with_sequence_parallelism_it_gathers_and_scatters_twice_each_way(model: str) -> None:
+    """Korthikanti et al. 2022, section 4.2.2."""
+    graph = rank(model, tensor=2, sequence_parallel=True)
+    assert graph.stack is not None
+    size = BATCH * SEQUENCE * HIDDEN
+    expected = {(phase, name, "tensor", size): 2 for phase in ("forward", "backward") for name in ("all_gather", "reduce_scatter")}
+    assert collectives(graph, f"{graph.stack.path}.1.") == expected
+
+
+def test_megatron_keeps_parts_and_gathers_them_again() -> None:
+    plain, parts = (rank("llama", tensor=2, sequence_parallel=True, framework=name) for name in ("pytorch", "megatron"))
+    again = ("backward", "all_gather", "tensor", BATCH * SEQUENCE * HIDDEN)
+    assert collectives(parts, "model.layers.1.") - collectives(plain, "model.layers.1.") == {again: 2}
+    assert expanded(parts)["activation bytes"] < expanded(plain)["activation bytes"]
+
+
+@pytest.mark.parametrize(("by_sequence", "expected"), [(False, 10 + 24 / 8), (True, 34 / 8)])
+def test_activations_of_a_layer_are_those_of_the_formula(by_sequence: bool, expected: float) -> None:
+    """Korthikanti et al. 2022, equations 2 and 4, without the scores that fused attention does not keep."""
+    config = {"n_embd": 1024, "activation_function": "gelu"}
+    job = a_job("gpt2", config=config, framework="megatron", tensor=8, sequence_parallel=by_sequence)
+    graph = trace_rank(job, accumulate=False, info={})
+    kept = [b.size_bytes for b in graph.buffers if b.category == "activations" and graph.ops[b.born].layer.startswith("transformer.h.1")]
+    assert sum(kept) / (BATCH * SEQUENCE * 1024) == pytest.approx(expected, rel=0.01)
+
+
+def test_logits_are_never_gathered() -> None:
+    graph = rank("gpt2", tensor=2)
+    outside = collectives(graph) - collectives(graph, "transformer.h.")
+    hidden, tokens = BATCH * SEQUENCE * HIDDEN, BATCH * SEQUENCE
+    assert outside == {
+        ("forward", "all_reduce", "tensor", hidden): 1,  # embedding
+        ("forward", "all_reduce", "tensor", tokens): 3,  # loss
+        ("backward", "all_reduce", "tensor", hidden): 1,  # logits' input
+    }
+
+
+def test_a_vocabulary_is_padded() -> None:
+    graph = trace_rank(a_job("gpt2", config={"vocab_size": 257}, tensor=2), accumulate=False, info={})
+    assert Weight("transformer.wte.weight", 129 * 64, "bfloat16") in graph.weights
+
+
+def test_collectives_launch_and_say_their_bytes() -> None:
+    for op in rank("llama", tensor=2, sequence_parallel=True).ops:
+        if op.operator.name in COLLECTIVES:
+            assert op.operator.launches
+            assert op.operator.flops == 0
+            assert op.operator.bytes_read == op.operator.inputs[0].size_bytes
+            assert op.operator.bytes_written == op.operator.outputs[0].size_bytes
+
+
+class Net(nn.Module):
+    """Blocks whose layers have names that nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)) for _ in range(4))
+
+
+def test_a_plan_of_ones_own() -> None:
+    net = Net()
+    TensorParallel(net, 4, by_sequence=False, given={"blocks.*.0": "column", "blocks.*.2": "row"})
+    assert [tuple(p.shape) for p in net.blocks[3].parameters()] == [(8, 8), (8,), (8, 8), (8,)]
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.mlp = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(32, 16)
+        self.blocks = nn.ModuleList(Block() for _ in range(5))
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).flatten(0, 1)
+
+def make(batch):
+    return Net()
+"""
+
+
+@pytest.mark.parametrize(("by_sequence", "names"), [(False, {"all_reduce"}), (True, {"all_gather", "reduce_scatter"})])
+def test_a_module_of_ones_own_in_a_job(tmp_path: Path, by_sequence: bool, names: set[str]) -> None:
+    (tmp_path / "net.py").write_text(OWN)
+    roles = {"blocks.*.mlp.0": "column", "blocks.*.mlp.2": "row", "tokens": "vocab", "head": "vocab"}
+    tables = {
+        "model": {"source": "python", "name": "net.py:make"},
+        "training": {"global_batch": 2, "sequence": 8},
+        "cluster": {"device": "t4", "nodes": 2},
+        "plan": {"tensor": 2, "sequence_parallel": by_sequence, "tensor_plan": roles},
+    }
+    graph = trace_rank(Job.read(tables, base=tmp_path), accumulate=False, info={})
+    assert graph.stack == Stack("blocks", 5, 3, (0, 1, 1, 1, 2))
+    inside = collectives(graph, "blocks.1")
+    assert {(name, elements) for _, name, _, elements in inside} == {(name, 2 * 8 * 16) for name in names}
+    assert set(inside.values()) == {1}
+    assert ("forward", "all_reduce", "tensor", 2 * 8) in collectives(graph)
+
+
+# Context and expert parallelism
+
+
+def test_context_parallelism_gathers_keys_and_values() -> None:
+    graph = rank("llama", context=4)
+    size = BATCH * SEQUENCE * 4 * 8
+    assert collectives(graph, "model.layers.1.") == {
+        ("forward", "all_gather", "context", size): 2,
+        ("backward", "reduce_scatter", "context", size): 2,
+    }
+    assert graph.tokens == BATCH * SEQUENCE // 4
+    whole, part = matrix_flops(rank("llama"), "model.layers.1."), matrix_flops(graph, "model.layers.1.")
+    assert whole == 4 * part
+    attention = next(op.operator for op in graph.ops if op.operator.name == "_scaled_dot_product_flash_attention")
+    assert attention.args["is_causal"]
+
+
+@pytest.mark.parametrize(("model", "experts", "top_k"), [("mixtral", 8, 2), ("deepseek_v3", 16, 4)])
+def test_tokens_travel_to_their_experts_and_back(model: str, experts: int, top_k: int) -> None:
+    graph = rank(model, expert=4)
+    size = BATCH * SEQUENCE * top_k * HIDDEN
+    assert collectives(graph, "model.layers.2." if model == "deepseek_v3" else "model.layers.1.") == {
+        (phase, "all_to_all", "expert", size): 2 for phase in ("forward", "backward")
+    }
+    whole = {w.name: w for w in rank(model).weights}
+    split = [w for w in graph.weights if w.expert]
+    assert split
+    assert all(w.elements * 4 == whole[w.name].elements and ".experts." in w.name for w in split)
+    assert not any(w.expert for w in whole.values())
+    grouped = [op.operator.flops for op in graph.ops if op.operator.name == "_grouped_mm"]
+    assert grouped == [op.operator.flops for op in rank(model).ops if op.operator.name == "_grouped_mm"]
+
+
+def test_experts_with_tensor_and_sequence_parallelism_get_different_tokens() -> None:
+    graph = rank("mixtral", tensor=2, expert=4, sequence_parallel=True)
+    assert collectives(graph, "model.layers.1.mlp.experts")["forward", "all_to_all", "expert", BATCH * SEQUENCE * HIDDEN] == 2
+
+
+def test_llama_4_routes_tokens_to_their_experts() -> None:
+    """transformers runs all experts on all tokens; frameworks do not."""
+    whole, routed, part = rank("llama4_text"), rank("llama4_text", framework="megatron"), rank("llama4_text", expert=4)
+    assert whole.total("flops") > 2 * routed.total("flops")
+    assert part.total("flops") == routed.total("flops")
+    assert {name for _, name, _, _ in collectives(part)} == {"all_to_all"}
+
+
+# What cannot be cut
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "plan", "message"),
+    [
+        ("llama", {}, {"tensor": 3}, "plan.tensor: 3 does not divide the 8 attention heads"),
+        ("llama", {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 96}, {"tensor": 6}, "the 4 key and value heads"),
+        ("gpt2", {"n_inner": 130}, {"tensor": 4}, "plan.tensor: 4 does not divide the 130 outputs of transformer.h.0.mlp.c_fc"),
+        ("llama", {}, {"context": 3}, "plan.context: 3 does not divide the 64 tokens of training.sequence"),
+        ("vit", {}, {"context": 2}, "plan.context: 2 splits sequences"),
+        ("vit", {}, {"tensor": 2, "sequence_parallel": True}, "plan.sequence_parallel: plan.tensor = 2 does not divide the 17 positions"),
+        ("llama", {}, {"expert": 2}, "plan.expert: 2, but LlamaForCausalLM has no mixture of experts"),
+        ("mixtral", {}, {"expert": 3}, "plan.expert: 3 does not divide the 8 experts of model.layers.0.mlp.experts"),
+        ("mixtral", {}, {"expert": 2, "tensor": 2}, "plan.sequence_parallel: false"),
+    ],
+)
+def test_numbers_that_do_not_divide(model: str, config: dict[str, Any], plan: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        trace_rank(a_job(model, config=config, **plan), accumulate=False, info={})
+
+
+def test_unknown_layers_are_named() -> None:
+    with pytest.raises(UnsupportedJob, match=r"how to cut blocks\.\*\.\* of Net; say it in plan.tensor_plan"):
+        TensorParallel(Net(), 2, by_sequence=False)
+
+
+def test_an_unknown_role_is_refused() -> None:
+    with pytest.raises(InputError, match=r"plan.tensor_plan.blocks.\*: 'diagonal' is not one of column, row, vocab, replicate"):
+        TensorParallel(Net(), 2, by_sequence=False, given={"blocks.*": "diagonal"})
+
+
+def test_an_attention_of_its_own_cannot_be_split_by_context() -> None:
+    with pytest.raises(UnsupportedJob, match="that of mpt does not"):
+        trace_rank(a_job("mpt", context=2), accumulate=False, info={})
+
+
+def test_a_given_graph_cannot_be_cut(tmp_path: Path) -> None:
+    tables = {"model": {"source": "graph", "name": "g.json.zst"}, "training": {"global_batch": 2}, "cluster": {"device": "t4", "nodes": 2}}
+    with pytest.raises(UnsupportedJob, match="a graph that is given as a file cannot be cut"):
+        capture_rank(Job.read({**tables, "plan": {"tensor": 2}}, base=tmp_path))
