@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from foretrain.fusion import FUSED
 from foretrain.graph import ITEM_BYTES, Operator, TensorSpec
 
 _CHUNK = 65536
@@ -14,7 +15,10 @@ _TENSORS_PER_LAUNCH = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 
 
 def kernel_count(operator: Operator) -> int:
-    """0 for calls that launch nothing; one per launch of the chunked loop for foreach and fused calls; one per gradient for convolutions."""
+    """0 for calls that launch nothing; one per launch of the chunked loop for foreach and fused calls; one per gradient for convolutions.
+
+    A run of element-wise operators (``fusion.py``) that also sums columns does so in a second kernel, from partial sums.
+    """
     if not operator.launches:
         return 0
     if is_multi_tensor(operator.name):
@@ -22,6 +26,8 @@ def kernel_count(operator: Operator) -> int:
     if operator.name == "convolution_backward":
         gradients: list[bool] = operator.args["output_mask"]
         return max(1, sum(gradients))
+    if operator.name == FUSED:
+        return 2 if operator.args["column_sums"] else 1
     return 1
 
 
