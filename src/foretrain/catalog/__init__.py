@@ -80,6 +80,7 @@ class Device:
     clock_hz: float | None = None
     sustained: float = 1.0
     sustained_memory: float = 0.88
+    under_load: float = 1.0
     vector_bits: int | None = None
     fma_units: int | None = None
     cores: int = 1

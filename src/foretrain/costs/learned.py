@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from foretrain.cluster import Device
 from foretrain.costs.base import Column
+from foretrain.costs.cpu import cpu_time_s
 from foretrain.costs.features import COLUMNS, SERIAL, Described, describe
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.kernels import is_multi_tensor, kernel_count, kernel_kind
 from foretrain.costs.measured import matmul_precision, operator_key
-from foretrain.costs.roofline import Roofline
 from foretrain.costs.trees import Forest
 from foretrain.errors import InputError
 from foretrain.files import write_atomically
@@ -95,7 +95,7 @@ class LearnedCosts:
 
     def device_time_s(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
         if device.is_cpu:
-            return Roofline().device_time_s(operators, device, precision)
+            return cpu_time_s(operators, device, precision)
         times = np.zeros(len(operators))
         launching = [i for i, operator in enumerate(operators) if operator.launches]
         described = [describe_once(operators[i], device, precision) for i in launching]

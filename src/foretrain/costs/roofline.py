@@ -52,7 +52,7 @@ def arithmetic(operator: Computes, precision: str) -> str:
     dtype = _SHORT.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"
     if dtype == "fp32" and (operator.name in _CONVOLUTIONS or (precision == "tf32" and operator.name in MATRIX_PRODUCTS)):
         return "tf32"
-    if precision == "fp8" and operator.name in ("mm", "addmm"):
+    if precision == "fp8" and operator.name in ("mm", "addmm", "_grouped_mm"):
         return "fp8"
     return dtype
 
