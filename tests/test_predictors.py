@@ -68,9 +68,8 @@ def test_the_roofline_takes_longer_on_a_slower_device(job: Job, tmp_path: Path) 
     assert slow["device_busy_s"].median >= fast["device_busy_s"].median
 
 
-def test_the_roofline_refuses_two_devices(job: Job) -> None:
-    with pytest.raises(UnsupportedJob, match="2 devices"):
-        predictors.get("roofline").predict(on_two_devices(job))
+def test_the_roofline_forecasts_two_devices(job: Job) -> None:
+    assert predictors.get("roofline").predict(on_two_devices(job))["step_time_s"].median > 0
 
 
 def test_inference_has_no_backward_and_no_optimizer(job: Job, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 from foretrain.job import QUANTITIES, Job
 from foretrain.memory import MemoryProfile
+from foretrain.rank_memory import RankMemory
+from foretrain.schedule import Step, shares
 from foretrain.timeline import Timeline
 
 _NORMAL_90 = statistics.NormalDist().inv_cdf(0.9)
@@ -77,6 +79,10 @@ class Forecast:
     assumptions: tuple[str, ...] = ()
     timeline: Timeline | None = field(default=None, repr=False)
     memory: MemoryProfile | None = field(default=None, repr=False)
+    step: Step | None = field(default=None, repr=False)
+    """The parts of a step on many devices."""
+    rank_memory: tuple[RankMemory, ...] = ()
+    """What a rank of each pipeline stage holds at its peak."""
 
     def __post_init__(self) -> None:
         for name in self.quantities:
@@ -88,19 +94,28 @@ class Forecast:
 
     @property
     def out_of_memory_chance(self) -> float | None:
-        """The probability that the allocator asks for more than the device has; None when either is not known."""
-        peak = self.quantities.get("reserved_memory_bytes") or self.quantities.get("peak_memory_bytes")
-        if peak is None or self.memory_capacity_bytes is None:
+        """The probability that the allocator asks for more than a device has; None when either is not known."""
+        fullest = self._fullest
+        if fullest is None or self.memory_capacity_bytes is None:
             return None
-        return peak.chance_above(self.memory_capacity_bytes)
+        return fullest.chance_above(self.memory_capacity_bytes)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak of memory is below the device's capacity; None when either is not known."""
-        peak = self.quantities.get("reserved_memory_bytes") or self.quantities.get("peak_memory_bytes")
-        if peak is None or self.memory_capacity_bytes is None:
+        """Whether the peak of memory is below the device's capacity on every rank; None when either is not known."""
+        fullest = self._fullest
+        if fullest is None or self.memory_capacity_bytes is None:
             return None
-        return peak.median <= self.memory_capacity_bytes
+        return fullest.median <= self.memory_capacity_bytes
+
+    @property
+    def _fullest(self) -> Estimate | None:
+        """The peak of the fullest rank; the quantities are of the rank whose memory the framework reports."""
+        peak = self.quantities.get("reserved_memory_bytes") or self.quantities.get("peak_memory_bytes")
+        allocated = self.quantities.get("peak_memory_bytes")
+        if peak is None or allocated is None or not self.rank_memory:
+            return peak
+        return peak * (max(rank.allocated_bytes for rank in self.rank_memory) / allocated.median)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; medians and 80 % bounds in SI units."""
@@ -118,6 +133,9 @@ class Forecast:
             "price_usd_per_hour": self.price_per_hour,
             "assumptions": list(self.assumptions),
         }
+        if self.step is not None:
+            result["step_breakdown_s"] = dict(shares(self.step))
+            result["memory_by_stage_bytes"] = [rank.allocated_bytes for rank in self.rank_memory]
         if self.timeline is not None:
             result["breakdown_s"] = {what: self.timeline.by(what) for what in ("phase", "operator")}
         return result

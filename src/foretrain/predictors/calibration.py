@@ -23,7 +23,7 @@ from foretrain.timeline import Timeline
 TIMES: dict[str, Phase | None] = {"step_time_s": None, "device_busy_s": None, "forward_time_s": "forward", "backward_time_s": "backward"}
 """Measured quantities that calibration uses, and the phase that each is of."""
 
-NO_RUNS = "runs: none is of one GPU and has a step, phase or busy time; calibration needs at least one"
+NO_RUNS = "runs: none has a step, phase or busy time that can be learned from; calibration needs at least one"
 _NOISE = 0.15
 """Spread of the logarithm of a single run around the best forecast, before the runs tell."""
 _COMMON, _HOST = 0.6, 0.4

@@ -19,7 +19,10 @@ from foretrain.job import Job, Run
 from foretrain.predictors import conformal
 from foretrain.predictors.base import Benefit, OperatorPredictor, is_source
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.whitebox import MEMORY_QUANTITIES, QUANTITIES, Spread, forecast_one_device
+from foretrain.predictors.many_devices import forecast_ranks, layout_of, logged
+from foretrain.predictors.rank_calibration import Calibration, Case, calibrate_ranks
+from foretrain.predictors.ranks import tuning_key
+from foretrain.predictors.whitebox import MEMORY_QUANTITIES, QUANTITIES, Spread, forecast_one_device, needs_ranks
 from foretrain.timeline import Timeline
 
 OPERATORS = "operators.safetensors"
@@ -72,24 +75,56 @@ class DeletePopPredictor(OperatorPredictor):
         return type(self)(self.costs, self.host, self.about, self._operators)
 
     def predict(self, job: Job) -> Forecast:
+        if _in_ranks(job):
+            return self._predict_ranks(job)
         device = job.cluster.device
         spread = functools.partial(self._spread, device)
         return forecast_one_device(job, self.costs, self.host_of(device.name), spread, predictor=self.name, gap_s=KERNEL_GAP_S)
 
+    def _predict_ranks(self, job: Job) -> Forecast:
+        known = self.about.get("tunings", {}).get(tuning_key(job))
+        found = None if known is None else Calibration.from_dict(known)
+        return forecast_ranks(
+            job, self.costs, self.host_of(job.cluster.groups[0].device.name), functools.partial(self._ranks_spread, known is not None),
+            predictor=self.name, gap_s=KERNEL_GAP_S, calibration=found,
+        )  # fmt: skip
+
     def fit(self, runs: Iterable[Run]) -> Self:
-        """Calibrate to the runs of one GPU, each device by itself. Runs are traced as they come, so that a caller sees how far it is."""
+        """Calibrate to runs: those of one GPU by device, those of many by device and framework. They are traced as they come."""
         from foretrain.predictors.calibration import NO_RUNS, TIMES, calibrate
 
-        kept = self._keep(_spaced(list(runs)), lambda run: _why_not(run, TIMES))
+        kept = self._keep(_spaced(list(runs)), lambda run: _why_not_ranks(run) if _in_ranks(run.job) else _why_not(run, TIMES))
         if not kept:
             raise InputError(NO_RUNS)
         reports: dict[str, dict[str, Any]] = {}
-        for device, mine in sorted(_by_device(kept).items()):
-            factors, speed, reports[device] = calibrate(self.costs, self.host_of(device), mine, KERNEL_GAP_S)
-            self.costs = self.costs.scaled(device, {**factors, _HOST: speed})
+        for device, mine in sorted(_by(kept, lambda run: "" if _in_ranks(run.job) else run.job.cluster.device.name).items()):
+            if device:
+                factors, speed, reports[device] = calibrate(self.costs, self.host_of(device), mine, KERNEL_GAP_S)
+                self.costs = self.costs.scaled(device, {**factors, _HOST: speed})
+            else:
+                reports.update(self._fit_ranks(mine))
         self.about = {**self.about, "calibrations": {**self.about.get("calibrations", {}), **reports}}
         self.benefits_ = {device: Benefit(**figures) for device, figures in reports.items()}
         return self
+
+    def _fit_ranks(self, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+        reports, tunings = {}, dict(self.about.get("tunings", {}))
+        for key, mine in sorted(_by(runs, lambda run: tuning_key(run.job)).items()):
+            cases, left_out = [], list(self.left_out_)
+            for run in mine:
+                try:
+                    layout, overhead_s = layout_of(
+                        run.job, self.costs, self.host_of(run.job.cluster.groups[0].device.name), gap_s=KERNEL_GAP_S
+                    )
+                    cases.append(Case(run=run, layout=layout, overhead_s=overhead_s))
+                except ForetrainError as error:
+                    left_out.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
+            self.left_out_ = tuple(left_out)
+            if cases:
+                found, reports[key] = calibrate_ranks(cases, logged)
+                tunings[key] = found.to_dict()
+        self.about = {**self.about, "tunings": tunings}
+        return reports
 
     def relearn(
         self,
@@ -155,6 +190,11 @@ class DeletePopPredictor(OperatorPredictor):
         speed = self.costs.scales.get(device, {}).get(_HOST, 1.0)
         return dataclasses.replace(self.host, speed=self.host.speed * speed, step_overhead_s=self.host.step_overhead_s / speed)
 
+    def _ranks_spread(self, calibrated: bool, job: Job) -> Spread:
+        known = conformal.shipped()["many devices, calibrated" if calibrated else "many devices"]
+        memory = {name: value for name, value in known.items() if name in MEMORY_QUANTITIES}
+        return Spread(time=known["step_time_s"], memory=known["peak_memory_bytes"], count=Factors(0.6, 0.8, 1.25, 1.6), quantities=memory)
+
     def _spread(self, device: Device, timeline: Timeline) -> Spread:
         """How far held-out runs lay from their forecasts, in the case that this one belongs to."""
         if self.costs.knows(device):
@@ -185,19 +225,29 @@ def _operators_of(datasets: Sequence[Mapping[str, Any]]) -> Iterator[MeasuredOpe
 
 
 def _spaced(runs: Sequence[Run]) -> list[Run]:
-    """At most ``_MOST_RUNS`` of each device, evenly from first to last: a few factors need no more."""
+    """At most ``_MOST_RUNS`` of each device and framework, evenly from first to last: a few factors need no more."""
     chosen = []
-    for mine in _by_device(runs).values():
+    for mine in _by(runs, lambda run: tuning_key(run.job)).values():
         step = max(1.0, len(mine) / _MOST_RUNS)
         chosen += [mine[int(i * step)] for i in range(min(len(mine), _MOST_RUNS))]
     return chosen
 
 
-def _by_device(runs: Iterable[Run]) -> dict[str, list[Run]]:
+def _in_ranks(job: Job) -> bool:
+    """CPUs too, as one calibration serves one worker and many."""
+    return needs_ranks(job) or (job.cluster.device.is_cpu and job.workload.training.mode == "train")
+
+
+def _by(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.job.cluster.device.name, []).append(run)
+        found.setdefault(key(run), []).append(run)
     return found
+
+
+def _why_not_ranks(run: Run) -> str:
+    usable = ("step_time_s", *sorted(MEMORY_QUANTITIES))
+    return "" if any(run.measured.get(name, 0) > 0 for name in usable) else f"no {' or '.join(usable)}"
 
 
 def _why_not(run: Run, times: Iterable[str]) -> str:

@@ -11,7 +11,8 @@ from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.whitebox import QUANTITIES, Spread, forecast_one_device
+from foretrain.predictors.many_devices import forecast_ranks
+from foretrain.predictors.whitebox import QUANTITIES, Spread, forecast_one_device, needs_ranks
 
 
 @final
@@ -30,4 +31,6 @@ class RooflinePredictor(Predictor):
         return self
 
     def predict(self, job: Job) -> Forecast:
+        if needs_ranks(job):
+            return forecast_ranks(job, self.costs, self.host, lambda _: self.spread, predictor=self.name)
         return forecast_one_device(job, self.costs, self.host, self.spread, predictor=self.name)

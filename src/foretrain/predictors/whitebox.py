@@ -15,6 +15,7 @@ from foretrain.costs.roofline import arithmetic
 from foretrain.costs.workspace import library_workspaces, operator_workspace
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Estimate, Forecast, whole_training
+from foretrain.fusion import COMPILED, fuse
 from foretrain.graph import PHASES, OpGraph
 from foretrain.job import Job
 from foretrain.memory import MemoryProfile, profile_memory
@@ -26,9 +27,10 @@ TIME_QUANTITIES = frozenset({
     "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "device_utilization", "memory_utilization", "power_w",
 })  # fmt: skip
 MEMORY_QUANTITIES = frozenset({"peak_memory_bytes", "reserved_memory_bytes"})
-QUANTITIES = TIME_QUANTITIES | MEMORY_QUANTITIES | {"kernels"}
+NETWORK_QUANTITIES = frozenset({"network_tx_bytes_per_s", "network_rx_bytes_per_s"})
+QUANTITIES = TIME_QUANTITIES | MEMORY_QUANTITIES | NETWORK_QUANTITIES | {"kernels"}
 
-_IDLE_POWER = 0.15
+IDLE_POWER = 0.15
 """Share of the TDP that an idle accelerator draws."""
 
 
@@ -75,11 +77,11 @@ def forecast_one_device(
     job: Job, costs: CostModel, host: HostModel, spread: Spread | Callable[[Timeline], Spread], *, predictor: str, gap_s: float = 0.0
 ) -> Forecast:
     """The forecast of a job that runs on one device; the spread may depend on what bounds the step."""
-    if job.cluster.world_size > 1:
-        raise UnsupportedJob(f"cluster: {job.cluster.world_size} devices; {predictor} forecasts one device")
-    if job.plan.recompute != "none":
-        raise UnsupportedJob(f"plan.recompute: {job.plan.recompute!r}; {predictor} forecasts steps without recomputation")
+    if needs_ranks(job):
+        raise UnsupportedJob(f"cluster: {job.cluster.world_size} devices, framework {job.workload.training.framework}, recompute {job.plan.recompute}: {predictor} forecasts plain PyTorch on one device")  # fmt: skip
     graph = capture_job(job)
+    if job.workload.training.compile:
+        graph = fuse(graph, COMPILED)
     device = job.cluster.device
     timeline = build_timeline(job, graph, costs, host, gap_s=gap_s)
     if callable(spread):
@@ -103,10 +105,15 @@ def forecast_one_device(
         memory_by_category={str(name): size for name, size in memory.by_category.items()},
         memory_capacity_bytes=device.memory_bytes,
         bound=_bound(timeline, device, job.workload.training.precision),
-        assumptions=_assumptions(job, graph, price),
+        assumptions=assumptions(job, graph, price),
         timeline=timeline,
         memory=memory,
     )
+
+
+def needs_ranks(job: Job) -> bool:
+    """Whether the job is more than plain PyTorch on one device."""
+    return job.cluster.world_size > 1 or job.plan.recompute != "none" or job.plan.offload or job.workload.training.framework != "pytorch"
 
 
 @functools.lru_cache(maxsize=256)
@@ -116,7 +123,7 @@ def _memory(graph: OpGraph, device: Device, mode: str) -> MemoryProfile:
 
 def _medians(timeline: Timeline, memory: MemoryProfile, device: Device) -> Mapping[str, float]:
     utilization = min(1.0, timeline.device_busy_s / timeline.step_time_s) if timeline.step_time_s else 0.0
-    power = {} if device.tdp_w is None else {"power_w": device.tdp_w * (_IDLE_POWER + (1 - _IDLE_POWER) * utilization)}
+    power = {} if device.tdp_w is None else {"power_w": device.tdp_w * (IDLE_POWER + (1 - IDLE_POWER) * utilization)}
     return {
         **power,
         "forward_time_s": timeline.phase_time_s("forward"),
@@ -147,17 +154,15 @@ def _bound(timeline: Timeline, device: Device, precision: str) -> str:
     return f"the device's {kind} ({part:.0%} of its busy time)"
 
 
-def _assumptions(job: Job, graph: OpGraph, price: float | None) -> tuple[str, ...]:
+def assumptions(job: Job, graph: OpGraph, price: float | None) -> tuple[str, ...]:
     training = job.workload.training
     notes = list(job.cluster.assumptions)
     if training.compile:
-        notes.append("compile = true is costed as eager execution")
+        notes.append("compile = true: element-wise runs are costed as single kernels; what the compiler does beyond that is not")
     if training.precision == "fp8":
         notes.append("fp8 is traced as bf16; matrix products are costed at the fp8 rate")
     if training.precision == "amp-fp16":
         notes.append("no gradient scaler")
-    if training.framework != "pytorch":
-        notes.append(f"framework {training.framework} is costed as pytorch")
     if training.total_steps is None:
         notes.append("no epochs or steps given: no total time and cost")
     elif price is None:

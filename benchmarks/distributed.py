@@ -1,0 +1,162 @@
+"""Forecasts of many devices beside public runs: zero-shot and after a calibration, ranks of plans, and speed.
+
+    python benchmarks/distributed.py --data DIR [--only NAME ...] [--limit 0] [--intervals FILE]
+
+DIR holds runs/ with the public files (README.md there). ``calibrated`` has learned from 40 runs of the file, drawn at random, and is scored
+on the others. The comparisons are what the intervals of forecasts of many devices are made of: --intervals
+src/foretrain/costs/fitted/intervals.json writes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from foretrain.errors import ForetrainError
+from foretrain.evaluate import Comparison
+from foretrain.job import Job, Run, read_runs
+from foretrain.predictors.deletepop import DeletePopPredictor
+from operator_models import write_intervals
+
+FILES = {
+    "llm_foundry_mpt_a100": ("step_time_s",),
+    "nanotron_h100": ("step_time_s", "reserved_memory_bytes"),
+    "nvidia_llm": ("step_time_s",),
+    "nvidia_deeplearningexamples": ("step_time_s",),
+    "megatron_ci_a100": ("step_time_s", "peak_memory_bytes"),
+    "vtrain_a100_single_node": ("step_time_s",),
+    "pollux_t4": ("step_time_s",),
+    "cpu16_ddp": ("step_time_s",),
+}
+NOT_CALIBRATED = ("nvidia_llm", "nvidia_deeplearningexamples")
+CALIBRATION_RUNS = 40
+LEAST_PLANS = 8
+LLAMA_80B: dict[str, Any] = {
+    "model": {
+        "source": "transformers",
+        "task": "causal-lm",
+        "config": {
+            "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 88, "num_attention_heads": 64,
+            "num_key_value_heads": 8, "vocab_size": 128256,
+        },
+    },
+    "training": {"global_batch": 1024, "sequence": 4096, "precision": "bf16", "master_weights": True, "optimizer": "adamw", "framework": "megatron"},
+    "cluster": {"node": "dgx-h100", "nodes": 64},
+    "plan": {"tensor": 8, "pipeline": 8, "data": 8, "micro_batch": 1, "shard": "zero1", "sequence_parallel": True},
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=[*FILES, "speed"])
+    parser.add_argument("--limit", type=int, default=0, help="runs of each file, drawn at random; 0 for all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--intervals", type=Path)
+    options = parser.parse_args()
+    cases: dict[str, list[Comparison]] = {"many devices": [], "many devices, calibrated": []}
+    print(
+        f"{'runs':30s} {'':10s} {'quantity':22s} {'n':>5s} {'MAPE':>6s} {'median':>6s} {'p90':>6s} {'bias':>6s} {'80 %':>5s} {'unsupported':>11s}"
+    )
+    for name, quantities in FILES.items():
+        if name in options.only:
+            runs = [run for _, run in read_runs(options.data / "runs" / f"{name}.jsonl")]
+            random.Random(options.seed).shuffle(runs)
+            score_file(name, runs[: options.limit or None], quantities, cases)
+    if options.intervals:
+        write_intervals(options.intervals, {case: rows for case, rows in cases.items() if rows})
+    if "speed" in options.only:
+        print_speed()
+
+
+def score_file(name: str, runs: Sequence[Run], quantities: Sequence[str], cases: dict[str, list[Comparison]]) -> None:
+    found = score(name, "zero-shot", DeletePopPredictor(), runs, quantities)
+    cases["many devices"] += found
+    if name == "nanotron_h100":
+        print_ranks(runs, found)
+    if name not in NOT_CALIBRATED:
+        predictor = DeletePopPredictor().fit(runs[:CALIBRATION_RUNS])
+        cases["many devices, calibrated"] += score(name, "calibrated", predictor, runs[CALIBRATION_RUNS:], quantities)
+
+
+def score(name: str, how: str, predictor: DeletePopPredictor, runs: Sequence[Run], quantities: Sequence[str]) -> list[Comparison]:
+    rows: list[Comparison] = []
+    unsupported = 0
+    for line, run in enumerate(runs):
+        try:
+            forecast = predictor.predict(run.job)
+        except ForetrainError:
+            unsupported += 1
+            continue
+        for quantity in quantities:
+            if quantity in run.measured:
+                estimate = forecast[quantity]
+                rows.append(
+                    Comparison(
+                        runs_file=name, line=line, predictor=predictor.name, quantity=quantity, measured=run.measured[quantity],
+                        predicted=estimate.median, low=estimate.low, high=estimate.high,
+                    )
+                )  # fmt: skip
+    for quantity in quantities:
+        show(name, how, quantity, [row for row in rows if row.quantity == quantity], unsupported)
+    return rows
+
+
+def show(name: str, how: str, quantity: str, rows: Sequence[Comparison], unsupported: int) -> None:
+    errors = np.array([row.predicted / row.measured - 1 for row in rows])
+    size = np.abs(errors)
+    within = np.mean([row.low <= row.measured <= row.high for row in rows])
+    print(
+        f"{name:30s} {how:10s} {quantity:22s} {len(rows):5d} {size.mean():6.1%} {np.median(size):6.1%} {np.quantile(size, 0.9):6.1%}"
+        f" {np.median(errors):6.1%} {within:5.0%} {unsupported:11d}",
+        flush=True,
+    )
+
+
+def print_ranks(runs: Sequence[Run], rows: Sequence[Comparison]) -> None:
+    """How well plans of one model on one cluster are ordered, and what choosing the best forecast costs."""
+    groups: dict[str, list[Comparison]] = {}
+    for row in rows:
+        if row.quantity == "step_time_s":
+            job = runs[row.line].job
+            groups.setdefault(f"{json.dumps(job.to_dict()['model'], sort_keys=True)} {job.cluster.world_size}", []).append(row)
+    large = [group for group in groups.values() if len(group) >= LEAST_PLANS]
+    orders = [spearmanr([row.measured for row in group], [row.predicted for row in group])[0] for group in large]
+    regrets = [min(group, key=lambda row: row.predicted).measured / min(row.measured for row in group) - 1 for group in large]
+    print(
+        f"{'':30s} Spearman of plans: mean {np.mean(orders):.3f}, least {min(orders):.3f}; regret: median {np.median(regrets):.1%}, mean {np.mean(regrets):.1%}"
+    )
+
+
+def print_speed() -> None:
+    """Cold: nothing of the job was traced before, but the libraries are loaded. Then the same job with other plans."""
+    predictor = DeletePopPredictor()
+    predictor.predict(job_with(tensor=4, data=16))
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FORETRAIN_CACHE"] = folder
+        for plan in ({}, {"shard": "none"}, {"pipeline": 4, "data": 16}, {"schedule": "interleaved"}):
+            job = job_with(**plan)
+            start = time.perf_counter()
+            predictor.predict(job)
+            times.append(time.perf_counter() - start)
+    others = ", ".join(f"{seconds * 1e3:.0f} ms" for seconds in times[1:])
+    print(f"a Llama of 80B on 512 H100: {times[0]:.2f} s cold, then {others} with another plan")
+
+
+def job_with(**plan: Any) -> Job:
+    return Job.read({**LLAMA_80B, "plan": {**LLAMA_80B["plan"], **plan}})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""A plan applied to the graph of a rank: the blocks of the model in order, the stages they form, and the teams that communicate."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrain.costs.collectives import Team, team
+from foretrain.errors import InputError
+from foretrain.graph import ITEM_BYTES, PHASES, OpGraph, Weight
+from foretrain.job import Job, Plan
+
+Index = npt.NDArray[np.int64]
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+"""Operators of a rank's graph that communicate; their overload names the team."""
+_MOST_CHUNKS = 8
+_DEPTH = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Piece:
+    """A stretch of the graph: its calls forward and backward, and the memory that goes with one micro-batch of it."""
+
+    forward: Index
+    backward: Index
+    kept_bytes: int
+    """Kept from the forward pass for the backward pass."""
+    working_bytes: int
+    """Most that its calls need at once beside what is kept."""
+    handed_on_bytes: int
+    """What the next piece reads of its results."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Block:
+    """A piece at its place in the model, with the parameters that lie there. Blocks alike share a piece."""
+
+    piece: Piece
+    weights: tuple[Weight, ...]
+    is_layer: bool
+
+    @functools.cached_property
+    def dense(self) -> int:
+        """Parameters that every data-parallel rank holds or shards."""
+        return sum(weight.elements for weight in self.weights if not weight.expert)
+
+    @functools.cached_property
+    def experts(self) -> int:
+        """Parameters of the experts that this rank holds."""
+        return sum(weight.elements for weight in self.weights if weight.expert)
+
+    @functools.cached_property
+    def weight_bytes(self) -> int:
+        return sum(weight.elements * ITEM_BYTES[weight.dtype] for weight in self.weights)
+
+
+Chunk = tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Stage:
+    """What one rank of the pipeline runs: one chunk of blocks, or several that are interleaved."""
+
+    index: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(block for chunk in self.chunks for block in chunk)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        return tuple(weight for block in self.blocks for weight in block.weights)
+
+
+# Blocks
+
+
+@functools.lru_cache(maxsize=256)
+def blocks(graph: OpGraph) -> tuple[Block, ...]:
+    """The blocks of the whole model in forward order; layers that were not traced use the piece of their equal."""
+    keys = _forward_order(graph)
+    pieces = _pieces(graph, keys)
+    stack = graph.stack
+    if stack is None:
+        placed = _place_by_name(graph.weights, keys)
+        return tuple(Block(piece=piece, weights=tuple(placed[key]), is_layer=bool(key)) for key, piece in zip(keys, pieces, strict=True))
+    by_layer: dict[int | None, list[Weight]] = {}
+    for weight in graph.weights:
+        by_layer.setdefault(stack.layer_of(weight.name), []).append(weight)
+    before, after = _around_stack(by_layer.get(None, []), graph, stack.path)
+    layers = [
+        Block(piece=pieces[1 + equal], weights=tuple(by_layer.get(layer, ())), is_layer=True)
+        for layer, equal in enumerate(stack.stands_for)
+    ]
+    first = Block(piece=pieces[0], weights=tuple(before), is_layer=False)
+    last = Block(piece=pieces[-1], weights=tuple(after), is_layer=False)
+    return (first, *layers, last)
+
+
+def _forward_order(graph: OpGraph) -> tuple[str, ...]:
+    """Names of the pieces in the order in which the forward pass comes to them."""
+    if graph.stack is not None:
+        return ("before", *(f"{graph.stack.path}.{layer}" for layer in range(graph.stack.traced)), "after")
+    forward = (op.layer for op in graph.ops if op.phase == "forward")
+    return tuple(dict.fromkeys(_shortened(layer) for layer in forward)) or ("",)
+
+
+def _shortened(path: str) -> str:
+    return ".".join(path.split(".")[:_DEPTH])
+
+
+def _pieces(graph: OpGraph, keys: Sequence[str]) -> list[Piece]:
+    """Each op goes to the piece that its layer belongs to; ops between layers to the piece that the stream is in."""
+    number = _numbers(graph, keys)
+    kept, working, handed_on = _bytes(graph, number, len(keys))
+    phase = graph.phase_index
+    forward, backward = phase == PHASES.index("forward"), phase == PHASES.index("backward")
+    return [
+        Piece(
+            forward=np.flatnonzero(forward & (number == i)),
+            backward=np.flatnonzero(backward & (number == i)),
+            kept_bytes=kept[i],
+            working_bytes=working[i],
+            handed_on_bytes=handed_on[i],
+        )
+        for i in range(len(keys))
+    ]
+
+
+def _numbers(graph: OpGraph, keys: Sequence[str]) -> Index:
+    position = {key: i for i, key in enumerate(keys)}
+    number = np.empty(len(graph.ops), dtype=np.int64)
+    current, phase = 0, "forward"
+    last = _last_positions(graph, position) if graph.stack is not None else {}
+    for i, op in enumerate(graph.ops):
+        if op.phase != phase:
+            phase, current = op.phase, len(keys) - 1
+        own = _own(graph, op.layer, position)
+        if own is not None:
+            current = own
+        elif graph.stack is not None and i > last.get(phase, i):  # past the last layer of this pass
+            current = len(keys) - 1 if phase == "forward" else 0
+        number[i] = current
+    return number
+
+
+def _own(graph: OpGraph, layer: str, position: Mapping[str, int]) -> int | None:
+    if graph.stack is None:
+        return position.get(_shortened(layer)) if layer else None
+    found = graph.stack.layer_of(layer)
+    return None if found is None else 1 + found
+
+
+def _last_positions(graph: OpGraph, position: Mapping[str, int]) -> dict[str, int]:
+    last: dict[str, int] = {}
+    for i, op in enumerate(graph.ops):
+        if _own(graph, op.layer, position) is not None:
+            last[op.phase] = i
+    return last
+
+
+def _bytes(graph: OpGraph, number: Index, count: int) -> tuple[list[int], list[int], list[int]]:
+    """Per piece: activations kept, most temporaries at once, and what the next piece reads."""
+    kept, handed_on = [0] * count, [0] * count
+    change = np.zeros(len(graph.ops) + 1)
+    forward = graph.phase_index == PHASES.index("forward")
+    backward_begins = int(forward.sum())
+    for buffer in graph.buffers:
+        if buffer.born < 0:
+            continue
+        if buffer.category == "activations" and buffer.born < backward_begins:
+            kept[number[buffer.born]] += buffer.size_bytes
+        elif buffer.category != "gradients" or graph.stack is None:
+            change[buffer.born] += buffer.size_bytes
+            change[min(buffer.dies + 1, len(graph.ops))] -= buffer.size_bytes
+    live = np.cumsum(change)[:-1]
+    working = [int(live[number == i].max(initial=0)) for i in range(count)]
+    read_by = _first_readers(graph, number, forward)
+    for i, op in enumerate(graph.ops[:backward_begins]):
+        for buffer_number in op.writes:
+            if number[i] + 1 in read_by.get(buffer_number, ()):
+                handed_on[number[i]] += graph.buffers[buffer_number].size_bytes
+    return kept, working, handed_on
+
+
+def _first_readers(graph: OpGraph, number: Index, forward: npt.NDArray[np.bool_]) -> dict[int, set[int]]:
+    readers: dict[int, set[int]] = {}
+    for i in np.flatnonzero(forward):
+        for buffer in graph.ops[i].reads:
+            readers.setdefault(buffer, set()).add(int(number[i]))
+    return readers
+
+
+def _place_by_name(weights: Iterable[Weight], keys: Sequence[str]) -> dict[str, list[Weight]]:
+    placed: dict[str, list[Weight]] = {key: [] for key in keys}
+    current = keys[0]
+    for weight in weights:
+        module = weight.name.rpartition(".")[0]
+        current = _shortened(module) if _shortened(module) in placed else current
+        placed[current].append(weight)
+    return placed
+
+
+def _around_stack(weights: Iterable[Weight], graph: OpGraph, path: str) -> tuple[list[Weight], list[Weight]]:
+    """Parameters outside the stack: before it where their module runs before it, else after it."""
+    assert graph.stack is not None
+    early: set[str] = set()
+    for op in graph.ops:
+        if graph.stack.layer_of(op.layer) is not None:
+            break
+        early.add(op.layer)
+    before: list[Weight] = []
+    after: list[Weight] = []
+    for weight in weights:
+        (before if weight.name.rpartition(".")[0] in early else after).append(weight)
+    return before, after
+
+
+# Stages
+
+
+def stages(job: Job, graph: OpGraph, *, by_work: bool = False) -> tuple[Stage, ...]:
+    """The blocks dealt out to the ranks of the pipeline: equal numbers of layers, or (``by_work``) equal FLOPs."""
+    plan, everything = job.plan, blocks(graph)
+    layers = [block for block in everything if block.is_layer]
+    if plan.pipeline == 1:
+        return (Stage(index=0, chunks=(everything,)),)
+    if plan.pipeline > len(layers):
+        raise InputError(f"plan.pipeline: {plan.pipeline} stages are more than the {len(layers)} layers of the model")
+    chunks = virtual_stages(plan, len(layers))
+    parts = _split(everything, graph, plan.pipeline * chunks, by_work=by_work)
+    return tuple(Stage(index=i, chunks=tuple(parts[i :: plan.pipeline])) for i in range(plan.pipeline))
+
+
+def virtual_stages(plan: Plan, layers: int) -> int:
+    """Chunks on each rank: as the plan says, else the most (up to eight) that the layers of a stage divide into."""
+    if plan.schedule != "interleaved" or plan.pipeline == 1:
+        return 1
+    if plan.virtual_stages is not None:
+        if plan.pipeline * plan.virtual_stages > layers:
+            total = plan.pipeline * plan.virtual_stages
+            raise InputError(
+                f"plan.virtual_stages: {plan.virtual_stages} x {plan.pipeline} stages = {total}, more than the {layers} layers"
+            )
+        return plan.virtual_stages
+    own = math.ceil(layers / plan.pipeline)
+    return max(divisor for divisor in range(1, min(own, _MOST_CHUNKS) + 1) if own % divisor == 0 and divisor * plan.pipeline <= layers)
+
+
+def _split(everything: Sequence[Block], graph: OpGraph, parts: int, *, by_work: bool) -> list[Chunk]:
+    """Consecutive blocks in ``parts`` chunks; what comes before the layers stays in the first, what follows in the last."""
+    first = next(i for i, block in enumerate(everything) if block.is_layer)
+    last = len(everything) - next(i for i, block in enumerate(reversed(everything)) if block.is_layer)
+    layers = everything[first:last]
+    flops = graph.column("flops")
+    work = [float(flops[block.piece.forward].sum()) if by_work else 1.0 for block in layers]
+    ends = [float(flops[block.piece.forward].sum()) if by_work else 0.0 for block in (everything[0], everything[-1])]
+    cuts = _cuts(work, ends[0] * (first > 0), ends[1] * (last < len(everything)), parts)
+    chunks = [tuple(layers[start:end]) for start, end in zip([0, *cuts], [*cuts, len(layers)], strict=True)]
+    chunks[0] = (*everything[:first], *chunks[0])
+    chunks[-1] = (*chunks[-1], *everything[last:])
+    return chunks
+
+
+def _cuts(work: Sequence[float], before: float, after: float, parts: int) -> list[int]:
+    """Where to cut: each part ends with the layer that brings it to its share of the work, and has at least one.
+
+    >>> _cuts([1.0] * 8, 0.0, 0.0, 4)
+    [2, 4, 6]
+    """
+    total = before + sum(work) + after
+    done = before + np.concatenate(([0.0], np.cumsum(work)))
+    cuts: list[int] = []
+    for part in range(1, parts):
+        reached = int(np.searchsorted(done, total * part / parts * (1 - 1e-9)))
+        lowest, highest = (cuts[-1] if cuts else 0) + 1, len(work) - (parts - part)
+        cuts.append(min(max(reached, lowest), highest))
+    return cuts
+
+
+# Teams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teams:
+    """The communicators that a rank belongs to. Ranks are numbered tensor first, then context, data and pipeline."""
+
+    tensor: Team
+    context: Team
+    expert: Team
+    data: Team
+    """Those that hold the same dense parameters: data x context."""
+    expert_data: Team
+    """Those that hold the same experts."""
+    stages: Team
+    """A rank and its neighbour in the pipeline."""
+
+    @classmethod
+    def of(cls, job: Job) -> Teams:
+        plan, per_node = job.plan, job.cluster.devices_per_node
+        assert plan.data is not None
+        replicas = plan.data * plan.context
+        inside = min(plan.expert, replicas)
+        across_tensor = max(1, plan.expert // inside)
+        return cls(
+            tensor=team(plan.tensor, 1, per_node),
+            context=team(plan.context, plan.tensor, per_node),
+            expert=team(plan.expert, max(1, plan.tensor // across_tensor), per_node),
+            data=team(replicas, plan.tensor, per_node),
+            expert_data=team(max(1, replicas // inside), plan.tensor * inside, per_node),
+            stages=team(2, plan.tensor * replicas, per_node) if plan.pipeline > 1 else team(1, 1, per_node),
+        )
+
+    def named(self, name: str) -> Team:
+        return {"tensor": self.tensor, "context": self.context, "expert": self.expert}[name]

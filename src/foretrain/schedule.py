@@ -1,0 +1,393 @@
+"""Blocks on ranks become when everything happens: host, compute and communication of a rank, and the pipeline that ranks form."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Column = npt.NDArray[np.float64]
+Index = npt.NDArray[np.int64]
+
+_LAID_OUT = 3
+"""Micro-batches of a rank that are laid out; further ones repeat the last of these."""
+_ROUNDS = 3
+"""Micro-batches of a pipeline that are laid out, in units of its stages; further ones follow at the pace of the last."""
+
+
+# A stretch of calls
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of calls: what the host needs to issue them, what the device needs to run them, and both from a standstill.
+
+    Stretches add up exactly: the device starts a call when it is issued and the one before it has ended.
+
+    >>> Span(2.0, 1.0, 2.5) + Span(2.0, 5.0, 6.0)
+    Span(host_s=4.0, device_s=6.0, alone_s=8.0, communication_s=0.0)
+    """
+
+    host_s: float = 0.0
+    device_s: float = 0.0
+    alone_s: float = 0.0
+    communication_s: float = 0.0
+    """The part of ``device_s`` in which the device waits for its team."""
+
+    def __add__(self, other: Span) -> Span:
+        return Span(
+            self.host_s + other.host_s,
+            self.device_s + other.device_s,
+            max(self.alone_s + other.device_s, self.host_s + other.alone_s),
+            self.communication_s + other.communication_s,
+        )
+
+    def __mul__(self, times: int) -> Span:
+        if times < 1:
+            return Span()
+        again = (times - 1) * max(self.host_s, self.device_s)
+        return Span(times * self.host_s, times * self.device_s, self.alone_s + again, times * self.communication_s)
+
+    @property
+    def steady_s(self) -> float:
+        """Time of one of many that follow one another without a pause."""
+        return max(self.host_s, self.device_s)
+
+
+def span(host_s: Column, device_s: Column, communication_s: float = 0.0) -> Span:
+    """The stretch of these calls in their order."""
+    if not len(host_s):
+        return Span()
+    done = np.cumsum(device_s)
+    issued = np.cumsum(host_s)
+    alone = float((issued - done + device_s).max() + done[-1])
+    return Span(float(issued[-1]), float(done[-1]), max(alone, float(issued[-1])), communication_s)
+
+
+def total(spans: Sequence[Span]) -> Span:
+    return functools.reduce(Span.__add__, spans, Span())
+
+
+# One rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a rank does in a step: its blocks in forward order, and what it exchanges with its replicas."""
+
+    forward: tuple[Span, ...]
+    backward: tuple[Span, ...]
+    """Of the same blocks, in forward order too."""
+    optimizer: Span
+    gathers_s: tuple[float, ...] = ()
+    """Fetching the parameters of each block before it runs, forward and again backward (ZeRO 3); empty for none."""
+    reduces_s: tuple[float, ...] = ()
+    """Handing out the gradients of each block after each backward pass of it (ZeRO 3); empty for none."""
+    keeps_gathered: bool = False
+    """Parameters fetched forward stay until the backward pass."""
+    buckets: tuple[tuple[int, float], ...] = ()
+    """Summing up gradients in the last micro-batch: the block whose backward pass completes a bucket, and the time."""
+    after_backward_s: float = 0.0
+    """Communication that waits for the last gradient."""
+    after_optimizer_s: float = 0.0
+    """Communication that waits for the optimizer."""
+    host_call_s: float = 0.0
+    """What the host needs to issue a collective."""
+    step_overhead_s: float = 0.0
+    waits_for_device: bool = False
+    """Whether the host reads a result of the device once per step."""
+    slowdown: float = 0.0
+    """Share of the time of hidden communication by which computation becomes longer."""
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Where host, device and network have come to, and what they have done so far."""
+
+    host: float = 0.0
+    device: float = 0.0
+    network: float = 0.0
+    slots: list[Slot] = field(default_factory=list)
+    moved_s: float = 0.0
+    """Time that the network was in use."""
+    waited_s: float = 0.0
+    """Time that the device waited for the network alone."""
+
+    def run(self, name: str, work: Span, ready: float = 0.0) -> None:
+        """Computation, not before ``ready``."""
+        free = max(self.device + work.device_s, self.host + work.alone_s)
+        late = ready + work.device_s
+        self.waited_s += max(0.0, late - free)
+        self.host += work.host_s
+        self.device = max(free, late)
+        self.slots.append(Slot(0, "compute", name, self.device - work.device_s, self.device))
+
+    def move(self, name: str, seconds: float, ready: float) -> float:
+        """Communication beside the computation; when it has ended."""
+        self.network = max(self.network, ready) + seconds
+        self.moved_s += seconds
+        self.slots.append(Slot(0, "network", name, self.network - seconds, self.network))
+        return self.network
+
+    def wait(self, until: float) -> None:
+        self.waited_s += max(0.0, until - self.device)
+        self.device = max(self.device, until)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The time of a step and its parts."""
+
+    time_s: float
+    exposed_s: float
+    """The device waits for communication: of blocks, of parameters and gradients, of the pipeline's messages."""
+    bubble_s: float = 0.0
+    """The device waits for other stages."""
+    host_s: float = 0.0
+    """The device waits for the host."""
+    computing_s: float = 0.0
+    straggler_s: float = 0.0
+    """Waiting for the slowest rank."""
+    slots: tuple[Slot, ...] = ()
+
+    def scaled(self, factor: float) -> Step:
+        """All times by a factor."""
+        times = {one.name: getattr(self, one.name) * factor for one in dataclasses.fields(self) if one.name.endswith("_s")}
+        slots = tuple(dataclasses.replace(slot, start_s=slot.start_s * factor, end_s=slot.end_s * factor) for slot in self.slots)
+        return dataclasses.replace(self, **times, slots=slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One stretch on the timeline of a stage, for people to look at."""
+
+    stage: int
+    lane: Literal["compute", "network"]
+    name: str
+    start_s: float
+    end_s: float
+
+
+def play_rank(work: Work, accumulation: int) -> Step:
+    """A rank without a pipeline, steps following one another."""
+    laid_out = min(accumulation, _LAID_OUT)
+    time_s, clock = _two_steps(work, laid_out)
+    per_micro_batch = 0.0
+    if accumulation > laid_out:
+        shorter, _ = _two_steps(work, laid_out - 1)
+        per_micro_batch = time_s - shorter
+    blocks = total(work.forward) + total(work.backward)
+    time_s += per_micro_batch * (accumulation - laid_out)
+    waited = clock.waited_s * accumulation / laid_out
+    hidden = max(0.0, clock.moved_s - clock.waited_s) * accumulation / laid_out
+    computing = (blocks.device_s - blocks.communication_s) * accumulation + work.optimizer.device_s
+    time_s += work.slowdown * hidden
+    exposed = blocks.communication_s * accumulation + waited
+    computing += work.slowdown * hidden
+    host_s = max(0.0, time_s - exposed - computing)
+    return Step(time_s=time_s, exposed_s=exposed, computing_s=computing, host_s=host_s, slots=_from_zero(clock.slots))
+
+
+def _from_zero(slots: Sequence[Slot]) -> tuple[Slot, ...]:
+    start = min((slot.start_s for slot in slots), default=0.0)
+    return tuple(dataclasses.replace(slot, start_s=slot.start_s - start, end_s=slot.end_s - start) for slot in slots)
+
+
+def _two_steps(work: Work, micro_batches: int) -> tuple[float, _Clock]:
+    """The time from the end of a first step to the end of a second one, and the clock of the second."""
+    clock = _Clock()
+    _play(work, micro_batches, clock)
+    end = clock.device
+    clock.moved_s = clock.waited_s = 0.0
+    clock.slots.clear()
+    _play(work, micro_batches, clock)
+    return clock.device - end, clock
+
+
+def _play(work: Work, micro_batches: int, clock: _Clock) -> None:
+    clock.host += work.step_overhead_s
+    for micro_batch in range(micro_batches):
+        _forward(work, clock)
+        _backward(work, clock, last=micro_batch == micro_batches - 1)
+    if work.after_backward_s:
+        clock.host += work.host_call_s
+        clock.wait(clock.move("gradients", work.after_backward_s, max(clock.device, clock.host)))
+    clock.wait(clock.network if work.buckets or work.reduces_s else 0.0)
+    if work.waits_for_device:
+        clock.host = max(clock.host, clock.device)
+    clock.run("optimizer", work.optimizer)
+    if work.after_optimizer_s:
+        clock.wait(clock.move("parameters", work.after_optimizer_s, clock.device))
+
+
+def _forward(work: Work, clock: _Clock) -> None:
+    if not work.gathers_s:
+        clock.run("forward", total(work.forward))
+        return
+    ended = [clock.device, clock.device]
+    ready = _fetch(work, clock, 0, ended[0])
+    for i, block in enumerate(work.forward):
+        this, ready = ready, _fetch(work, clock, i + 1, ended[-2]) if i + 1 < len(work.forward) else 0.0
+        clock.run(f"forward {i}", block, this)
+        ended.append(clock.device)
+
+
+def _backward(work: Work, clock: _Clock, *, last: bool) -> None:
+    due: dict[int, list[float]] = {}
+    for block, seconds in work.buckets if last else ():
+        due.setdefault(block, []).append(seconds)
+    if not work.gathers_s and not due:
+        clock.run("backward", total(work.backward[::-1]))
+        return
+    fetching = bool(work.gathers_s) and not work.keeps_gathered
+    order = range(len(work.backward) - 1, -1, -1)
+    ended = [clock.device, clock.device]
+    ready = _fetch(work, clock, order[0], ended[0]) if fetching else 0.0
+    for i in order:
+        this, ready = ready, _fetch(work, clock, i - 1, ended[-2]) if fetching and i else 0.0
+        clock.run(f"backward {i}", work.backward[i], this)
+        ended.append(clock.device)
+        for seconds in (*due.get(i, ()), *(work.reduces_s[i : i + 1])):
+            clock.host += work.host_call_s
+            clock.move(f"gradients {i}", seconds, clock.device)
+
+
+def _fetch(work: Work, clock: _Clock, block: int, freed: float) -> float:
+    """Fetch the parameters of a block once those of the one before the last are freed; when they are there."""
+    clock.host = max(clock.host, freed) + work.host_call_s
+    return clock.move(f"parameters {block}", work.gathers_s[block], clock.host)
+
+
+# A pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """What a rank of a pipeline does: the passes of each of its chunks, and what follows the last one."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    tail_s: float
+    """From the end of its last backward pass to the end of its step."""
+
+
+Task = tuple[str, int, int]
+"""Pass ("F" or "B"), chunk and micro-batch."""
+
+
+def play_pipeline(
+    stages: Sequence[StageWork], micro_batches: int, message_s: float, schedule: str
+) -> tuple[float, float, tuple[Slot, ...]]:
+    """The time from the first pass to the end of the last stage, that of its busiest stage's own work, and the passes as laid out.
+
+    A pass waits for its input ``message_s`` after the pass that makes it has ended.
+    """
+    count = len(stages)
+    laid_out = min(micro_batches, _ROUNDS * count)
+    ends, slots = _lay_out(stages, laid_out, message_s, schedule)
+    per_round = 0.0
+    if micro_batches > laid_out:
+        before, _ = _lay_out(stages, laid_out - count, message_s, schedule)
+        per_round = (max(ends) - max(before)) / count
+    own = [sum(stage.forward_s) + sum(stage.backward_s) for stage in stages]
+    more = per_round * (micro_batches - laid_out)
+    busiest = max(own) * micro_batches
+    slots += [
+        Slot(i, "compute", "gradients, optimizer", end, end + stage.tail_s) for i, (end, stage) in enumerate(zip(ends, stages, strict=True))
+    ]
+    return max(end + stage.tail_s for end, stage in zip(ends, stages, strict=True)) + more, busiest, tuple(slots)
+
+
+def _lay_out(stages: Sequence[StageWork], micro_batches: int, message_s: float, schedule: str) -> tuple[list[float], list[Slot]]:
+    """Play the stages' tasks, each in its stage's order and after what it depends on; when each stage ends."""
+    count, chunks = len(stages), len(stages[0].forward_s)
+    queues = [list(_order(stage, count, chunks, micro_batches, schedule)) for stage in range(count)]
+    position, free = [0] * count, [0.0] * count
+    ended: dict[tuple[int, Task], float] = {}
+    slots: list[Slot] = []
+    waiting = True
+    while waiting:
+        waiting = False
+        for stage, queue in enumerate(queues):
+            while position[stage] < len(queue):
+                task = queue[position[stage]]
+                needed = _before(stage, task, count, chunks)
+                if needed is not None and needed not in ended:
+                    break
+                ready = 0.0 if needed is None else ended[needed] + (message_s if needed[0] != stage else 0.0)
+                kind, chunk, micro_batch = task
+                start = max(free[stage], ready)
+                free[stage] = start + (stages[stage].forward_s if kind == "F" else stages[stage].backward_s)[chunk]
+                ended[stage, task] = free[stage]
+                slots.append(Slot(stage, "compute", f"{kind}{micro_batch}" + (f".{chunk}" if chunks > 1 else ""), start, free[stage]))
+                position[stage] += 1
+                waiting = True
+    return free, slots
+
+
+def _before(stage: int, task: Task, count: int, chunks: int) -> tuple[int, Task] | None:
+    """The task whose result this one needs."""
+    kind, chunk, micro_batch = task
+    if kind == "F":
+        if stage:
+            return stage - 1, task
+        return (count - 1, ("F", chunk - 1, micro_batch)) if chunk else None
+    if stage < count - 1:
+        return stage + 1, task
+    return (0, ("B", chunk + 1, micro_batch)) if chunk < chunks - 1 else (stage, ("F", chunk, micro_batch))
+
+
+def _order(stage: int, count: int, chunks: int, micro_batches: int, schedule: str) -> Iterator[Task]:
+    """The order in which a stage takes its tasks: all forward first (gpipe), or one forward, one backward after a warm-up."""
+    tasks = micro_batches * chunks
+    if schedule == "gpipe":
+        warm_up = tasks
+    elif chunks == 1:
+        warm_up = min(tasks, count - stage - 1)
+    else:
+        warm_up = min(tasks, (count - stage - 1) * 2 + (chunks - 1) * count)
+    numbered: Callable[[int], tuple[int, int]] = lambda i: _interleaved(i, count, chunks, micro_batches)  # noqa: E731
+    for i in range(tasks + warm_up):
+        if i < tasks:
+            chunk, micro_batch = numbered(i)
+            yield "F", chunk, micro_batch
+        if i >= warm_up:
+            chunk, micro_batch = numbered(i - warm_up)
+            yield "B", chunks - 1 - chunk, micro_batch
+
+
+def _interleaved(i: int, count: int, chunks: int, micro_batches: int) -> tuple[int, int]:
+    """The chunk and micro-batch of the i-th pass: groups of as many micro-batches as stages go through a chunk together."""
+    group, within = divmod(i, count * chunks)
+    size = min(count, micro_batches - group * count)
+    chunk, offset = divmod(within, size)
+    return chunk, group * count + offset
+
+
+def trace_events(slots: Sequence[Slot], name: str) -> Iterator[dict[str, Any]]:
+    """Chrome trace events: each stage of the pipeline a process, its computation and its network a thread each."""
+    lanes = {"compute": 0, "network": 1}
+    for stage in sorted({slot.stage for slot in slots}):
+        yield {"ph": "M", "pid": stage, "name": "process_name", "args": {"name": f"{name}, stage {stage}"}}
+        for lane, thread in lanes.items():
+            yield {"ph": "M", "pid": stage, "tid": thread, "name": "thread_name", "args": {"name": lane}}
+    for slot in slots:
+        start, end = round(slot.start_s * 1e6, 3), round(slot.end_s * 1e6, 3)
+        times = {"ts": start, "dur": round(end - start, 3)}
+        yield {"ph": "X", "pid": slot.stage, "tid": lanes[slot.lane], "name": slot.name, "cat": slot.lane, **times}
+
+
+def shares(step: Step) -> Mapping[str, float]:
+    """Seconds of a step by what the device does in them."""
+    return {
+        "computation": step.computing_s,
+        "exposed communication": step.exposed_s,
+        "pipeline bubble": step.bubble_s,
+        "waiting for the host": step.host_s,
+        "waiting for the slowest rank": step.straggler_s,
+    }

@@ -1,0 +1,229 @@
+"""Forecasts of plans on many devices, from the captured model to the quantities."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from foretrain.errors import InputError, UnsupportedJob
+from foretrain.forecast import Forecast
+from foretrain.frameworks import attention_factor, profile
+from foretrain.job import Framework, Job, Run
+from foretrain.partition import Teams, blocks, stages, virtual_stages
+from foretrain.predictors.deletepop import DeletePopPredictor
+from foretrain.predictors.many_devices import layout_of, logged
+from foretrain.predictors.rank_calibration import Calibration, Case, calibrate_ranks
+from foretrain.predictors.rank_steps import play
+from foretrain.predictors.ranks import Tuning
+from foretrain.predictors.residuals import Residuals
+from foretrain.predictors.roofline import RooflinePredictor
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "vocab_size": 4096,
+}  # fmt: skip
+PREDICTOR = DeletePopPredictor()
+
+
+def job(cluster: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **plan: Any) -> Job:
+    return Job.read({
+        "model": {"source": "transformers", "task": "causal-lm", "config": LLAMA},
+        "training": {
+            "global_batch": 64, "sequence": 1024, "precision": "bf16", "master_weights": True, "optimizer": "adamw", "framework": "megatron",
+            **(training or {}),
+        },
+        "cluster": cluster or {"node": "dgx-h100", "nodes": 1},
+        "plan": {"micro_batch": 2, **plan},
+    })  # fmt: skip
+
+
+def step_s(given: Job) -> float:
+    return PREDICTOR.predict(given)["step_time_s"].median
+
+
+def peak(forecast: Forecast) -> float:
+    return max(rank.allocated_bytes for rank in forecast.rank_memory)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"tensor": 2, "sequence_parallel": True},
+        {"pipeline": 2},
+        {"tensor": 2, "pipeline": 2, "shard": "zero1"},
+        {"pipeline": 4, "schedule": "gpipe"},
+        {"pipeline": 2, "schedule": "interleaved"},
+        {"context": 2},
+        {"shard": "zero2"},
+        {"shard": "zero3"},
+        {"recompute": "full"},
+        {"recompute": "selective"},
+        {"offload": True},
+        {"servers": 2},
+        {"servers": 2, "asynchronous": True},
+        {"pipeline": 2, "shard": "zero3"},
+    ],
+)
+def test_every_kind_of_plan_has_a_forecast(plan: dict[str, Any]) -> None:
+    forecast = PREDICTOR.predict(job(**plan))
+    assert forecast.step is not None
+    assert forecast["step_time_s"].median > 0
+    assert forecast["tokens_per_s"].median == pytest.approx(64 * 1024 / forecast["step_time_s"].median)
+    assert len(forecast.rank_memory) == job(**plan).plan.pipeline
+    assert forecast["device_utilization"].median <= 1.0
+    assert forecast["network_tx_bytes_per_s"].median > 0
+
+
+@pytest.mark.parametrize("framework", get_args(Framework))
+def test_every_framework_has_its_facts(framework: str) -> None:
+    made = job(training={"framework": framework}, shard="zero1")
+    assert profile(made).host > 0
+    assert PREDICTOR.predict(made)["step_time_s"].median > 0
+
+
+def test_memory_falls_with_sharding_and_recomputation_trades_it_for_time() -> None:
+    peaks = [peak(PREDICTOR.predict(job(shard=shard))) for shard in ("none", "zero1", "zero3")]
+    assert peaks == sorted(peaks, reverse=True)
+    plain, again = PREDICTOR.predict(job()), PREDICTOR.predict(job(recompute="full"))
+    assert peak(again) < peak(plain)
+    assert again["step_time_s"].median > plain["step_time_s"].median
+
+
+def test_a_slower_network_is_slower() -> None:
+    fast = {"device": "h100", "devices_per_node": 1, "nodes": 8, "inter_node": {"kind": "infiniband", "bandwidth": "400 Gb/s"}}
+    slow = {**fast, "inter_node": {"kind": "infiniband", "bandwidth": "10 Gb/s"}}
+    assert step_s(job(slow)) > step_s(job(fast))
+
+
+def test_mixed_devices_wait_for_the_slowest_unless_the_batch_follows_their_speed() -> None:
+    groups = [
+        {"device": "h100-sxm-80gb", "devices_per_node": 4, "nodes": 1},
+        {"device": "a100-sxm-80gb", "devices_per_node": 4, "nodes": 1},
+    ]
+    mixed, even = {"groups": groups}, {"groups": [groups[1], groups[1]]}
+    large: dict[str, Any] = {"training": {"global_batch": 512, "framework": "pytorch"}, "micro_batch": 64}
+    together = PREDICTOR.predict(job(mixed, **large))
+    assert any("slowest" in note for note in together.assumptions)
+    assert together["step_time_s"].median >= 0.9 * step_s(job(even, **large))
+    assert step_s(job(mixed, balance="speed", **large)) < together["step_time_s"].median
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"tensor": 3}, "tensor 3"),
+        ({"tensor": 16}, "16"),
+        ({"pipeline": 8, "data": 1, "tensor": 1, "schedule": "interleaved", "virtual_stages": 2}, "more than the 8 layers"),
+        ({"micro_batch": 3}, "micro_batch"),
+        ({"data": 4, "tensor": 4}, "4 x tensor 4"),
+        ({"asynchronous": True}, "plan.servers"),
+        ({"virtual_stages": 2}, "interleaved"),
+        ({"servers": -1}, "-1"),
+    ],
+)
+def test_impossible_plans_are_refused_in_one_line(plan: dict[str, Any], words: str) -> None:
+    with pytest.raises((InputError, UnsupportedJob)) as caught:
+        PREDICTOR.predict(job(**plan))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(InputError, match="16 stages are more than the 8 layers"):
+        PREDICTOR.predict(job({"node": "dgx-h100", "nodes": 2}, pipeline=16))
+
+
+def test_blocks_hold_every_parameter_once_and_stages_share_them_out() -> None:
+    layout, _ = layout_of(job(pipeline=4), PREDICTOR.costs, PREDICTOR.host)
+    everything = blocks(layout.graph)
+    assert sum(block.is_layer for block in everything) == 8
+    assert sum(len(block.weights) for block in everything) == len(layout.graph.weights)
+    parts = stages(job(pipeline=4), layout.graph)
+    assert [sum(block.is_layer for block in part.blocks) for part in parts] == [2, 2, 2, 2]
+    assert sum(len(part.weights) for part in parts) == len(layout.graph.weights)
+
+
+def test_chunks_are_as_many_as_divide_the_layers_of_a_stage() -> None:
+    plan = job(pipeline=2, schedule="interleaved").plan
+    assert virtual_stages(plan, 8) == 4
+    assert virtual_stages(plan, 160) == 8
+
+
+def test_teams_lie_tensor_first() -> None:
+    teams = Teams.of(job({"node": "dgx-h100", "nodes": 4}, tensor=4, pipeline=2))
+    assert (teams.tensor.size, teams.tensor.nodes) == (4, 1)
+    assert teams.data.size == 4
+    assert teams.stages.nodes == 2
+
+
+def test_attention_of_earlier_generations_takes_longer() -> None:
+    assert attention_factor(profile(job(training={"framework": "nanotron"})), 9.0) > 1
+    assert attention_factor(profile(job(training={"framework": "nanotron"})), 8.0) == 1
+    assert attention_factor(profile(job()), 9.0) == 1
+
+
+def test_the_yardstick_forecasts_many_devices_too() -> None:
+    assert RooflinePredictor().predict(job())["step_time_s"].median > 0
+
+
+def test_a_forecast_of_many_devices_says_no_to_inference() -> None:
+    with pytest.raises(UnsupportedJob, match="infer"):
+        PREDICTOR.predict(job(training={"mode": "infer", "framework": "pytorch", "master_weights": False}))
+
+
+# Calibration
+
+
+PLANS: tuple[dict[str, Any], ...] = (
+    {}, {"tensor": 2}, {"pipeline": 2}, {"micro_batch": 4}, {"micro_batch": 8}, {"tensor": 4}, {"shard": "zero1"}, {"micro_batch": 1},
+    {"tensor": 2, "micro_batch": 4}, {"pipeline": 4},
+)  # fmt: skip
+
+
+def cases(tuning: Tuning) -> list[Case]:
+    """Runs that are as the forecast says once the factors are applied."""
+    made = []
+    for plan in PLANS:
+        layout, overhead = layout_of(job(**plan), PREDICTOR.costs, PREDICTOR.host)
+        found = play(layout.tuned(tuning), overhead)
+        measured = {"step_time_s": found.step.time_s, "peak_memory_bytes": logged(layout, found.memory).allocated_bytes}
+        made.append(Case(run=Run(job=layout.job, measured=measured), layout=layout, overhead_s=overhead))
+    return made
+
+
+def test_a_calibration_finds_what_runs_differ_by() -> None:
+    truth = Tuning(products=1.3, traffic=1.2, host=1.5, activations=1.2, memory_bytes=2.0**29)
+    found, report = calibrate_ranks(cases(truth), logged)
+    assert report["error_before"] > 0.1
+    assert report["error_after"] < report["error_before"] / 2
+    assert found.tuning.host == pytest.approx(1.5, rel=0.15)
+    assert found.tuning.activations == pytest.approx(1.2, rel=0.1)
+    assert Calibration.from_dict(found.to_dict()).tuning == found.tuning
+
+
+def test_a_calibration_that_does_not_help_changes_no_step() -> None:
+    found, _ = calibrate_ranks(cases(Tuning()), logged)
+    assert [found.step_s(case) for case in cases(Tuning())] == pytest.approx([case.step_s(Tuning()) for case in cases(Tuning())], rel=0.02)
+
+
+def test_residuals_are_learned_near_runs_and_fade_far_from_them() -> None:
+    jobs = [job(micro_batch=size, tensor=tensor) for size in (1, 2, 4) for tensor in (1, 2, 4)]
+    learned = Residuals.learn(jobs, [0.3] * len(jobs))
+    assert learned is not None
+    assert learned.factor(jobs[4]) == pytest.approx(np.exp(0.3), rel=0.05)
+    far = job({"node": "dgx-h100", "nodes": 1024}, training={"global_batch": 2**20, "sequence": 65536})
+    assert abs(np.log(learned.factor(far))) < 0.1
+    assert Residuals.from_dict(learned.to_dict()).factor(jobs[0]) == pytest.approx(learned.factor(jobs[0]))
+    assert Residuals.learn(jobs[:3], [0.3] * 3) is None
+
+
+def test_a_calibrated_predictor_is_saved_with_its_factors(tmp_path: Any) -> None:
+    runs = [case.run for case in cases(Tuning(products=1.4, host=1.3))]
+    fitted = DeletePopPredictor().fit(runs)
+    fitted.save(tmp_path / "fitted")
+    again = DeletePopPredictor.load(tmp_path / "fitted")
+    assert again.predict(job())["step_time_s"].median == pytest.approx(fitted.predict(job())["step_time_s"].median)
+    assert again.predict(job())["step_time_s"].median > 1.05 * step_s(job())

@@ -1,0 +1,183 @@
+"""Memory of a rank: states add up to the bytes per parameter that are known, and schedules hold the micro-batches that they hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+
+from foretrain.capture import capture_rank
+from foretrain.frameworks import Profile
+from foretrain.graph import OpGraph
+from foretrain.job import Job, Plan
+from foretrain.partition import stages
+from foretrain.rank_memory import RankMemory, in_flight, rank_memory
+
+LAYERS, WIDTH, VOCABULARY, SEQUENCE, BATCH = 8, 64, 512, 64, 2
+TENSOR_BYTES = BATCH * SEQUENCE * WIDTH * 2
+LOGITS_BYTES = BATCH * SEQUENCE * VOCABULARY * 4
+FP32_GRADIENTS = Profile(keeps_fp32_gradients=True)
+
+
+def a_job(*, accumulation: int = 1, tied: bool = False, precision: str = "bf16", **plan: Any) -> Job:
+    """A small Llama in low precision with fp32 master weights, as many micro-batches per step as asked for."""
+    degrees = {"data": 1, "tensor": 1, "pipeline": 1, **{name: value for name, value in plan.items() if isinstance(value, int)}}
+    devices = degrees["data"] * degrees["tensor"] * degrees["pipeline"]
+    config = {
+        "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": 128, "num_hidden_layers": LAYERS, "num_attention_heads": 8,
+        "num_key_value_heads": 8, "vocab_size": VOCABULARY, "max_position_embeddings": SEQUENCE, "tie_word_embeddings": tied,
+    }  # fmt: skip
+    return Job.read({
+        "model": {"source": "transformers", "task": "causal-lm", "config": config},
+        "training": {
+            "global_batch": BATCH * accumulation * degrees["data"], "sequence": SEQUENCE, "precision": precision, "optimizer": "adamw",
+            "master_weights": True, "framework": "megatron",
+        },
+        "cluster": {"device": "a100-sxm-80gb", "nodes": 1, "devices_per_node": devices},
+        "plan": {"data": degrees["data"], "micro_batch": BATCH, **plan},
+    })  # fmt: skip
+
+
+@functools.cache
+def _captured(tensor: int, tied: bool, precision: str, accumulates: bool) -> OpGraph:
+    parallel = {"sequence_parallel": True} if tensor > 1 else {}
+    return capture_rank(a_job(tensor=tensor, tied=tied, precision=precision, accumulation=1 + accumulates, **parallel))
+
+
+def memory(job: Job, profile: Profile = FP32_GRADIENTS, *, stalled: bool = False) -> tuple[RankMemory, ...]:
+    config = job.workload.model.config
+    assert config is not None
+    graph = _captured(job.plan.tensor, config["tie_word_embeddings"], job.workload.training.precision, job.accumulation > 1)
+    dealt = stages(job, graph)
+    return tuple(rank_memory(job, graph, stage, len(dealt), profile, stalled=stalled) for stage in dealt)
+
+
+def states(rank: RankMemory) -> float:
+    return sum(rank.by_category[name] for name in ("weights", "gradients", "optimizer_state"))
+
+
+def parameters(*, tied: bool = False) -> int:
+    return sum(weight.elements for weight in _captured(1, tied, "bf16", False).weights)
+
+
+@pytest.mark.parametrize(
+    ("shard", "whole", "shared"), [("none", 18, 0), ("zero1", 6, 12), ("zero2", 2, 16), ("zero3", 0, 18)]
+)  # bytes per parameter: weights 2, gradients 4, master weights 4, Adam 8
+def test_states_add_up(shard: str, whole: int, shared: int) -> None:
+    (rank,) = memory(a_job(data=4, shard=shard))
+    assert states(rank) == pytest.approx(parameters() * (whole + shared / 4), rel=1e-3)
+
+
+def test_more_sharding_needs_less() -> None:
+    held = [states(memory(a_job(data=4, shard=shard))[0]) for shard in ("none", "zero1", "zero2", "zero3")]
+    assert held == sorted(held, reverse=True)
+    assert len(set(held)) == 4
+
+
+def test_zero3_adds_two_gathered_blocks() -> None:
+    (rank,) = memory(a_job(data=4, shard="zero3"))
+    (whole,) = memory(a_job(data=4))
+    assert 0 < rank.by_category["buffers"] < whole.by_category["weights"]
+    assert memory(a_job(shard="zero3"))[0].by_category["buffers"] == 0
+
+
+def test_offload_takes_the_optimizer_state_away() -> None:
+    (rank,) = memory(a_job(offload=True))
+    assert rank.by_category["optimizer_state"] == 0
+    assert memory(a_job())[0].by_category["optimizer_state"] == pytest.approx(12 * parameters(), rel=1e-3)
+
+
+def test_fp16_gradients_stay_in_their_precision() -> None:
+    (rank,) = memory(a_job(precision="fp16"))
+    assert rank.by_category["gradients"] == 2 * parameters()
+
+
+def test_buckets_of_ddp_copy_the_gradients() -> None:
+    copied = 2 * parameters()
+    assert memory(a_job(data=2), Profile())[0].by_category["buffers"] == copied
+    assert memory(a_job(data=2))[0].by_category["buffers"] == 0
+    beside = dataclasses.replace(FP32_GRADIENTS, uses_ddp_beside=True)
+    assert memory(a_job(data=2, shard="zero1"), beside)[0].by_category["buffers"] == copied
+    assert memory(a_job(), beside)[0].by_category["buffers"] == 0
+
+
+def test_tied_embeddings_are_at_both_ends_of_a_pipeline() -> None:
+    first, last = memory(a_job(tied=True, pipeline=2, accumulation=4))
+    assert sum(map(states, (first, last))) == pytest.approx(18 * (parameters(tied=True) + VOCABULARY * WIDTH), rel=1e-3)
+    apart = memory(a_job(pipeline=2, accumulation=4))
+    assert sum(map(states, apart)) == pytest.approx(18 * parameters(), rel=1e-3)
+    assert sum(map(states, (first, last))) == pytest.approx(sum(map(states, apart)), rel=1e-3)
+
+
+def test_1f1b_holds_most_on_the_first_stage_and_gpipe_everything() -> None:
+    one, all_first = (memory(a_job(pipeline=4, accumulation=16, schedule=name)) for name in ("1f1b", "gpipe"))
+    held = [rank.by_category["activations"] for rank in one[:3]]
+    assert held == sorted(held, reverse=True)
+    assert all_first[1].by_category["activations"] == pytest.approx(16 / 3 * one[1].by_category["activations"], rel=1e-6)
+
+
+def test_more_micro_batches_than_stages_change_nothing_in_1f1b() -> None:
+    few, many = (memory(a_job(pipeline=4, accumulation=count))[0] for count in (4, 32))
+    assert few.by_category["activations"] == many.by_category["activations"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stage", "chunks", "micro_batches", "expected"),
+    [
+        ("1f1b", 0, 1, 2, (2,)),
+        ("1f1b", 2, 1, 9, (2,)),
+        ("gpipe", 3, 1, 9, (9,)),
+        ("interleaved", 0, 2, 8, (7, 4)),
+        ("interleaved", 3, 2, 8, (4, 1)),
+        ("interleaved", 3, 2, 4, (4, 1)),
+    ],
+)
+def test_in_flight(schedule: Any, stage: int, chunks: int, micro_batches: int, expected: tuple[int, ...]) -> None:
+    assert in_flight(Plan(pipeline=4, schedule=schedule), stage, chunks, micro_batches) == expected
+
+
+def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
+    (kept,), (again,) = (memory(a_job(recompute=name)) for name in ("none", "full"))
+    saved = kept.by_category["activations"] - again.by_category["activations"]
+    assert again.by_category["activations"] >= LAYERS * TENSOR_BYTES
+    assert saved > LAYERS * 5 * TENSOR_BYTES
+    first = memory(a_job(pipeline=4, accumulation=16, recompute="full"))[1]
+    assert first.by_category["activations"] == pytest.approx(3 * 2 * TENSOR_BYTES, rel=0.05)
+
+
+def test_the_frameworks_own_loss_holds_its_copies_of_the_logits() -> None:
+    captured, own = (memory(a_job(), dataclasses.replace(FP32_GRADIENTS, loss_copies=copies))[0] for copies in (None, 1.5))
+    assert own.by_category["temporaries"] == LOGITS_BYTES / 2
+    assert captured.by_category["temporaries"] >= 2 * LOGITS_BYTES
+
+
+def test_reserved_is_more_than_allocated() -> None:
+    (rank,) = memory(a_job())
+    assert rank.reserved_bytes > rank.allocated_bytes
+    assert rank.allocated_bytes == sum(rank.by_category.values())
+
+
+def test_asynchronous_collectives_hold_what_they_gather() -> None:
+    """A layer of tensor and sequence parallelism gathers the inputs of attention and of the feed-forward network."""
+    quiet, ahead = (dataclasses.replace(FP32_GRADIENTS, gathers_on_own_stream=value) for value in (False, True))
+    job = a_job(tensor=2, sequence_parallel=True)
+    more = memory(job, ahead)[0].cached_bytes - memory(job, quiet)[0].cached_bytes
+    assert more == pytest.approx(2 * LAYERS * TENSOR_BYTES)
+    assert memory(job, ahead)[0].by_category == memory(job, quiet)[0].by_category
+
+
+def test_a_stalled_host_is_fewer_passes_ahead() -> None:
+    profile = dataclasses.replace(FP32_GRADIENTS, gathers_on_own_stream=True)
+    job = a_job(tensor=2, pipeline=4, sequence_parallel=True, accumulation=8)
+    ahead, waiting = (memory(job, profile, stalled=stalled)[1].cached_bytes for stalled in (False, True))
+    gathered = 2 * LAYERS // 4 * TENSOR_BYTES
+    assert ahead - waiting == pytest.approx(2 * gathered)
+
+
+def test_checks_of_parameters_need_segments_where_no_logits_were() -> None:
+    checks = dataclasses.replace(FP32_GRADIENTS, parameter_copies=4)
+    plan: dict[str, Any] = {"pipeline": 2, "accumulation": 4}
+    more = memory(a_job(**plan), checks)[0].cached_bytes - memory(a_job(**plan))[0].cached_bytes
+    assert more == pytest.approx(4 * 2 * VOCABULARY * WIDTH)
