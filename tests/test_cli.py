@@ -113,7 +113,8 @@ def test_a_json_job_is_the_same_as_toml(folder: Path) -> None:
 
 
 def test_a_node_replaces_the_device_of_the_file() -> None:
-    assert "cluster: 8 devices" in fails("predict", "job.toml", "--node", "dgx-h100")
+    cluster = forecast("job.toml", "--node", "dgx-h100")["job"]["cluster"]
+    assert (cluster["device"], cluster["devices_per_node"]) == ("h100-sxm-80gb", 8)
 
 
 @pytest.mark.parametrize(("what", "row"), [("phase", "backward"), ("operator", "addmm"), ("layer", "1")])
@@ -129,6 +130,24 @@ def test_trace_and_page_are_written(folder: Path) -> None:
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert {"addmm", "memory", "thread_name"} <= {event["name"] for event in events}
     assert "://cdn" not in (folder / "report.html").read_text()
+
+
+def test_many_devices_say_where_a_step_goes(folder: Path) -> None:
+    shown = ok("predict", "job.toml", "--devices", "4", "--trace", "trace.json", "--html", "report.html")
+    for words in ("on 4 x a100", "computation", "exposed communication", "waiting for the host", "memory of each rank", "network per rank"):
+        assert words in shown
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {event["name"] for event in events} >= {"process_name", "forward", "optimizer"}
+    assert "What the time of a step goes to" in (folder / "report.html").read_text()
+    document = forecast("job.toml", "--devices", "4")
+    assert sum(document["step_breakdown_s"].values()) == pytest.approx(document["quantities"]["step_time_s"]["median"])
+    assert len(document["memory_by_stage_bytes"]) == 1
+
+
+def test_many_devices_have_no_breakdown_by_operator() -> None:
+    message = fails("predict", "job.toml", "--devices", "4", "--breakdown", "operator")
+    assert "no breakdown by operator" in message
+    assert "--trace" in message
 
 
 def test_user_catalogue(folder: Path) -> None:

@@ -154,7 +154,7 @@ def test_no_breakdown_without_a_timeline(forecast: Forecast) -> None:
     bare = replace(forecast, timeline=None)
     with pytest.raises(InputError, match="'roofline' does not look inside the step"):
         breakdown(bare, "phase")
-    with pytest.raises(InputError, match="cannot give a trace"):
+    with pytest.raises(InputError, match="so there is no trace"):
         write_trace(bare, Path("never.json"))
 
 

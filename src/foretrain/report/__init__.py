@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from foretrain.files import write_atomically
 from foretrain.forecast import Forecast
 from foretrain.report.breakdown import What, timeline_of
+from foretrain.schedule import trace_events
 
 __all__ = ["dump", "to_json", "write_trace"]
 
@@ -17,7 +19,7 @@ def to_json(forecast: Forecast, breakdown: What | None = None, *, indent: int | 
     """The forecast in SI units; ``breakdown`` adds the device seconds of a step by that key."""
     document = forecast.to_dict()
     if breakdown is not None:
-        document.setdefault("breakdown_s", {})[breakdown] = timeline_of(forecast, "a breakdown").by(breakdown)
+        document.setdefault("breakdown_s", {})[breakdown] = timeline_of(forecast, f"breakdown by {breakdown}").by(breakdown)
     return dump(document, indent=indent)
 
 
@@ -28,6 +30,13 @@ def dump(document: Any, *, indent: int | None = 2) -> str:
 
 def write_trace(forecast: Forecast, path: Path) -> int:
     """One step as a Chrome trace, for Perfetto or chrome://tracing; returns the number of events."""
-    events = list(timeline_of(forecast, "a trace").trace_events())
+    events = list(_events(forecast))
     write_atomically(path, dump({"traceEvents": events, "displayTimeUnit": "ms"}, indent=None))
     return len(events)
+
+
+def _events(forecast: Forecast) -> Iterable[dict[str, Any]]:
+    """Host and device of one device, or the stages of a pipeline side by side."""
+    if forecast.step is not None:
+        return trace_events(forecast.step.slots, forecast.job.workload.model.label)
+    return timeline_of(forecast, "trace").trace_events()

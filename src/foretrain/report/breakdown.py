@@ -24,15 +24,20 @@ class Row:
 
 
 def timeline_of(forecast: Forecast, what: str) -> Timeline:
-    """The forecast's timeline, for ``what``; not every predictor looks inside the step."""
+    """The forecast's timeline, for ``what``; not every predictor looks inside the step, nor at each operator of each rank."""
+    if forecast.timeline is None and forecast.step is not None:
+        raise InputError(
+            f"forecast: ranks and stages are not laid out by operator, so there is no {what}; "
+            "the summary says what a step goes to (step_breakdown_s in --json), and --trace shows it"
+        )
     if forecast.timeline is None:
-        raise InputError(f"predictor: {forecast.predictor!r} does not look inside the step, so it cannot give {what}")
+        raise InputError(f"predictor: {forecast.predictor!r} does not look inside the step, so there is no {what}")
     return forecast.timeline
 
 
 def breakdown(forecast: Forecast, what: What, *, rows: int = 20, depth: int | None = None) -> list[Row]:
     """The largest parts first; what is beyond ``rows`` is added up in a last row."""
-    seconds = timeline_of(forecast, "a breakdown").by(what)
+    seconds = timeline_of(forecast, f"breakdown by {what}").by(what)
     if what == "layer":
         seconds = merge_layers(seconds, depth=depth)
     total = sum(seconds.values())

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foretrain.forecast import Estimate, Forecast
+from foretrain.frameworks import profile
 from foretrain.job import Job
+from foretrain.rank_memory import RankMemory
+from foretrain.report.causes import causes
 from foretrain.units import format_bytes, format_count, format_dollars, format_seconds
 
 
@@ -51,11 +54,26 @@ def describe_cluster(job: Job) -> str:
     return ", ".join(words)
 
 
-def step_figures(forecast: Forecast) -> Iterator[Figure]:
-    """Time per step and per phase, throughput, and how busy the device is."""
+def step_size(job: Job) -> tuple[int, int | None]:
+    """Samples and, where they are sequences, tokens that a step trains on."""
+    training = job.workload.training
+    return training.global_batch, training.global_batch * training.sequence if training.sequence else None
+
+
+def step_figure(forecast: Forecast) -> Figure | None:
+    """Time per step."""
+    estimate = forecast.quantities.get("step_time_s")
+    return None if estimate is None else _figure("time per step", estimate, format_seconds)
+
+
+def step_parts(forecast: Forecast) -> dict[str, float]:
+    """What a step of ranks goes to, in seconds: the parts that are not empty."""
+    return {} if forecast.step is None else {name: seconds for name, seconds in causes(forecast).items() if seconds > 0}
+
+
+def rate_figures(forecast: Forecast) -> Iterator[Figure]:
+    """Time per phase, throughput, how busy the device is, and what a rank sends."""
     quantities = forecast.quantities
-    if "step_time_s" in quantities:
-        yield _figure("time per step", quantities["step_time_s"], format_seconds)
     for phase in ("forward", "backward", "optimizer"):
         if f"{phase}_time_s" in quantities:
             yield Figure(f"  {phase}", format_seconds(quantities[f"{phase}_time_s"].median))
@@ -64,13 +82,60 @@ def step_figures(forecast: Forecast) -> Iterator[Figure]:
             yield _figure("throughput", quantities[name], _rate, unit)
     if "device_utilization" in quantities:
         yield _figure("device busy", quantities["device_utilization"], "{:.0%}".format)
+    yield from _network(forecast)
+
+
+def _network(forecast: Forecast) -> Iterator[Figure]:
+    """What a rank sends and receives, as one figure where both are the same."""
+    sent, received = (forecast.quantities.get(f"network_{way}_bytes_per_s") for way in ("tx", "rx"))
+    ways = {"network per rank, each way": sent} if sent == received else {"sent per rank": sent, "received per rank": received}
+    for label, estimate in ways.items():
+        if estimate is not None and estimate.median:
+            yield _figure(label, estimate, lambda rate: format_count(rate, "B/s"))
+
+
+# Memory
 
 
 def memory_figures(forecast: Forecast) -> Iterator[Figure]:
-    """What is allocated at the peak, and what the allocator holds."""
-    for name, label in (("peak_memory_bytes", "memory at peak"), ("reserved_memory_bytes", "reserved")):
-        if name in forecast.quantities:
-            yield _figure(label, forecast.quantities[name], format_bytes)
+    """The peak that the categories make up, of the fullest stage; then that of the stage whose memory is logged; what the allocator holds."""
+    peak, reserved = (forecast.quantities.get(name) for name in ("peak_memory_bytes", "reserved_memory_bytes"))
+    logged, fullest = logged_stage(forecast), fullest_stage(forecast)
+    if logged is None or fullest is None:
+        each = forecast.job.cluster.world_size > 1
+        titles = ("memory of each rank" if each else "memory at peak", "reserved")
+    else:
+        titles = (f"peak of stage {logged.stage} (logged)", f"reserved, stage {logged.stage}")
+        if peak is not None and logged.stage == fullest.stage:
+            titles = (f"peak of stage {fullest.stage} (fullest)", titles[1])
+        elif peak is not None:
+            share = fullest.allocated_bytes / logged.allocated_bytes
+            yield _figure(f"peak of stage {fullest.stage} (fullest)", peak * share, format_bytes)
+    for title, estimate in zip(titles, (peak, reserved), strict=True):
+        if estimate is not None:
+            yield _figure(title, estimate, format_bytes)
+
+
+def fullest_stage(forecast: Forecast) -> RankMemory | None:
+    """The stage with most memory; None without several stages."""
+    return max(forecast.rank_memory, key=lambda rank: rank.allocated_bytes) if len(forecast.rank_memory) > 1 else None
+
+
+def logged_stage(forecast: Forecast) -> RankMemory | None:
+    """The stage that the quantities are of, which is the one that the framework logs; None without several stages."""
+    if len(forecast.rank_memory) < 2:
+        return None
+    which = profile(forecast.job).logs_memory_of
+    return fullest_stage(forecast) if which == "fullest" else forecast.rank_memory[0 if which == "first" else -1]
+
+
+def stage_sizes(forecast: Forecast) -> list[str]:
+    """``0: 25.1 GiB (fullest)``, ``1: 21.6 GiB``, ``2: 19.4 GiB (logged)``; empty without several stages."""
+    fullest, logged = fullest_stage(forecast), logged_stage(forecast)
+    if fullest is None or logged is None:
+        return []
+    marks = {logged.stage: " (logged)", fullest.stage: " (fullest)"}
+    return [f"{rank.stage}: {format_bytes(rank.allocated_bytes)}{marks.get(rank.stage, '')}" for rank in forecast.rank_memory]
 
 
 def category_sizes(forecast: Forecast) -> dict[str, int]:
@@ -94,14 +159,17 @@ def training_figures(forecast: Forecast) -> Iterator[Figure]:
 Verdict = Literal["yes", "perhaps", "no"]
 
 
-def fits(forecast: Forecast) -> tuple[Verdict, str] | None:
-    """Whether the memory suffices, in words how likely it does not; None when it is not known."""
+def fits(forecast: Forecast) -> tuple[Verdict, Figure] | None:
+    """Whether the memory of the fullest rank suffices, in words how likely it does not; None when it is not known."""
     need = forecast.quantities.get("reserved_memory_bytes") or forecast.quantities.get("peak_memory_bytes")
     chance, capacity = forecast.out_of_memory_chance, forecast.memory_capacity_bytes
     if chance is None or need is None or not capacity:
         return None
     verdict: Verdict = "yes" if chance <= 0.1 else "perhaps" if chance <= 0.5 else "no"
-    return verdict, f"{_chance(chance)} chance of running out of memory ({need.median / capacity:.0%} of {format_bytes(capacity)})"
+    fullest, logged = fullest_stage(forecast), logged_stage(forecast)
+    share = need.median / capacity * (fullest.allocated_bytes / logged.allocated_bytes if fullest and logged else 1.0)
+    words = f"{_chance(chance)} chance of running out of memory ({share:.0%} of {format_bytes(capacity)})"
+    return verdict, Figure(f"fits, stage {fullest.stage}" if fullest else "fits", words)
 
 
 def _chance(value: float) -> str:
@@ -111,7 +179,9 @@ def _chance(value: float) -> str:
 
 def notes(forecast: Forecast) -> list[str]:
     """What to know when reading the figures."""
-    return [f"predicted by {forecast.predictor}; in brackets the 80 % interval", *forecast.assumptions]
+    logged, framework = logged_stage(forecast), forecast.job.workload.training.framework
+    which = [] if logged == fullest_stage(forecast) or logged is None else [f"{framework} logs the memory of stage {logged.stage}"]
+    return [f"predicted by {forecast.predictor}; in brackets the 80 % interval", *which, *forecast.assumptions]
 
 
 def _figure(label: str, estimate: Estimate, form: Callable[[float], str], unit: str = "") -> Figure:

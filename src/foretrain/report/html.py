@@ -1,10 +1,10 @@
-"""A Forecast in; one HTML page that needs no network out: summary, step composition, memory over time, timeline, assumptions."""
+"""A Forecast in; one HTML page that needs no network out: summary, what a step goes to, memory, timeline, assumptions."""
 
 from __future__ import annotations
 
 import html
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from foretrain.errors import ForetrainError
 from foretrain.files import write_atomically
 from foretrain.forecast import Forecast
 from foretrain.graph import CATEGORIES, PHASES, OpGraph
+from foretrain.rank_memory import RankMemory
 from foretrain.report import figures
 from foretrain.report.breakdown import What, breakdown
+from foretrain.schedule import Step
 from foretrain.timeline import Timeline
 from foretrain.units import format_bytes, format_seconds
 
@@ -27,8 +29,9 @@ _MAX_POINTS = 1500
 _PHASE_COLORS = {"forward": "#3b7dd8", "backward": "#d9822b", "optimizer": "#4c9f70"}
 _CATEGORY_COLORS = {
     "weights": "#1f4e8c", "gradients": "#d9822b", "optimizer_state": "#4c9f70",
-    "inputs": "#8a8f98", "activations": "#6fa8dc", "temporaries": "#b07aa1",
+    "inputs": "#8a8f98", "activations": "#6fa8dc", "temporaries": "#b07aa1", "buffers": "#8a8f98", "workspaces": "#c9a227",
 }  # fmt: skip
+_SLOT_COLORS = {"F": _PHASE_COLORS["forward"], "B": _PHASE_COLORS["backward"], "O": _PHASE_COLORS["optimizer"], "network": "#b3261e"}
 
 
 def write_html(forecast: Forecast, path: Path) -> None:
@@ -84,8 +87,28 @@ def _sections(forecast: Forecast) -> Iterator[tuple[str, str]]:
         figure, shown, total = _timeline_figure(timeline)
         cut = f" The {shown:,} longest of {total:,} calls are drawn." if shown < total else ""
         yield "Timeline of a step", _draw(figure) + _note(f"The host issues, the device runs; from an idle device.{cut}")
+    if forecast.step is not None:
+        yield from _rank_sections(forecast, forecast.step)
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in figures.notes(forecast))
     yield "Assumptions", f'<ul class="dim">{notes}</ul>'
+
+
+def _rank_sections(forecast: Forecast, step: Step) -> Iterator[tuple[str, str]]:
+    yield "What the time of a step goes to", _draw(_parts_figure(figures.step_parts(forecast)))
+    several = len(forecast.rank_memory) > 1
+    if several:
+        yield "Memory of a rank of each stage", _draw(_stages_figure(forecast.rank_memory, forecast.memory_capacity_bytes))
+    if step.slots:
+        figure, shown, total = _slots_figure(step)
+        end_s = max(slot.end_s for slot in step.slots)
+        cut = f" The {shown:,} longest of {total:,} parts are drawn." if shown < total else ""
+        part = (
+            f" {format_seconds(end_s)} of {format_seconds(step.time_s)}: further micro-batches go on alike."
+            if end_s < 0.9 * step.time_s
+            else ""
+        )
+        what = "The passes of one rank of each stage" if several else "One rank: its computation and its network"
+        yield "Timeline of a step", _draw(figure) + _note(f"{what}.{part}{cut}")
 
 
 def _note(text: str) -> str:
@@ -93,15 +116,26 @@ def _note(text: str) -> str:
 
 
 def _summary(forecast: Forecast) -> str:
-    rows = [*figures.step_figures(forecast), *([figures.Figure("bound by", forecast.bound)] if forecast.bound else [])]
+    time = figures.step_figure(forecast)
+    rows = [time] if time else []
+    rows += _share_rows(figures.step_parts(forecast), format_seconds)
+    rows += figures.rate_figures(forecast)
+    rows += [figures.Figure("bound by", forecast.bound)] if forecast.bound else []
     memory = list(figures.memory_figures(forecast))
     rows += memory[:1]
-    rows += (figures.Figure(f"  {name}", format_bytes(size)) for name, size in figures.category_sizes(forecast).items())
+    rows += _share_rows(figures.category_sizes(forecast), format_bytes)
     rows += memory[1:]
+    stages = figures.stage_sizes(forecast)
+    rows += [figures.Figure("peak by stage", ", ".join(stages))] if stages else []
     verdict = figures.fits(forecast)
-    rows += [figures.Figure("fits", verdict[1])] if verdict else []
+    rows += [verdict[1]] if verdict else []
     rows += figures.training_figures(forecast)
     return f"<table>{''.join(_table_row(row) for row in rows)}</table>"
+
+
+def _share_rows(parts: Mapping[str, float], form: Callable[[float], str]) -> Iterator[figures.Figure]:
+    total = sum(parts.values())
+    return (figures.Figure(f"  {name}", form(size), f"{size / total:.0%}") for name, size in parts.items())
 
 
 def _table_row(row: figures.Figure) -> str:
@@ -118,15 +152,26 @@ def _draw(figure: Any) -> str:
 
 def _composition(forecast: Forecast, what: What) -> Any:
     """Horizontal bars, the largest at the top."""
+    rows = breakdown(forecast, what)
+    return _bars({row.name: row.time_s for row in rows}, f"by {what}", "ms of device time")
+
+
+def _parts_figure(parts: Mapping[str, float]) -> Any:
+    return _bars(parts, "", "ms")
+
+
+def _bars(parts: Mapping[str, float], title: str, unit: str) -> Any:
+    """Horizontal bars, the first at the top."""
     _, objects = _plotly()
-    rows = breakdown(forecast, what)[::-1]
-    colors = [_PHASE_COLORS.get(row.name, _PHASE_COLORS["forward"]) for row in rows]
+    total = sum(parts.values())
+    names = list(parts)[::-1]
     bar = objects.Bar(
-        orientation="h", x=[row.time_s * 1e3 for row in rows], y=[row.name for row in rows], marker_color=colors,
-        text=[f"{format_seconds(row.time_s)} ({row.share:.1%})" for row in rows], hoverinfo="y+text", cliponaxis=False,
+        orientation="h", x=[parts[name] * 1e3 for name in names], y=names, hoverinfo="y+text", cliponaxis=False,
+        marker_color=[_PHASE_COLORS.get(name, _PHASE_COLORS["forward"]) for name in names],
+        text=[f"{format_seconds(parts[name])} ({parts[name] / total:.1%})" for name in names],
     )  # fmt: skip
     figure = objects.Figure(bar)
-    figure.update_layout(title=f"by {what}", height=110 + 24 * len(rows), xaxis_title="ms of device time", yaxis_automargin=True)
+    figure.update_layout(title=title, height=110 + 24 * len(names), xaxis_title=unit, yaxis_automargin=True)
     return figure
 
 
@@ -177,6 +222,27 @@ def _memory_figure(timeline: Timeline, capacity_bytes: float | None) -> Any:
     return figure
 
 
+def _stages_figure(ranks: Sequence[RankMemory], capacity_bytes: float | None) -> Any:
+    """A bar per stage, of its categories."""
+    _, objects = _plotly()
+    figure = objects.Figure()
+    stages = [f"stage {rank.stage}" for rank in ranks]
+    for category in dict.fromkeys(name for rank in ranks for name in rank.by_category):
+        sizes = [rank.by_category.get(category, 0.0) / 2**30 for rank in ranks]
+        if any(sizes):
+            figure.add_bar(
+                x=stages,
+                y=sizes,
+                name=category.replace("_", " "),
+                marker_color=_CATEGORY_COLORS.get(category),
+                hovertemplate="%{y:.3g} GiB",
+            )
+    figure.update_layout(barmode="stack", height=380, yaxis_title="GiB", bargap=0.4, hovermode="x unified")
+    if capacity_bytes is not None:
+        _add_capacity(figure, max(rank.allocated_bytes for rank in ranks), capacity_bytes)
+    return figure
+
+
 def _add_capacity(figure: Any, peak_bytes: float, capacity_bytes: float) -> None:
     """The capacity as a line; where it is far above the curves, as words, so that the curves stay readable."""
     words = f"capacity {format_bytes(capacity_bytes)}"
@@ -211,3 +277,25 @@ def _timeline_figure(timeline: Timeline) -> tuple[Any, int, int]:
         barmode="overlay", height=260, xaxis_title="ms", bargap=0.15, yaxis={"categoryarray": ["device", "host"], "fixedrange": True}
     )
     return figure, len(shown), len(events)
+
+
+def _slots_figure(step: Step) -> tuple[Any, int, int]:
+    """The stages below one another, how many of their parts are drawn, and how many there are."""
+    _, objects = _plotly()
+    shown = sorted(sorted(step.slots, key=lambda slot: slot.start_s - slot.end_s)[:MAX_EVENTS], key=lambda slot: slot.start_s)
+    lanes = list(dict.fromkeys((slot.stage, slot.lane) for slot in sorted(step.slots, key=lambda slot: (slot.stage, slot.lane))))
+    figure = objects.Figure()
+    for name, kind in (("forward", "F"), ("backward", "B"), ("optimizer", "O"), ("network", "network")):
+        mine = [slot for slot in shown if (slot.lane if slot.lane == "network" else slot.name[:1].upper()) == kind]
+        if mine:
+            figure.add_bar(
+                orientation="h", name=name, marker_color=_SLOT_COLORS[kind], marker_line={"width": 0.5, "color": "#fff"},
+                base=[slot.start_s * 1e3 for slot in mine], x=[(slot.end_s - slot.start_s) * 1e3 for slot in mine],
+                y=[f"stage {slot.stage}, {slot.lane}" for slot in mine], text=[slot.name for slot in mine], textposition="none",
+                hovertemplate="%{text}<br>%{x:.4f} ms from %{base:.4f} ms",
+            )  # fmt: skip
+    order = [f"stage {stage}, {lane}" for stage, lane in lanes][::-1]
+    figure.update_layout(
+        barmode="overlay", height=160 + 32 * len(lanes), xaxis_title="ms", bargap=0.15, yaxis={"categoryarray": order, "fixedrange": True}
+    )
+    return figure, len(shown), len(step.slots)

@@ -1,10 +1,12 @@
-"""A Forecast in; Rich renderables for the terminal out: the summary and the breakdown tables."""
+"""A Forecast in, or two and why they differ; Rich renderables for the terminal out: the summary, the breakdown, the explanation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rich import box
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -13,23 +15,24 @@ from rich.text import Text
 from foretrain.forecast import Forecast
 from foretrain.report import figures
 from foretrain.report.breakdown import What, breakdown
+from foretrain.report.explain import Changes, Explanation, signed
+from foretrain.report.tables import table
 from foretrain.units import format_bytes, format_seconds
 
 _LABEL_WIDTH, _VALUE_WIDTH, _BAR_WIDTH = 17, 18, 24
+_MOST_FIELDS = 12
 _VERDICT_STYLES: dict[figures.Verdict, str] = {"yes": "bold green", "perhaps": "bold yellow", "no": "bold red"}
 
 
 def summary(forecast: Forecast) -> RenderableType:
-    """Time, throughput, what bounds the step, memory, the whole training, and the assumptions."""
-    job = forecast.job
+    """Time and what it goes to, throughput, what bounds the step, memory, the whole training, and the assumptions."""
+    job, layout = forecast.job, _Layout(forecast)
     parts: list[RenderableType] = [Text(figures.describe_model(job), style="bold"), Text(figures.describe_cluster(job)), Text()]
-    parts.append(_grid(figures.step_figures(forecast)))
-    if forecast.bound:
-        parts.append(_line("bound by", Text(forecast.bound)))
-    memory = _memory(forecast)
+    parts += _step(forecast, layout)
+    memory = list(_memory(forecast, layout))
     parts += [Text(), *memory] if memory else []
     training = list(figures.training_figures(forecast))
-    parts += [Text(), _grid(training)] if training else []
+    parts += [Text(), layout.grid(training)] if training else []
     parts += [Text(), *(Text(f"- {note}", style="dim") for note in figures.notes(forecast))]
     return Group(*parts)
 
@@ -45,47 +48,100 @@ def breakdown_table(forecast: Forecast, what: What, *, depth: int | None = None)
     return table
 
 
-def _memory(forecast: Forecast) -> list[RenderableType]:
-    sizes = figures.category_sizes(forecast)
-    total = sum(sizes.values())
-    parts: list[RenderableType] = []
+def _step(forecast: Forecast, layout: _Layout) -> Iterator[RenderableType]:
+    time = figures.step_figure(forecast)
+    if time is not None:
+        yield layout.grid([time])
+    yield layout.bars(figures.step_parts(forecast), format_seconds)
+    yield layout.grid(figures.rate_figures(forecast))
+    if forecast.bound:
+        yield layout.line("bound by", Text(forecast.bound))
+
+
+def _memory(forecast: Forecast, layout: _Layout) -> Iterator[RenderableType]:
     for number, figure in enumerate(figures.memory_figures(forecast)):
-        parts.append(_grid([figure]))
-        if number == 0 and sizes:
-            parts.append(_bars(sizes, total))
+        yield layout.grid([figure])
+        if number == 0:
+            yield layout.bars(figures.category_sizes(forecast), format_bytes)
+    stages = figures.stage_sizes(forecast)
+    if stages:
+        yield layout.line("peak by stage", Columns([Text(stage) for stage in stages], padding=(0, 2)))
     verdict = figures.fits(forecast)
     if verdict is not None:
-        parts.append(_line("fits", Text(verdict[1], style=_VERDICT_STYLES[verdict[0]])))
-    return parts
+        yield layout.line(verdict[1].label, Text(verdict[1].value, style=_VERDICT_STYLES[verdict[0]]))
 
 
-def _grid(rows: Iterable[figures.Figure]) -> Table:
-    table = _columns()
-    for row in rows:
-        table.add_row(Text(row.label), Text(row.value, style="bold"), Text(row.detail, style="dim"))
-    return table
+class _Layout:
+    """Label, value and detail at the same places in every block of a summary."""
+
+    def __init__(self, forecast: Forecast) -> None:
+        labels = [figure.label for figure in (*figures.rate_figures(forecast), *figures.memory_figures(forecast))]
+        labels += [f"  {name}" for name in figures.step_parts(forecast)]
+        self.label_width = max(_LABEL_WIDTH, *map(len, labels), 0)
+
+    def grid(self, rows: Iterable[figures.Figure]) -> Table:
+        table = self._columns()
+        for row in rows:
+            table.add_row(Text(row.label), Text(row.value, style="bold"), Text(row.detail, style="dim"))
+        return table
+
+    def bars(self, parts: Mapping[str, float], form: Callable[[float], str]) -> Table:
+        table, total = self._columns(), sum(parts.values())
+        for name, size in parts.items():
+            bar = ProgressBar(total=total, completed=size, width=_BAR_WIDTH, complete_style="cyan", finished_style="cyan")
+            table.add_row(Text(f"  {name}"), Text(f"{form(size):<11}{size / total:>4.0%}"), bar)
+        return table
+
+    def line(self, label: str, value: RenderableType) -> Table:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(min_width=self.label_width, no_wrap=True)
+        table.add_column()
+        table.add_row(Text(label), value)
+        return table
+
+    def _columns(self) -> Table:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(min_width=self.label_width, no_wrap=True)
+        table.add_column(min_width=_VALUE_WIDTH, no_wrap=True)
+        table.add_column()
+        return table
 
 
-def _bars(sizes: dict[str, int], total: int) -> Table:
-    table = _columns()
-    for name, size in sizes.items():
-        bar = ProgressBar(total=total, completed=size, width=_BAR_WIDTH, complete_style="cyan", finished_style="cyan")
-        table.add_row(Text(f"  {name}"), Text(f"{format_bytes(size):<11}{size / total:>4.0%}"), bar)
-    return table
+# Two forecasts
 
 
-def _columns() -> Table:
-    """Label, value and detail at the same places in every block of the summary."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(min_width=_LABEL_WIDTH, no_wrap=True)
-    table.add_column(min_width=_VALUE_WIDTH, no_wrap=True)
-    table.add_column()
-    return table
+def explanation(found: Explanation) -> RenderableType:
+    """The sentences, what the jobs have different, and the tables of time and memory."""
+    parts: list[RenderableType] = [Text(sentence, style="" if number else "bold") for number, sentence in enumerate(found.sentences)]
+    parts.append(Text())
+    for name, forecast in (("A", found.a), ("B", found.b)):
+        parts.append(Text(f"{name}  {figures.describe_model(forecast.job)}, {figures.describe_cluster(forecast.job)}", style="dim"))
+    parts += _fields(found)
+    parts += [Text(), _changes("where a step goes", found.time, format_seconds)]
+    if found.memory.parts:
+        ranks = any(forecast.rank_memory for forecast in (found.a, found.b))
+        parts.append(_changes("memory of the fullest rank" if ranks else "memory by category", found.memory, format_bytes))
+    return Group(*parts)
 
 
-def _line(label: str, value: Text) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(min_width=_LABEL_WIDTH, no_wrap=True)
-    table.add_column()
-    table.add_row(Text(label), value)
-    return table
+def _fields(found: Explanation) -> Iterator[RenderableType]:
+    listed = list(found.fields.items())
+    if listed:
+        yield Text("from A to B", style="dim")
+    for name, (a, b) in listed[:_MOST_FIELDS]:
+        yield Text(f"   {name}: {_value(a)} -> {_value(b)}")
+    if len(listed) > _MOST_FIELDS:
+        yield Text(f"   ({len(listed) - _MOST_FIELDS} more fields differ)")
+
+
+def _value(field: object) -> str:
+    return "(not given)" if field is None else str(field)
+
+
+def _changes(title: str, changes: Changes, form: Callable[[float], str]) -> RenderableType:
+    by = functools.partial(signed, form)
+    rows = []
+    for part in (*changes.parts, changes.whole):
+        share = changes.share(part)
+        rows.append([part.name, form(part.a), form(part.b), by(part.difference), "" if share is None else f"{share:.0%}"])
+    return table((title, "A", "B", "difference", "share"), rows, right=("A", "B", "difference", "share"))

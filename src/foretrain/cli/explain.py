@@ -1,0 +1,54 @@
+"""The command that says why two jobs differ: ``explain``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretrain.cli.app import JsonFlag, app, show
+from foretrain.cli.forecasts import PredictorOption
+from foretrain.errors import ForetrainError, InputError
+
+if TYPE_CHECKING:
+    from foretrain.catalog import Catalog
+    from foretrain.forecast import Forecast
+    from foretrain.predictors.base import Predictor
+
+
+@app.command()
+def explain(
+    first: Annotated[Path, typer.Argument(metavar="A.toml", help="A job file (TOML or JSON).", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="B.toml", help="The job file to set beside it.", show_default=False)],
+    predictor: PredictorOption = None,
+    as_json: JsonFlag = False,
+    catalog: Annotated[Path | None, typer.Option(help="Your own devices, nodes and prices (TOML).")] = None,
+) -> None:
+    """Why B takes more or less time and memory than A, by cause."""
+    from foretrain import predictors
+    from foretrain.catalog import Catalog
+    from foretrain.report import dump
+    from foretrain.report.explain import explain as compare
+
+    known, chosen = Catalog.load(catalog), predictors.get(predictor or predictors.DEFAULT)
+    found = compare(_forecast(first, known, chosen), _forecast(second, known, chosen))
+    if as_json:
+        typer.echo(dump(found.to_dict()))
+        return
+    from foretrain.report.text import explanation
+
+    show(explanation(found))
+
+
+def _forecast(path: Path, catalog: Catalog, predictor: Predictor) -> Forecast:
+    """The forecast of a job file; what stands against it is told with the file's name."""
+    from foretrain.job import Job
+
+    if path.suffix not in (".toml", ".json"):
+        raise InputError(f"{path}: explain compares job files (.toml or .json)")
+    job = Job.load(path, catalog=catalog)
+    try:
+        return predictor.predict(job)
+    except ForetrainError as error:
+        raise InputError(f"{path}: {error}") from error

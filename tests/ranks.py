@@ -1,0 +1,69 @@
+"""Forecasts of many devices for the tests of reports: a pipeline laid out, with memory per stage, and no model captured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foretrain.forecast import Estimate, Forecast, whole_training
+from foretrain.job import Job
+from foretrain.rank_memory import RankMemory
+from foretrain.schedule import Span, StageWork, Step, Work, play_pipeline, play_rank
+
+GIB = 2**30
+
+
+def job(stages: int = 4, *, framework: str = "megatron", batch: int = 64, tensor: int = 2) -> Job:
+    return Job.read({
+        "model": {"source": "transformers", "task": "causal-lm", "config": {"model_type": "llama"}},
+        "training": {"global_batch": batch, "sequence": 2048, "precision": "bf16", "optimizer": "adamw", "framework": framework, "steps": 100},
+        "cluster": {"node": "dgx-h100", "nodes": 2},
+        "plan": {"pipeline": stages, "tensor": tensor, "micro_batch": 1},
+    })  # fmt: skip
+
+
+def memory(stages: int) -> tuple[RankMemory, ...]:
+    """Each stage holds less than the one before it."""
+    return tuple(
+        RankMemory(stage=i, by_category={"weights": 4 * GIB, "optimizer_state": 2 * GIB, "activations": (stages - i) * GIB, "buffers": 0})
+        for i in range(stages)
+    )
+
+
+def pipeline(stages: int, micro_batches: int, schedule: str = "1f1b") -> Step:
+    works = [StageWork(forward_s=(0.010 + 0.001 * i,), backward_s=(0.020,), tail_s=0.005) for i in range(stages)]
+    time_s, busiest, slots = play_pipeline(works, micro_batches, 0.0005, schedule)
+    parts = {"computing_s": busiest * 0.8, "exposed_s": busiest * 0.2, "bubble_s": time_s - busiest, "host_s": 0.0}
+    return Step(time_s=time_s * 1.02, straggler_s=time_s * 0.02, slots=slots, **parts)
+
+
+def rank(micro_batches: int = 2, blocks: int = 3) -> Step:
+    """One stage: blocks whose parameters are fetched and whose gradients are handed out beside the computation."""
+    work = Work(
+        forward=(Span(0.001, 0.004, 0.005),) * blocks, backward=(Span(0.002, 0.008, 0.009),) * blocks, optimizer=Span(0.001, 0.003, 0.003),
+        gathers_s=(0.002,) * blocks, reduces_s=(0.003,) * blocks,
+    )  # fmt: skip
+    return play_rank(work, micro_batches)
+
+
+def forecast(of: Job | None = None, step: Step | None = None, ranks: Sequence[RankMemory] | None = None) -> Forecast:
+    """The step of a job, with the memory of the last stage as the quantities, which is what megatron logs."""
+    of = of or job()
+    step = step or pipeline(of.plan.pipeline, of.accumulation)
+    ranks = tuple(ranks or memory(of.plan.pipeline))
+    logged = ranks[-1].allocated_bytes
+    fullest = max(ranks, key=lambda one: one.allocated_bytes)
+    quantities = whole_training(of, around(step.time_s))
+    quantities |= {
+        "peak_memory_bytes": around(logged),
+        "reserved_memory_bytes": around(logged * 1.1),
+        "device_busy_s": around(step.computing_s),
+    }
+    quantities |= {f"network_{way}_bytes_per_s": around(3e9) for way in ("tx", "rx")}
+    return Forecast(
+        job=of, predictor="made up", quantities=quantities, memory_by_category={name: int(size) for name, size in fullest.by_category.items()},
+        memory_capacity_bytes=80 * GIB, bound="computation", step=step, rank_memory=ranks,
+    )  # fmt: skip
+
+
+def around(median: float) -> Estimate:
+    return Estimate(median, 0.8 * median, 1.2 * median)
