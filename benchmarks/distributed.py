@@ -100,11 +100,11 @@ def score(name: str, how: str, predictor: DeletePopPredictor, runs: Sequence[Run
             continue
         for quantity in quantities:
             if quantity in run.measured:
-                estimate = forecast[quantity]
+                estimate, measured = forecast[quantity], run.measured[quantity]
                 rows.append(
                     Comparison(
-                        runs_file=name, line=line, predictor=predictor.name, quantity=quantity, measured=run.measured[quantity],
-                        predicted=estimate.median, low=estimate.low, high=estimate.high,
+                        runs_file=name, line=line, predictor=predictor.name, quantity=quantity, measured=measured,
+                        predicted=estimate.median, low=estimate.low, high=estimate.high, error=estimate.median / measured - 1,
                     )
                 )  # fmt: skip
     for quantity in quantities:

@@ -53,12 +53,15 @@ def make_job(
     epochs: float | None = None,
     steps: int | None = None,
     micro_batch: int | None = None,
+    framework: str | None = None,
+    compile: bool | None = None,
     channels_last: bool = False,
     catalog: Catalog | None = None,
+    **plan: Any,
 ) -> Job:
     """A job from a model's name and options. ``devices`` counts all devices; ``nodes`` says over how many nodes they are spread.
 
-    Without ``device`` and ``node`` it is one H100; a ``node`` alone is used whole.
+    Without ``device`` and ``node`` it is one H100; a ``node`` alone is used whole. Further options are fields of the plan.
 
     The name is one of ``foretrain catalog models``, a torchvision or timm name, ``file.py:function``, an ``.onnx`` file or
     a captured graph (``.json.zst``).
@@ -67,7 +70,7 @@ def make_job(
     training = {
         "global_batch": 32 if batch is None else batch, "mode": mode, "precision": precision, "image": defaults.get("image") if image is None else image,
         "sequence": defaults.get("sequence") if sequence is None else sequence, "classes": classes, "optimizer": optimizer or defaults.get("optimizer"),
-        "samples": samples, "epochs": epochs, "steps": steps, "channels_last": channels_last,
+        "samples": samples, "epochs": epochs, "steps": steps, "channels_last": channels_last, "framework": framework, "compile": compile,
     }  # fmt: skip
     if section["source"] == "graph":
         training.update(_training_of_graph(Path(model), training, batch))
@@ -86,7 +89,7 @@ def make_job(
             "model": section,
             "training": {name: value for name, value in training.items() if value is not None},
             "cluster": {name: value for name, value in cluster.items() if value is not None},
-            "plan": {} if micro_batch is None else {"micro_batch": micro_batch},
+            "plan": {name: value for name, value in {"micro_batch": micro_batch, **plan}.items() if value is not None},
         },
         catalog=catalog,
     )

@@ -56,6 +56,8 @@ class Profile:
     """Host time of a call beside that of a plain PyTorch model: the framework's own Python around it."""
     step_s: float = 0.0
     """Host time of a step that belongs to no operator: logging, timers, reading the loss and the norm of gradients."""
+    selective_recompute: Literal["attention", "half"] = "attention"
+    """What selective recomputation runs again: attention between its projections, or all but attention and every second product."""
     clips_gradients: bool = False
     waits_each_step: bool = False
     """The host reads the loss or the norm of the gradients in each step."""
@@ -126,7 +128,9 @@ _PROFILES: dict[Framework, Profile] = {
     "nanotron": _NANOTRON,
     "llm-foundry": dataclasses.replace(_FSDP, fusion=Fusion(losses=True), attention_generation=1),
     "fms-fsdp": dataclasses.replace(_FSDP, fusion=COMPILED),
-    "torchtitan": dataclasses.replace(_FSDP, fusion=COMPILED, reduces_in_fp32=True, optimizers=_MEGATRON.optimizers),
+    "torchtitan": dataclasses.replace(
+        _FSDP, fusion=COMPILED, selective_recompute="half", reduces_in_fp32=True, optimizers=_MEGATRON.optimizers
+    ),
     "internevo": dataclasses.replace(_MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, overlaps_tensor=False),
 }
 

@@ -14,6 +14,8 @@ from foretrain.partition import Block, Stage, blocks
 _FP32 = 4
 _SHARDS_STATE = ("zero1", "zero2", "zero3")
 _SHARDS_GRADIENTS = ("zero2", "zero3")
+_HALF_KEPT = 0.5
+"""Of a block's activations, where element-wise results and every second product are computed again."""
 _SPLIT_LOSS = 0.02
 """Of the activations, lost in blocks that the allocator has split."""
 
@@ -179,7 +181,7 @@ def _passes(job: Job, graph: OpGraph, stage: Stage, sizes: _Sizes, profile: Prof
     """Activations, temporaries and fleeting gradients at the moment when they are most together."""
     plan = job.plan
     counts = in_flight(plan, stage.index, len(stage.chunks), job.accumulation)
-    everything = sum(count * sum(_kept(block, plan) for block in chunk) for count, chunk in zip(counts, stage.chunks, strict=True))
+    everything = sum(count * sum(_kept(block, plan, profile) for block in chunk) for count, chunk in zip(counts, stage.chunks, strict=True))
     best = (everything, 0.0, 0.0)
     for count, chunk in zip(counts, stage.chunks, strict=True):
         if count:
@@ -194,7 +196,7 @@ def _backward(
     moments, gradients = [], 0.0
     for block in reversed(chunk):
         moments.append((left, _working(graph, block, plan, profile), gradients))
-        left -= _kept(block, plan)
+        left -= _kept(block, plan, profile)
         gradients += sizes.fleeting_gradient * (block.dense + block.experts)
     return [*moments, (left, 0.0, gradients)]
 
@@ -203,8 +205,11 @@ def _recomputed(block: Block, plan: Plan) -> bool:
     return plan.recompute == "full" and block.is_layer
 
 
-def _kept(block: Block, plan: Plan) -> float:
-    return float(block.piece.handed_on_bytes if _recomputed(block, plan) else block.piece.kept_bytes)
+def _kept(block: Block, plan: Plan, profile: Profile) -> float:
+    if _recomputed(block, plan):
+        return float(block.piece.handed_on_bytes)
+    halved = plan.recompute == "selective" and profile.selective_recompute == "half" and block.is_layer
+    return block.piece.kept_bytes * (_HALF_KEPT if halved else 1.0)
 
 
 def _working(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line
-from foretrain.graph import OpGraph
+from foretrain.graph import OpGraph, Weight
 from foretrain.job import Job, Model, Training
 
 if TYPE_CHECKING:
@@ -105,13 +105,23 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
     if model.source == "graph":
         if max(plan.tensor, plan.context, plan.expert) > 1:
             raise UnsupportedJob("plan: a graph that is given as a file cannot be cut; plan.tensor, plan.context and plan.expert must be 1")
-        return _given_graph(job)
+        return _with_weights(_given_graph(job))
     split = {
         "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": plan.context, "expert": plan.expert,
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan, "framework": training.framework,
     }  # fmt: skip
     key = _key(model, training, job.workload.base, job.micro_batch, accumulate, split)
     return _found_or(lambda: _trace_rank(job, accumulate), job, key, refresh)
+
+
+@functools.lru_cache(maxsize=32)
+def _with_weights(graph: OpGraph) -> OpGraph:
+    """A graph that was captured for one device knows its parameters by their number only."""
+    if graph.weights or not graph.parameters:
+        return graph
+    held = sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "weights")
+    dtype = "bfloat16" if held < 3 * graph.parameters else "float32"
+    return dataclasses.replace(graph, weights=(Weight("", graph.parameters, dtype),))
 
 
 def _found_or(trace: Callable[[], OpGraph], job: Job, key: str, refresh: bool) -> OpGraph:

@@ -36,6 +36,16 @@ class JobOptions:
     epochs: Annotated[float | None, typer.Option(help="Epochs of the whole training.")]
     steps: Annotated[int | None, typer.Option(help="Steps of the whole training, instead of epochs.")]
     micro_batch: Annotated[int | None, typer.Option(help="Samples that a device handles at once.")]
+    tensor: Annotated[int | None, typer.Option(help="Devices that share the layers of a model.")]
+    pipeline: Annotated[int | None, typer.Option(help="Stages of a pipeline.")]
+    context: Annotated[int | None, typer.Option(help="Devices that share a sequence.")]
+    expert: Annotated[int | None, typer.Option(help="Devices that share the experts.")]
+    shard: Annotated[str | None, typer.Option(help="none, zero1, zero2 or zero3.")]
+    recompute: Annotated[str | None, typer.Option(help="none, selective or full.")]
+    schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b or interleaved.")]
+    sequence_parallel: Annotated[bool | None, typer.Option(help="Split norms by sequence, beside --tensor.", show_default=False)]
+    framework: Annotated[str | None, typer.Option(help="pytorch, megatron, nanotron, llm-foundry, torchtitan, ...")]
+    compile: Annotated[bool | None, typer.Option(help="With torch.compile.", show_default=False)]
     channels_last: Annotated[bool | None, typer.Option(help="Images in channels-last layout.", show_default=False)]
     catalog: Annotated[Path | None, typer.Option(help="Your own devices, nodes and prices (TOML).")]
 
@@ -43,7 +53,8 @@ class JobOptions:
 _PLACES = {
     "source": "model", "device": "cluster", "node": "cluster", "nodes": "cluster", "cores_per_device": "cluster", "batch": "training", "image": "training",
     "sequence": "training", "classes": "training", "precision": "training", "optimizer": "training", "mode": "training",
-    "samples": "training", "epochs": "training", "steps": "training", "channels_last": "training", "micro_batch": "plan",
+    "samples": "training", "epochs": "training", "steps": "training", "channels_last": "training", "framework": "training", "compile": "training",
+    **dict.fromkeys(("micro_batch", "tensor", "pipeline", "context", "expert", "shard", "recompute", "schedule", "sequence_parallel"), "plan"),
 }  # fmt: skip
 _FIELDS = {"batch": "global_batch"}
 _INSTEAD = {"epochs": "steps", "steps": "epochs"}

@@ -159,7 +159,9 @@ def _passes(layout: Layout, block: Block) -> tuple[Span, Span]:
     if recompute == "full" and block.is_layer:
         return forward, forward + backward
     if recompute == "selective" and block.is_layer:
-        return forward, _span(layout, _attention(layout.graph, block.piece.forward)) + backward
+        half = layout.profile.selective_recompute == "half"
+        again = (_without_half_of_products if half else _attention)(layout.graph, block.piece.forward)
+        return forward, _span(layout, again) + backward
     return forward, backward
 
 
@@ -170,6 +172,13 @@ def _accumulation(layout: Layout, block: Block) -> Span:
     moved = (block.dense + block.experts) * (4.0 if layout.graph.accumulates else 10.0)
     seconds = moved / (COPY_SHARE * memory_rate(layout.job)) * layout.tuning.traffic
     return Span(0.0, seconds, seconds)
+
+
+def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:
+    """All calls but attention and every second matrix product, whose results are kept."""
+    products = [i for i in calls.tolist() if graph.ops[i].operator.name in _PRODUCTS]
+    kept = {*products[::2], *_attention(graph, calls).tolist()}
+    return np.array([i for i in calls.tolist() if i not in kept], dtype=np.int64)
 
 
 def _attention(graph: OpGraph, calls: Index) -> Index:

@@ -112,7 +112,9 @@ def forecast_one_device(
 
 
 def needs_ranks(job: Job) -> bool:
-    """Whether the job is more than plain PyTorch on one device."""
+    """Whether the job is more than plain PyTorch, or inference, on one device."""
+    if job.cluster.world_size == 1 and job.workload.training.mode == "infer":
+        return False
     return job.cluster.world_size > 1 or job.plan.recompute != "none" or job.plan.offload or job.workload.training.framework != "pytorch"
 
 
