@@ -115,14 +115,14 @@ def _solve(observations: _Observations, apart: float) -> tuple[dict[str, float],
     for _ in range(2):
 
         def residuals(logs: npt.NDArray[np.float64], noise: float = noise) -> npt.NDArray[np.float64]:
-            return np.concatenate([_robust(observations.errors(logs) / noise) * np.sqrt(observations.weights), logs / expected])
+            return np.concatenate([robust(observations.errors(logs) / noise) * np.sqrt(observations.weights), logs / expected])
 
         logs = least_squares(residuals, logs).x
         noise = max(_LEAST_NOISE, 1.4826 * float(np.median(np.abs(observations.errors(logs)))))
     return {group: float(np.exp(logs[0] + own)) for group, own in zip(GROUPS, logs[1:-1], strict=True)}, float(np.exp(logs[-1]))
 
 
-def _robust(errors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def robust(errors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Squares to the result are Huber's loss: linear beyond two standard deviations."""
     size = np.abs(errors)
     return np.sign(errors) * np.where(size <= 2, size, np.sqrt(np.maximum(4 * size - 4, 0)))

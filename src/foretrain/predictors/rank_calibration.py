@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.job import Run
+from foretrain.predictors.calibration import robust
 from foretrain.predictors.rank_steps import play
 from foretrain.predictors.ranks import Layout, Tuning
 from foretrain.predictors.residuals import Residuals
@@ -145,18 +146,12 @@ def _solve(cases: Sequence[Case], rounds: int = 1) -> Tuning:
         def residuals(values: Vector, noise: float = noise) -> Vector:
             tuning = _tuning(names, values)
             errors = np.log([max(case.step_s(tuning), 1e-9) for case in cases]) - measured
-            return np.concatenate([_robust(errors / noise), values / expected])
+            return np.concatenate([robust(errors / noise), values / expected])
 
         values = least_squares(residuals, values, diff_step=_DIFFERENCE, max_nfev=_EVALUATIONS).x
         errors = residuals(values, 1.0)[: len(cases)]
         noise = max(_LEAST_NOISE, 1.4826 * float(np.median(np.abs(errors))))
     return _tuning(names, values)
-
-
-def _robust(errors: Vector) -> Vector:
-    """Squares to the result are Huber's loss: linear beyond two standard deviations."""
-    size = np.abs(errors)
-    return np.asarray(np.sign(errors) * np.where(size <= 2, size, np.sqrt(np.maximum(4 * size - 4, 0))))
 
 
 def _with_memory(tuning: Tuning, cases: Sequence[Case], logged: Callable[[Layout, Sequence[RankMemory]], RankMemory]) -> Tuning:
@@ -178,7 +173,7 @@ def _with_memory(tuning: Tuning, cases: Sequence[Case], logged: Callable[[Layout
 
     def residuals(values: Vector) -> Vector:
         errors = np.log(np.maximum(fixed + moving * np.exp(values[0]) + values[1] * _GIB, 1.0) / measured_bytes)
-        return np.concatenate([_robust(errors / _NOISE), values / _MEMORY_SPREAD])
+        return np.concatenate([robust(errors / _NOISE), values / _MEMORY_SPREAD])
 
     factor, beside = least_squares(residuals, np.zeros(2)).x
     return dataclasses.replace(tuning, activations=float(np.exp(factor)), memory_bytes=float(beside) * _GIB)

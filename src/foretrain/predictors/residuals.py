@@ -18,7 +18,9 @@ _SPREADS = (0.1, 0.2, 0.4, 0.8)
 """Standard deviations of the residuals' logarithm that are tried."""
 _LENGTHS = (1.0, 2.0, 4.0, 8.0)
 """Distances over which residuals are alike: doublings of a number; two different names lie two apart."""
-_NOISES = (0.04, 0.1)
+_NOISES = (0.04, 0.1, 0.2)
+_FAR = 3.0
+"""Standard deviations beyond which a residual counts as no larger."""
 _APART = 2.0
 _LEAST = 8
 """Runs below which nothing is learned."""
@@ -40,7 +42,7 @@ class Residuals:
         if len(jobs) < _LEAST:
             return None
         numbers, names = np.array([_numbers(job) for job in jobs]), tuple(_names(job) for job in jobs)
-        target = np.asarray(logs, dtype=np.float64)
+        target = _without_outliers(np.asarray(logs, dtype=np.float64))
         best, least = None, float(np.mean(np.abs(np.expm1(-target))))
         for spread in _SPREADS:
             for length in _LENGTHS:
@@ -68,6 +70,13 @@ class Residuals:
         return cls(np.array(data["numbers"]), names, np.array(data["weights"]), data["spread"], data["length"])
 
 
+def _without_outliers(logs: Matrix) -> Matrix:
+    """Residuals that lie far from most are drawn in, so that one odd run does not decide for its neighbours."""
+    middle = np.median(logs)
+    reach = _FAR * 1.4826 * float(np.median(np.abs(logs - middle)))
+    return np.asarray(np.clip(logs, middle - reach, middle + reach))
+
+
 def _numbers(job: Job) -> list[float]:
     plan, training = job.plan, job.workload.training
     size = training.sequence or (training.image_shape[-1] if training.image_shape else 1)
@@ -91,6 +100,8 @@ def _names(job: Job) -> tuple[str, ...]:
         f"{model.source} {model.name} {sorted((model.config or {}).items(), key=str)}",
         job.plan.shard,
         job.plan.recompute,
+        job.plan.schedule,
+        str(job.plan.sequence_parallel),
         job.workload.training.precision,
     )
 
