@@ -218,8 +218,8 @@ def _optimizer(layout: Layout, stage: Stage) -> Span:
     plan, graph, calls = layout.job.plan, layout.graph, layout.calls
     index = np.flatnonzero(graph.phase_index == PHASES.index("optimizer"))
     traced = sum(weight.elements for block in _traced_blocks(graph) for weight in block.weights if weight.trainable)
-    spread = 1 if plan.shard == "none" else layout.teams.data.size
-    updated = sum(weight.elements / (spread if not weight.expert else 1) for weight in stage.weights if weight.trainable)
+    dense, experts = (1, 1) if plan.shard == "none" else (layout.teams.data.size, layout.teams.expert_data.size)
+    updated = sum(weight.elements / (experts if weight.expert else dense) for weight in stage.weights if weight.trainable)
     share = updated / max(1, traced)
     device_s = calls.device_s[index] * share
     if plan.offload:
