@@ -144,10 +144,10 @@ def print_ranks(runs: Sequence[Run], rows: Sequence[Comparison]) -> None:
 def print_speed() -> None:
     """Cold: nothing of the job was traced before, but the libraries are loaded. Then the same job with other plans."""
     predictor = DeletePopPredictor()
-    predictor.predict(job_with(tensor=4, data=16))
     times = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FORETRAIN_CACHE"] = folder
+        predictor.predict(job_with(tensor=4, data=16))
         for plan in ({}, {"shard": "none"}, {"pipeline": 4, "data": 16}, {"schedule": "interleaved"}):
             job = job_with(**plan)
             start = time.perf_counter()

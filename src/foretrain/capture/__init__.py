@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,12 @@ def _found_or(trace: Callable[[], OpGraph], job: Job, key: str, refresh: bool) -
             return dataclasses.replace(found, info={**found.info, "precision": precision})  # tf32 and fp32 share a graph
     graph = trace()
     graph.save(path)
+    _just_traced[path, path.stat().st_mtime_ns] = graph
     return graph
+
+
+_just_traced: weakref.WeakValueDictionary[tuple[Path, int], OpGraph] = weakref.WeakValueDictionary()
+"""Graphs that are still in use, so that the file just written need not be read."""
 
 
 def cache_folder() -> Path:
@@ -148,7 +154,7 @@ def cache_folder() -> Path:
 @functools.lru_cache(maxsize=128)
 def _cached(path: Path, _changed: int, versions: tuple[tuple[str, str], ...]) -> OpGraph:
     """A graph on disk, unless a library that is installed here now has another version than the one it was traced with."""
-    graph = OpGraph.load(path)
+    graph = _just_traced.get((path, _changed)) or OpGraph.load(path)
     traced = graph.info.get("versions", {})
     if any(traced.get(library) != version for library, version in versions):
         raise FileNotFoundError(path)
