@@ -253,7 +253,7 @@ def test_a_users_file_overrides_single_fields(tmp_path: Path) -> None:
     catalog = Catalog.load(path)
     assert catalog.device("h100-sxm-80gb").tdp_w == 500
     assert catalog.device("h100-sxm-80gb").bf16 == CATALOG.device("h100").bf16
-    cluster = Cluster.read({"device": "h100", "nodes": 2}, catalog)
+    cluster = Cluster.read({"device": "h100", "nodes": 2, "inter_node": {"kind": "ethernet"}}, catalog)
     assert catalog.price_per_hour(cluster) == 3.0
     assert cluster.inter_node.bandwidth_bytes_per_s == pytest.approx(25e9 / 8)
     assert Catalog.load().device("h100").tdp_w == 700

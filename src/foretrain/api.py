@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_DEVICE = "h100-sxm-80gb"
+_USUAL_IN_NODE = 8
+"""GPUs in a node, where the job does not say."""
 
 
 @functools.cache
@@ -74,7 +76,7 @@ def make_job(
     }  # fmt: skip
     if section["source"] == "graph":
         training.update(_training_of_graph(Path(model), training, batch))
-    spread = 1 if nodes is None else nodes
+    spread = nodes_for(devices, node, device, catalog) if nodes is None else nodes
     if spread < 1:
         raise InputError(f"nodes: {spread} is not 1 or more")
     if devices is not None and devices % spread:
@@ -93,6 +95,14 @@ def make_job(
         },
         catalog=catalog,
     )
+
+
+def nodes_for(devices: int | None, node: str | None, device: str | None, catalog: Catalog | None) -> int:
+    """Nodes that so many devices fill: those of the named node, else of eight GPUs; one where they do not fill them evenly."""
+    known = catalog or Catalog.load()
+    in_node = known.node(node, "cluster.node").devices if node is not None else _USUAL_IN_NODE
+    on_cpu = device is not None and known.device(device, "cluster.device").is_cpu
+    return devices // in_node if devices is not None and devices > in_node and devices % in_node == 0 and not on_cpu else 1
 
 
 def predict(

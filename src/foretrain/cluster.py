@@ -19,6 +19,9 @@ __all__ = ["Catalog", "Cluster", "ClusterSpec", "Device", "Group", "GroupSpec", 
 _BY_GROUP = ("device", "node", "nodes", "cores_per_device")
 _SCOPES = {"node": "a link inside a node", "network": "a network between nodes"}
 
+_HDR_BYTES_PER_S, _NDR_BYTES_PER_S = 25e9, 50e9
+_NDR_SINCE = 2022
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -174,15 +177,24 @@ def _fill(group: GroupSpec, given: ClusterSpec) -> GroupSpec:
 def _group(where: str, spec: GroupSpec, catalog: Catalog) -> Group:
     node = None if spec.node is None else catalog.node(spec.node, f"{where}.node")
     device = _device(where, spec, node, catalog)
-    intra, inter = (node.intra_node, node.inter_node) if node else (LinkSpec(), LinkSpec())
+    per_node = _devices_per_node(f"{where}.devices_per_node", spec.devices_per_node, node)
+    intra, inter = (node.intra_node, node.inter_node) if node else (LinkSpec(), _usual_network(device, per_node))
     return Group(
         device=device,
-        devices_per_node=_devices_per_node(f"{where}.devices_per_node", spec.devices_per_node, node),
+        devices_per_node=per_node,
         nodes=_count(f"{where}.nodes", spec.nodes),
         node=node,
         intra_node=_link(f"{where}.intra_node", "node", spec.intra_node, intra, device, catalog),
         inter_node=_link(f"{where}.inter_node", "network", spec.inter_node, inter, device, catalog),
     )
+
+
+def _usual_network(device: Device, per_node: int) -> LinkSpec:
+    """What joins nodes of devices that are sold on NVSwitch boards: an InfiniBand adapter for each of them; else nothing in particular."""
+    if device.link != "nvswitch" or device.link_optional:
+        return LinkSpec()
+    rate = _HDR_BYTES_PER_S if device.year is not None and device.year < _NDR_SINCE else _NDR_BYTES_PER_S
+    return LinkSpec(kind="infiniband", bandwidth=per_node * rate, nics=per_node)
 
 
 def _device(where: str, spec: GroupSpec, node: Node | None, catalog: Catalog) -> Device:

@@ -27,7 +27,7 @@ class Profile:
     optimizers: tuple[tuple[str, str], ...] = ()
     """Optimizers that it has as one fused kernel, by the name in the job."""
     keeps_fp32_gradients: bool = False
-    """Gradients of bf16 weights are added up in a persistent fp32 buffer."""
+    """Gradients of bf16 weights are added up in a persistent fp32 buffer, and the optimizer keeps fp32 weights."""
     uses_ddp_beside: bool = False
     """With fp32 gradients, torch's DistributedDataParallel all the same: its buckets, and low-precision gradients until a pass ends."""
     loss_copies: float | None = None
@@ -127,9 +127,9 @@ _PROFILES: dict[Framework, Profile] = {
     "megatron": _MEGATRON,
     "nanotron": _NANOTRON,
     "llm-foundry": dataclasses.replace(_FSDP, fusion=Fusion(losses=True), attention_generation=1),
-    "fms-fsdp": dataclasses.replace(_FSDP, fusion=COMPILED),
+    "fms-fsdp": _FSDP,
     "torchtitan": dataclasses.replace(
-        _FSDP, fusion=COMPILED, selective_recompute="half", reduces_in_fp32=True, optimizers=_MEGATRON.optimizers
+        _FSDP, fusion=Fusion(norms=True), selective_recompute="half", reduces_in_fp32=True, optimizers=_MEGATRON.optimizers
     ),
     "internevo": dataclasses.replace(_MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, overlaps_tensor=False),
 }
@@ -168,6 +168,8 @@ def as_framework_runs_it(job: Job) -> Job:
     fused = dict(habits.optimizers).get(training.optimizer)
     if fused is not None:
         training = dataclasses.replace(training, optimizer=fused)
+    if habits.keeps_fp32_gradients and training.precision in ("bf16", "fp16", "fp8"):
+        training = dataclasses.replace(training, master_weights=True)
     if habits.casts_shards and job.plan.shard == "zero3" and training.precision in _CAST:
         training = dataclasses.replace(training, precision=_CAST[training.precision], master_weights=True)
     if habits.flash_attention is False and training.framework == "megatron" and model.config is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretrain.costs.workspace import library_workspaces
 from foretrain.frameworks import Profile
@@ -76,13 +76,14 @@ def rank_memory(
     tied = _tied_elements(graph) if stages > 1 and stage.index == stages - 1 else 0
     held = _held(plan, stage, tied)
     sizes = _sizes(job, graph, profile)
+    if plan.shard in _SHARDS_GRADIENTS:
+        sizes = replace(sizes, fleeting_gradient=sizes.fleeting_gradient / held.replicas)
     kept, working, fleeting = _passes(job, graph, stage, sizes, profile)
     weights = float(sum(block.weight_bytes for block in stage.blocks)) + tied * own
     sharded = plan.shard == "zero3"
     categories = {
         "weights": weights * held.share(sharded=sharded) / max(1.0, held.share(sharded=False)),
-        "gradients": sizes.gradient * held.share(sharded=plan.shard in _SHARDS_GRADIENTS)
-        + (fleeting / held.replicas if plan.shard in _SHARDS_GRADIENTS else fleeting),
+        "gradients": sizes.gradient * held.share(sharded=plan.shard in _SHARDS_GRADIENTS) + fleeting,
         "optimizer_state": 0.0 if plan.offload else sizes.state * held.share(sharded=plan.shard in _SHARDS_STATE),
         "activations": kept,
         "temporaries": working,

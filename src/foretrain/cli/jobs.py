@@ -111,6 +111,8 @@ def overriding(options: Options) -> Edit:
 
 def _overridden(data: Mapping[str, Any], options: Options) -> dict[str, Any]:
     """The tables of a job file with the options in place of their fields."""
+    from foretrain.api import nodes_for
+
     job = {name: dict(section) if isinstance(section, Mapping) else section for name, section in data.items()}
     for name, value in options.items():
         if name in _PLACES and isinstance(section := job.setdefault(_PLACES[name], {}), dict):
@@ -121,7 +123,9 @@ def _overridden(data: Mapping[str, Any], options: Options) -> dict[str, Any]:
         if "node" in options and "device" not in options:
             cluster.pop("device", None)
         if "devices" in options:
-            cluster["devices_per_node"] = _spread(options["devices"], cluster.get("nodes", 1))
+            if "nodes" not in cluster:
+                cluster["nodes"] = nodes_for(options["devices"], cluster.get("node"), cluster.get("device"), None)
+            cluster["devices_per_node"] = _spread(options["devices"], cluster["nodes"])
     return job
 
 

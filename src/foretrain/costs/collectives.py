@@ -297,6 +297,10 @@ _ALGORITHMS: dict[Library, dict[Kind, tuple[Algorithm, ...]]] = {
 }
 
 
+_SOCKET_SHARE = 0.4
+"""Of a fast adapter's rate, sent and received together, that sockets reach when their limit is below it: they use several threads."""
+
+
 # Costs
 
 
@@ -461,7 +465,7 @@ class _Route:
         adapters = joined * min(link.nics, max(1.0, link.nics * active)) / team.sharing
         transport = self._transports[transport_name(self._library, link.kind, self._group.device)]
         rate = link.bandwidth_bytes_per_s / link.nics
-        return _Lane(adapters * rate, adapters * transport.most_bytes_per_s, link.latency_s, transport)
+        return _Lane(adapters * rate, adapters * max(transport.most_bytes_per_s, _SOCKET_SHARE * rate), link.latency_s, transport)
 
     @property
     def _devices_in_node(self) -> int:

@@ -22,7 +22,7 @@ from foretrain.predictors.conformal import Factors
 from foretrain.predictors.many_devices import forecast_ranks, layout_of, logged
 from foretrain.predictors.rank_calibration import Calibration, Case, calibrate_ranks
 from foretrain.predictors.ranks import tuning_key
-from foretrain.predictors.whitebox import MEMORY_QUANTITIES, QUANTITIES, Spread, forecast_one_device, needs_ranks
+from foretrain.predictors.whitebox import MEMORY_QUANTITIES, QUANTITIES, Spread, forecast_one_device, host_beside, needs_ranks
 from foretrain.timeline import Timeline
 
 OPERATORS = "operators.safetensors"
@@ -79,7 +79,9 @@ class DeletePopPredictor(OperatorPredictor):
             return self._predict_ranks(job)
         device = job.cluster.device
         spread = functools.partial(self._spread, device)
-        return forecast_one_device(job, self.costs, self.host_of(device.name), spread, predictor=self.name, gap_s=KERNEL_GAP_S)
+        return forecast_one_device(
+            job, self.costs, host_beside(job, self.host_of(device.name)), spread, predictor=self.name, gap_s=KERNEL_GAP_S
+        )
 
     def _predict_ranks(self, job: Job) -> Forecast:
         known = self.about.get("tunings", {}).get(tuning_key(job))
@@ -192,8 +194,7 @@ class DeletePopPredictor(OperatorPredictor):
 
     def _ranks_spread(self, calibrated: bool, job: Job) -> Spread:
         known = conformal.shipped()["many devices, calibrated" if calibrated else "many devices"]
-        memory = {name: value for name, value in known.items() if name in MEMORY_QUANTITIES}
-        return Spread(time=known["step_time_s"], memory=known["peak_memory_bytes"], count=Factors(0.6, 0.8, 1.25, 1.6), quantities=memory)
+        return Spread(time=known["step_time_s"], memory=known["reserved_memory_bytes"], count=Factors(0.6, 0.8, 1.25, 1.6))
 
     def _spread(self, device: Device, timeline: Timeline) -> Spread:
         """How far held-out runs lay from their forecasts, in the case that this one belongs to."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from foretrain.costs.base import CostModel
-from foretrain.costs.host import DispatchHost, cpu_speed
+from foretrain.costs.host import DispatchHost
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Forecast, whole_training
 from foretrain.job import Job
@@ -14,7 +14,7 @@ from foretrain.partition import virtual_stages
 from foretrain.predictors.rank_calibration import Calibration
 from foretrain.predictors.rank_steps import RanksForecast, play
 from foretrain.predictors.ranks import Layout, lay_out
-from foretrain.predictors.whitebox import IDLE_POWER, Spread, assumptions
+from foretrain.predictors.whitebox import IDLE_POWER, Spread, assumptions, host_beside
 from foretrain.rank_memory import RankMemory
 from foretrain.schedule import Step
 
@@ -54,8 +54,7 @@ def layout_of(job: Job, costs: CostModel, host: DispatchHost, *, gap_s: float = 
     """The job laid out on the hosts that its nodes have, and the host's time per step."""
     if job.workload.training.mode != "train":
         raise UnsupportedJob("training.mode: 'infer' on many devices; forecasts of many devices are of training")
-    slowest = min(cpu_speed(group.node.cpu if group.node else None, group.device.year) for group in job.cluster.groups)
-    own = host if job.cluster.groups[0].device.is_cpu else dataclasses.replace(host, speed=host.speed * slowest)
+    own = host_beside(job, host)
     return lay_out(job, costs, own, gap_s=gap_s), own.step_overhead_s
 
 
@@ -109,6 +108,10 @@ def _assumptions(job: Job, layout: Layout, price: float | None) -> tuple[str, ..
     if plan.schedule == "interleaved" and plan.virtual_stages is None and plan.pipeline > 1:
         count = virtual_stages(plan, sum(block.is_layer for stage in layout.stages for block in stage.blocks))
         notes.append(f"plan.virtual_stages is not given: {count} chunks per rank are assumed")
+    if plan.micro_batch is None and job.micro_batch > 1:
+        notes.append(f"plan.micro_batch is not given: all {job.micro_batch} samples of a rank are handled at once")
+    if job.cluster.nodes > 1 and any(group.inter_node.kind == "ethernet" and not group.device.is_cpu for group in job.cluster.groups):
+        notes.append("cluster.inter_node: ethernet is used through TCP sockets, below its rate; give kind = 'roce' where it has RDMA")
     if plan.expert > 1:
         notes.append("tokens are spread evenly over the experts")
     if len({group.device.name for group in job.cluster.groups}) > 1:

@@ -15,7 +15,7 @@ from foretrain.frameworks import Profile
 from foretrain.graph import ITEM_BYTES, PHASES, OpGraph
 from foretrain.job import Job
 from foretrain.partition import COLLECTIVES, Block, Index, Stage, blocks
-from foretrain.predictors.ranks import COLLECTIVE_HOST_S, COPY_SHARE, KINDS, Layout, Tuning, memory_rate, message_bytes
+from foretrain.predictors.ranks import COLLECTIVE_HOST_S, COPY_SHARE, KINDS, Layout, Tuning, memory_rate, message_bytes, on_efa
 from foretrain.rank_memory import RankMemory, rank_memory
 from foretrain.schedule import Column, Span, StageWork, Step, Work, play_pipeline, play_rank, span, total
 
@@ -362,7 +362,7 @@ def _lasting(passes: Span, habits: Profile) -> float:
 def _stall_s(layout: Layout) -> float:
     """The framework's own stall of a layer and micro-batch, forward and backward."""
     tensor, stages = layout.teams.tensor.size, layout.teams.stages
-    once, each = layout.profile.stalls_s
+    once, each = layout.profile.stalls_s if on_efa(layout.job) else (0.0, 0.0)
     across = layout.teams.tensor.nodes**_STALLS_OVER_NODES
     return (
         (once + each * tensor) * across * layout.tuning.stalls if tensor > 1 and layout.job.cluster.nodes > 1 and stages.size > 1 else 0.0

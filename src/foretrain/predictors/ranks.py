@@ -153,7 +153,7 @@ def cost_calls(job: Job, graph: OpGraph, costs: CostModel, host: HostModel, netw
     device_s *= _as_the_framework_has_it(graph.operators, device, profile(job))
     device_s += gap_s * kernels * ~moving
     for i in np.flatnonzero(moving).tolist():
-        device_s[i] = collective_s(graph.operators[i], network, teams, profile(job))
+        device_s[i] = collective_s(graph.operators[i], network, teams, profile(job).tensor_message_s if on_efa(job) else 0.0)
     pairs, which = np.unique(graph.operator_index * len(PHASES) + graph.phase_index, return_inverse=True)
     issued = [divmod(pair, len(PHASES)) for pair in pairs.tolist()]
     issue_s = host.issue_time_s([graph.operators[operator] for operator, _ in issued], [PHASES[phase] for _, phase in issued])
@@ -213,10 +213,15 @@ def memory_rate(job: Job) -> float:
     return min(group.device.memory_bytes_per_s for group in job.cluster.groups)
 
 
-def collective_s(operator: Operator, network: Collectives, teams: Teams, habits: Profile) -> float:
+def on_efa(job: Job) -> bool:
+    """Whether nodes are joined by EFA, where the stalls of frameworks that are known were seen."""
+    return any(group.inter_node.kind == "efa" for group in job.cluster.groups)
+
+
+def collective_s(operator: Operator, network: Collectives, teams: Teams, tensor_message_s: float = 0.0) -> float:
     """One call of a collective that the graph holds."""
     members = teams.named(operator.overload)
-    least = habits.tensor_message_s * members.size if operator.overload == "tensor" and members.nodes > 1 else 0.0
+    least = tensor_message_s * members.size if operator.overload == "tensor" and members.nodes > 1 else 0.0
     return max(least, network.time_s(KINDS[operator.name], message_bytes(operator), members))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import numpy as np
 from foretrain.capture import capture_job
 from foretrain.cluster import Device
 from foretrain.costs.base import CostModel, HostModel
+from foretrain.costs.host import DispatchHost, cpu_speed
 from foretrain.costs.roofline import arithmetic
 from foretrain.costs.workspace import library_workspaces, operator_workspace
 from foretrain.errors import UnsupportedJob
@@ -109,6 +111,12 @@ def forecast_one_device(
         timeline=timeline,
         memory=memory,
     )
+
+
+def host_beside(job: Job, host: DispatchHost) -> DispatchHost:
+    """The host with the speed of the slowest CPU among the job's nodes; as it is where the job names no node."""
+    speeds = [cpu_speed(group.node.cpu, group.device.year) for group in job.cluster.groups if group.node is not None]
+    return dataclasses.replace(host, speed=host.speed * min(speeds)) if speeds else host
 
 
 def needs_ranks(job: Job) -> bool:
