@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from foretrain.forecast import Forecast
     from foretrain.job import Job
     from foretrain.predictors.base import Predictor
+    from foretrain.predictors.driple import Resources
 
 PredictorOption = Annotated[str | None, typer.Option("--predictor", help="Predictor by name, or a folder that fit made.")]
 
@@ -36,6 +37,7 @@ def predict(
     depth: Annotated[int | None, typer.Option(min=1, help="Names that a layer is cut to in --breakdown layer.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the step as a Chrome trace, for Perfetto.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report to open in a browser.")] = None,
+    resources: Annotated[bool, typer.Option("--resources", help="How busy device, memory and network will be.")] = False,
     options: Options,
 ) -> None:
     """Forecast time, memory and cost of a job file or a model; options override the file."""
@@ -43,8 +45,8 @@ def predict(
 
     if (target is None) == (jobs is None):
         raise typer.BadParameter("give a job file, a model, or --jobs (and only one of them)")
-    if jobs is not None and (trace or html or breakdown):
-        raise typer.BadParameter("--trace, --html and --breakdown are for one job, not for --jobs")
+    if jobs is not None and (trace or html or breakdown or resources):
+        raise typer.BadParameter("--trace, --html, --breakdown and --resources are for one job, not for --jobs")
     if jobs is None and out is not None:
         raise typer.BadParameter("--out is for --jobs; --json prints one forecast, --trace and --html write files")
     chosen = predictors.get(predictor or predictors.DEFAULT)
@@ -52,18 +54,38 @@ def predict(
         _predict_many(jobs, out, options, chosen)
         return
     forecast = chosen.predict(job_from(str(target), options))
-    _write_files(forecast, trace, html)
+    use = _resources(forecast.job) if resources else None
+    _write_files(forecast, trace, html, use)
     if as_json:
-        from foretrain.report import to_json
-
-        typer.echo(to_json(forecast, breakdown))
+        _print_json(forecast, breakdown, use)
         return
     from foretrain.report.text import breakdown_table, summary
 
     show(summary(forecast), *([breakdown_table(forecast, breakdown, depth=depth)] if breakdown else []))
+    if use is not None:
+        from foretrain.report.resources import resource_table
+
+        show(resource_table(use))
 
 
-def _write_files(forecast: Forecast, trace: Path | None, html: Path | None) -> None:
+def _resources(job: Job) -> Resources:
+    from foretrain.predictors.driple import resources
+
+    return resources(job)
+
+
+def _print_json(forecast: Forecast, breakdown: Literal["layer", "operator", "phase"] | None, use: Resources | None) -> None:
+    from foretrain.report import to_json
+
+    extra = None
+    if use is not None:
+        from foretrain.report.resources import document
+
+        extra = {"resources": document(use)}
+    typer.echo(to_json(forecast, breakdown, extra))
+
+
+def _write_files(forecast: Forecast, trace: Path | None, html: Path | None, use: Resources | None = None) -> None:
     if trace is not None:
         from foretrain.report import write_trace
 
@@ -71,7 +93,7 @@ def _write_files(forecast: Forecast, trace: Path | None, html: Path | None) -> N
     if html is not None:
         from foretrain.report.html import write_html
 
-        write_html(forecast, html)
+        write_html(forecast, html, use)
         say(f"report in {html}")
 
 

@@ -1,0 +1,284 @@
+"""The command that simulates a cluster: a trace of jobs, a cluster and policies in; their figures side by side out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretrain.cli.app import JsonFlag, app, say, show
+from foretrain.errors import InputError, invalid
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from foretrain.scheduling.failures import FailureModel
+    from foretrain.scheduling.jobs import Trace
+    from foretrain.scheduling.metrics import Metrics
+    from foretrain.scheduling.study import Outcome, Scenario
+
+Key = tuple[str, float]
+"""A policy and the error of its estimates."""
+
+
+@app.command()
+def schedule(
+    trace: Annotated[str | None, typer.Argument(metavar="TRACE", show_default=False, help="A file of jobs.")] = None,
+    *,
+    cluster: Annotated[str, typer.Option(help='A TOML file with [cluster], or "64x8xv100", or "v100=4,p100=4,k80=4".')],
+    policy: Annotated[str, typer.Option(help="Policies by name or as file.py:Class, joined by commas.")] = "fifo,backfill,srtf,tiresias",
+    generate: Annotated[str | None, typer.Option(help='Make jobs instead: "jobs=500,gap=30s,median=20min,spread=1.2".')] = None,
+    format: Annotated[str | None, typer.Option(help="Format of the trace, where its look does not tell.")] = None,
+    first: Annotated[int | None, typer.Option(help="Only the jobs that arrive first.")] = None,
+    placement: Annotated[str, typer.Option(help="packed, spread, random or topology.")] = "packed",
+    rack: Annotated[int, typer.Option(help="Nodes to a rack, for topology.")] = 16,
+    throughputs: Annotated[Path | None, typer.Option(help="Table of steps per second by device and job type (Gavel's JSON).")] = None,
+    predictor: Annotated[str | None, typer.Option(help="Speeds from a predictor; needs --templates.")] = None,
+    templates: Annotated[Path | None, typer.Option(help="Folder with a job file <kind>.toml for each job type.")] = None,
+    slowdown_per_node: Annotated[
+        float, typer.Option(help="By how much each further node slows a job, where speeds are the trace's.")
+    ] = 0.0,
+    rounds: Annotated[str | None, typer.Option(help="Length of a round: Gavel's round-based mode (its traces: 360 s; 0 for none).")] = None,
+    errors: Annotated[
+        str, typer.Option(help="Errors of the estimates that policies see, such as 0,0.1,0.5 (mean absolute, 0.1 is 10 %).")
+    ] = "0",
+    residuals: Annotated[Path | None, typer.Option(help="Errors as a predictor made them: the file of foretrain evaluate --json.")] = None,
+    checkpoint: Annotated[str, typer.Option(help="Time to save a job before it is taken off.")] = "0s",
+    restart: Annotated[str, typer.Option(help="Time to start a job again.")] = "0s",
+    checkpoint_every: Annotated[str, typer.Option(help="What a failure costs at most.")] = "30min",
+    job_mtbf: Annotated[str | None, typer.Option(help="Mean GPU time between failures of jobs, such as 1000h.")] = None,
+    node_mtbf: Annotated[str | None, typer.Option(help="Mean time between failures of a node.")] = None,
+    repair: Annotated[str, typer.Option(help="Mean time to repair a node.")] = "1h",
+    outages: Annotated[Path | None, typer.Option(help="Known failures of nodes: CSV with time_s, node, repair_s.")] = None,
+    sharing: Annotated[bool, typer.Option("--sharing", help="Jobs that need a part of a GPU share it.")] = False,
+    seeds: Annotated[int, typer.Option(help="Repeat with so many seeds and give the means.")] = 1,
+    processes: Annotated[int | None, typer.Option(help="Simulations at once (all cores if not given).")] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Simulate on a Ray cluster.")] = False,
+    by_group: Annotated[bool, typer.Option("--by-group", help="Figures of each virtual cluster too.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page: utilisation, Gantt view, distributions.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Write every stretch of GPUs held, .csv or .parquet (a file per policy).")] = None,
+    perfetto: Annotated[Path | None, typer.Option("--trace", help="Write a trace for Perfetto (a file per policy).")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Simulate a cluster under scheduling policies, with predictions in the loop."""
+    from foretrain.report.screen import progress
+    from foretrain.scheduling.study import run_all, runnable
+
+    jobs = _jobs(trace, generate, format, first)
+    scenarios = _scenarios(
+        jobs, policy.split(","), cluster=cluster, rack=rack, placement=placement, rounds=rounds, errors=errors, residuals=residuals, seeds=seeds,
+        source={"throughputs": throughputs, "predictor": predictor, "templates": templates, "slowdown_per_node": slowdown_per_node},
+        settings={
+            "checkpoint_s": _seconds("checkpoint", checkpoint), "restart_s": _seconds("restart", restart), "sharing": sharing,
+            "checkpoint_every_s": _seconds("checkpoint-every", checkpoint_every), "failures": _failures(job_mtbf, node_mtbf, repair, outages),
+        },
+    )  # fmt: skip
+    jobs = runnable(jobs, scenarios[0])
+    for line in jobs.malformed.lines():
+        say(f"{jobs.name}: {line}")
+    wanted = html is not None or log is not None or perfetto is not None
+    least = scenarios[0].error
+    with progress("simulations") as advance:
+        outcomes = run_all(
+            jobs,
+            scenarios,
+            keep=lambda each: wanted and each.seed == 0 and each.error == least,
+            processes=processes,
+            ray=ray,
+            done=lambda count: advance(count, len(scenarios)),
+        )
+    _write(outcomes, jobs, html, log, perfetto)
+    if as_json:
+        from foretrain.report import dump
+
+        typer.echo(dump(_document(jobs, outcomes)))
+    else:
+        show(*_report(jobs, outcomes, by_group))
+
+
+# What to simulate
+
+
+def _jobs(trace: str | None, generate: str | None, format: str | None, first: int | None) -> Trace:
+    from foretrain.scheduling.traces import read_trace
+    from foretrain.scheduling.workload import Workload
+
+    if (trace is None) == (generate is None):
+        raise typer.BadParameter("give a TRACE or --generate (and only one of them)")
+    jobs = Workload.read(str(generate)).trace() if trace is None else read_trace(Path(trace), format)
+    if first is not None and first < 1:
+        raise invalid("first", first, "a whole number of at least 1")
+    return jobs if first is None else jobs.first(first)
+
+
+def _scenarios(
+    jobs: Trace, policies: Sequence[str], *, cluster: str, rack: int, placement: str, rounds: str | None, errors: str, residuals: Path | None,
+    seeds: int, source: dict[str, Any], settings: dict[str, Any],
+) -> list[Scenario]:  # fmt: skip
+    from foretrain.scheduling.clusters import read_machines
+    from foretrain.scheduling.simulator import Settings
+    from foretrain.scheduling.study import Scenario, SpeedSource
+
+    if seeds < 1:
+        raise invalid("seeds", seeds, "a whole number of at least 1")
+    rounds_s = _seconds("rounds", rounds) if rounds is not None else 360.0 if jobs.format == "gavel" else 0.0
+    shared: dict[str, Any] = {
+        "machines": read_machines(cluster, rack=rack),
+        "placement": placement,
+        "speeds": SpeedSource(**source),
+        "residuals": residuals,
+        "settings": Settings(**settings),
+        "rounds_s": rounds_s or None,
+    }
+    combinations = itertools.product(map(str.strip, policies), _errors(errors), range(seeds))
+    scenarios = [Scenario(policy=policy, error=error, seed=seed, **shared) for policy, error, seed in combinations]
+    for scenario in scenarios:
+        _check(scenario)
+    return scenarios
+
+
+def _check(scenario: Scenario) -> None:
+    """Names that are wrong are told before anything runs."""
+    from foretrain.scheduling import policies
+    from foretrain.scheduling.placement import placement
+    from foretrain.scheduling.round_policies import ROUND_POLICIES
+
+    if scenario.policy not in ROUND_POLICIES:
+        policies.get(scenario.policy)
+    placement(scenario.placement)
+
+
+def _errors(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [math.nan]
+    if not all(0 <= value < 10 for value in values):
+        raise invalid("--errors", text, "a list of fractions such as 0,0.1,0.5")
+    return values
+
+
+def _seconds(name: str, text: str) -> float:
+    from foretrain.units import parse_seconds
+
+    return 0.0 if text == "0" else parse_seconds(text, f"--{name}")
+
+
+def _failures(job_mtbf: str | None, node_mtbf: str | None, repair: str, outages: Path | None) -> FailureModel:
+    from foretrain.scheduling.failures import FailureModel, read_outages
+
+    return FailureModel(
+        job_mtbf_gpu_s=math.inf if job_mtbf is None else _seconds("job-mtbf", job_mtbf),
+        node_mtbf_s=math.inf if node_mtbf is None else _seconds("node-mtbf", node_mtbf),
+        repair_s=_seconds("repair", repair),
+        outages=() if outages is None else tuple(read_outages(outages)),
+    )
+
+
+# Results
+
+
+def _means(outcomes: Sequence[Outcome]) -> dict[Key, Metrics]:
+    """Over seeds, by policy and error."""
+    from foretrain.scheduling.study import mean_metrics
+
+    several: dict[Key, list[Metrics]] = {}
+    for outcome in outcomes:
+        several.setdefault((outcome.scenario.policy, outcome.scenario.error), []).append(outcome.metrics)
+    return {key: mean_metrics(each) for key, each in several.items()}
+
+
+def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[RenderableType]:
+    from foretrain.report.tables import table
+    from foretrain.scheduling.page import figures
+
+    means = _means(outcomes)
+    several = len({error for _, error in means}) > 1
+    parts: list[RenderableType] = []
+    for chosen in (
+        ("average JCT", "median", "p95", "p99", "queueing"),
+        ("makespan", "utilisation", "fairness", "preemptions", "lost GPU h", "cost"),
+    ):
+        rows, heads = [], []
+        for (policy, error), found in means.items():
+            cells = {name: value for name, value in figures(found).items() if name in chosen}
+            extra = {"error": f"{error:.0%}", "vs exact": _against(means, policy, found)} if several else {}
+            heads = ["policy", *extra, *cells]
+            rows.append([policy, *extra.values(), *cells.values()])
+        parts.append(table(heads, rows, right=heads[1:]))
+    if by_group:
+        parts.append(_groups(outcomes))
+    first = outcomes[0].scenario
+    seeds = len({outcome.scenario.seed for outcome in outcomes})
+    gpus = sum(machine.gpus for machine in first.machines)
+    mean = f", means of {seeds} seeds" if seeds > 1 else ""
+    parts.append(f"{jobs.name} ({jobs.format}): {len(jobs.jobs):,} jobs on {gpus:,} GPUs of {len(first.machines):,} nodes{mean}")
+    return parts
+
+
+def _against(means: dict[Key, Metrics], policy: str, found: Metrics) -> str:
+    """What the error costs in average completion time."""
+    exact = means.get((policy, 0.0))
+    return "" if exact is None else f"{found.average_jct_s / exact.average_jct_s - 1:+.1%}"
+
+
+def _groups(outcomes: Sequence[Outcome]) -> RenderableType:
+    from foretrain.report.tables import table
+    from foretrain.scheduling.page import figures
+
+    rows = []
+    for outcome in outcomes:
+        if outcome.scenario.seed == 0:
+            for group, found in outcome.groups.items():
+                cells = figures(found)
+                rows.append(
+                    [
+                        outcome.scenario.policy,
+                        group,
+                        f"{found.jobs:,}",
+                        cells["average JCT"],
+                        cells["p95"],
+                        cells["queueing"],
+                        cells["utilisation"],
+                    ]
+                )
+    heads = ["policy", "group", "jobs", "average JCT", "p95", "queueing", "utilisation"]
+    return table(heads, rows, right=heads[2:])
+
+
+def _document(jobs: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {
+        "trace": {"name": jobs.name, "format": jobs.format, "jobs": len(jobs.jobs), "malformed": jobs.malformed.counts},
+        "results": [
+            {
+                "policy": outcome.scenario.policy,
+                "error": outcome.scenario.error,
+                "seed": outcome.scenario.seed,
+                "rounds_s": outcome.scenario.rounds_s if outcome.scenario.in_rounds else None,
+                **outcome.metrics.to_dict(),
+                "groups": {name: each.to_dict() for name, each in outcome.groups.items()},
+            }
+            for outcome in outcomes
+        ],
+    }
+
+
+def _write(outcomes: Sequence[Outcome], jobs: Trace, html: Path | None, log: Path | None, perfetto: Path | None) -> None:
+    from foretrain.scheduling.logs import write_log, write_perfetto
+    from foretrain.scheduling.page import write_page
+
+    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    if html is not None:
+        write_page(results, f"{jobs.name}: {', '.join(result.policy for result in results)}", html)
+        say(f"page in {html}")
+    for path, write in ((log, write_log), (perfetto, write_perfetto)):
+        for result in results if path is not None else ():
+            assert path is not None
+            file = path if len(results) == 1 else path.with_name(f"{path.stem}-{Path(result.policy).name.replace(':', '-')}{path.suffix}")
+            if file.suffix == "":
+                raise InputError(f"{path}: a file with an ending is needed")
+            say(f"{write(result, file):,} rows in {file}")

@@ -1,0 +1,83 @@
+"""What a cluster is made of: a TOML file, or text such as ``v100=4,p100=4`` or ``64x8xv100``, in; Machines out."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from foretrain.cluster import Catalog, Cluster
+from foretrain.errors import InputError, invalid
+from foretrain.files import read_text
+from foretrain.scheduling.machines import Machine
+
+_SAID = 'a TOML file with [cluster], "64x8xv100" (nodes x GPUs x device) or "v100=4,p100=4" (GPUs by device), joined by commas'
+
+
+def read_machines(text: str, *, rack: int = 16) -> list[Machine]:
+    """The nodes of a cluster; ``rack`` of them stand together.
+
+    >>> [machine.gpus for machine in read_machines("2x8xv100,k80=2")]
+    [8, 8, 1, 1]
+    """
+    path = Path(text)
+    if path.suffix in (".toml", ".json"):
+        return _from_file(path, rack)
+    machines: list[Machine] = []
+    for part in text.split(","):
+        machines += _from_words(part.strip(), text)
+    return in_racks(machines, rack)
+
+
+def _from_words(part: str, text: str) -> list[Machine]:
+    match = re.fullmatch(r"(\d+)x(\d+)x([\w.-]+)", part)
+    if match:
+        nodes, gpus, device = int(match[1]), int(match[2]), match[3]
+    else:
+        match = re.fullmatch(r"([\w.-]+)=(\d+)", part)
+        if match is None:
+            raise invalid("cluster", text, _SAID)
+        nodes, gpus, device = int(match[2]), 1, match[1]
+    if not nodes or not gpus:
+        raise invalid("cluster", text, "at least one node with at least one GPU")
+    return [Machine(device=device, gpus=gpus, price_per_hour=_price(device, gpus))] * nodes
+
+
+def _price(device: str, gpus: int) -> float | None:
+    """Dollars per hour of a node by the catalogue; None for a device that it does not know, or whose price."""
+    try:
+        return Cluster.read({"device": device, "devices_per_node": gpus}).price_per_hour
+    except InputError:
+        return None
+
+
+def _from_file(path: Path, rack: int) -> list[Machine]:
+    try:
+        document = tomllib.loads(read_text(path))
+        return of_cluster(Cluster.read(document.get("cluster", document), Catalog.load()), rack=rack)
+    except (InputError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def of_cluster(cluster: Cluster, *, rack: int = 16) -> list[Machine]:
+    """The nodes of a job file's cluster; its price is divided over the GPUs."""
+    each = None if cluster.price_per_hour is None else cluster.price_per_hour / cluster.world_size
+    machines = [
+        Machine(
+            device=group.device.name, gpus=group.devices_per_node, price_per_hour=None if each is None else each * group.devices_per_node
+        )
+        for group in cluster.groups
+        for _ in range(group.nodes)
+    ]
+    return in_racks(machines, rack)
+
+
+def in_racks(machines: Sequence[Machine], rack: int) -> list[Machine]:
+    """The same nodes, so many to a rack."""
+    if rack < 1:
+        raise invalid("rack", rack, "a whole number of at least 1")
+    return [
+        Machine(device=machine.device, gpus=machine.gpus, rack=place // rack, price_per_hour=machine.price_per_hour)
+        for place, machine in enumerate(machines)
+    ]

@@ -1,0 +1,89 @@
+"""What policies are told of durations: the truth, or the truth distorted by an error model or by a predictor's measured residuals."""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from foretrain.errors import InputError, invalid
+from foretrain.files import read_text
+from foretrain.scheduling.jobs import TraceJob
+
+
+class Estimates(ABC):
+    """A factor on the true work of each job, which is all that a policy gets to see."""
+
+    @abstractmethod
+    def factor(self, job: TraceJob, number: int) -> float:
+        """Estimated over true work; the same for the same job whenever it is asked for."""
+
+
+class Exact(Estimates):
+    """The truth."""
+
+    def factor(self, job: TraceJob, number: int) -> float:
+        return 1.0
+
+
+class LogNormal(Estimates):
+    """Errors as a predictor makes them: factors with median 1 and a given mean absolute percentage error."""
+
+    def __init__(self, mape: float, seed: int = 0) -> None:
+        if not 0 <= mape < 10:
+            raise invalid("error", mape, "a fraction between 0 and 10, such as 0.1 for 10 %")
+        self._sigma = spread_of(mape)
+        self._seed = seed
+
+    def factor(self, job: TraceJob, number: int) -> float:
+        return math.exp(self._sigma * random.Random(f"{self._seed}/{number}").gauss(0.0, 1.0))
+
+
+class Residuals(Estimates):
+    """Factors drawn from what a predictor was off by on measured runs: predicted over measured."""
+
+    def __init__(self, ratios: Sequence[float], seed: int = 0) -> None:
+        bad = [ratio for ratio in ratios if not 0 < ratio < math.inf]
+        if bad or not ratios:
+            raise invalid("residuals", bad[0] if bad else list(ratios), "a list of positive ratios of predicted to measured time")
+        self._ratios = tuple(ratios)
+        self._seed = seed
+
+    @classmethod
+    def load(cls, path: Path, seed: int = 0) -> Residuals:
+        """From what ``foretrain evaluate --json`` writes: the step times (or total times) of all runs."""
+        import json
+
+        try:
+            runs = json.loads(read_text(path))["runs"]
+            timed = [run for run in runs if run["quantity"] in ("step_time_s", "total_time_s") and run["predicted"] is not None]
+            ratios = [float(run["predicted"]) / float(run["measured"]) for run in timed]
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise InputError(f"{path}: not a result of foretrain evaluate --json ({error})") from error
+        if not ratios:
+            raise InputError(f"{path}: holds no predicted step_time_s or total_time_s")
+        return cls(ratios, seed)
+
+    def factor(self, job: TraceJob, number: int) -> float:
+        return random.Random(f"{self._seed}/{number}").choice(self._ratios)
+
+
+def spread_of(mape: float) -> float:
+    """The sigma of a log-normal factor with median 1 whose mean absolute error is ``mape``.
+
+    >>> round(spread_of(0.1), 4)
+    0.1247
+    """
+    low, high = 0.0, 5.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _mape_of(middle) < mape else (low, middle)
+    return (low + high) / 2
+
+
+def _mape_of(sigma: float) -> float:
+    """E|exp(sigma Z) - 1|."""
+    normal = 0.5 * (1 + math.erf(sigma / math.sqrt(2)))
+    return math.exp(sigma * sigma / 2) * (2 * normal - 1)

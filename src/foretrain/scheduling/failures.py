@@ -1,0 +1,83 @@
+"""What breaks and when: jobs and nodes that fail at exponential times, or node outages from a file."""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from foretrain.errors import InputError, invalid
+from foretrain.files import read_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """A node that is away for a while."""
+
+    time_s: float
+    node: int
+    repair_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureModel:
+    """Mean times between failures (infinite: never), of a job per GPU and of a node; mean time to repair; known outages."""
+
+    job_mtbf_gpu_s: float = math.inf
+    node_mtbf_s: float = math.inf
+    repair_s: float = 3600.0
+    outages: Sequence[Outage] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("job_mtbf_gpu_s", "node_mtbf_s", "repair_s"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise invalid(f"failures.{name}", value, "a number greater than zero")
+
+    def starts(self, seed: int) -> Failures:
+        """The failures of one simulation."""
+        return Failures(self, seed)
+
+
+class Failures:
+    """Draws from a failure model. Every job and node has its own random numbers, so a policy does not change what breaks when."""
+
+    def __init__(self, model: FailureModel, seed: int) -> None:
+        self.model = model
+        self._seed = seed
+        self._nodes: dict[int, random.Random] = {}
+
+    def of_job(self, number: int, start: int, gpus: int) -> float:
+        """Seconds until a start of a job fails."""
+        if math.isinf(self.model.job_mtbf_gpu_s):
+            return math.inf
+        return random.Random(f"{self._seed}/job/{number}/{start}").expovariate(gpus / self.model.job_mtbf_gpu_s)
+
+    def of_node(self, node: int) -> float:
+        """Seconds from now until a node fails."""
+        if math.isinf(self.model.node_mtbf_s):
+            return math.inf
+        return self._node(node).expovariate(1.0 / self.model.node_mtbf_s)
+
+    def repair_of(self, node: int) -> float:
+        return self._node(node).expovariate(1.0 / self.model.repair_s)
+
+    def _node(self, node: int) -> random.Random:
+        return self._nodes.setdefault(node, random.Random(f"{self._seed}/node/{node}"))
+
+
+def read_outages(path: Path) -> list[Outage]:
+    """From a CSV file with the columns time_s, node (its number) and repair_s."""
+    outages = []
+    for number, row in enumerate(csv.DictReader(read_text(path).splitlines()), start=2):
+        try:
+            outage = Outage(time_s=float(row["time_s"]), node=int(row["node"]), repair_s=float(row["repair_s"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path}:{number}: not an outage with time_s, node and repair_s ({error})") from error
+        if outage.time_s < 0 or outage.repair_s <= 0 or outage.node < 0:
+            raise InputError(f"{path}:{number}: time_s and node must be at least 0 and repair_s above 0")
+        outages.append(outage)
+    return sorted(outages, key=lambda outage: (outage.time_s, outage.node))

@@ -1,0 +1,116 @@
+"""What is submitted to a cluster: TraceJob, as a trace or a generator gives it, and Trace, a list of them with what could not be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foretrain.errors import InputError, invalid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceJob:
+    """A job as it was submitted. ``duration_s`` is its time on the GPUs it asks for; ``steps`` is its length where a table gives speeds."""
+
+    name: str
+    arrival_s: float
+    gpus: int
+    duration_s: float | None = None
+    steps: float | None = None
+    group: str = ""
+    """The virtual cluster, user or tenant that it belongs to."""
+    kind: str = ""
+    """The model or job type, by which tables and templates know it."""
+    device: str | None = None
+    """The only kind of device that it runs on; None for any."""
+    share: float = 1.0
+    """How much of each GPU it needs."""
+    least_gpus: int | None = None
+    most_gpus: int | None = None
+    """An elastic job may shrink and grow between these."""
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise invalid("gpus", self.gpus, "a whole number of at least 1")
+        if not math.isfinite(self.arrival_s):
+            raise invalid("arrival_s", self.arrival_s, "a finite time")
+        if self.duration_s is None and self.steps is None:
+            raise InputError("duration_s: missing; a job has a duration or a number of steps")
+        for name in ("duration_s", "steps", "weight"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise invalid(name, value, "a number greater than zero")
+        if not 0 < self.share <= 1:
+            raise invalid("share", self.share, "above 0 and at most 1")
+        if self.share < 1 and self.gpus > 1:
+            raise InputError(f"share: {self.share} is for jobs on one GPU, and this one asks for {self.gpus}")
+        if not 1 <= self.fewest <= self.gpus <= self.most:
+            raise invalid("least_gpus, gpus, most_gpus", (self.least_gpus, self.gpus, self.most_gpus), "in rising order from 1")
+
+    @property
+    def fewest(self) -> int:
+        return self.gpus if self.least_gpus is None else self.least_gpus
+
+    @property
+    def most(self) -> int:
+        return self.gpus if self.most_gpus is None else self.most_gpus
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.fewest < self.most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Malformed:
+    """Lines of a trace that are no jobs: how many for each reason, and where the first one stands."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    first: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def lines(self) -> list[str]:
+        """One line for people per reason."""
+        return [f"{count:,} lines: {reason} (first in line {self.first[reason]})" for reason, count in sorted(self.counts.items())]
+
+
+class MalformedLines:
+    """Collects lines that are no jobs while a trace is read."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._first: dict[str, int] = {}
+
+    def add(self, number: int, reason: str) -> None:
+        self._counts[reason] += 1
+        self._first.setdefault(reason, number)
+
+    def result(self) -> Malformed:
+        return Malformed(counts=dict(self._counts), first=dict(self._first))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Jobs in order of arrival, where they come from, and the lines that were none."""
+
+    name: str
+    format: str
+    jobs: Sequence[TraceJob]
+    malformed: Malformed = field(default_factory=Malformed)
+
+    def first(self, count: int) -> Trace:
+        """The jobs that arrive first."""
+        return dataclasses.replace(self, jobs=self.jobs[:count])
+
+
+def in_order(jobs: Sequence[TraceJob], *, from_zero: bool = True) -> list[TraceJob]:
+    """By arrival, ties in the order given; the first one arrives at 0 unless times are to stay."""
+    ordered = sorted(jobs, key=lambda job: job.arrival_s)
+    start = ordered[0].arrival_s if ordered and from_zero else 0.0
+    return [dataclasses.replace(job, arrival_s=job.arrival_s - start) for job in ordered] if start else ordered

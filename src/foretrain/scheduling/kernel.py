@@ -1,0 +1,46 @@
+"""The clock of the simulator: events in, events in a stable order out (time, then kind, then the order in which they were set)."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from enum import IntEnum
+from typing import Any
+
+
+class Kind(IntEnum):
+    """What happens, in the order in which things of the same moment happen."""
+
+    FINISH = 0
+    REPAIR = 1
+    JOB_FAILURE = 2
+    NODE_FAILURE = 3
+    ARRIVAL = 4
+    TIMER = 5
+    ROUND = 6
+
+
+Event = tuple[float, int, int, Any, int]
+"""Time, kind, serial number, what it is about, and the version of that for which it holds."""
+
+
+class Events:
+    """A heap of events to come."""
+
+    def __init__(self) -> None:
+        self._heap: list[Event] = []
+        self._serial = itertools.count()
+
+    def push(self, time_s: float, kind: Kind, about: Any, version: int = 0) -> None:
+        heapq.heappush(self._heap, (time_s, int(kind), next(self._serial), about, version))
+
+    def pop(self) -> Event:
+        return heapq.heappop(self._heap)
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next event happens."""
+        return self._heap[0][0] if self._heap else None
+
+    def __len__(self) -> int:
+        return len(self._heap)

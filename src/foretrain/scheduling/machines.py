@@ -1,0 +1,201 @@
+"""The GPUs of a cluster and who holds them: nodes in; free GPUs, taken and given back, out. No GPU is ever handed out twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from foretrain.errors import ForetrainError
+
+FULL = 1000
+"""Shares of a GPU are counted in thousandths."""
+
+
+class DoubleAllocation(ForetrainError):
+    """GPUs were asked for that are not free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A node as the simulator sees it."""
+
+    device: str
+    gpus: int
+    rack: int = 0
+    price_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """GPUs that a job holds: of each node a set of GPU numbers, as bits; ``share`` in thousandths of each."""
+
+    pool: int
+    parts: tuple[tuple[int, int], ...]
+    gpus: int
+    share: int = FULL
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """GPUs per node, most first."""
+        if len(self.parts) == 1:
+            return (self.gpus,) if self.gpus == self.parts[0][1].bit_count() else (self.parts[0][1].bit_count(),)
+        return tuple(sorted((mask.bit_count() for _, mask in self.parts), reverse=True))
+
+    def places(self) -> Iterator[tuple[int, int]]:
+        """Every (node, GPU) of it."""
+        for node, mask in self.parts:
+            yield from ((node, gpu) for gpu in bits(mask))
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The numbers of the set bits, lowest first.
+
+    >>> list(bits(0b1011))
+    [0, 1, 3]
+    """
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+class Pool:
+    """All nodes with one kind of device; a gang never spans two pools.
+
+    ``by_free[n]`` is the set of nodes, as bits, with n free GPUs, so that placements find a node without a search.
+    """
+
+    def __init__(self, number: int, device: str, nodes: Sequence[int], machines: Sequence[Machine]) -> None:
+        self.number = number
+        self.device = device
+        self.nodes = tuple(nodes)
+        self.size = sum(machines[node].gpus for node in nodes)
+        self.free = 0
+        self.by_free = [0] * (max(machines[node].gpus for node in nodes) + 1)
+        self.rack_free: dict[int, int] = {machines[node].rack: 0 for node in nodes}
+        self.rack_nodes: dict[int, int] = dict.fromkeys(self.rack_free, 0)
+        for node in nodes:
+            self.rack_nodes[machines[node].rack] |= 1 << node
+
+
+class Machines:
+    """Free and held GPUs of every node."""
+
+    def __init__(self, machines: Sequence[Machine]) -> None:
+        self.machines = tuple(machines)
+        devices = list(dict.fromkeys(machine.device for machine in machines))
+        self.pools = [
+            Pool(number, device, [node for node, machine in enumerate(machines) if machine.device == device], machines)
+            for number, device in enumerate(devices)
+        ]
+        self._pool_of = [devices.index(machine.device) for machine in machines]
+        self._full = [(1 << machine.gpus) - 1 for machine in machines]
+        self._free = [0] * len(machines)
+        self._down = [True] * len(machines)
+        self._shared: dict[tuple[int, int], int] = {}
+        self.size = sum(machine.gpus for machine in machines)
+        for node in range(len(machines)):
+            self.bring_up(node)
+
+    @property
+    def free(self) -> int:
+        return sum(pool.free for pool in self.pools)
+
+    @property
+    def up(self) -> int:
+        """GPUs of nodes that work."""
+        return sum(machine.gpus for node, machine in enumerate(self.machines) if not self._down[node])
+
+    def pool_of(self, node: int) -> Pool:
+        return self.pools[self._pool_of[node]]
+
+    def is_up(self, node: int) -> bool:
+        return not self._down[node]
+
+    def free_of(self, node: int) -> int:
+        """Free GPUs of a node, as bits."""
+        return self._free[node]
+
+    # Whole GPUs
+
+    def pick(self, pool: int, counts: Sequence[tuple[int, int]]) -> Allocation:
+        """So many GPUs of each node, the lowest numbers first; they are not taken yet."""
+        parts = tuple((node, _lowest(self._free[node], count)) for node, count in counts)
+        return Allocation(pool, parts, sum(count for _, count in counts))
+
+    def take(self, allocation: Allocation) -> None:
+        """Hold GPUs; an error names the first one that is not free."""
+        if allocation.share < FULL:
+            return self._take_share(allocation)
+        for node, mask in allocation.parts:
+            held = mask & ~self._free[node]
+            if held:
+                raise DoubleAllocation(f"GPU {next(bits(held))} of node {node} is not free")
+        for node, mask in allocation.parts:
+            self._set_free(node, self._free[node] ^ mask)
+        return None
+
+    def give_back(self, allocation: Allocation) -> None:
+        """Free GPUs again; those of a node that is down stay away until it is up."""
+        if allocation.share < FULL:
+            return self._give_share(allocation)
+        for node, mask in allocation.parts:
+            if not self._down[node]:
+                self._set_free(node, self._free[node] | mask)
+        return None
+
+    def _set_free(self, node: int, mask: int) -> None:
+        pool, before, after = self.pools[self._pool_of[node]], self._free[node].bit_count(), mask.bit_count()
+        bit = 1 << node
+        pool.by_free[before] &= ~bit
+        pool.by_free[after] |= bit
+        pool.free += after - before
+        pool.rack_free[self.machines[node].rack] += after - before
+        self._free[node] = mask
+
+    # Nodes that fail and come back; whoever held their GPUs must have given them back, or does so while they are down
+
+    def take_down(self, node: int) -> None:
+        self._set_free(node, 0)
+        self.pool_of(node).by_free[0] &= ~(1 << node)
+        self._down[node] = True
+        for place in [place for place in self._shared if place[0] == node]:
+            del self._shared[place]
+
+    def bring_up(self, node: int) -> None:
+        self._down[node] = False
+        self._set_free(node, self._full[node])
+
+    # Shares of a GPU
+
+    def sharable(self, pool: int, share: int) -> tuple[int, int] | None:
+        """The GPU in use whose rest fits a share most closely; None when a free one is needed."""
+        fitting = [(rest, place) for place, rest in self._shared.items() if rest >= share and self._pool_of[place[0]] == pool]
+        return min(fitting)[1] if fitting else None
+
+    def _take_share(self, allocation: Allocation) -> None:
+        ((node, mask),) = allocation.parts
+        place = (node, next(bits(mask)))
+        if place not in self._shared:
+            self.take(Allocation(allocation.pool, allocation.parts, 1))
+            self._shared[place] = FULL
+        if self._shared[place] < allocation.share:
+            raise DoubleAllocation(f"GPU {place[1]} of node {node} has {self._shared[place]} thousandths left, not {allocation.share}")
+        self._shared[place] -= allocation.share
+
+    def _give_share(self, allocation: Allocation) -> None:
+        ((node, mask),) = allocation.parts
+        place = (node, next(bits(mask)))
+        if place in self._shared:
+            self._shared[place] += allocation.share
+            if self._shared[place] == FULL:
+                del self._shared[place]
+                self.give_back(Allocation(allocation.pool, allocation.parts, 1))
+
+
+def _lowest(mask: int, count: int) -> int:
+    """The lowest ``count`` set bits."""
+    rest = mask
+    for _ in range(count):
+        rest &= rest - 1
+    return mask ^ rest

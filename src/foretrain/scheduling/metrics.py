@@ -1,0 +1,119 @@
+"""A Result in; the figures that compare policies out, for all jobs and for each virtual cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretrain.scheduling.result import Column, Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Times in seconds. ``None`` where nothing is known."""
+
+    jobs: int
+    average_jct_s: float
+    median_jct_s: float
+    p95_jct_s: float
+    p99_jct_s: float
+    average_queueing_s: float
+    """From arrival to the first start."""
+    average_wait_s: float
+    """All time without GPUs or without progress."""
+    makespan_s: float
+    utilization: float
+    """Share of the GPU time, from the first arrival to the last end, that jobs held."""
+    fairness: float
+    """Jain's index of the jobs' speeds (undisturbed time over completion time): 1 when all are slowed alike."""
+    worst_slowdown: float
+    """Completion time over undisturbed time, 99th percentile."""
+    preemptions: int
+    failures: int
+    lost_gpu_s: float
+    overhead_gpu_s: float
+    cost: float | None = None
+    """Dollars for the whole cluster over the makespan."""
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        return dataclasses.asdict(self)
+
+
+def metrics(result: Result) -> Metrics:
+    """Of all jobs."""
+    return _metrics(result, np.ones(len(result.jobs), dtype=bool), whole=True)
+
+
+def metrics_by_group(result: Result) -> dict[str, Metrics]:
+    """Of each virtual cluster; the utilisation is its share of the whole cluster's GPU time."""
+    groups = np.array([job.group for job in result.jobs])
+    return {str(name): _metrics(result, groups == name, whole=False) for name in sorted(set(groups.tolist()))}
+
+
+def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], *, whole: bool) -> Metrics:
+    completion = result.completion_s[chosen]
+    if not completion.size:
+        raise ValueError("metrics need at least one job")
+    service = result.service_s[chosen]
+    begin, end = float(result.arrival_s.min()), float(result.finish_s.max())
+    held = _held_gpu_s(result)
+    slowdown = completion / service
+    speed = 1.0 / slowdown
+    median, p95, p99 = (float(value) for value in np.percentile(completion, [50, 95, 99]))
+    prices = [machine.price_per_hour for machine in result.machines]
+    cost = sum(price for price in prices if price is not None) * (end - begin) / 3600 if whole and None not in prices else None
+    return Metrics(
+        jobs=int(completion.size),
+        average_jct_s=float(completion.mean()),
+        median_jct_s=median,
+        p95_jct_s=p95,
+        p99_jct_s=p99,
+        average_queueing_s=float((result.start_s - result.arrival_s)[chosen].mean()),
+        average_wait_s=float(np.maximum(completion - service, 0.0).mean()),
+        makespan_s=float(result.finish_s[chosen].max() - result.arrival_s[chosen].min()),
+        utilization=float(held[chosen].sum()) / (result.size * (end - begin)) if end > begin else 0.0,
+        fairness=float(speed.sum() ** 2 / (len(speed) * (speed**2).sum())),
+        worst_slowdown=float(np.percentile(slowdown, 99)),
+        preemptions=int(result.preemptions[chosen].sum()),
+        failures=int(result.failures[chosen].sum()),
+        lost_gpu_s=float(result.lost_gpu_s[chosen].sum()),
+        overhead_gpu_s=float(result.overhead_gpu_s[chosen].sum()),
+        cost=cost,
+    )
+
+
+def _held_gpu_s(result: Result) -> Column:
+    held = np.zeros(len(result.jobs))
+    for segment in result.segments:
+        held[segment.job] += (segment.end_s - segment.start_s) * segment.allocation.gpus * segment.allocation.share / 1000
+    return held
+
+
+def utilization_over_time(result: Result, points: int = 400) -> tuple[Column, Column]:
+    """Times and the mean share of GPUs held between one and the next."""
+    begin, end = float(result.arrival_s.min()), float(result.finish_s.max())
+    edges = np.linspace(begin, max(end, begin + 1.0), points + 1)
+    width = edges[1] - edges[0]
+    starts = np.array([segment.start_s for segment in result.segments])
+    ends = np.array([segment.end_s for segment in result.segments])
+    gpus = np.array([segment.allocation.gpus * segment.allocation.share / 1000 for segment in result.segments])
+    held = _integral(starts, gpus, edges) - _integral(ends, gpus, edges)
+    return edges[:-1], np.diff(held) / (width * result.size)
+
+
+def _integral(moments: Column, gpus: Column, edges: Column) -> Column:
+    """At every edge, the GPU time since the moments passed: the sum of gpus x (edge - moment) over moments before it."""
+    order = np.argsort(moments, kind="stable")
+    passed = np.searchsorted(moments[order], edges, side="right")
+    count = np.concatenate([[0.0], np.cumsum(gpus[order])])
+    weighted = np.concatenate([[0.0], np.cumsum(gpus[order] * moments[order])])
+    total: Column = edges * count[passed] - weighted[passed]
+    return total
+
+
+def relative(value: float, base: float) -> float:
+    """By how much a figure is above another one, as a fraction."""
+    return value / base - 1 if base else math.nan

@@ -1,0 +1,60 @@
+"""The policies by name, and those of the user by file and class: ``my.py:Mine``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+
+from foretrain.errors import InputError, first_line, unknown
+from foretrain.scheduling.policies.base import Policy
+
+__all__ = ["Policy", "get", "names"]
+
+_HERE = "foretrain.scheduling.policies"
+_WHERE = {
+    "fifo": f"{_HERE}.fifo:Fifo",
+    "sjf": f"{_HERE}.priority:ShortestJobFirst",
+    "srtf": f"{_HERE}.priority:ShortestRemainingTimeFirst",
+    "oracle": f"{_HERE}.priority:Oracle",
+    "backfill": f"{_HERE}.backfill:EasyBackfill",
+    "conservative": f"{_HERE}.conservative:ConservativeBackfill",
+    "tiresias": f"{_HERE}.tiresias:Tiresias",
+    "themis": f"{_HERE}.themis:Themis",
+    "pollux": f"{_HERE}.elastic:Pollux",
+    "optimus": f"{_HERE}.elastic:Optimus",
+}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(_WHERE)
+
+
+def get(name: str) -> Policy:
+    """A new policy, by name or as ``file.py:Class``."""
+    if name in _WHERE:
+        module, _, attribute = _WHERE[name].partition(":")
+        found: type[Policy] = getattr(importlib.import_module(module), attribute)
+        return found()
+    path, colon, attribute = name.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise unknown("policy", name, _WHERE, "a class as file.py:Class or one of")
+    return _own(name, Path(path), attribute)
+
+
+def _own(name: str, path: Path, attribute: str) -> Policy:
+    if not path.is_file():
+        raise InputError(f"policy {name}: there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"foretrain_policy_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        made = getattr(module, attribute)()
+    except Exception as error:
+        raise InputError(f"policy {name}: cannot be loaded ({type(error).__name__}: {first_line(error)})") from error
+    if not isinstance(made, Policy):
+        raise InputError(f"policy {name}: {attribute} is not a foretrain.scheduling.policies.Policy")
+    type(made).name = name
+    return made

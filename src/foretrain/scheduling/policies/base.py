@@ -1,0 +1,35 @@
+"""The interface of a policy: it hears what happens, and decides by calling ``start``, ``preempt`` and ``resize`` of the simulation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from foretrain.scheduling.simulator import Active, Simulation
+
+
+class Policy(ABC):
+    """Which job runs when. A policy sees estimates of durations, never the truth."""
+
+    name: ClassVar[str]
+    interval_s: float | None = None
+    """How often ``round`` is called; None for never."""
+
+    def begin(self, cluster: Simulation) -> None:  # noqa: B027 (a policy need not care)
+        """Once, before anything happens."""
+
+    def waits(self, cluster: Simulation, job: Active) -> None:  # noqa: B027 (a policy need not care)
+        """A job arrived, was preempted or failed."""
+
+    def finished(self, cluster: Simulation, job: Active) -> None:  # noqa: B027 (a policy need not care)
+        """A job is done."""
+
+    def timer(self, cluster: Simulation, job: Active) -> None:  # noqa: B027 (a policy need not care)
+        """A time set by ``cluster.wake`` has come."""
+
+    def round(self, cluster: Simulation) -> None:  # noqa: B027 (a policy need not care)
+        """An interval has passed; ``decide`` follows."""
+
+    @abstractmethod
+    def decide(self, cluster: Simulation) -> None:
+        """After everything that happens at a moment."""

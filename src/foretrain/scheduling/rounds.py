@@ -1,0 +1,247 @@
+"""Gavel's round-based mode: a trace, devices by kind and a policy that divides time in; what happened to every job out.
+
+Time passes in rounds. At the start of each, jobs get leases on devices of one kind, in the order of their priorities: the share of time that the
+policy allots to a job on a kind of device, over the share that it received since the allotment. A round ends when its last job has done the
+whole steps that fit into its length, or has ended. Follows the scheduler of Narayanan et al., OSDI 2020.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrain.errors import InputError, invalid
+from foretrain.scheduling.jobs import TraceJob
+from foretrain.scheduling.machines import Allocation, Machine
+from foretrain.scheduling.result import Column, Result, Segment
+from foretrain.scheduling.speeds import Speeds
+
+ROUND_S = 360.0
+RESET_S = 1000.0
+"""Least time between two allotments."""
+_DIGITS = 6
+"""Of shares of time: a solver's rounding must not decide between jobs that are alike; their order of arrival does."""
+_FASTEST_FIRST = ("v100", "p100", "k80")
+_SHUFFLE_SEED = 5
+"""Added to the seed, for the order in which policies that ignore the kind of device fill them."""
+
+
+@dataclass(slots=True, eq=False)
+class Leased:
+    """A job in the cluster."""
+
+    number: int
+    spec: TraceJob
+    work: float
+    rates: Mapping[str, float]
+    left: float
+    received_s: dict[str, float] = field(default_factory=dict)
+    """Time on each kind of device since the last allotment, and half a round."""
+    owed_s: dict[str, float] = field(default_factory=dict)
+    """What it should have received and did not, by each kind of device."""
+    first_start_s: float | None = None
+
+    @property
+    def gpus(self) -> int:
+        return self.spec.gpus
+
+
+class RoundPolicy(ABC):
+    """Divides the time of every kind of device among jobs."""
+
+    name: ClassVar[str]
+    knows_devices: ClassVar[bool] = False
+    """Whether it tells kinds of devices apart; one that does not fills them in random order."""
+    whole: ClassVar[bool] = False
+    """Whether jobs only ever run where the policy puts them."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    @abstractmethod
+    def allot(self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float) -> npt.NDArray[np.float64]:
+        """Shares of time, one row per job and one column per kind of device."""
+
+
+class Rounds:
+    """The simulation of one trace."""
+
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        machines: Sequence[Machine],
+        policy: RoundPolicy,
+        speeds: Speeds,
+        *,
+        round_s: float = ROUND_S,
+        reset_s: float = RESET_S,
+        seed: int = 0,
+    ) -> None:
+        if not round_s > 0:
+            raise invalid("rounds", round_s, "a time above zero")
+        self._machines = tuple(machines)
+        self._devices: dict[str, int] = {}
+        for machine in sorted(machines, key=lambda machine: machine.device):
+            self._devices[machine.device] = self._devices.get(machine.device, 0) + machine.gpus
+        self._places = _places(machines)
+        self._policy, self._speeds = policy, speeds
+        self._round_s, self._reset_s = round_s, reset_s
+        self._order = random.Random(seed + _SHUFFLE_SEED)
+        self._jobs = [self._lease(number, job) for number, job in enumerate(jobs)]
+        self._active: list[Leased] = []
+        self._allotted: dict[int, Mapping[str, float]] = {}
+        self._spent_s = dict.fromkeys(self._devices, 0.0)
+        self._stale = False
+        self._last_s = 0.0
+        self._finish_s = np.full(len(jobs), np.nan)
+        self._segments: list[Segment] = []
+
+    def _lease(self, number: int, job: TraceJob) -> Leased:
+        rates = {
+            device: self._speeds.rate(job, device, (job.gpus,)) if count >= job.gpus and job.device in (None, device) else 0.0
+            for device, count in self._devices.items()
+        }
+        if max(rates.values()) <= 0:
+            raise InputError(f"trace: job {job.name!r} ({job.kind}) needs {job.gpus} GPUs of one kind, and runs on none of the cluster's")
+        work = self._speeds.work(job)
+        return Leased(number, job, work, rates, work)
+
+    def run(self) -> Result:
+        """Until every job is done."""
+        coming = sorted(self._jobs, key=lambda job: (job.spec.arrival_s, job.number), reverse=True)
+        now_s = coming[-1].spec.arrival_s if coming else 0.0
+        while coming or self._active:
+            while coming and coming[-1].spec.arrival_s <= now_s:
+                self._admit(coming.pop())
+            if self._active and self._stale and (now_s - self._last_s >= self._reset_s or self._last_s == 0):
+                self._allot(now_s)
+            leases = self._leases()
+            if leases:
+                now_s = self._run_round(leases, now_s)
+            elif coming:
+                now_s = coming[-1].spec.arrival_s
+            elif self._stale:
+                now_s = self._last_s + self._reset_s
+            else:
+                raise InputError(f"policy {self._policy.name}: leaves {len(self._active):,} jobs waiting for ever")
+        return self._result()
+
+    def _admit(self, job: Leased) -> None:
+        job.received_s = dict.fromkeys(self._devices, self._round_s / 2)
+        job.owed_s = dict.fromkeys(self._devices, 0.0)
+        self._active.append(job)
+        self._stale = True
+
+    def _allot(self, now_s: float) -> None:
+        """A new division of time; what jobs are owed by the old one is kept to break ties."""
+        passed = now_s - self._last_s
+        for device in self._devices:
+            for job in self._active:
+                due = self._allotted.get(job.number, {}).get(device, 0.0) * passed
+                job.owed_s[device] += due - (job.received_s[device] - self._round_s / 2)
+                job.received_s[device] = self._round_s / 2
+            self._spent_s[device] = len(self._active) * self._round_s / 2
+        shares = self._policy.allot(self._active, self._devices, now_s).round(_DIGITS)
+        self._allotted = {
+            job.number: dict(zip(self._devices, row.tolist(), strict=True)) for job, row in zip(self._active, shares, strict=True)
+        }
+        self._stale, self._last_s = False, now_s
+
+    def _leases(self) -> list[tuple[Leased, str]]:
+        """Who runs where in the next round: kind by kind, by priority, whoever fits."""
+        kinds = sorted(self._devices, key=lambda device: (_FASTEST_FIRST.index(device) if device in _FASTEST_FIRST else -1, device))
+        if not self._policy.knows_devices:
+            self._order.shuffle(kinds)
+        left, leased, leases = dict(self._devices), set(), []
+        for device in kinds:
+            for priority, job in self._by_priority(device):
+                fits = job.gpus <= left[device] and job.number not in leased and job.rates[device] > 0
+                if fits and (priority > 0 or not self._policy.whole):
+                    left[device] -= job.gpus
+                    leased.add(job.number)
+                    leases.append((job, device))
+        return leases
+
+    def _by_priority(self, device: str) -> list[tuple[float, Leased]]:
+        ranked = []
+        for job in self._active:
+            share = self._allotted.get(job.number, {}).get(device, 0.0)
+            priority = 0.0
+            if job.rates[device] > 0:
+                received = job.received_s[device] / self._spent_s[device] if self._spent_s[device] else 0.0
+                priority = share / received if received else share * 1e9
+            ranked.append((priority, job.owed_s[device], share, job))
+        ranked.sort(key=lambda entry: entry[:3], reverse=True)
+        return [(priority, job) for priority, _, _, job in ranked]
+
+    def _run_round(self, leases: Sequence[tuple[Leased, str]], now_s: float) -> float:
+        """When the round is over."""
+        end_s = now_s
+        free = {device: list(places) for device, places in self._places.items()}
+        for job, device in leases:
+            rate = job.rates[device]
+            whole = rate * self._round_s if self._speeds_are_continuous(job) else float(int(rate * self._round_s))
+            steps = min(whole or 1.0, job.left)
+            took_s = steps / rate
+            end_s = max(end_s, now_s + took_s)
+            job.left -= steps
+            job.received_s[device] += took_s
+            self._spent_s[device] += took_s
+            if job.first_start_s is None:
+                job.first_start_s = now_s
+            done = job.left <= 0
+            self._segments.append(
+                Segment(job.number, now_s, now_s + took_s, "finished" if done else "lease", _allocation(free[device], job.gpus))
+            )
+            if done:
+                self._finish_s[job.number] = now_s + took_s
+                self._active.remove(job)
+                self._allotted.pop(job.number, None)
+                self._stale = True
+        return end_s
+
+    @staticmethod
+    def _speeds_are_continuous(job: Leased) -> bool:
+        """Jobs that are measured in seconds have no whole steps."""
+        return job.spec.steps is None
+
+    def _result(self) -> Result:
+        zeros: Column = np.zeros(len(self._jobs))
+        return Result(
+            policy=self._policy.name,
+            jobs=[job.spec for job in self._jobs],
+            arrival_s=np.array([job.spec.arrival_s for job in self._jobs]),
+            start_s=np.array([job.first_start_s for job in self._jobs], dtype=float),
+            finish_s=self._finish_s,
+            service_s=np.array([job.work / max(job.rates.values()) for job in self._jobs]),
+            gpus=np.array([float(job.gpus) for job in self._jobs]),
+            preemptions=zeros,
+            failures=zeros,
+            lost_gpu_s=zeros,
+            overhead_gpu_s=zeros,
+            segments=self._segments,
+            machines=self._machines,
+        )
+
+
+def _places(machines: Sequence[Machine]) -> dict[str, list[tuple[int, int]]]:
+    """Every (node, GPU) by kind of device."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    for node, machine in enumerate(machines):
+        places.setdefault(machine.device, []).extend((node, gpu) for gpu in range(machine.gpus))
+    return places
+
+
+def _allocation(free: list[tuple[int, int]], gpus: int) -> Allocation:
+    """The next free GPUs of a kind."""
+    parts: dict[int, int] = {}
+    for node, gpu in free[:gpus]:
+        parts[node] = parts.get(node, 0) | 1 << gpu
+    del free[:gpus]
+    return Allocation(0, tuple(parts.items()), gpus)

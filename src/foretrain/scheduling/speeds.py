@@ -1,0 +1,174 @@
+"""How fast a job runs on the GPUs it is given: from the trace, from a table of throughputs, or from a Predictor."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import gzip
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from foretrain.cluster import Cluster
+from foretrain.errors import ForetrainError, InputError, unknown
+from foretrain.files import read_text
+from foretrain.job import Job
+from foretrain.predictors.base import Predictor
+from foretrain.scheduling.jobs import TraceJob
+
+Shape = tuple[int, ...]
+"""GPUs per node, most first."""
+
+_PARALLEL = 0.95
+"""Share of a job that runs in parallel (Amdahl), where nothing better is known about jobs that change their size."""
+
+
+class Speeds(ABC):
+    """What a job does in a second, in the units of its ``work``."""
+
+    @abstractmethod
+    def work(self, job: TraceJob) -> float:
+        """How much there is to do."""
+
+    @abstractmethod
+    def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
+        """Work per second on GPUs of one kind; 0 where the job cannot run."""
+
+
+class TraceSpeeds(Speeds):
+    """The trace's own durations. On more or fewer GPUs than asked for Amdahl's law holds; each further node may cost some speed."""
+
+    def __init__(self, devices: Mapping[str, float] | None = None, slowdown_per_node: float = 0.0, parallel: float = _PARALLEL) -> None:
+        self._devices = dict(devices or {})
+        self._slowdown = slowdown_per_node
+        self._parallel = parallel
+
+    def work(self, job: TraceJob) -> float:
+        if job.duration_s is None:
+            raise InputError(f"trace: job {job.name!r} has steps and no duration; give a table of throughputs")
+        return job.duration_s
+
+    def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
+        gpus = sum(shape)
+        scale = 1.0 if gpus == job.gpus else self._speedup(gpus) / self._speedup(job.gpus)
+        across = 1.0 + self._slowdown * (len(shape) - 1)
+        return scale * self._devices.get(device, 1.0) / across
+
+    def _speedup(self, gpus: int) -> float:
+        return 1.0 / (1.0 - self._parallel + self._parallel / gpus)
+
+
+class ThroughputTable(Speeds):
+    """Steps per second by device, job type and number of GPUs, as Gavel publishes them."""
+
+    def __init__(self, table: Mapping[tuple[str, str, int], float], name: str = "table") -> None:
+        self._table = dict(table)
+        self._name = name
+        self.devices = tuple(dict.fromkeys(device for device, _, _ in table))
+
+    @classmethod
+    def load(cls, path: Path) -> ThroughputTable:
+        """Gavel's ``simulation_throughputs.json``, plain or compressed; entries for pairs of jobs on one GPU are left aside."""
+        try:
+            text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else read_text(path)
+            document = json.loads(text)
+            table = {
+                (device, *_job_type(key)): float(rates["null"]) for device, entries in document.items() for key, rates in entries.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SyntaxError) as error:
+            raise InputError(f"{path}: not a table of throughputs by device, (job type, GPUs) and partner ({error})") from error
+        return cls(table, str(path))
+
+    def work(self, job: TraceJob) -> float:
+        if job.steps is None:
+            raise InputError(f"trace: job {job.name!r} has no number of steps, which a table of throughputs needs")
+        return job.steps
+
+    def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
+        """The entry of the table; 0 where it has none for that type on that many GPUs."""
+        name = self._named(device)
+        if name not in self.devices:
+            raise unknown(f"{self._name}: device", device, self.devices)
+        return self._table.get((name, job.kind, sum(shape)), 0.0)
+
+    def knows(self, job: TraceJob, devices: Iterable[str]) -> bool:
+        """Whether a job's type on as many GPUs has an entry for any of the devices."""
+        return any((self._named(device), job.kind, job.gpus) in self._table for device in devices)
+
+    def _named(self, device: str) -> str:
+        """The table's name of a device, which may be what its full name begins with: "v100" for "v100-sxm-16gb"."""
+        return device if device in self.devices else device.partition("-")[0]
+
+
+def _job_type(key: str) -> tuple[str, int]:
+    kind, gpus = ast.literal_eval(key)
+    return str(kind), int(gpus)
+
+
+class PredictedSpeeds(Speeds):
+    """Steps per second as a predictor forecasts them: each type of job has a template, whose cluster and plan become those of the GPUs given.
+
+    Jobs of a type without a template run as the trace says.
+    """
+
+    def __init__(self, predictor: Predictor, templates: Mapping[str, Job], otherwise: Speeds | None = None) -> None:
+        self._predictor = predictor
+        self._templates = dict(templates)
+        self._otherwise = otherwise or TraceSpeeds()
+        self._step_s: dict[tuple[str, str, Shape], float] = {}
+
+    def work(self, job: TraceJob) -> float:
+        """Steps; a job that only has a duration does as many as the template does in that time on the GPUs asked for, in one node."""
+        template = self._templates.get(job.kind)
+        if template is None:
+            return self._otherwise.work(job)
+        if job.steps is not None:
+            return job.steps
+        if template.workload.training.total_steps is not None and job.duration_s is None:
+            return template.workload.training.total_steps
+        return self._otherwise.work(job) / self.step_s(
+            job.kind, job.device or template.cluster.device.name, self._packed(template, job.gpus)
+        )
+
+    def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
+        if job.kind not in self._templates:
+            return self._otherwise.rate(job, device, shape)
+        return 1.0 / self.step_s(job.kind, device, shape)
+
+    def step_s(self, kind: str, device: str, shape: Shape) -> float:
+        """Predicted time of a step. Uneven placements are taken as even ones over as many nodes."""
+        key = (kind, device, shape)
+        if key not in self._step_s:
+            job = placed(self._templates[kind], device, shape)
+            forecast = self._predictor.predict(job)
+            if "step_time_s" not in forecast.quantities:
+                raise ForetrainError(f"predictor {self._predictor.name}: gives no step_time_s, which the simulator needs")
+            self._step_s[key] = forecast.quantities["step_time_s"].median
+        return self._step_s[key]
+
+    @staticmethod
+    def _packed(template: Job, gpus: int) -> Shape:
+        per_node = template.cluster.devices_per_node
+        full, rest = divmod(gpus, per_node)
+        return (per_node,) * full + ((rest,) if rest else ())
+
+
+def placed(template: Job, device: str, shape: Shape) -> Job:
+    """A template's job on other GPUs: data parallelism takes up the difference, the batch per device stays."""
+    gpus = sum(shape)
+    nodes = len(shape) if gpus % len(shape) == 0 else gpus
+    section = {key: value for key, value in template.cluster.to_dict().items() if key not in ("devices_per_node", "nodes")}
+    same = template.cluster.device.name == device
+    if not same:
+        section = {"device": device}
+    cluster = Cluster.read({**section, "devices_per_node": gpus // nodes, "nodes": nodes})
+    plan, training = template.plan, template.workload.training
+    split = plan.tensor * plan.pipeline * plan.context
+    if gpus % split:
+        raise InputError(f"gpus: {gpus} is not a multiple of the template's tensor x pipeline x context = {split}")
+    data = gpus // split
+    batch = math.ceil(training.global_batch / (plan.data or 1)) * data
+    workload = dataclasses.replace(template.workload, training=dataclasses.replace(training, global_batch=batch))
+    return Job(workload=workload, cluster=cluster, plan=dataclasses.replace(plan, data=data))

@@ -1,0 +1,78 @@
+"""A file in; a Trace out, whatever its format. Lines that are no jobs are counted, with the reason, and never dropped in silence."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from foretrain.errors import InputError, unknown
+from foretrain.files import write_atomically
+from foretrain.scheduling.jobs import MalformedLines, Trace, TraceJob, in_order
+from foretrain.scheduling.traces import tables
+from foretrain.scheduling.traces.gavel import is_gavel, read_gavel
+from foretrain.scheduling.traces.rows import dictionaries, lines_of, read_rows
+from foretrain.scheduling.traces.swf import is_swf, read_swf
+
+__all__ = ["FORMATS", "read_trace", "write_trace"]
+
+
+def _with_heading(name: str) -> Callable[[Sequence[str], MalformedLines], list[TraceJob]]:
+    def read(lines: Sequence[str], malformed: MalformedLines) -> list[TraceJob]:
+        return read_rows(dictionaries(lines), tables.HEADINGS[name][1], malformed)
+
+    return read
+
+
+def _alibaba_2020(lines: Sequence[str], malformed: MalformedLines) -> list[TraceJob]:
+    heading = None if lines and lines[0].startswith("job_name") else tables.ALIBABA_2020
+    return read_rows(dictionaries(lines, heading), tables.alibaba_2020, malformed)
+
+
+FORMATS: dict[str, Callable[[Sequence[str], MalformedLines], list[TraceJob]]] = {
+    **{name: _with_heading(name) for name in tables.HEADINGS},
+    "alibaba-2020": _alibaba_2020,
+    "gavel": read_gavel,
+    "swf": read_swf,
+}
+
+
+def read_trace(path: Path, format: str | None = None) -> Trace:
+    """The jobs of a file in order of arrival, the first at 0; the format is known by its look unless it is given."""
+    if format is not None and format not in FORMATS:
+        raise unknown("format", format, FORMATS)
+    lines = lines_of(path)
+    name = format or _format(path, lines)
+    malformed = MalformedLines()
+    jobs = FORMATS[name](lines, malformed)
+    if not jobs:
+        reasons = "; ".join(malformed.result().lines())
+        raise InputError(f"{path}: holds no jobs in the format {name}" + (f" ({reasons})" if reasons else ""))
+    return Trace(name=path.name, format=name, jobs=in_order(jobs, from_zero=name != "gavel"), malformed=malformed.result())
+
+
+def _format(path: Path, lines: Sequence[str]) -> str:
+    first = next((line for line in lines if line.strip()), "")
+    columns = {cell.strip() for cell in first.split(",")}
+    for name, (needed, _) in tables.HEADINGS.items():
+        if needed <= columns:
+            return name
+    if is_gavel(first):
+        return "gavel"
+    if is_swf(first):
+        return "swf"
+    if first.startswith("job_name,") or len(first.split(",")) == len(tables.ALIBABA_2020):
+        return "alibaba-2020"
+    raise InputError(f"{path}: not a trace of a known format ({', '.join(FORMATS)}); name it with --format")
+
+
+def write_trace(path: Path, jobs: Sequence[TraceJob]) -> None:
+    """In the project's own format."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(tables.OWN)
+    for job in jobs:
+        values = [getattr(job, name) for name in tables.OWN]
+        writer.writerow(["" if value is None else repr(value) if isinstance(value, float) else value for value in values])
+    write_atomically(path, text.getvalue())

@@ -1,0 +1,141 @@
+"""Traces that are CSV files with a heading: the row of each format in, a TraceJob out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from foretrain.scheduling.jobs import TraceJob
+from foretrain.scheduling.traces.rows import NoJob, Row, count_of, number_of, positive, time_of
+
+
+def philly(row: Row, number: int) -> TraceJob:
+    """Microsoft's Philly trace as processed for Sia: timestamp, duration, num_gpus, gpu_time, cluster."""
+    return TraceJob(
+        name=f"philly-{number - 1}",
+        arrival_s=time_of(row, "timestamp"),
+        duration_s=positive(row, "duration"),
+        gpus=count_of(row, "num_gpus"),
+        group=row["cluster"],
+    )
+
+
+def helios(row: Row, number: int) -> TraceJob:
+    """SenseTime's Helios traces: job_id, user, vc, gpu_num, ..., submit_time, start_time, end_time, duration."""
+    if number_of(row, "gpu_num") == 0:
+        raise NoJob("a job without GPUs")
+    return TraceJob(
+        name=row["job_id"],
+        arrival_s=time_of(row, "submit_time"),
+        duration_s=positive(row, "duration"),
+        gpus=count_of(row, "gpu_num"),
+        group=row.get("vc", ""),
+    )
+
+
+def alibaba_2023(row: Row, number: int) -> TraceJob:
+    """Alibaba's openb pods of 2023: shares of GPUs in thousandths, from creation to deletion."""
+    if number_of(row, "num_gpu") == 0:
+        raise NoJob("a pod without GPUs")
+    gpus = count_of(row, "num_gpu")
+    arrival = number_of(row, "creation_time")
+    duration = number_of(row, "deletion_time") - number_of(row, "scheduled_time", default=arrival)
+    if duration <= 0:
+        raise NoJob("deletion_time is not after scheduled_time")
+    share = number_of(row, "gpu_milli") / 1000
+    return TraceJob(
+        name=row["name"], arrival_s=arrival, duration_s=duration, gpus=gpus, share=share if gpus == 1 else 1.0, group=row.get("qos", "")
+    )
+
+
+ALIBABA_2020 = ("job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type")
+"""The columns of Alibaba's pai_task_table, which has no heading."""
+
+
+def alibaba_2020(row: Row, number: int) -> TraceJob:
+    """A task of Alibaba's PAI trace of 2020: instances that each plan a percentage of a GPU."""
+    percent = number_of(row, "plan_gpu", default=0.0)
+    if percent == 0:
+        raise NoJob("a task without GPUs")
+    start = number_of(row, "start_time")
+    duration = number_of(row, "end_time") - start
+    if duration <= 0:
+        raise NoJob("end_time is not after start_time")
+    instances = count_of(row, "inst_num")
+    whole = max(1, round(instances * percent / 100))
+    return TraceJob(
+        name=f"{row['job_name']}/{row['task_name']}",
+        arrival_s=start,
+        duration_s=duration,
+        gpus=whole,
+        share=min(1.0, percent / 100) if instances == 1 else 1.0,
+        group=row.get("gpu_type", ""),
+        kind=row["task_name"],
+    )
+
+
+def pollux(row: Row, number: int) -> TraceJob:
+    """Workloads of the Pollux simulator: time, name, application, num_replicas, batch_size, and a duration or a number of steps."""
+    sized = {key: positive(row, column) for key, column in (("duration_s", "duration"), ("steps", "steps")) if row.get(column, "").strip()}
+    if not sized:
+        raise NoJob("neither a duration nor a number of steps")
+    gpus = count_of(row, "num_replicas")
+    return TraceJob(
+        name=row["name"],
+        arrival_s=number_of(row, "time"),
+        gpus=gpus,
+        kind=row["application"],
+        least_gpus=1,
+        most_gpus=4 * gpus,
+        duration_s=sized.get("duration_s"),
+        steps=sized.get("steps"),
+    )
+
+
+def tiresias(row: Row, number: int) -> TraceJob:
+    """Workloads of the Tiresias simulator: job_id, num_gpu, submit_time, iterations, model_name, duration, interval."""
+    return TraceJob(
+        name=row["job_id"],
+        arrival_s=number_of(row, "submit_time"),
+        duration_s=positive(row, "duration"),
+        gpus=count_of(row, "num_gpu"),
+        kind=row["model_name"],
+    )
+
+
+OWN = ("name", "arrival_s", "duration_s", "steps", "gpus", "group", "kind", "device", "share", "least_gpus", "most_gpus", "weight")
+"""The columns of the project's own format; name, arrival_s, gpus and a duration or steps are needed."""
+
+
+def own(row: Row, number: int) -> TraceJob:
+    """The project's own format."""
+
+    def given(name: str) -> bool:
+        return bool(row.get(name, "").strip())
+
+    if not given("duration_s") and not given("steps"):
+        raise NoJob("neither duration_s nor steps")
+    return TraceJob(
+        name=row["name"],
+        arrival_s=number_of(row, "arrival_s"),
+        duration_s=positive(row, "duration_s") if given("duration_s") else None,
+        steps=positive(row, "steps") if given("steps") else None,
+        gpus=count_of(row, "gpus"),
+        group=row.get("group", ""),
+        kind=row.get("kind", ""),
+        device=row["device"] if given("device") else None,
+        share=number_of(row, "share", default=1.0),
+        least_gpus=count_of(row, "least_gpus") if given("least_gpus") else None,
+        most_gpus=count_of(row, "most_gpus") if given("most_gpus") else None,
+        weight=number_of(row, "weight", default=1.0),
+    )
+
+
+HEADINGS: dict[str, tuple[frozenset[str], Callable[[Row, int], TraceJob]]] = {
+    "own": (frozenset({"name", "arrival_s", "gpus"}), own),
+    "philly": (frozenset({"timestamp", "duration", "num_gpus", "cluster"}), philly),
+    "helios": (frozenset({"job_id", "gpu_num", "submit_time", "duration"}), helios),
+    "alibaba-2023": (frozenset({"name", "num_gpu", "gpu_milli", "creation_time", "deletion_time"}), alibaba_2023),
+    "pollux": (frozenset({"time", "name", "application", "num_replicas"}), pollux),
+    "tiresias": (frozenset({"job_id", "num_gpu", "submit_time", "model_name", "duration"}), tiresias),
+}
+"""The columns by which a format is known, and its reader."""

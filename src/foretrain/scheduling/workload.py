@@ -1,0 +1,86 @@
+"""A workload generator: a few figures and a seed in; a Trace out."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from foretrain.errors import InputError, invalid
+from foretrain.scheduling.jobs import Trace, TraceJob
+from foretrain.units import parse_seconds
+
+_SIZES: dict[int, float] = {1: 0.72, 2: 0.08, 4: 0.1, 8: 0.1}
+"""GPUs of a job and how often: roughly what public traces show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Poisson arrivals, log-normal durations, GPUs in powers of two."""
+
+    jobs: int = 1000
+    gap_s: float = 60.0
+    """Mean time between arrivals."""
+    median_s: float = 1800.0
+    spread: float = 1.5
+    """Sigma of the logarithm of durations."""
+    groups: int = 4
+    elastic: float = 0.0
+    """Share of jobs that may shrink to one GPU and grow to twice what they ask for."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("jobs", "gap_s", "median_s", "groups"):
+            if not getattr(self, name) > 0:
+                raise invalid(f"generate.{name}", getattr(self, name), "above zero")
+        if not 0 <= self.elastic <= 1 or self.spread < 0:
+            raise InputError(f"generate: elastic = {self.elastic} and spread = {self.spread} are not a share and a number of at least 0")
+
+    @classmethod
+    def read(cls, text: str) -> Workload:
+        """From ``jobs=500,gap=30s,median=20min,spread=1.2,groups=3,elastic=0.5,seed=1``; what is missing has its default.
+
+        >>> Workload.read("jobs=5,gap=30s").gap_s
+        30.0
+        """
+        fields: dict[str, Callable[[str], float]] = {
+            "jobs": int,
+            "gap": parse_seconds,
+            "median": parse_seconds,
+            "spread": float,
+            "groups": int,
+            "elastic": float,
+            "seed": int,
+        }
+        values: dict[str, float] = {}
+        for part in filter(None, text.split(",")):
+            name, _, value = part.partition("=")
+            if name not in fields:
+                raise invalid("generate", part, f"one of {', '.join(fields)} = a value")
+            try:
+                values[name + "_s" if name in ("gap", "median") else name] = fields[name](value)
+            except ValueError as error:
+                raise invalid(f"generate.{name}", value, "a number") from error
+        return cls(**values)  # type: ignore[arg-type]
+
+    def trace(self) -> Trace:
+        """The jobs; the same seed gives the same ones."""
+        draw = random.Random(self.seed)
+        jobs, now_s = [], 0.0
+        for number in range(self.jobs):
+            gpus = draw.choices(list(_SIZES), list(_SIZES.values()))[0]
+            elastic = draw.random() < self.elastic
+            jobs.append(
+                TraceJob(
+                    name=f"job-{number + 1}",
+                    arrival_s=now_s,
+                    gpus=gpus,
+                    duration_s=draw.lognormvariate(math.log(self.median_s), self.spread),
+                    group=f"group-{draw.randrange(self.groups) + 1}",
+                    least_gpus=1 if elastic else None,
+                    most_gpus=2 * gpus if elastic else None,
+                )
+            )
+            now_s += draw.expovariate(1 / self.gap_s)
+        return Trace(name=f"generated, seed {self.seed}", format="generated", jobs=jobs)

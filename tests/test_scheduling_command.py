@@ -1,0 +1,103 @@
+"""``foretrain schedule``: policies side by side, files, and errors in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from foretrain.cli import app
+
+MADE = ["schedule", "--generate", "jobs=40,gap=30s,median=5min,spread=1", "--cluster", "2x4xv100", "--processes", "1"]
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, [*MADE, *arguments])
+
+
+def test_policies_stand_side_by_side() -> None:
+    done = run("--policy", "fifo,srtf,max_min_fairness")
+    assert done.exit_code == 0, done.output
+    assert all(word in done.output for word in ("fifo", "srtf", "max_min_fairness", "average JCT", "fairness", "40 jobs on 8 GPUs"))
+
+
+def test_json_has_every_figure_of_every_seed() -> None:
+    done = run("--policy", "srtf", "--errors", "0,0.5", "--seeds", "2", "--json")
+    results = json.loads(done.stdout)["results"]
+    assert [(each["error"], each["seed"]) for each in results] == [(0.0, 0), (0.0, 1), (0.5, 0), (0.5, 1)]
+    assert results[0]["average_jct_s"] == results[1]["average_jct_s"] > 0
+    assert set(results[0]["groups"]) == {f"group-{number}" for number in range(1, 5)}
+
+
+def test_parallel_processes_give_the_same() -> None:
+    apart = run("--policy", "fifo,srtf", "--processes", "2", "--json")
+    assert apart.exit_code == 0, apart.output
+    assert json.loads(apart.stdout) == json.loads(run("--policy", "fifo,srtf", "--json").stdout)
+
+
+def test_logs_traces_and_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    from pyarrow import parquet
+
+    files = {"--log": "log.parquet", "--trace": "trace.json", "--html": "page.html"}
+    done = run("--policy", "srtf", "--by-group", *(word for option, name in files.items() for word in (option, str(tmp_path / name))))
+    assert done.exit_code == 0, done.output
+    table = parquet.read_table(tmp_path / "log.parquet").to_pylist()
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert len({row["job"] for row in table}) == 40
+    assert sum(row["gpus"] for row in table) == sum(event["ph"] == "X" for event in events)
+    page = (tmp_path / "page.html").read_text()
+    assert "Utilisation" in page
+    assert "GPUs under srtf" in page
+    assert run("--policy", "srtf", "--log", str(tmp_path / "log.csv")).exit_code == 0
+    assert (tmp_path / "log.csv").read_text().count("\n") == len(table) + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--policy", "fiffo"], "policy: 'fiffo' is not a class as file.py:Class or one of"),
+        (["--policy", "nowhere.py:Mine"], "policy nowhere.py:Mine: there is no file nowhere.py"),
+        (["--errors", "x"], "--errors: 'x' is not a list of fractions"),
+        (["--placement", "everywhere"], "placement: 'everywhere' is not one of packed, random, spread, topology"),
+        (["--predictor", "roofline"], "predictor: needs templates"),
+        (["--seeds", "0"], "seeds: 0 is not a whole number of at least 1"),
+        (["--cluster", "lots"], "cluster: 'lots' is not a TOML file"),
+        (["--restart", "soon"], "--restart: 'soon' is not a time"),
+    ],
+)
+def test_errors_are_one_line(arguments: list[str], told: str) -> None:
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert told in done.output
+    assert len(done.output.strip().splitlines()) == 1
+
+
+def test_a_policy_that_misbehaves_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "my.py"
+    path.write_text(
+        "from foretrain.scheduling import Policy\n"
+        "class Mine(Policy):\n"
+        "    name = 'mine'\n"
+        "    def decide(self, cluster):\n"
+        "        job = next(iter(cluster.waiting.values()))\n"
+        "        cluster.start(job)\n"
+        "        cluster.start(job)\n"
+    )
+    done = run("--policy", f"{path}:Mine")
+    assert done.exit_code == 2
+    assert f"policy {path}:Mine: starts job 'job-1', which is running already" in done.output
+
+
+def test_a_predictor_and_failures(tmp_path: Path) -> None:
+    trace, cluster = tmp_path / "trace.csv", tmp_path / "cluster.toml"
+    trace.write_text("name,arrival_s,duration_s,gpus\na,0,500,2\nb,0,nonsense,1\nc,5,500,4\n")
+    cluster.write_text('[cluster]\nnode = "dgx-1-v100"\nnodes = 1\n')
+    options = ["--job-mtbf", "10min", "--checkpoint-every", "1min", "--restart", "5s", "--json", "--processes", "1"]
+    done = CliRunner().invoke(app, ["schedule", str(trace), "--cluster", str(cluster), "--policy", "fifo", *options])
+    assert done.exit_code == 0, done.output
+    assert "trace.csv: 1 lines: duration_s is not a number (first in line 3)" in done.stderr
+    (result,) = json.loads(done.stdout)["results"]
+    assert result["failures"] > 0
+    assert 0 < result["lost_gpu_s"] < result["failures"] * 240
