@@ -9,7 +9,11 @@ from foretrain.errors import InputError, unknown
 from foretrain.predictors.base import FILE, Predictor, read_saved
 
 _WHERE = {
+    "cherrypick": "foretrain.predictors.cherrypick:CherryPickPredictor",
     "deletepop": "foretrain.predictors.deletepop:DeletePopPredictor",
+    "ernest": "foretrain.predictors.ernest:ErnestPredictor",
+    "flops": "foretrain.predictors.flops:FlopsPredictor",
+    "predictddl": "foretrain.predictors.predictddl:PredictDDLPredictor",
     "roofline": "foretrain.predictors.roofline:RooflinePredictor",
     "scaledl": "foretrain.predictors.scaledl:ScaleDLPredictor",
 }

@@ -1,0 +1,303 @@
+"""PredictDDL in its paper's manner: architectures and cluster sizes that were not seen, beside Ernest, CherryPick and a FLOPs regression.
+
+    python benchmarks/predictddl.py embed --runs data/h200_steps.jsonl --out DIR      both ways of training the embedding
+    python benchmarks/predictddl.py score --runs data/cpu16_campaign.jsonl.zst [--embedding FILE] [--results FILE] [--plot FILE]
+    python benchmarks/predictddl.py speed --runs data/cpu16_campaign.jsonl.zst
+
+Leave-one-architecture-out and leave-family-out: whoever forecasts a run has learned from no run of its architecture (its family). Ernest and
+CherryPick then put all other architectures into one law; beside that they are scored with profiling runs of the very workload.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrain.capture import capture_job
+from foretrain.errors import ForetrainError, UnsupportedJob
+from foretrain.families import family
+from foretrain.job import Run, read_runs
+from foretrain.measure.candidates import Candidates
+from foretrain.measure.design import design
+from foretrain.predictors.base import Predictor
+from foretrain.predictors.blackbox import with_servers, workload_key
+from foretrain.predictors.cherrypick import CherryPickPredictor
+from foretrain.predictors.ernest import TERMS, ErnestPredictor, terms
+from foretrain.predictors.flops import FlopsPredictor
+from foretrain.predictors.predictddl import SHIPPED, Embedder, PredictDDLPredictor, embedding_module, load_embedding
+from foretrain.predictors.predictddl_features import primitives
+from foretrain.predictors.predictddl_random import sketch
+
+Array = npt.NDArray[np.float64]
+Groups = Callable[[Run], str]
+PROFILED = 4
+"""Runs of a workload that Ernest and CherryPick are given, by Ernest's design."""
+
+
+# Data
+
+
+def read(path: Path) -> list[Run]:
+    """Runs of training with a step time, with the parameter servers that their provenance tells of."""
+    return [with_servers(run) for _, run in read_runs(path) if run.job.workload.training.mode == "train"]
+
+
+def architecture(run: Run) -> str:
+    return run.job.workload.model.label
+
+
+def kin(run: Run) -> str:
+    return family(run.job.workload.model)
+
+
+def splits(runs: Sequence[Run], of: Groups, at_most: int | None = None) -> Iterator[tuple[list[int], list[int]]]:
+    """For each group: the runs of the others, the runs of it; groups joined to ``at_most`` folds."""
+    names = sorted({of(run) for run in runs})
+    folds = min(at_most or len(names), len(names))
+    for fold in range(folds):
+        held = {name for number, name in enumerate(names) if number % folds == fold}
+        yield [i for i, run in enumerate(runs) if of(run) not in held], [i for i, run in enumerate(runs) if of(run) in held]
+
+
+# Scores
+
+
+def forecasts(
+    make: Callable[[], Predictor], runs: Sequence[Run], parts: Sequence[tuple[list[int], list[int]]]
+) -> tuple[Array, Array, Array]:
+    """Medians and bounds of the 80 % interval of every run; not a number where there is none."""
+    found = np.full((3, len(runs)), np.nan)
+    for known, asked in parts:
+        try:
+            predictor = make().fit([runs[i] for i in known])
+        except ForetrainError:
+            continue
+        for i in asked:
+            try:
+                estimate = predictor.predict(runs[i].job)["step_time_s"]
+                found[:, i] = estimate.median, estimate.low, estimate.high
+            except UnsupportedJob:
+                continue
+    return found[0], found[1], found[2]
+
+
+def profiling(runs: Sequence[Run], count: int = PROFILED) -> list[tuple[list[int], list[int]]]:
+    """For each workload with enough runs: those that Ernest's A-optimal design picks, and the others."""
+    by_workload: dict[str, list[int]] = {}
+    for i, run in enumerate(runs):
+        by_workload.setdefault(workload_key(run.job), []).append(i)
+    parts = []
+    for places in by_workload.values():
+        rows = np.array([terms(runs[i].job) for i in places])
+        cost = np.array([runs[i].measured["step_time_s"] * runs[i].job.cluster.world_size for i in places])
+        if len({tuple(row) for row in rows.tolist()}) <= count:
+            continue
+        candidates = Candidates(names=TERMS, features=rows, cost_s=cost, labels=[{"run": i} for i in places])
+        chosen = {places[i] for i in design("a-optimal", candidates, count=count).chosen.tolist()}
+        same = {json.dumps(terms(runs[i].job)) for i in chosen}
+        parts.append((sorted(chosen), [i for i in places if i not in chosen and json.dumps(terms(runs[i].job)) not in same]))
+    return parts
+
+
+def line(name: str, measured: Array, found: tuple[Array, Array, Array]) -> str:
+    median, low, high = found
+    there = np.isfinite(median)
+    if not there.any():
+        return f"| {name} | 0 | | | | |"
+    error = np.abs(median[there] / measured[there] - 1)
+    inside = (low[there] <= measured[there]) & (measured[there] <= high[there])
+    return f"| {name} | {there.sum()} | {error.mean():.1%} | {np.median(error):.1%} | {np.quantile(error, 0.9):.1%} | {inside.mean():.0%} |"
+
+
+def contenders(embeddings: Mapping[str, Path], quick: bool) -> dict[str, Callable[[], Predictor]]:
+    """All that learn from runs of other architectures."""
+    made: dict[str, Callable[[], Predictor]] = {
+        "Ernest, all workloads in one law": lambda: ErnestPredictor(pooled=True),
+        "CherryPick, all workloads in one process": lambda: CherryPickPredictor(pooled=True),
+        "FLOPs regression": FlopsPredictor,
+        "PredictDDL, ratio form, no embedding": lambda: PredictDDLPredictor(embedding=None),
+    }
+    for label, path in embeddings.items():
+        made[f"PredictDDL, paper's form, {label}"] = lambda path=path: PredictDDLPredictor(form="paper", embedding=path)
+        if not quick:
+            made[f"PredictDDL, ratio form, {label}"] = lambda path=path: PredictDDLPredictor(embedding=path)
+    if quick:
+        made.pop("CherryPick, all workloads in one process")
+    return made
+
+
+def score(options: argparse.Namespace) -> None:
+    runs = read(options.runs)[:: options.every]
+    measured = np.array([run.measured["step_time_s"] for run in runs])
+    embeddings = {path.stem: path for path in options.embedding}
+    kept: dict[str, Any] = {"measured": measured.tolist(), "labels": [architecture(run) for run in runs]}
+    head = ["", "| predictor | runs | MAPE | median | p90 | 80 % intervals hold |", "|---|---|---|---|---|---|"]
+    for title, of in (("leave one architecture out", architecture), ("leave a family out", kin)):
+        parts = list(splits(runs, of, options.folds))
+        print(f"\n{title}: {len(runs)} runs, {len(parts)} folds", *head, sep="\n", flush=True)
+        for name, make in contenders(embeddings, options.folds is not None).items():
+            found = forecasts(make, runs, parts)
+            kept[f"{title}: {name}"] = found[0].tolist()
+            print(line(name, measured, found), flush=True)
+    if len({run.job.cluster.world_size for run in runs}) > 1:
+        _score_scales(runs, measured, embeddings, kept, head)
+    if options.results:
+        options.results.write_text(json.dumps(kept))
+    if options.plot:
+        plot(kept, options.plot)
+
+
+def _score_scales(runs: Sequence[Run], measured: Array, embeddings: Mapping[str, Path], kept: dict[str, Any], head: Sequence[str]) -> None:
+    """Cluster sizes that were not seen, and Ernest with the runs that it needs."""
+    sizes = np.array([run.job.cluster.world_size for run in runs])
+    large = [(np.flatnonzero(sizes <= 4).tolist(), np.flatnonzero(sizes > 4).tolist())]
+    print(f"\nunseen cluster sizes: learned up to 4 workers, forecast {len(large[0][1])} runs of more", *head, sep="\n")
+    for name, make in {
+        "Ernest, a law for each workload": ErnestPredictor,
+        "CherryPick, a process for each workload": CherryPickPredictor,
+        **contenders(embeddings, False),
+    }.items():
+        print(line(name, measured, forecasts(make, runs, large)), flush=True)
+    parts = profiling(runs)
+    asked = [i for _, some in parts for i in some]
+    print(
+        f"\nwith {PROFILED} profiling runs of each workload (Ernest's design): {len(asked)} other runs of {len(parts)} workloads",
+        *head,
+        sep="\n",
+    )
+    for name, make in {"Ernest": ErnestPredictor, "CherryPick": CherryPickPredictor}.items():
+        print(line(f"{name}, given the runs", measured, forecasts(make, runs, parts)), flush=True)
+    for name in [key for key in kept if key.startswith("leave one architecture out: PredictDDL")]:
+        median = np.full(len(runs), np.nan)
+        median[asked] = np.array(kept[name])[asked]
+        print(line(f"{name.partition(': ')[2]}, no run of the architecture, the same runs", measured, (median, median, median)), flush=True)
+
+
+def plot(kept: Mapping[str, Any], path: Path) -> None:
+    """Predicted against measured on logarithmic axes, a panel for each predictor."""
+    start = "leave one architecture out: "
+    names = [key for key in kept if key.startswith(start)]
+    measured = np.array(kept["measured"])
+    ends = (float(np.floor(np.log10(measured.min()) * 2) / 2), float(np.ceil(np.log10(measured.max()) * 2) / 2))
+    panels = [_panel(name.removeprefix(start), measured, np.array(kept[name]), ends, 300 * number) for number, name in enumerate(names)]
+    size = f'width="{300 * len(names)}" height="330" font-family="sans-serif" font-size="12"'
+    path.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}><rect width="100%" height="100%" fill="white"/>{"".join(panels)}</svg>\n'
+    )
+
+
+def _panel(title: str, measured: Array, predicted: Array, ends: tuple[float, float], left: int) -> str:
+    low, high = ends
+    side = 230
+
+    def place(values: Array) -> Array:
+        return np.clip((np.log10(values) - low) / (high - low), 0, 1) * side
+
+    there = np.isfinite(predicted)
+    pairs = zip(place(measured[there]), side - place(predicted[there]), strict=True)
+    points = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="#1f77b4" fill-opacity="0.4"/>' for x, y in pairs)
+    decades = [10.0**power for power in range(int(np.ceil(low)), int(np.floor(high)) + 1)]
+    ticks = "".join(
+        f'<text x="{place(np.array([one]))[0]:.0f}" y="{side + 16}" text-anchor="middle">{one:g}</text>'
+        f'<text x="-6" y="{side - place(np.array([one]))[0] + 4:.0f}" text-anchor="end">{one:g}</text>' for one in decades
+    )  # fmt: skip
+    frame = f'<rect width="{side}" height="{side}" fill="none" stroke="black"/><line x1="0" y1="{side}" x2="{side}" y2="0" stroke="grey"/>'
+    words = f'<text x="0" y="-10">{title}</text><text x="{side / 2}" y="{side + 34}" text-anchor="middle">measured step (s)</text>'
+    return f'<g transform="translate({left + 45}, 40)">{frame}{points}{ticks}{words}</g>'
+
+
+# The embedding
+
+
+def embed(options: argparse.Namespace) -> None:
+    """Train it either way and keep both."""
+    network = embedding_module()
+    zoo: dict[str, Any] = {}
+    for run in read(options.runs):
+        if run.job.workload.model.source != "torchvision" and architecture(run) not in zoo:  # the campaign's models stay unseen
+            zoo[architecture(run)] = primitives(capture_job(run.job))
+    known = [graph for graph in zoo.values() if len(graph.kinds) <= 200]
+    graphs = [sketch(seed, deepest=4 + seed % 10).primitives() for seed in range(options.sketches)]
+    for number, graph in enumerate(known):
+        graphs.insert(7 * number % max(len(graphs), 1), graph)
+    print(f"{len(graphs)} graphs, {len(known)} of them from the zoo")
+    options.out.mkdir(parents=True, exist_ok=True)
+    small = [sketch(seed, side=8, widest=32, deepest=4) for seed in range(300)]
+    for name, train in (("costs", lambda: network.train_costs(graphs, epochs=options.epochs, size=16, rate=1e-2)),
+                        ("parameters", lambda: network.train_parameters(small, steps=options.steps)), ("untrained", network.untrained)):  # fmt: skip
+        start = time.perf_counter()
+        train().save(options.out / f"{name}.safetensors")
+        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
+
+
+# Speed
+
+
+def speed(options: argparse.Namespace) -> None:
+    """Seconds from a new workload to its forecast."""
+    runs = read(options.runs)
+    asked = [run for run in runs if run.job.cluster.world_size == 4][::7]
+    start = time.perf_counter()
+    predictor = PredictDDLPredictor().fit([run for run in runs if architecture(run) != "resnet50"])
+    print(f"PredictDDL learns from {len(runs)} runs in {time.perf_counter() - start:.1f} s")
+    fresh = PredictDDLPredictor(embedding=Embedder(load_embedding(SHIPPED / "embedding.safetensors").network))
+    fresh.trained_ = predictor.trained_
+    fresh.predict(asked[0].job)
+    steps: dict[str, Callable[[Run], object]] = {
+        "tracing the model": lambda run: capture_job(run.job, refresh=True),
+        "embedding and regression": lambda run: fresh.predict(run.job),
+        "a graph that was seen": lambda run: fresh.predict(run.job),
+    }
+    times: dict[str, list[tuple[float, float]]] = {what: [] for what in steps}
+    for run in asked[1:]:
+        for what, do in steps.items():
+            start, busy = time.perf_counter(), time.process_time()
+            do(run)
+            times[what].append((time.perf_counter() - start, time.process_time() - busy))
+    for what, some in times.items():
+        wall, busy = np.median(np.array(some), axis=0) * 1e3
+        print(f"PredictDDL, {what}: median {wall:.1f} ms, {busy:.1f} ms of it on the CPU")
+    parts = profiling(runs)
+    fits, measuring = [], []
+    for known, others in parts:
+        start = time.perf_counter()
+        law = ErnestPredictor().fit([runs[i] for i in known])
+        law.predict(runs[(others or known)[0]].job)
+        fits.append(time.perf_counter() - start)
+        measuring.append(sum(float(runs[i].provenance.get("seconds", 0.0)) for i in known))
+    print(
+        f"Ernest: fit and predict median {np.median(fits) * 1e3:.1f} ms, after profiling runs that took {np.median(measuring):.1f} s (median)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    for name, what in (("embed", embed), ("score", score), ("speed", speed)):
+        command = commands.add_parser(name)
+        command.set_defaults(what=what)
+        command.add_argument("--runs", type=Path, required=True)
+        if name == "embed":
+            command.add_argument("--out", type=Path, required=True)
+            command.add_argument("--sketches", type=int, default=600)
+            command.add_argument("--epochs", type=int, default=24)
+            command.add_argument("--steps", type=int, default=400)
+        if name == "score":
+            command.add_argument("--embedding", type=Path, action="append", default=[], help="a trained embedding; may be repeated")
+            command.add_argument("--folds", type=int, help="join architectures (families) to so many folds")
+            command.add_argument("--every", type=int, default=1, help="take every so many-th run")
+            command.add_argument("--results", type=Path, help="write every forecast (JSON)")
+            command.add_argument("--plot", type=Path, help="write predicted against measured (SVG)")
+    options = parser.parse_args()
+    options.what(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""CherryPick: a few runs of a workload in; a Gaussian process over its configurations out, as a predictor and as a search for the best one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, final
+
+import numpy as np
+
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob, invalid
+from foretrain.forecast import Forecast
+from foretrain.job import Job, Run
+from foretrain.predictors.base import Predictor
+from foretrain.predictors.blackbox import QUANTITIES, Array, check_data_parallel, forecast_around, numbers, step_times, usable, workload_key
+from foretrain.predictors.conformal import Factors
+
+COLUMNS = ("log workers", "log batch per worker", "log nodes", "log cores per device")
+_ALL = "all workloads"
+_LENGTHS, _NOISE = (0.2, 20.0), (1e-4, 0.3)
+_LEAST_SPREAD = 0.05
+"""Standard deviation of the logarithm that a forecast has at least: two runs of one cell differ by as much."""
+_PROCESS = ("rows", "logs", "theta", "within")
+_NORMAL = (-1.96, -1.2816, 1.2816, 1.96)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Process:
+    """A Gaussian process with a Matern 5/2 kernel on the logarithm of a cost; ``theta`` are the kernel's logarithms."""
+
+    rows: Array
+    logs: Array
+    theta: Array
+    within: Array
+    """One number: the variance of the logarithm among runs of one configuration."""
+
+    @classmethod
+    def learn(cls, given: Array, values: Array) -> Process:
+        """The kernel's parameters by the likelihood of the values; those of one configuration count by their mean."""
+        rows, which = np.unique(given, axis=0, return_inverse=True)
+        logs = np.bincount(which, weights=np.log(values)) / np.bincount(which)
+        within = ((np.log(values) - logs[which]) ** 2).sum() / max(len(values) - len(rows), 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a parameter that ends at its bound is all right
+            model = _regressor().fit(rows, logs - logs.mean())
+        return cls(rows=rows, logs=logs, theta=np.array(model.kernel_.theta, dtype=np.float64), within=np.array([within]))
+
+    def __call__(self, rows: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation of the logarithm at other configurations."""
+        kernel = _kernel().clone_with_theta(self.theta)
+        model = _regressor(kernel, optimizer=None).fit(self.rows, self.logs - self.logs.mean())
+        mean, deviation = model.predict(rows, return_std=True)
+        return mean + self.logs.mean(), np.sqrt(deviation**2 + self.within[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What a search tried, in order, with what each cost, and the best of them."""
+
+    tried: tuple[int, ...]
+    costs: tuple[float, ...]
+    best: int
+    stopped: str
+    """Why it ended."""
+
+
+@final
+class CherryPickPredictor(Predictor):
+    """Bayesian optimisation over configurations (Alipourfard et al., NSDI 2017), here its Gaussian process as a predictor.
+
+    Like Ernest's, its knowledge is of one workload at a time; ``pooled`` puts the runs of all workloads into one process.
+    """
+
+    name: ClassVar[str] = "cherrypick"
+    quantities: ClassVar[frozenset[str]] = QUANTITIES
+    learns: ClassVar[bool] = True
+
+    def __init__(self, *, pooled: bool = False) -> None:
+        self.pooled = pooled
+        self.processes_: dict[str, Process] = {}
+
+    def fit(self, runs: Iterable[Run]) -> Self:
+        kept, self.left_out_ = usable(runs, self.name)
+        if not kept:
+            raise InputError("runs: none has a step time under data parallelism; cherrypick needs some of every workload")
+        by_workload: dict[str, list[Run]] = {}
+        for run in kept:
+            by_workload.setdefault(self._key(run.job), []).append(run)
+        self.processes_ = {
+            key: Process.learn(np.array([configuration(run.job) for run in mine]), step_times(mine)) for key, mine in by_workload.items()
+        }
+        return self
+
+    def predict(self, job: Job) -> Forecast:
+        check_data_parallel(job, self.name)
+        if not self.processes_:
+            raise UnsupportedJob("cherrypick: has learned from no runs yet; fit it first")
+        process = self.processes_.get(self._key(job))
+        if process is None:
+            raise UnsupportedJob(f"model: no run of {job.workload.model.label!r} in this setting; cherrypick needs runs of every workload")
+        mean, deviation = process(np.array([configuration(job)]))
+        spread = max(float(deviation[0]), _LEAST_SPREAD)
+        return forecast_around(job, self.name, float(np.exp(mean[0])), Factors(*(float(np.exp(z * spread)) for z in _NORMAL)))
+
+    def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
+        self.processes_ = {}
+        return self
+
+    def _key(self, job: Job) -> str:
+        return _ALL if self.pooled else workload_key(job)
+
+    def _write(self, folder: Path) -> Mapping[str, Any]:
+        if not self.processes_:
+            raise InputError("cherrypick: has learned from no runs yet, so there is nothing to save")
+        processes = {key: {name: getattr(one, name).tolist() for name in _PROCESS} for key, one in self.processes_.items()}
+        return {"columns": list(COLUMNS), "pooled": self.pooled, "processes": processes}
+
+    @classmethod
+    def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
+        if tuple(document["columns"]) != COLUMNS:
+            raise InputError(f"{folder}: the features are others than this version computes; fit it again")
+        made = cls(pooled=document["pooled"])
+        made.processes_ = {key: Process(**{name: numbers(one, name) for name in _PROCESS}) for key, one in document["processes"].items()}
+        return made
+
+
+def configuration(job: Job) -> list[float]:
+    """As ``COLUMNS`` names it."""
+    workers, cluster = job.cluster.world_size, job.cluster
+    figures = (workers, job.workload.training.global_batch / workers, cluster.nodes, cluster.device.cores)
+    return [float(np.log(figure)) for figure in figures]
+
+
+def search(
+    candidates: Sequence[Job], cost: Callable[[Job], float], *, start: int = 3, least: int = 6, improvement: float = 0.1, seed: int = 0
+) -> Search:
+    """Try configurations by expected improvement until the best untried one promises less than a share ``improvement`` of the best cost.
+
+    ``cost`` runs a job (or asks a predictor) and returns what it costs: seconds, dollars. At least ``least`` are tried, as in the paper.
+    """
+    if not candidates:
+        raise InputError("candidates: there are none to search")
+    if not 0 <= improvement < 1:
+        raise invalid("improvement", improvement, "a share between 0 and 1")
+    rows = np.array([configuration(job) for job in candidates])
+    tried = np.random.default_rng(seed).permutation(len(candidates))[: max(1, start)].tolist()
+    costs = [float(cost(candidates[i])) for i in tried]
+    stopped = "every candidate was tried"
+    while len(tried) < len(candidates):
+        gains = expected_improvement(Process.learn(rows[tried], np.array(costs)), rows, min(costs))
+        gains[tried] = -1.0
+        following = int(gains.argmax())
+        if len(tried) >= least and gains[following] < improvement * min(costs):
+            stopped = f"no candidate promises {improvement:.0%} less"
+            break
+        tried.append(following)
+        costs.append(float(cost(candidates[following])))
+    return Search(tried=tuple(tried), costs=tuple(costs), best=tried[int(np.argmin(costs))], stopped=stopped)
+
+
+def expected_improvement(process: Process, rows: Array, best: float) -> Array:
+    """``E[max(best - cost, 0)]`` of a cost whose logarithm is normal."""
+    from scipy.stats import norm
+
+    mean, deviation = process(rows)
+    deviation = np.maximum(deviation, 1e-9)
+    z = (np.log(best) - mean) / deviation
+    return np.asarray(best * norm.cdf(z) - np.exp(mean + deviation**2 / 2) * norm.cdf(z - deviation), dtype=np.float64)
+
+
+def _kernel() -> Any:
+    kernels = _library("kernels")
+    smooth = kernels.ConstantKernel(1.0, (1e-2, 1e2)) * kernels.Matern(np.ones(len(COLUMNS)), _LENGTHS, nu=2.5)
+    return smooth + kernels.WhiteKernel(1e-2, _NOISE)
+
+
+def _regressor(kernel: Any = None, optimizer: str | None = "fmin_l_bfgs_b") -> Any:
+    return _library().GaussianProcessRegressor(kernel or _kernel(), optimizer=optimizer, alpha=1e-10, random_state=0)
+
+
+def _library(part: str = "") -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(f"sklearn.gaussian_process{'.' if part else ''}{part}")
+    except ModuleNotFoundError as error:
+        raise ForetrainError("sklearn is not installed; cherrypick needs foretrain[learn]") from error

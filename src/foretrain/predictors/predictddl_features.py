@@ -1,0 +1,282 @@
+"""A captured step and its job in; what PredictDDL's regressors and its embedding see of them out: columns with names, and a graph of primitives."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrain.graph import PHASES, Op, Operator, OpGraph
+from foretrain.job import Job
+
+Array = npt.NDArray[np.float64]
+
+# Dataset types
+
+_TYPES = {((3, 32, 32), 10): "cifar10", ((3, 64, 64), 200): "tiny-imagenet"}
+
+
+def dataset_type(job: Job) -> str:
+    """What a predictor is trained for: the kind of data, as far as the job tells it.
+
+    ImageNet is any image size with 1000 classes; other sizes are named by themselves.
+    """
+    training = job.workload.training
+    shape, classes = training.image_shape, training.classes
+    if training.sequence is not None:
+        return "text"
+    if shape is None:
+        return "own inputs"
+    if classes == 1000 or (classes is None and min(shape[1:]) >= 128):
+        return "imagenet"
+    return _TYPES.get((shape, classes or 0), f"{shape[1]}x{shape[2]} with {classes or 'unknown'} classes")
+
+
+# Families of operators
+
+COMPUTING = ("convolution", "pointwise convolution", "grouped convolution", "depthwise convolution", "product")
+MOVING = ("normalisation", "pooling", "optimizer", "other")
+FAMILIES = (*COMPUTING, *MOVING)
+FAMILY_COLUMNS = (
+    *(f"{name}: log arithmetic" for name in COMPUTING), *(f"{name}: log traffic" for name in FAMILIES),
+    "log calls", "log parameters", "log arithmetic", "log traffic", "log activations",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Work:
+    """What a worker does in a step: seconds at the device's peak rates, by family."""
+
+    arithmetic_s: Array
+    """Of ``FAMILIES``."""
+    traffic_s: Array
+    calls: float
+    convolutions: float
+    """Calls among them."""
+    parameters: float
+    activations_bytes: float
+
+    @property
+    def columns(self) -> Array:
+        """As ``FAMILY_COLUMNS`` names them."""
+        sums = (self.calls, self.parameters, self.arithmetic_s.sum() * 1e6, self.traffic_s.sum() * 1e6, self.activations_bytes)
+        seconds = np.concatenate([self.arithmetic_s[: len(COMPUTING)], self.traffic_s])
+        return np.concatenate([np.log1p(seconds * 1e6), np.log1p(sums)])
+
+
+def work_of(job: Job, graph: OpGraph) -> Work:
+    """The operators of a step at the rates of the job's device, summed up by family."""
+    device, precision = job.cluster.device, job.workload.training.precision.removeprefix("amp-")
+    repeated, once = _sums(graph)
+    flops, size, calls = (job.accumulation * one + other for one, other in zip(repeated, once, strict=True))
+    held = sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "activations")
+    return Work(
+        arithmetic_s=flops / device.peak_flops(precision),
+        traffic_s=size / device.memory_bytes_per_s,
+        calls=float(calls.sum()),
+        convolutions=float(calls[: len(COMPUTING) - 1].sum()),
+        parameters=float(max(graph.parameters, 1)),
+        activations_bytes=float(held),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _sums(graph: OpGraph) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """FLOPs, bytes and calls by family: of forward and backward, which repeat with every micro-batch, and of the optimizer."""
+    kinds = np.array([FAMILIES.index(family_of(operator)) for operator in graph.operators], dtype=np.int64)[graph.operator_index]
+    launched, optimizer = graph.column("launches"), graph.phase_index == PHASES.index("optimizer")
+    columns = (graph.column("flops") * launched, graph.column("bytes") * launched, launched)
+    parts = (np.where(optimizer, 0.0, 1.0), np.where(optimizer, 1.0, 0.0))
+    repeated, once = (
+        tuple(np.bincount(kinds, weights=column * part, minlength=len(FAMILIES)).astype(np.float64) for column in columns) for part in parts
+    )
+    return repeated, once
+
+
+def family_of(operator: Operator) -> str:
+    name = operator.name
+    if name.startswith("convolution"):
+        return _convolution(operator)
+    if operator.flops:
+        return "product"
+    if "norm" in name:
+        return "normalisation"
+    if name.startswith(("_foreach", "_fused")):
+        return "optimizer"
+    return "pooling" if "pool" in name else "other"
+
+
+def _convolution(operator: Operator) -> str:
+    weight = operator.tensor("weight")
+    if weight is None:
+        return "convolution"
+    if weight.shape[1] == 1 < weight.shape[0]:
+        return "depthwise convolution"
+    if (operator.args.get("groups") or 1) > 1:
+        return "grouped convolution"
+    return "pointwise convolution" if all(side == 1 for side in weight.shape[2:]) else "convolution"
+
+
+# Clusters
+
+CLUSTER_COLUMNS = (
+    "log workers", "workers", "several workers", "log nodes", "parameter servers", "parameter servers x log workers", "log cores", "log memory",
+    "log FLOP/s", "log memory bandwidth", "log link bandwidth", "log batch per worker", "log parameters x log workers", "log parameters x servers",
+)  # fmt: skip
+
+
+def cluster_columns(job: Job, parameters: float) -> Array:
+    """As ``CLUSTER_COLUMNS`` names them: what PredictDDL knows of the cluster, the batch, and how they meet the model's size."""
+    cluster, device = job.cluster, job.cluster.device
+    workers, servers = cluster.world_size, float(bool(job.plan.servers))
+    link = cluster.inter_node if cluster.nodes > 1 else cluster.intra_node
+    log_workers, log_parameters = math.log(workers), math.log(parameters)
+    figures = (device.cores, device.memory_bytes, device.peak_flops(job.workload.training.precision.removeprefix("amp-")),
+               device.memory_bytes_per_s, link.bandwidth_bytes_per_s, job.workload.training.global_batch / workers)  # fmt: skip
+    return np.array([
+        log_workers, workers / 16, float(workers > 1), math.log(cluster.nodes), servers, servers * log_workers,
+        *(math.log(figure) for figure in figures), log_parameters * log_workers, log_parameters * servers,
+    ])  # fmt: skip
+
+
+# Primitives
+
+KINDS = (
+    "input", "convolution", "pointwise convolution", "grouped convolution", "depthwise convolution", "product", "normalisation", "activation",
+    "pooling", "global average", "sum", "scale", "concat", "attention", "embedding", "other",
+)  # fmt: skip
+SHAPES = (
+    "log channels out",
+    "log channels in",
+    "log positions",
+    "kernel",
+    "log parameters",
+    "log FLOPs per sample",
+    "log bytes per sample",
+)
+FOLDED = frozenset({"normalisation", "activation", "other"})
+"""Kinds that join the node they follow: what they are is counted there."""
+_ACTIVATIONS = frozenset(
+    "relu gelu silu hardswish hardsigmoid hardtanh sigmoid tanh softplus elu selu mish leaky_relu clone native_dropout bernoulli div".split()
+)
+_NAMES = {
+    "add": "sum",
+    "sub": "sum",
+    "mul": "scale",
+    "cat": "concat",
+    "mean": "global average",
+    "_adaptive_avg_pool2d": "global average",
+    "embedding": "embedding",
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Primitives:
+    """The forward pass as PredictDDL's embedding sees it, in topological order."""
+
+    kinds: Array
+    """A row per node: how many operators of each of ``KINDS`` it holds."""
+    shapes: Array
+    """A row per node, as ``SHAPES`` names it; of the sums over its operators."""
+    edges: npt.NDArray[np.int64]
+    """Two rows: from, to; from < to."""
+
+
+def primitives(graph: OpGraph) -> Primitives:
+    """The launched operators of the forward pass; what follows a node without another input joins it."""
+    node_of: dict[int, int] = {}
+    nodes: list[list[Op]] = []
+    edges: set[tuple[int, int]] = set()
+    for i, op in enumerate(graph.ops):
+        if op.phase != "forward":
+            break
+        sources = sorted({node_of[one] for one in graph.producers(i) if one in node_of})
+        if not op.operator.launches or not _is_large(op.operator):
+            if sources:
+                node_of[i] = sources[-1]
+            continue
+        if len(sources) == 1 and kind_of(op.operator) in FOLDED:
+            node_of[i] = sources[0]
+            nodes[sources[0]].append(op)
+            continue
+        node_of[i] = len(nodes)
+        edges.update((source, len(nodes)) for source in sources)
+        nodes.append([op])
+    ends = np.array(sorted(edges), dtype=np.int64).reshape(-1, 2).T
+    kinds = np.zeros((len(nodes), len(KINDS)))
+    for number, ops in enumerate(nodes):
+        for op in ops:
+            kinds[number, KINDS.index(kind_of(op.operator))] += 1
+    shapes = np.array([_shape(ops, graph.samples) for ops in nodes]).reshape(-1, len(SHAPES))
+    return Primitives(kinds=kinds, shapes=shapes, edges=np.ascontiguousarray(ends))
+
+
+def kind_of(operator: Operator) -> str:
+    name = operator.name.rstrip("_")
+    if name.startswith("convolution"):
+        return _convolution(operator)
+    if "attention" in name or name in ("_softmax", "bmm", "baddbmm"):
+        return "attention"
+    if operator.flops:
+        return "product"
+    if "norm" in name:
+        return "normalisation"
+    if name in _ACTIVATIONS:
+        return "activation"
+    return _NAMES.get(name) or ("pooling" if "pool" in name else "other")
+
+
+def _is_large(operator: Operator) -> bool:
+    """Counters of batches and other single numbers are no nodes."""
+    return any(spec.numel > 1 for spec in operator.outputs)
+
+
+def _shape(ops: Sequence[Op], samples: int) -> list[float]:
+    """Sizes per sample: the first operator gives the shape, all of them the sums."""
+    first = ops[0].operator
+    output = first.outputs[0].shape
+    weight = first.tensor("weight") or first.tensor("mat2")
+    parameters = weight.numel if weight is not None else 0
+    channels_in = weight.shape[1] if weight is not None and len(weight.shape) > 1 else output[1] if len(output) > 1 else 1
+    channels, positions = (output[1], math.prod(output[2:])) if len(output) > 2 else (output[-1] if output else 1, 1)
+    kernel = math.sqrt(math.prod(weight.shape[2:])) if weight is not None else 0.0
+    return shape_row(
+        channels, channels_in, positions, kernel, parameters,
+        sum(op.operator.flops for op in ops) / samples, sum(op.operator.bytes for op in ops) / samples,
+    )  # fmt: skip
+
+
+def shape_row(
+    channels: float, channels_in: float, positions: float, kernel: float, parameters: float, flops: float, size: float
+) -> list[float]:
+    """As ``SHAPES`` names it, of about unit size."""
+    return [
+        math.log1p(channels) / 5, math.log1p(channels_in) / 5, math.log1p(positions) / 5, kernel / 3,
+        math.log1p(parameters) / 10, math.log1p(flops) / 15, math.log1p(size) / 12,
+    ]  # fmt: skip
+
+
+TARGETS = (
+    *(f"{name}: log FLOPs" for name in COMPUTING),
+    *(f"{kind}: log bytes" for kind in KINDS),
+    "log FLOPs",
+    "log bytes",
+    "log activations",
+    "log parameters",
+    "log nodes",
+)
+
+
+def cost_targets(graph: Primitives) -> Array:
+    """As ``TARGETS`` names them: what the embedding is to know of an architecture, per sample and without a device."""
+    flops, size = np.expm1(graph.shapes[:, 5] * 15), np.expm1(graph.shapes[:, 6] * 12)
+    outputs = np.expm1(graph.shapes[:, 0] * 5) * np.expm1(graph.shapes[:, 2] * 5)
+    main = graph.kinds.argmax(axis=1)
+    by_kind_flops, by_kind_bytes = (np.bincount(main, weights=column, minlength=len(KINDS)) for column in (flops, size))
+    computing = [by_kind_flops[KINDS.index(name)] for name in COMPUTING]
+    parameters = np.expm1(graph.shapes[:, 4] * 10).sum()
+    return np.log1p([*computing, *by_kind_bytes, flops.sum(), size.sum(), outputs.sum(), parameters, len(graph.kinds)])

@@ -1,0 +1,86 @@
+"""Ernest: a law of four terms is found again, each workload has its own, and a new workload gets none unless all are pooled."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain import predictors
+from foretrain.errors import InputError, UnsupportedJob
+from foretrain.job import Job, Run
+from foretrain.predictors.checks import check_predictor
+from foretrain.predictors.ernest import TERMS, ErnestPredictor, law, terms
+
+
+def job(name: str = "resnet18", workers: int = 1, batch: int = 16, plan: dict[str, Any] | None = None, **training: Any) -> Job:
+    section = {"global_batch": batch * workers, "image": 32, "classes": 10, **training}
+    cluster = {"device": "cpu", "devices_per_node": workers, "cores_per_device": 1}
+    return Job.read({"model": {"source": "torchvision", "name": name}, "training": section, "cluster": cluster, "plan": plan or {}})
+
+
+def law_s(one: Job, coefficients: tuple[float, ...]) -> float:
+    return float(np.dot(terms(one), coefficients))
+
+
+def runs(coefficients: tuple[float, ...], name: str = "resnet18") -> list[Run]:
+    jobs = [job(name, workers, batch) for workers in (1, 2, 4, 8) for batch in (8, 16)]
+    return [Run(job=one, measured={"step_time_s": law_s(one, coefficients)}) for one in jobs]
+
+
+def test_it_passes_the_conformance_checks() -> None:
+    check_predictor(predictors.get("ernest"), job(samples=50_000, epochs=2))
+
+
+def test_the_terms_are_those_of_the_paper() -> None:
+    assert TERMS == ("1", "scale / machines", "log machines", "machines")
+    assert terms(job(workers=4, batch=16)) == [1.0, 16.0, math.log(4), 4.0]
+
+
+@given(st.tuples(*[st.floats(0.01, 1.0)] * 4))
+def test_a_law_is_found_again(coefficients: tuple[float, ...]) -> None:
+    known = runs(coefficients)
+    found = law([run.job for run in known], np.array([run.measured["step_time_s"] for run in known]))
+    assert law_s(job(workers=16), found) == pytest.approx(law_s(job(workers=16), coefficients), rel=1e-4)
+    assert min(found) >= 0
+
+
+def test_each_workload_has_its_own_law() -> None:
+    slow, fast = (1.0, 0.1, 0.1, 0.1), (0.1, 0.01, 0.01, 0.01)
+    ernest = ErnestPredictor().fit([*runs(slow), *runs(fast, "vgg11")])
+    assert ernest.predict(job("vgg11", 16))["step_time_s"].median == pytest.approx(law_s(job(workers=16), fast), rel=1e-3)
+
+
+def test_a_workload_without_runs_is_refused_unless_all_are_pooled() -> None:
+    known = runs((1.0, 0.1, 0.1, 0.1))
+    with pytest.raises(UnsupportedJob, match=r"^model: no run of 'vgg11' in this setting; ernest needs runs of every workload$"):
+        ErnestPredictor().fit(known).predict(job("vgg11"))
+    assert ErnestPredictor(pooled=True).fit(known).predict(job("vgg11"))["step_time_s"].median > 0
+
+
+def test_parameter_servers_are_a_workload_of_their_own() -> None:
+    told = [Run(job=run.job, measured=run.measured, provenance={"sync": "ps", "servers": 1}) for run in runs((1.0, 0.1, 0.1, 0.1))]
+    ernest = ErnestPredictor().fit(told)
+    assert ernest.predict(job(plan={"servers": 1}))["step_time_s"].median > 0
+    with pytest.raises(UnsupportedJob):
+        ernest.predict(job())
+
+
+def test_what_is_not_data_parallel_is_refused() -> None:
+    ernest = ErnestPredictor().fit(runs((1.0, 0.1, 0.1, 0.1)))
+    with pytest.raises(UnsupportedJob, match=r"^plan.tensor: 2; ernest forecasts plain data parallelism$"):
+        ernest.predict(job(workers=2, plan={"tensor": 2}))
+
+
+def test_runs_that_tell_nothing_are_named_and_none_at_all_is_an_error(tmp_path: Path) -> None:
+    silent = Run(job=job(), measured={"kernels": 3.0})
+    assert ErnestPredictor().fit([*runs((1.0, 0.1, 0.1, 0.1)), silent]).left_out_ == ("resnet18: no step_time_s",)
+    with pytest.raises(InputError, match=r"^runs: none has a step time"):
+        ErnestPredictor().fit([silent])
+    with pytest.raises(InputError, match="nothing to save"):
+        ErnestPredictor().save(tmp_path)

@@ -1,0 +1,283 @@
+"""PredictDDL: graphs become primitives and embeddings, regressors are chosen on architectures they have not seen, and the checker refuses."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrain import predictors
+from foretrain.capture import capture_job
+from foretrain.errors import InputError, UnsupportedJob
+from foretrain.job import Job, Run
+from foretrain.predictors.blackbox import UNSURE
+from foretrain.predictors.checks import check_predictor
+from foretrain.predictors.predictddl import Embedder, PredictDDLPredictor, embedding_module
+from foretrain.predictors.predictddl_baseline import BASELINE, baseline, fit_baseline, physics
+from foretrain.predictors.predictddl_features import (
+    CLUSTER_COLUMNS,
+    FAMILY_COLUMNS,
+    KINDS,
+    SHAPES,
+    TARGETS,
+    cluster_columns,
+    cost_targets,
+    dataset_type,
+    primitives,
+    work_of,
+)
+from foretrain.predictors.predictddl_random import sketch
+from foretrain.predictors.predictddl_regressors import CANDIDATES, REGRESSORS, Problem, Scaled, choose
+
+MODELS = """
+import torch
+from torch import nn
+
+class Residual(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.one, self.norm, self.two = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.Conv2d(width, width, 1)
+    def forward(self, x):
+        return x + self.two(torch.relu(self.norm(self.one(x))))
+
+def net(batch, width=8, depth=2):
+    blocks = [Residual(width) for _ in range(depth)]
+    return nn.Sequential(nn.Conv2d(3, width, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+
+a = b = c = d = e = f = net
+"""
+FEW = ("constant", "log-linear, ridge 3", "polynomial, ridge 3")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("predictddl")
+    (made / "models.py").write_text(MODELS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORETRAIN_CACHE", str(made / "cache"))
+        yield made
+
+
+def job(
+    base: Path, kind: str = "net", workers: int = 1, width: int = 8, depth: int = 2, device: str = "cpu", plan: Any = None, **training: Any
+) -> Job:
+    model = {"source": "python", "name": f"models.py:{kind}", "args": {"width": width, "depth": depth}}
+    section = {"global_batch": 8 * workers, "image": 32, "classes": 10, **training}
+    cluster = {"device": device, "devices_per_node": workers, **({"cores_per_device": 1} if device == "cpu" else {})}
+    return Job.read({"model": model, "training": section, "cluster": cluster, "plan": plan or {}}, base=base)
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> list[Run]:
+    """Steps of six architectures whose time follows their work and the workers."""
+    jobs = [
+        job(folder, kind, workers, 8 * (1 + number), 1 + number % 3) for number, kind in enumerate("abcdef") for workers in (1, 2, 4, 8)
+    ]
+    return [Run(job=one, measured={"step_time_s": time_s(one)}) for one in jobs]
+
+
+def time_s(one: Job) -> float:
+    work = work_of(one, capture_job(one))
+    return float(3 * work.arithmetic_s.sum() + 80 * work.traffic_s.sum() + 1e-4 * work.calls) * (1 + 0.05 * one.cluster.world_size)
+
+
+@pytest.fixture(scope="module")
+def fitted(runs: list[Run]) -> PredictDDLPredictor:
+    return PredictDDLPredictor(embedding=Embedder(embedding_module().untrained()), candidates=FEW).fit(runs)
+
+
+# Features
+
+
+def test_dataset_types_are_known_by_image_and_classes(folder: Path) -> None:
+    asked = {(32, 10): "cifar10", (64, 200): "tiny-imagenet", (224, 1000): "imagenet", (48, 5): "48x48 with 5 classes"}
+    for (image, classes), name in asked.items():
+        assert dataset_type(job(folder, image=image, classes=classes)) == name
+
+
+def test_a_graph_becomes_its_primitives(folder: Path) -> None:
+    graph = primitives(capture_job(job(folder, depth=2)))
+    counts = dict(zip(KINDS, graph.kinds.sum(axis=0).tolist(), strict=True))
+    assert (counts["convolution"], counts["pointwise convolution"], counts["sum"], counts["normalisation"], counts["product"]) == (
+        3,
+        2,
+        2,
+        2,
+        1,
+    )
+    assert graph.shapes.shape == (len(graph.kinds), len(SHAPES))
+    assert (graph.edges[0] < graph.edges[1]).all()
+    assert set(graph.edges[1].tolist()) == set(range(1, len(graph.kinds)))
+
+
+def test_columns_have_names_and_work_adds_up(folder: Path) -> None:
+    one = job(folder, workers=2)
+    graph = capture_job(one)
+    work = work_of(one, graph)
+    assert len(work.columns) == len(FAMILY_COLUMNS)
+    assert len(cluster_columns(one, work.parameters)) == len(CLUSTER_COLUMNS)
+    assert work.arithmetic_s.sum() * one.cluster.device.peak_flops("fp32") == pytest.approx(graph.total("flops"))
+
+
+@given(st.integers(0, 10_000))
+def test_a_sketch_is_a_graph_in_topological_order(seed: int) -> None:
+    drawn = sketch(seed)
+    graph = drawn.primitives()
+    assert (graph.edges[0] < graph.edges[1]).all()
+    assert len(cost_targets(graph)) == len(TARGETS)
+    assert np.isfinite(cost_targets(graph)).all()
+    assert all(layer.channels_in % layer.groups == 0 for layer in drawn.layers)
+
+
+# The embedding
+
+
+def test_the_embedding_does_not_depend_on_what_else_is_embedded() -> None:
+    embedding = embedding_module().untrained()
+    graphs = [sketch(seed, side=32, deepest=4).primitives() for seed in range(5)]
+    together = embedding(graphs)
+    assert together.shape == (5, 32)
+    for graph, row in zip(graphs, together, strict=True):
+        assert embedding([graph])[0] == pytest.approx(row, abs=1e-4)
+
+
+def test_costs_are_learned_the_same_way_twice() -> None:
+    graphs = [sketch(seed, side=32, deepest=4).primitives() for seed in range(20)]
+    first, second = (embedding_module().train_costs(graphs, epochs=2, tell=lambda _: None) for _ in range(2))
+    assert (first(graphs) == second(graphs)).all()
+    assert first.facts["objective"] == "costs"
+
+
+def test_predicted_weights_run_every_kind_of_layer() -> None:
+    network = embedding_module()
+    small = [sketch(seed, side=8, widest=32, deepest=3) for seed in range(8)]
+    trained = network.train_parameters(small, steps=2, at_once=2, tell=lambda _: None)
+    images, _ = network._digits()
+    for one in small:
+        assert network.run(trained.network, one, images[:4]).shape == (4, 10)
+
+
+def test_an_embedding_comes_back_from_its_file(tmp_path: Path) -> None:
+    embedding, graph = embedding_module().untrained(3), sketch(1).primitives()
+    embedding.save(tmp_path / "e.safetensors")
+    assert (embedding_module().load(tmp_path / "e.safetensors")([graph]) == embedding([graph])).all()
+    (tmp_path / "bad.safetensors").write_text("no")
+    with pytest.raises(InputError, match="cannot be read as an embedding"):
+        embedding_module().load(tmp_path / "bad.safetensors")
+
+
+def test_equal_graphs_are_embedded_once(fitted: PredictDDLPredictor, folder: Path) -> None:
+    graph = capture_job(job(folder, "a"))
+    assert fitted.embed(graph) is fitted.embed(copy.deepcopy(graph))
+
+
+# The engine
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_every_regressor_learns_a_plane_and_comes_back_from_arrays(name: str) -> None:
+    rows = np.random.default_rng(0).normal(size=(200, 4))
+    targets = rows @ [0.3, -0.2, 0.1, 0.0] + 1
+    model = Scaled.learn(CANDIDATES[name](), rows[:150], targets[:150])
+    found = model.predict(rows[150:])
+    if name != "constant":
+        assert np.abs(found - targets[150:]).mean() < 0.1
+    kind = type(model.regressor)
+    assert REGRESSORS[kind.kind] is kind
+    again = kind.from_arrays(model.regressor.to_arrays())
+    assert (again.predict(model.scaled(rows)) == model.predict(rows)).all()
+
+
+def test_the_baseline_finds_its_parameters_again(runs: list[Run]) -> None:
+    works = [work_of(run.job, capture_job(run.job)) for run in runs]
+    terms = physics(works, [run.job for run in runs])
+    targets = np.log([run.measured["step_time_s"] for run in runs])
+    logs = fit_baseline(terms, targets)
+    assert len(logs) == len(BASELINE)
+    assert np.abs(baseline(logs, terms) - targets).mean() < 0.05
+
+
+@given(st.integers(0, len(BASELINE) - 2), st.floats(0.01, 2.0))
+def test_more_of_anything_never_takes_less_time(place: int, more: float) -> None:
+    from foretrain.predictors.predictddl_features import FAMILIES, Work
+
+    one = Job.read({"model": {"source": "torchvision", "name": "resnet18"}, "training": {"global_batch": 32, "image": 32, "classes": 10},
+                    "cluster": {"device": "cpu", "devices_per_node": 4, "cores_per_device": 1}})  # fmt: skip
+    ones = np.ones(len(FAMILIES))
+    terms = physics([Work(arithmetic_s=ones, traffic_s=ones, calls=9.0, convolutions=3.0, parameters=1e6, activations_bytes=1e6)], [one])
+    logs = np.zeros(len(BASELINE))
+    before = baseline(logs, terms)
+    logs[place] = more
+    assert (baseline(logs, terms) >= before - 1e-12).all()
+
+
+def test_the_regressor_that_does_best_on_other_architectures_is_chosen() -> None:
+    draw = np.random.default_rng(0)
+    rows = draw.normal(size=(80, 3))
+    problem = Problem(rows=rows, terms=None, targets=rows @ [1.0, 0.5, 0.0], groups=[str(i // 4) for i in range(80)], types=["x"] * 80)
+    choice = choose(problem)["x"]
+    assert choice.name != "constant"
+    assert choice.errors[choice.name] == min(choice.errors.values()) < choice.errors["constant"] / 5
+
+
+# The predictor
+
+
+def test_it_passes_the_conformance_checks(folder: Path) -> None:
+    check_predictor(
+        PredictDDLPredictor(embedding=Embedder(embedding_module().untrained()), candidates=FEW), job(folder, samples=100, epochs=2)
+    )
+    check_predictor(predictors.get("predictddl"), job(folder, "d"))
+
+
+@pytest.mark.parametrize("form", ["ratio", "paper"])
+def test_an_architecture_that_was_not_seen_is_forecast(form: Any, runs: list[Run], folder: Path) -> None:
+    predictor = PredictDDLPredictor(form=form, embedding=Embedder(embedding_module().untrained()), candidates=FEW).fit(runs)
+    asked = job(folder, "net", workers=4, width=20, depth=2)
+    assert predictor.predict(asked)["step_time_s"].median == pytest.approx(time_s(asked), rel=0.1 if form == "ratio" else 0.5)
+
+
+def test_an_unknown_dataset_type_is_refused_with_the_command_that_trains_one(fitted: PredictDDLPredictor, folder: Path) -> None:
+    with pytest.raises(
+        UnsupportedJob, match=r"dataset type 'imagenet' has no trained predictor \(there is: cifar10\); train one: foretrain fit"
+    ):
+        fitted.predict(job(folder, image=224, classes=1000))
+
+
+def test_another_kind_of_device_is_refused(fitted: PredictDDLPredictor, folder: Path) -> None:
+    with pytest.raises(UnsupportedJob, match=r"^cluster.device: 'h200-sxm-141gb'; the predictor of 'cifar10' learned on cpu"):
+        fitted.predict(job(folder, device="h200-sxm-141gb"))
+
+
+def test_what_lies_far_from_everything_seen_gets_a_wide_interval_and_says_so(fitted: PredictDDLPredictor, folder: Path) -> None:
+    near, far = fitted.predict(job(folder, "a", width=8, depth=1)), fitted.predict(job(folder, workers=64, width=96, depth=30))
+    assert near.assumptions == ()
+    assert "as far from everything learned as usual" in far.assumptions[0]
+    assert far["step_time_s"].high / far["step_time_s"].low > near["step_time_s"].high / near["step_time_s"].low
+
+
+def test_each_dataset_type_has_its_own_predictor_on_disk(runs: list[Run], folder: Path, tmp_path: Path) -> None:
+    other = [Run(job=job(folder, kind, image=16, classes=5), measured={"step_time_s": 0.2}) for kind in "ab"]
+    PredictDDLPredictor(embedding=None, candidates=FEW).fit([*runs, *other]).save(tmp_path)
+    document = json.loads((tmp_path / "predictor.json").read_text())
+    assert [one["type"] for one in document["types"]] == ["cifar10", "16x16 with 5 classes"]
+    again = PredictDDLPredictor.load(tmp_path)
+    assert again.predict(other[0].job)["step_time_s"].median == pytest.approx(0.2, rel=0.2)
+    assert again.trained_ is not None
+    assert again.trained_["16x16 with 5 classes"].spread == UNSURE
+
+
+def test_a_folder_with_other_features_is_refused(fitted: PredictDDLPredictor, tmp_path: Path) -> None:
+    fitted.save(tmp_path)
+    document = json.loads((tmp_path / "predictor.json").read_text())
+    document["columns"][0] = "luck"
+    (tmp_path / "predictor.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match="fit it again"):
+        PredictDDLPredictor.load(tmp_path)
