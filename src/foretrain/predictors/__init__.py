@@ -11,6 +11,7 @@ from foretrain.predictors.base import FILE, Predictor, read_saved
 _WHERE = {
     "cherrypick": "foretrain.predictors.cherrypick:CherryPickPredictor",
     "deletepop": "foretrain.predictors.deletepop:DeletePopPredictor",
+    "driple": "foretrain.predictors.driple:DriplePredictor",
     "ernest": "foretrain.predictors.ernest:ErnestPredictor",
     "flops": "foretrain.predictors.flops:FlopsPredictor",
     "predictddl": "foretrain.predictors.predictddl:PredictDDLPredictor",

@@ -6,7 +6,7 @@ import html
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from foretrain.schedule import Step
 from foretrain.timeline import Timeline
 from foretrain.units import format_bytes, format_seconds
 
+if TYPE_CHECKING:
+    from foretrain.predictors.driple import Resources
+
 Column = npt.NDArray[np.float64]
 
 MAX_EVENTS = 3000
@@ -34,18 +37,18 @@ _CATEGORY_COLORS = {
 _SLOT_COLORS = {"F": _PHASE_COLORS["forward"], "B": _PHASE_COLORS["backward"], "O": _PHASE_COLORS["optimizer"], "network": "#b3261e"}
 
 
-def write_html(forecast: Forecast, path: Path) -> None:
+def write_html(forecast: Forecast, path: Path, resources: Resources | None = None) -> None:
     """The page as one file, plotly.js included."""
-    write_atomically(path, page(forecast))
+    write_atomically(path, page(forecast, resources))
 
 
-def page(forecast: Forecast) -> str:
-    """The page as text."""
+def page(forecast: Forecast, resources: Resources | None = None) -> str:
+    """The page as text; with ``resources``, how they are used over a few steps."""
     offline, _ = _plotly()
     # Only maps fetch anything, and none is drawn: without their addresses the page names no other host to load from.
     script = offline.get_plotlyjs().replace("https://cdn.", "https://offline.invalid/")
     title = html.escape(figures.describe_model(forecast.job))
-    body = "\n".join(f"<section><h2>{heading}</h2>\n{content}</section>" for heading, content in _sections(forecast))
+    body = "\n".join(f"<section><h2>{heading}</h2>\n{content}</section>" for heading, content in _sections(forecast, resources))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>foretrain: {title}</title><style>{_STYLE}</style><script>{script}</script></head>\n<body><main>\n"
@@ -71,7 +74,7 @@ def _plotly() -> tuple[Any, Any]:
     return offline, objects
 
 
-def _sections(forecast: Forecast) -> Iterator[tuple[str, str]]:
+def _sections(forecast: Forecast, resources: Resources | None) -> Iterator[tuple[str, str]]:
     yield "Summary", _summary(forecast)
     timeline = forecast.timeline
     if timeline is not None:
@@ -89,6 +92,11 @@ def _sections(forecast: Forecast) -> Iterator[tuple[str, str]]:
         yield "Timeline of a step", _draw(figure) + _note(f"The host issues, the device runs; from an idle device.{cut}")
     if forecast.step is not None:
         yield from _rank_sections(forecast, forecast.step)
+    if resources is not None:
+        from foretrain.report.resources import burst_figure
+
+        note = "As the schedule of the step has it: bursts of computation and of traffic."
+        yield "Use of resources over a few steps", _draw(burst_figure(resources, _plotly()[1])) + _note(note)
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in figures.notes(forecast))
     yield "Assumptions", f'<ul class="dim">{notes}</ul>'
 

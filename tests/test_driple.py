@@ -1,0 +1,272 @@
+"""Driple: figures are scaled and back, steps become small graphs, networks learn and are tailored, the white box samples its schedule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foretrain import predictors
+from foretrain.capture import capture_job
+from foretrain.errors import InputError, UnsupportedJob
+from foretrain.job import Job, Run
+from foretrain.measure.resources import Series, twelve_figures
+from foretrain.predictors.deletepop import DeletePopPredictor
+from foretrain.predictors.driple import Cases, DriplePredictor, network_module, resources
+from foretrain.predictors.driple_features import (
+    GROUPS,
+    NODE_COLUMNS,
+    RESOURCES,
+    SETTING_COLUMNS,
+    TARGETS,
+    TWELVE,
+    WHOLE_COLUMNS,
+    directed_groups,
+    figures_of,
+    reference_groups,
+    scaled,
+    setting_columns,
+    setting_of,
+    unscaled,
+    without_network,
+)  # fmt: skip
+from foretrain.predictors.resources_whitebox import Use, Whitebox, figures_in
+
+MODELS = """
+import torch
+
+def net(batch, depth=2):
+    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(depth)]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(64, 10)), (torch.zeros(batch, 64),)
+
+a = b = c = d = e = net
+"""
+BUSY = TARGETS.index("device_utilization")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("driple")
+    (made / "models.py").write_text(MODELS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORETRAIN_CACHE", str(made / "cache"))
+        yield made
+
+
+def job(base: Path, kind: str = "net", *, depth: int = 2, workers: int = 1, servers: int = 0, device: str = "cpu") -> Job:
+    cores = {"cores_per_device": 1} if device == "cpu" else {}
+    return Job.read(
+        {
+            "model": {"source": "python", "name": f"models.py:{kind}", "args": {"depth": depth}},
+            "training": {"global_batch": 8 * workers},
+            "cluster": {"device": device, "devices_per_node": workers, **cores},
+            "plan": {"data": workers, **({"servers": servers} if servers else {})},
+        },
+        base=base,
+    )
+
+
+def run(one: Job, busy: float) -> Run:
+    """A run that was busy so much, with all figures of a window of two seconds."""
+    figures = {name: 0.5 if name.endswith("_s") else 1e8 if "network" in name else busy for name in TWELVE}
+    return Run(
+        job=one,
+        measured={"device_utilization": busy, "memory_utilization": 0.01, "network_rx_bytes_per_s": 1e7, "network_tx_bytes_per_s": 1e7},
+        provenance={"resources": {"figures": figures, "series": {"ends_s": [1.0, 2.0]}, "memory_limit_bytes": 1e11}},
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> list[Run]:
+    """Deeper networks are busier."""
+    jobs = [job(folder, kind, depth=depth, workers=2) for kind in "abcde" for depth in (1, 3)]
+    return [run(one, 0.2 + 0.2 * one.workload.model.args["depth"]) for one in jobs]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """Little is learned, and soon."""
+    module = network_module()
+    short = module.Schedule(epochs=40, patience=40, rate=1e-2, decay=1e-2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(module.SCHEDULES, "improved", short)
+        patch.setattr(module, "REFERENCE_SCHEDULE", module.Schedule(epochs=4, patience=4, rate=3e-3, decay=0.0))
+        yield
+
+
+@pytest.fixture(scope="module")
+def fitted(runs: list[Run]) -> DriplePredictor:
+    return DriplePredictor().fit(runs)
+
+
+# Figures
+
+
+def test_spans_are_shares_of_the_window_and_what_was_not_measured_is_no_number(folder: Path) -> None:
+    found = figures_of(run(job(folder), 0.7))
+    assert found is not None
+    assert found[TARGETS.index("network_rx_idle_s")] == 0.25
+    averages = figures_of(Run(job=job(folder), measured={"device_utilization": 0.5}))
+    assert averages is not None
+    assert averages[BUSY] == 0.5
+    assert np.isnan(averages).sum() == len(TARGETS) - 1
+    assert figures_of(Run(job=job(folder), measured={"step_time_s": 0.5})) is None
+
+
+def test_scaling_goes_back_and_keeps_within_what_is_possible(folder: Path) -> None:
+    figures = figures_of(run(job(folder), 0.7))
+    assert figures is not None
+    np.testing.assert_allclose(unscaled(scaled(figures)), figures)
+    assert (unscaled(np.full(len(TARGETS), 9.0)) >= 0).all()
+    assert unscaled(np.full(len(TARGETS), 9.0))[BUSY] == 1.0
+    quiet = without_network(figures)
+    assert quiet[TARGETS.index("network_tx_idle_s")] == 1.0
+    assert quiet[TARGETS.index("network_tx_peak")] == 0.0
+
+
+def test_a_setting_is_device_workers_and_how_they_synchronise(folder: Path) -> None:
+    assert setting_of(job(folder, workers=4)) == "cpu allreduce 4"
+    assert setting_of(job(folder, workers=2, servers=1)) == "cpu ps 2"
+    assert len(setting_columns(job(folder), capture_job(job(folder)))) == len(SETTING_COLUMNS)
+
+
+# Graphs
+
+
+def test_the_directed_graph_has_a_node_per_layer_and_phase(folder: Path) -> None:
+    groups = directed_groups(capture_job(job(folder)))
+    assert groups.nodes.shape[1] == len(NODE_COLUMNS)
+    assert len(groups.whole) == len(WHOLE_COLUMNS)
+    assert len(groups.nodes) <= GROUPS
+    assert groups.share.sum() == pytest.approx(1.0)
+    assert groups.edges.max() < len(groups.nodes)
+    assert len(directed_groups(capture_job(job(folder)), groups=4).nodes) == 4
+
+
+def test_the_reference_groups_are_connected_both_ways_and_the_same_each_time(folder: Path) -> None:
+    graph = capture_job(job(folder, depth=3))
+    first, again = reference_groups(graph, groups=6), reference_groups(graph, groups=6)
+    assert first.nodes.shape == (6, 3)
+    np.testing.assert_array_equal(first.nodes, again.nodes)
+    pairs = set(map(tuple, first.edges.T.tolist()))
+    assert pairs == {(b, a) for a, b in pairs}
+
+
+# The white box
+
+
+def test_the_figures_of_samples_are_those_of_a_measured_series() -> None:
+    draw = np.random.default_rng(0)
+    values = {name: np.round(draw.random(40) * (draw.random(40) > 0.4), 3) * (1e8 if "network" in name else 1.0) for name in RESOURCES}
+    series = Series(ends_s=tuple((0.05 * np.arange(1, 41)).tolist()), **{name: tuple(value.tolist()) for name, value in values.items()})
+    found = dict(zip(TARGETS, figures_in(Use(period_s=0.05, values=values)), strict=True))
+    for name, value in twelve_figures(series).items():
+        assert found[name] * (2.0 if name.endswith("_s") else 1.0) == pytest.approx(value)
+    assert found["device_utilization"] == pytest.approx(series.mean("device_utilization"))
+
+
+def test_without_exchange_the_white_box_has_a_busy_device_and_a_silent_network(folder: Path) -> None:
+    found = dict(zip(TARGETS, Whitebox(DeletePopPredictor()).figures(job(folder)), strict=True))
+    assert found["network_tx_idle_s"] == 1.0
+    assert found["network_tx_bytes_per_s"] == 0.0
+    assert found["device_utilization"] > 0.9
+
+
+def test_more_workers_move_more_bytes_over_loopback(folder: Path) -> None:
+    box, rate = Whitebox(DeletePopPredictor()), TARGETS.index("network_tx_peak")
+    few, many = (box.use(job(folder, workers=n, servers=1), steps=3) for n in (2, 4))
+    assert few.values["network_tx"].sum() > 0
+    assert figures_in(few)[rate] > 0
+    assert many.values["network_tx"].sum() > few.values["network_tx"].sum()
+
+
+def test_the_constants_of_the_white_box_follow_the_runs(runs: list[Run]) -> None:
+    levels = Whitebox(DeletePopPredictor()).fit(runs).levels
+    assert levels.limit_bytes == 1e11
+    assert levels.traffic["allreduce"] != 1.0
+    assert levels.traffic["ps"] == 1.0
+
+
+# Networks
+
+
+def test_deeper_networks_are_forecast_to_be_busier(fitted: DriplePredictor, folder: Path) -> None:
+    found = [fitted.predict(job(folder, "net", depth=depth, workers=2))["device_utilization"] for depth in (1, 3)]
+    assert found[0].median < found[1].median
+    assert found[1].low <= found[1].median <= found[1].high
+    assert np.isfinite(fitted.figures(job(folder, workers=2))).all()
+
+
+def test_a_device_without_runs_and_a_plan_without_replicas_are_refused(fitted: DriplePredictor, folder: Path) -> None:
+    with pytest.raises(UnsupportedJob, match="no run of h100-sxm-80gb, only of cpu"):
+        fitted.predict(job(folder, device="h100-sxm-80gb"))
+    with pytest.raises(UnsupportedJob, match="no runs yet"):
+        DriplePredictor().without().predict(job(folder))
+
+
+def test_a_folder_keeps_it_and_fitting_what_was_loaded_is_a_transfer(fitted: DriplePredictor, folder: Path, tmp_path: Path) -> None:
+    fitted.save(tmp_path)
+    loaded = DriplePredictor.load(tmp_path)
+    wanted = job(folder, workers=2)
+    np.testing.assert_allclose(loaded.figures(wanted), fitted.figures(wanted))
+    new = [run(job(folder, kind, depth=depth, workers=4), 0.95) for kind in "abc" for depth in (1, 2)]
+    before = loaded.figures(job(folder, "d", workers=4))[BUSY]
+    after = loaded.fit(new).figures(job(folder, "d", workers=4))[BUSY]
+    assert abs(after - 0.95) < abs(before - 0.95)
+    assert loaded.learned_ is not None
+    assert {"cpu allreduce 2", "cpu allreduce 4"} <= loaded.learned_.settings
+
+
+def test_a_transfer_leaves_the_body_as_it_was(runs: list[Run]) -> None:
+    module = network_module()
+    data = Cases.of([one.job for one in runs], [found for one in runs if (found := figures_of(one)) is not None]).samples()
+    network, _ = module.train(data, ["x"] * len(runs), seed=1)
+    tailored = module.transfer(network, data.part([0, 1, 2]))
+    before, after = (one.members[0].state_dict() for one in (network, tailored))
+    assert bool((before["body.enter.weight"] == after["body.enter.weight"]).all())
+    assert not bool((before["head.0.weight"] == after["head.0.weight"]).all())
+
+
+@pytest.mark.parametrize("kind", ["gcn", "gin", "gat", "mpnn"])
+def test_the_reference_has_a_network_per_setting(kind: Any, runs: list[Run], folder: Path) -> None:
+    predictor = DriplePredictor("reference", kind).fit(runs[:6])
+    assert np.isfinite(predictor.figures(job(folder, workers=2))).all()
+    with pytest.raises(UnsupportedJob, match="cpu ps 2"):
+        predictor.figures(job(folder, workers=2, servers=1))
+
+
+def test_the_same_runs_give_the_same_network(runs: list[Run], folder: Path) -> None:
+    one, two = (DriplePredictor(seed=3).fit(runs[:4]).figures(job(folder, workers=2)) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_runs_without_figures_are_told_of(runs: list[Run], folder: Path) -> None:
+    predictor = DriplePredictor().fit([*runs[:2], Run(job=job(folder), measured={"step_time_s": 1.0})])
+    assert len(predictor.left_out_) == 1
+    with pytest.raises(InputError, match="none has resource figures"):
+        DriplePredictor().fit([Run(job=job(folder), measured={"step_time_s": 1.0})])
+
+
+def test_what_no_network_has_learned_the_white_box_tells(folder: Path) -> None:
+    import plotly.graph_objects as objects
+
+    from foretrain.report.resources import burst_figure, document, resource_table
+
+    found = resources(job(folder, workers=2, device="h100-sxm-80gb"))
+    assert set(found.by.values()) == {"white box"}
+    assert found.figures["device_utilization_active_s"] <= found.window_s
+    assert found.steps.values["network_tx"].max() > 0
+    assert len(burst_figure(found, objects).data) == len(RESOURCES)
+    assert json.loads(json.dumps(document(found), allow_nan=False))["window_s"] > 0
+    assert resource_table(found)
+    assert set(resources(job(folder, workers=2)).by.values()) == {"driple"}
+
+
+def test_the_package_ships_a_network() -> None:
+    shipped = predictors.get("driple")
+    assert isinstance(shipped, DriplePredictor)
+    assert "cpu ps 4" in shipped._state().settings
