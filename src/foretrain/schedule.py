@@ -88,8 +88,6 @@ class Work:
     """Fetching the parameters of each block before it runs, forward and again backward (ZeRO 3); empty for none."""
     reduces_s: tuple[float, ...] = ()
     """Handing out the gradients of each block after each backward pass of it (ZeRO 3); empty for none."""
-    keeps_gathered: bool = False
-    """Parameters fetched forward stay until the backward pass."""
     buckets: tuple[tuple[int, float], ...] = ()
     """Summing up gradients in the last micro-batch: the block whose backward pass completes a bucket, and the time."""
     after_backward_s: float = 0.0
@@ -244,7 +242,7 @@ def _backward(work: Work, clock: _Clock, *, last: bool) -> None:
     if not work.gathers_s and not due:
         clock.run("backward", total(work.backward[::-1]))
         return
-    fetching = bool(work.gathers_s) and not work.keeps_gathered
+    fetching = bool(work.gathers_s)
     order = range(len(work.backward) - 1, -1, -1)
     ended = [clock.device, clock.device]
     ready = _fetch(work, clock, order[0], ended[0]) if fetching else 0.0

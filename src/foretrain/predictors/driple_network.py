@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,9 +16,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import DirGNNConv, GATConv, GCNConv, GINConv, NNConv, SAGEConv, Set2Set, global_add_pool, global_max_pool
 
-from foretrain.errors import InputError
-from foretrain.files import write_atomically
 from foretrain.predictors.driple_features import Array, Groups
+from foretrain.predictors.networks import one_thread, read_members, write_members
 
 FORMAT = "foretrain-driple/1"
 WIDTH = 64
@@ -216,32 +213,16 @@ class Network:
             return np.asarray(np.mean([_apply(member, _inputs(samples)) for member in self.members], axis=0))
 
     def save(self, path: Path) -> None:
-        """One safetensors file; what is no tensor is JSON in its header."""
-        from safetensors.torch import save
-
-        header = {"format": FORMAT, "kind": self.kind, "sizes": self.members[0].sizes, "members": len(self.members)}
-        tensors = {
-            f"{i}/{name}": tensor.contiguous() for i, member in enumerate(self.members) for name, tensor in member.state_dict().items()
-        }
-        write_atomically(path, save(tensors, metadata={"foretrain": json.dumps(header, sort_keys=True)}))
+        write_members(path, self.members, {"format": FORMAT, "kind": self.kind, "sizes": self.members[0].sizes})
 
 
 def load(path: Path) -> Network:
     """What ``Network.save`` wrote."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("foretrain", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as a fitted network ({error})") from error
-    if header.get("format") != FORMAT:
-        raise InputError(f"{path}: format {header.get('format')!r} is not {FORMAT!r}; fit it again")
+    header, weights = read_members(path, FORMAT)
     members = []
-    for i in range(header["members"]):
+    for tensors in weights:
         member = Member(header["kind"], header["sizes"])
-        member.load_state_dict({name.removeprefix(f"{i}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{i}/")})
+        member.load_state_dict(tensors)
         members.append(member.eval())
     return Network(tuple(members))
 
@@ -372,14 +353,3 @@ def _beside(samples: Samples) -> Array:
     """The sums over a run's step, and its setting."""
     whole = np.stack([graph.whole for graph in samples.graphs])[samples.graph_of]
     return np.concatenate([whole, samples.settings], axis=1).astype(np.float64)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums in one order, so that the same runs give the same network."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

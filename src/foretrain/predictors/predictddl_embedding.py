@@ -8,10 +8,8 @@ classify digits (the hypernetwork objective); ``train_costs`` lets a decoder pre
 
 from __future__ import annotations
 
-import contextlib
-import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import global_mean_pool
 
 from foretrain.errors import InputError
-from foretrain.files import write_atomically
+from foretrain.predictors.networks import one_thread, read_weights, write_weights
 from foretrain.predictors.predictddl_features import KINDS, SHAPES, TARGETS, Primitives, cost_targets
 from foretrain.predictors.predictddl_random import Layer, Sketch
 
@@ -183,30 +181,21 @@ class Embedding:
     def __call__(self, graphs: Sequence[Primitives]) -> Array:
         """A row of ``SIZE`` numbers for each graph."""
         rows = []
-        with torch.no_grad(), _one_thread():
+        with torch.no_grad(), one_thread():
             for first in range(0, len(graphs), 32):
                 rows.append(self.network.eval()(batch_of(graphs[first : first + 32])).numpy())
         return np.concatenate(rows).astype(np.float64) if rows else np.zeros((0, SIZE))
 
     def save(self, path: Path) -> None:
         """One safetensors file without the weights' decoder, which only training needs; the facts are JSON in its header."""
-        from safetensors.torch import save
-
         tensors = {name: tensor for name, tensor in self.network.state_dict().items() if not name.startswith("weights.")}
         header = {"format": FORMAT, "kinds": KINDS, "shapes": SHAPES, **self.facts}
-        write_atomically(path, save(tensors, metadata={"foretrain": json.dumps(header, sort_keys=True)}))
+        write_weights(path, tensors, header)
 
 
 def load(path: Path) -> Embedding:
     """What ``Embedding.save`` wrote."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("foretrain", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as an embedding ({error})") from error
+    header, tensors = read_weights(path, "an embedding")
     if (header.get("format"), tuple(header.get("kinds", ())), tuple(header.get("shapes", ()))) != (FORMAT, KINDS, SHAPES):
         raise InputError(f"{path}: format {header.get('format')!r} is not {FORMAT!r} of this version's primitives; train it again")
     network = HyperNetwork()
@@ -238,7 +227,7 @@ def train_costs(
     mean, deviation = targets.mean(axis=0), np.maximum(targets.std(axis=0), 0.1)
     scaled = torch.from_numpy(((targets - mean) / deviation).astype(np.float32))
     inside, outside = ([i for i in range(len(graphs)) if (i % 10 == 0) == held] for held in (False, True))
-    with _one_thread(), torch.random.fork_rng(devices=[]):
+    with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = HyperNetwork()
         batches, test = (_by_size(graphs, some, size) for some in (inside, outside))
@@ -272,7 +261,7 @@ def train_parameters(
     """The decoder predicts the weights of small networks, which are judged by how they classify digits (scikit-learn's, 8 x 8)."""
     images, labels = _digits()
     test = torch.arange(len(labels)) % 5 == 0
-    with _one_thread(), torch.random.fork_rng(devices=[]):
+    with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = HyperNetwork()
         optimizer = torch.optim.AdamW(network.parameters(), lr=rate, weight_decay=1e-4)
@@ -340,14 +329,3 @@ def _by_size(graphs: Sequence[Primitives], places: Sequence[int], size: int) -> 
     ordered = sorted(places, key=lambda i: len(graphs[i].kinds))
     parts = [ordered[first : first + size] for first in range(0, len(ordered), size)]
     return [(torch.tensor(part), batch_of([graphs[i] for i in part])) for part in parts]
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums in one order, so that the same graphs give the same network."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +16,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import DirGNNConv, SAGEConv, global_add_pool, global_mean_pool
 
-from foretrain.errors import InputError
-from foretrain.files import write_atomically
+from foretrain.predictors.networks import one_thread, read_members, write_members
 
 if TYPE_CHECKING:
     from foretrain.predictors.scaledl import LayerGraph
@@ -85,37 +82,23 @@ class Network:
 
     def log_factors(self, graphs: Sequence[LayerGraph]) -> Array:
         data = _batches([_data(graph) for graph in graphs], 64)
-        with _one_thread():
+        with one_thread():
             each = np.array([_apply(member, data) for member in self.members])
         return np.asarray(each.mean(axis=0))
 
     def save(self, path: Path) -> None:
-        """One safetensors file; what is no tensor is JSON in its header."""
-        from safetensors.torch import save
-
         first = self.members[0]
         sizes = {"node_columns": first.node_columns, "run_columns": first.run_columns, "bound": first.bound}
-        header = {"format": FORMAT, "members": len(self.members), **sizes}
-        tensors = {f"{i}/{name}": tensor for i, member in enumerate(self.members) for name, tensor in member.state_dict().items()}
-        write_atomically(path, save(tensors, metadata={"foretrain": json.dumps(header, sort_keys=True)}))
+        write_members(path, self.members, {"format": FORMAT, **sizes})
 
 
 def load(path: Path) -> Network:
     """What ``Network.save`` wrote."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("foretrain", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as a fitted network ({error})") from error
-    if header.get("format") != FORMAT:
-        raise InputError(f"{path}: format {header.get('format')!r} is not {FORMAT!r}; fit it again")
+    header, weights = read_members(path, FORMAT)
     members = []
-    for i in range(header["members"]):
+    for tensors in weights:
         member = Member(header["node_columns"], header["run_columns"], header["bound"])
-        member.load_state_dict({name.removeprefix(f"{i}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{i}/")})
+        member.load_state_dict(tensors)
         members.append(member.eval())
     return Network(tuple(members))
 
@@ -128,7 +111,7 @@ def train(
     data = [_data(graph, target) for graph, target in zip(graphs, targets, strict=True)]
     parts = _parts(groups, seed)
     members, held_out = [], np.empty(len(graphs))
-    with _one_thread(), torch.random.fork_rng(devices=[]):
+    with one_thread(), torch.random.fork_rng(devices=[]):
         for number, part in enumerate(parts):
             torch.manual_seed(1000 * seed + number)
             inside = [i for i in range(len(graphs)) if i not in part] or sorted(part)
@@ -198,14 +181,3 @@ def _data(graph: LayerGraph, target: float = 0.0) -> Data:
         x=torch.from_numpy(graph.nodes), edge_index=torch.from_numpy(graph.edges), share=torch.from_numpy(graph.share),
         run=torch.from_numpy(graph.run)[None], y=torch.tensor([target], dtype=torch.float32), num_nodes=len(graph.nodes),
     )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums in one order, so that the same runs give the same network; more threads gain nothing on graphs this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
