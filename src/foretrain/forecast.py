@@ -11,7 +11,7 @@ from typing import Any
 
 from foretrain.job import QUANTITIES, Job
 from foretrain.memory import MemoryProfile
-from foretrain.rank_memory import RankMemory
+from foretrain.rank_memory import RankMemory, fullest_of
 from foretrain.schedule import Step, shares
 from foretrain.timeline import Timeline
 
@@ -95,7 +95,7 @@ class Forecast:
     @property
     def out_of_memory_chance(self) -> float | None:
         """The probability that the allocator asks for more than a device has; None when either is not known."""
-        fullest = self._fullest
+        fullest = self.fullest
         if fullest is None or self.memory_capacity_bytes is None:
             return None
         return fullest.chance_above(self.memory_capacity_bytes)
@@ -103,19 +103,19 @@ class Forecast:
     @property
     def fits(self) -> bool | None:
         """Whether the peak of memory is below the device's capacity on every rank; None when either is not known."""
-        fullest = self._fullest
+        fullest = self.fullest
         if fullest is None or self.memory_capacity_bytes is None:
             return None
         return fullest.median <= self.memory_capacity_bytes
 
     @property
-    def _fullest(self) -> Estimate | None:
-        """The peak of the fullest rank; the quantities are of the rank whose memory the framework reports."""
+    def fullest(self) -> Estimate | None:
+        """What the fullest rank needs; the quantities are of the rank whose memory the framework reports."""
         peak = self.quantities.get("reserved_memory_bytes") or self.quantities.get("peak_memory_bytes")
         allocated = self.quantities.get("peak_memory_bytes")
         if peak is None or allocated is None or not self.rank_memory:
             return peak
-        return peak * (max(rank.allocated_bytes for rank in self.rank_memory) / allocated.median)
+        return peak * (fullest_of(self.rank_memory).allocated_bytes / allocated.median)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; medians and 80 % bounds in SI units."""

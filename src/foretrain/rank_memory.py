@@ -95,6 +95,17 @@ def rank_memory(
     )
 
 
+def fullest_of(memory: Sequence[RankMemory]) -> RankMemory:
+    return max(memory, key=lambda rank: rank.allocated_bytes)
+
+
+def logged_of(memory: Sequence[RankMemory], profile: Profile) -> RankMemory:
+    """The rank whose memory the framework would report."""
+    if profile.logs_memory_of == "fullest":
+        return fullest_of(memory)
+    return memory[0 if profile.logs_memory_of == "first" else -1]
+
+
 # Parameters
 
 

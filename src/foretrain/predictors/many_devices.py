@@ -15,7 +15,7 @@ from foretrain.predictors.rank_calibration import Calibration
 from foretrain.predictors.rank_steps import RanksForecast, play
 from foretrain.predictors.ranks import Layout, lay_out
 from foretrain.predictors.whitebox import IDLE_POWER, Spread, assumptions, host_beside
-from foretrain.rank_memory import RankMemory
+from foretrain.rank_memory import RankMemory, fullest_of, logged_of
 from foretrain.schedule import Step
 
 
@@ -82,14 +82,11 @@ def _medians(job: Job, found: RanksForecast) -> dict[str, float]:
 
 def logged(layout: Layout, memory: Sequence[RankMemory]) -> RankMemory:
     """The rank whose memory the framework would report."""
-    which = layout.profile.logs_memory_of
-    if which == "fullest":
-        return max(memory, key=lambda rank: rank.allocated_bytes)
-    return memory[0 if which == "first" else -1]
+    return logged_of(memory, layout.profile)
 
 
 def _fullest(found: RanksForecast) -> dict[str, float]:
-    return dict(max(found.memory, key=lambda rank: rank.allocated_bytes).by_category)
+    return dict(fullest_of(found.memory).by_category)
 
 
 def _bound(step: Step) -> str:

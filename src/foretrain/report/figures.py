@@ -9,7 +9,7 @@ from typing import Literal
 from foretrain.forecast import Estimate, Forecast
 from foretrain.frameworks import profile
 from foretrain.job import Job
-from foretrain.rank_memory import RankMemory
+from foretrain.rank_memory import RankMemory, fullest_of, logged_of
 from foretrain.report.causes import causes
 from foretrain.units import format_bytes, format_count, format_dollars, format_seconds
 
@@ -118,15 +118,12 @@ def memory_figures(forecast: Forecast) -> Iterator[Figure]:
 
 def fullest_stage(forecast: Forecast) -> RankMemory | None:
     """The stage with most memory; None without several stages."""
-    return max(forecast.rank_memory, key=lambda rank: rank.allocated_bytes) if len(forecast.rank_memory) > 1 else None
+    return fullest_of(forecast.rank_memory) if len(forecast.rank_memory) > 1 else None
 
 
 def logged_stage(forecast: Forecast) -> RankMemory | None:
     """The stage that the quantities are of, which is the one that the framework logs; None without several stages."""
-    if len(forecast.rank_memory) < 2:
-        return None
-    which = profile(forecast.job).logs_memory_of
-    return fullest_stage(forecast) if which == "fullest" else forecast.rank_memory[0 if which == "first" else -1]
+    return logged_of(forecast.rank_memory, profile(forecast.job)) if len(forecast.rank_memory) > 1 else None
 
 
 def stage_sizes(forecast: Forecast) -> list[str]:
@@ -161,14 +158,13 @@ Verdict = Literal["yes", "perhaps", "no"]
 
 def fits(forecast: Forecast) -> tuple[Verdict, Figure] | None:
     """Whether the memory of the fullest rank suffices, in words how likely it does not; None when it is not known."""
-    need = forecast.quantities.get("reserved_memory_bytes") or forecast.quantities.get("peak_memory_bytes")
+    need = forecast.fullest
     chance, capacity = forecast.out_of_memory_chance, forecast.memory_capacity_bytes
     if chance is None or need is None or not capacity:
         return None
     verdict: Verdict = "yes" if chance <= 0.1 else "perhaps" if chance <= 0.5 else "no"
-    fullest, logged = fullest_stage(forecast), logged_stage(forecast)
-    share = need.median / capacity * (fullest.allocated_bytes / logged.allocated_bytes if fullest and logged else 1.0)
-    words = f"{_chance(chance)} chance of running out of memory ({share:.0%} of {format_bytes(capacity)})"
+    fullest = fullest_stage(forecast)
+    words = f"{_chance(chance)} chance of running out of memory ({need.median / capacity:.0%} of {format_bytes(capacity)})"
     return verdict, Figure(f"fits, stage {fullest.stage}" if fullest else "fits", words)
 
 
