@@ -19,9 +19,6 @@ from foretrain.job import Job, Run
 from foretrain.predictors import conformal
 from foretrain.predictors.base import Benefit, OperatorPredictor, is_source
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.many_devices import forecast_ranks, layout_of, logged
-from foretrain.predictors.rank_calibration import Calibration, Case, calibrate_ranks
-from foretrain.predictors.ranks import tuning_key
 from foretrain.predictors.whitebox import MEMORY_QUANTITIES, QUANTITIES, Spread, forecast_one_device, host_beside, needs_ranks
 from foretrain.timeline import Timeline
 
@@ -84,6 +81,10 @@ class DeletePopPredictor(OperatorPredictor):
         )
 
     def _predict_ranks(self, job: Job) -> Forecast:
+        from foretrain.predictors.many_devices import forecast_ranks
+        from foretrain.predictors.rank_calibration import Calibration
+        from foretrain.predictors.ranks import tuning_key
+
         known = self.about.get("tunings", {}).get(tuning_key(job))
         found = None if known is None else Calibration.from_dict(known)
         return forecast_ranks(
@@ -110,6 +111,10 @@ class DeletePopPredictor(OperatorPredictor):
         return self
 
     def _fit_ranks(self, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+        from foretrain.predictors.many_devices import layout_of, logged
+        from foretrain.predictors.rank_calibration import Case, calibrate_ranks
+        from foretrain.predictors.ranks import tuning_key
+
         reports, tunings = {}, dict(self.about.get("tunings", {}))
         for key, mine in sorted(_by(runs, lambda run: tuning_key(run.job)).items()):
             cases, left_out = [], list(self.left_out_)
@@ -227,6 +232,8 @@ def _operators_of(datasets: Sequence[Mapping[str, Any]]) -> Iterator[MeasuredOpe
 
 def _spaced(runs: Sequence[Run]) -> list[Run]:
     """At most ``_MOST_RUNS`` of each device and framework, evenly from first to last: a few factors need no more."""
+    from foretrain.predictors.ranks import tuning_key
+
     chosen = []
     for mine in _by(runs, lambda run: tuning_key(run.job)).values():
         step = max(1.0, len(mine) / _MOST_RUNS)
