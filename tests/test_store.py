@@ -515,7 +515,7 @@ def test_two_processes_append_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_writer_leaves_whole_lines(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupted_writer_loses_no_earlier_line(tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "runs.jsonl"
     code = (
         "import sys, itertools\n"
@@ -531,9 +531,12 @@ def test_an_interrupted_writer_leaves_whole_lines(tmp_path: Path, number: signal
         while writer.poll() is None:  # Python may drop an interrupt that comes while it cleans up after a file
             writer.send_signal(number)
             time.sleep(0.02)
-    lines = path.read_bytes().split(b"\n")
-    assert lines.pop() == b""
-    assert [json.loads(line)["i"] for line in lines] == list(range(len(lines)))
+    if number is signal.SIGKILL:  # the kernel may end a write in the middle; the next writer puts that half aside
+        append_run(path, {"i": -1}, report=lambda text: None)
+    *lines, rest = path.read_bytes().split(b"\n")
+    found = [json.loads(line)["i"] for line in lines]
+    assert rest == b""
+    assert found == list(range(len(lines))) if number is signal.SIGINT else found == [*range(len(lines) - 1), -1]
 
 
 def test_half_a_line_is_put_aside_and_reported(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def _decompressed(path: Path) -> str:
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Add whole lines in one write, so that an interrupted program leaves no half line."""
+    """Add whole lines in one write, so that a program interrupted by Ctrl-C leaves no half line (one killed outright may)."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as file:

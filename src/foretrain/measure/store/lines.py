@@ -21,7 +21,7 @@ from foretrain.measure.store.entries import EVERYTHING, Entry, Filter, HalfLine,
 
 
 def append_run(path: Path, run: Mapping[str, Any], *, report: Report = log.warning) -> None:
-    """Add one line and see it onto the disk: whole or not at all, whoever else appends and whatever interrupts it.
+    """Add one line and see it onto the disk: whole or not at all, whoever else appends and whatever short of a kill interrupts it.
 
     Half a line that a killed program left is moved to ``<name>.partial`` first, and ``report`` is told.
     """
@@ -47,7 +47,7 @@ def append_run(path: Path, run: Mapping[str, Any], *, report: Report = log.warni
 
 
 def _write_whole(handle: int, data: bytes) -> None:
-    """One write, which a signal does not cut; what a full disk cuts is taken back."""
+    """One write, which no signal but a kill cuts; what a full disk cuts is taken back."""
     size = os.fstat(handle).st_size
     try:
         if os.write(handle, data) != len(data):
