@@ -266,7 +266,7 @@ def own(path: Path) -> Iterator[Curve]:
     name = path.name.split(".")[0]
     for row in read_lines(path):
         made, cluster, workers = row["provenance"], row["job"]["cluster"], row["job"]["plan"]["data"]
-        time_s, nodes, servers = sync_s(row), cluster.get("nodes", 1), made.get("servers", 0)
+        time_s, nodes, servers = sync_s(row), cluster.get("nodes", 1), row["job"]["plan"].get("servers", 0)
         if time_s is None:
             continue
         crowded = bool(made.get("oversubscribed")) and nodes > 1

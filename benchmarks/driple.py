@@ -25,7 +25,6 @@ from foretrain.capture import capture_job
 from foretrain.families import family
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run, read_runs
-from foretrain.predictors.blackbox import with_servers
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple import Cases, network_module
 from foretrain.predictors.driple_features import (
@@ -181,7 +180,7 @@ METHODS: dict[str, Callable[[Study, list[int], list[int]], Array]] = {
 
 
 def read(path: Path, settings: Sequence[str] = ()) -> list[Run]:
-    runs = [with_servers(run) for _, run in read_runs(path)]
+    runs = [run for _, run in read_runs(path)]
     return [run for run in runs if figures_of(run) is not None and (not settings or setting_of(run.job) in settings)]
 
 

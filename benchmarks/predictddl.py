@@ -27,7 +27,7 @@ from foretrain.job import Run, read_runs
 from foretrain.measure.candidates import Candidates
 from foretrain.measure.design import design
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.blackbox import with_servers, workload_key
+from foretrain.predictors.blackbox import workload_key
 from foretrain.predictors.cherrypick import CherryPickPredictor
 from foretrain.predictors.ernest import TERMS, ErnestPredictor, terms
 from foretrain.predictors.flops import FlopsPredictor
@@ -46,7 +46,7 @@ PROFILED = 4
 
 def read(path: Path) -> list[Run]:
     """Runs of training with a step time, with the parameter servers that their provenance tells of."""
-    return [with_servers(run) for _, run in read_runs(path) if run.job.workload.training.mode == "train"]
+    return [run for _, run in read_runs(path) if run.job.workload.training.mode == "train"]
 
 
 def architecture(run: Run) -> str:

@@ -142,7 +142,7 @@ def test_runs_carry_times_and_resources(first: Result, folder: Path) -> None:
         assert set(about["resources"]["figures"]) == {f"{name}_{figure}" for name in RESOURCES for figure in FIGURES}
         assert about["resources"]["series"]["ends_s"]
         assert "all processes" in about["resources"]["interface_counts"]
-    assert runs["ps"].provenance["servers"] == 1
+    assert runs["ps"].job.plan.servers == 1
     assert set(runs["ps"].provenance["resources"]["server_figures"]) == set(runs["ps"].provenance["resources"]["figures"])
 
 
@@ -329,7 +329,7 @@ def test_shards_hold_every_parameter_once_and_are_balanced(sizes: list[int], ser
 
 def test_parameter_servers_are_a_dimension_of_their_own(folder: Path) -> None:
     found = small(folder, "net", sync=["allreduce", "ps"], servers=[1, 2])
-    assert sorted((cell.sync, cell.servers) for cell in found) == [("allreduce", 0), ("ps", 1), ("ps", 2)]
+    assert sorted((cell.sync, cell.job.plan.servers) for cell in found) == [("allreduce", 0), ("ps", 1), ("ps", 2)]
     assert len({cell.key("local") for cell in found}) == 3
 
 

@@ -64,8 +64,8 @@ def test_a_workload_without_runs_is_refused_unless_all_are_pooled() -> None:
 
 
 def test_parameter_servers_are_a_workload_of_their_own() -> None:
-    told = [Run(job=run.job, measured=run.measured, provenance={"sync": "ps", "servers": 1}) for run in runs((1.0, 0.1, 0.1, 0.1))]
-    ernest = ErnestPredictor().fit(told)
+    served = [job(workers=workers, plan={"servers": 1}) for workers in (1, 2, 4, 8)]
+    ernest = ErnestPredictor().fit([Run(job=one, measured={"step_time_s": 1.0}) for one in served])
     assert ernest.predict(job(plan={"servers": 1}))["step_time_s"].median > 0
     with pytest.raises(UnsupportedJob):
         ernest.predict(job())

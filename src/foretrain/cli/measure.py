@@ -94,7 +94,7 @@ def campaign(
         period_s=parse_seconds(period, "period"),
         threshold=threshold,
     )
-    most = max(cell.cores * (cell.job.cluster.world_size + cell.servers) for cell in wanted)
+    most = max(cell.cores * (cell.job.cluster.world_size + cell.job.plan.servers) for cell in wanted)
     chosen = backend(on, address=address, cpus=most)
     try:
         with progress("cells") as advance:

@@ -76,13 +76,15 @@ class Cell:
 
     job: Job
     cores: int
-    sync: Sync
-    servers: int
     link: str | None
+
+    @property
+    def sync(self) -> Sync:
+        return "ps" if self.job.plan.servers else "allreduce"
 
     def key(self, backend: str) -> str:
         """The same for a cell and for the run that it became."""
-        return _key(self.job.to_dict(), backend, self.cores, self.sync, self.servers, self.link)
+        return _key(self.job.to_dict(), backend, self.cores, self.link)
 
     @property
     def label(self) -> str:
@@ -98,13 +100,13 @@ class Cell:
     def task(self, protocol: Protocol, interface: str, timeout_s: float) -> Task:
         base = str(self.job.workload.base.resolve())
         return Task(
-            job=self.job.to_dict(), base=base, cores=self.cores, sync=self.sync, servers=self.servers,
-            interface=interface if self.link is None else INTERFACE, timeout_s=timeout_s, protocol=protocol,
+            job=self.job.to_dict(), base=base, cores=self.cores, timeout_s=timeout_s, protocol=protocol,
+            interface=interface if self.link is None else INTERFACE,
         )  # fmt: skip
 
 
-def _key(job: Mapping[str, Any], backend: str, cores: int, sync: str, servers: int, link: str | None) -> str:
-    return hashlib.sha256(json.dumps([job, backend, cores, sync, servers, link], sort_keys=True).encode()).hexdigest()
+def _key(job: Mapping[str, Any], backend: str, cores: int, link: str | None) -> str:
+    return hashlib.sha256(json.dumps([job, backend, cores, link], sort_keys=True).encode()).hexdigest()
 
 
 # Reading a campaign
@@ -149,20 +151,20 @@ class _Where:
 
 def _cells(grid: Grid, where: _Where) -> Iterator[Cell]:
     batches = [(batch, 1) for batch in grid.batch] or [(batch, 0) for batch in grid.batch_per_worker]
-    syncs = [(sync, servers) for sync in grid.sync for servers in (grid.servers if sync == "ps" else (0,))]
-    dimensions = (grid.workers, grid.cores, batches, grid.samples or (None,), syncs, grid.links or (None,))
+    servers = [servers for sync in grid.sync for servers in (grid.servers if sync == "ps" else (0,))]
+    dimensions = (grid.workers, grid.cores, batches, grid.samples or (None,), servers, grid.links or (None,))
     for model in grid.models:
         sections = _sections(grid, model, where)
-        for workers, cores, (batch, whole), samples, (sync, servers), link in itertools.product(*dimensions):
+        for workers, cores, (batch, whole), samples, serving, link in itertools.product(*dimensions):
             training = {**sections["training"], "global_batch": batch if whole else batch * workers}
             data = {
                 "model": sections["model"],
                 "training": training if samples is None else {**training, "samples": samples},
                 "cluster": _cluster(grid, workers, cores, link, where.catalog),
-                "plan": {"data": workers},
+                "plan": {"data": workers, "servers": serving},
             }
             job = Job.read(data, catalog=where.catalog, base=where.base)
-            yield Cell(job=job.seen_from(where.home), cores=cores, sync=sync, servers=servers, link=link)
+            yield Cell(job=job.seen_from(where.home), cores=cores, link=link)
 
 
 def _sections(grid: Grid, model: str | Mapping[str, Any], where: _Where) -> dict[str, dict[str, Any]]:
@@ -254,7 +256,7 @@ def _ended_as_interrupted() -> Iterator[None]:
 def _run_cell(cell: Cell, backend: Backend, task: Task) -> dict[str, Any]:
     """The run of one cell as it is written, or what is written when it fails."""
     begun = time.monotonic()
-    how = {"backend": backend.name, "cores_per_worker": cell.cores, "sync": cell.sync, "servers": cell.servers, "link": cell.link}
+    how = {"backend": backend.name, "cores_per_worker": cell.cores, "sync": cell.sync, "link": cell.link}
     try:
         result = backend.run(task, link_bytes_per_s=None if cell.link is None else link_rate(cell.link))
     except CellFailed as error:
@@ -267,7 +269,7 @@ def _key_of(line: Any) -> str | None:
     """The key of the cell that became this run or this failure; None for a run that no campaign made."""
     try:
         how = line if "error" in line else line["provenance"]
-        return _key(Job.read(line["job"]).to_dict(), how["backend"], how["cores_per_worker"], how["sync"], how["servers"], how["link"])
+        return _key(Job.read(line["job"]).to_dict(), how["backend"], how["cores_per_worker"], how["link"])
     except (KeyError, TypeError, ForetrainError):
         return None
 

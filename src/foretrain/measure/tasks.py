@@ -59,8 +59,6 @@ class Task:
     job: Mapping[str, Any]
     base: str
     cores: int
-    sync: Sync = "allreduce"
-    servers: int = 0
     interface: str = "lo"
     timeout_s: float = 600.0
     protocol: Protocol = dataclasses.field(default_factory=Protocol)
@@ -71,6 +69,10 @@ class Task:
     @property
     def workers(self) -> int:
         return int(self.job["plan"]["data"])
+
+    @property
+    def servers(self) -> int:
+        return int(self.job["plan"].get("servers", 0))
 
     @property
     def processes(self) -> int:
@@ -152,8 +154,8 @@ def _provenance(task: Task, workers: Sequence[Report], reports: Sequence[Report]
     times = [time for worker in workers for time in worker.step_times_s]
     job = task.read_job()
     about: dict[str, Any] = {
-        "source": "foretrain measure campaign", "label": job.workload.model.label, "sync": task.sync, "servers": task.servers,
-        "cores_per_worker": task.cores, "collectives": "gloo" if job.cluster.device.is_cpu or task.sync == "ps" else "nccl", "host": host(),
+        "source": "foretrain measure campaign", "label": job.workload.model.label, "sync": "ps" if task.servers else "allreduce",
+        "cores_per_worker": task.cores, "collectives": "gloo" if job.cluster.device.is_cpu or task.servers else "nccl", "host": host(),
         "parameters": workers[0].parameters, "steps": len(workers[0].step_times_s), "step_time_min_s": min(times), "step_time_max_s": max(times),
         "peak_rss_bytes": max(worker.peak_rss_bytes for worker in workers), "oversubscribed": _oversubscribed(task, reports),
         "machines": len({report.machine for report in reports}),

@@ -234,7 +234,7 @@ class ParameterServer(Part):
 
 
 def _part(task: Task, job: Job, rank: int, device: str) -> Part:
-    if task.sync == "allreduce":
+    if not task.servers:
         return AllReduce(job, device, task.workers)
     if rank < task.workers:
         return ParameterWorker(job, device, rank, task.workers, task.servers)

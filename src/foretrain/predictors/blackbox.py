@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +25,7 @@ UNSURE = Factors(0.4, 0.6, 1.7, 2.5)
 def usable(runs: Iterable[Run], predictor: str) -> tuple[list[Run], tuple[str, ...]]:
     """The runs with a step time that plain data parallelism took, and why the others are none."""
     kept, left_out = [], []
-    for given in runs:
-        run = with_servers(given)
+    for run in runs:
         try:
             check_data_parallel(run.job, predictor)
             if not 0 < run.measured.get("step_time_s", 0.0) < math.inf:
@@ -36,14 +34,6 @@ def usable(runs: Iterable[Run], predictor: str) -> tuple[list[Run], tuple[str, .
         except UnsupportedJob as error:
             left_out.append(f"{run.job.workload.model.label}: {error}")
     return kept, tuple(left_out)
-
-
-def with_servers(run: Run) -> Run:
-    """The run with the parameter servers that its provenance tells of in its plan."""
-    servers = run.provenance.get("servers") if run.provenance.get("sync") == "ps" else None
-    if not servers or run.job.plan.servers:
-        return run
-    return dataclasses.replace(run, job=dataclasses.replace(run.job, plan=dataclasses.replace(run.job.plan, servers=int(servers))))
 
 
 def check_data_parallel(job: Job, predictor: str) -> None:

@@ -20,7 +20,7 @@ from foretrain.forecast import Estimate, Forecast
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit, Predictor
-from foretrain.predictors.blackbox import check_data_parallel, with_servers
+from foretrain.predictors.blackbox import check_data_parallel
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple_features import (
     CERTAIN_ALONE,
@@ -337,8 +337,7 @@ def _columns(mode: str) -> list[str]:
 def _usable(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
     """Runs of data parallelism with figures whose step can be captured, and why the others are none."""
     kept, left_out = [], []
-    for given in runs:
-        run = with_servers(given)
+    for run in runs:
         try:
             check_data_parallel(run.job, DriplePredictor.name)
             if figures_of(run) is None:
