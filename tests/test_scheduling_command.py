@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretrain.cli import app
+from ray_nodes import ray_nodes
 
 MADE = ["schedule", "--generate", "jobs=40,gap=30s,median=5min,spread=1", "--cluster", "2x4xv100", "--processes", "1"]
 
@@ -30,10 +31,35 @@ def test_json_has_every_figure_of_every_seed() -> None:
     assert set(results[0]["groups"]) == {f"group-{number}" for number in range(1, 5)}
 
 
+def test_the_residuals_of_predictors_stand_beside_exact_estimates(tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.json"
+    rows = [{"predictor": "poor", "quantity": "step_time_s", "measured": 1.0, "predicted": ratio} for ratio in (0.1, 1.0, 8.0)]
+    path.write_text(json.dumps({"runs": rows}))
+    done = run("--policy", "fifo,sjf", "--residuals", str(path))
+    assert done.exit_code == 0, done.output
+    assert "poor (263% off)" in done.output
+    told = [line for line in done.output.splitlines() if "MAPE" in line]
+    assert len(told) == 1, "fifo does not look at estimates"
+    document = json.loads(run("--policy", "fifo,sjf", "--residuals", str(path), "--json").stdout)
+    cost = {(each["policy"], each["estimates"]): each["cost_of_errors"] for each in document["means"]}
+    assert cost["fifo", "poor (263% off)"] == cost["sjf", "exact"] == 0
+    verb = "costs you" if cost["sjf", "poor (263% off)"] > 0 else "gains you"
+    assert told[0].strip() == f"sjf: 263% MAPE (poor) {verb} {abs(cost['sjf', 'poor (263% off)']):.1%} of average JCT"
+
+
 def test_parallel_processes_give_the_same() -> None:
     apart = run("--policy", "fifo,srtf", "--processes", "2", "--json")
     assert apart.exit_code == 0, apart.output
     assert json.loads(apart.stdout) == json.loads(run("--policy", "fifo,srtf", "--json").stdout)
+
+
+@pytest.mark.xdist_group("ray")
+def test_a_ray_cluster_gives_the_same() -> None:
+    pytest.importorskip("ray")
+    with ray_nodes(1) as cluster:
+        there = run("--policy", "fifo,srtf,max_min_fairness", "--seeds", "2", "--ray", cluster.address, "--json")
+    assert there.exit_code == 0, there.output
+    assert json.loads(there.stdout) == json.loads(run("--policy", "fifo,srtf,max_min_fairness", "--seeds", "2", "--json").stdout)
 
 
 def test_logs_traces_and_the_page(tmp_path: Path) -> None:
@@ -58,12 +84,16 @@ def test_logs_traces_and_the_page(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (["--policy", "fiffo"], "policy: 'fiffo' is not a class as file.py:Class or one of"),
+        (["--policy", "max_min_fairnes"], "did you mean max_min_fairness"),
         (["--policy", "nowhere.py:Mine"], "policy nowhere.py:Mine: there is no file nowhere.py"),
         (["--errors", "x"], "--errors: 'x' is not a list of fractions"),
         (["--placement", "everywhere"], "placement: 'everywhere' is not one of packed, random, spread, topology"),
         (["--predictor", "roofline"], "predictor: needs templates"),
         (["--seeds", "0"], "seeds: 0 is not a whole number of at least 1"),
         (["--cluster", "lots"], "cluster: 'lots' is not a TOML file"),
+        (["--processes", "0"], "processes: 0 is not a whole number of at least 1"),
+        (["--log", "x"], "--log: 'x' is not a file that ends in one of .csv, .parquet"),
+        (["--residuals", "nowhere.json"], "nowhere.json: cannot be read"),
         (["--restart", "soon"], "--restart: 'soon' is not a time"),
     ],
 )
@@ -90,6 +120,22 @@ def test_a_policy_that_misbehaves_is_named(tmp_path: Path) -> None:
     assert f"policy {path}:Mine: starts job 'job-1', which is running already" in done.output
 
 
+@pytest.mark.parametrize("act", ["raise SystemExit('bye')", "raise ValueError('bye')"])
+def test_a_policy_that_raises_is_named(act: str, tmp_path: Path) -> None:
+    path = tmp_path / "my.py"
+    path.write_text(f"from foretrain.scheduling import Policy\nclass Mine(Policy):\n    def decide(self, cluster):\n        {act}\n")
+    done = run("--policy", f"{path}:Mine")
+    assert done.exit_code == 2
+    assert f"policy {path}:Mine: decide raised {act.split()[1].partition('(')[0]}: bye" in done.output
+
+
+def test_an_empty_trace_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "empty.csv"
+    path.write_text("\n")
+    done = CliRunner().invoke(app, ["schedule", str(path), "--cluster", "1x1xv100"])
+    assert (done.exit_code, done.output.strip()) == (2, f"foretrain: {path}: empty")
+
+
 def test_a_predictor_and_failures(tmp_path: Path) -> None:
     trace, cluster = tmp_path / "trace.csv", tmp_path / "cluster.toml"
     trace.write_text("name,arrival_s,duration_s,gpus\na,0,500,2\nb,0,nonsense,1\nc,5,500,4\n")
@@ -97,7 +143,37 @@ def test_a_predictor_and_failures(tmp_path: Path) -> None:
     options = ["--job-mtbf", "10min", "--checkpoint-every", "1min", "--restart", "5s", "--json", "--processes", "1"]
     done = CliRunner().invoke(app, ["schedule", str(trace), "--cluster", str(cluster), "--policy", "fifo", *options])
     assert done.exit_code == 0, done.output
-    assert "trace.csv: 1 lines: duration_s is not a number (first in line 3)" in done.stderr
+    assert "trace.csv: 1 line: duration_s is not a number (first in line 3)" in done.stderr
     (result,) = json.loads(done.stdout)["results"]
     assert result["failures"] > 0
     assert 0 < result["lost_gpu_s"] < result["failures"] * 240
+
+
+def test_placements_over_several_nodes_are_slower_by_the_predicted_communication(tmp_path: Path) -> None:
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates" / "small.toml").write_text(
+        '[model]\nsource = "torchvision"\nname = "resnet18"\n[training]\nglobal_batch = 8\nimage = 64\nclasses = 10\n'
+        '[cluster]\ndevice = "v100-sxm-16gb"\n'
+    )
+    trace, cluster = tmp_path / "trace.csv", tmp_path / "cluster.toml"
+    trace.write_text("name,arrival_s,steps,gpus,kind\na,0,1000,4,small\n")
+    cluster.write_text('[cluster]\nnode = "p3.8xlarge"\nnodes = 4\n')
+    took_s = {}
+    for placement in ("packed", "spread"):
+        options = [
+            "--predictor",
+            "deletepop",
+            "--templates",
+            str(tmp_path / "templates"),
+            "--placement",
+            placement,
+            "--processes",
+            "1",
+            "--json",
+        ]
+        done = CliRunner().invoke(app, ["schedule", str(trace), "--cluster", str(cluster), "--policy", "fifo", *options])
+        assert done.exit_code == 0, done.output
+        took_s[placement] = json.loads(done.stdout)["results"][0]["average_jct_s"]
+    gradients, network = 11.2e6 * 4, 10e9 / 8
+    all_reduce_s = 2 * 3 / 4 * gradients / network
+    assert took_s["spread"] - took_s["packed"] > 0.5 * 1000 * all_reduce_s, "the network of the cluster's nodes counts, 10 Gb/s"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretrain.scheduling import Machine, TraceJob, metrics
+from foretrain.scheduling import Machine, TraceJob, metrics, programmes
 from foretrain.scheduling.clusters import read_machines
 from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
 from foretrain.scheduling.rounds import Leased, Rounds
@@ -14,13 +14,10 @@ from foretrain.scheduling.speeds import ThroughputTable, TraceSpeeds
 from foretrain.scheduling.traces import read_trace
 
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
-# Not reached, see docs/scheduling.md: fifo, and finish_time_fairness and min_total_duration on the small trace.
-REACHED = {
-    ("gavel_artifact_evaluation.trace", "max_min_fairness"),
-    ("gavel_artifact_evaluation.trace", "max_min_fairness_perf"),
-    ("gavel_artifact_evaluation.trace", "finish_time_fairness"),
-    ("gavel_small_test.trace", "max_min_fairness"),
-    ("gavel_small_test.trace", "max_min_fairness_perf"),
+# Which of many best divisions ECOS ends at decides there; see docs/scheduling.md.
+ONLY_WITH_ECOS = {
+    ("gavel_small_test.trace", "finish_time_fairness"),
+    ("gavel_small_test.trace", "min_total_duration"),
 }
 
 
@@ -36,7 +33,7 @@ def test_shares_fit_the_cluster(name: str) -> None:
     gpus = np.array([job.gpus for job in jobs])
     assert (shares >= 0).all()
     assert (shares.sum(axis=1) <= 1 + 1e-6).all()
-    assert (gpus @ shares <= np.array([2, 3]) + 1e-6).all()
+    assert (gpus @ shares <= np.array([2, 3]) + 1e-5).all()
 
 
 def test_like_jobs_get_like_shares_and_the_fast_device_goes_to_whom_it_helps() -> None:
@@ -58,14 +55,48 @@ def test_rounds_end_repeat_and_never_hand_out_a_gpu_twice(name: str) -> None:
     assert len(held) == len(set(held))
 
 
+@pytest.mark.skipif(not programmes.has_ecos(), reason="ECOS is not installed")
+@pytest.mark.parametrize("name", ["max_min_fairness_perf", "finish_time_fairness_perf"])
+def test_both_solvers_find_shares_that_are_as_fair(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [leased(number, gpus=1 + number % 2, left=100.0 + 40 * number, a=1.0 + number, v100=9.0 - number) for number in range(6)]
+    rates = np.array([[job.rates["a"], job.rates["v100"]] for job in jobs])
+    gpus, left = np.array([job.gpus for job in jobs]), np.array([job.left for job in jobs])
+
+    def worst() -> float:
+        speeds = (rates * round_policy(name).allot(jobs, {"a": 2, "v100": 3}, 0.0)).sum(axis=1)
+        if name == "max_min_fairness_perf":
+            return float((speeds * gpus / (rates @ [0.4, 0.6])).min())
+        own = np.array([2.0, 3.0]) / len(jobs) / gpus[:, None]
+        alone_s = left / (rates * own / np.maximum(own.sum(axis=1), 1.0)[:, None]).sum(axis=1)
+        return float((left / speeds / alone_s).max())
+
+    by_ecos = worst()
+    monkeypatch.setattr(programmes, "has_ecos", lambda: False)
+    assert worst() == pytest.approx(by_ecos, rel=1e-5)
+
+
+def test_first_in_first_out_gives_the_last_kind_more_jobs_than_it_holds_at_once() -> None:
+    jobs = [leased(number, k80=1.0, p100=2.0, v100=3.0) for number in range(6)]
+    policy = round_policy("fifo")
+    shares = policy.allot(jobs, {"k80": 2, "p100": 2, "v100": 2}, 0.0)
+    assert (shares.sum(axis=1) == 1).all()
+    assert (shares[:2] == [0, 0, 1]).all()
+    again = policy.allot(jobs[1:], {"k80": 2, "p100": 2, "v100": 2}, 360.0)
+    assert (again == shares[1:]).all(), "who has a kind keeps it"
+
+
+def test_a_cluster_that_stood_idle_divides_its_time_anew_only_after_a_while() -> None:
+    jobs = [TraceJob(name=str(n), arrival_s=arrival, steps=100.0, gpus=1, kind="net") for n, arrival in enumerate((0.0, 500.0, 5000.0))]
+    table = ThroughputTable({("v100", "net", 1): 1.0})
+    result = Rounds(jobs, [Machine(device="v100", gpus=1)], round_policy("fifo"), table).run()
+    assert result.start_s.tolist() == [0.0, 5000.0, 6920.0], "divisions at 0, at 100 s with no job there, at 5,000 s and 1,920 s later"
+
+
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the reference is not here")
 def test_average_completion_times_are_those_of_gavel() -> None:
     table = ThroughputTable.load(TRACES / "gavel_simulation_throughputs.json.gz")
     machines = read_machines("v100=4,p100=4,k80=4")
-    seen = 0
     for row in csv.DictReader((TRACES / "gavel_reference.csv").read_text().splitlines()):
-        if (row["trace"], row["policy"]) in REACHED:
+        if programmes.has_ecos() or (row["trace"], row["policy"]) not in ONLY_WITH_ECOS:
             result = Rounds(read_trace(TRACES / row["trace"]).jobs, machines, round_policy(row["policy"]), table).run()
             assert metrics(result).average_jct_s == pytest.approx(float(row["average_jct_s"]), rel=0.05), row
-            seen += 1
-    assert seen == len(REACHED)

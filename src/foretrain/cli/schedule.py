@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretrain.cli.app import JsonFlag, app, say, show
-from foretrain.errors import InputError, invalid
+from foretrain.cli.scale import RayOption, ScaleOut, hush_ray, one_thread
+from foretrain.errors import invalid, unknown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,11 +22,19 @@ if TYPE_CHECKING:
     from foretrain.scheduling.metrics import Metrics
     from foretrain.scheduling.study import Outcome, Scenario
 
-Key = tuple[str, float]
-"""A policy and the error of its estimates."""
+Key = tuple[str, str]
+"""A policy and how good its estimates are."""
+
+_WIDE = (("average JCT", "median", "p95", "p99", "queueing"), ("makespan", "utilisation", "fairness", "preemptions", "lost GPU h", "cost"))
+_NARROW = (
+    ("average JCT", "median", "p95"),
+    ("p99", "queueing", "makespan"),
+    ("utilisation", "fairness", "preemptions", "lost GPU h", "cost"),
+)
+"""The figures of each table: as many as fit beside the policy, or beside the policy and the quality of its estimates."""
 
 
-@app.command()
+@app.command(cls=ScaleOut)
 def schedule(
     trace: Annotated[str | None, typer.Argument(metavar="TRACE", show_default=False, help="A file of jobs.")] = None,
     *,
@@ -46,7 +55,9 @@ def schedule(
     errors: Annotated[
         str, typer.Option(help="Errors of the estimates that policies see, such as 0,0.1,0.5 (mean absolute, 0.1 is 10 %).")
     ] = "0",
-    residuals: Annotated[Path | None, typer.Option(help="Errors as a predictor made them: the file of foretrain evaluate --json.")] = None,
+    residuals: Annotated[
+        Path | None, typer.Option(help="Errors as predictors made them, too: the file of foretrain evaluate --json.")
+    ] = None,
     checkpoint: Annotated[str, typer.Option(help="Time to save a job before it is taken off.")] = "0s",
     restart: Annotated[str, typer.Option(help="Time to start a job again.")] = "0s",
     checkpoint_every: Annotated[str, typer.Option(help="What a failure costs at most.")] = "30min",
@@ -57,7 +68,7 @@ def schedule(
     sharing: Annotated[bool, typer.Option("--sharing", help="Jobs that need a part of a GPU share it.")] = False,
     seeds: Annotated[int, typer.Option(help="Repeat with so many seeds and give the means.")] = 1,
     processes: Annotated[int | None, typer.Option(help="Simulations at once (all cores if not given).")] = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Simulate on a Ray cluster.")] = False,
+    ray: RayOption = None,
     by_group: Annotated[bool, typer.Option("--by-group", help="Figures of each virtual cluster too.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page: utilisation, Gantt view, distributions.")] = None,
     log: Annotated[Path | None, typer.Option(help="Write every stretch of GPUs held, .csv or .parquet (a file per policy).")] = None,
@@ -65,9 +76,16 @@ def schedule(
     as_json: JsonFlag = False,
 ) -> None:
     """Simulate a cluster under scheduling policies, with predictions in the loop."""
+    hush_ray()
+    one_thread()
     from foretrain.report.screen import progress
+    from foretrain.scheduling.programmes import has_ecos
     from foretrain.scheduling.study import run_all, runnable
 
+    if processes is not None and processes < 1:
+        raise invalid("processes", processes, "a whole number of at least 1")
+    if log is not None and log.suffix not in (".csv", ".parquet"):
+        raise unknown("--log", str(log), (".csv", ".parquet"), "a file that ends in one of")
     jobs = _jobs(trace, generate, format, first)
     scenarios = _scenarios(
         jobs, policy.split(","), cluster=cluster, rack=rack, placement=placement, rounds=rounds, errors=errors, residuals=residuals, seeds=seeds,
@@ -78,15 +96,19 @@ def schedule(
         },
     )  # fmt: skip
     jobs = runnable(jobs, scenarios[0])
+    if not has_ecos() and any(scenario.in_rounds and scenario.policy != "fifo" for scenario in scenarios):
+        say(
+            "shares of time by our own solver, which may serve jobs that are alike in another order than Gavel; install foretrain[gavel] for its solver"
+        )
     for line in jobs.malformed.lines():
         say(f"{jobs.name}: {line}")
     wanted = html is not None or log is not None or perfetto is not None
-    least = scenarios[0].error
+    first_estimates = scenarios[0].estimates_are
     with progress("simulations") as advance:
         outcomes = run_all(
             jobs,
             scenarios,
-            keep=lambda each: wanted and each.seed == 0 and each.error == least,
+            keep=lambda each: wanted and each.seed == 0 and each.estimates_are == first_estimates,
             processes=processes,
             ray=ray,
             done=lambda count: advance(count, len(scenarios)),
@@ -119,7 +141,7 @@ def _scenarios(
     jobs: Trace, policies: Sequence[str], *, cluster: str, rack: int, placement: str, rounds: str | None, errors: str, residuals: Path | None,
     seeds: int, source: dict[str, Any], settings: dict[str, Any],
 ) -> list[Scenario]:  # fmt: skip
-    from foretrain.scheduling.clusters import read_machines
+    from foretrain.scheduling.clusters import read_machines, sections_of
     from foretrain.scheduling.simulator import Settings
     from foretrain.scheduling.study import Scenario, SpeedSource
 
@@ -129,13 +151,12 @@ def _scenarios(
     shared: dict[str, Any] = {
         "machines": read_machines(cluster, rack=rack),
         "placement": placement,
-        "speeds": SpeedSource(**source),
-        "residuals": residuals,
+        "speeds": SpeedSource(**source, sections=sections_of(cluster)),
         "settings": Settings(**settings),
         "rounds_s": rounds_s or None,
     }
-    combinations = itertools.product(map(str.strip, policies), _errors(errors), range(seeds))
-    scenarios = [Scenario(policy=policy, error=error, seed=seed, **shared) for policy, error, seed in combinations]
+    combinations = itertools.product(map(str.strip, policies), _qualities(errors, residuals), range(seeds))
+    scenarios = [Scenario(policy=policy, seed=seed, **quality, **shared) for policy, quality, seed in combinations]
     for scenario in scenarios:
         _check(scenario)
     return scenarios
@@ -147,6 +168,9 @@ def _check(scenario: Scenario) -> None:
     from foretrain.scheduling.placement import placement
     from foretrain.scheduling.round_policies import ROUND_POLICIES
 
+    if not (scenario.policy in ROUND_POLICIES or scenario.policy in policies.names() or ".py:" in scenario.policy):
+        known = dict.fromkeys((*policies.names(), *ROUND_POLICIES))
+        raise unknown("policy", scenario.policy, known, "a class as file.py:Class or one of")
     if scenario.policy not in ROUND_POLICIES:
         policies.get(scenario.policy)
     placement(scenario.placement)
@@ -160,6 +184,17 @@ def _errors(text: str) -> list[float]:
     if not all(0 <= value < 10 for value in values):
         raise invalid("--errors", text, "a list of fractions such as 0,0.1,0.5")
     return values
+
+
+def _qualities(errors: str, residuals: Path | None) -> list[dict[str, Any]]:
+    """How good the estimates are that policies see, in each of the cases to compare."""
+    from foretrain.scheduling.estimates import Residuals
+
+    cases: list[dict[str, Any]] = [{"error": error} for error in _errors(errors)]
+    if residuals is not None:
+        found = Residuals.load(residuals)
+        cases += [{"error": each.mape, "residuals": residuals, "residuals_of": name} for name, each in found.items()]
+    return cases
 
 
 def _seconds(name: str, text: str) -> float:
@@ -183,12 +218,12 @@ def _failures(job_mtbf: str | None, node_mtbf: str | None, repair: str, outages:
 
 
 def _means(outcomes: Sequence[Outcome]) -> dict[Key, Metrics]:
-    """Over seeds, by policy and error."""
+    """Over seeds, by policy and quality of the estimates."""
     from foretrain.scheduling.study import mean_metrics
 
     several: dict[Key, list[Metrics]] = {}
     for outcome in outcomes:
-        several.setdefault((outcome.scenario.policy, outcome.scenario.error), []).append(outcome.metrics)
+        several.setdefault((outcome.scenario.policy, outcome.scenario.estimates_are), []).append(outcome.metrics)
     return {key: mean_metrics(each) for key, each in several.items()}
 
 
@@ -197,19 +232,19 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
     from foretrain.scheduling.page import figures
 
     means = _means(outcomes)
-    several = len({error for _, error in means}) > 1
+    several = len({estimates for _, estimates in means}) > 1
     parts: list[RenderableType] = []
-    for chosen in (
-        ("average JCT", "median", "p95", "p99", "queueing"),
-        ("makespan", "utilisation", "fairness", "preemptions", "lost GPU h", "cost"),
-    ):
+    for chosen in _NARROW if several else _WIDE:
         rows, heads = [], []
-        for (policy, error), found in means.items():
+        for (policy, estimates), found in means.items():
             cells = {name: value for name, value in figures(found).items() if name in chosen}
-            extra = {"error": f"{error:.0%}", "vs exact": _against(means, policy, found)} if several else {}
+            extra = {"estimates": estimates} if several else {}
+            if several and "average JCT" in chosen:
+                extra["vs exact"] = _against(means, policy, found)
             heads = ["policy", *extra, *cells]
             rows.append([policy, *extra.values(), *cells.values()])
         parts.append(table(heads, rows, right=heads[1:]))
+    parts += _prices(outcomes, means)
     if by_group:
         parts.append(_groups(outcomes))
     first = outcomes[0].scenario
@@ -220,10 +255,30 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
     return parts
 
 
+def _cost(means: dict[Key, Metrics], policy: str, found: Metrics) -> float | None:
+    """What errors of the estimates cost in average completion time, as a fraction; None where no exact estimates were tried."""
+    exact = means.get((policy, "exact"))
+    return None if exact is None else found.average_jct_s / exact.average_jct_s - 1
+
+
 def _against(means: dict[Key, Metrics], policy: str, found: Metrics) -> str:
-    """What the error costs in average completion time."""
-    exact = means.get((policy, 0.0))
-    return "" if exact is None else f"{found.average_jct_s / exact.average_jct_s - 1:+.1%}"
+    cost = _cost(means, policy, found)
+    return "" if cost is None else f"{cost:+.1%}"
+
+
+def _prices(outcomes: Sequence[Outcome], means: dict[Key, Metrics]) -> list[str]:
+    """The cost of errors in words, for policies that look at estimates."""
+    lines = {}
+    for scenario in (outcome.scenario for outcome in outcomes):
+        found = means[scenario.policy, scenario.estimates_are]
+        cost = _cost(means, scenario.policy, found)
+        if cost is not None and abs(cost) > 1e-12:
+            whose = f" ({scenario.residuals_of})" if scenario.residuals_of else ""
+            verb, size = ("costs you", cost) if cost >= 0 else ("gains you", -cost)
+            lines[scenario.policy, scenario.estimates_are] = (
+                f"{scenario.policy}: {scenario.error:.0%} MAPE{whose} {verb} {size:.1%} of average JCT"
+            )
+    return list(lines.values())
 
 
 def _groups(outcomes: Sequence[Outcome]) -> RenderableType:
@@ -251,11 +306,13 @@ def _groups(outcomes: Sequence[Outcome]) -> RenderableType:
 
 
 def _document(jobs: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    means = _means(outcomes)
     return {
         "trace": {"name": jobs.name, "format": jobs.format, "jobs": len(jobs.jobs), "malformed": jobs.malformed.counts},
         "results": [
             {
                 "policy": outcome.scenario.policy,
+                "estimates": outcome.scenario.estimates_are,
                 "error": outcome.scenario.error,
                 "seed": outcome.scenario.seed,
                 "rounds_s": outcome.scenario.rounds_s if outcome.scenario.in_rounds else None,
@@ -263,6 +320,10 @@ def _document(jobs: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:
                 "groups": {name: each.to_dict() for name, each in outcome.groups.items()},
             }
             for outcome in outcomes
+        ],
+        "means": [
+            {"policy": policy, "estimates": estimates, "average_jct_s": found.average_jct_s, "cost_of_errors": _cost(means, policy, found)}
+            for (policy, estimates), found in means.items()
         ],
     }
 
@@ -279,6 +340,4 @@ def _write(outcomes: Sequence[Outcome], jobs: Trace, html: Path | None, log: Pat
         for result in results if path is not None else ():
             assert path is not None
             file = path if len(results) == 1 else path.with_name(f"{path.stem}-{Path(result.policy).name.replace(':', '-')}{path.suffix}")
-            if file.suffix == "":
-                raise InputError(f"{path}: a file with an ending is needed")
             say(f"{write(result, file):,} rows in {file}")

@@ -26,13 +26,18 @@ def centre_of_optimum(cost: Column, limits: Column, bounds: Column, start: Colum
     """
     point, slack = start.copy(), bounds - limits @ start
     price = 1.0 / slack
+    single = np.count_nonzero(limits, axis=1) == 1
+    several, at = limits[~single], np.abs(limits[single]).argmax(axis=1)
+    squares = (limits[single] ** 2).sum(axis=1)
     for _ in range(_MOST_STEPS):
         gap = float(price @ slack) / len(slack)
         unbalanced = cost + limits.T @ price
         if gap < _GAP and np.abs(unbalanced).max() < _GAP:
             break
-        system = limits.T @ ((price / slack)[:, None] * limits)
-        system[np.diag_indices_from(system)] += 1e-13 * max(1.0, float(system.diagonal().max()))
+        weights = price / slack
+        system = several.T @ (weights[~single][:, None] * several)
+        diagonal = system.diagonal() + np.bincount(at, weights[single] * squares, len(point))
+        system[np.diag_indices_from(system)] = diagonal + 1e-13 * max(1.0, float(diagonal.max()))
         guess = _step(system, limits, slack, price, unbalanced, -price * slack)
         reach = min(_reach(slack, guess[1]), _reach(price, guess[2]))
         after = float((price + reach * guess[2]) @ (slack + reach * guess[1])) / len(slack)

@@ -1,4 +1,4 @@
-"""What a cluster is made of: a TOML file, or text such as ``v100=4,p100=4`` or ``64x8xv100``, in; Machines out."""
+"""What a cluster is made of: a TOML file, a list of nodes, or text such as ``v100=4,p100=4`` or ``64x8xv100``, in; Machines out."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid
 from foretrain.files import read_text
 from foretrain.scheduling.machines import Machine
+from foretrain.scheduling.traces.rows import dictionaries, lines_of
 
-_SAID = 'a TOML file with [cluster], "64x8xv100" (nodes x GPUs x device) or "v100=4,p100=4" (GPUs by device), joined by commas'
+_SAID = 'a TOML file with [cluster], a CSV file of nodes (gpu, model), "64x8xv100" (nodes x GPUs x device) or "v100=4,p100=4" (GPUs by device), joined by commas'
 
 
 def read_machines(text: str, *, rack: int = 16) -> list[Machine]:
@@ -24,6 +26,8 @@ def read_machines(text: str, *, rack: int = 16) -> list[Machine]:
     path = Path(text)
     if path.suffix in (".toml", ".json"):
         return _from_file(path, rack)
+    if path.suffix in (".csv", ".gz"):
+        return in_racks(_from_list(path), rack)
     machines: list[Machine] = []
     for part in text.split(","):
         machines += _from_words(part.strip(), text)
@@ -52,10 +56,39 @@ def _price(device: str, gpus: int) -> float | None:
         return None
 
 
+def _from_list(path: Path) -> list[Machine]:
+    """A CSV file with a line for each node: ``gpu``, how many GPUs, and ``model``, of which kind (Alibaba's lists of nodes)."""
+    machines = []
+    for number, row in dictionaries(lines_of(path)):
+        try:
+            gpus, device = int((row or {})["gpu"]), (row or {})["model"].lower()
+        except (KeyError, ValueError) as error:
+            raise InputError(f"{path}: line {number}: not a node; needed are gpu (a number) and model") from error
+        if gpus > 0:
+            machines.append(Machine(device=device, gpus=gpus, price_per_hour=_price(device, gpus)))
+    if not machines:
+        raise InputError(f"{path}: lists no nodes with GPUs")
+    return machines
+
+
+def sections_of(text: str) -> dict[str, dict[str, Any]]:
+    """What a job file would say of the nodes of each kind of device, but their number: nodes by name, links. Empty for a cluster in words."""
+    path = Path(text)
+    if path.suffix not in (".toml", ".json"):
+        return {}
+    groups = _cluster_of(path).to_dict()
+    sections = groups.get("groups", [groups])
+    return {section["device"]: {key: value for key, value in section.items() if key not in ("nodes", "price")} for section in sections}
+
+
 def _from_file(path: Path, rack: int) -> list[Machine]:
+    return of_cluster(_cluster_of(path), rack=rack)
+
+
+def _cluster_of(path: Path) -> Cluster:
     try:
         document = tomllib.loads(read_text(path))
-        return of_cluster(Cluster.read(document.get("cluster", document), Catalog.load()), rack=rack)
+        return Cluster.read(document.get("cluster", document), Catalog.load())
     except (InputError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{path}: {error}") from error
 

@@ -12,6 +12,8 @@ from foretrain.errors import InputError, invalid
 from foretrain.files import read_text
 from foretrain.scheduling.jobs import TraceJob
 
+_TIMES = ("step_time_s", "total_time_s")
+
 
 class Estimates(ABC):
     """A factor on the true work of each job, which is all that a policy gets to see."""
@@ -51,20 +53,28 @@ class Residuals(Estimates):
         self._ratios = tuple(ratios)
         self._seed = seed
 
+    @property
+    def mape(self) -> float:
+        """Mean absolute percentage error, as a fraction."""
+        return sum(abs(ratio - 1) for ratio in self._ratios) / len(self._ratios)
+
     @classmethod
-    def load(cls, path: Path, seed: int = 0) -> Residuals:
-        """From what ``foretrain evaluate --json`` writes: the step times (or total times) of all runs."""
+    def load(cls, path: Path, seed: int = 0) -> dict[str, Residuals]:
+        """By predictor, from what ``foretrain evaluate --json`` writes: its step times, or total times where it has none."""
         import json
 
         try:
             runs = json.loads(read_text(path))["runs"]
-            timed = [run for run in runs if run["quantity"] in ("step_time_s", "total_time_s") and run["predicted"] is not None]
-            ratios = [float(run["predicted"]) / float(run["measured"]) for run in timed]
+            ratios: dict[str, dict[str, list[float]]] = {}
+            for run in runs:
+                if run["quantity"] in _TIMES:
+                    ratio = float(run["predicted"]) / float(run["measured"])
+                    ratios.setdefault(str(run["predictor"]), {}).setdefault(run["quantity"], []).append(ratio)
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-            raise InputError(f"{path}: not a result of foretrain evaluate --json ({error})") from error
+            raise InputError(f"{path}: not a result of foretrain evaluate --json ({type(error).__name__}: {error})") from error
         if not ratios:
-            raise InputError(f"{path}: holds no predicted step_time_s or total_time_s")
-        return cls(ratios, seed)
+            raise InputError(f"{path}: holds no predicted {' or '.join(_TIMES)}")
+        return {name: cls(next(found[time] for time in _TIMES if time in found), seed) for name, found in ratios.items()}
 
     def factor(self, job: TraceJob, number: int) -> float:
         return random.Random(f"{self._seed}/{number}").choice(self._ratios)

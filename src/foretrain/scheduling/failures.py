@@ -72,7 +72,11 @@ class Failures:
 def read_outages(path: Path) -> list[Outage]:
     """From a CSV file with the columns time_s, node (its number) and repair_s."""
     outages = []
-    for number, row in enumerate(csv.DictReader(read_text(path).splitlines()), start=2):
+    rows = csv.DictReader(read_text(path).splitlines())
+    missing = [name for name in ("time_s", "node", "repair_s") if name not in (rows.fieldnames or ())]
+    if missing:
+        raise InputError(f"{path}: has no column {missing[0]}; an outage has time_s, node and repair_s")
+    for number, row in enumerate(rows, start=2):
         try:
             outage = Outage(time_s=float(row["time_s"]), node=int(row["node"]), repair_s=float(row["repair_s"]))
         except (KeyError, TypeError, ValueError) as error:

@@ -77,7 +77,10 @@ class Malformed:
 
     def lines(self) -> list[str]:
         """One line for people per reason."""
-        return [f"{count:,} lines: {reason} (first in line {self.first[reason]})" for reason, count in sorted(self.counts.items())]
+        return [
+            f"{count:,} line{'s' if count > 1 else ''}: {reason} (first in line {self.first[reason]})"
+            for reason, count in sorted(self.counts.items())
+        ]
 
 
 class MalformedLines:

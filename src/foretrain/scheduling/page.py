@@ -19,11 +19,23 @@ _COLORS = ("#3b7dd8", "#d9822b", "#4c9f70", "#b3261e", "#b07aa1", "#c9a227", "#1
 _REASONS = {"finished": "#4c9f70", "lease": "#6fa8dc", "preempted": "#d9822b", "failed": "#b3261e", "node failed": "#7a1a14"}
 _MAX_BARS = 4000
 _MAX_POINTS = 500
+_TICKS = {
+    "1 s": 1,
+    "10 s": 10,
+    "1 min": 60,
+    "10 min": 600,
+    "1 h": 3600,
+    "6 h": 21600,
+    "1 d": 86400,
+    "7 d": 604800,
+    "30 d": 2592000,
+    "1 y": 31536000,
+}
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff; margin: 0 }
 main { max-width: 1100px; margin: 2rem auto; padding: 0 1.5rem }
 h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
-table { border-collapse: collapse } td, th { padding: .2rem 1.2rem .2rem 0; text-align: right } td:first-child, th:first-child { text-align: left }
+table { border-collapse: collapse; font-size: .85rem } td, th { padding: .25rem 1rem .25rem 0; text-align: right; white-space: nowrap } td:first-child, th:first-child { text-align: left }
 tr { border-bottom: 1px solid #e6e9ee } .dim { color: #69727f }
 """
 
@@ -51,7 +63,7 @@ def page(results: Sequence[Result], title: str) -> str:
 def _sections(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
     yield "Policies", _table(results)
     yield "Utilisation", _drawn(_utilization(results))
-    yield "Completion times", _drawn(_distribution(results, "completion_s", "job completion time in s"))
+    yield "Completion times", _drawn(_distribution(results, "completion_s", "job completion time"))
     yield "Queueing", _drawn(_waits(results))
     for result in results:
         yield f"GPUs under {html.escape(result.policy)}", _drawn(_gantt(result)) + _note(result)
@@ -87,6 +99,7 @@ def _table(results: Sequence[Result]) -> str:
 
 def _utilization(results: Sequence[Result]) -> Any:
     figure = _figure("time in h", "GPUs held, %")
+    figure.update_yaxes(range=[0, 103])
     for place, result in enumerate(results):
         times, held = utilization_over_time(result, _MAX_POINTS)
         figure.add_scatter(x=(times / 3600).round(3), y=(held * 100).round(2), name=result.policy, mode="lines", line=_line(place, "hv"))
@@ -95,15 +108,15 @@ def _utilization(results: Sequence[Result]) -> Any:
 
 def _distribution(results: Sequence[Result], column: str, title: str) -> Any:
     figure = _figure(title, "share of jobs, %")
-    figure.update_xaxes(type="log")
+    figure.update_xaxes(type="log", tickvals=list(_TICKS.values()), ticktext=list(_TICKS))
     for place, result in enumerate(results):
         _cdf(figure, getattr(result, column), result.policy, place)
     return figure
 
 
 def _waits(results: Sequence[Result]) -> Any:
-    figure = _figure("time from arrival to the first start in s (1 s and less at the left)", "share of jobs, %")
-    figure.update_xaxes(type="log")
+    figure = _figure("time from arrival to the first start (1 s and less at the left)", "share of jobs, %")
+    figure.update_xaxes(type="log", tickvals=list(_TICKS.values()), ticktext=list(_TICKS))
     for place, result in enumerate(results):
         _cdf(figure, np.maximum(result.start_s - result.arrival_s, 1.0), result.policy, place)
     return figure
@@ -130,8 +143,9 @@ def _gantt(result: Result) -> Any:
                 hovertext=[result.jobs[segment.job].name for segment, _ in mine], hoverinfo="text+name",
             )  # fmt: skip
     rows = sorted({place for _, place in bars}, reverse=True)
-    figure.update_layout(barmode="overlay", height=min(1400, 160 + 14 * len(rows)), bargap=0.1)
-    figure.update_yaxes(categoryorder="array", categoryarray=[f"{node}:{gpu}" for node, gpu in rows], title="node:GPU")
+    figure.update_layout(barmode="overlay", height=min(1400, 160 + 14 * len(rows)), bargap=0.1, legend_title_text="how a stretch ended:")
+    names = [f"{node}:{gpu}" for node, gpu in rows]
+    figure.update_yaxes(type="category", categoryorder="array", categoryarray=names, title="node:GPU")
     return figure
 
 

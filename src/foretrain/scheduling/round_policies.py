@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from foretrain.errors import unknown
-from foretrain.scheduling.centre import Column, centre_of_optimum
+from foretrain.scheduling.centre import Column
+from foretrain.scheduling.programmes import fairest, least_worst_ratio, soonest
 from foretrain.scheduling.rounds import Leased, RoundPolicy
 
 _REFERENCE = "v100"
@@ -16,7 +17,11 @@ _REFERENCE = "v100"
 
 
 class RoundFifo(RoundPolicy):
-    """By arrival; each job gets devices of one kind, drawn at random among those with room, and keeps them."""
+    """By arrival; each job is given to one kind of device and keeps it, as Gavel's simulator does it.
+
+    The kind is the last in the alphabet among those that count as available. When a job fills it exactly, one of the kinds with room for the job
+    stops to count, drawn at random; so more jobs may be given to a kind than it holds at once, and those wait for its next rounds.
+    """
 
     name = "fifo"
     whole = True
@@ -27,20 +32,34 @@ class RoundFifo(RoundPolicy):
         self._kept: dict[int, str] = {}
 
     def allot(self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float) -> Column:
-        by_number = {job.number: job for job in jobs}
+        present = {job.number: job for job in jobs}
+        waiting = [present[number] for number in sorted(present.keys() - self._kept.keys())]
         left = dict(devices)
-        self._kept = {number: device for number, device in self._kept.items() if number in by_number}
-        for number, device in self._kept.items():
-            left[device] -= by_number[number].gpus
-        for number in sorted(by_number.keys() - self._kept.keys()):
-            job = by_number[number]
-            fitting = [device for device in sorted(left) if left[device] >= job.gpus and job.rates[device] > 0]
-            if not fitting:
+        self._replace(present, waiting, left)
+        available = sorted(device for device in left if left[device] > 0)
+        for job in waiting:
+            with_room = [device for device in available if left[device] >= job.gpus]
+            if not with_room:
                 break
-            device = fitting[self._draw.randrange(len(fitting))]
-            self._kept[number] = device
+            drawn = with_room[self._draw.randrange(len(with_room))]
+            device = available[-1]
+            self._kept[job.number] = device
             left[device] -= job.gpus
+            if left[device] == 0:
+                available.remove(drawn)
         return np.array([[float(self._kept.get(job.number) == device) for device in devices] for job in jobs])
+
+    def _replace(self, present: Mapping[int, Leased], waiting: list[Leased], left: dict[str, int]) -> None:
+        """Each job that ended makes room for the first in line."""
+        for number, device in sorted(self._kept.items()):
+            if number in present:
+                left[device] -= present[number].gpus
+                continue
+            if waiting and waiting[0].gpus <= left[device] and waiting[0].rates[device] > 0:
+                job = waiting.pop(0)
+                self._kept[job.number] = device
+                left[device] -= job.gpus
+            del self._kept[number]
 
 
 class MaxMinFairness(RoundPolicy):
@@ -53,9 +72,9 @@ class MaxMinFairness(RoundPolicy):
         if not self.knows_devices:
             rates = np.ones_like(rates)
         weights = np.array([job.spec.weight for job in jobs])
-        even = rates @ (counts / counts.sum())
-        worth = rates * (gpus / (weights * even))[:, None]
-        return _fairest(worth, gpus, counts)[0]
+        part = counts / len(jobs)
+        even = (rates * (part / part.sum())).sum(axis=1)
+        return fairest(rates * ((1 / weights) * (1 / even))[:, None] * gpus[:, None], gpus, counts)
 
 
 class MaxMinFairnessPerf(MaxMinFairness):
@@ -84,14 +103,7 @@ class FinishTimeFairness(RoundPolicy):
         left = np.array([job.left for job in jobs])
         since_s = np.array([now_s - job.spec.arrival_s for job in jobs])
         alone_s = self._time_alone(jobs, left, (rates * _own_part(gpus, counts)).sum(axis=1))
-
-        def needed(ratio: float) -> Column:
-            worth: Column = rates * ((ratio * alone_s - since_s) / left)[:, None]
-            return worth
-
-        least = float((since_s / alone_s).max())
-        most = _bisect(lambda ratio: _fairest(needed(ratio), gpus, counts)[1] >= 1, least, least + 1.0)
-        return _fairest(needed(most), gpus, counts)[0]
+        return least_worst_ratio(rates, left, since_s, alone_s, gpus, counts)
 
     def _time_alone(self, jobs: Sequence[Leased], left: Column, alone: Column) -> Column:
         for job, now_left in zip(jobs, left, strict=True):
@@ -118,7 +130,7 @@ class MinTotalDuration(RoundPolicy):
         if not self.knows_devices and _REFERENCE in devices:
             rates = np.repeat(np.maximum(rates[:, [list(devices).index(_REFERENCE)]], 1e-9), len(devices), axis=1)
         left = np.array([job.left for job in jobs])
-        return _fairest(rates / left[:, None] * left.mean(), gpus, counts)[0]
+        return soonest(rates, left, gpus, counts)
 
 
 class MinTotalDurationPerf(MinTotalDuration):
@@ -145,46 +157,6 @@ def _own_part(gpus: Column, counts: Column) -> Column:
     shares: Column = counts[None, :] / len(gpus) / gpus[:, None]
     bounded: Column = shares / np.maximum(shares.sum(axis=1), 1.0)[:, None]
     return bounded
-
-
-def _fairest(worth: Column, gpus: Column, counts: Column) -> tuple[Column, float]:
-    """Shares x of time for which the least ``sum(worth * x)`` of a job is largest, and that value.
-
-    No job gets more than the whole time, no kind of device gives more than it has.
-    """
-    jobs, kinds = worth.shape
-    scale = float(np.median(worth[worth > 0])) if (worth > 0).any() else 1.0
-    size = jobs * kinds
-    rows = np.arange(jobs).repeat(kinds)
-    least = np.zeros((jobs, size + 1))
-    least[rows, np.arange(size)] = -worth.ravel() / scale
-    least[:, -1] = 1.0
-    positive = np.hstack([-np.eye(size), np.zeros((size, 1))])
-    capacity = np.zeros((kinds, size + 1))
-    whole = np.zeros((jobs, size + 1))
-    whole[rows, np.arange(size)] = 1.0
-    for kind in range(kinds):
-        capacity[kind, kind:size:kinds] = gpus
-    limits = np.vstack([least, positive, capacity, whole])
-    bounds = np.concatenate([np.zeros(jobs + size), counts, np.ones(jobs)])
-    start = np.tile(np.minimum(0.5 * counts / gpus.sum(), 0.5 / kinds), (jobs, 1))
-    begin = np.append(start.ravel(), 0.5 * float((worth / scale * start).sum(axis=1).min()) - 1e-3)
-    cost = np.zeros(size + 1)
-    cost[-1] = -1.0
-    solution = centre_of_optimum(cost, limits, bounds, begin)
-    return solution[:-1].reshape(jobs, kinds).clip(0.0, 1.0), float(solution[-1]) * scale
-
-
-def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """The least value above ``low`` that holds, to nine digits."""
-    while not holds(high):
-        high = low + 2 * (high - low)
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
 
 
 ROUND_POLICIES: dict[str, type[RoundPolicy]] = {

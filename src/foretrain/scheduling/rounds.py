@@ -23,10 +23,8 @@ from foretrain.scheduling.result import Column, Result, Segment
 from foretrain.scheduling.speeds import Speeds
 
 ROUND_S = 360.0
-RESET_S = 1000.0
+RESET_S = 1920.0
 """Least time between two allotments."""
-_DIGITS = 6
-"""Of shares of time: a solver's rounding must not decide between jobs that are alike; their order of arrival does."""
 _FASTEST_FIRST = ("v100", "p100", "k80")
 _SHUFFLE_SEED = 5
 """Added to the seed, for the order in which policies that ignore the kind of device fill them."""
@@ -119,7 +117,7 @@ class Rounds:
         while coming or self._active:
             while coming and coming[-1].spec.arrival_s <= now_s:
                 self._admit(coming.pop())
-            if self._active and self._stale and (now_s - self._last_s >= self._reset_s or self._last_s == 0):
+            if self._stale and (now_s - self._last_s >= self._reset_s or self._last_s == 0):
                 self._allot(now_s)
             leases = self._leases()
             if leases:
@@ -147,10 +145,10 @@ class Rounds:
                 job.owed_s[device] += due - (job.received_s[device] - self._round_s / 2)
                 job.received_s[device] = self._round_s / 2
             self._spent_s[device] = len(self._active) * self._round_s / 2
-        shares = self._policy.allot(self._active, self._devices, now_s).round(_DIGITS)
-        self._allotted = {
-            job.number: dict(zip(self._devices, row.tolist(), strict=True)) for job, row in zip(self._active, shares, strict=True)
-        }
+        if self._active:
+            shares = self._policy.allot(self._active, self._devices, now_s)
+            rows = (dict(zip(self._devices, row, strict=True)) for row in shares.tolist())
+            self._allotted = {job.number: row for job, row in zip(self._active, rows, strict=True)}
         self._stale, self._last_s = False, now_s
 
     def _leases(self) -> list[tuple[Leased, str]]:

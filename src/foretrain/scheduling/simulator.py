@@ -129,7 +129,7 @@ class Simulation:
 
     def _activate(self, number: int, job: TraceJob, estimates: Estimates) -> Active:
         work, pools = self._speeds.work(job), self._usable_by(job)
-        nominal = max(self._rate(job, pool.device, (job.gpus,)) for pool in pools)
+        nominal = max(self._rate(job, pool.device, self._packed(pool, job.gpus)) for pool in pools)
         return Active(number, job, work, work * estimates.factor(job, number), nominal, pools)
 
     def _usable_by(self, job: TraceJob) -> tuple[Pool, ...]:
@@ -141,7 +141,8 @@ class Simulation:
             if most < job.fewest:
                 where = f"of {job.device} " if job.device else "of one kind "
                 raise InputError(f"trace: job {job.name!r} needs {job.fewest} GPUs {where}and the cluster has {most}")
-            usable = tuple(pool for pool in allowed if pool.size >= job.fewest and self._rate(job, pool.device, (job.gpus,)) > 0)
+            large = [pool for pool in allowed if pool.size >= job.fewest]
+            usable = tuple(pool for pool in large if self._rate(job, pool.device, self._packed(pool, job.gpus)) > 0)
             if not usable:
                 raise InputError(f"trace: job {job.name!r} ({job.kind}) runs on none of the cluster's devices")
             self._usable[key] = usable
@@ -163,7 +164,7 @@ class Simulation:
         best, best_rate = None, 0.0
         for pool in pools:
             if pool.free >= count or self._sharable(job, pool):
-                rate = self._rate(job.spec, pool.device, (count,))
+                rate = self._rate(job.spec, pool.device, self._packed(pool, count))
                 if rate > best_rate:
                     best, best_rate = pool, rate
         return best
@@ -446,7 +447,7 @@ class Simulation:
             hook(*given)
         except ForetrainError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._misbehaved(f"{hook.__name__} raised {type(error).__name__}: {first_line(error)}") from error
 
     def _result(self) -> Result:

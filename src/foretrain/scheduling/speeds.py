@@ -10,9 +10,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from foretrain.cluster import Cluster
-from foretrain.errors import ForetrainError, InputError, unknown
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob, unknown
 from foretrain.files import read_text
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
@@ -110,13 +111,21 @@ def _job_type(key: str) -> tuple[str, int]:
 class PredictedSpeeds(Speeds):
     """Steps per second as a predictor forecasts them: each type of job has a template, whose cluster and plan become those of the GPUs given.
 
-    Jobs of a type without a template run as the trace says.
+    Jobs of a type without a template run as the trace says. ``sections`` tell the nodes and links of each kind of device, where the
+    cluster has them; otherwise those of the template hold.
     """
 
-    def __init__(self, predictor: Predictor, templates: Mapping[str, Job], otherwise: Speeds | None = None) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        templates: Mapping[str, Job],
+        otherwise: Speeds | None = None,
+        sections: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         self._predictor = predictor
         self._templates = dict(templates)
         self._otherwise = otherwise or TraceSpeeds()
+        self._sections = dict(sections or {})
         self._step_s: dict[tuple[str, str, Shape], float] = {}
 
     def work(self, job: TraceJob) -> float:
@@ -128,9 +137,8 @@ class PredictedSpeeds(Speeds):
             return job.steps
         if template.workload.training.total_steps is not None and job.duration_s is None:
             return template.workload.training.total_steps
-        return self._otherwise.work(job) / self.step_s(
-            job.kind, job.device or template.cluster.device.name, self._packed(template, job.gpus)
-        )
+        device = job.device or template.cluster.device.name
+        return self._otherwise.work(job) / self.step_s(job.kind, device, self._packed(template, device, job.gpus))
 
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
         if job.kind not in self._templates:
@@ -141,28 +149,30 @@ class PredictedSpeeds(Speeds):
         """Predicted time of a step. Uneven placements are taken as even ones over as many nodes."""
         key = (kind, device, shape)
         if key not in self._step_s:
-            job = placed(self._templates[kind], device, shape)
-            forecast = self._predictor.predict(job)
+            job = placed(self._templates[kind], device, shape, self._sections.get(device))
+            try:
+                forecast = self._predictor.predict(job)
+            except UnsupportedJob as error:
+                raise InputError(f"template {kind} on {'+'.join(map(str, shape))} GPUs of {device}: {error}") from error
             if "step_time_s" not in forecast.quantities:
                 raise ForetrainError(f"predictor {self._predictor.name}: gives no step_time_s, which the simulator needs")
             self._step_s[key] = forecast.quantities["step_time_s"].median
         return self._step_s[key]
 
-    @staticmethod
-    def _packed(template: Job, gpus: int) -> Shape:
-        per_node = template.cluster.devices_per_node
+    def _packed(self, template: Job, device: str, gpus: int) -> Shape:
+        per_node = int(self._sections.get(device, {}).get("devices_per_node", template.cluster.devices_per_node))
         full, rest = divmod(gpus, per_node)
         return (per_node,) * full + ((rest,) if rest else ())
 
 
-def placed(template: Job, device: str, shape: Shape) -> Job:
+def placed(template: Job, device: str, shape: Shape, nodes_and_links: Mapping[str, Any] | None = None) -> Job:
     """A template's job on other GPUs: data parallelism takes up the difference, the batch per device stays."""
     gpus = sum(shape)
     nodes = len(shape) if gpus % len(shape) == 0 else gpus
-    section = {key: value for key, value in template.cluster.to_dict().items() if key not in ("devices_per_node", "nodes")}
-    same = template.cluster.device.name == device
-    if not same:
-        section = {"device": device}
+    section = nodes_and_links
+    if section is None:
+        own = template.cluster.to_dict()
+        section = own if template.cluster.device.name == device else {"device": device}
     cluster = Cluster.read({**section, "devices_per_node": gpus // nodes, "nodes": nodes})
     plan, training = template.plan, template.workload.training
     split = plan.tensor * plan.pipeline * plan.context

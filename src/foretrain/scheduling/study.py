@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from foretrain import predictors
-from foretrain.errors import ForetrainError, InputError
+from foretrain.errors import InputError
+from foretrain.fanout import fan_out
 from foretrain.job import Job
 from foretrain.scheduling import policies
 from foretrain.scheduling.estimates import Estimates, Exact, LogNormal, Residuals
@@ -34,6 +34,8 @@ class SpeedSource:
     predictor: str | None = None
     templates: Path | None = None
     """A folder with a job file for each job type: ``<kind>.toml``."""
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What a job file says of the nodes and links of each kind of device; where it is silent, the templates hold."""
     slowdown_per_node: float = 0.0
 
     def __post_init__(self) -> None:
@@ -47,7 +49,15 @@ class SpeedSource:
         files = sorted(self.templates.glob("*.toml"))
         if not files:
             raise InputError(f"templates: {self.templates} holds no job files (*.toml)")
-        return PredictedSpeeds(predictors.get(self.predictor), {file.stem: Job.load(file) for file in files}, otherwise=table)
+        templates = {file.stem: _template(file) for file in files}
+        return PredictedSpeeds(predictors.get(self.predictor), templates, otherwise=table, sections=self.sections)
+
+
+def _template(file: Path) -> Job:
+    try:
+        return Job.load(file)
+    except InputError as error:
+        raise error if str(error).startswith(str(file)) else InputError(f"{file}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +71,9 @@ class Scenario:
     error: float = 0.0
     """Mean absolute percentage error of the estimates that policies see, as a fraction."""
     residuals: Path | None = None
+    """Estimates that are off as a predictor was on measured runs, by the file of its evaluation."""
+    residuals_of: str | None = None
+    """The predictor."""
     settings: Settings = field(default_factory=Settings)
     rounds_s: float | None = None
     """Length of a round in the round-based mode; None for the event-driven one."""
@@ -71,9 +84,16 @@ class Scenario:
         """Gavel's policies always, the others never; first in, first out as asked."""
         return self.policy in ROUND_POLICIES and (self.rounds_s is not None or self.policy not in policies.names())
 
+    @property
+    def estimates_are(self) -> str:
+        """For people: how good the estimates are."""
+        if self.residuals_of is not None:
+            return f"{self.residuals_of} ({self.error:.0%} off)"
+        return f"{self.error:.0%} off" if self.error else "exact"
+
     def estimates(self) -> Estimates:
-        if self.residuals is not None:
-            return Residuals.load(self.residuals, self.seed)
+        if self.residuals is not None and self.residuals_of is not None:
+            return Residuals.load(self.residuals, self.seed)[self.residuals_of]
         return LogNormal(self.error, self.seed) if self.error else Exact()
 
     def run(self, trace: Trace, tell: Callable[[int], None] = lambda _: None) -> Result:
@@ -119,20 +139,6 @@ def runnable(trace: Trace, scenario: Scenario) -> Trace:
     return dataclasses.replace(trace, jobs=known, malformed=Malformed(counts=counts, first=firsts))
 
 
-_trace: Trace | None = None
-
-
-def _remember(trace: Trace) -> None:
-    """In each worker process, once."""
-    global _trace
-    _trace = trace
-
-
-def _run_one(scenario: Scenario, keep: bool) -> Outcome:
-    assert _trace is not None
-    return run_scenario(_trace, scenario, keep=keep)
-
-
 def run_scenario(trace: Trace, scenario: Scenario, *, keep: bool = False, tell: Callable[[int], None] = lambda _: None) -> Outcome:
     """One simulation in this process."""
     result = scenario.run(trace, tell)
@@ -145,48 +151,18 @@ def run_all(
     *,
     keep: Callable[[Scenario], bool] = lambda _: False,
     processes: int | None = None,
-    ray: bool = False,
+    ray: str | None = None,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[Outcome]:
-    """All simulations, in the order given; ``done`` hears how many have ended."""
-    outcomes: dict[int, Outcome] = {}
-    run = _on_ray if ray else _here if min(processes or os.cpu_count() or 1, len(scenarios)) == 1 else _in_processes
-    for place, outcome in run(trace, scenarios, keep, processes):
-        outcomes[place] = outcome
-        done(len(outcomes))
-    return [outcomes[place] for place in range(len(scenarios))]
+    """All simulations, in the order given, from parallel processes or a Ray cluster; ``done`` hears how many have ended."""
+    items = [(scenario, keep(scenario)) for scenario in scenarios]
+    workers = processes or os.cpu_count() or 1
+    return list(fan_out(_run_one, items, shared=trace, processes=workers, ray=ray, progress=lambda count, _: done(count)))
 
 
-_Keep = Callable[[Scenario], bool]
-
-
-def _here(trace: Trace, scenarios: Sequence[Scenario], keep: _Keep, processes: int | None) -> Iterator[tuple[int, Outcome]]:
-    for place, scenario in enumerate(scenarios):
-        yield place, run_scenario(trace, scenario, keep=keep(scenario))
-
-
-def _in_processes(trace: Trace, scenarios: Sequence[Scenario], keep: _Keep, processes: int | None) -> Iterator[tuple[int, Outcome]]:
-    workers = min(processes or os.cpu_count() or 1, len(scenarios))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_remember, initargs=(trace,)) as pool:
-        places = {pool.submit(_run_one, scenario, keep(scenario)): place for place, scenario in enumerate(scenarios)}
-        for future in as_completed(places):
-            yield places[future], future.result()
-
-
-def _on_ray(trace: Trace, scenarios: Sequence[Scenario], keep: _Keep, processes: int | None) -> Iterator[tuple[int, Outcome]]:
-    try:
-        import ray
-    except ImportError as error:
-        raise ForetrainError("ray: not installed; install foretrain[ray]") from error
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False)
-    shared, task = ray.put(trace), ray.remote(run_scenario)
-    places = {task.remote(shared, scenario, keep=keep(scenario)): place for place, scenario in enumerate(scenarios)}
-    waiting = list(places)
-    while waiting:
-        (ready,), waiting = ray.wait(waiting)
-        yield places[ready], ray.get(ready)
+def _run_one(trace: Trace, item: tuple[Scenario, bool]) -> Outcome:
+    scenario, keep = item
+    return run_scenario(trace, scenario, keep=keep)
 
 
 def mean_metrics(several: Sequence[Metrics]) -> Metrics:

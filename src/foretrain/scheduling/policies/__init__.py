@@ -52,7 +52,7 @@ def _own(name: str, path: Path, attribute: str) -> Policy:
     try:
         spec.loader.exec_module(module)
         made = getattr(module, attribute)()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"policy {name}: cannot be loaded ({type(error).__name__}: {first_line(error)})") from error
     if not isinstance(made, Policy):
         raise InputError(f"policy {name}: {attribute} is not a foretrain.scheduling.policies.Policy")

@@ -53,7 +53,9 @@ def read_trace(path: Path, format: str | None = None) -> Trace:
 
 
 def _format(path: Path, lines: Sequence[str]) -> str:
-    first = next((line for line in lines if line.strip()), "")
+    first = next((line for line in lines if line.strip()), None)
+    if first is None:
+        raise InputError(f"{path}: empty")
     columns = {cell.strip() for cell in first.split(",")}
     for name, (needed, _) in tables.HEADINGS.items():
         if needed <= columns:
@@ -64,6 +66,11 @@ def _format(path: Path, lines: Sequence[str]) -> str:
         return "swf"
     if first.startswith("job_name,") or len(first.split(",")) == len(tables.ALIBABA_2020):
         return "alibaba-2020"
+    if first.startswith(("{", "[")):
+        raise InputError(f"{path}: JSON, and no trace is; a table of throughputs goes to --throughputs")
+    for what, needed in tables.NO_JOBS.items():
+        if needed <= columns:
+            raise InputError(f"{path}: {what}, not a trace of jobs")
     raise InputError(f"{path}: not a trace of a known format ({', '.join(FORMATS)}); name it with --format")
 
 

@@ -20,7 +20,7 @@ def philly(row: Row, number: int) -> TraceJob:
 
 
 def helios(row: Row, number: int) -> TraceJob:
-    """SenseTime's Helios traces: job_id, user, vc, gpu_num, ..., submit_time, start_time, end_time, duration."""
+    """SenseTime's Helios traces: job_id, user, vc, jobname, gpu_num, cpu_num, node_num, state, submit_time, start_time, end_time, duration, queue."""
     if number_of(row, "gpu_num") == 0:
         raise NoJob("a job without GPUs")
     return TraceJob(
@@ -44,6 +44,26 @@ def alibaba_2023(row: Row, number: int) -> TraceJob:
     share = number_of(row, "gpu_milli") / 1000
     return TraceJob(
         name=row["name"], arrival_s=arrival, duration_s=duration, gpus=gpus, share=share if gpus == 1 else 1.0, group=row.get("qos", "")
+    )
+
+
+def alibaba_2025(row: Row, number: int) -> TraceJob:
+    """Alibaba's disaggregated recommendation models of 2025: instances from creation to deletion, grouped by application."""
+    if number_of(row, "gpu_request") == 0:
+        raise NoJob("an instance without GPUs")
+    if not (row["creation_time"].strip() and row["deletion_time"].strip()):
+        raise NoJob("created before or deleted after the trace")
+    arrival = number_of(row, "creation_time")
+    duration = number_of(row, "deletion_time") - number_of(row, "scheduled_time", default=arrival)
+    if duration <= 0:
+        raise NoJob("deletion_time is not after scheduled_time")
+    return TraceJob(
+        name=row["instance_sn"],
+        arrival_s=arrival,
+        duration_s=duration,
+        gpus=count_of(row, "gpu_request"),
+        group=row["app_name"],
+        kind=row["role"],
     )
 
 
@@ -77,7 +97,7 @@ def pollux(row: Row, number: int) -> TraceJob:
     """Workloads of the Pollux simulator: time, name, application, num_replicas, batch_size, and a duration or a number of steps."""
     sized = {key: positive(row, column) for key, column in (("duration_s", "duration"), ("steps", "steps")) if row.get(column, "").strip()}
     if not sized:
-        raise NoJob("neither a duration nor a number of steps")
+        raise NoJob("neither a duration nor a number of steps (Pollux leaves them to its applications; add a column duration or steps)")
     gpus = count_of(row, "num_replicas")
     return TraceJob(
         name=row["name"],
@@ -135,7 +155,16 @@ HEADINGS: dict[str, tuple[frozenset[str], Callable[[Row, int], TraceJob]]] = {
     "philly": (frozenset({"timestamp", "duration", "num_gpus", "cluster"}), philly),
     "helios": (frozenset({"job_id", "gpu_num", "submit_time", "duration"}), helios),
     "alibaba-2023": (frozenset({"name", "num_gpu", "gpu_milli", "creation_time", "deletion_time"}), alibaba_2023),
+    "alibaba-2025": (frozenset({"instance_sn", "gpu_request", "creation_time", "scheduled_time", "deletion_time"}), alibaba_2025),
     "pollux": (frozenset({"time", "name", "application", "num_replicas"}), pollux),
     "tiresias": (frozenset({"job_id", "num_gpu", "submit_time", "model_name", "duration"}), tiresias),
 }
 """The columns by which a format is known, and its reader."""
+
+NO_JOBS: dict[str, frozenset[str]] = {
+    "a list of nodes; --cluster takes it": frozenset({"sn", "gpu", "model"}),
+    "mini-batch times of the workers of one job": frozenset({"worker", "batch_time_norm"}),
+    "figures of a simulator": frozenset({"policy", "average_jct_s"}),
+    "a table of columns without names": frozenset({"", "0", "1"}),
+}
+"""Files that lie beside traces and are none, by columns."""
