@@ -10,7 +10,7 @@ demo: $(STAMP)
 	$(BIN)/foretrain predict resnet50 --device h100 --batch 256 --precision amp-bf16 --samples 1281167 --epochs 90
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import sys
 import time
 import traceback
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,24 +14,28 @@ import typer
 
 from foretrain.cli.app import JsonFlag, app, say, show
 from foretrain.cli.jobs import Options, job_from, overriding, with_job_options
+from foretrain.cli.scale import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
 from foretrain.errors import ForetrainError, InputError
 
 if TYPE_CHECKING:
+    from foretrain.catalog import Catalog
     from foretrain.forecast import Forecast
     from foretrain.job import Job
-    from foretrain.predictors.base import Predictor
     from foretrain.predictors.driple import Resources
+    from foretrain.predictors.portable import Portable
 
 PredictorOption = Annotated[str | None, typer.Option("--predictor", help="Predictor by name, or a folder that fit made.")]
 
 
-@app.command()
+@app.command(cls=ScaleOut)
 @with_job_options
 def predict(
     *,
     target: Annotated[str | None, typer.Argument(metavar="JOB.toml|JOB.json|MODEL", show_default=False)] = None,
     jobs: Annotated[Path | None, typer.Option(help="Many jobs, one JSON object a line.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the forecasts of --jobs go (else to the screen).")] = None,
+    processes: ProcessesOption = 1,
+    ray: RayOption = None,
     predictor: PredictorOption = None,
     as_json: JsonFlag = False,
     breakdown: Annotated[Literal["layer", "operator", "phase"] | None, typer.Option(help="Where the time goes.")] = None,
@@ -49,11 +54,13 @@ def predict(
         raise typer.BadParameter("--trace, --html, --breakdown and --resources are for one job, not for --jobs")
     if jobs is None and out is not None:
         raise typer.BadParameter("--out is for --jobs; --json prints one forecast, --trace and --html write files")
-    chosen = predictors.get(predictor or predictors.DEFAULT)
+    if jobs is None and (ray is not None or processes > 1):
+        raise typer.BadParameter("--processes and --ray are for --jobs")
+    name = predictor or predictors.DEFAULT
     if jobs is not None:
-        _predict_many(jobs, out, options, chosen)
+        _predict_many(jobs, out, options, name, processes, ray)
         return
-    forecast = chosen.predict(job_from(str(target), options))
+    forecast = predictors.get(name).predict(job_from(str(target), options))
     use = _resources(forecast.job) if resources else None
     _write_files(forecast, trace, html, use)
     if as_json:
@@ -118,28 +125,44 @@ def capture(
 # Many jobs
 
 
-def _predict_many(path: Path, out: Path | None, options: Options, predictor: Predictor) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What the jobs of a file have in common."""
+
+    portable: Portable
+    catalog: Catalog
+    base: Path
+    options: Options
+
+
+def _predict_many(path: Path, out: Path | None, options: Options, predictor: str, processes: int, ray: str | None) -> None:
     """One line out per job in, in order, each as soon as it is known; a job that fails does not stop the rest."""
+    hush_ray()
+    one_thread()
     from foretrain.catalog import Catalog
-    from foretrain.job import parse_job, text_lines
+    from foretrain.fanout import fan_out
+    from foretrain.fanout.cluster import connected
+    from foretrain.job import text_lines
+    from foretrain.predictors.portable import Portable
     from foretrain.report.lines import JsonLines
     from foretrain.report.screen import progress
 
     if out is not None and out.exists() and out.samefile(path):
         raise InputError(f"--out: {str(out)!r} is the file of jobs itself")
     lines = list(text_lines(path))
-    read = functools.partial(parse_job, catalog=Catalog.load(options.get("catalog")), base=path.parent, edit=overriding(options))
+    asked = _Asked(portable=Portable.of(predictor), catalog=Catalog.load(options.get("catalog")), base=path.parent, options=options)
     start = time.monotonic()
     where = "" if out is None else f", in {out}"
     failed = 0
-    with JsonLines(out) as results:
+    with contextlib.nullcontext() if ray is None else connected(ray), JsonLines(out) as results:
         try:
             with progress("jobs") as advance:
-                for number, line in lines:
-                    answer = _answer(line, read, predictor)
+                texts = [line for _, line in lines]
+                answers = fan_out(_answer, texts, shared=asked, processes=processes, ray=ray, progress=advance, lost=_lost)
+                for (number, _), (answer, bug) in zip(lines, answers, strict=True):
+                    sys.stderr.write(bug)
                     failed += "error" in answer
                     results.write({"line": number, **answer})
-                    advance(results.count, len(lines))
         except KeyboardInterrupt:
             say(f"interrupted: {results.count:,} of {len(lines):,} jobs done{where}")
             raise typer.Exit(130) from None
@@ -148,12 +171,19 @@ def _predict_many(path: Path, out: Path | None, options: Options, predictor: Pre
         raise typer.Exit(1)
 
 
-def _answer(line: str, read: Callable[[str], Job], predictor: Predictor) -> dict[str, Any]:
-    """The forecast of one job, or why there is none; a bug is told with its traceback and does not cost the other jobs."""
+def _answer(asked: _Asked, line: str) -> tuple[dict[str, Any], str]:
+    """The forecast of one job, or why there is none; a bug comes with its traceback and does not cost the other jobs."""
+    from foretrain.job import parse_job
+
     try:
-        return {"forecast": predictor.predict(read(line)).to_dict()}
+        job = parse_job(line, catalog=asked.catalog, base=asked.base, edit=overriding(asked.options))
+        return {"forecast": asked.portable.predictor.predict(job).to_dict()}, ""
     except ForetrainError as error:
-        return {"error": str(error)}
+        return {"error": str(error)}, ""
     except Exception as error:
-        traceback.print_exc()
-        return {"error": f"internal error: {type(error).__name__}: {error}"}
+        return {"error": f"internal error: {type(error).__name__}: {error}"}, traceback.format_exc()
+
+
+def _lost(why: str) -> tuple[dict[str, Any], str]:
+    """The answer to a job that took its worker down with it."""
+    return {"error": why}, ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretrain.cli.app import app, say
+from foretrain.cli.scale import RayOption, ScaleOut
 from foretrain.errors import invalid
 from foretrain.units import parse_seconds
 
@@ -38,7 +39,7 @@ def conclude(summary: Summary, out: Path) -> None:
         say(f"failures in {failures_file(out)}")
 
 
-@measure.command()
+@measure.command(cls=ScaleOut)
 def campaign(
     file: Annotated[
         Path | None, typer.Argument(metavar="CAMPAIGN.toml", help="The grid; options replace its keys.", show_default=False)
@@ -64,6 +65,7 @@ def campaign(
     address: Annotated[
         str | None, typer.Option(help="The Ray cluster: auto, or ray://host:port. Without it a local one is started.")
     ] = None,
+    ray: RayOption = None,
     interface: Annotated[str | None, typer.Option(help="Network interface to sample: lo, eth0, auto.")] = None,
     seconds: Annotated[float, typer.Option(help="Time the steps of a cell for about so long.")] = 2.0,
     epoch_limit: Annotated[str, typer.Option(help="Time a whole epoch up to this long; extrapolate longer ones.")] = "20s",
@@ -94,6 +96,7 @@ def campaign(
         period_s=parse_seconds(period, "period"),
         threshold=threshold,
     )
+    on, address = _where(on, address, ray)
     most = max(cell.cores * (cell.job.cluster.world_size + cell.job.plan.servers) for cell in wanted)
     chosen = backend(on, address=address, cpus=most)
     try:
@@ -108,6 +111,18 @@ def campaign(
     conclude(summary, out)
     if summary.failed:
         raise typer.Exit(1)
+
+
+def _where(on: str, address: str | None, ray: str | None) -> tuple[str, str | None]:
+    """The backend and the address of its cluster; ``--ray`` says both at once."""
+    from foretrain.fanout.cluster import LOCAL, found_at
+
+    if ray is None:
+        return on, address
+    if on not in ("local", "ray") or address is not None:
+        raise typer.BadParameter("--ray stands for --on ray and its --address; give one or the other")
+    found = found_at(ray)
+    return "ray", None if found == LOCAL else found
 
 
 def _options(

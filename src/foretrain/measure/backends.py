@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from foretrain.errors import ForetrainError, InputError, unknown
+from foretrain.fanout import TRIES
+from foretrain.fanout.cluster import check_installed
 from foretrain.files import write_atomically
 from foretrain.measure.links import Fabric
 from foretrain.measure.nursery import Forked, Nursery
@@ -39,6 +40,10 @@ Begin = Callable[[Path, dict[str, str]], Process]
 
 class CellFailed(ForetrainError):
     """A cell that gave no result; the campaign goes on."""
+
+
+class CellLost(CellFailed):
+    """A cell whose worker, node or driver is gone; it may succeed when it is tried again."""
 
 
 class Backend(ABC):
@@ -113,14 +118,14 @@ class Torchrun(Backend):
 class Ray(Backend):
     """``ray.train`` with TorchTrainer, on a cluster that answers at ``address`` or on one of its own on this machine.
 
-    One driver process serves all cells; after a failure it is started anew, so that a lost node loses only that cell.
+    One driver process serves all cells; after a failure it is started anew. A cell that is lost with a worker or a node is tried again,
+    on what is left of the cluster.
     """
 
     name = "ray"
 
     def __init__(self, address: str | None = None, cpus: int | None = None) -> None:
-        if importlib.util.find_spec("ray") is None:
-            raise InputError("on: 'ray' needs Ray, which is not installed; install foretrain[ray]")
+        check_installed("on: 'ray'")
         self._address, self._cpus = address, cpus
         self._driver: _Driver | None = None
 
@@ -129,6 +134,12 @@ class Ray(Backend):
             self._driver.stop()
 
     def run(self, task: Task, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
+        for _ in range(TRIES - 1):
+            with contextlib.suppress(CellLost):
+                return self._try(task)
+        return self._try(task)
+
+    def _try(self, task: Task) -> dict[str, Any]:
         if self._driver is None:
             self._driver = _Driver(self._address, self._cpus)
         try:
@@ -267,7 +278,7 @@ class _Driver:
         self._temporary = tempfile.TemporaryDirectory(prefix="foretrain-ray-", ignore_cleanup_errors=True)
         self._path = Path(self._temporary.name)
         words = [sys.executable, "-m", "foretrain.measure.ray_driver"]
-        words += ["--address", address] if address is not None else ["--cpus", str(cpus or os.cpu_count() or 1)]
+        words += ["--cpus", str(cpus or os.cpu_count() or 1), *(["--address", address] if address is not None else [])]
         self._process = start(words, self._path / "log", dict(os.environ))
         self._count = 0
 
@@ -284,7 +295,7 @@ class _Driver:
             time.sleep(_POLL_S)
         answer = json.loads(out.read_text())
         if "error" in answer:
-            raise CellFailed(answer["error"])
+            raise CellLost(answer["error"]) if answer["lost"] else CellFailed(answer["error"])
         return dict(answer["result"])
 
     def _say(self, message: dict[str, str]) -> None:
@@ -300,7 +311,7 @@ class _Driver:
         text = last_line(self._path / "log")
         if self._process.returncode == 2:
             raise InputError(text)
-        raise CellFailed(f"the Ray driver ended with {self._process.returncode}: {text}")
+        raise CellLost(f"the Ray driver ended with {self._process.returncode}: {text}")
 
     def stop(self) -> None:
         """Let the driver shut its cluster down; what does not end in time is ended."""

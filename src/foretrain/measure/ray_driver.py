@@ -12,28 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.errors import ForetrainError, InputError
+from foretrain.fanout.cluster import LOCAL, connect, losses
 from foretrain.files import write_atomically
 from foretrain.measure.tasks import Task
 from foretrain.measure.worker import explain
 
 
-def connect(address: str | None, cpus: int) -> None:
-    """Join the cluster at ``address``, or start one on this machine with so many (logical) CPUs."""
-    import ray
-
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address is None:
-        ray.init(num_cpus=cpus, include_dashboard=False, **quiet)
-        return
-    try:
-        ray.init(address=address, runtime_env={"py_modules": [str(Path(__file__).parents[1])]}, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        hint = "; a cluster with token authentication needs RAY_AUTH_MODE=token"
-        raise InputError(f"address: no Ray cluster answers at {address!r} ({explain(error)}{hint})") from error
-
-
 def run(task: Task) -> dict[str, Any]:
-    """One cell as one TorchTrainer run; a worker or node that is lost fails it, and nothing is retried."""
+    """One cell as one TorchTrainer run; a worker or node that is lost fails it, and is told apart from other failures."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -82,25 +68,40 @@ def _loop(config: dict[str, str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--address")
+    parser.add_argument("--address", default=LOCAL)
     parser.add_argument("--cpus", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     try:
-        connect(given.address, given.cpus)
+        connect(given.address, cpus=given.cpus, field="address")
     except ForetrainError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     for line in sys.stdin:
         message = json.loads(line)
+        before = _nodes()
         try:
             answer: dict[str, Any] = {"result": run(Task.from_json(message["task"]))}
         except Exception as error:
-            answer = {"error": _cause(error)}
+            answer = {"error": _cause(error), "lost": _is_loss(error) or not before <= _nodes()}
         write_atomically(Path(message["out"]), json.dumps(answer))
     import ray
 
     ray.shutdown()
     return 0
+
+
+def _nodes() -> set[str]:
+    """Those that are alive."""
+    import ray
+
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Whether a worker or a node is behind it that is gone, anywhere in what Ray has wrapped."""
+    inner = [getattr(error, name, None) for name in ("__cause__", "health_check_failure", "cause")]
+    wrapped = [*getattr(error, "worker_failures", {}).values(), *inner]
+    return isinstance(error, losses()) or any(_is_loss(each) for each in wrapped if isinstance(each, BaseException))
 
 
 def _cause(error: BaseException) -> str:

@@ -107,7 +107,7 @@ class ScaleDLPredictor(Predictor):
         assert plain.timeline is not None
         factor, note = self._correction(learned, job, plain.timeline)
         quantities = whole_training(job, spread.around("step_time_s", plain.timeline.step_time_s * factor))
-        quantities.update({name: plain[name] for name in _KEPT})
+        quantities.update({name: plain[name] for name in sorted(_KEPT)})
         utilization = min(1.0, plain["device_busy_s"].median / quantities["step_time_s"].median)
         quantities["device_utilization"] = spread.around("device_utilization", utilization)
         total, price = quantities.get("total_time_s"), plain.price_per_hour

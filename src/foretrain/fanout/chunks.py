@@ -1,0 +1,110 @@
+"""Neighbouring items that a worker gets at once, what becomes of them, and what runs them."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from foretrain.errors import InputError, first_line
+
+Result = TypeVar("Result")
+Load = Callable[[], tuple[Callable[..., Any], Any]]
+"""The function and what is shared, where a worker has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Neighbouring items that a worker gets at once."""
+
+    start: int
+    items: Sequence[Any]
+    tries: int = 1
+
+    def again(self) -> list[Chunk]:
+        """One by one, so that an item that kills its worker does not cost its neighbours."""
+        return [Chunk(start=self.start + i, items=[item], tries=self.tries + 1) for i, item in enumerate(self.items)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the items of a chunk gave, up to the first that raised an error; or why their worker was lost."""
+
+    results: Sequence[Any] = ()
+    error: Exception | None = None
+    seconds: float = math.nan
+    lost: str | None = None
+
+
+def call(function: Callable[..., Result], shared: Any, item: Any) -> Result:
+    return function(item) if shared is None else function(shared, item)
+
+
+def work(load: Load, packed: bytes) -> bytes:
+    """In a worker: all items of a chunk. What cannot be loaded, or packed for the way back, is an error like any other."""
+    results: list[Any] = []
+    try:
+        function, shared = _loaded(load)
+        items = pickle.loads(packed)
+        begun = time.perf_counter()
+        for item in items:
+            results.append(call(function, shared, item))
+        return pickle.dumps(Outcome(results=results, seconds=time.perf_counter() - begun))
+    except Exception as error:
+        return _with_error(results, _portable(error))
+
+
+def _loaded(load: Load) -> tuple[Callable[..., Any], Any]:
+    try:
+        return load()
+    except Exception as error:
+        raise InputError(f"a worker cannot load what it is to run ({type(error).__name__}: {first_line(error)})") from error
+
+
+def _with_error(results: Sequence[Any], error: Exception) -> bytes:
+    try:
+        return pickle.dumps(Outcome(results=results, error=error))
+    except Exception:
+        return pickle.dumps(Outcome(error=error))
+
+
+def _portable(error: Exception) -> Exception:
+    """The error itself, with its traceback as a note, if it survives the way to another process; else one that says the same."""
+    error.add_note("".join(traceback.format_exception(error)).rstrip())
+    try:
+        same = pickle.loads(pickle.dumps(error))
+    except Exception:
+        same = None
+    if type(same) is type(error):
+        return error
+    stand_in = RuntimeError(f"{type(error).__name__}: {first_line(error)}")
+    stand_in.add_note(error.__notes__[-1])
+    return stand_in
+
+
+class Workers(ABC):
+    """What runs chunks; nothing that it starts outlives ``close``."""
+
+    @property
+    @abstractmethod
+    def slots(self) -> int:
+        """Chunks that it takes at once."""
+
+    @abstractmethod
+    def begin(self, chunk: Chunk) -> None: ...
+
+    @abstractmethod
+    def ended(self, timeout_s: float | None) -> Sequence[tuple[Chunk, Outcome]]:
+        """Chunks that have ended; waits for the first of them, at most so long."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """End what still runs; nobody asks for it any more."""
+
+    @abstractmethod
+    def close(self) -> None: ...

@@ -1,0 +1,38 @@
+"""A real Ray cluster of several nodes on this machine, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@contextlib.contextmanager
+def ray_nodes(count: int) -> Iterator[Any]:
+    """A head without CPUs and so many nodes with one CPU each; it leaves no trace where other clusters are looked for."""
+    from ray.cluster_utils import Cluster
+
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("RAY_TMPDIR", folder)
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        try:
+            for _ in range(count):
+                cluster.add_node(num_cpus=1)
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+def wait_for(path: Path, seconds: float = 300.0) -> None:
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < until, f"no {path.name} after {seconds:.0f} s"
+        time.sleep(0.05)
