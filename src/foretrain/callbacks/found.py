@@ -1,0 +1,189 @@
+"""What a training process can tell of itself (devices, optimizer) and the tables of a job that leave things out in; a whole Job out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foretrain.api import make_job
+from foretrain.cluster import Catalog
+from foretrain.errors import InputError
+from foretrain.files import read_text
+from foretrain.job import Job, Training
+
+Tables = Mapping[str, Mapping[str, Any]]
+"""Sections of a job: model, training, cluster, plan; each may be missing or hold a part only."""
+
+JobLike = Job | str | os.PathLike[str] | Tables
+"""A job, the path of a job file, the name of a model, or the tables of a job with what the framework knows left out."""
+
+_FORMS = ("sxm", "pcie", "nvl")
+_NEAR = 0.15
+
+
+# Jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the user says of the job: all of it, or tables to be completed; ``base`` is where relative paths of models start."""
+
+    job: Job | None = None
+    tables: Tables = field(default_factory=dict)
+    base: Path = Path()
+
+    @classmethod
+    def read(cls, job: JobLike | None) -> Given:
+        if isinstance(job, Job):
+            workload = dataclasses.replace(job.workload, base=job.workload.base.absolute())
+            return cls(job=dataclasses.replace(job, workload=workload))
+        tables, base = _tables(job)
+        return cls(tables=tables, base=base.absolute())
+
+    @property
+    def names_model(self) -> bool:
+        return self.job is not None or bool(self.tables.get("model"))
+
+
+def whole_job(given: Given, found: Tables) -> Job:
+    """The job, with what it leaves out taken from what was found; ``model`` and ``cluster`` come whole from one or the other."""
+    if given.job is not None:
+        return _with_length(given.job, found.get("training", {}))
+    tables = given.tables
+    training, known = dict(tables.get("training", {})), dict(found.get("training", {}))
+    if "steps" in training or "epochs" in training:
+        known = {name: value for name, value in known.items() if name not in ("steps", "epochs")}
+    merged = {
+        **{name: tables.get(name) or found.get(name) for name in ("model", "cluster")},
+        "training": {**known, **training},
+        "plan": {**found.get("plan", {}), **tables.get("plan", {})},
+        **{name: value for name, value in tables.items() if name not in ("model", "training", "cluster", "plan")},
+    }
+    if not merged["model"]:
+        raise InputError('job: missing; say which model is trained, such as job="resnet50", job="job.toml" or job={"model": {...}}')
+    if not merged["cluster"]:
+        raise InputError('job: no cluster in it and none found; give it, such as job={"cluster": {"device": "h100"}, ...}')
+    return Job.read(merged, base=given.base)
+
+
+def differences(job: Job, found: Tables) -> list[str]:
+    """Where a job contradicts what the framework says of the training, a line each."""
+    training, cluster = found.get("training", {}), found.get("cluster", {})
+    notes = []
+    batch = training.get("global_batch")
+    if batch and batch != job.workload.training.global_batch:
+        notes.append(f"training.global_batch: the job says {job.workload.training.global_batch}, the training uses {batch}")
+    devices = cluster.get("devices_per_node", 1) * cluster.get("nodes", 1) if cluster else None
+    if devices and devices != job.cluster.world_size:
+        notes.append(f"cluster: the job has {job.cluster.world_size} devices, the training uses {devices}")
+    return notes
+
+
+def _with_length(job: Job, known: Mapping[str, Any]) -> Job:
+    """A job says everything but, perhaps, how long the training is."""
+    training = job.workload.training
+    if training.samples is not None or training.total_steps is not None:
+        return job
+    length = {name: known[name] for name in ("samples", "epochs", "steps") if known.get(name) is not None}
+    return with_training(job, dataclasses.replace(training, **length))
+
+
+def with_training(job: Job, training: Training) -> Job:
+    return dataclasses.replace(job, workload=dataclasses.replace(job.workload, training=training))
+
+
+def _tables(given: str | os.PathLike[str] | Tables | None) -> tuple[Tables, Path]:
+    """The tables, and the folder that relative paths of models start from."""
+    if given is None:
+        return {}, Path()
+    if isinstance(given, Mapping):
+        for name, section in given.items():
+            if not isinstance(section, Mapping):
+                raise InputError(f"job.{name}: {section!r} is not a table of keys and values")
+        return given, Path()
+    path = Path(given)
+    if path.suffix not in (".toml", ".json"):
+        named = make_job(str(given), device="cpu", cores_per_device=1, batch=1).to_dict()
+        inputs = {name: value for name, value in named["training"].items() if name in ("image", "sequence", "classes", "optimizer")}
+        return {"model": named["model"], "training": inputs}, Path()
+    try:
+        text = read_text(path)
+        return (json.loads(text) if path.suffix == ".json" else tomllib.loads(text)), path.parent
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+# Devices
+
+
+def cuda() -> Any:
+    """``torch.cuda`` where this process uses it, else None; torch is not imported for it."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
+def cluster_here(devices: int = 1, nodes: int = 1, *, on_gpu: bool = False) -> dict[str, Any]:
+    """The cluster section for so many devices like the one of this process, spread over so many nodes."""
+    import torch
+
+    counts = {"devices_per_node": max(1, devices // nodes), "nodes": nodes}
+    if not on_gpu:
+        return {"device": "cpu", "cores_per_device": torch.get_num_threads(), **counts}
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {"device": device_name(properties.name, properties.total_memory), **counts}
+
+
+def device_name(driver_name: str, memory_bytes: float, catalog: Catalog | None = None) -> str:
+    """The catalogue's name of the GPU that the driver calls so and that has so much memory.
+
+    >>> device_name("NVIDIA A100-SXM4-80GB", 85e9), device_name("NVIDIA GeForce RTX 3090", 25.4e9)
+    ('a100-sxm-80gb', 'rtx-3090')
+    """
+    catalog = catalog or Catalog.load()
+    said = set(re.findall(r"[a-z0-9]+", driver_name.lower().replace("laptop", "mobile")))
+    forms = {form for form in _FORMS if any(word.startswith(form) for word in said)} or {"sxm"}
+    best: tuple[int, bool, float] | None = None
+    chosen = ""
+    for name in catalog.names("devices"):
+        device = catalog.device(name)
+        distance = abs(math.log(memory_bytes / device.memory_bytes))
+        own = [_model_words(spelling) for spelling in (name, *device.aliases)]
+        length = max((len(words) for words in own if words and words <= said), default=0)
+        if device.is_cpu or not length or distance > _NEAR:
+            continue
+        rank = (length, any(form in name for form in forms), -distance)
+        if best is None or rank > best:
+            best, chosen = rank, name
+    if not chosen:
+        raise InputError(
+            f'cluster.device: the GPU {driver_name!r} with {memory_bytes / 2**30:.0f} GiB is not in the catalogue; give job={{"cluster": ...}}'
+        )
+    return chosen
+
+
+def _model_words(name: str) -> set[str]:
+    """The words of a catalogue name that tell the model, without form and size of memory."""
+    return {word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in _FORMS and not re.fullmatch(r"\d+gb", word)}
+
+
+# Optimizers
+
+
+def optimizer_name(optimizer: Any) -> str:
+    """The name that jobs use, from an optimizer of torch or a wrapper around one; one that jobs do not know keeps the name of its class."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    name = type(optimizer).__name__.lower()
+    defaults = getattr(optimizer, "defaults", {})
+    if name in ("adam", "adamw") and defaults.get("fused"):
+        return f"{name}-fused"
+    return "sgd-plain" if name == "sgd" and not defaults.get("momentum") else name
