@@ -249,7 +249,7 @@ def folds_of(runs: Sequence[Run], split: str, **options: int) -> list[Fold]:
     try:
         return split_runs(runs, split, **options)
     except InputError as error:
-        assert str(error).startswith(f"split: {split} needs runs of at least two")  # noqa: PT017
+        assert str(error).startswith((f"split: {split} needs runs of at least two", f"split: {split} needs runs with three"))  # noqa: PT017
         return []
 
 
@@ -290,6 +290,39 @@ def test_extrapolation_goes_by_world_size_and_else_by_batch() -> None:
     assert fold == Fold(train=(1, 3), test=(0, 2))
     (fold,) = split_runs([run(batch) for batch in (64, 256, 128, 256, 256)], "extrapolate")
     assert fold == Fold(train=(0, 2), test=(1, 3, 4))
+
+
+def test_interpolation_leaves_out_one_inner_value_at_a_time() -> None:
+    runs = [run(96, devices=devices) for devices in (8, 1, 2, 4, 2)]
+    assert split_runs(runs, "interpolate:workers") == [Fold(train=(0, 1, 3), test=(2, 4)), Fold(train=(0, 1, 2, 4), test=(3,))]
+    assert split_runs(runs, "interpolate") == split_runs(runs, "interpolate:workers")
+
+
+def test_extrapolation_along_a_dimension_leaves_out_its_largest_third() -> None:
+    runs = [run(batch) for batch in (16, 512, 32, 64, 128, 256)]
+    assert split_runs(runs, "extrapolate:batch") == [Fold(train=(0, 2, 3, 4), test=(1, 5))]
+
+
+@pytest.mark.parametrize(("split", "message"), [
+    ("extrapolate:colour", "split: 'extrapolate:colour' is not one of extrapolate:batch"), ("random:workers", "split: 'random:workers' is not one of"),
+    ("interpolate:samples", "split: interpolate needs runs with three values of samples or more"),
+])  # fmt: skip
+def test_a_dimension_that_does_not_exist_or_does_not_vary_is_an_error(split: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        split_runs([run(batch) for batch in (16, 32, 64)], split)
+
+
+def test_at_most_so_many_runs_of_a_model_are_learned_from(tmp_path: Path) -> None:
+    learned: list[int] = []
+
+    class Counts(Fake):
+        def fit(self, runs: Iterable[Run]) -> Self:
+            learned.append(len(list(runs)))
+            return self
+
+    path = write(tmp_path / "runs.jsonl", *(line(batch, step_time_s=1.0) for batch in (10, 20, 30, 40, 50)))
+    evaluate([path], predictors=[Counts()], split="extrapolate:batch", train_runs=2)
+    assert learned == [2]
 
 
 def test_a_mixed_cluster_keeps_all_its_devices_out_of_the_training_set() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from foretrain import splits
 from foretrain.errors import ForetrainError, InputError, first_line, invalid, unknown
 from foretrain.families import family
 from foretrain.forecast import Estimate
@@ -27,7 +28,15 @@ from foretrain.predictors.base import Predictor
 
 _log = logging.getLogger(__name__)
 
-SPLITS = ("random", "leave-model-out", "leave-device-out", "extrapolate")
+SPLITS = ("random", "leave-model-out", "leave-device-out", "interpolate", "extrapolate")
+DIMENSIONS: Mapping[str, Callable[[Job], float | None]] = {
+    "workers": lambda job: job.cluster.world_size,
+    "nodes": lambda job: job.cluster.nodes,
+    "batch": lambda job: job.workload.training.global_batch / (job.plan.data or 1),
+    "samples": lambda job: job.workload.training.samples,
+    "cores": lambda job: job.cluster.device.cores if job.cluster.device.is_cpu else None,
+}
+"""What ``interpolate`` and ``extrapolate`` go along, as in ``extrapolate:workers``; the batch is that of a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,16 +128,19 @@ def evaluate(
     split: str | None = None,
     seed: int = 0,
     folds: int = 5,
+    train_runs: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Score predictors on runs: as they are, or with a ``split`` learned anew on each fold's other runs.
 
-    Folds are drawn over the runs of all files together, so that what is held out is held out everywhere.
-    ``progress`` is told how many of all forecasts are done.
+    Folds are drawn over the runs of all files together, so that what is held out is held out everywhere. ``train_runs`` is how many runs of
+    each model are learned from at most, drawn at random. ``progress`` is told how many of all forecasts are done.
     """
     cases = _read(paths)
     runs = [case.run for case in cases]
     parts = [Fold(train=None, test=tuple(range(len(runs))))] if split is None else split_runs(runs, split, seed=seed, folds=folds)
+    if train_runs is not None:
+        parts = [_thinned(fold, runs, train_runs, seed) for fold in parts]
     total, done = len(predictors) * sum(len(fold.test) for fold in parts), itertools.count(1)
     tables = []
     for given in predictors:
@@ -258,15 +270,20 @@ def split_runs(runs: Sequence[Run], split: str, *, seed: int = 0, folds: int = 5
     """The folds of a split.
 
     ``random`` keeps runs of one job together, ``leave-model-out`` those of one architecture family: both fill ``folds``
-    folds as evenly as they can. ``leave-device-out`` has one fold per device. ``extrapolate`` has a single fold: learn up to
-    the median world size (global batch, when all world sizes are equal), forecast what is above.
+    folds as evenly as they can. ``leave-device-out`` has one fold per device. ``interpolate:workers`` has one fold per inner number of workers, which
+    is forecast from fewer and more; ``extrapolate:workers`` one fold, the largest third of the numbers (others: see ``DIMENSIONS``).
+    ``interpolate`` alone goes along workers, or along the batch where all have as many. ``extrapolate`` alone has a single fold:
+    learn up to the median world size (global batch, when all world sizes are equal), forecast what is above.
     """
-    if split not in SPLITS:
-        raise unknown("split", split, SPLITS)
+    kind, _, dimension = split.partition(":")
+    if kind not in SPLITS or (dimension and kind not in _ALONG):
+        raise unknown("split", split, [*SPLITS, *(f"{kind}:{name}" for kind in _ALONG for name in DIMENSIONS)])
     if folds < 2:
         raise invalid("folds", folds, "2 or more")
     if split == "extrapolate":
         return [_extrapolation(runs)]
+    if kind in _ALONG:
+        return _along(runs, kind, dimension)
     what, labels_of = _LABELS[split]
     labels = [labels_of(run) for run in runs]
     by_label: dict[frozenset[str], list[int]] = {}
@@ -277,6 +294,42 @@ def split_runs(runs: Sequence[Run], split: str, *, seed: int = 0, folds: int = 5
         raise InputError(f"split: {split} needs runs of at least two {what}; all {len(runs)} are of one")
     tests = groups if split == "leave-device-out" else _even(groups, min(folds, len(groups)), seed)
     return [_fold(test, labels, split) for test in tests]
+
+
+_ALONG: Mapping[str, Callable[[Sequence[float]], list[splits.Part]]] = {
+    "interpolate": splits.interpolation,
+    "extrapolate": splits.extrapolation,
+}
+
+
+def _along(runs: Sequence[Run], kind: str, dimension: str) -> list[Fold]:
+    """Folds along a dimension; runs without a value of it are only learned from."""
+    if dimension and dimension not in DIMENSIONS:
+        raise unknown("split", f"{kind}:{dimension}", [f"{kind}:{name}" for name in DIMENSIONS])
+    found = []
+    for name in [dimension] if dimension else ["workers", "batch"]:
+        values = {i: value for i, run in enumerate(runs) if (value := DIMENSIONS[name](run.job)) is not None}
+        found = _ALONG[kind](list(values.values()))
+        if found:
+            break
+    if not found:
+        raise InputError(
+            f"split: {kind} needs runs with {'three' if kind == 'interpolate' else 'two'} values of {dimension or 'workers'} or more"
+        )
+    places = list(values)
+    tests = [tuple(places[i] for i in test) for _, test in found]
+    return [Fold(train=tuple(i for i in range(len(runs)) if i not in set(test)), test=test) for test in tests]
+
+
+def _thinned(fold: Fold, runs: Sequence[Run], most: int, seed: int) -> Fold:
+    """At most so many runs of each model to learn from."""
+    if most < 1:
+        raise invalid("train_runs", most, "1 or more")
+    by_model: dict[str, list[int]] = {}
+    for i in fold.train or ():
+        by_model.setdefault(json.dumps(runs[i].job.to_dict()["model"], sort_keys=True), []).append(i)
+    drawn = [one for mine in by_model.values() for one in random.Random(seed).sample(mine, min(most, len(mine)))]
+    return fold if fold.train is None else dataclasses.replace(fold, train=tuple(sorted(drawn)))
 
 
 def _fold(test: Sequence[int], labels: Sequence[frozenset[str]], split: str) -> Fold:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretrain.cli.app import app, say, show
+from foretrain.cli.scale import ProcessesOption, RayOption, ScaleOut, hush_ray
 from foretrain.errors import InputError, first_line
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ _TOLD = 5
 """Runs that are left out are named up to this number."""
 
 
-@app.command()
+@app.command(cls=ScaleOut)
 def fit(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The predictor, such as deletepop.", show_default=False)],
     files: Annotated[
@@ -32,6 +34,13 @@ def fit(
     device: Annotated[str | None, typer.Option(help="The device of operator datasets that do not say it.")] = None,
     published: Annotated[Path | None, typer.Option(metavar="DIR", help="Public operator sets to learn from as well.")] = None,
     start: Annotated[Path | None, typer.Option("--from", metavar="DIR", help="An earlier fit to start from.")] = None,
+    trials: Annotated[int, typer.Option(min=0, help="ray_models: recipes to try beyond the usual ones.")] = 0,
+    budget: Annotated[str | None, typer.Option(help="ray_models: how long to try them, such as 2min.")] = None,
+    study: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="ray_models: where the search is kept, to go on from after an interruption.")
+    ] = None,
+    processes: ProcessesOption = 1,
+    ray: RayOption = None,
 ) -> None:
     """Calibrate a predictor to measured runs, or learn its operator models from an operator dataset."""
     from foretrain import predictors
@@ -44,12 +53,50 @@ def fit(
         predictor = type(predictor).load(start)
     if not predictor.learns:
         raise InputError(f"{predictor.name}: has nothing to learn")
+    if trials or budget or study or processes > 1 or ray is not None:
+        _give_budget(predictor, trials, budget, study, processes, ray)
     if datasets:
         _relearn(predictor, datasets, runs, device, published)
     else:
         _calibrate(predictor, runs)
     predictor.save(out)
     say(f"{predictor.name} in {out}; use it with --predictor {out}")
+    _tell_checks(predictor)
+
+
+def _give_budget(predictor: Predictor, trials: int, budget: str | None, study: Path | None, processes: int, ray: str | None) -> None:
+    """How long and where a search may take."""
+    from foretrain.predictors.ray_models import RayModelsPredictor
+    from foretrain.predictors.ray_search import Budget
+    from foretrain.units import parse_seconds
+
+    if not isinstance(predictor, RayModelsPredictor):
+        raise InputError(f"--trials, --budget, --study, --processes and --ray are for ray_models, not for {predictor.name}")
+    seconds = parse_seconds(budget, "budget") if budget else math.inf
+    if ray is not None:
+        hush_ray()
+    predictor.budget = Budget(trials=trials, seconds=seconds, processes=processes, ray=ray, study=study)
+
+
+def _tell_checks(predictor: Predictor) -> None:
+    """Of performance models: which recipes won, and how well they do on runs that neither taught nor chose them."""
+    from foretrain.predictors.ray_models import RayModelsPredictor
+    from foretrain.report.screen import progress
+    from foretrain.report.tables import check_table
+
+    if not isinstance(predictor, RayModelsPredictor):
+        return
+    for workload in list(predictor.workloads_.values())[:_TOLD]:
+        for kind, model in workload.models.items():
+            for where, choice in (("inside", model.inside), ("beyond", model.beyond)):
+                say(f"{workload.label}, {kind}, {where} the runs: {' + '.join(recipe.label for recipe in choice.recipes)}")
+    if len(predictor.workloads_) > _TOLD:
+        say(f"{len(predictor.workloads_):,} models; foretrain evaluate --split interpolate:workers says how well they do")
+        return
+    with progress("checks") as advance:
+        checks = predictor.checks(advance)
+    if checks:
+        show(check_table(checks))
 
 
 def _sort(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:

@@ -22,8 +22,12 @@ def evaluate(
         list[str] | None, typer.Option(help="Predictor by name, or a folder that fit made; may be given several times.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="random, leave-model-out, leave-device-out or extrapolate: learn on the other runs.")
+        str | None,
+        typer.Option(
+            help="random, leave-model-out, leave-device-out, interpolate or extrapolate (or interpolate:workers, extrapolate:samples, ...): learn on the other runs."
+        ),
     ] = None,
+    train_runs: Annotated[int | None, typer.Option(min=1, help="With --split: learn from at most so many runs of each model.")] = None,
     json_out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write figures and runs as JSON.")] = None,
 ) -> None:
     """Errors of predictors on measured runs."""
@@ -33,7 +37,7 @@ def evaluate(
     from foretrain.report.tables import evaluation_table
 
     with progress("forecasts") as advance:
-        document = score(runs, predictors=predictor or [predictors.DEFAULT], split=split, progress=advance).to_dict()
+        document = score(runs, predictors=predictor or [predictors.DEFAULT], split=split, train_runs=train_runs, progress=advance).to_dict()
     if json_out is not None:
         from foretrain.files import write_atomically
         from foretrain.report import dump

@@ -15,6 +15,7 @@ _WHERE = {
     "ernest": "foretrain.predictors.ernest:ErnestPredictor",
     "flops": "foretrain.predictors.flops:FlopsPredictor",
     "predictddl": "foretrain.predictors.predictddl:PredictDDLPredictor",
+    "ray_models": "foretrain.predictors.ray_models:RayModelsPredictor",
     "roofline": "foretrain.predictors.roofline:RooflinePredictor",
     "scaledl": "foretrain.predictors.scaledl:ScaleDLPredictor",
 }

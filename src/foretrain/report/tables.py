@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import RenderableType
@@ -14,7 +14,11 @@ from rich.text import Text
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, Price
 from foretrain.graph import PHASES, OpGraph
 from foretrain.predictors.base import Benefit
-from foretrain.units import format_bytes, format_count, format_dollars
+from foretrain.units import format_bytes, format_count, format_dollars, format_seconds
+
+if TYPE_CHECKING:
+    from foretrain.advice import Advice
+    from foretrain.predictors.ray_scaling import Check
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> Table:
@@ -58,6 +62,36 @@ def benefit_table(benefits: Mapping[str, Benefit]) -> Table:
     rows = [
         [device, f"{benefit.runs:,}", _percent(benefit.error_before), _percent(benefit.error_after)] for device, benefit in benefits.items()
     ]
+    return table(headings, rows, right=headings[1:])
+
+
+def check_table(checks: Mapping[str, Sequence[Check]]) -> Table:
+    """How well runs inside and beyond the others are forecast from them, beside Ernest's law."""
+    headings = ("model", "along", "kind", "runs", "mean error", "Ernest")
+    rows = [
+        [label, one.dimension, one.kind, f"{one.runs:,}", _percent(one.error), _percent(one.ernest_error)]
+        for label, mine in checks.items()
+        for one in mine
+    ]
+    return table(headings, rows, right=headings[3:])
+
+
+def advice_table(advice: Advice, top: int) -> Table:
+    """Configurations, the best first."""
+    from foretrain.advice import machines
+
+    shown = advice.options[:top]
+    trainings = [option.job.workload.training for option in shown]
+    sizes = len({training.samples for training in trainings}) > 1
+    headings = ("machines", "workers", *(["samples"] if sizes else []), "batch", "time", "80 % interval", "cost", "late")
+    rows = []
+    for option, training in zip(shown, trainings, strict=True):
+        total = option.total_time_s
+        rows.append([
+            machines(option.job), f"{option.job.cluster.world_size:,}", *([f"{training.samples:,}"] if sizes else []), f"{training.global_batch:,}",
+            format_seconds(total.median), f"{format_seconds(total.low)} to {format_seconds(total.high)}",
+            "unknown" if option.cost is None else format_dollars(option.cost.median), f"{option.late:.0%}",
+        ])  # fmt: skip
     return table(headings, rows, right=headings[1:])
 
 

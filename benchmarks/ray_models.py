@@ -1,0 +1,215 @@
+"""How well the Ray performance models interpolate and extrapolate, on our own campaigns and public scaling rows, beside Ernest.
+
+    python benchmarks/ray_models.py --data DIR [--only pollux,gavel] [--along workers,steps,cores,work,nodes] [--runs 20] [--seeds 1] [--inner 4] [--processes 2] [--json OUT]
+
+Of every model and dimension (workers, work of a step, cores, steps of an epoch) with three values or more, inner values (at most ``--inner`` of them, evenly over their
+range) are forecast from the others, and the largest third from what is below. Of what may be learned from, at most ``--runs`` runs are drawn at random. DIR holds the public tables and runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from foretrain.fanout import fan_out
+from foretrain.job import read_runs
+from foretrain.predictors.ray_columns import Array, Table
+from foretrain.predictors.ray_models import RayModelsPredictor, model_key
+from foretrain.predictors.ray_scaling import ScaleModel, ernest_times_s
+from foretrain.predictors.ray_search import Budget
+from foretrain.splits import Part, extrapolation, interpolation
+
+OWN = Path(__file__).parents[1] / "data"
+KINDS = {"interpolation": interpolation, "extrapolation": extrapolation}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Runs of one model, from one source."""
+
+    source: str
+    label: str
+    table: Table
+    times_s: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    source: str
+    label: str
+    dimension: str
+    kind: str
+    trained: int
+    tested: int
+    error: float
+    without_forecast: float
+    ernest: float
+    coverage: float
+    seconds: float
+
+
+# Sources
+
+
+def own_and_runs(data: Path) -> Iterator[Series]:
+    """Files of runs: the forecast of each job is known."""
+    files = {
+        "ray campaign": OWN / "ray_campaign.jsonl.zst",
+        "cpu16 ddp": OWN / "cpu16_ddp.jsonl",
+        "cpu16 campaign": OWN / "cpu16_campaign.jsonl.zst",
+        "pollux runs": data / "runs" / "pollux_t4.jsonl",
+    }
+    for source, path in files.items():
+        by_model = defaultdict(list)
+        for _, run in read_runs(path):
+            by_model[model_key(run.job)].append(run)
+        for runs in by_model.values():
+            if len(runs) < 6:
+                continue
+            for kind, (table, times_s) in RayModelsPredictor().tables(runs)[1].items():
+                yield Series(
+                    source=f"{source}, {'steps' if kind == 'step' else 'epochs'}",
+                    label=runs[0].job.workload.model.label,
+                    table=table,
+                    times_s=times_s,
+                )
+
+
+def tables(data: Path) -> Iterator[Series]:
+    """Public tables of step times, whose models are not known as jobs."""
+    rows: dict[tuple[str, str], list[tuple[float, float, float, float]]] = defaultdict(list)
+    for row in _rows(data, "pollux_t4_steps"):
+        if row["kind"] == "placements":
+            rows["pollux table", row["model"]].append(
+                (float(row["gpus"]), float(row["nodes"]), float(row["local_bsz"]), float(row["step_time_s"]))
+            )
+    for row in _rows(data, "gavel_throughputs"):
+        if row["table"] == "physical" and row["batch_per_device"] and float(row["steps_per_s"]) > 0:
+            devices, apart = float(row["devices"]), row["placement"] != "consolidated"
+            if devices > 1 or not apart:  # the rate is that of all devices together
+                nodes = devices if apart else 1.0
+                rows["gavel", f"{row['model']} on {row['device']}"].append(
+                    (devices, nodes, float(row["batch_per_device"]), devices / float(row["steps_per_s"]))
+                )
+    for row in _rows(data, "shockwave_throughputs"):
+        if row["batch_per_device"]:
+            devices = float(row["devices"])
+            rows["shockwave", f"{row['model']} on {row['device']}"].append(
+                (devices, 1.0, float(row["batch_per_device"]), devices / float(row["steps_per_s"]))
+            )
+    for row in _rows(data, "rubick_a800_steps"):
+        if row["tensor"] == row["pipeline"] == "1":
+            devices = float(row["devices"])
+            rows["rubick", f"{row['model']}, {row['exec_plan']}"].append(
+                (devices, float(row["nodes"]), float(row["global_batch"]) / devices, float(row["step_time_s"]))
+            )
+    for (source, label), found in rows.items():
+        points: dict[tuple[float, ...], list[float]] = defaultdict(list)
+        for *point, time_s in found:
+            points[tuple(point)].append(time_s)
+        if len(points) >= 6:
+            workers, nodes, batch = (np.array(column) for column in zip(*points, strict=True))
+            ones = np.ones(len(points))
+            table = Table(workers=workers, nodes=nodes, cores=ones, work=batch, traffic=ones, steps=ones, levels=np.zeros((len(points), 0)))
+            yield Series(source=source, label=label, table=table, times_s=np.array([float(np.median(times)) for times in points.values()]))
+
+
+def _rows(data: Path, name: str) -> list[dict[str, str]]:
+    with (data / "tables" / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# Scores
+
+
+def parts(series: Series, along: Sequence[str], runs: int, seeds: int, inner: int = 4) -> Iterator[tuple[str, str, Part]]:
+    """Every dimension and kind; where there is more to learn from than allowed, one part per seed."""
+    for name in along:
+        values = series.table.number(name)
+        if len(np.unique(values)) < 3:
+            continue
+        for kind, split in KINDS.items():
+            found = split(values)
+            for train, test in [found[i] for i in sorted(set(np.linspace(0, len(found) - 1, inner).round().astype(int).tolist()))]:
+                for seed in range(seeds if len(train) > runs else 1):
+                    kept = np.sort(np.random.default_rng(seed).permutation(train)[:runs])
+                    if len(kept) >= 4:
+                        yield name, kind, (kept, test)
+
+
+def score(item: tuple[Series, str, str, Part]) -> Score:
+    series, dimension, kind, (train, test) = item
+    known, asked, known_s, asked_s = series.table.take(train), series.table.take(test), series.times_s[train], series.times_s[test]
+    begun = time.process_time()
+    model = ScaleModel.fit(known, known_s, Budget())
+    told = np.exp(model.log_times(asked))
+    seconds = time.process_time() - begun
+    spreads = [model.spread(asked.take(np.array([i]))) for i in range(len(asked))]
+    held = [told[i] * spread.low <= asked_s[i] <= told[i] * spread.high for i, spread in enumerate(spreads)]
+    blind = told
+    if known.forecast_s is not None:
+        bare, other = (dataclasses.replace(table, forecast_s=None) for table in (known, asked))
+        blind = np.exp(ScaleModel.fit(bare, known_s, Budget()).log_times(other))
+    ernest = ernest_times_s(known, known_s, asked)
+    own, without, rival = (float(np.abs(one / asked_s - 1).mean()) for one in (told, blind, ernest))
+    return Score(
+        source=series.source, label=series.label, dimension=dimension, kind=kind, trained=len(train), tested=len(test), error=own,
+        without_forecast=without, ernest=rival, coverage=float(np.mean(held)), seconds=seconds,
+    )  # fmt: skip
+
+
+def show(scores: Sequence[Score]) -> None:
+    """Means over parts, then over the models of a source."""
+    groups: Mapping[tuple[str, str, str], dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
+    for one in scores:
+        groups[one.source, one.dimension, one.kind][one.label].append(one)
+    print(f"{'source':28} {'dimension':9} {'kind':14} models parts    own  no forecast  ernest  coverage  CPU s")
+    means: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for (source, dimension, kind), models in sorted(groups.items()):
+        figures = {name: float(np.mean([np.mean([getattr(one, name) for one in mine]) for mine in models.values()]))
+                   for name in ("error", "without_forecast", "ernest", "coverage", "seconds")}  # fmt: skip
+        count = sum(len(mine) for mine in models.values())
+        print(
+            f"{source:28} {dimension:9} {kind:14} {len(models):6d} {count:5d} {figures['error']:6.1%} {figures['without_forecast']:12.1%}"
+            f" {figures['ernest']:7.1%} {figures['coverage']:9.0%} {figures['seconds']:6.2f}"
+        )
+        means[kind].append((figures["error"], figures["ernest"]))
+    for kind, pairs in means.items():
+        own, ernest = np.mean(pairs, axis=0)
+        better = sum(mine <= rival for mine, rival in pairs)
+        print(f"mean of the {len(pairs)} {kind} lines: {own:.1%}, Ernest {ernest:.1%} ({ernest / own:.2f}x); at least as good in {better}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--only", default="", help="starts of the names of sources, with commas")
+    parser.add_argument("--along", default="workers,steps,cores,work,nodes", help="dimensions, with commas")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--inner", type=int, default=4)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    wanted = tuple(options.only.split(",")) if options.only else ("",)
+    every = [series for source in (own_and_runs, tables) for series in source(options.data) if series.source.startswith(wanted)]
+    items = [
+        (series, *part) for series in every for part in parts(series, options.along.split(","), options.runs, options.seeds, options.inner)
+    ]
+    scores = list(fan_out(score, items, processes=options.processes, progress=lambda done, total: None))
+    show(scores)
+    if options.json:
+        options.json.write_text(json.dumps([dataclasses.asdict(one) for one in scores], indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The command that books machines: ``advise`` turns runs and a deadline into the cheapest configuration that meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretrain.cli.app import JsonFlag, app, say, show
+from foretrain.errors import InputError, invalid
+
+if TYPE_CHECKING:
+    from foretrain.advice import Advice
+    from foretrain.job import Run
+    from foretrain.predictors.base import Predictor
+
+
+@app.command()
+def advise(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl...", help="Measured runs of the training.", show_default=False)],
+    *,
+    deadline: Annotated[str, typer.Option(help="By when it must end, such as 6h.", show_default=False)],
+    risk: Annotated[float, typer.Option(help="How likely it may end later, from 0 to 1.")] = 0.1,
+    model: Annotated[str | None, typer.Option(help="Which model, where the runs are of several.")] = None,
+    samples: Annotated[str | None, typer.Option(help="Samples per epoch, as 50000 or 50000,100000.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Epochs of the whole training.")] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="Workers to choose from, as 1,2,4. [default: those of the runs, and twice the most]")
+    ] = None,
+    cores: Annotated[str | None, typer.Option(help="Cores per worker to choose from, for CPU workers.")] = None,
+    instances: Annotated[
+        str | None, typer.Option(help="Machines to choose from, as g4dn.xlarge,g4dn.12xlarge (foretrain catalog nodes).")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples per step over all workers. [default: each worker's stays]")] = None,
+    predictor: Annotated[
+        str, typer.Option(help="What forecasts: a name, which learns from the runs, or a folder that fit made.")
+    ] = "ray_models",
+    top: Annotated[int, typer.Option(min=1, help="Configurations to show.")] = 10,
+    catalog: Annotated[Path | None, typer.Option(help="Your own devices, nodes and prices (TOML).")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The cheapest configuration (data, workers, machines) that meets a deadline, with the probability of missing it."""
+    from foretrain import advice
+    from foretrain.catalog import Catalog
+    from foretrain.job import read_runs
+    from foretrain.report.screen import progress
+    from foretrain.units import parse_seconds
+
+    limit_s, known = parse_seconds(deadline, "deadline"), Catalog.load(catalog)
+    found = [run for path in runs for _, run in read_runs(path)]
+    base = advice.template(found, model)
+    wishes = advice.Wishes(
+        samples=_numbers("samples", samples), epochs=epochs, workers=_numbers("workers", workers), cores=_numbers("cores", cores),
+        instances=tuple(instances.split(",")) if instances else (), batch=batch,
+    )  # fmt: skip
+    jobs, refused = advice.candidates(base, found, wishes, known)
+    forecaster = _learned(predictor, [run for run in found if run.job.workload.model == base.workload.model])
+    with progress("configurations") as advance:
+        told = advice.advise(forecaster, jobs, limit_s, risk=risk, refused=refused, progress=advance)
+    if as_json:
+        from foretrain.report import dump
+
+        typer.echo(dump(advice.to_dict(told)))
+    else:
+        _show(told, top)
+    if told.best is None:
+        raise typer.Exit(1)
+
+
+def _show(told: Advice, top: int) -> None:
+    from foretrain.report.tables import advice_table
+
+    for what, why in list(told.refused.items())[:5]:
+        say(f"not forecast: {what}: {why}")
+    if len(told.refused) > 5:
+        say(f"not forecast: {len(told.refused) - 5} more")
+    if told.options:
+        show(advice_table(told, top))
+    if told.best is None:
+        say("no configuration meets the deadline with that risk")
+
+
+def _learned(name: str, runs: list[Run]) -> Predictor:
+    from foretrain import predictors
+
+    found = predictors.get(name)
+    if Path(name).is_dir() or not found.learns:
+        return found
+    learned = found.fit(runs)
+    for line in learned.left_out_[:3]:
+        say(f"left out: {line}")
+    return learned
+
+
+def _numbers(name: str, text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    try:
+        values = tuple(int(float(word)) for word in text.split(","))
+    except ValueError as error:
+        raise invalid(name, text, "whole numbers with commas between them") from error
+    if any(value < 1 for value in values):
+        raise InputError(f"{name}: {text!r} has a number below 1")
+    return values

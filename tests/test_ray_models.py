@@ -1,0 +1,253 @@
+"""The Ray performance models: what they learn from runs at several scales, how they choose, and how far they are sure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrain import predictors
+from foretrain.errors import InputError, UnsupportedJob
+from foretrain.job import Job, Run
+from foretrain.predictors.checks import check_predictor
+from foretrain.predictors.ray_columns import Array, Encoding, Table
+from foretrain.predictors.ray_law import Law, Sum
+from foretrain.predictors.ray_models import RayModelsPredictor
+from foretrain.predictors.ray_scaling import ScaleModel, check, ernest_times_s
+from foretrain.predictors.ray_search import BATCH, STARTERS, Budget, search, try_recipes
+from foretrain.predictors.ray_techniques import TECHNIQUES, Recipe, learn, means_of
+
+
+def job(
+    workers: int = 1, batch: int = 8, cores: int = 1, *, name: str = "model.py:net", plan: dict[str, Any] | None = None, **training: Any
+) -> Job:
+    section = {"global_batch": batch * workers, "sequence": 16, **training}
+    cluster = {"device": "cpu", "devices_per_node": workers, "cores_per_device": cores}
+    return Job.read({"model": {"source": "python", "name": name}, "training": section, "cluster": cluster, "plan": plan or {}})
+
+
+def step_s(one: Job) -> float:
+    """A training that computes in proportion to the batch over the cores, and exchanges with the logarithm of the workers."""
+    workers, cores = one.cluster.world_size, one.cluster.device.cores or 1
+    batch = one.workload.training.global_batch / workers
+    return (0.02 + 0.01 * batch / cores**0.9 + 0.03 * math.log(workers)) * (1.5 if one.plan.servers else 1.0)
+
+
+def run(one: Job, **measured: float) -> Run:
+    return Run(job=one, measured=measured or {"step_time_s": step_s(one)})
+
+
+def grid(workers: tuple[int, ...] = (1, 2, 4, 8), batches: tuple[int, ...] = (8, 16, 32), cores: tuple[int, ...] = (1,)) -> list[Run]:
+    return [run(job(count, batch, each)) for count in workers for batch in batches for each in cores]
+
+
+QUICK = Budget(starters=(Recipe(mean="law"), Recipe(technique="gaussian process"), Recipe(mean="nnls"), Recipe(technique="ridge")))
+
+
+def blind(budget: Budget = QUICK) -> RayModelsPredictor:
+    """Without our own forecast: these jobs name a model that does not exist."""
+    return RayModelsPredictor(physics=None, budget=budget)
+
+
+@pytest.fixture(scope="module")
+def learned() -> RayModelsPredictor:
+    return blind(Budget()).fit(grid())
+
+
+def table_of(runs: list[Run]) -> tuple[Table, Array]:
+    _, tables = blind().tables(runs)
+    return tables["step"]
+
+
+def test_it_passes_the_conformance_checks() -> None:
+    check_predictor(blind(), job(samples=64_000, epochs=2))
+
+
+def test_it_is_known_by_name() -> None:
+    assert isinstance(predictors.get("ray_models"), RayModelsPredictor)
+
+
+@pytest.mark.parametrize(("asked", "within"), [(job(4, 24), 0.05), (job(8, 12), 0.05), (job(16, 16), 0.15), (job(2, 64), 0.15)])
+def test_scales_inside_and_beyond_are_forecast(learned: RayModelsPredictor, asked: Job, within: float) -> None:
+    assert learned.predict(asked)["step_time_s"].median == pytest.approx(step_s(asked), rel=within)
+
+
+def test_a_forecast_beyond_the_runs_says_so_and_is_no_surer(learned: RayModelsPredictor) -> None:
+    inside, beyond = learned.predict(job(4, 24)), learned.predict(job(32, 24))
+    assert not any("beyond" in note for note in inside.assumptions)
+    assert "beyond those runs in workers" in beyond.assumptions
+    ratios = [forecast["step_time_s"].high / forecast["step_time_s"].median for forecast in (inside, beyond)]
+    assert ratios[1] >= ratios[0]
+
+
+def test_settings_in_which_runs_differ_are_told_apart() -> None:
+    served = [run(job(workers, batch, plan={"servers": 1})) for workers in (1, 2, 4, 8) for batch in (8, 32)]
+    learned = blind().fit([*grid(), *served])
+    plain, slow = learned.predict(job(4, 16)), learned.predict(job(4, 16, plan={"servers": 1}))
+    assert slow["step_time_s"].median / plain["step_time_s"].median == pytest.approx(1.5, rel=0.15)
+
+
+def test_a_setting_that_no_run_has_is_refused(learned: RayModelsPredictor) -> None:
+    with pytest.raises(UnsupportedJob, match=r"^training.precision: 'bf16'; the runs of this model have 'fp32'$"):
+        learned.predict(job(precision="bf16"))
+
+
+def test_a_model_without_runs_is_refused(learned: RayModelsPredictor) -> None:
+    with pytest.raises(UnsupportedJob, match=r"^model: no run of 'model.py:other'; ray_models has learned model.py:net$"):
+        learned.predict(job(name="model.py:other"))
+
+
+def test_models_with_too_few_runs_are_named() -> None:
+    learned = blind().fit([*grid(), run(job(name="model.py:rare"))])
+    assert learned.left_out_ == ("model.py:rare: only 1 runs of it; 3 are needed",)
+    with pytest.raises(InputError, match="no model has 3 runs"):
+        blind().fit([run(job())])
+
+
+def test_epochs_have_a_start_that_steps_do_not_show() -> None:
+    runs = []
+    for workers in (1, 2, 4):
+        for samples in (256, 512, 1024, 2048):
+            one = job(workers, 8, samples=samples)
+            assert one.workload.training.steps_per_epoch
+            runs.append(run(one, step_time_s=step_s(one), epoch_time_s=3.0 + step_s(one) * one.workload.training.steps_per_epoch))
+    asked = job(2, 8, samples=4096)
+    steps = asked.workload.training.steps_per_epoch
+    assert steps
+    told = blind().fit(runs).predict(asked)
+    assert told["epoch_time_s"].median == pytest.approx(3.0 + step_s(asked) * steps, rel=0.1)
+    assert told["step_time_s"].median == pytest.approx(step_s(asked), rel=0.05)
+
+
+def test_whole_trainings_alone_are_enough() -> None:
+    runs = [run(one, total_time_s=step_s(one) * 100) for one in (job(workers, steps=100) for workers in (1, 2, 4, 8))]
+    asked = job(3, steps=100)
+    assert blind().fit(runs).predict(asked)["total_time_s"].median == pytest.approx(step_s(asked) * 100, rel=0.1)
+
+
+def test_what_was_learned_is_the_same_when_read_again(learned: RayModelsPredictor, tmp_path: Path) -> None:
+    learned.save(tmp_path)
+    again = predictors.get(tmp_path)
+    for asked in (job(4, 24), job(16, 16)):
+        assert again.predict(asked).quantities == learned.predict(asked).quantities
+
+
+def test_scoring_forgets_what_was_learned() -> None:
+    with pytest.raises(UnsupportedJob, match="fit it first"):
+        blind().fit(grid()).without(frozenset({"net"})).predict(job())
+
+
+# Our own forecast as the mean
+
+MODEL = """
+import torch
+def net(batch):
+    return torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)), (torch.zeros(batch, 16),), lambda out: out.sum()
+"""
+
+
+def test_the_forecast_of_the_job_is_corrected_where_runs_are_few(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    physics = predictors.get()
+
+    def known(workers: int, batch: int) -> Job:
+        training = {"global_batch": batch * workers}
+        cluster = {"device": "cpu", "devices_per_node": workers, "cores_per_device": 1}
+        return Job.read({"model": {"source": "python", "name": "model.py:net"}, "training": training, "cluster": cluster}, base=tmp_path)
+
+    def truth_s(one: Job) -> float:
+        return 1.7 * physics.predict(one)["step_time_s"].median
+
+    runs = [run(one, step_time_s=truth_s(one)) for one in (known(1, 256), known(2, 1024), known(4, 256))]
+    learned = RayModelsPredictor().fit(runs)
+    assert all(workload.physics for workload in learned.workloads_.values())
+    asked = known(4, 4096)
+    assert learned.predict(asked)["step_time_s"].median == pytest.approx(truth_s(asked), rel=0.5)
+
+
+# Parts
+
+
+def test_every_technique_that_is_named_is_tried() -> None:
+    assert {recipe.technique for recipe in STARTERS} == {"none", *TECHNIQUES}
+
+
+@pytest.mark.parametrize("recipe", [recipe for recipe in STARTERS if recipe.mean != "forecast"], ids=lambda recipe: recipe.label)
+def test_recipes_learn_the_runs_and_stay_finite_far_away(recipe: Recipe) -> None:
+    table, times_s = table_of(grid(cores=(1, 2)))
+    tell = learn(recipe, table, times_s, means_of(table, times_s, [recipe.mean])[recipe.mean])
+    assert np.abs(np.exp(tell(table)) / times_s - 1).mean() < 0.25
+    far, _ = table_of(grid(workers=(128, 256, 512), batches=(4096,)))
+    assert np.isfinite(tell(far)).all()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.floats(1e-3, 10), st.floats(0, 1), st.integers(0, 100))
+def test_the_law_follows_times_of_any_size(scale: float, exchange: float, seed: int) -> None:
+    table, _ = table_of(grid())
+    noise = np.random.default_rng(seed).normal(0, 0.02, len(table))
+    times_s = scale * (0.1 + table.work / table.work.max() + exchange * np.log(table.workers)) * np.exp(noise)
+    assert np.abs(np.exp(Law.fit(table, times_s).log_times(table)) / times_s - 1).mean() < 0.12
+
+
+def test_more_work_never_takes_less_time_by_the_laws() -> None:
+    table, times_s = table_of(grid())
+    more, _ = table_of([run(job(4, batch)) for batch in (8, 16, 32, 64, 128)])
+    for law in (Law.fit(table, times_s), Sum.fit(table, times_s, select=True)):
+        assert (np.diff(law.log_times(more)) >= 0).all()
+
+
+def test_a_recipe_is_never_chosen_by_the_runs_that_it_is_scored_on() -> None:
+    """Times of the runs that are left out do not change what is said of them."""
+    table, times_s = table_of(grid())
+    train, test = np.arange(8), np.arange(8, 12)
+    told = ScaleModel.fit(table.take(train), times_s[train], QUICK).log_times(table.take(test))
+    changed = times_s.copy()
+    changed[test] *= 100
+    again = ScaleModel.fit(table.take(train), changed[train], QUICK).log_times(table.take(test))
+    assert (told == again).all()
+
+
+def test_checks_say_both_how_well_it_interpolates_and_extrapolates() -> None:
+    table, times_s = table_of(grid())
+    found = {(one.dimension, one.kind): one for one in check(table, times_s, QUICK)}
+    assert set(found) == {(dimension, kind) for dimension in ("workers", "work") for kind in ("interpolation", "extrapolation")}
+    assert all(one.error < 0.2 for one in found.values())
+
+
+def test_ernest_has_a_law_for_each_setting() -> None:
+    served = [run(job(workers, batch, plan={"servers": 1})) for workers in (1, 2, 4, 8) for batch in (8, 32)]
+    table, times_s = table_of([*grid(), *served])
+    assert np.abs(ernest_times_s(table, times_s, table) / times_s - 1).max() < 0.1
+
+
+def test_the_search_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    table, times_s = table_of(grid(workers=(1, 2, 4), batches=(8, 32)))
+    study = tmp_path / "study.log"
+    heard: list[int] = []
+    search(table, times_s, dataclasses.replace(QUICK, trials=BATCH, study=study), lambda done, total: heard.append(done))
+    search(table, times_s, dataclasses.replace(QUICK, trials=BATCH + 2, study=study), lambda done, total: heard.append(done))
+    assert heard == [BATCH, BATCH + 2]
+
+
+def test_the_search_finds_the_same_in_one_process_and_in_two() -> None:
+    table, times_s = table_of(grid(workers=(1, 2, 4), batches=(8, 32)))
+    one, two = (search(table, times_s, dataclasses.replace(QUICK, trials=4, processes=count)) for count in (1, 2))
+    assert [trial.recipe for trial in one] == [trial.recipe for trial in two]
+    assert [trial.inside_error for trial in one] == [trial.inside_error for trial in two]
+
+
+def test_a_recipe_with_our_forecast_is_left_out_where_there_is_none() -> None:
+    table, times_s = table_of(grid(batches=(8,)))
+    assert all(trial.recipe.mean != "forecast" for trial in try_recipes((table, times_s), STARTERS))
+
+
+def test_an_encoding_survives_json() -> None:
+    encoding = Encoding.of([one.job for one in grid()], graphs=False)
+    assert Encoding.from_dict(encoding.to_dict()) == encoding
