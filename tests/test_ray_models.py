@@ -183,6 +183,8 @@ def test_recipes_learn_the_runs_and_stay_finite_far_away(recipe: Recipe) -> None
     table, times_s = table_of(grid(cores=(1, 2)))
     tell = learn(recipe, table, times_s, means_of(table, times_s, [recipe.mean])[recipe.mean])
     assert np.abs(np.exp(tell(table)) / times_s - 1).mean() < 0.25
+    alone = np.concatenate([tell(table.take(np.array([i]))) for i in range(len(table))])
+    assert alone == pytest.approx(tell(table))  # a row says the same whatever stands beside it
     far, _ = table_of(grid(workers=(128, 256, 512), batches=(4096,)))
     assert np.isfinite(tell(far)).all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,16 +119,22 @@ def _nnls(rows: Array) -> Array:
     return solution
 
 
-def _selected(rows: Array, most: int = 6) -> tuple[int, ...]:
-    """Sequential forward selection: the term that lowers the error of left-out runs most, until none lowers it by two percent."""
+def _selected(rows: Array) -> tuple[int, ...]:
     parts = np.arange(len(rows)) % min(5, len(rows))
-    chosen, best = [0], np.inf
-    while len(chosen) < most:
-        errors = {}
-        for new in (one for one in range(rows.shape[1]) if one not in chosen):
-            trial = rows[:, [*chosen, new]]
-            misses = [np.abs(trial[parts == part] @ _nnls(trial[parts != part]) - 1) for part in np.unique(parts)]
-            errors[new] = float(np.concatenate(misses).mean())
+
+    def error(chosen: list[int]) -> float:
+        trial = rows[:, chosen]
+        misses = [np.abs(trial[parts == part] @ _nnls(trial[parts != part]) - 1) for part in np.unique(parts)]
+        return float(np.concatenate(misses).mean())
+
+    return forward_selection(rows.shape[1], error, start=(0,), most=6)
+
+
+def forward_selection(count: int, error: Callable[[list[int]], float], *, start: tuple[int, ...] = (), most: int) -> tuple[int, ...]:
+    """Of so many terms, one after the other that which lowers the error of left-out runs most, until none lowers it by two percent."""
+    chosen, best = list(start), np.inf
+    while len(chosen) < min(most, count):
+        errors = {new: error([*chosen, new]) for new in range(count) if new not in chosen}
         new = min(errors, key=lambda one: errors[one])
         if errors[new] > 0.98 * best:
             break

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from foretrain.predictors.ray_columns import Array, Indices, Table
-from foretrain.predictors.ray_law import Law, Sum
+from foretrain.predictors.ray_law import Law, Sum, forward_selection
 
 Mean = Literal["none", "law", "nnls", "selected nnls", "forecast"]
 MEANS: tuple[Mean, ...] = ("none", "law", "nnls", "selected nnls", "forecast")
@@ -107,9 +107,8 @@ def terms(table: Table, kind: Literal["logs", "rich"]) -> Array:
     logs = [*numbers, np.log(table.cores), np.log(table.steps), *table.levels.T]
     if kind == "logs":
         return np.column_stack(logs).astype(np.float64)
-    batch = table.work / np.exp(np.log(table.work).mean())
-    rich = [1 / table.workers, 1 / table.nodes, 1 / table.cores, np.sqrt(table.workers), np.sqrt(table.nodes), np.sqrt(batch)]
-    ernest = [batch, batch / table.cores, table.workers, np.sqrt(batch) / table.cores]
+    rich = [1 / table.workers, 1 / table.nodes, 1 / table.cores, np.sqrt(table.workers), np.sqrt(table.nodes), np.sqrt(table.work)]
+    ernest = [table.work, table.work / table.cores, table.workers, np.sqrt(table.work) / table.cores]
     return np.column_stack([*logs, *rich, *ernest]).astype(np.float64)
 
 
@@ -146,19 +145,9 @@ class Pipeline:
         return np.column_stack([varied, *(varied[:, i] * varied[:, j] for i in range(count) for j in range(i, count))])
 
 
-def _selected(rows: Array, targets: Array, most: int = 8) -> tuple[int, ...]:
-    """Sequential forward selection: the term that lowers the error of left-out runs most, until none lowers it by two percent."""
+def _selected(rows: Array, targets: Array) -> tuple[int, ...]:
     parts = np.arange(len(targets)) % min(5, len(targets))
-    chosen: list[int] = []
-    best = np.inf
-    while len(chosen) < min(most, rows.shape[1]):
-        errors = {new: _left_out(rows[:, [*chosen, new]], targets, parts) for new in range(rows.shape[1]) if new not in chosen}
-        new = min(errors, key=lambda one: errors[one])
-        if errors[new] > 0.98 * best:
-            break
-        chosen.append(new)
-        best = errors[new]
-    return tuple(chosen)
+    return forward_selection(rows.shape[1], lambda chosen: _left_out(rows[:, chosen], targets, parts), most=8)
 
 
 def _left_out(rows: Array, targets: Array, parts: Indices) -> float:
