@@ -1,18 +1,19 @@
-"""Driple on runs of unseen models: every figure in every setting, beside simple baselines and the white box; and transfer to a new setting.
+"""Driple on runs of unseen models: every figure in every setting, beside simple baselines and the white box.
 
-    python benchmarks/driple.py score METHOD... --results DIR [--settings ...]    forecasts of held-out runs, one file per method
-    python benchmarks/driple.py table --results DIR [--each]                      the errors
-    python benchmarks/driple.py transfer --target "cpu ps 4"                      error and time against the number of target samples
-    python benchmarks/driple.py h200 METHOD...                                    utilisation of the H200
+    python benchmarks/driple.py score METHOD... --results DIR [--by family|model|run] [--seeds 0 1 2]   forecasts of held-out runs
+    python benchmarks/driple.py table --results DIR [--by ...]                                          their errors
+    python benchmarks/driple.py h200 METHOD...                                                          utilisation of the H200
 
-Methods: mean, flops, sums, whitebox, improved, gcn, gin, gat, mpnn. A run is forecast by what has
-learned from runs of other architecture families only. Errors: spans as shares of the measuring window and utilisation in absolute terms; bytes per
-second and memory as the mean absolute logarithm of the ratio.
+Methods: mean, flops, sums, whitebox; improved, and improved without one of its parts; the references gcn, gin, gat and mpnn. A run is
+forecast by what has learned from runs of other architecture families only (or other models; or, to show what a leak is worth, other
+runs). Errors: spans as shares of the measuring window and utilisation in absolute terms; bytes per second and memory as the mean
+absolute logarithm of the ratio. ``driple_transfer.py`` is about new settings.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import functools
 import time
@@ -24,10 +25,13 @@ import numpy as np
 from foretrain.capture import capture_job
 from foretrain.families import family
 from foretrain.forecast import Forecast
+from foretrain.graph import PHASES
 from foretrain.job import Job, Run, read_runs
 from foretrain.predictors.deletepop import DeletePopPredictor
-from foretrain.predictors.driple import Cases, network_module
+from foretrain.predictors.driple_cases import Cases, network_module
 from foretrain.predictors.driple_features import (
+    CERTAIN_ALONE,
+    NODE_COLUMNS,
     SETTING_COLUMNS,
     TARGETS,
     TWELVE,
@@ -100,6 +104,16 @@ class Study:
         """As the reference sees the runs."""
         return Cases.of([run.job for run in self.runs], list(self.measured), improved=False)
 
+    @functools.cached_property
+    def models(self) -> list[str]:
+        return [run.job.workload.model.name for run in self.runs]
+
+    def with_seed(self, seed: int) -> Study:
+        """The same runs, and what was computed of them."""
+        other = copy.copy(self)
+        object.__setattr__(other, "seed", seed)
+        return other
+
     def corrected(self, known: Sequence[int]) -> Cases:
         """As the improved network sees them, the white box's constants learned from ``known``."""
         levels = Whitebox(self.schedules).fit([self.runs[i] for i in known]).levels
@@ -155,8 +169,9 @@ def improved(study: Study, known: list[int], asked: list[int]) -> Array:
     return _network(study, study.corrected(known), known, asked)
 
 
-def _network(study: Study, cases: Cases, known: list[int], asked: list[int]) -> Array:
-    network, _ = network_module().train(cases.part(known).samples(), [study.families[i] for i in known], seed=study.seed)
+def _network(study: Study, cases: Cases, known: list[int], asked: list[int], members: int | None = None) -> Array:
+    kin = [study.families[i] for i in known]
+    network, _ = network_module().train(cases.part(known).samples(), kin, seed=study.seed, members=members)
     return cases.part(asked).figures(network.figures(cases.part(asked).samples()))
 
 
@@ -170,10 +185,64 @@ def reference(kind: str, study: Study, known: list[int], asked: list[int]) -> Ar
     return by_setting(study, known, asked, one)
 
 
+# The improved network without one of its parts
+
+
+def without_whitebox(cases: Cases) -> Cases:
+    """It learns the figures themselves; only what is certain of silent jobs is still the schedule's."""
+    kept = np.zeros_like(cases.schedule)
+    certain = np.ix_(cases.silent, CERTAIN_ALONE)
+    kept[certain] = cases.schedule[certain]
+    return dataclasses.replace(cases, schedule=kept, settings=cases.settings[:, : len(SETTING_COLUMNS)])
+
+
+def without_graph(cases: Cases) -> Cases:
+    """A network over the sums, the setting and the white box's word."""
+    nothing = np.zeros((2, 0), dtype=np.int64)
+    return dataclasses.replace(cases, graphs=[dataclasses.replace(g, nodes=np.zeros_like(g.nodes), edges=nothing) for g in cases.graphs])
+
+
+def without_sums(cases: Cases) -> Cases:
+    return dataclasses.replace(cases, graphs=[dataclasses.replace(g, whole=np.zeros(0, dtype=np.float32)) for g in cases.graphs])
+
+
+def without_direction(cases: Cases) -> Cases:
+    """Edges go both ways, and no node knows its phase."""
+    first = NODE_COLUMNS.index(PHASES[0])
+    graphs = []
+    for graph in cases.graphs:
+        nodes = graph.nodes.copy()
+        nodes[:, first : first + len(PHASES)] = 0.0
+        both = np.unique(np.concatenate([graph.edges, graph.edges[::-1]], axis=1), axis=1)
+        graphs.append(dataclasses.replace(graph, nodes=nodes, edges=both))
+    return dataclasses.replace(cases, graphs=graphs)
+
+
+def ablated(change: Callable[[Cases], Cases], study: Study, known: list[int], asked: list[int]) -> Array:
+    return _network(study, change(study.corrected(known)), known, asked)
+
+
+def per_setting(study: Study, known: list[int], asked: list[int]) -> Array:
+    """Without the columns of the setting: a network for each."""
+    cases = study.corrected(known)
+    cases = dataclasses.replace(cases, settings=cases.settings[:, len(SETTING_COLUMNS) :])
+    return by_setting(study, known, asked, lambda a, b: _network(study, cases, a, b))
+
+
+def single(study: Study, known: list[int], asked: list[int]) -> Array:
+    """One network in place of four."""
+    return _network(study, study.corrected(known), known, asked, members=1)
+
+
 METHODS: dict[str, Callable[[Study, list[int], list[int]], Array]] = {
     "mean": mean, "flops": flops, "sums": sums, "whitebox": whitebox, "improved": improved,
+    "no-whitebox": functools.partial(ablated, without_whitebox), "no-settings": per_setting,
+    "no-direction": functools.partial(ablated, without_direction), "no-graph": functools.partial(ablated, without_graph),
+    "no-sums": functools.partial(ablated, without_sums), "one-member": single,
+    "graph-alone": functools.partial(ablated, lambda cases: without_sums(without_whitebox(cases))),
     **{kind: functools.partial(reference, kind) for kind in REFERENCES},
 }  # fmt: skip
+SEEDLESS = ("mean", "flops", "sums", "whitebox")
 
 
 # Scores
@@ -184,64 +253,88 @@ def read(path: Path, settings: Sequence[str] = ()) -> list[Run]:
     return [run for run in runs if figures_of(run) is not None and (not settings or setting_of(run.job) in settings)]
 
 
-def held_out(study: Study, method: str, rows: Sequence[int], file: Path) -> None:
-    """The figures of each run by what has learned from other families; what the file holds is not learned again."""
+FOLDS = 4
+
+
+def folds(study: Study, by: str) -> list[set[int]]:
+    """The rows of each fold; families or models in the order of their names, runs in a random order."""
+    if by == "run":
+        order = np.random.default_rng(0).permutation(len(study.runs)).tolist()
+        return [set(order[fold::FOLDS]) for fold in range(FOLDS)]
+    groups = study.families if by == "family" else study.models
+    names = sorted(set(groups))
+    return [{i for i, name in enumerate(groups) if name in names[fold::FOLDS]} for fold in range(FOLDS)]
+
+
+def held_out(study: Study, method: str, rows: Sequence[int], by: str, file: Path) -> None:
+    """The figures of each run by what has learned from other folds; what the file holds is not learned again."""
     found = np.load(file) if file.exists() else np.full((len(study.runs), len(TARGETS)), np.nan)
-    for name in sorted(set(study.families)):
-        asked = [i for i in rows if study.families[i] == name and np.isnan(found[i]).any()]
-        known = [i for i in range(len(study.runs)) if study.families[i] != name]
+    for number, fold in enumerate(folds(study, by)):
+        asked = [i for i in rows if i in fold and np.isnan(found[i]).any()]
+        known = [i for i in range(len(study.runs)) if i not in fold]
         if not asked:
             continue
-        start = time.perf_counter()
+        start = time.process_time()
         found[asked] = METHODS[method](study, known, asked)
         silent = [i for i in asked if not exchanges(study.runs[i].job)]
         if method not in REFERENCES:
             found[silent] = without_network(found[silent])
         np.save(file, found)
-        print(f"{method}: {name}, {len(asked)} runs, {time.perf_counter() - start:.1f} s", flush=True)
+        print(f"{method}: by {by}, seed {study.seed}, fold {number}, {len(asked)} runs, {time.process_time() - start:.1f} s", flush=True)
 
 
 def errors(found: Array, measured: Array) -> Array:
     return np.abs(scaled(found) - scaled(measured))
 
 
+def large_settings(settings: Sequence[str]) -> list[str]:
+    return [name for name in sorted(set(settings)) if settings.count(name) >= FEWEST]
+
+
 def score(options: argparse.Namespace) -> None:
-    study = Study(read(CAMPAIGN), remembering(), options.seed)
-    module = network_module()
-    if options.epochs is not None:
-        module.REFERENCE_SCHEDULE = dataclasses.replace(module.REFERENCE_SCHEDULE, epochs=options.epochs, patience=options.epochs // 3)
+    study = Study(read(CAMPAIGN), remembering())
     options.results.mkdir(parents=True, exist_ok=True)
-    rows = [i for i, setting in enumerate(study.settings) if not options.settings or setting in options.settings]
+    wanted = options.settings or large_settings(study.settings)
+    rows = [i for i, setting in enumerate(study.settings) if setting in wanted]
     for method in options.methods:
-        held_out(study, method, rows, options.results / f"{method}.npy")
+        for seed in options.seeds[: 1 if method in SEEDLESS else None]:
+            held_out(study.with_seed(seed), method, rows, options.by, options.results / f"{options.by}_{method}_{seed}.npy")
 
 
 def table(options: argparse.Namespace) -> None:
-    runs = read(CAMPAIGN)
-    settings = np.array([setting_of(run.job) for run in runs])
-    measured = np.stack([found for run in runs if (found := figures_of(run)) is not None])
-    large = [name for name in sorted(set(settings)) if (settings == name).sum() >= FEWEST]
-    columns = [TARGETS.index(name) for name in SHOWN]
-    files = [path for name in METHODS if (path := options.results / f"{name}.npy").exists()]
-    names = [
-        name.replace("device_utilization", "device")
-        .replace("memory_utilization", "memory")
-        .replace("network_rx", "network")
-        .removesuffix("_s")
-        for name in SHOWN
-    ]
+    """Errors, the mean over seeds; and how the references compare with the improved network."""
+    study = Study(read(CAMPAIGN), remembering())
+    settings, columns = np.array(study.settings), [TARGETS.index(name) for name in SHOWN]
+    names = [name.replace("_utilization", "").replace("network_rx", "network").removesuffix("_s") for name in SHOWN]
     print("| setting | method | " + " | ".join(names) + " | mean of 7 | mean of 12 |\n|---|---|" + "---|" * (len(names) + 2))
-    overall: dict[str, list[Array]] = {}
-    for setting in large:
-        for file in files:
-            error = errors(np.load(file), measured)[settings == setting]
-            if np.isnan(error).any():
+    overall: dict[str, dict[str, Array]] = {}
+    for setting in large_settings(study.settings):
+        for method in METHODS:
+            files = sorted(options.results.glob(f"{options.by}_{method}_*.npy"))
+            each = [errors(np.load(file), study.measured)[settings == setting].mean(axis=0) for file in files]
+            if not each or np.isnan(each).any():
                 continue
-            each = error.mean(axis=0)
-            overall.setdefault(file.stem, []).append(each)
-            _row(f"{setting} ({(settings == setting).sum()})", file.stem, each, columns)
-    for name, each in overall.items():
-        _row(f"mean of {len(each)}", f"**{name}**", np.mean(each, axis=0), columns)
+            overall.setdefault(method, {})[setting] = np.array(each)
+            _row(f"{setting} ({(settings == setting).sum()})", method, np.mean(each, axis=0), columns)
+    for method, found in overall.items():
+        seeds = np.mean(list(found.values()), axis=0)
+        _row(f"mean of {len(found)}", f"**{method}**", seeds.mean(axis=0), columns)
+        if len(seeds) > 1:
+            print(f"  {method}, mean of 7 by seed: " + ", ".join(f"{figure:.4f}" for figure in seeds[:, columns].mean(axis=1)))
+    for method in [name for name in overall if name in REFERENCES and "improved" in overall]:
+        _compare(method, overall[method], overall["improved"], columns)
+
+
+def _compare(method: str, theirs: dict[str, Array], ours: dict[str, Array], columns: Sequence[int]) -> None:
+    """In the mean over settings and figures, and the cells in which the improved network is worse."""
+    settings = [name for name in theirs if name in ours]
+    reference, better = (np.stack([one[name].mean(axis=0)[columns] for name in settings]) for one in (theirs, ours))
+    worse = [
+        f"{settings[i]} {SHOWN[j]} {better[i, j]:.4f} against {reference[i, j]:.4f}"
+        for i, j in np.argwhere(better > reference + 5e-5).tolist()
+    ]  # fmt: skip
+    print(f"\n{method}: {reference.mean() / better.mean():.2f}x the error of improved; worse in {len(worse)} of {better.size} cells")
+    print("\n".join(f"  {one}" for one in worse))
 
 
 def _row(setting: str, method: str, each: Array, columns: Sequence[int]) -> None:
@@ -249,107 +342,39 @@ def _row(setting: str, method: str, each: Array, columns: Sequence[int]) -> None
     print(f"| {setting} | {method} | {cells} | {each[columns].mean():.3f} | {each[: len(TWELVE)].mean():.3f} |")
 
 
-# Transfer
-
-TRANSFER_FOLDS = 4
-
-
-def transfer(options: argparse.Namespace) -> None:
-    """Tailor a network that has not seen the target setting, with ever more of its samples; and learn it from scratch."""
-    study = Study(read(CAMPAIGN), remembering(), options.seed)
-    rows: dict[tuple[str, int], list[tuple[float, float, float, int]]] = {}
-    for fold in options.folds:
-        for key, result in _tailored(study, options.target, fold, options.samples).items():
-            rows.setdefault(key, []).append(result)
-            print(fold, key, *(round(figure, 4) for figure in result), flush=True)
-    print(f"| {options.target} | samples | error | training, s | measuring, s | all, s |\n|---|---|---|---|---|---|")
-    for (how, count), results in sorted(rows.items()):
-        error = sum(one[0] * one[3] for one in results) / sum(one[3] for one in results)
-        training, measuring = (float(np.mean([one[i] for one in results])) for i in (1, 2))
-        print(f"| {how} | {count or 'all'} | {error:.4f} | {training:.1f} | {measuring:.0f} | {training + measuring:.0f} |", flush=True)
-
-
-def _tailored(study: Study, target: str, fold: int, counts: Sequence[int]) -> dict[tuple[str, int], tuple[float, float, float, int]]:
-    """Error, seconds of training and of measuring, and runs scored; the key says how and with how many samples (0: all).
-
-    Samples are spread evenly over what there is, by the ratio of exchange to computation.
-    """
-    module = network_module()
-    held = set(sorted(set(study.families))[fold::TRANSFER_FOLDS])
-    known = [i for i, name in enumerate(study.families) if name not in held]
-    theirs = [i for i in known if study.settings[i] == target]
-    asked = [i for i, name in enumerate(study.families) if name in held and study.settings[i] == target]
-    elsewhere = [i for i in known if study.settings[i] != target]
-    cases = study.corrected(elsewhere)
-    kin = study.families
-    columns = [TARGETS.index(name) for name in SHOWN]
-
-    def error(network: object) -> float:
-        found = cases.part(asked).figures(network.figures(cases.part(asked).samples()))  # type: ignore[attr-defined]
-        return float(errors(found, study.measured[asked])[:, columns].mean())
-
-    def seconds(rows: Sequence[int]) -> float:
-        return float(sum(study.runs[i].provenance["seconds"] for i in rows))
-
-    start = time.perf_counter()
-    before, _ = module.train(cases.part(elsewhere).samples(), [kin[i] for i in elsewhere], seed=study.seed, members=2)
-    print(f"fold {fold}: learned from {len(elsewhere)} runs of other settings in {time.perf_counter() - start:.1f} s", flush=True)
-    results = {("as it is", 0): (error(before), 0.0, 0.0, len(asked))}
-    ratio = cases.settings[:, SETTING_COLUMNS.index("log exchange over compute")]
-    order = sorted(theirs, key=lambda i: float(ratio[i]))
-    for count in (*counts, 0):
-        chosen = [order[i] for i in np.unique(np.linspace(0, len(order) - 1, count or len(order)).round().astype(int))]
-        for how in ("transfer", "from scratch"):
-            start = time.perf_counter()
-            if how == "transfer":
-                made = module.transfer(before, cases.part(chosen).samples(), seed=study.seed)
-            else:
-                made, _ = module.train(cases.part(chosen).samples(), [kin[i] for i in chosen], seed=study.seed, members=2)
-            results[how, count] = error(made), time.perf_counter() - start, seconds(chosen), len(asked)
-    return results
-
-
 # The H200
 
 
 def h200(options: argparse.Namespace) -> None:
     """Mean absolute error of utilisation, in percentage points, on unseen families."""
-    study = Study(read(H200), remembering(), options.seed)
+    study = Study(read(H200), remembering())
     names = sorted(set(study.families))
+    print("| method | runs | seed | device utilisation | memory utilisation |\n|---|---|---|---|---|")
     for method in options.methods:
-        found = np.full(study.measured.shape, np.nan)
-        for fold in range(5):
-            held = set(names[fold::5])
-            asked, known = [], []
-            for i, name in enumerate(study.families):
-                (asked if name in held else known).append(i)
-            found[asked] = METHODS[method](study, known, asked)
-        off = np.abs(found - study.measured) * 100
-        device, memory = (off[:, TARGETS.index(name)].mean() for name in ("device_utilization", "memory_utilization"))
-        print(f"| {method} | {len(study.runs)} | {device:.1f} | {memory:.1f} |", flush=True)
+        for seed in options.seeds[: 1 if method in SEEDLESS else None]:
+            found = np.full(study.measured.shape, np.nan)
+            for fold in range(5):
+                asked = [i for i, name in enumerate(study.families) if name in names[fold::5]]
+                known = sorted(set(range(len(study.runs))) - set(asked))
+                found[asked] = METHODS[method](study.with_seed(seed), known, asked)
+            off = np.abs(found - study.measured) * 100
+            device, memory = (off[:, TARGETS.index(name)].mean() for name in ("device_utilization", "memory_utilization"))
+            print(f"| {method} | {len(study.runs)} | {seed} | {device:.2f} | {memory:.2f} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
     commands = parser.add_subparsers(required=True)
-    scoring = commands.add_parser("score")
-    scoring.add_argument("methods", nargs="+", choices=METHODS)
-    scoring.add_argument("--settings", nargs="*", default=())
-    scoring.add_argument("--epochs", type=int, help="of the references, in place of what the predictor takes")
-    scoring.set_defaults(run=score)
-    listing = commands.add_parser("table")
-    listing.set_defaults(run=table)
-    moving = commands.add_parser("transfer")
-    moving.add_argument("--target", required=True)
-    moving.add_argument("--samples", type=int, nargs="*", default=[6, 12, 24])
-    moving.add_argument("--folds", type=int, nargs="*", default=range(TRANSFER_FOLDS))
-    moving.set_defaults(run=transfer)
-    gpu = commands.add_parser("h200")
-    gpu.add_argument("methods", nargs="+", choices=METHODS)
-    gpu.set_defaults(run=h200)
+    scoring, listing, gpu = (commands.add_parser(name) for name in ("score", "table", "h200"))
+    for command, what in ((scoring, score), (listing, table), (gpu, h200)):
+        command.set_defaults(run=what)
+    for command in (scoring, gpu):
+        command.add_argument("methods", nargs="+", choices=METHODS)
+        command.add_argument("--seeds", type=int, nargs="+", default=[0])
     for command in (scoring, listing):
         command.add_argument("--results", type=Path, required=True)
+        command.add_argument("--by", choices=("family", "model", "run"), default="family", help="what a fold's runs have not in common")
+    scoring.add_argument("--settings", nargs="*", default=())
     options = parser.parse_args()
     options.run(options)
 

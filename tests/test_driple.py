@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Run
 from foretrain.measure.resources import Series, twelve_figures
 from foretrain.predictors.deletepop import DeletePopPredictor
-from foretrain.predictors.driple import Cases, DriplePredictor, network_module, resources
+from foretrain.predictors.driple import DriplePredictor, resources
+from foretrain.predictors.driple_cases import Cases, network_module
 from foretrain.predictors.driple_features import (
     GROUPS,
     NODE_COLUMNS,
@@ -91,10 +93,10 @@ def runs(folder: Path) -> list[Run]:
 def quick() -> Iterator[None]:
     """Little is learned, and soon."""
     module = network_module()
-    short = module.Schedule(epochs=40, patience=40, rate=1e-2, decay=1e-2)
+    short = module.Schedule(epochs=40, patience=40, rates=(1e-2,), decay=1e-2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(module.SCHEDULES, "improved", short)
-        patch.setattr(module, "REFERENCE_SCHEDULE", module.Schedule(epochs=4, patience=4, rate=3e-3, decay=0.0))
+        patch.setattr(module, "REFERENCE_SCHEDULE", module.Schedule(epochs=4, patience=4, rates=(3e-3, 1e-3), decay=0.0, batch=3))
         yield
 
 
@@ -228,7 +230,20 @@ def test_a_transfer_leaves_the_body_as_it_was(runs: list[Run]) -> None:
     tailored = module.transfer(network, data.part([0, 1, 2]))
     before, after = (one.members[0].state_dict() for one in (network, tailored))
     assert bool((before["body.enter.weight"] == after["body.enter.weight"]).all())
-    assert not bool((before["head.0.weight"] == after["head.0.weight"]).all())
+    assert bool((before["head.0.weight"] == after["head.0.weight"]).all())
+    assert not bool((before["direct.weight"] == after["direct.weight"]).all())
+
+
+def test_a_transfer_with_few_runs_stays_near_what_it_was_and_with_many_follows_them(runs: list[Run]) -> None:
+    module = network_module()
+    data = Cases.of([one.job for one in runs], [found for one in runs if (found := figures_of(one)) is not None]).samples()
+    network, _ = module.train(data, ["x"] * len(runs), seed=1)
+    shifted = dataclasses.replace(data, targets=data.targets + 0.3)
+    off = [
+        float(np.abs(network.figures(data)[:, BUSY] + 0.3 - module.transfer(network, some).figures(data)[:, BUSY]).mean())
+        for some in (shifted.part([0]), shifted, shifted.part(list(range(len(runs))) * 10))
+    ]
+    assert 0.3 > off[0] > off[1] > off[2]
 
 
 @pytest.mark.parametrize("kind", ["gcn", "gin", "gat", "mpnn"])

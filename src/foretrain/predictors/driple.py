@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
 
 import numpy as np
@@ -17,36 +15,27 @@ from foretrain.capture import capture_job
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, invalid
 from foretrain.families import family
 from foretrain.forecast import Estimate, Forecast
-from foretrain.graph import OpGraph
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit, Predictor
 from foretrain.predictors.blackbox import check_data_parallel
-from foretrain.predictors.deletepop import DeletePopPredictor
+from foretrain.predictors.driple_cases import Cases, deletepop, network_module
 from foretrain.predictors.driple_features import (
-    CERTAIN_ALONE,
     MEANS,
-    NETWORK_FIGURES,
     NODE_COLUMNS,
     SETTING_COLUMNS,
     SPANS,
     TARGETS,
     WHOLE_COLUMNS,
     Array,
-    Groups,
-    directed_groups,
-    exchanges,
     figures_of,
-    graph_key,
-    reference_groups,
     scaled,
-    setting_columns,
     setting_of,
     unscaled,
 )  # fmt: skip
 from foretrain.predictors.resources_whitebox import Levels, Use, Whitebox, figures_in
 
 if TYPE_CHECKING:
-    from foretrain.predictors.driple_network import Kind, Network, Samples
+    from foretrain.predictors.driple_network import Kind, Network
 
 SHIPPED = Path(__file__).parent / "fitted" / "driple"
 _QUANTILES = (0.025, 0.1, 0.9, 0.975)
@@ -75,7 +64,7 @@ class DriplePredictor(Predictor):
 
     ``reference`` is the published network, one per setting, over a hundred groups of operators. ``improved`` is one network for
     all settings of a device over the directed graph of layers; it corrects what the schedule of the step says of the resources. ``fit``
-    after ``load`` is a transfer: the body of the network stays, the head is tailored to the runs.
+    after ``load`` is a transfer: the body of the network stays, the last layers are tailored to the runs.
     """
 
     name: ClassVar[str] = "driple"
@@ -105,9 +94,11 @@ class DriplePredictor(Predictor):
                 quantities[name] = _estimate(i, values, learned.spread[i])
         if not quantities:
             raise UnsupportedJob(f"driple: the runs of {job.cluster.device.name} that it learned from have none of {', '.join(MEANS)}")
-        notes = () if setting_of(job) in learned.settings else (f"driple has learned from no run of the setting {setting_of(job)}",)
+        notes = [] if setting_of(job) in learned.settings else [f"driple has learned from no run of the setting {setting_of(job)}"]
+        if job.cluster.devices_per_node > 1 and "network_tx_bytes_per_s" in quantities:
+            notes.append("bytes per second are those of the network interface, of all workers of a node together")
         return Forecast(
-            job=job, predictor=self.name, quantities=quantities, memory_capacity_bytes=job.cluster.device.memory_bytes, assumptions=notes,
+            job=job, predictor=self.name, quantities=quantities, memory_capacity_bytes=job.cluster.device.memory_bytes, assumptions=tuple(notes),
         )  # fmt: skip
 
     def figures(self, job: Job) -> Array:
@@ -135,12 +126,12 @@ class DriplePredictor(Predictor):
         self.left_out_ = tuple(left_out)
         if not known:
             raise InputError("runs: none has resource figures or utilisation; driple needs at least one")
-        levels = self.learned_.levels if self._transfers and self.learned_ else Whitebox(_schedules()).fit(known).levels
+        levels = self.learned_.levels if self._transfers and self.learned_ else Whitebox(deletepop()).fit(known).levels
         data = Cases.of([run.job for run in known], [_figures(run) for run in known], improved=self.mode == "improved", levels=levels)
         kin = [family(run.job.workload.model) for run in known]
         keys = [self._network_of(run.job) for run in known]
         networks, held_out = (self._transfer if self._transfers else self._train)(data, kin, keys)
-        self._keep(known, data, networks, held_out, levels)
+        self._keep(known, data, networks, data.figures(held_out), levels)
         return self
 
     def _train(self, data: Cases, kin: Sequence[str], keys: Sequence[str]) -> tuple[dict[str, Network], Array]:
@@ -149,8 +140,7 @@ class DriplePredictor(Predictor):
         held_out = np.full((len(kin), len(TARGETS)), np.nan)
         networks = {}
         for key, rows in _rows_by(keys).items():
-            networks[key], found = network.train(data.part(rows).samples(), [kin[i] for i in rows], kind, seed=self.seed)
-            held_out[rows] = data.part(rows).figures(found)
+            networks[key], held_out[rows] = network.train(data.part(rows).samples(), [kin[i] for i in rows], kind, seed=self.seed)
         return networks, held_out
 
     def _transfer(self, data: Cases, kin: Sequence[str], keys: Sequence[str]) -> tuple[dict[str, Network], Array]:
@@ -159,8 +149,8 @@ class DriplePredictor(Predictor):
         held_out = np.full((len(kin), len(TARGETS)), np.nan)
         for key, rows in _rows_by(keys).items():
             start = before.networks.get(key) or next(iter(before.networks.values()))
-            held_out[rows] = data.part(rows).figures(start.figures(data.part(rows).samples()))
-            networks[key] = network.transfer(start, data.part(rows).samples(), seed=self.seed)
+            held_out[rows] = start.figures(data.part(rows).samples())
+            networks[key] = network.transfer(start, data.part(rows).samples())
         return networks, held_out
 
     def _keep(self, runs: Sequence[Run], data: Cases, networks: Mapping[str, Network], held_out: Array, levels: Levels) -> None:
@@ -233,12 +223,13 @@ class Resources:
     by: Mapping[str, str]
     window_s: float
     steps: Use
-    """Three steps as the schedule has them."""
+    """A few steps as the schedule has them."""
+    drawn_steps: int = _DRAWN_STEPS
 
 
 def resources(job: Job) -> Resources:
     """Each figure by the network that the package ships where it has learned it on this device, else by the white box."""
-    whitebox = Whitebox(_schedules())
+    whitebox = Whitebox(deletepop())
     learned = np.full(len(TARGETS), math.nan)
     try:
         predictor = DriplePredictor()
@@ -256,78 +247,8 @@ def resources(job: Job) -> Resources:
     return Resources(figures=figures, by=by, window_s=window_s, steps=whitebox.use(job, _DRAWN_STEPS, _DRAWN_STEPS * 100))
 
 
-# What the networks see of jobs
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Cases:
-    """Jobs as the networks see them: distinct graphs, the setting of each job, and the schedule's word on its resources."""
-
-    graphs: Sequence[Groups]
-    graph_of: np.ndarray[Any, np.dtype[np.int64]]
-    settings: Array
-    schedule: Array
-    """The white-box figures of each job, scaled; no columns in the reference."""
-    silent: np.ndarray[Any, np.dtype[np.bool_]]
-    """Jobs in which nothing goes over the network."""
-    measured: Array
-    """The figures of each run; not a number for a job that has not run."""
-
-    @classmethod
-    def of(
-        cls, jobs: Sequence[Job], measured: Sequence[Array] | None = None, *, improved: bool = True, levels: Levels | None = None,
-        schedules: Predictor | None = None,
-    ) -> Cases:  # fmt: skip
-        """``levels`` and ``schedules`` are what the white-box figures come from."""
-        keys = [graph_key(job) for job in jobs]
-        graphs = {key: capture_job(job) for key, job in dict(zip(keys, jobs, strict=True)).items()}
-        places = {key: number for number, key in enumerate(graphs)}
-        whitebox = Whitebox(schedules or _schedules(), levels)
-        schedule = [scaled(whitebox.figures(job)) for job in jobs] if improved else []
-        settings = [np.concatenate([setting_columns(job, graphs[key]), says]) for job, key, says in zip(jobs, keys, schedule, strict=False)]
-        return cls(
-            graphs=[_groups(graph, improved) for graph in graphs.values()],
-            graph_of=np.array([places[key] for key in keys], dtype=np.int64),
-            settings=np.array(settings).reshape(len(jobs), -1),
-            schedule=np.array(schedule).reshape(len(jobs), -1),
-            silent=np.array([not exchanges(job) for job in jobs]),
-            measured=np.stack(measured) if measured is not None else np.full((len(jobs), len(TARGETS)), np.nan),
-        )
-
-    def part(self, rows: Sequence[int]) -> Cases:
-        """Some of the jobs."""
-        index = np.array(rows, dtype=np.int64)
-        columns = {name: getattr(self, name)[index] for name in ("graph_of", "settings", "schedule", "silent", "measured")}
-        return Cases(graphs=self.graphs, **columns)
-
-    def samples(self) -> Samples:
-        """What a network learns: in the reference the figures themselves, else how far they lie from the schedule's.
-
-        Where nothing goes over the network there is nothing to learn of it.
-        """
-        targets = self.measured
-        if self.schedule.shape[1]:
-            targets = scaled(self.measured) - self.schedule
-            targets[np.ix_(self.silent, NETWORK_FIGURES)] = np.nan
-        found: Samples = network_module().Samples(graphs=self.graphs, graph_of=self.graph_of, settings=self.settings, targets=targets)
-        return found.part(range(len(self.graph_of)))
-
-    def figures(self, learned: Array) -> Array:
-        """Figures from what a network says of these jobs; where nothing is exchanged, the schedule knows when the device waits."""
-        if not self.schedule.shape[1]:
-            return unscaled(scaled(np.maximum(learned, 0.0)))
-        found = unscaled(self.schedule + learned)
-        certain = np.ix_(self.silent, CERTAIN_ALONE)
-        found[certain] = unscaled(self.schedule)[certain]
-        return found
-
-
 def _rows_by(keys: Sequence[str]) -> dict[str, list[int]]:
     return {key: [i for i, one in enumerate(keys) if one == key] for key in sorted(set(keys))}
-
-
-def _groups(graph: OpGraph, improved: bool) -> Groups:
-    return directed_groups(graph) if improved else reference_groups(graph)
 
 
 def _columns(mode: str) -> list[str]:
@@ -373,23 +294,7 @@ def _estimate(figure: int, values: Array, spread: Array) -> Estimate:
 
 
 @functools.lru_cache(maxsize=1)
-def _schedules() -> DeletePopPredictor:
-    return DeletePopPredictor()
-
-
-@functools.lru_cache(maxsize=1)
 def _shipped() -> Learned:
     learned = DriplePredictor.load(SHIPPED).learned_
     assert learned is not None
     return learned
-
-
-def network_module() -> ModuleType:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch_geometric scripts its own functions as it is imported
-            from foretrain.predictors import driple_network
-    except ModuleNotFoundError as error:
-        library = str(error.name).partition(".")[0]
-        raise ForetrainError(f"{library} is not installed; driple needs foretrain[learn]") from error
-    return driple_network

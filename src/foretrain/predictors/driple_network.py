@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import DirGNNConv, GATConv, GCNConv, GINConv, NNConv, SAGEConv, Set2Set, global_add_pool, global_max_pool
+from torch_geometric.nn import DirGNNConv, GATConv, GCNConv, GINConv, GraphConv, SAGEConv, Set2Set, global_add_pool, global_max_pool
 
 from foretrain.predictors.driple_features import Array, Groups
 from foretrain.predictors.networks import one_thread, read_members, write_members
@@ -38,15 +39,17 @@ class Schedule:
 
     epochs: int
     patience: int
-    rate: float
+    rates: tuple[float, ...]
+    """Learning rates; the held-out runs choose among several, and without such runs the first is taken."""
     decay: float
-    pull: float = 0.0
-    """How strongly weights are held to where they started; divided by the number of runs."""
+    batch: int | None = None
+    """Runs in a step of the optimiser; None for all of them."""
 
 
-SCHEDULES = {"improved": Schedule(epochs=150, patience=40, rate=5e-3, decay=1e-2)}
-REFERENCE_SCHEDULE = Schedule(epochs=200, patience=60, rate=3e-3, decay=1e-6)
-TRANSFER_SCHEDULE = Schedule(epochs=60, patience=60, rate=3e-3, decay=0.0, pull=0.5)
+SCHEDULES = {"improved": Schedule(epochs=150, patience=40, rates=(5e-3,), decay=1e-2)}
+REFERENCE_SCHEDULE = Schedule(epochs=40, patience=12, rates=(3e-3, 1e-3, 1e-2), decay=1e-6, batch=12)
+_RIDGE, _RIDGE_OF_OFFSET = 1.0, 4.0
+"""How strongly a transfer is held to where it started, in runs; columns have length one."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -92,24 +95,20 @@ class ReferenceBody(nn.Module):
 
     def forward(self, nodes: Tensor, batch: Any) -> Tensor:
         hidden = torch.relu(self.enter(nodes))
-        extra = (torch.ones(batch.edge_index.shape[1], 1),) if self.kind == "mpnn" else ()
         for convolution in self.convolutions:
-            hidden = self.gru(torch.relu(convolution(hidden, batch.edge_index, *extra)), hidden)
+            hidden = self.gru(torch.relu(convolution(hidden, batch.edge_index)), hidden)
         found: Tensor = self.readout(hidden, batch.batch)
         return found
 
-    def last(self) -> nn.Module:
-        """What is trained along with the head in a transfer."""
-        return self.convolutions[-1]
-
 
 def _convolution(kind: Kind) -> nn.Module:
+    """The MPNN's network for an edge sees nothing but that there is one: it is a matrix, the same for all of them."""
     if kind == "gin":
         return GINConv(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)))  # type: ignore[no-any-return]
     if kind == "gat":
         return GATConv(WIDTH, WIDTH // 4, heads=4)  # type: ignore[no-any-return]
     if kind == "mpnn":
-        return NNConv(WIDTH, WIDTH, nn.Linear(1, WIDTH * WIDTH))  # type: ignore[no-any-return]
+        return GraphConv(WIDTH, WIDTH)  # type: ignore[no-any-return]
     return GCNConv(WIDTH, WIDTH)  # type: ignore[no-any-return]
 
 
@@ -130,9 +129,6 @@ class DirectedBody(nn.Module):
             hidden = hidden + self.drop(torch.relu(convolution(hidden, batch.edge_index)))
         pooled = [global_add_pool(hidden * batch.share[:, None], batch.batch), global_max_pool(hidden, batch.batch)]
         return torch.tanh(self.leave(torch.cat(pooled, dim=1)))
-
-    def last(self) -> nn.Module:
-        return self.leave
 
 
 class Member(nn.Module):
@@ -162,13 +158,20 @@ class Member(nn.Module):
 
     def forward(self, batch: Any, graph_of: Tensor, beside: Tensor) -> Tensor:
         """Standardised figures of each run."""
+        return self.outer(*self.inner(batch, graph_of, beside))
+
+    def inner(self, batch: Any, graph_of: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
+        """What the last layer of the head reads, and what goes straight to the figures: a row per run."""
         graph = self.body((batch.x - self.node_mean) / self.node_scale, batch)[graph_of]
         beside = ((beside - self.beside_mean) / self.beside_scale).clamp(-3, 3)
-        found: Tensor = self.head(torch.cat([graph, beside], dim=1))
+        return self.head[:-1](torch.cat([graph, beside], dim=1)), beside
+
+    def outer(self, inner: Tensor, beside: Tensor) -> Tensor:
+        found: Tensor = self.head[-1](inner)
         return found if self.direct is None else found + self.direct(beside)
 
     def standardise(self, samples: Samples) -> None:
-        """By mean and deviation; in the reference by the largest value, as Driple does."""
+        """By mean and deviation; the nodes of the reference by the largest value, as Driple does."""
         rows = {"node": np.concatenate([graph.nodes for graph in samples.graphs]), "beside": _beside(samples), "target": samples.targets}
         for name, values in rows.items():
             if not values.shape[1]:
@@ -178,7 +181,7 @@ class Member(nn.Module):
             count = np.maximum(present.sum(axis=0), 1)
             mean = kept.sum(axis=0) / count
             scale = np.sqrt((np.where(present, values - mean, 0.0) ** 2).sum(axis=0) / count)
-            if self.kind != "improved":
+            if self.kind != "improved" and name == "node":
                 mean, scale = np.zeros_like(mean), np.abs(kept).max(axis=0)
             if name == "target":
                 self.known.copy_(torch.from_numpy((scale > 1e-6).astype(np.float32)))
@@ -210,7 +213,7 @@ class Network:
     def figures(self, samples: Samples) -> Array:
         """A row of figures per run, in the units that were learned."""
         with one_thread():
-            return np.asarray(np.mean([_apply(member, _inputs(samples)) for member in self.members], axis=0))
+            return np.asarray(np.mean([_apply(member, batched(samples)) for member in self.members], axis=0))
 
     def save(self, path: Path) -> None:
         write_members(path, self.members, {"format": FORMAT, "kind": self.kind, "sizes": self.members[0].sizes})
@@ -240,16 +243,12 @@ def train(
     trained = []
     with one_thread(), torch.random.fork_rng(devices=[]):
         for number, part in enumerate(parts):
-            torch.manual_seed(1000 * seed + number)
             inside = samples.part(sorted(set(range(len(samples))) - set(part)))
-            first = samples.graphs[0]
-            member = Member(kind, (first.nodes.shape[1], len(first.whole), samples.settings.shape[1], samples.targets.shape[1]))
-            member.standardise(inside)
             outside = samples.part(part) if part else None
-            _learn(member, list(member.parameters()), inside, outside, SCHEDULES.get(kind, REFERENCE_SCHEDULE))
+            member = _trained(kind, inside, outside, 1000 * seed + number)
             trained.append(member.eval())
             if outside is not None:
-                held_out[part] = _apply(member, _inputs(outside))
+                held_out[part] = _apply(member, batched(outside))
     network = Network(tuple(trained))
     missing = np.isnan(held_out).all(axis=1)
     if missing.any():
@@ -257,24 +256,64 @@ def train(
     return network, held_out
 
 
-def transfer(network: Network, samples: Samples, *, seed: int = 0, schedule: Schedule = TRANSFER_SCHEDULE) -> Network:
-    """The network tailored to runs of a new setting: the body stays but for its last layer, the head learns on."""
-    adapted = []
-    with one_thread(), torch.random.fork_rng(devices=[]):
-        for number, given in enumerate(network.members):
-            torch.manual_seed(1000 * seed + number)
-            member = copy.deepcopy(given)
-            learning = [*member.head.parameters(), *member.body.last().parameters()]
-            if member.direct is not None:
-                learning += list(member.direct.parameters())
-            for parameter in member.parameters():
-                parameter.requires_grad_(False)
-            for parameter in learning:
-                parameter.requires_grad_(True)
-            member.known.copy_(torch.from_numpy(np.isfinite(samples.targets).any(axis=0).astype(np.float32)))
-            _learn(member, learning, samples, None, schedule)
-            adapted.append(member.eval().requires_grad_(True))
-    return Network(tuple(adapted))
+def _trained(kind: Kind, inside: Samples, outside: Samples | None, seed: int) -> Member:
+    """At the learning rate that the held-out runs like best."""
+    schedule, first = SCHEDULES.get(kind, REFERENCE_SCHEDULE), inside.graphs[0]
+    sizes = (first.nodes.shape[1], len(first.whole), inside.settings.shape[1], inside.targets.shape[1])
+    tried: list[tuple[float, int, Member]] = []
+    for rate in schedule.rates[: 1 if outside is None else None]:
+        torch.manual_seed(seed)
+        member = Member(kind, sizes)
+        member.standardise(inside)
+        error = _learn(member, inside, outside, dataclasses.replace(schedule, rates=(rate,)))
+        tried.append((error, len(tried), member))
+    return min(tried)[-1]
+
+
+def transfer(network: Network, samples: Samples) -> Network:
+    """Tailor to a new setting: what the body and the head's inner layers make of a run stays, how figures follow from it is learned anew.
+
+    A ridge regression of what the network is off by, so the fewer the samples, the closer it stays to what it was.
+    """
+    with one_thread(), torch.no_grad():
+        return Network(tuple(_tailored(copy.deepcopy(member).eval(), samples) for member in network.members))
+
+
+def _tailored(member: Member, samples: Samples) -> Member:
+    _meet(member, samples.targets)
+    batch, graph_of, beside, targets = batched(samples)
+    inner, beside = member.inner(batch, graph_of, beside)
+    parts = [inner, beside] if member.direct is not None else [inner]
+    scales = [_size(part) for part in parts]
+    columns = torch.cat([torch.ones(len(inner), 1), *(part / scale for part, scale in zip(parts, scales, strict=True))], dim=1)
+    wanted = (targets - member.target_mean) / member.target_scale
+    penalty = torch.full((columns.shape[1],), _RIDGE)
+    penalty[0] = _RIDGE_OF_OFFSET
+    leave = member.head[-1]
+    assert isinstance(leave, nn.Linear)
+    missed = wanted - member.outer(inner, beside)
+    for figure in torch.nonzero(member.known)[:, 0].tolist():
+        there = torch.isfinite(wanted[:, figure])
+        rows, off = columns[there], missed[there, figure]
+        change = torch.linalg.solve(rows.T @ rows + torch.diag(penalty), rows.T @ off)
+        leave.bias[figure] += change[0]
+        leave.weight[figure] += change[1 : 1 + inner.shape[1]] / scales[0]
+        if member.direct is not None:
+            member.direct.weight[figure] += change[1 + inner.shape[1] :] / scales[1]
+    return member
+
+
+def _size(columns: Tensor) -> float:
+    """What to divide by so that a row has length one in the mean."""
+    return max(float((columns**2).sum(dim=1).mean().sqrt()), 1e-6)
+
+
+def _meet(member: Member, targets: Array) -> None:
+    """Figures that the network has not seen differ: their mean and deviation are those of the new runs."""
+    for figure in np.flatnonzero(np.isfinite(targets).any(axis=0) & (member.known.numpy() == 0)).tolist():
+        values = targets[np.isfinite(targets[:, figure]), figure]
+        member.target_mean[figure], member.target_scale[figure] = float(values.mean()), max(float(values.std()), 1e-6)
+        member.known[figure] = float(values.std() > 1e-6)
 
 
 def _parts(groups: Sequence[str], count: int, seed: int) -> list[list[int]]:
@@ -290,23 +329,20 @@ def _parts(groups: Sequence[str], count: int, seed: int) -> list[list[int]]:
     return [sorted(part) for part in parts]
 
 
-def _learn(member: Member, learning: list[nn.Parameter], inside: Samples, outside: Samples | None, schedule: Schedule) -> None:
-    """Until the held-out runs no longer get better, and back to where they were best; the rate falls along a cosine."""
-    optimizer = torch.optim.AdamW(learning, lr=schedule.rate, weight_decay=schedule.decay)
+def _learn(member: Member, inside: Samples, outside: Samples | None, schedule: Schedule) -> float:
+    """Until the held-out runs no longer get better, and back to where they were best: their error; the rate falls along a cosine."""
+    optimizer = torch.optim.AdamW(member.parameters(), lr=schedule.rates[0], weight_decay=schedule.decay)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, schedule.epochs)
-    here, there = _inputs(inside), _inputs(outside) if outside is not None else None
-    start = [parameter.detach().clone() for parameter in learning] if schedule.pull else []
+    whole, there = batched(inside), batched(outside) if outside is not None else None
     best, state, since = np.inf, copy.deepcopy(member.state_dict()), 0
     for epoch in range(schedule.epochs):
         member.train()
-        optimizer.zero_grad()
-        loss = _loss(member, here)
-        if start:
-            moved = sum(((now - then) ** 2).sum() for now, then in zip(learning, start, strict=True))
-            loss = loss + schedule.pull / len(inside) * moved
-        loss.backward()
-        nn.utils.clip_grad_norm_(learning, 5.0)
-        optimizer.step()
+        for here in [whole] if schedule.batch is None else _batches(inside, schedule.batch):
+            optimizer.zero_grad()
+            loss = _loss(member, here)
+            loss.backward()
+            nn.utils.clip_grad_norm_(member.parameters(), 5.0)
+            optimizer.step()
         falling.step()
         if there is None or epoch % 2:
             continue
@@ -319,6 +355,14 @@ def _learn(member: Member, learning: list[nn.Parameter], inside: Samples, outsid
             break
     if there is not None:
         member.load_state_dict(state)
+    return float(best)
+
+
+def _batches(samples: Samples, size: int) -> Iterator[tuple[Batch, Tensor, Tensor, Tensor]]:
+    """All runs once, in a random order, in parts of equal size."""
+    order = torch.randperm(len(samples)).numpy()
+    for part in np.array_split(order, max(1, round(len(samples) / size))):
+        yield batched(samples.part(part.tolist()))
 
 
 def _loss(member: Member, inputs: tuple[Batch, Tensor, Tensor, Tensor]) -> Tensor:
@@ -340,7 +384,8 @@ def _apply(member: Member, inputs: tuple[Batch, Tensor, Tensor, Tensor]) -> Arra
     return np.asarray(found.numpy(), dtype=np.float64)
 
 
-def _inputs(samples: Samples) -> tuple[Batch, Tensor, Tensor, Tensor]:
+def batched(samples: Samples) -> tuple[Batch, Tensor, Tensor, Tensor]:
+    """The graphs, the graph of each run, what a network reads beside it, and the figures."""
     data = [
         Data(x=torch.from_numpy(g.nodes), edge_index=torch.from_numpy(g.edges), share=torch.from_numpy(g.share), num_nodes=len(g.nodes))
         for g in samples.graphs

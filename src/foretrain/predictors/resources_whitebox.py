@@ -1,4 +1,4 @@
-"""A job's forecast step in; how device, memory and network are used over a measuring window, and Driple's figures of it, out. No learning but five constants."""
+"""A job's forecast step in; how device, memory and network are used over a measuring window, and Driple's figures of it, out. No learning but seven constants."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ WINDOW_S, FEWEST_STEPS = 0.5, 3
 """The window that the figures are of: as many steps as fill the time, but a few at least; as a campaign measures it."""
 _FLOORS = {"device_utilization": 0.02, "memory_utilization": 0.0, "network_rx": 20e3, "network_tx": 20e3}
 _WAITING = tuple(np.linspace(0.0, 1.0, 21).tolist())
+_DEVICE = [name.startswith("device") for name in TARGETS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,11 +204,15 @@ def _with_memory(levels: Levels, known: Sequence[tuple[Run, Array]], steps: Sequ
 
 
 def _fitted(levels: Levels, sync: str, steps: Sequence[_Step], measured: Array) -> Levels:
-    """The interface's bytes by the median ratio; how busy a waiting CPU is by what fits utilisation best."""
-    rate, busy = TARGETS.index("network_tx_bytes_per_s"), TARGETS.index("device_utilization")
-    plain = np.array([step.bytes_moved / step.time_s for step in steps])
-    ratio = float(np.nanmedian(measured[:, rate] / plain))
-    share = np.array([min(1.0, sum(end - start for start, end in step.computing) / step.time_s) for step in steps])
-    errors = [float(np.nanmean(np.abs(share + w * (1 - share) - measured[:, busy]))) for w in _WAITING]
-    waiting = _WAITING[int(np.argmin(errors))]
-    return dataclasses.replace(levels, traffic={**levels.traffic, sync: ratio}, waiting={**levels.waiting, sync: waiting})
+    """The interface's bytes by the median ratio; how busy a waiting CPU is by what fits the figures of the device best.
+
+    Utilisation alone does not tell: whether a waiting CPU counts as active hangs on its being above the threshold.
+    """
+    rate = TARGETS.index("network_tx_bytes_per_s")
+    ratio = float(np.nanmedian(measured[:, rate] / np.array([step.bytes_moved / step.time_s for step in steps])))
+    errors = []
+    for waiting in _WAITING:
+        levels = dataclasses.replace(levels, traffic={**levels.traffic, sync: ratio}, waiting={**levels.waiting, sync: waiting})
+        found = np.stack([figures_in(_use(step, levels)) for step in steps])
+        errors.append((float(np.nanmean(np.abs(found - measured)[:, _DEVICE])), levels))
+    return min(errors, key=lambda one: one[0])[1]

@@ -33,20 +33,36 @@ def document(found: Resources) -> dict[str, Any]:
 
 
 def burst_figure(found: Resources, objects: Any) -> Any:
-    """Shares of device and memory, and bytes per second on an axis of their own, over a few steps."""
+    """A panel for each resource over a few steps, one above the other; dashed lines are where steps end."""
     figure = objects.Figure()
-    for name in RESOURCES:
-        values = found.steps.values[name]
-        times = [1e3 * found.steps.period_s * i for i in range(len(values))]
-        network = name.startswith("network")
+    samples = len(found.steps.values[RESOURCES[0]])
+    times = [1e3 * found.steps.period_s * i for i in range(samples + 1)]
+    axes: dict[str, Any] = {}
+    for number, name in enumerate(RESOURCES):
+        unit, factor = _unit(name, float(found.steps.values[name].max(initial=0.0)))
+        levels = (found.steps.values[name] * factor).round(4).tolist()
+        axis = str(number + 1) if number else ""
         figure.add_scatter(
-            x=times, y=(values / 1e9 if network else values * 100).round(4).tolist(), name=_NAMES[name], mode="lines",
-            yaxis="y2" if network else "y", line={"shape": "hv", "width": 1.5, "color": _COLORS[name], "dash": "dot" if network else "solid"},
-            hovertemplate="%{y:.3g} GB/s" if network else "%{y:.3g} %",
+            x=times, y=[*levels, levels[-1]], name=_NAMES[name], mode="lines", yaxis=f"y{axis}", fill="tozeroy",
+            line={"shape": "hv", "width": 1.5, "color": _COLORS[name]}, hovertemplate=f"%{{y:.3g}} {unit}",
         )  # fmt: skip
-    other = {"title": "GB/s", "overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False}
-    figure.update_layout(height=360, xaxis_title="ms", yaxis={"title": "%", "range": [0, 105]}, yaxis2=other, hovermode="x unified")
+        top = 1.0 - number / len(RESOURCES)
+        highest = 100.0 if name == "device_utilization" else max(levels) or 1.0
+        axes[f"yaxis{axis}"] = {
+            "title": f"{_NAMES[name]}<br>{unit}", "domain": [top - 0.21, top], "range": [0, 1.1 * highest], "nticks": 4, "anchor": "x",
+        }  # fmt: skip
+    for step in range(1, found.drawn_steps):
+        at = times[-1] * step / found.drawn_steps
+        figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=1, yref="paper", line={"width": 1, "dash": "dash", "color": "#888888"})
+    figure.update_layout(height=520, xaxis={"title": "ms", "anchor": "y4"}, hovermode="x unified", showlegend=False, **axes)
     return figure
+
+
+def _unit(name: str, highest: float) -> tuple[str, float]:
+    """What a resource is drawn in, and how much of it a share or a byte per second is."""
+    if not name.startswith("network"):
+        return "%", 100.0
+    return ("GB/s", 1e-9) if highest >= 1e8 else ("MB/s", 1e-6)
 
 
 def _level(name: str, value: float) -> str:
