@@ -1,7 +1,8 @@
-"""PredictDDL in its paper's manner: architectures and cluster sizes that were not seen, beside Ernest, CherryPick and a FLOPs regression.
+"""PredictDDL in its paper's manner: architectures and cluster sizes that were not seen, beside Ernest, CherryPick, a FLOPs regression and DeletePop.
 
-    python benchmarks/predictddl.py embed --runs data/h200_steps.jsonl --out DIR      both ways of training the embedding
-    python benchmarks/predictddl.py score --runs data/cpu16_campaign.jsonl.zst [--embedding FILE] [--results FILE] [--plot FILE]
+    python benchmarks/predictddl.py embed --runs data/h200_steps.jsonl --out DIR      both ways of training the embedding, and none
+    python benchmarks/predictddl.py score --runs data/cpu16_campaign.jsonl.zst [--embedding FILE ...] [--results FILE] [--plot FILE]
+    python benchmarks/predictddl.py score --runs timm_rtx3090.jsonl --one-each --folds 5 [--embedding FILE ...]
     python benchmarks/predictddl.py speed --runs data/cpu16_campaign.jsonl.zst
 
 Leave-one-architecture-out and leave-family-out: whoever forecasts a run has learned from no run of its architecture (its family). Ernest and
@@ -11,6 +12,9 @@ CherryPick then put all other architectures into one law; beside that they are s
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import importlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,11 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.capture import capture_job
-from foretrain.errors import ForetrainError, UnsupportedJob
+from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.families import family
 from foretrain.job import Run, read_runs
 from foretrain.measure.candidates import Candidates
 from foretrain.measure.design import design
+from foretrain.predictors import get
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.blackbox import workload_key
 from foretrain.predictors.cherrypick import CherryPickPredictor
@@ -39,14 +44,37 @@ Array = npt.NDArray[np.float64]
 Groups = Callable[[Run], str]
 PROFILED = 4
 """Runs of a workload that Ernest and CherryPick are given, by Ernest's design."""
+PLOTTED = (
+    "Ernest, all workloads in one law",
+    "FLOPs regression",
+    "PredictDDL, paper's form, parameters",
+    "PredictDDL, ratio form, parameters",
+)
 
 
 # Data
 
 
 def read(path: Path) -> list[Run]:
-    """Runs of training with a step time, with the parameter servers that their provenance tells of."""
-    return [run for _, run in read_runs(path) if run.job.workload.training.mode == "train"]
+    """Runs of training with a step time."""
+    return [run for _, run in read_runs(path) if run.job.workload.training.mode == "train" and run.measured.get("step_time_s")]
+
+
+def one_each(runs: Sequence[Run]) -> list[Run]:
+    """The last run of each architecture whose images are stored channel by channel."""
+    return list({architecture(run): run for run in runs if not run.job.workload.training.channels_last}.values())
+
+
+def traced(runs: Sequence[Run]) -> list[Run]:
+    """The runs whose model can be traced; the others are named."""
+    found = []
+    for run in runs:
+        try:
+            capture_job(run.job)
+            found.append(run)
+        except ForetrainError as error:
+            print(f"left out: {architecture(run)}: {first_line(error)}")
+    return found
 
 
 def architecture(run: Run) -> str:
@@ -64,6 +92,12 @@ def splits(runs: Sequence[Run], of: Groups, at_most: int | None = None) -> Itera
     for fold in range(folds):
         held = {name for number, name in enumerate(names) if number % folds == fold}
         yield [i for i, run in enumerate(runs) if of(run) not in held], [i for i, run in enumerate(runs) if of(run) in held]
+
+
+def keep_graphs() -> None:
+    """Hold the graphs of all runs in memory: every fold asks for them again."""
+    capture = importlib.import_module("foretrain.capture")
+    capture._cached = functools.lru_cache(maxsize=None)(capture._cached.__wrapped__)
 
 
 # Scores
@@ -85,6 +119,16 @@ def forecasts(
                 found[:, i] = estimate.median, estimate.low, estimate.high
             except UnsupportedJob:
                 continue
+    return found[0], found[1], found[2]
+
+
+def as_shipped(name: str, runs: Sequence[Run]) -> tuple[Array, Array, Array]:
+    """The same of a predictor with what it comes with."""
+    predictor, found = get(name), np.full((3, len(runs)), np.nan)
+    for i, run in enumerate(runs):
+        with contextlib.suppress(UnsupportedJob):
+            estimate = predictor.predict(run.job)["step_time_s"]
+            found[:, i] = estimate.median, estimate.low, estimate.high
     return found[0], found[1], found[2]
 
 
@@ -116,8 +160,12 @@ def line(name: str, measured: Array, found: tuple[Array, Array, Array]) -> str:
     return f"| {name} | {there.sum()} | {error.mean():.1%} | {np.median(error):.1%} | {np.quantile(error, 0.9):.1%} | {inside.mean():.0%} |"
 
 
-def contenders(embeddings: Mapping[str, Path], quick: bool) -> dict[str, Callable[[], Predictor]]:
-    """All that learn from runs of other architectures."""
+def wanted(name: str, only: Sequence[str]) -> bool:
+    return not only or any(part in name for part in only)
+
+
+def contenders(embeddings: Mapping[str, Path], only: Sequence[str] = ()) -> dict[str, Callable[[], Predictor]]:
+    """All that learn from runs of other architectures, or ``only`` those with one of these in their name."""
     made: dict[str, Callable[[], Predictor]] = {
         "Ernest, all workloads in one law": lambda: ErnestPredictor(pooled=True),
         "CherryPick, all workloads in one process": lambda: CherryPickPredictor(pooled=True),
@@ -125,16 +173,14 @@ def contenders(embeddings: Mapping[str, Path], quick: bool) -> dict[str, Callabl
         "PredictDDL, ratio form, no embedding": lambda: PredictDDLPredictor(embedding=None),
     }
     for label, path in embeddings.items():
+        made[f"PredictDDL, ratio form, {label}"] = lambda path=path: PredictDDLPredictor(embedding=path)
         made[f"PredictDDL, paper's form, {label}"] = lambda path=path: PredictDDLPredictor(form="paper", embedding=path)
-        if not quick:
-            made[f"PredictDDL, ratio form, {label}"] = lambda path=path: PredictDDLPredictor(embedding=path)
-    if quick:
-        made.pop("CherryPick, all workloads in one process")
-    return made
+    return {name: make for name, make in made.items() if wanted(name, only)}
 
 
 def score(options: argparse.Namespace) -> None:
-    runs = read(options.runs)[:: options.every]
+    keep_graphs()
+    runs = traced(one_each(read(options.runs)) if options.one_each else read(options.runs))
     measured = np.array([run.measured["step_time_s"] for run in runs])
     embeddings = {path.stem: path for path in options.embedding}
     kept: dict[str, Any] = {"measured": measured.tolist(), "labels": [architecture(run) for run in runs]}
@@ -142,19 +188,23 @@ def score(options: argparse.Namespace) -> None:
     for title, of in (("leave one architecture out", architecture), ("leave a family out", kin)):
         parts = list(splits(runs, of, options.folds))
         print(f"\n{title}: {len(runs)} runs, {len(parts)} folds", *head, sep="\n", flush=True)
-        for name, make in contenders(embeddings, options.folds is not None).items():
+        if of is architecture and wanted("DeletePop", options.only):
+            print(line("DeletePop, as shipped", measured, as_shipped("deletepop", runs)), flush=True)
+        for name, make in contenders(embeddings, options.only).items():
             found = forecasts(make, runs, parts)
-            kept[f"{title}: {name}"] = found[0].tolist()
+            kept[f"{title}: {name}"] = [some.tolist() for some in found]
             print(line(name, measured, found), flush=True)
     if len({run.job.cluster.world_size for run in runs}) > 1:
-        _score_scales(runs, measured, embeddings, kept, head)
+        _score_scales(runs, measured, contenders(embeddings, options.only), kept, head)
     if options.results:
         options.results.write_text(json.dumps(kept))
     if options.plot:
         plot(kept, options.plot)
 
 
-def _score_scales(runs: Sequence[Run], measured: Array, embeddings: Mapping[str, Path], kept: dict[str, Any], head: Sequence[str]) -> None:
+def _score_scales(
+    runs: Sequence[Run], measured: Array, makers: Mapping[str, Callable[[], Predictor]], kept: Mapping[str, Any], head: Sequence[str]
+) -> None:
     """Cluster sizes that were not seen, and Ernest with the runs that it needs."""
     sizes = np.array([run.job.cluster.world_size for run in runs])
     large = [(np.flatnonzero(sizes <= 4).tolist(), np.flatnonzero(sizes > 4).tolist())]
@@ -162,31 +212,37 @@ def _score_scales(runs: Sequence[Run], measured: Array, embeddings: Mapping[str,
     for name, make in {
         "Ernest, a law for each workload": ErnestPredictor,
         "CherryPick, a process for each workload": CherryPickPredictor,
-        **contenders(embeddings, False),
+        **makers,
     }.items():
         print(line(name, measured, forecasts(make, runs, large)), flush=True)
-    parts = profiling(runs)
+    for count in (PROFILED, PROFILED + 1):
+        _score_profiled(runs, measured, kept, head, count)
+
+
+def _score_profiled(runs: Sequence[Run], measured: Array, kept: Mapping[str, Any], head: Sequence[str], count: int) -> None:
+    """Ernest and CherryPick with runs of the very workload, beside forecasts of the same runs without any run of the architecture."""
+    parts = profiling(runs, count)
     asked = [i for _, some in parts for i in some]
     print(
-        f"\nwith {PROFILED} profiling runs of each workload (Ernest's design): {len(asked)} other runs of {len(parts)} workloads",
+        f"\nwith {count} profiling runs of each workload (Ernest's design): {len(asked)} other runs of {len(parts)} workloads",
         *head,
         sep="\n",
     )
     for name, make in {"Ernest": ErnestPredictor, "CherryPick": CherryPickPredictor}.items():
         print(line(f"{name}, given the runs", measured, forecasts(make, runs, parts)), flush=True)
     for name in [key for key in kept if key.startswith("leave one architecture out: PredictDDL")]:
-        median = np.full(len(runs), np.nan)
-        median[asked] = np.array(kept[name])[asked]
-        print(line(f"{name.partition(': ')[2]}, no run of the architecture, the same runs", measured, (median, median, median)), flush=True)
+        found = np.full((3, len(runs)), np.nan)
+        found[:, asked] = np.array(kept[name])[:, asked]
+        print(line(f"{name.partition(': ')[2]}, no run of the architecture", measured, (found[0], found[1], found[2])), flush=True)
 
 
 def plot(kept: Mapping[str, Any], path: Path) -> None:
     """Predicted against measured on logarithmic axes, a panel for each predictor."""
     start = "leave one architecture out: "
-    names = [key for key in kept if key.startswith(start)]
+    names = [start + name for name in PLOTTED if start + name in kept]
     measured = np.array(kept["measured"])
     ends = (float(np.floor(np.log10(measured.min()) * 2) / 2), float(np.ceil(np.log10(measured.max()) * 2) / 2))
-    panels = [_panel(name.removeprefix(start), measured, np.array(kept[name]), ends, 300 * number) for number, name in enumerate(names)]
+    panels = [_panel(name.removeprefix(start), measured, np.array(kept[name][0]), ends, 300 * number) for number, name in enumerate(names)]
     size = f'width="{300 * len(names)}" height="330" font-family="sans-serif" font-size="12"'
     path.write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}><rect width="100%" height="100%" fill="white"/>{"".join(panels)}</svg>\n'
@@ -241,12 +297,14 @@ def embed(options: argparse.Namespace) -> None:
 
 
 def speed(options: argparse.Namespace) -> None:
-    """Seconds from a new workload to its forecast."""
+    """Seconds from a new workload to its forecast; CPU time beside wall time, for machines with other work."""
     runs = read(options.runs)
     asked = [run for run in runs if run.job.cluster.world_size == 4][::7]
-    start = time.perf_counter()
-    predictor = PredictDDLPredictor().fit([run for run in runs if architecture(run) != "resnet50"])
-    print(f"PredictDDL learns from {len(runs)} runs in {time.perf_counter() - start:.1f} s")
+    start, busy = time.perf_counter(), time.process_time()
+    predictor = PredictDDLPredictor().fit(runs)
+    print(
+        f"PredictDDL learns from {len(runs)} runs in {time.perf_counter() - start:.1f} s, {time.process_time() - busy:.1f} s of it on the CPU"
+    )
     fresh = PredictDDLPredictor(embedding=Embedder(load_embedding(SHIPPED / "embedding.safetensors").network))
     fresh.trained_ = predictor.trained_
     fresh.predict(asked[0].job)
@@ -263,7 +321,7 @@ def speed(options: argparse.Namespace) -> None:
             times[what].append((time.perf_counter() - start, time.process_time() - busy))
     for what, some in times.items():
         wall, busy = np.median(np.array(some), axis=0) * 1e3
-        print(f"PredictDDL, {what}: median {wall:.1f} ms, {busy:.1f} ms of it on the CPU")
+        print(f"PredictDDL, {what}: median of {len(some)} {wall:.1f} ms, {busy:.1f} ms of it on the CPU")
     parts = profiling(runs)
     fits, measuring = [], []
     for known, others in parts:
@@ -291,8 +349,11 @@ def main() -> None:
             command.add_argument("--steps", type=int, default=400)
         if name == "score":
             command.add_argument("--embedding", type=Path, action="append", default=[], help="a trained embedding; may be repeated")
+            command.add_argument("--only", action="append", default=[], help="score predictors with this in their name; may be repeated")
             command.add_argument("--folds", type=int, help="join architectures (families) to so many folds")
-            command.add_argument("--every", type=int, default=1, help="take every so many-th run")
+            command.add_argument(
+                "--one-each", action="store_true", help="the last run of each architecture, images stored channel by channel"
+            )
             command.add_argument("--results", type=Path, help="write every forecast (JSON)")
             command.add_argument("--plot", type=Path, help="write predicted against measured (SVG)")
     options = parser.parse_args()

@@ -3,18 +3,59 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from foretrain.controller import Controller, Resources, local_resources, ray_resources
+from foretrain.controller import Controller, NodeResources, Resources, local_resources
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.predictors.ernest import ErnestPredictor
 from test_ernest import job, runs
 
-FOUR = Resources(source="local", nodes=1, cores_per_node=4, memory_bytes=8e9)
+CLUSTER = """
+import dataclasses, functools, json, sys
+from pathlib import Path
+
+from ray.cluster_utils import Cluster
+
+from foretrain.controller import Controller, ray_resources
+from foretrain.errors import ForetrainError
+
+small = {"object_store_memory": 80 * 2**20}
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "memory": 300 * 2**20, "include_dashboard": False, **small})
+cluster.add_node(num_cpus=5, num_gpus=2, memory=200 * 2**20, resources={"accelerator_type:H100": 1}, **small)
+told = {}
+try:
+    ray_resources()
+except ForetrainError as error:
+    told["refused"] = str(error)
+records = Path(sys.argv[1])
+controller = Controller(resources=functools.partial(ray_resources, cluster.address), records=records)
+tables = {"model": {"source": "torchvision", "name": "resnet18"}, "training": {"global_batch": 64, "image": 32, "classes": 10}}
+answer = controller.ask(tables, device="cpu", cores_per_device=1)
+told["nodes"] = [dataclasses.asdict(node) for node in answer.resources.nodes]
+told["cluster"] = answer.forecast.job.cluster.to_dict()
+told["assumptions"] = answer.forecast.assumptions
+told["gpus"] = ray_resources().cluster("h100-sxm-80gb")
+try:
+    controller.ask(tables)
+except ForetrainError as error:
+    told["which"] = str(error)
+print("TOLD", json.dumps(told))
+"""
+
+
+def machine(name: str = "a", cores: int = 4, **more: Any) -> NodeResources:
+    return NodeResources(name=name, cores=cores, memory_bytes=8e9, **more)
+
+
+def local(*nodes: NodeResources) -> Resources:
+    return Resources(source="local", nodes=nodes or (machine(),))
 
 
 @pytest.fixture(autouse=True)
@@ -35,41 +76,84 @@ def records(controller: Controller) -> list[dict[str, object]]:
 
 
 def test_this_machine_is_found() -> None:
-    found = local_resources()
-    assert found.nodes == 1
-    assert found.cores_per_node >= 1
+    [found] = local_resources().nodes
+    assert found.cores >= 1
     assert found.memory_bytes > 1e8
 
 
-def test_a_ray_cluster_is_as_large_as_its_smallest_node() -> None:
-    nodes = [
-        {"Alive": True, "Resources": {"CPU": 8.0, "memory": 1e9}},
-        {"Alive": True, "Resources": {"CPU": 4.0, "memory": 2e9}},
-        {"Alive": False, "Resources": {}},
-    ]
-    found = ray_resources(nodes)
-    assert (found.nodes, found.cores_per_node, found.memory_bytes, found.gpus_per_node) == (2, 4, 1e9, 0)
-    with pytest.raises(InputError, match="no node that is alive"):
-        ray_resources([])
-
-
 def test_a_cluster_section_comes_from_resources() -> None:
-    two = Resources(source="ray", nodes=2, cores_per_node=4, memory_bytes=8e9, link_bytes_per_s=1.25e9)
+    two = local(machine("a", link_bytes_per_s=1.25e9), machine("b", 9, link_bytes_per_s=5e9))
     assert two.cluster(cores_per_device=2) == {
         "device": "cpu", "devices_per_node": 2, "nodes": 2, "cores_per_device": 2, "inter_node": {"bandwidth": 1.25e9},
     }  # fmt: skip
-    with pytest.raises(InputError, match=r"^cluster.cores_per_device: 8 is not at most the 4 cores of a node$"):
-        two.cluster(cores_per_device=8)
-    with pytest.raises(InputError, match=r"^cluster.device: missing; 8 GPUs were found"):
-        Resources(source="local", nodes=1, cores_per_node=4, memory_bytes=8e9, gpus_per_node=8).cluster()
+    with pytest.raises(InputError, match=r"^cluster.cores_per_device: 16 is not at most the 9 cores of a node$"):
+        two.cluster(cores_per_device=16)
+    with pytest.raises(InputError, match=r"^cluster.cores_per_device: 0 is not 1 or more$"):
+        two.cluster(cores_per_device=0)
+    with pytest.raises(InputError, match=r"^cluster.device: a GPU, but none was found$"):
+        two.cluster("h100-sxm-80gb")
 
 
-def test_a_job_without_a_cluster_runs_where_the_controller_is(controller: Controller) -> None:
+def test_gpus_must_be_named_and_nodes_without_any_are_left_out() -> None:
+    mixed = local(machine("head"), machine("a", gpus=8, gpu_kind="H100"), machine("b", gpus=8, gpu_kind="H100"))
+    with pytest.raises(InputError, match=r"^cluster.device: missing; 16 GPUs \(H100\) were found, name what they are, or cpu$"):
+        mixed.cluster()
+    assert mixed.cluster("h100-sxm-80gb") == {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 2}
+    assert mixed.cluster("cpu", 4)["nodes"] == 3
+
+
+def test_a_live_ray_cluster_is_found_node_by_node(tmp_path: Path) -> None:
+    """In a process of its own, which takes Ray's with it when it ends."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    records = tmp_path / "answers.jsonl"
+    done = subprocess.run([sys.executable, "-c", CLUSTER, str(records)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("TOLD")).removeprefix("TOLD"))
+    found = {node["cores"]: node for node in told["nodes"]}
+    assert sorted(found) == [2, 5]
+    assert (found[2]["memory_bytes"], found[2]["gpus"]) == (300 * 2**20, 0)
+    assert (found[5]["gpus"], found[5]["gpu_kind"]) == (2, "H100")
+    assert all(node["link_bytes_per_s"] is None or node["link_bytes_per_s"] > 0 for node in told["nodes"])
+    assert (told["cluster"]["nodes"], told["cluster"]["devices_per_node"]) == (2, 2)
+    assert "cluster: its nodes differ; 2 workers on each, as many as the smallest has room for" in told["assumptions"]
+    assert told["gpus"] == {"device": "h100-sxm-80gb", "devices_per_node": 2, "nodes": 1}
+    assert told["refused"].startswith("address: missing, and this process is connected to no Ray cluster")
+    assert told["which"].startswith("cluster.device: missing; 2 GPUs (H100) were found")
+    first, second = (json.loads(line) for line in records.read_text().splitlines())
+    assert first["quantities"]["step_time_s"][0] > 0
+    assert [node["cores"] for node in first["resources"]["nodes"]] == [node["cores"] for node in told["nodes"]]
+    assert second["refused"] == told["which"]
+
+
+def test_a_job_without_a_cluster_runs_where_the_controller_is(tmp_path: Path) -> None:
+    here = local()
+    controller = Controller(ErnestPredictor().fit(runs((1.0, 0.1, 0.1, 0.1))), resources=lambda: here, records=tmp_path / "records.jsonl")
     tables = job(workers=4).to_dict()
-    answer = controller.ask({"model": tables["model"], "training": tables["training"]}, resources=FOUR)
-    assert answer.resources == FOUR
+    answer = controller.ask({"model": tables["model"], "training": tables["training"]})
+    assert answer.resources == here
     assert answer.forecast.job.cluster.world_size == 4
+    assert answer.forecast.assumptions == ()
     assert records(controller)[0]["resources"] is not None
+
+
+def test_nodes_without_room_for_a_worker_are_left_out_and_the_answer_says_so() -> None:
+    unlike = local(machine("head", 0), machine("a", 2), machine("b", 5))
+    controller = Controller(ErnestPredictor().fit(runs((1.0, 0.1, 0.1, 0.1))), resources=lambda: unlike)
+    tables = job().to_dict()
+    answer = controller.ask({"model": tables["model"], "training": {**tables["training"], "global_batch": 8}})
+    assert answer.forecast.job.cluster.world_size == 4
+    assert answer.forecast.assumptions == (
+        "cluster: 1 of 3 nodes have no room for a worker and are left out",
+        "cluster: its nodes differ; 2 workers on each, as many as the smallest has room for",
+    )
+
+
+def test_what_is_no_job_is_refused_in_one_line_and_recorded(controller: Controller) -> None:
+    with pytest.raises(InputError, match=r"^job: \[1\] is not a table with model, training"):
+        controller.ask([1])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^training.global_batch"):
+        controller.ask({**job().to_dict(), "training": {"global_batch": -1}})
+    assert ["refused" in line for line in records(controller)] == [True, True]
 
 
 def test_refusals_are_recorded_and_raised(controller: Controller) -> None:
@@ -84,4 +168,14 @@ def test_many_threads_get_the_answers_of_one(controller: Controller) -> None:
     with ThreadPoolExecutor(8) as pool:
         together = [answer.forecast["step_time_s"] for answer in pool.map(controller.ask, jobs)]
     assert together == alone
+    assert len(records(controller)) == 2 * len(jobs)
+
+
+def test_many_threads_share_one_predictddl_and_its_embeddings(tmp_path: Path) -> None:
+    """Requests of two architectures, none of them traced before, from eight threads at once."""
+    controller = Controller(records=tmp_path / "records.jsonl")
+    jobs = [job(name, workers) for name in ("resnet18", "squeezenet1_1") for workers in (1, 2, 4, 8)] * 2
+    with ThreadPoolExecutor(8) as pool:
+        together = [answer.forecast["step_time_s"] for answer in pool.map(controller.ask, jobs)]
+    assert together == [controller.ask(one).forecast["step_time_s"] for one in jobs]
     assert len(records(controller)) == 2 * len(jobs)

@@ -252,14 +252,28 @@ def test_an_unknown_dataset_type_is_refused_with_the_command_that_trains_one(fit
 
 
 def test_another_kind_of_device_is_refused(fitted: PredictDDLPredictor, folder: Path) -> None:
-    with pytest.raises(UnsupportedJob, match=r"^cluster.device: 'h200-sxm-141gb'; the predictor of 'cifar10' learned on cpu"):
+    with pytest.raises(
+        UnsupportedJob, match=r"^cluster.device: 'h200-sxm-141gb'; the predictor of 'cifar10' learned from cpu; train one: foretrain fit"
+    ):
         fitted.predict(job(folder, device="h200-sxm-141gb"))
+
+
+def test_inference_is_refused_by_what_learned_from_training(fitted: PredictDDLPredictor, folder: Path) -> None:
+    with pytest.raises(UnsupportedJob, match=r"^training.mode: 'infer'; the predictor of 'cifar10' learned from train; train one"):
+        fitted.predict(job(folder, mode="infer"))
+
+
+def test_a_setting_that_no_run_had_widens_the_interval_and_is_named(fitted: PredictDDLPredictor, folder: Path) -> None:
+    known, other = fitted.predict(job(folder, "a", depth=1)), fitted.predict(job(folder, "a", depth=1, optimizer="adamw"))
+    assert "training.optimizer: adamw was not learned from, only sgd" in other.assumptions
+    assert other["step_time_s"].high / other["step_time_s"].low > (known["step_time_s"].high / known["step_time_s"].low) ** 1.5
 
 
 def test_what_lies_far_from_everything_seen_gets_a_wide_interval_and_says_so(fitted: PredictDDLPredictor, folder: Path) -> None:
     near, far = fitted.predict(job(folder, "a", width=8, depth=1)), fitted.predict(job(folder, workers=64, width=96, depth=30))
     assert near.assumptions == ()
-    assert "as far from everything learned as usual" in far.assumptions[0]
+    assert "lies far from everything learned" in far.assumptions[0]
+    assert far.assumptions[-1].endswith("times as wide")
     assert far["step_time_s"].high / far["step_time_s"].low > near["step_time_s"].high / near["step_time_s"].low
 
 
@@ -272,6 +286,37 @@ def test_each_dataset_type_has_its_own_predictor_on_disk(runs: list[Run], folder
     assert again.predict(other[0].job)["step_time_s"].median == pytest.approx(0.2, rel=0.2)
     assert again.trained_ is not None
     assert again.trained_["16x16 with 5 classes"].spread == UNSURE
+
+
+def test_a_later_fit_keeps_the_dataset_types_of_an_earlier_one(runs: list[Run], folder: Path, tmp_path: Path) -> None:
+    other = [Run(job=job(folder, kind, image=16, classes=5), measured={"step_time_s": 0.2}) for kind in "ab"]
+    PredictDDLPredictor(embedding=None, candidates=FEW).fit(runs).save(tmp_path)
+    both = PredictDDLPredictor.load(tmp_path).fit(other)
+    assert both.trained_ is not None
+    assert list(both.trained_) == ["cifar10", "16x16 with 5 classes"]
+    assert both.predict(runs[0].job)["step_time_s"] == PredictDDLPredictor.load(tmp_path).predict(runs[0].job)["step_time_s"]
+
+
+def test_no_arithmetic_is_forecast_faster_than_the_device_can(folder: Path) -> None:
+    """Runs that all do the same arithmetic in no time teach no factor below one."""
+    jobs = [job(folder, kind, width=8 * (1 + number)) for number, kind in enumerate("abcdef")]
+    fast = PredictDDLPredictor(embedding=None, candidates=("constant",)).fit([Run(job=one, measured={"step_time_s": 1e-6}) for one in jobs])
+    wide = job(folder, width=512)
+    assert fast.trained_ is not None
+    terms = physics([work := work_of(wide, capture_job(wide))], [wide])
+    assert float(np.exp(baseline(fast.trained_["cifar10"].baseline, terms))[0]) >= work.arithmetic_s.sum()
+
+
+def test_a_damaged_folder_is_one_line(fitted: PredictDDLPredictor, tmp_path: Path) -> None:
+    fitted.save(tmp_path)
+    document = json.loads((tmp_path / "predictor.json").read_text())
+    del document["types"][0]["reach"]
+    (tmp_path / "predictor.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match="lacks 'reach'; fit it again"):
+        PredictDDLPredictor.load(tmp_path)
+    (tmp_path / "arrays.safetensors").write_text("no")
+    with pytest.raises(InputError, match=r"arrays.safetensors: cannot be read"):
+        PredictDDLPredictor.load(tmp_path)
 
 
 def test_a_folder_with_other_features_is_refused(fitted: PredictDDLPredictor, tmp_path: Path) -> None:

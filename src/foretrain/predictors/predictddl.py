@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
@@ -16,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.capture import capture_job
-from foretrain.errors import ForetrainError, InputError, UnsupportedJob, unknown
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.files import write_atomically
 from foretrain.forecast import Forecast
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit, Predictor
-from foretrain.predictors.blackbox import QUANTITIES, check_data_parallel, forecast_around, spread_of, step_times, usable, widened
-from foretrain.predictors.conformal import Factors
+from foretrain.predictors.blackbox import QUANTITIES, check_data_parallel, forecast_around, step_times, usable
 from foretrain.predictors.predictddl_baseline import BASELINE, baseline, physics
 from foretrain.predictors.predictddl_features import (
     CLUSTER_COLUMNS,
@@ -34,7 +33,8 @@ from foretrain.predictors.predictddl_features import (
     primitives,
     work_of,
 )
-from foretrain.predictors.predictddl_regressors import CANDIDATES, REGRESSORS, Choice, Problem, Scaled, choose
+from foretrain.predictors.predictddl_regressors import CANDIDATES, Choice, Problem, Scaled, choose
+from foretrain.predictors.predictddl_trained import Trained, settings, some
 
 if TYPE_CHECKING:
     from foretrain.predictors.predictddl_embedding import Embedding
@@ -45,10 +45,9 @@ Form = Literal["ratio", "paper"]
 SHIPPED = Path(__file__).parent / "fitted" / "predictddl"
 _ARRAYS, _EMBEDDING = "arrays.safetensors", "embedding.safetensors"
 """The files beside ``predictor.json``."""
-_REMEMBERED = 512
+_TRAIN = "train one: foretrain fit predictddl RUNS.jsonl --out DIR, and use it with --predictor DIR"
+_REMEMBERED = 4096
 """Embeddings that are kept, by graph content."""
-_FAR_AT_MOST = 3.0
-"""How many times as wide an interval gets, at most, for what lies far from everything seen."""
 
 
 class Embedder:
@@ -70,29 +69,6 @@ class Embedder:
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
             return found
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Trained:
-    """What was learned for one dataset type."""
-
-    baseline: Array | None
-    """As ``BASELINE`` names it; None in the paper's form."""
-    model: Scaled
-    chosen: str
-    errors: Mapping[str, float]
-    """Of the candidates, on architectures that were left out."""
-    spread: Factors
-    devices: frozenset[str]
-    seen: npt.NDArray[np.float32]
-    """The rows that were learned from, for telling what lies far from them."""
-    reach: float
-    """How far a row lies from those of other architectures, in 95 % of the runs."""
-    runs: int
-
-    def distance(self, row: Array) -> float:
-        """Of a row from the nearest that was learned from, in units of ``reach``."""
-        return float(_nearest(self.model, row[None], self.seen)[0]) / max(self.reach, 1e-9)
 
 
 @final
@@ -129,7 +105,7 @@ class PredictDDLPredictor(Predictor):
         log = float(trained.model.predict(row[None])[0])
         if trained.baseline is not None:
             log += float(baseline(trained.baseline, physics([work], [job]))[0])
-        spread, notes = self._judge(trained, job, row)
+        spread, notes = trained.judge(job, row)
         return forecast_around(job, self.name, float(np.exp(np.clip(log, -20, 20))), spread, notes)
 
     def check(self, job: Job) -> Trained:
@@ -139,18 +115,18 @@ class PredictDDLPredictor(Predictor):
         trained = state.get(kind)
         if trained is None:
             known = ", ".join(sorted(state)) or "none"
-            raise UnsupportedJob(
-                f"training: dataset type {kind!r} has no trained predictor (there is: {known}); train one: foretrain fit predictddl RUNS --out DIR"
-            )
-        device = job.cluster.device
-        kinds = {"cpu" if name.startswith("cpu") else "gpu" for name in trained.devices}
-        if ("cpu" if device.is_cpu else "gpu") not in kinds:
-            learned_on = ", ".join(sorted(trained.devices))
-            raise UnsupportedJob(f"cluster.device: {device.name!r}; the predictor of {kind!r} learned on {learned_on}; train one: foretrain fit predictddl RUNS --out DIR")  # fmt: skip
+            raise UnsupportedJob(f"training: dataset type {kind!r} has no trained predictor (there is: {known}); {_TRAIN}")
+        refused = trained.refuses(job)
+        if refused is not None:
+            learned = ", ".join(trained.settings[refused])
+            raise UnsupportedJob(f"{refused}: {settings(job)[refused]!r}; the predictor of {kind!r} learned from {learned}; {_TRAIN}")
         return trained
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        """One regressor for each dataset type, chosen by cross-validation over architectures; the embedding stays as it is."""
+        """One regressor for each dataset type, chosen by cross-validation over architectures; the embedding stays as it is.
+
+        Types that were learned earlier, and of which there is no run now, stay.
+        """
         kept, left_out = usable(runs, self.name)
         known: list[tuple[Run, Work, Array]] = []
         failures = list(left_out)
@@ -184,35 +160,25 @@ class PredictDDLPredictor(Predictor):
 
     def _learn(self, runs: Sequence[Run], works: Sequence[Work], rows: Array) -> None:
         types = [dataset_type(run.job) for run in runs]
-        measured, groups = step_times(runs), [run.job.workload.model.label for run in runs]
+        groups = [run.job.workload.model.label for run in runs]
         terms = physics(works, [run.job for run in runs]) if self.form == "ratio" else None
-        problem = Problem(rows=rows, terms=terms, targets=np.log(measured), groups=groups, types=types)
+        problem = Problem(rows=rows, terms=terms, targets=np.log(step_times(runs)), groups=groups, types=types)
         choices = choose(problem, self.candidates)
         baselines = problem.baselines(np.ones(len(runs), dtype=np.bool_))
         rest = problem.targets - problem.based(baselines)
-        self.trained_, devices = {}, np.array([run.job.cluster.device.name for run in runs])
+        labels = np.array(groups)
+        learned = {}
         for kind, choice in choices.items():
             mine = np.array(types) == kind
             model = Scaled.learn(CANDIDATES[choice.name](), rows[mine], rest[mine])
-            self.trained_[kind] = Trained(
-                baseline=baselines.get(kind), model=model, chosen=choice.name, errors=choice.errors, runs=int(mine.sum()),
-                spread=spread_of(measured[mine], np.exp(choice.held_out)), devices=frozenset(devices[mine].tolist()), seen=rows[mine].astype(np.float32),
-                reach=_reach(model, rows[mine], [group for group, is_mine in zip(groups, mine, strict=True) if is_mine]),
-            )  # fmt: skip
-        self.benefits_ = _benefits(choices, types, devices)
-
-    def _judge(self, trained: Trained, job: Job, row: Array) -> tuple[Factors, list[str]]:
-        """The interval, wider for what lies far from everything seen, and what to say of it."""
-        notes, power = [], trained.distance(row)
-        if power > 1:
-            notes.append(
-                f"{job.workload.model.label} at this scale is {power:.1f} times as far from everything learned as usual: the interval is widened"
+            errors = problem.targets[mine] - choice.held_out
+            made_with = [settings(run.job) for run, is_mine in zip(runs, mine, strict=True) if is_mine]
+            learned[kind] = Trained.of(
+                model, rows[mine], errors, labels[mine], made_with, baseline=baselines.get(kind), chosen=choice.name, errors=choice.errors
             )
-        device = job.cluster.device.name
-        if device not in trained.devices:
-            power = max(power, 2.0)
-            notes.append(f"{device} was not learned from, only {', '.join(sorted(trained.devices))}: the interval is widened")
-        return widened(trained.spread, min(max(power, 1.0), _FAR_AT_MOST)), notes
+        earlier = {} if self._fresh or self.trained_ is None else self.trained_
+        self.trained_ = {**earlier, **learned}
+        self.benefits_ = _benefits(choices, types, [run.job.cluster.device.name for run in runs])
 
     def _embedder(self) -> Embedder:
         if self.embedding is None:
@@ -234,28 +200,34 @@ class PredictDDLPredictor(Predictor):
         state = self._state()
         tensors: dict[str, npt.NDArray[Any]] = {}
         for number, trained in enumerate(state.values()):
-            tensors.update({f"{number}/{name}": np.ascontiguousarray(array) for name, array in _arrays(trained).items()})
+            tensors.update({f"{number}/{name}": np.ascontiguousarray(array) for name, array in trained.to_arrays().items()})
         write_atomically(folder / _ARRAYS, save(tensors))
         if self.embedding is not None:
             self._embedder().network.save(folder / _EMBEDDING)
         return {
             "form": self.form, "embedding": self.embedding is not None, "columns": _columns(), "baseline": list(BASELINE),
-            "types": [{"type": kind, **_facts(trained)} for kind, trained in state.items()],
+            "types": [{"type": kind, **trained.to_facts()} for kind, trained in state.items()],
         }  # fmt: skip
 
     @classmethod
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
+        from safetensors import SafetensorError
         from safetensors.numpy import load
 
-        if document["columns"] != _columns() or document["baseline"] != list(BASELINE):
+        if document.get("columns") != _columns() or document.get("baseline") != list(BASELINE):
             raise InputError(f"{folder}: the features are others than this version computes; fit it again")
         try:
             tensors = load((folder / _ARRAYS).read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise InputError(f"{folder / _ARRAYS}: cannot be read ({error})") from error
         made = cls(form=document["form"], embedding=folder / _EMBEDDING if document["embedding"] else None)
         made._fresh = False
-        made.trained_ = {facts["type"]: _trained(facts, _some(tensors, f"{number}/")) for number, facts in enumerate(document["types"])}
+        try:
+            made.trained_ = {
+                facts["type"]: Trained.read(facts, some(tensors, f"{number}/")) for number, facts in enumerate(document["types"])
+            }
+        except KeyError as error:
+            raise InputError(f"{folder}: lacks {error.args[0]!r}; fit it again") from error
         return made
 
 
@@ -264,41 +236,6 @@ class PredictDDLPredictor(Predictor):
 
 def _columns() -> list[str]:
     return [*FAMILY_COLUMNS, *CLUSTER_COLUMNS]
-
-
-def _arrays(trained: Trained) -> dict[str, npt.NDArray[Any]]:
-    own = {f"regressor/{name}": array for name, array in trained.model.regressor.to_arrays().items()}
-    more = {} if trained.baseline is None else {"baseline": trained.baseline}
-    return {
-        **own,
-        **more,
-        "mean": trained.model.mean,
-        "deviation": trained.model.deviation,
-        "bounds": trained.model.bounds,
-        "seen": trained.seen,
-    }
-
-
-def _facts(trained: Trained) -> dict[str, Any]:
-    return {
-        "regressor": trained.model.regressor.kind, "chosen": trained.chosen, "errors": dict(trained.errors), "factors": list(trained.spread),
-        "devices": sorted(trained.devices), "reach": trained.reach, "runs": trained.runs,
-    }  # fmt: skip
-
-
-def _some(tensors: Mapping[str, npt.NDArray[Any]], start: str) -> dict[str, npt.NDArray[Any]]:
-    return {name.removeprefix(start): array for name, array in tensors.items() if name.startswith(start)}
-
-
-def _trained(facts: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Trained:
-    if facts["regressor"] not in REGRESSORS:
-        raise unknown("regressor", facts["regressor"], REGRESSORS)
-    regressor = REGRESSORS[facts["regressor"]].from_arrays(_some(arrays, "regressor/"))
-    return Trained(
-        baseline=arrays.get("baseline"), model=Scaled(mean=arrays["mean"], deviation=arrays["deviation"], bounds=arrays["bounds"], regressor=regressor),
-        chosen=facts["chosen"], errors=facts["errors"], spread=Factors(*facts["factors"]), devices=frozenset(facts["devices"]),
-        seen=arrays["seen"], reach=facts["reach"], runs=facts["runs"],
-    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1)
@@ -314,9 +251,15 @@ def load_embedding(path: Path) -> Embedder:
     return Embedder(embedding_module().load(path))
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
+_digests: weakref.WeakKeyDictionary[OpGraph, str] = weakref.WeakKeyDictionary()
+
+
 def _digest(graph: OpGraph) -> str:
-    return graph.digest()
+    """Computed once for as long as the graph is in memory."""
+    found = _digests.get(graph)
+    if found is None:
+        found = _digests[graph] = graph.digest()
+    return found
 
 
 def embedding_module() -> ModuleType:
@@ -330,30 +273,10 @@ def embedding_module() -> ModuleType:
     return predictddl_embedding
 
 
-# What lies far
-
-
-def _nearest(model: Scaled, rows: npt.NDArray[np.floating[Any]], others: npt.NDArray[np.floating[Any]]) -> Array:
-    """The root mean square distance of each row to the nearest of others, in standard deviations of the columns that vary."""
-    varies = np.isfinite(model.deviation)
-    here, there = (((some - model.mean) / model.deviation)[:, varies] for some in (rows, others))
-    squares = (here**2).sum(axis=1)[:, None] + (there**2).sum(axis=1)[None] - 2 * here @ there.T
-    return np.asarray(np.sqrt(np.maximum(squares.min(axis=1), 0.0) / max(int(varies.sum()), 1)))
-
-
-def _reach(model: Scaled, rows: Array, groups: Sequence[str]) -> float:
-    """How far 95 % of the runs lie from those of other architectures; of one architecture, from one another."""
-    labels = np.array(groups)
-    if len(set(groups)) < 2:
-        return max(1.0, float(_nearest(model, rows, rows[:1]).max()))
-    distances = [_nearest(model, rows[labels == one], rows[labels != one]) for one in dict.fromkeys(groups)]
-    return float(np.quantile(np.concatenate(distances), 0.95))
-
-
-def _benefits(choices: Mapping[str, Choice], types: Sequence[str], devices: npt.NDArray[np.str_]) -> dict[str, Benefit]:
+def _benefits(choices: Mapping[str, Choice], types: Sequence[str], devices: Sequence[str]) -> dict[str, Benefit]:
     """By device: the error of the constant (in ratio form: of the baseline alone) and of what was chosen, on left-out architectures."""
     found = {}
-    for device in sorted(set(devices.tolist())):
+    for device in sorted(set(devices)):
         mine = [choices[kind] for kind, name in zip(types, devices, strict=True) if name == device]
         before = float(np.mean([choice.errors.get("constant", max(choice.errors.values())) for choice in mine]))
         found[device] = Benefit(

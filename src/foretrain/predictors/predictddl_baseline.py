@@ -1,7 +1,7 @@
 """What the workers of runs do in a step, by families of operators, in; a step time from few physical parameters that are fitted to the runs out.
 
 ``step = both(device, host) (1 + crowding log(workers)) (1 + by_servers servers) + communication``: the device's seconds are its arithmetic and traffic
-at peak rates, each family times a factor; the host's are calls; both run beside one another (the power of a norm says how well).
+at peak rates, each family times a factor (of arithmetic: 1 or more, as nothing beats the peak); the host's are calls; both run beside one another (the power of a norm says how well).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from foretrain.predictors.predictddl_features import COMPUTING, FAMILIES, MOVING
 Array = npt.NDArray[np.float64]
 
 _DEVICE_TERMS = (
-    *(f"{name}: arithmetic" for name in COMPUTING), *(f"{name}: traffic" for name in MOVING),
+    *(f"{name}: arithmetic above the peak" for name in COMPUTING), *(f"{name}: traffic" for name in MOVING),
     "dense convolutions: traffic", "sparse convolutions: traffic", "product: traffic", "convolutions: calls",
 )  # fmt: skip
 _LINK_TERMS = (
@@ -30,11 +30,11 @@ _LINK_TERMS = (
 BASELINE = (*_DEVICE_TERMS, *_LINK_TERMS, "calls", "crowding", "crowding by servers", "overlap")
 """The parameters, each as the logarithm of its ratio to a first guess."""
 _GUESS = np.log(
-    [*([3.0] * len(COMPUTING)), *([80.0] * (len(MOVING) + 3)), 1e-4, 1.0, 0.3, 1e-2, 1e-2, 1.0, 0.3, 1e-2, 1e-2, 3e-5, 0.05, 0.05, 0.05]
+    [*([2.0] * len(COMPUTING)), *([80.0] * (len(MOVING) + 3)), 1e-4, 1.0, 0.3, 1e-2, 1e-2, 1.0, 0.3, 1e-2, 1e-2, 3e-5, 0.05, 0.05, 0.05]
 )
-"""Of one core of a CPU, whose memory rate is that of the whole machine."""
+"""Of one core of a CPU, whose memory rate is that of the whole machine; of arithmetic, the part above 1."""
 _ON_A_GPU = np.log(
-    [*([2.0] * len(COMPUTING)), *([1.5] * (len(MOVING) + 3)), 1e-6, 1.0, 0.3, 1e-3, 1e-3, 1.0, 0.3, 1e-3, 1e-3, 1e-5, 0.01, 0.05, 2.0]
+    [*([1.0] * len(COMPUTING)), *([1.5] * (len(MOVING) + 3)), 1e-6, 1.0, 0.3, 1e-3, 1e-3, 1.0, 0.3, 1e-3, 1e-3, 1e-5, 0.01, 0.05, 2.0]
 )
 _LOOSE, _NOISE = 2.0, 0.12
 """How far a parameter may lie from its guess, and a run from the baseline, as standard deviations of logarithms."""
@@ -92,6 +92,7 @@ def baseline(logs: Array, terms: Physics) -> Array:
         return found
     factors = np.exp((_ON_A_GPU if terms.gpu.any() else _GUESS) + logs)
     devices, links = len(_DEVICE_TERMS), len(_DEVICE_TERMS) + len(_LINK_TERMS)
+    factors[: len(COMPUTING)] += 1
     call_s, crowding, by_servers, overlap = factors[links:]
     power = 1.0 + min(float(overlap), 10.0)
     device_s, host_s = terms.device @ factors[:devices] + 1e-12, terms.calls * call_s + 1e-12

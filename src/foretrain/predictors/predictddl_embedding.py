@@ -26,7 +26,9 @@ from foretrain.predictors.networks import one_thread, read_weights, write_weight
 from foretrain.predictors.predictddl_features import KINDS, SHAPES, TARGETS, Primitives, cost_targets
 from foretrain.predictors.predictddl_random import Layer, Sketch
 
-FORMAT = "foretrain-predictddl-embedding/1"
+FORMAT = "foretrain-predictddl-embedding/2"
+_DECODERS = ("costs.", "weights.")
+"""Parts of the network that only training needs."""
 SIZE = 32
 FAR = 10
 """Shortest path up to which nodes hear one another by virtual edges (GHN-2: 50; beyond 10 the weight is below a tenth)."""
@@ -187,8 +189,8 @@ class Embedding:
         return np.concatenate(rows).astype(np.float64) if rows else np.zeros((0, SIZE))
 
     def save(self, path: Path) -> None:
-        """One safetensors file without the weights' decoder, which only training needs; the facts are JSON in its header."""
-        tensors = {name: tensor for name, tensor in self.network.state_dict().items() if not name.startswith("weights.")}
+        """One safetensors file without the decoders; the facts are JSON in its header."""
+        tensors = {name: tensor for name, tensor in self.network.state_dict().items() if not name.startswith(_DECODERS)}
         header = {"format": FORMAT, "kinds": KINDS, "shapes": SHAPES, **self.facts}
         write_weights(path, tensors, header)
 
@@ -278,7 +280,7 @@ def train_parameters(
             optimizer.step()
             plan.step()
             if (step + 1) % 100 == 0:
-                tell(f"parameters: step {step + 1}: loss {float(loss):.3f}")
+                tell(f"parameters: step {step + 1}: loss {loss.item():.3f}")
         accuracy = _accuracy(network, unseen[:20], images[test], labels[test])
     tell(f"parameters: digits classified by predicted weights of unseen networks: {accuracy:.1%}")
     return Embedding(network.eval(), {"objective": "parameters", "seed": seed, "graphs": len(sketches), "accuracy": accuracy})

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.costs.roofline import arithmetic
 from foretrain.graph import PHASES, Op, Operator, OpGraph
 from foretrain.job import Job
 
@@ -70,12 +71,13 @@ class Work:
 
 def work_of(job: Job, graph: OpGraph) -> Work:
     """The operators of a step at the rates of the job's device, summed up by family."""
-    device, precision = job.cluster.device, job.workload.training.precision.removeprefix("amp-")
+    device = job.cluster.device
     repeated, once = _sums(graph)
     flops, size, calls = (job.accumulation * one + other for one, other in zip(repeated, once, strict=True))
+    rates = np.array([device.peak_flops(form) for form in _FORMATS])
     held = sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "activations")
     return Work(
-        arithmetic_s=flops / device.peak_flops(precision),
+        arithmetic_s=(flops.reshape(len(_FORMATS), -1) / rates[:, None]).sum(axis=0),
         traffic_s=size / device.memory_bytes_per_s,
         calls=float(calls.sum()),
         convolutions=float(calls[: len(COMPUTING) - 1].sum()),
@@ -84,17 +86,38 @@ def work_of(job: Job, graph: OpGraph) -> Work:
     )
 
 
-@functools.lru_cache(maxsize=256)
-def _sums(graph: OpGraph) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """FLOPs, bytes and calls by family: of forward and backward, which repeat with every micro-batch, and of the optimizer."""
-    kinds = np.array([FAMILIES.index(family_of(operator)) for operator in graph.operators], dtype=np.int64)[graph.operator_index]
-    launched, optimizer = graph.column("launches"), graph.phase_index == PHASES.index("optimizer")
-    columns = (graph.column("flops") * launched, graph.column("bytes") * launched, launched)
-    parts = (np.where(optimizer, 0.0, 1.0), np.where(optimizer, 1.0, 0.0))
-    repeated, once = (
-        tuple(np.bincount(kinds, weights=column * part, minlength=len(FAMILIES)).astype(np.float64) for column in columns) for part in parts
+_FORMATS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
+_Sums = tuple[tuple[Array, ...], tuple[Array, ...]]
+_known_sums: weakref.WeakKeyDictionary[OpGraph, _Sums] = weakref.WeakKeyDictionary()
+
+
+def _sums(graph: OpGraph) -> _Sums:
+    """FLOPs (by number format and family), bytes and calls (by family): of forward and backward, which repeat with every micro-batch, and of the optimizer."""
+    found = _known_sums.get(graph)
+    if found is None:
+        found = _known_sums[graph] = _summed(graph)
+    return found
+
+
+def _summed(graph: OpGraph) -> _Sums:
+    precision = str(graph.info.get("precision", "fp32"))
+    kinds, forms = (
+        np.array(some, dtype=np.int64)[graph.operator_index]
+        for some in (
+            [FAMILIES.index(family_of(operator)) for operator in graph.operators],
+            [_FORMATS.index(arithmetic(operator, precision)) for operator in graph.operators],
+        )
     )
-    return repeated, once
+    launched, optimizer = graph.column("launches"), graph.phase_index == PHASES.index("optimizer")
+
+    def sums(places: npt.NDArray[np.int64], column: Array, count: int) -> Array:
+        return np.bincount(places, column, count).astype(np.float64)
+
+    def parts(share: Array) -> tuple[Array, ...]:
+        flops = sums(forms * len(FAMILIES) + kinds, graph.column("flops") * share, len(_FORMATS) * len(FAMILIES))
+        return flops, *(sums(kinds, column, len(FAMILIES)) for column in (graph.column("bytes") * share, share))
+
+    return parts(launched * ~optimizer), parts(launched * optimizer)
 
 
 def family_of(operator: Operator) -> str:
@@ -263,20 +286,26 @@ def shape_row(
 TARGETS = (
     *(f"{name}: log FLOPs" for name in COMPUTING),
     *(f"{kind}: log bytes" for kind in KINDS),
+    *(f"{kind}: log step time" for kind in KINDS),
     "log FLOPs",
     "log bytes",
     "log activations",
     "log parameters",
     "log nodes",
 )
+_FLOPS_PER_BYTE = 20.0
+"""Of a device of middling balance, whose roofline stands for the step time in ``TARGETS``; its unit is the time to move a byte."""
 
 
 def cost_targets(graph: Primitives) -> Array:
-    """As ``TARGETS`` names them: what the embedding is to know of an architecture, per sample and without a device."""
+    """As ``TARGETS`` names them: what the embedding is to know of an architecture, per sample."""
     flops, size = np.expm1(graph.shapes[:, 5] * 15), np.expm1(graph.shapes[:, 6] * 12)
     outputs = np.expm1(graph.shapes[:, 0] * 5) * np.expm1(graph.shapes[:, 2] * 5)
     main = graph.kinds.argmax(axis=1)
-    by_kind_flops, by_kind_bytes = (np.bincount(main, weights=column, minlength=len(KINDS)) for column in (flops, size))
+    times = np.maximum(flops / _FLOPS_PER_BYTE, size)
+    by_kind_flops, by_kind_bytes, by_kind_time = (
+        np.bincount(main, weights=column, minlength=len(KINDS)) for column in (flops, size, times)
+    )
     computing = [by_kind_flops[KINDS.index(name)] for name in COMPUTING]
     parameters = np.expm1(graph.shapes[:, 4] * 10).sum()
-    return np.log1p([*computing, *by_kind_bytes, flops.sum(), size.sum(), outputs.sum(), parameters, len(graph.kinds)])
+    return np.log1p([*computing, *by_kind_bytes, *by_kind_time, flops.sum(), size.sum(), outputs.sum(), parameters, len(graph.kinds)])
