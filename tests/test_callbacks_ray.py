@@ -17,7 +17,10 @@ from foretrain.errors import InputError  # noqa: E402
 from foretrain.evaluate import evaluate  # noqa: E402
 from foretrain.job import Run, read_runs  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:ray.data.context")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:ray.data.context"),
+    pytest.mark.xdist_group("ray"),  # one cluster at a time
+]
 
 MODEL = """
 import torch

@@ -102,6 +102,7 @@ def test_gpus_must_be_named_and_nodes_without_any_are_left_out() -> None:
     assert mixed.cluster("cpu", 4)["nodes"] == 3
 
 
+@pytest.mark.xdist_group("ray")
 def test_a_live_ray_cluster_is_found_node_by_node(tmp_path: Path) -> None:
     """In a process of its own, which takes Ray's with it when it ends."""
     pytest.importorskip("ray", reason="Ray is not installed")

@@ -9,8 +9,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from foretrain.fanout.cluster import ANY, is_address
-
 ProcessesOption = Annotated[int, typer.Option(min=1, help="Processes of this machine to spread the work over.")]
 RayOption = Annotated[
     str | None,
@@ -36,6 +34,10 @@ def with_address(words: Sequence[str]) -> list[str]:
     >>> with_address(["--ray", "--out", "x"]), with_address(["--ray", "head:6379"]), with_address(["--ray", "trace.csv"])
     (['--ray=any', '--out', 'x'], ['--ray', 'head:6379'], ['--ray=any', 'trace.csv'])
     """
+    if "--ray" not in words:
+        return list(words)
+    from foretrain.fanout.cluster import ANY, is_address
+
     end = words.index("--") if "--" in words else len(words)
     bare = {i for i in range(end) if words[i] == "--ray" and not (i + 1 < end and is_address(words[i + 1]))}
     return [f"--ray={ANY}" if i in bare else word for i, word in enumerate(words)]
