@@ -103,7 +103,7 @@ class Encoding:
 
     @classmethod
     def of(cls, jobs: Sequence[Job], *, graphs: bool) -> Encoding:
-        found = {name: {_text(value(job)): value(job) for job in jobs if value(job) is not None} for name, value in SETTINGS.items()}
+        found = {name: {str(value(job)): value(job) for job in jobs if value(job) is not None} for name, value in SETTINGS.items()}
         return cls(settings={name: tuple(values[text] for text in sorted(values)) for name, values in found.items()}, graphs=graphs)
 
     def table(self, jobs: Sequence[Job], steps: Sequence[float], forecasts_s: Sequence[float] | None = None) -> Table:
@@ -132,10 +132,6 @@ class Encoding:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Encoding:
         return cls(settings={name: tuple(values) for name, values in document["settings"].items()}, graphs=document["graphs"])
-
-
-def _text(value: Any) -> str:
-    return str(value)
 
 
 def _numbers(job: Job) -> tuple[float, float, float]:

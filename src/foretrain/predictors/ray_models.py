@@ -100,7 +100,7 @@ class RayModelsPredictor(Predictor):
         for workload in self.workloads_.values():
             for kind, model in workload.models.items():
                 label = workload.label if kind == "step" else f"{workload.label}, whole epochs"
-                found[label] = check(model.table, model.times_s, dataclasses.replace(self.budget, trials=0), progress)
+                found[label] = check(model.table, model.times_s, self.budget, progress)
         return {label: rows for label, rows in found.items() if rows}
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.fanout import fan_out
 from foretrain.predictors.blackbox import UNSURE
 from foretrain.predictors.conformal import Factors, factors
 from foretrain.predictors.ray_columns import NUMBERS, Array, Table
@@ -168,26 +169,34 @@ class Check:
 
 def check(table: Table, times_s: Array, budget: Budget, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Check]:
     """In every number with three values or more: inner values from the others, and the largest third from what is below."""
-    asked = [(name, kind, split(table.number(name))) for name in NUMBERS if name != "traffic" for kind, split in _KINDS.items()]
-    wanted = [(name, kind, [part for part in parts if len(part[0]) >= _CHOOSE_FROM]) for name, kind, parts in asked]
-    total, done, found = sum(len(parts) for _, _, parts in wanted), 0, []
-    for name, kind, parts in wanted:
-        if not parts or len(np.unique(table.number(name))) < 3:
-            continue
-        errors = []
-        for part in parts:
-            errors.append(_errors(table, times_s, part, budget))
-            progress(done := done + 1, total)
-        own, ernest = (np.concatenate([pair[i] for pair in errors]) for i in (0, 1))
-        found.append(Check(dimension=name, kind=kind, runs=len(own), error=float(own.mean()), ernest_error=float(ernest.mean())))
-    return found
+    several = [name for name in NUMBERS if name != "traffic" and len(np.unique(table.number(name))) > 2]
+    wanted = [
+        (name, kind, part)
+        for name in several
+        for kind, split in _KINDS.items()
+        for part in split(table.number(name))
+        if len(part[0]) >= _CHOOSE_FROM
+    ]
+    shared = (table, times_s, Budget(starters=budget.starters))
+    parts = [part for _, _, part in wanted]
+    found: dict[tuple[str, str], list[tuple[Array, Array]]] = {}
+    errors = fan_out(_errors, parts, shared=shared, processes=budget.processes, ray=budget.ray, progress=progress)
+    for (name, kind, _), pair in zip(wanted, errors, strict=True):
+        found.setdefault((name, kind), []).append(pair)
+    return [_check(name, kind, pairs) for (name, kind), pairs in found.items()]
 
 
 _KINDS: Mapping[str, Callable[[Array], list[Part]]] = {"interpolation": interpolation, "extrapolation": extrapolation}
 
 
-def _errors(table: Table, times_s: Array, part: Part, budget: Budget) -> tuple[Array, Array]:
-    train, test = part
+def _check(name: str, kind: str, pairs: Sequence[tuple[Array, Array]]) -> Check:
+    own, ernest = (np.concatenate([pair[i] for pair in pairs]) for i in (0, 1))
+    return Check(dimension=name, kind=kind, runs=len(own), error=float(own.mean()), ernest_error=float(ernest.mean()))
+
+
+def _errors(shared: tuple[Table, Array, Budget], part: Part) -> tuple[Array, Array]:
+    """Relative errors, ours and Ernest's, of the runs of one part."""
+    (table, times_s, budget), (train, test) = shared, part
     known, asked = table.take(train), table.take(test)
     own = ScaleModel.fit(known, times_s[train], budget).log_times(asked)
     ernest = ernest_times_s(known, times_s[train], asked)
