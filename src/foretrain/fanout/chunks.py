@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import pickle
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
 from foretrain.errors import InputError, first_line
@@ -41,6 +41,15 @@ class Outcome:
     lost: str | None = None
 
 
+def pack(what: Any) -> bytes:
+    """For another process of this program, as multiprocessing sends it; nothing of it is kept."""
+    return bytes(ForkingPickler.dumps(what))
+
+
+def unpack(packed: bytes) -> Any:
+    return ForkingPickler.loads(packed)
+
+
 def call(function: Callable[..., Result], shared: Any, item: Any) -> Result:
     return function(item) if shared is None else function(shared, item)
 
@@ -50,11 +59,11 @@ def work(load: Load, packed: bytes) -> bytes:
     results: list[Any] = []
     try:
         function, shared = _loaded(load)
-        items = pickle.loads(packed)
+        items = unpack(packed)
         begun = time.perf_counter()
         for item in items:
             results.append(call(function, shared, item))
-        return pickle.dumps(Outcome(results=results, seconds=time.perf_counter() - begun))
+        return pack(Outcome(results=results, seconds=time.perf_counter() - begun))
     except Exception as error:
         return _with_error(results, _portable(error))
 
@@ -68,16 +77,16 @@ def _loaded(load: Load) -> tuple[Callable[..., Any], Any]:
 
 def _with_error(results: Sequence[Any], error: Exception) -> bytes:
     try:
-        return pickle.dumps(Outcome(results=results, error=error))
+        return pack(Outcome(results=results, error=error))
     except Exception:
-        return pickle.dumps(Outcome(error=error))
+        return pack(Outcome(error=error))
 
 
 def _portable(error: Exception) -> Exception:
     """The error itself, with its traceback as a note, if it survives the way to another process; else one that says the same."""
     error.add_note("".join(traceback.format_exception(error)).rstrip())
     try:
-        same = pickle.loads(pickle.dumps(error))
+        same = unpack(pack(error))
     except Exception:
         same = None
     if type(same) is type(error):

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import multiprocessing
 import os
-import pickle
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
-from foretrain.fanout.chunks import Chunk, Outcome, Workers, work
+from foretrain.fanout.chunks import Chunk, Outcome, Workers, pack, unpack, work
 
 _END_S = 5.0
 
@@ -30,7 +29,7 @@ class Processes(Workers):
     """Fresh processes that serve until their pipe closes; one that dies is replaced, and costs the chunk that it had."""
 
     def __init__(self, function: Callable[..., Any], shared: Any, count: int) -> None:
-        self._packed = pickle.dumps((function, shared))
+        self._packed = pack((function, shared))
         self._count = count
         self._workers: list[_Worker] = []
         self._context = multiprocessing.get_context("spawn")
@@ -43,7 +42,7 @@ class Processes(Workers):
         worker = next((worker for worker in self._workers if worker.chunk is None), None) or self._start()
         worker.chunk = chunk
         with contextlib.suppress(OSError):  # a worker that is dead already is found when its answer is read
-            worker.connection.send_bytes(pickle.dumps(chunk.items))
+            worker.connection.send_bytes(pack(chunk.items))
 
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
@@ -63,7 +62,7 @@ class Processes(Workers):
         for worker in [worker for worker in self._workers if worker.connection in ready]:
             chunk, worker.chunk = cast(Chunk, worker.chunk), None
             try:
-                found.append((chunk, cast(Outcome, pickle.loads(worker.connection.recv_bytes()))))
+                found.append((chunk, cast(Outcome, unpack(worker.connection.recv_bytes()))))
             except (EOFError, OSError):
                 self._workers.remove(worker)
                 found.append((chunk, Outcome(lost=_end(worker))))
@@ -105,7 +104,7 @@ def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(EOFError, OSError):
         call = connection.recv_bytes()
-        load = functools.cache(lambda: pickle.loads(call))
+        load = functools.cache(lambda: unpack(call))
         while True:
             connection.send_bytes(work(load, connection.recv_bytes()))
 

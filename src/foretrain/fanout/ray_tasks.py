@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import math
 import os
-import pickle
 import sysconfig
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from foretrain.errors import InputError, first_line
-from foretrain.fanout.chunks import Chunk, Outcome, Workers, work
+from foretrain.fanout.chunks import Chunk, Outcome, Workers, pack, unpack, work
 from foretrain.fanout.cluster import connected, losses
 
 _RESOURCES_S = 2.0
@@ -47,7 +46,7 @@ class RayTasks(Workers):
         return self._slots
 
     def begin(self, chunk: Chunk) -> None:
-        self._running[self._task.remote([self._call], pickle.dumps(chunk.items), str(Path.cwd()))] = chunk
+        self._running[self._task.remote([self._call], pack(chunk.items), str(Path.cwd()))] = chunk
 
     def ended(self, timeout_s: float | None) -> Sequence[tuple[Chunk, Outcome]]:
         import ray
@@ -99,7 +98,7 @@ def _fetched(reference: Any) -> Outcome:
     from ray import exceptions
 
     try:
-        return cast(Outcome, pickle.loads(ray.get(reference)))
+        return cast(Outcome, unpack(ray.get(reference)))
     except losses() as error:
         return Outcome(lost=f"{type(error).__name__}: {first_line(error)}")
     except exceptions.RayTaskError as error:
@@ -124,7 +123,7 @@ def _work_on_node(call: Sequence[Any], packed: bytes, folder: str) -> bytes:
             _loaded.clear()
             with contextlib.suppress(OSError):
                 os.chdir(folder)
-            _loaded[key] = pickle.loads(ray.get(call[0]))
+            _loaded[key] = unpack(ray.get(call[0]))
         return _loaded[key]
 
     return work(load, packed)
