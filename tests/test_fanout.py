@@ -24,18 +24,7 @@ from foretrain.fanout import Crew, WorkerLost, fan_out
 from foretrain.fanout.cluster import connect, found_at
 from foretrain.predictors.portable import Portable
 from ray_nodes import ray_nodes, wait_for
-
-MODEL = """
-import torch
-
-def net(batch, width=16):
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
-
-def asleep(batch):
-    import pathlib, time
-    pathlib.Path("asleep").touch()
-    time.sleep(60)
-"""
+from test_cli import MODEL
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
 
