@@ -23,7 +23,7 @@ import numpy as np
 from foretrain.fanout import fan_out
 from foretrain.job import read_runs
 from foretrain.predictors.ray_columns import Array, Table
-from foretrain.predictors.ray_models import RayModelsPredictor, model_key
+from foretrain.predictors.ray_models import RayModelsPredictor
 from foretrain.predictors.ray_scaling import ScaleModel, ernest_times_s
 from foretrain.predictors.ray_search import Budget
 from foretrain.splits import Part, extrapolation, interpolation
@@ -71,7 +71,7 @@ def own_and_runs(data: Path) -> Iterator[Series]:
     for source, path in files.items():
         by_model = defaultdict(list)
         for _, run in read_runs(path):
-            by_model[model_key(run.job)].append(run)
+            by_model[run.job.workload.model.key].append(run)
         for runs in by_model.values():
             if len(runs) < 6:
                 continue

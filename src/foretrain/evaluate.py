@@ -327,7 +327,7 @@ def _thinned(fold: Fold, runs: Sequence[Run], most: int, seed: int) -> Fold:
         raise invalid("train_runs", most, "1 or more")
     by_model: dict[str, list[int]] = {}
     for i in fold.train or ():
-        by_model.setdefault(json.dumps(runs[i].job.to_dict()["model"], sort_keys=True), []).append(i)
+        by_model.setdefault(runs[i].job.workload.model.key, []).append(i)
     drawn = [one for mine in by_model.values() for one in random.Random(seed).sample(mine, min(most, len(mine)))]
     return fold if fold.train is None else dataclasses.replace(fold, train=tuple(sorted(drawn)))
 

@@ -76,6 +76,11 @@ class Model:
         assert self.config is not None
         return str(self.config["model_type"])
 
+    @property
+    def key(self) -> str:
+        """A text that models share when they are the same."""
+        return json.dumps([self.source, self.name, dict(self.args), self.task, self.config], sort_keys=True, default=str)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:

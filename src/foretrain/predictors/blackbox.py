@@ -85,8 +85,7 @@ def spread_of(measured_s: Array, held_out_s: Array) -> Factors:
 
 def forecast_around(job: Job, predictor: str, median_s: float, spread: Factors, notes: Sequence[str] = ()) -> Forecast:
     """The step time with its intervals, and what follows from it."""
-    low_95, low, high, high_95 = (median_s * factor for factor in spread)
-    quantities = whole_training(job, Estimate(median_s, low, high, low_95, high_95))
+    quantities = whole_training(job, estimate_around(median_s, spread))
     price, total = job.cluster.price_per_hour, quantities.get("total_time_s")
     return Forecast(
         job=job,
@@ -97,6 +96,11 @@ def forecast_around(job: Job, predictor: str, median_s: float, spread: Factors, 
         memory_capacity_bytes=job.cluster.device.memory_bytes,
         assumptions=tuple(notes),
     )
+
+
+def estimate_around(median: float, spread: Factors) -> Estimate:
+    low_95, low, high, high_95 = (median * factor for factor in spread)
+    return Estimate(median, low, high, low_95, high_95)
 
 
 def widened(spread: Factors, power: float) -> Factors:

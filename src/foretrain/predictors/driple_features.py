@@ -15,6 +15,7 @@ from foretrain.cluster import Link
 from foretrain.errors import ForetrainError, UnsupportedJob
 from foretrain.graph import CATEGORIES, PHASES, Operator, OpGraph
 from foretrain.job import Job, Run
+from foretrain.predictors.predictddl_features import family_of
 
 Array = npt.NDArray[np.float64]
 
@@ -233,19 +234,13 @@ def whole_columns(graph: OpGraph) -> Array:
     return np.array([*np.log1p(figures), *ratios, *mixture])
 
 
+_COARSER = {"depthwise convolution": "depthwise", "grouped convolution": "convolution", "pointwise convolution": "convolution"}
+
+
 def kind_of(operator: Operator) -> str:
-    """The kind of an operator, one of ``KINDS``."""
-    name = operator.name
-    if name.startswith("convolution"):
-        weight = operator.tensor("weight")
-        return "depthwise" if weight is not None and weight.shape[1] == 1 < weight.shape[0] else "convolution"
-    if operator.flops:
-        return "product"
-    if "norm" in name:
-        return "normalisation"
-    if name.startswith(("_foreach", "_fused")):
-        return "optimizer"
-    return "pooling" if "pool" in name else "other"
+    """The kind of an operator, one of ``KINDS``: PredictDDL's family, with fewer kinds of convolutions."""
+    family = family_of(operator)
+    return _COARSER.get(family, family)
 
 
 def graph_key(job: Job) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.blackbox import QUANTITIES, forecast_around
+from foretrain.predictors.blackbox import QUANTITIES, estimate_around, forecast_around
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_columns import Array, Encoding, Table, has_graphs
 from foretrain.predictors.ray_scaling import Check, ScaleModel, check
@@ -67,7 +66,7 @@ class RayModelsPredictor(Predictor):
                 _check(run.job)
                 if _measured(run, "step") is None and _measured(run, "whole") is None:
                     raise UnsupportedJob("no step_time_s, epoch_time_s or total_time_s")
-                by_model.setdefault(model_key(run.job), []).append(run)
+                by_model.setdefault(run.job.workload.model.key, []).append(run)
             except UnsupportedJob as error:
                 left_out.append(f"{run.job.workload.model.label}: {error}")
         self.workloads_ = {}
@@ -85,7 +84,7 @@ class RayModelsPredictor(Predictor):
         _check(job)
         if not self.workloads_:
             raise UnsupportedJob("ray_models: has learned from no runs yet; fit it first")
-        known = self.workloads_.get(model_key(job))
+        known = self.workloads_.get(job.workload.model.key)
         if known is None:
             have = ", ".join(sorted({workload.label for workload in self.workloads_.values()})[:8])
             raise UnsupportedJob(f"model: no run of {job.workload.model.label!r}; ray_models has learned {have}")
@@ -175,12 +174,6 @@ class RayModelsPredictor(Predictor):
         return made
 
 
-def model_key(job: Job) -> str:
-    """A text that jobs share when they train the same model."""
-    model = job.workload.model
-    return json.dumps([model.source, model.name, dict(model.args), model.task, model.config], sort_keys=True, default=str)
-
-
 def _check(job: Job) -> None:
     if len({group.device.name for group in job.cluster.groups}) > 1:
         raise UnsupportedJob("cluster.groups: several devices; ray_models forecasts clusters of one")
@@ -232,6 +225,4 @@ def _with_whole(forecast: Forecast, known: Workload, step_s: float | None) -> Fo
 
 
 def _estimate(model: ScaleModel, table: Table) -> Estimate:
-    median = float(np.exp(model.log_times(table)[0]))
-    low_95, low, high, high_95 = (median * factor for factor in model.spread(table))
-    return Estimate(median, low, high, low_95, high_95)
+    return estimate_around(float(np.exp(model.log_times(table)[0])), model.spread(table))
