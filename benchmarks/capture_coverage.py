@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from foretrain.capture.models import load_model
-from foretrain.capture.tracer import trace_step
+from foretrain.capture.sources.models import load_model
+from foretrain.capture.tracing.tracer import trace_step
 from foretrain.job import Model, Training, Workload, read_lines
 from foretrain.schema import read
 
@@ -41,14 +41,14 @@ def from_runs(data: Path) -> Iterator[tuple[str, dict[str, Any], Path]]:
 
 
 def from_timm() -> Iterator[tuple[str, dict[str, Any], Path]]:
-    from foretrain.capture.models import import_zoo
+    from foretrain.capture.sources.models import import_zoo
 
     for name in import_zoo("timm").list_models():
         yield name, {"model": {"source": "timm", "name": name}, "training": {"global_batch": 2, "precision": "amp-bf16"}}, Path()
 
 
 def from_transformers() -> Iterator[tuple[str, dict[str, Any], Path]]:
-    from foretrain.capture.models import import_zoo
+    from foretrain.capture.sources.models import import_zoo
 
     import_zoo("torchvision")
     from transformers.models.auto import configuration_auto

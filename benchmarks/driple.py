@@ -22,14 +22,14 @@ from pathlib import Path
 
 import numpy as np
 
+from foretrain.architectures import family
 from foretrain.capture import capture_job
-from foretrain.families import family
 from foretrain.forecast import Forecast
 from foretrain.graph import PHASES
 from foretrain.job import Job, Run, read_runs
 from foretrain.predictors.deletepop import DeletePopPredictor
-from foretrain.predictors.driple_cases import Cases, network_module
-from foretrain.predictors.driple_features import (
+from foretrain.predictors.driple.cases import Cases, network_module
+from foretrain.predictors.driple.features import (
     CERTAIN_ALONE,
     NODE_COLUMNS,
     SETTING_COLUMNS,
@@ -44,7 +44,7 @@ from foretrain.predictors.driple_features import (
     whole_columns,
     without_network,
 )  # fmt: skip
-from foretrain.predictors.resources_whitebox import Whitebox
+from foretrain.predictors.driple.whitebox import Whitebox
 
 CAMPAIGN = Path("data/cpu16_campaign.jsonl.zst")
 H200 = Path("data/h200_load.jsonl.zst")

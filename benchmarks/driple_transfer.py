@@ -18,8 +18,8 @@ import numpy as np
 
 from driple import CAMPAIGN, SHOWN, Study, errors, folds, read, remembering
 from foretrain.measure.design import d_optimal
-from foretrain.predictors.driple_cases import Cases, network_module
-from foretrain.predictors.driple_features import TARGETS, Array
+from foretrain.predictors.driple.cases import Cases, network_module
+from foretrain.predictors.driple.features import TARGETS, Array
 
 TARGET_SETTINGS = ("cpu ps 4", "cpu allreduce 2", "cpu allreduce 4", "cpu ps 1", "cpu ps 2")
 """The first is the one on which the ridge of the transfer, the design and the share of runs were chosen."""

@@ -16,8 +16,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from foretrain.api import make_job
-from foretrain.capture.models import load_model
-from foretrain.capture.tracer import trace_step
+from foretrain.capture.sources.models import load_model
+from foretrain.capture.tracing.tracer import trace_step
 from foretrain.graph import OpGraph
 
 MODELS: tuple[tuple[str, dict[str, Any]], ...] = (

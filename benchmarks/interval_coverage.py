@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from foretrain.architectures import family
 from foretrain.evaluate import Comparison, evaluate
-from foretrain.families import family
 from foretrain.job import read_runs
 from foretrain.predictors.conformal import factors
-from foretrain.predictors.deletepop import HOST_BOUND, DeletePopPredictor
+from foretrain.predictors.deletepop.predictor import HOST_BOUND, DeletePopPredictor
 
 RUNS = Path("data/h200_steps.jsonl")
 

@@ -25,7 +25,7 @@ from foretrain.costs.measured import MeasuredOperator, load_measured
 from foretrain.evaluate import Comparison, evaluate
 from foretrain.measure.published import read_published
 from foretrain.predictors.conformal import factors
-from foretrain.predictors.deletepop import HOST_BOUND, DeletePopPredictor
+from foretrain.predictors.deletepop.predictor import HOST_BOUND, DeletePopPredictor
 
 OWN = Path("data")
 CALIBRATION_RUNS = 20

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.architectures import family
 from foretrain.capture import capture_job
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
-from foretrain.families import family
 from foretrain.job import Run, read_runs
 from foretrain.measure.candidates import Candidates
 from foretrain.measure.design import design
@@ -35,10 +35,10 @@ from foretrain.predictors.base import Predictor
 from foretrain.predictors.blackbox import workload_key
 from foretrain.predictors.cherrypick import CherryPickPredictor
 from foretrain.predictors.ernest import TERMS, ErnestPredictor, terms
-from foretrain.predictors.flops import FlopsPredictor
-from foretrain.predictors.predictddl import SHIPPED, Embedder, PredictDDLPredictor, embedding_module, load_embedding
-from foretrain.predictors.predictddl_features import primitives
-from foretrain.predictors.predictddl_random import sketch
+from foretrain.predictors.flops_regression import FlopsPredictor
+from foretrain.predictors.predictddl.features import primitives
+from foretrain.predictors.predictddl.predictor import SHIPPED, Embedder, PredictDDLPredictor, embedding_module, load_embedding
+from foretrain.predictors.predictddl.random import sketch
 
 Array = npt.NDArray[np.float64]
 Groups = Callable[[Run], str]

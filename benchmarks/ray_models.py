@@ -22,10 +22,10 @@ import numpy as np
 
 from foretrain.fanout import fan_out
 from foretrain.job import read_runs
-from foretrain.predictors.ray_columns import Array, Table
 from foretrain.predictors.ray_models import RayModelsPredictor
-from foretrain.predictors.ray_scaling import ScaleModel, ernest_times_s
-from foretrain.predictors.ray_search import Budget
+from foretrain.predictors.ray_models.columns import Array, Table
+from foretrain.predictors.ray_models.scaling import ScaleModel, ernest_times_s
+from foretrain.predictors.ray_models.search import Budget
 from foretrain.splits import Part, extrapolation, interpolation
 
 OWN = Path(__file__).parents[1] / "data"

@@ -19,15 +19,15 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.ensemble import ExtraTreesRegressor
 
+from foretrain.architectures import family
 from foretrain.evaluate import split_runs
-from foretrain.families import family
 from foretrain.job import Run, read_runs
 from foretrain.measure.candidates import table_candidates
 from foretrain.measure.design import design
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.deletepop import DeletePopPredictor
-from foretrain.predictors.scaledl import NODE_COLUMNS, RUN_COLUMNS, LayerGraph, ScaleDLPredictor, intervals
-from foretrain.predictors.scaledl_network import train
+from foretrain.predictors.scaledl.network import train
+from foretrain.predictors.scaledl.predictor import NODE_COLUMNS, RUN_COLUMNS, LayerGraph, ScaleDLPredictor, intervals
 
 Array = npt.NDArray[np.float64]
 

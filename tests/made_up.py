@@ -14,11 +14,11 @@ import pyarrow.parquet
 from foretrain.cluster import Catalog, Device
 from foretrain.costs.features import describe
 from foretrain.costs.measured import MeasuredOperator, matmul_precision, operator_key
-from foretrain.flops import flops
 from foretrain.graph import Operator, TensorSpec
+from foretrain.graph.flops import flops
 from foretrain.job import Job, Run
-from foretrain.predictors.calibration import TIMES
 from foretrain.predictors.deletepop import DeletePopPredictor
+from foretrain.predictors.deletepop.calibration import TIMES
 
 H200 = Catalog.load().device("h200-sxm-141gb")
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from foretrain.forecast import Estimate, Forecast, whole_training
 from foretrain.job import Job
-from foretrain.rank_memory import RankMemory
-from foretrain.schedule import Span, StageWork, Step, Work, play_pipeline, play_rank
+from foretrain.step.playback import Span, StageWork, Step, Work, play_pipeline, play_rank
+from foretrain.step.rank_memory import RankMemory
 
 GIB = 2**30
 

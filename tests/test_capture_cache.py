@@ -12,7 +12,8 @@ import pytest
 
 from foretrain.capture import cache_folder, capture_job
 from foretrain.errors import CaptureError, InputError
-from foretrain.graph import OpGraph, _to_json
+from foretrain.graph import OpGraph
+from foretrain.graph.ir import _to_json
 from foretrain.job import Job
 
 CAPTURE = importlib.import_module("foretrain.capture")  # foretrain.capture the attribute is the function

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretrain.capture import capture, cuda
+from foretrain.capture import capture
+from foretrain.capture.tracing import cuda
 from foretrain.errors import CaptureError
 from foretrain.graph import Operator, OpGraph, Phase
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from foretrain.capture import _trace
-from foretrain.capture.models import load_model
+from foretrain.capture.sources.models import load_model
 from foretrain.errors import CaptureError, ForetrainError, InputError
 from foretrain.graph import OpGraph
 from foretrain.job import Job

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from foretrain.capture import capture
-from foretrain.capture.optimizers import build_optimizer
+from foretrain.capture.tracing.optimizers import build_optimizer
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph
 from foretrain.job import OPTIMIZERS

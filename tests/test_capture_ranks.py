@@ -11,9 +11,9 @@ import pytest
 from torch import nn
 
 from foretrain.capture import capture_job, capture_rank
-from foretrain.capture.ranks import trace_rank
-from foretrain.capture.stacks import find_stack
-from foretrain.capture.tensor import TensorParallel
+from foretrain.capture.parallel.ranks import trace_rank
+from foretrain.capture.parallel.stacks import find_stack
+from foretrain.capture.parallel.tensor import TensorParallel
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.graph import OpGraph, Stack, Weight
 from foretrain.job import Job

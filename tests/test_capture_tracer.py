@@ -12,11 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from foretrain.capture import capture
-from foretrain.capture.models import classifier_loss
-from foretrain.capture.tracer import trace_step
+from foretrain.capture.sources.models import classifier_loss
+from foretrain.capture.tracing.tracer import trace_step
 from foretrain.errors import CaptureError
 from foretrain.graph import Buffer, Category, OpGraph, Phase, _to_json
-from foretrain.memory import profile_memory
+from foretrain.step.allocator import profile_memory
 
 IMAGE = torch.zeros(2, 3, 8, 8)
 ROWS = torch.zeros(4, 8)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from foretrain.controller import Controller, NodeResources, Resources, local_resources
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.predictors.ernest import ErnestPredictor
+from foretrain.serve.controller import Controller, NodeResources, Resources, local_resources
 from test_ernest import job, runs
 
 CLUSTER = """
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ray.cluster_utils import Cluster
 
-from foretrain.controller import Controller, ray_resources
+from foretrain.serve.controller import Controller, ray_resources
 from foretrain.errors import ForetrainError
 
 small = {"object_store_memory": 80 * 2**20}

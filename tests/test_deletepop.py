@@ -15,8 +15,8 @@ from foretrain.errors import InputError
 from foretrain.job import Job, Run
 from foretrain.predictors.base import FILE
 from foretrain.predictors.checks import check_predictor, on_two_devices
-from foretrain.predictors.deletepop import KERNEL_GAP_S, OPERATORS, SHIPPED, DeletePopPredictor
-from foretrain.predictors.host_fit import fit_host
+from foretrain.predictors.deletepop.host_fit import fit_host
+from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, OPERATORS, SHIPPED, DeletePopPredictor
 from made_up import MODELS, job, measure
 
 

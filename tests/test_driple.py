@@ -17,9 +17,8 @@ from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Run
 from foretrain.measure.resources import Series, twelve_figures
 from foretrain.predictors.deletepop import DeletePopPredictor
-from foretrain.predictors.driple import DriplePredictor, resources
-from foretrain.predictors.driple_cases import Cases, network_module
-from foretrain.predictors.driple_features import (
+from foretrain.predictors.driple.cases import Cases, network_module
+from foretrain.predictors.driple.features import (
     GROUPS,
     NODE_COLUMNS,
     RESOURCES,
@@ -36,7 +35,8 @@ from foretrain.predictors.driple_features import (
     unscaled,
     without_network,
 )  # fmt: skip
-from foretrain.predictors.resources_whitebox import Use, Whitebox, figures_in
+from foretrain.predictors.driple.predictor import DriplePredictor, resources
+from foretrain.predictors.driple.whitebox import Use, Whitebox, figures_in
 
 MODELS = """
 import torch

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrain.architectures import family
 from foretrain.cluster import Catalog
 from foretrain.errors import CaptureError, InputError, UnsupportedJob
 from foretrain.evaluate import SPLITS, Evaluation, Fold, evaluate, job_key, leaderboard, split_runs
-from foretrain.families import family
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Model, Run
 from foretrain.predictors.base import Predictor

@@ -18,7 +18,7 @@ import pytest
 import foretrain
 from commands import fails, run
 from foretrain import predictors
-from foretrain.cli.scale import with_address
+from foretrain.cli.scale_out import with_address
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.fanout import Crew, WorkerLost, fan_out
 from foretrain.fanout.cluster import connect, found_at

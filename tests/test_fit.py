@@ -20,7 +20,7 @@ from foretrain.errors import InputError
 from foretrain.job import Job, Run
 from foretrain.predictors.base import FILE
 from foretrain.predictors.checks import check_saved
-from foretrain.predictors.deletepop import OPERATORS, DeletePopPredictor
+from foretrain.predictors.deletepop.predictor import OPERATORS, DeletePopPredictor
 from made_up import H200, MODELS, dataset, job, made_up, measure
 
 A100 = "a100-sxm-80gb"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.flops import FORMULAS, flops, register
 from foretrain.graph import TensorSpec
+from foretrain.graph.flops import FORMULAS, flops, register
 
 Shapes = list[tuple[int, ...]]
 MASKS = {"all": [True, True, True], "weight only": [False, True, True], "bias only": [False, False, True]}
@@ -93,7 +93,7 @@ def test_a_pointwise_convolution_is_a_matrix_product(batch: int, side: int, chan
 
 
 def test_a_formula_is_registered_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretrain.flops.FORMULAS", dict(FORMULAS))
+    monkeypatch.setattr("foretrain.graph.flops.FORMULAS", dict(FORMULAS))
 
     @register("one", "two")
     def formula(_args: Any, inputs: Any, _outputs: Any) -> int:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from foretrain.forecast import Estimate, Forecast, whole_training
 from foretrain.graph import Op, Operator, OpGraph
 from foretrain.job import Job
-from foretrain.timeline import Timeline
+from foretrain.step.timeline import Timeline
 
 POSITIVE = st.floats(1e-9, 1e12)
 ESTIMATES = st.lists(POSITIVE, min_size=3, max_size=3).map(lambda values: Estimate(*(sorted(values)[i] for i in (1, 0, 2))))

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from foretrain.capture import capture_job, capture_rank
 from foretrain.costs.features import family_of
 from foretrain.costs.kernels import kernel_count
-from foretrain.fusion import COMPILED, FUSED, Fusion, fuse
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Stack, TensorSpec
+from foretrain.graph.fusion import COMPILED, FUSED, Fusion, fuse
 from foretrain.job import Job
-from foretrain.memory import profile_memory
+from foretrain.step.allocator import profile_memory
 
 FUSIONS = {
     "norms": Fusion(norms=True),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 
-import golden
 import pytest
 
+import golden
 from foretrain.job import Job
 
 TOLERANCE = 1e-9

@@ -9,16 +9,16 @@ import pytest
 
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.frameworks import attention_factor, profile
 from foretrain.job import Framework, Job, Run
-from foretrain.partition import Teams, blocks, stages, virtual_stages
 from foretrain.predictors.deletepop import DeletePopPredictor
+from foretrain.predictors.deletepop.rank_calibration import Calibration, Case, calibrate_ranks
+from foretrain.predictors.deletepop.residuals import Residuals
 from foretrain.predictors.many_devices import layout_of, logged
-from foretrain.predictors.rank_calibration import Calibration, Case, calibrate_ranks
-from foretrain.predictors.rank_steps import play
-from foretrain.predictors.ranks import Tuning
-from foretrain.predictors.residuals import Residuals
 from foretrain.predictors.roofline import RooflinePredictor
+from foretrain.step.frameworks import attention_factor, profile
+from foretrain.step.layout import Tuning
+from foretrain.step.partition import Teams, blocks, stages, virtual_stages
+from foretrain.step.play import play
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8,

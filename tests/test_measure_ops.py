@@ -12,7 +12,7 @@ import foretrain
 from foretrain.costs.measured import operator_key
 from foretrain.errors import InputError
 from foretrain.graph import OpGraph, TensorSpec
-from foretrain.measure.operators import Instance, by_value, collect, load_instances, save_instances
+from foretrain.measure.instances import Instance, by_value, collect, load_instances, save_instances
 from foretrain.measure.ops import measure_operators
 from foretrain.measure.replay import _match, batch_by_memory, build_call
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.graph import CATEGORIES, Buffer, Op, Operator, OpGraph
-from foretrain.memory import CachingAllocator, profile_memory
+from foretrain.step.allocator import CachingAllocator, profile_memory
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = st.integers(1, 4 * KIB) | st.integers(1, 30 * MIB) | st.sampled_from([512, MIB, MIB + 1, 10 * MIB - 512, 10 * MIB, 20 * MIB])

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from foretrain.capture.onnx.module import OnnxModule, build, load_onnx
+from foretrain.capture.sources.onnx.module import OnnxModule, build, load_onnx
 from foretrain.errors import CaptureError, InputError
 
 Dims = Sequence[int | str | None]

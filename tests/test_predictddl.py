@@ -19,9 +19,8 @@ from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Run
 from foretrain.predictors.blackbox import UNSURE
 from foretrain.predictors.checks import check_predictor
-from foretrain.predictors.predictddl import Embedder, PredictDDLPredictor, embedding_module
-from foretrain.predictors.predictddl_baseline import BASELINE, baseline, fit_baseline, physics
-from foretrain.predictors.predictddl_features import (
+from foretrain.predictors.predictddl.baseline import BASELINE, baseline, fit_baseline, physics
+from foretrain.predictors.predictddl.features import (
     CLUSTER_COLUMNS,
     FAMILY_COLUMNS,
     KINDS,
@@ -33,8 +32,9 @@ from foretrain.predictors.predictddl_features import (
     primitives,
     work_of,
 )
-from foretrain.predictors.predictddl_random import sketch
-from foretrain.predictors.predictddl_regressors import CANDIDATES, REGRESSORS, Problem, Scaled, choose
+from foretrain.predictors.predictddl.predictor import Embedder, PredictDDLPredictor, embedding_module
+from foretrain.predictors.predictddl.random import sketch
+from foretrain.predictors.predictddl.regressors import CANDIDATES, REGRESSORS, Problem, Scaled, choose
 
 MODELS = """
 import torch
@@ -206,7 +206,7 @@ def test_the_baseline_finds_its_parameters_again(runs: list[Run]) -> None:
 
 @given(st.integers(0, len(BASELINE) - 2), st.floats(0.01, 2.0))
 def test_more_of_anything_never_takes_less_time(place: int, more: float) -> None:
-    from foretrain.predictors.predictddl_features import FAMILIES, Work
+    from foretrain.predictors.predictddl.features import FAMILIES, Work
 
     one = Job.read({"model": {"source": "torchvision", "name": "resnet18"}, "training": {"global_batch": 32, "image": 32, "classes": 10},
                     "cluster": {"device": "cpu", "devices_per_node": 4, "cores_per_device": 1}})  # fmt: skip

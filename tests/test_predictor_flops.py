@@ -11,7 +11,7 @@ from foretrain import predictors
 from foretrain.errors import UnsupportedJob
 from foretrain.job import Job, Run
 from foretrain.predictors.checks import check_predictor
-from foretrain.predictors.flops import COLUMNS, FlopsPredictor, columns
+from foretrain.predictors.flops_regression import COLUMNS, FlopsPredictor, columns
 from made_up import MODELS
 from made_up import job as made_up_job
 

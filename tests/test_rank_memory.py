@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from foretrain.capture import capture_rank
-from foretrain.frameworks import Profile
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Plan
-from foretrain.partition import stages
-from foretrain.rank_memory import RankMemory, in_flight, rank_memory
+from foretrain.step.frameworks import Profile
+from foretrain.step.partition import stages
+from foretrain.step.rank_memory import RankMemory, in_flight, rank_memory
 
 LAYERS, WIDTH, VOCABULARY, SEQUENCE, BATCH = 8, 64, 512, 64, 2
 TENSOR_BYTES = BATCH * SEQUENCE * WIDTH * 2

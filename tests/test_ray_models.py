@@ -16,12 +16,12 @@ from foretrain import predictors
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Run
 from foretrain.predictors.checks import check_predictor
-from foretrain.predictors.ray_columns import Array, Encoding, Table
-from foretrain.predictors.ray_law import Law, Sum
 from foretrain.predictors.ray_models import RayModelsPredictor
-from foretrain.predictors.ray_scaling import ScaleModel, check, ernest_times_s
-from foretrain.predictors.ray_search import BATCH, STARTERS, Budget, search, try_recipes
-from foretrain.predictors.ray_techniques import TECHNIQUES, Recipe, learn, means_of
+from foretrain.predictors.ray_models.columns import Array, Encoding, Table
+from foretrain.predictors.ray_models.law import Law, Sum
+from foretrain.predictors.ray_models.scaling import ScaleModel, check, ernest_times_s
+from foretrain.predictors.ray_models.search import BATCH, STARTERS, Budget, search, try_recipes
+from foretrain.predictors.ray_models.techniques import TECHNIQUES, Recipe, learn, means_of
 
 
 def job(

@@ -18,7 +18,7 @@ from foretrain.job import Job
 from foretrain.report import dump
 from foretrain.report.explain import explain
 from foretrain.report.text import explanation
-from foretrain.schedule import Step
+from foretrain.step.playback import Step
 
 
 def forecast(of: Job | None = None, computing: float = 1.0, exposed: float = 0.0, bubble: float = 0.0, host: float = 0.0) -> Forecast:

@@ -22,7 +22,7 @@ from foretrain.report import html, to_json, write_trace
 from foretrain.report.breakdown import breakdown
 from foretrain.report.causes import causes
 from foretrain.report.text import summary
-from foretrain.schedule import Step
+from foretrain.step.playback import Step
 
 
 def text(part: RenderableType, width: int = 100) -> str:

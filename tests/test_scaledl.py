@@ -16,10 +16,10 @@ from foretrain.costs.measured import MeasuredOperator
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.graph import TensorSpec
 from foretrain.job import Job, Run
-from foretrain.predictors import scaledl
 from foretrain.predictors.checks import check_predictor, on_two_devices
 from foretrain.predictors.deletepop import DeletePopPredictor
-from foretrain.predictors.scaledl import NODE_COLUMNS, NODES_AT_MOST, SHIPPED, LayerGraph, ScaleDLPredictor, layer_graph
+from foretrain.predictors.scaledl import predictor as scaledl
+from foretrain.predictors.scaledl.predictor import NODE_COLUMNS, NODES_AT_MOST, SHIPPED, LayerGraph, ScaleDLPredictor, layer_graph
 
 MODELS = """
 import torch
@@ -184,7 +184,7 @@ def test_without_forgets_the_network_and_learns_the_operators_anew(fitted: Scale
 
 def test_without_the_extra_it_says_what_to_install(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(predictors, "scaledl_network", raising=False)
-    monkeypatch.delitem(sys.modules, "foretrain.predictors.scaledl_network", raising=False)
+    monkeypatch.delitem(sys.modules, "foretrain.predictors.scaledl.network", raising=False)
     monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
     scaledl._shipped.cache_clear()
     with pytest.raises(ForetrainError, match=r"^torch_geometric is not installed; scaledl needs foretrain\[learn\]$"):

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain import schedule, timeline
-from foretrain.schedule import Span, StageWork, Step, Work, play_pipeline, play_rank, shares, span, total, trace_events
+from foretrain.step import playback as schedule
+from foretrain.step import timeline
+from foretrain.step.playback import Span, StageWork, Step, Work, play_pipeline, play_rank, shares, span, total, trace_events
 
 times = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=12)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.graph import PHASES, Buffer, Op, Operator, OpGraph, Phase, TensorSpec
-from foretrain.timeline import Stream, Timeline, run
+from foretrain.step.timeline import Stream, Timeline, run
 
 TIMES = st.integers(0, 1000).map(float)
 CALLS = st.lists(st.tuples(TIMES, TIMES, st.booleans()), max_size=20)

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from foretrain import splits
+from foretrain.architectures import family
 from foretrain.errors import ForetrainError, InputError, first_line, invalid, unknown
-from foretrain.families import family
 from foretrain.forecast import Estimate
 from foretrain.job import QUANTITIES, Job, Run, read_runs
 from foretrain.predictors import DEFAULT, get

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foretrain.job import QUANTITIES, Job
-from foretrain.memory import MemoryProfile
-from foretrain.rank_memory import RankMemory, fullest_of
-from foretrain.schedule import Step, shares
-from foretrain.timeline import Timeline
+from foretrain.step.allocator import MemoryProfile
+from foretrain.step.playback import Step, shares
+from foretrain.step.rank_memory import RankMemory, fullest_of
+from foretrain.step.timeline import Timeline
 
 _NORMAL_90 = statistics.NormalDist().inv_cdf(0.9)
 

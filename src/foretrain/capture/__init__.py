@@ -53,8 +53,8 @@ def capture(
     """
     import torch
 
-    from foretrain.capture.models import classifier_loss
-    from foretrain.capture.tracer import trace_step
+    from foretrain.capture.sources.models import classifier_loss
+    from foretrain.capture.tracing.tracer import trace_step
 
     arguments = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     first = next((t for t in (arguments.values() if isinstance(arguments, Mapping) else arguments) if isinstance(t, torch.Tensor)), None)
@@ -194,7 +194,7 @@ def _needs_torch() -> None:
 
 def _trace_rank(job: Job, accumulate: bool) -> OpGraph:
     _needs_torch()
-    from foretrain.capture.ranks import trace_rank
+    from foretrain.capture.parallel.ranks import trace_rank
 
     training = job.workload.training
     info = _info(job.workload.model.label, training.mode, training.precision, training.optimizer, _libraries(job.workload.model))
@@ -203,8 +203,8 @@ def _trace_rank(job: Job, accumulate: bool) -> OpGraph:
 
 def _trace(job: Job, accumulate: bool) -> OpGraph:
     _needs_torch()
-    from foretrain.capture.models import load_model
-    from foretrain.capture.tracer import trace_step
+    from foretrain.capture.sources.models import load_model
+    from foretrain.capture.tracing.tracer import trace_step
 
     training = job.workload.training
     loaded = load_model(job.workload, job.micro_batch)

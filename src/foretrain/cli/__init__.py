@@ -1,9 +1,11 @@
-"""Command lines in; jobs, and calls of the library, out. Errors that the user can mend are one line on stderr, with exit code 2."""
+"""The command line: a file per command, named by it. Errors that the user can mend are one line on stderr, with exit code 2."""
 
-from foretrain.cli import advise, design, explain, fit, forecasts, measure, operators, runs, schedule, tables
+from foretrain.cli import advise, capture, catalog, design, evaluate, explain, fit, measure, predict, runs, schedule
 from foretrain.cli.app import app
 
-__all__ = ["advise", "app", "design", "explain", "fit", "forecasts", "main", "measure", "operators", "runs", "schedule", "tables"]
+__all__ = [
+    "advise", "app", "capture", "catalog", "design", "evaluate", "explain", "fit", "main", "measure", "predict", "runs", "schedule",
+]  # fmt: skip
 
 
 def main() -> None:

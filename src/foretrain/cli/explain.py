@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretrain.cli.app import JsonFlag, app, show
-from foretrain.cli.forecasts import PredictorOption
+from foretrain.cli.job_options import PredictorOption
 from foretrain.errors import ForetrainError, InputError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretrain.cli.app import app, say, show
-from foretrain.cli.scale import ProcessesOption, RayOption, ScaleOut, hush_ray
+from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray
 from foretrain.errors import InputError, first_line
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def fit(
 def _give_budget(predictor: Predictor, trials: int, budget: str | None, study: Path | None, processes: int, ray: str | None) -> None:
     """How long and where a search may take."""
     from foretrain.predictors.ray_models import RayModelsPredictor
-    from foretrain.predictors.ray_search import Budget
+    from foretrain.predictors.ray_models.search import Budget
     from foretrain.units import parse_seconds
 
     if not isinstance(predictor, RayModelsPredictor):

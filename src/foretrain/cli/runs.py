@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretrain.cli.app import JsonFlag, app, say, show
-from foretrain.cli.jobs import Options, with_options
+from foretrain.cli.job_options import Options, with_options
 from foretrain.errors import ForetrainError, InputError, unknown
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretrain.cli.app import JsonFlag, app, say, show
-from foretrain.cli.scale import RayOption, ScaleOut, hush_ray, one_thread
+from foretrain.cli.scale_out import RayOption, ScaleOut, hush_ray, one_thread
 from foretrain.errors import invalid, unknown
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from foretrain.fusion import FUSED
 from foretrain.graph import ITEM_BYTES, Operator, TensorSpec
+from foretrain.graph.fusion import FUSED
 
 _CHUNK = 65536
 _CHUNKS_PER_LAUNCH = 320

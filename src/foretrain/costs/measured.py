@@ -11,8 +11,8 @@ from typing import Any
 
 from foretrain.costs.roofline import MATRIX_PRODUCTS, Computes
 from foretrain.errors import ForetrainError, InputError, first_line
-from foretrain.flops import flops
 from foretrain.graph import TensorSpec
+from foretrain.graph.flops import flops
 
 OWN_OPERATORS = Path(__file__).parents[3] / "data" / "ops_h200.parquet"
 """The operators that were measured on an H200: part of the repository, not of an installed package."""

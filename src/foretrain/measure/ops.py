@@ -14,7 +14,7 @@ import torch
 
 from foretrain.errors import InputError, first_line
 from foretrain.files import write_atomically
-from foretrain.measure.operators import Instance
+from foretrain.measure.instances import Instance
 from foretrain.measure.replay import CudaTimer, Timing, batch_by_memory, time_on_cpu
 from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary

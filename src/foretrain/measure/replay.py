@@ -14,7 +14,7 @@ import torch
 
 from foretrain.errors import InputError, first_line
 from foretrain.graph import TensorSpec
-from foretrain.measure.operators import Instance
+from foretrain.measure.instances import Instance
 
 aten = torch.ops.aten
 Call = Callable[[], Any]

@@ -13,7 +13,7 @@ _WHERE = {
     "deletepop": "foretrain.predictors.deletepop:DeletePopPredictor",
     "driple": "foretrain.predictors.driple:DriplePredictor",
     "ernest": "foretrain.predictors.ernest:ErnestPredictor",
-    "flops": "foretrain.predictors.flops:FlopsPredictor",
+    "flops": "foretrain.predictors.flops_regression:FlopsPredictor",
     "predictddl": "foretrain.predictors.predictddl:PredictDDLPredictor",
     "ray_models": "foretrain.predictors.ray_models:RayModelsPredictor",
     "roofline": "foretrain.predictors.roofline:RooflinePredictor",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-SHIPPED = Path(__file__).parents[1] / "costs" / "fitted" / "intervals.json"
+SHIPPED = Path(__file__).parent / "deletepop" / "fitted" / "intervals.json"
 _LEAST = 20
 """Comparisons below which a case gets no intervals of its own."""
 

@@ -10,13 +10,13 @@ from foretrain.costs.host import DispatchHost
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Forecast, whole_training
 from foretrain.job import Job
-from foretrain.partition import virtual_stages
-from foretrain.predictors.rank_calibration import Calibration
-from foretrain.predictors.rank_steps import RanksForecast, play
-from foretrain.predictors.ranks import Layout, lay_out
+from foretrain.predictors.deletepop.rank_calibration import Calibration
 from foretrain.predictors.whitebox import IDLE_POWER, Spread, assumptions, host_beside
-from foretrain.rank_memory import RankMemory, fullest_of, logged_of
-from foretrain.schedule import Step
+from foretrain.step.layout import Layout, lay_out
+from foretrain.step.partition import virtual_stages
+from foretrain.step.play import RanksForecast, play
+from foretrain.step.playback import Step
+from foretrain.step.rank_memory import RankMemory, fullest_of, logged_of
 
 
 def forecast_ranks(

@@ -17,12 +17,12 @@ from foretrain.costs.roofline import arithmetic
 from foretrain.costs.workspace import library_workspaces, operator_workspace
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Estimate, Forecast, whole_training
-from foretrain.fusion import COMPILED, fuse
 from foretrain.graph import PHASES, OpGraph
+from foretrain.graph.fusion import COMPILED, fuse
 from foretrain.job import Job
-from foretrain.memory import MemoryProfile, profile_memory
 from foretrain.predictors.conformal import Factors
-from foretrain.timeline import Timeline
+from foretrain.step.allocator import MemoryProfile, profile_memory
+from foretrain.step.timeline import Timeline
 
 TIME_QUANTITIES = frozenset({
     "step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "device_busy_s", "host_issue_s",

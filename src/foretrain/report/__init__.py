@@ -10,7 +10,7 @@ from typing import Any
 from foretrain.files import write_atomically
 from foretrain.forecast import Forecast
 from foretrain.report.breakdown import What, timeline_of
-from foretrain.schedule import trace_events
+from foretrain.step.playback import trace_events
 
 __all__ = ["dump", "to_json", "write_trace"]
 

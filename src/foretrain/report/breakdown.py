@@ -8,7 +8,7 @@ from typing import Literal
 
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
-from foretrain.timeline import Timeline
+from foretrain.step.timeline import Timeline
 
 What = Literal["layer", "operator", "phase"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
-from foretrain.schedule import Step, shares
+from foretrain.step.playback import Step, shares
 
 _ROUNDING = 1e-9
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foretrain.forecast import Estimate, Forecast
-from foretrain.frameworks import profile
 from foretrain.job import Job
-from foretrain.rank_memory import RankMemory, fullest_of, logged_of
 from foretrain.report.causes import causes
+from foretrain.step.frameworks import profile
+from foretrain.step.rank_memory import RankMemory, fullest_of, logged_of
 from foretrain.units import format_bytes, format_count, format_dollars, format_seconds
 
 

@@ -15,15 +15,15 @@ from foretrain.errors import ForetrainError
 from foretrain.files import write_atomically
 from foretrain.forecast import Forecast
 from foretrain.graph import CATEGORIES, PHASES, OpGraph
-from foretrain.rank_memory import RankMemory
 from foretrain.report import figures
 from foretrain.report.breakdown import What, breakdown
-from foretrain.schedule import Step
-from foretrain.timeline import Timeline
+from foretrain.step.playback import Step
+from foretrain.step.rank_memory import RankMemory
+from foretrain.step.timeline import Timeline
 from foretrain.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from foretrain.predictors.driple import Resources
+    from foretrain.predictors.driple.predictor import Resources
 
 Column = npt.NDArray[np.float64]
 

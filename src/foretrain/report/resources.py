@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from foretrain.predictors.driple import Resources
-from foretrain.predictors.driple_features import MEANS, RESOURCES
+from foretrain.predictors.driple.features import MEANS, RESOURCES
+from foretrain.predictors.driple.predictor import Resources
 from foretrain.report.tables import table
 from foretrain.units import format_bytes, format_seconds
 

@@ -18,7 +18,7 @@ from foretrain.units import format_bytes, format_count, format_dollars, format_s
 
 if TYPE_CHECKING:
     from foretrain.advice import Advice
-    from foretrain.predictors.ray_scaling import Check
+    from foretrain.predictors.ray_models.scaling import Check
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> Table:

@@ -1,0 +1,223 @@
+"""Layers of a module narrowed to one tensor-parallel rank: weights, and the attributes from which the module makes its shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretrain.capture.parallel.tensor_plan import is_fused, is_linear, reads_keys
+from foretrain.errors import InputError
+
+_HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nheads")
+_KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
+_HEAD_WIDTH = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim", "qk_head_dim", "dim_head")
+_GROUPS = ("num_key_value_groups", "n_rep", "num_queries_per_kv")
+_WIDTHS = ("split_size", "all_head_size", "attn_dim", "inner_dim", "embed_dim")
+_EXPERT_WIDTHS = ("intermediate_dim", "intermediate_size", "expert_dim", "moe_intermediate_size")
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Heads of queries, and those of keys and values, of the whole attention and of one rank."""
+
+    queries: int
+    keys: int
+    local_queries: int
+    local_keys: int
+
+
+class Narrowing:
+    """Narrows the layers of a module for a group of ``degree`` ranks; tied weights stay tied."""
+
+    def __init__(self, module: nn.Module, degree: int) -> None:
+        self._module, self._degree = module, degree
+        self._whole: dict[int, tuple[nn.Parameter, int]] = {}  # a part -> itself, and the size that was cut
+        self._holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+        for child in module.modules():
+            for name, parameter in child._parameters.items():
+                if parameter is not None:
+                    self._holders.setdefault(parameter, []).append((child, name))
+
+    # Linear layers
+
+    def narrow(self, columns: list[str], rows: list[str]) -> None:
+        """Cut column layers by output and row layers by input, and divide the heads of the attention around them."""
+        families: dict[str, list[str]] = {}
+        for path in columns:
+            families.setdefault(path.rpartition(".")[0], []).append(path)
+        for parent_path, paths in families.items():
+            self._narrow_family(self._module.get_submodule(parent_path), paths)
+        for path in rows:
+            layer = self._module.get_submodule(path)
+            dim = 1 - _output_dim(layer)
+            self._resize(layer, dim, self._share(_weight(layer).shape[dim], f"inputs of {path}"))
+        self._divide_heads({self._module.get_submodule(path) for path in (*columns, *rows)})
+
+    def _narrow_family(self, parent: nn.Module, paths: list[str]) -> None:
+        heads = self._heads(parent)
+        widths: dict[int, int] = {}
+        for path in paths:
+            layer = self._module.get_submodule(path)
+            dim = _output_dim(layer)
+            width = _weight(layer).shape[dim]
+            widths[width] = self._part_of(path, width, heads)
+            self._resize(layer, dim, widths[width])
+        if heads is not None:
+            self._narrow_beside(parent, heads, widths)
+
+    def _heads(self, parent: nn.Module) -> _Heads | None:
+        """The heads of an attention; None for another module."""
+        sized = _first(parent, _HEAD_WIDTH) is not None
+        config = getattr(parent, "config", None) if sized else None
+        queries = _first(parent, _HEADS) or _first(config, _HEADS)
+        if queries is None:
+            return None
+        keys = _first(parent, _KEY_HEADS) or _first(config, _KEY_HEADS) or queries
+        if queries % self._degree:
+            raise InputError(f"plan.tensor: {self._degree} does not divide the {queries} attention heads")
+        if keys % self._degree and self._degree % keys:
+            raise InputError(f"plan.tensor: {self._degree} neither divides the {keys} key and value heads nor is a multiple of them")
+        return _Heads(queries, keys, queries // self._degree, max(1, keys // self._degree))
+
+    def _part_of(self, path: str, width: int, heads: _Heads | None) -> int:
+        """Outputs of a layer that one rank has; key and value heads are copied where there are fewer than ranks."""
+        if heads is not None and heads.keys != heads.queries:
+            if reads_keys(path) and width % heads.keys == 0:
+                return width // heads.keys * heads.local_keys
+            both = heads.queries + 2 * heads.keys
+            if is_fused(path) and width % both == 0:
+                return width // both * (heads.local_queries + 2 * heads.local_keys)
+        return self._share(width, f"outputs of {path}")
+
+    def _share(self, size: int, what: str) -> int:
+        if size % self._degree:
+            raise InputError(f"plan.tensor: {self._degree} does not divide the {size} {what}")
+        return size // self._degree
+
+    def _narrow_beside(self, parent: nn.Module, heads: _Heads, widths: dict[int, int]) -> None:
+        """What stands beside the layers of an attention and goes by heads or by their width."""
+        _set_all(parent, _GROUPS, heads.local_queries // heads.local_keys)
+        for name in _WIDTHS:
+            value = getattr(parent, name, None)
+            if type(value) is int and value % heads.queries == 0:
+                setattr(parent, name, value // heads.queries * heads.local_queries)
+        for parameter in list(parent._parameters.values()):
+            if parameter is not None and parameter.shape == (heads.queries,):
+                self._cut(parameter, 0, heads.local_queries)
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Embedding) and child.embedding_dim == heads.queries:
+                child.embedding_dim = heads.local_queries
+                self._cut(_weight(child), 1, heads.local_queries)
+            elif "norm" in name:
+                self._narrow_norm(child, widths)
+
+    def _narrow_norm(self, norm: nn.Module, widths: dict[int, int]) -> None:
+        """A norm over the features of all heads."""
+        for parameter in list(norm._parameters.values()):
+            if parameter is not None and parameter.dim() == 1 and parameter.shape[0] in widths:
+                self._cut(parameter, 0, widths[parameter.shape[0]])
+        shape = getattr(norm, "normalized_shape", None)
+        if isinstance(shape, tuple) and shape[-1] in widths:
+            norm.normalized_shape = (widths[shape[-1]],)  # type: ignore[assignment]
+
+    def _divide_heads(self, cut: set[nn.Module]) -> None:
+        """Counts of heads wherever a module or a configuration keeps them, but for modules whose layers stay whole."""
+        holders: dict[int, Any] = {}
+        for child in self._module.modules():
+            layers = {layer for layer in child.children() if is_linear(layer)}
+            if layers and not layers & cut:
+                continue
+            config = getattr(child, "config", None)
+            holders |= {id(one): one for one in (child, config, getattr(config, "text_config", None)) if one is not None}
+        for holder in holders.values():
+            queries, keys = _first(holder, _HEADS), _first(holder, _KEY_HEADS)
+            if queries is not None and queries % self._degree == 0:
+                _set_all(holder, _HEADS, queries // self._degree)
+            if keys is not None:
+                _set_all(holder, _KEY_HEADS, max(1, keys // self._degree))
+
+    # Experts and vocabulary
+
+    def narrow_experts(self, path: str, holder: nn.Module) -> None:
+        """Cut the inner width of every expert: the first product by columns, the second by rows."""
+        transposed = bool(getattr(holder, "is_transposed", False))
+        for name, parameter in list(holder._parameters.items()):
+            first = name.startswith(("gate", "up"))
+            if parameter is None or not (parameter.dim() == 3 or (first and parameter.dim() == 2)):
+                continue
+            dim = 2 if parameter.dim() == 3 and first == transposed else 1
+            self._cut(parameter, dim, self._share(parameter.shape[dim], f"inner features of {path}.{name}"))
+        for name in _EXPERT_WIDTHS:
+            if isinstance(getattr(holder, name, None), int):
+                setattr(holder, name, getattr(holder, name) // self._degree)
+
+    def narrow_vocabulary(self, layer: nn.Module) -> int:
+        """Cut an embedding or the layer that gives logits by tokens, padded to a multiple of the group; the tokens that a rank has."""
+        dim = _output_dim(layer)
+        weight = _weight(layer)
+        tied = self._whole.get(id(weight))
+        whole = tied[1] if tied is not None else weight.shape[dim]
+        part = -(-whole // self._degree)
+        if isinstance(layer, nn.Embedding):
+            layer.num_embeddings = part
+            layer.padding_idx = layer.padding_idx if layer.padding_idx is not None and layer.padding_idx < part else None
+        self._resize(layer, dim, part)
+        for child in self._module.modules():
+            for holder in (child, getattr(child, "config", None)):
+                if holder is not None and getattr(holder, "vocab_size", None) == whole:
+                    setattr(holder, "vocab_size", part)  # noqa: B010 (a module's attributes have no type)
+            for name, buffer in child._buffers.items():
+                if buffer is not None and buffer.dim() and buffer.shape[-1] == whole:
+                    child._buffers[name] = buffer[..., :part].contiguous()
+        return part
+
+    # Parameters
+
+    def _resize(self, layer: nn.Module, dim: int, size: int) -> None:
+        by_output = dim == _output_dim(layer)
+        if _weight(layer).shape[dim] != size:
+            self._cut(_weight(layer), dim, size)
+        bias = layer._parameters.get("bias")
+        if bias is not None and by_output and bias.shape[0] != size:
+            self._cut(bias, 0, size)
+        for name in ("out_features", "nf") if by_output else ("in_features", "nx"):
+            if hasattr(layer, name):
+                setattr(layer, name, size)
+
+    def _cut(self, parameter: nn.Parameter, dim: int, size: int) -> None:
+        """Put a part in the place of a parameter, wherever it is used."""
+        shape = [*parameter.shape[:dim], size, *parameter.shape[dim + 1 :]]
+        part = nn.Parameter(torch.empty(shape, dtype=parameter.dtype, device=parameter.device), parameter.requires_grad)
+        self._whole[id(part)] = part, parameter.shape[dim]
+        holders = self._holders.pop(parameter)
+        for owner, name in holders:
+            owner._parameters[name] = part
+        self._holders[part] = holders
+
+
+def _first(holder: Any, names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = getattr(holder, name, None) if holder is not None else None
+        if type(value) is int:
+            return value
+    return None
+
+
+def _set_all(holder: Any, names: tuple[str, ...], value: int) -> None:
+    for name in names:
+        if type(getattr(holder, name, None)) is int:
+            setattr(holder, name, value)
+
+
+def _weight(layer: nn.Module) -> nn.Parameter:
+    weight = layer._parameters["weight"]
+    assert weight is not None
+    return weight
+
+
+def _output_dim(layer: nn.Module) -> int:
+    """Of the weight: rows, but for GPT-2's transposed layers."""
+    return 0 if isinstance(layer, nn.Linear | nn.Embedding) else 1

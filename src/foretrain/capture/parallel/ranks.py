@@ -1,0 +1,111 @@
+"""A job becomes the graph of one of its ranks: the model's share under tensor, context and expert parallelism, traced by distinct layers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from foretrain.capture.parallel.context import ContextParallel
+from foretrain.capture.parallel.experts import route_tokens, split_experts
+from foretrain.capture.parallel.stacks import CallOrder, find_stack, truncate
+from foretrain.capture.parallel.tensor import TensorParallel
+from foretrain.capture.sources.models import WEIGHT_DTYPES, LoadedModel, load_model
+from foretrain.capture.tracing.tracer import DTYPES, trace_step
+from foretrain.errors import CaptureError, InputError
+from foretrain.graph import OpGraph, Weight
+from foretrain.job import Job, Plan
+
+
+def trace_rank(job: Job, *, accumulate: bool, info: Mapping[str, Any], by_layers: bool = True) -> OpGraph:
+    """Trace one rank of a job; ``by_layers`` off traces every layer of a deep model."""
+    if by_layers:
+        with contextlib.suppress(_NotByLayers):
+            return _trace(job, accumulate, info, by_layers=True)
+    return _trace(job, accumulate, info, by_layers=False)
+
+
+class _NotByLayers(Exception):
+    """The model does not run its blocks one after the other, so that it cannot be traced by a few of them."""
+
+
+def _trace(job: Job, accumulate: bool, info: Mapping[str, Any], *, by_layers: bool) -> OpGraph:
+    training, plan = job.workload.training, job.plan
+    loaded = _load(job)
+    module = loaded.module
+    if training.framework != "pytorch" or plan.expert > 1 or plan.tensor > 1:
+        route_tokens(module)
+    split = split_experts(module, plan)
+    tensor = TensorParallel.of(job, module)
+    weights = tuple(_weights(module, split, training.precision))
+    stack = find_stack(module) if by_layers else None
+    if stack is not None:
+        truncate(module, stack)
+    order = CallOrder(module.get_submodule(stack.path)) if stack is not None else None
+    context = ContextParallel(plan.context)
+    tensor.bound_sequence()
+    try:
+        graph = trace_step(
+            module, loaded.inputs, loaded.loss, samples=job.micro_batch, tokens=loaded.tokens, mode=training.mode,
+            precision=training.precision, optimizer=training.optimizer, master_weights=training.master_weights,
+            channels_last=training.channels_last, accumulate=accumulate, info=info, around=_both(tensor, context, training.mode), own_gradients=True,
+        )  # fmt: skip
+    except CaptureError as error:
+        if stack is not None:
+            raise _NotByLayers from error
+        raise tensor.explain(error) from error
+    if order is not None and not order.is_plain():
+        raise _NotByLayers
+    context.check(job.workload.model.label)
+    info = {**graph.info, "assumptions": notes} if (notes := _assumptions(plan, graph)) else graph.info
+    return dataclasses.replace(graph, weights=weights, stack=stack, parameters=sum(weight.elements for weight in weights), info=info)
+
+
+@contextlib.contextmanager
+def _both(tensor: TensorParallel, context: ContextParallel, mode: str) -> Iterator[None]:
+    with tensor.losses(needed=mode == "train"), context.attention():
+        yield
+
+
+def _assumptions(plan: Plan, graph: OpGraph) -> list[str]:
+    notes = list(graph.info.get("assumptions", ()))
+    if plan.expert > 1:
+        notes.append("every expert rank gets as many tokens as it sends")
+    if plan.context > 1:
+        notes.append("causal attention is balanced over the context ranks")
+    return notes
+
+
+def _load(job: Job) -> LoadedModel:
+    """The whole model, with the inputs of the rank: its part of every sequence under context parallelism."""
+    training, context = job.workload.training, job.plan.context
+    if context == 1:
+        return load_model(job.workload, job.micro_batch)
+    if training.sequence is None:
+        raise InputError(f"plan.context: {context} splits sequences, but the job has no training.sequence")
+    if training.sequence % context:
+        raise InputError(f"plan.context: {context} does not divide the {training.sequence} tokens of training.sequence")
+    local = dataclasses.replace(training, sequence=training.sequence // context)
+    loaded = load_model(dataclasses.replace(job.workload, training=local), job.micro_batch)
+    return dataclasses.replace(loaded, inputs=_cut_sequences(loaded.inputs, training.sequence, training.sequence // context))
+
+
+def _cut_sequences(inputs: Any, whole: int, local: int) -> Any:
+    """A model's own inputs, which know nothing of the plan: those that hold whole sequences are cut."""
+
+    def part(value: Any) -> Any:
+        is_sequence = isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == whole
+        return value[:, :local].contiguous() if is_sequence else value
+
+    return tree_map(part, inputs)
+
+
+def _weights(module: torch.nn.Module, split: frozenset[int], precision: str) -> Iterator[Weight]:
+    dtype = WEIGHT_DTYPES.get(precision)
+    for name, parameter in module.named_parameters():
+        kept = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+        yield Weight(name, parameter.numel(), DTYPES[kept], parameter.requires_grad, id(parameter) in split)

@@ -1,0 +1,1 @@
+"""Where models come from: timm, torchvision, transformers, Python files, ONNX files."""

@@ -1,0 +1,397 @@
+"""A module, its inputs and a loss become the OpGraph of one step, traced on the meta device: no weights, no GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import traceback
+import weakref
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from foretrain.capture.sources.models import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss
+from foretrain.capture.tracing import traffic
+from foretrain.capture.tracing.constants import SHAPED_BY_DATA, Constants, tensors_in
+from foretrain.capture.tracing.cuda import cuda_behaviour
+from foretrain.capture.tracing.devices import OnMeta
+from foretrain.capture.tracing.kernels import CUDA_OUTPUTS, cuda_name
+from foretrain.capture.tracing.optimizers import StepFunction, build_optimizer
+from foretrain.errors import CaptureError, ForetrainError, first_line
+from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
+from foretrain.graph.flops import flops
+
+DTYPES = {getattr(torch, name): name for name in ITEM_BYTES}
+
+
+def trace_step(
+    module: torch.nn.Module,
+    inputs: tuple[Any, ...] | Mapping[str, Any],
+    loss: Loss | None,
+    *,
+    samples: int,
+    tokens: int = 0,
+    mode: str = "train",
+    precision: str = "fp32",
+    optimizer: str = "sgd",
+    master_weights: bool = False,
+    channels_last: bool = False,
+    accumulate: bool = False,
+    info: Mapping[str, Any] | None = None,
+    around: contextlib.AbstractContextManager[Any] | None = None,
+    own_gradients: bool = False,
+) -> OpGraph:
+    """Trace forward, loss, backward and optimizer (or forward alone, in ``infer`` mode) of a module that lives on meta.
+
+    Forward and loss run inside ``around``. With ``own_gradients``, adding to a gradient belongs to the layer of its parameter.
+    """
+    constants = Constants()
+    module, inputs = _prepare(module, inputs, precision, channels_last, constants)
+    module.train(mode == "train")
+    recorder = Recorder(module, inputs, constants, own_gradients)
+    with _error_context(recorder):
+        step = build_optimizer(optimizer, list(module.parameters()), master_weights=master_weights) if mode == "train" else None
+    if step is not None:
+        recorder.hold(list(step.state_tensors()), "optimizer_state")
+        if accumulate:
+            for parameter in module.parameters():
+                parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+    with recorder, _error_context(recorder):
+        _run(recorder, module, inputs, loss, step, AUTOCAST_DTYPES.get(precision), around or contextlib.nullcontext())
+    graph = recorder.finish(samples=samples, tokens=tokens, accumulates=accumulate, info=info or {})
+    module.zero_grad(set_to_none=True)
+    return graph
+
+
+def _prepare(
+    module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], precision: str, channels_last: bool, constants: Constants
+) -> tuple[torch.nn.Module, tuple[Any, ...] | Mapping[str, Any]]:
+    """The module and its inputs on meta, in the weight dtype and memory format of the job; real integer inputs stay known."""
+    module = module.to("meta")
+    dtype = WEIGHT_DTYPES.get(precision)
+    if dtype is not None:
+        module = module.to(dtype)
+    if channels_last:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        real, value = value, value.to("meta")
+        if not real.is_meta and not real.is_floating_point():
+            constants.know(value, real)
+        if dtype is not None and value.is_floating_point():
+            value = value.to(dtype)
+        return value.to(memory_format=torch.channels_last) if channels_last and value.dim() == 4 else value
+
+    if isinstance(inputs, Mapping):
+        return module, {name: tree_map(place, value) for name, value in inputs.items()}
+    return module, tuple(tree_map(place, value) for value in inputs)
+
+
+def _run(
+    recorder: Recorder, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], loss: Loss | None, step: StepFunction | None,
+    low_dtype: torch.dtype | None, around: contextlib.AbstractContextManager[Any],
+) -> None:  # fmt: skip
+    recorder.phase = "forward"
+    with _Answers(recorder.constants), cuda_behaviour(low_dtype), torch.set_grad_enabled(step is not None), recorder.layers(), around:
+        output = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
+        value = loss(output) if loss is not None and step is not None else None
+    if step is None:
+        return
+    if value is None:
+        raise CaptureError("loss: missing; the model's output has no .loss and no loss was given")
+    del output
+    recorder.end_forward()
+    recorder.phase = "backward"
+    with _Answers(recorder.constants), recorder.layers(recompute=functools.partial(cuda_behaviour, low_dtype)):
+        value.backward()
+    recorder.mark_gradients(module)
+    recorder.phase = "optimizer"
+    with torch.no_grad():
+        step()
+    module.zero_grad(set_to_none=True)
+    del value
+
+
+class _Answers(OnMeta):
+    """Python-level questions to a tensor (``f"{index}"``, ``.tolist()``) are answered where its value is known."""
+
+    def __init__(self, constants: Constants) -> None:
+        super().__init__()
+        self._constants = constants
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _QUESTIONS and args[0].is_meta and (value := self._constants.answer(args[0])) is not None:
+            return func(value, *args[1:], **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+_QUESTIONS = {torch.Tensor.__format__, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.cpu}
+
+
+class Recorder(TorchDispatchMode):
+    """Watches every operator that reaches the meta device, and every storage from its birth to its release."""
+
+    def __init__(
+        self, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], constants: Constants, own_gradients: bool = False
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.constants = constants
+        self.phase: Phase = "forward"
+        self._ops: list[Op] = []
+        self._operators: dict[Any, Operator] = {}
+        self._specs: dict[Any, TensorSpec] = {}
+        self._buffers: list[list[Any]] = []  # size, category, born, dies
+        self._live: dict[int, int] = {}  # storage address -> buffer
+        self._watches: dict[int, weakref.ref[Any]] = {}
+        self._layer = [""]
+        self._error: BaseException | None = None
+        self.failed = ""
+        """The innermost layer that an error came out of."""
+        self._names = {child: name for name, child in module.named_modules()}
+        self._owners = _owners(module) if own_gradients else {}
+        self._sequence: list[int] = []  # autograd sequence numbers of forward ops, ascending ...
+        self._sequence_layer: list[str] = []  # ... and the layer each belongs to
+        self._parameters = sum(parameter.numel() for parameter in module.parameters())
+        self.hold([*module.parameters(), *module.buffers()], "weights")
+        self.hold(inputs, "inputs")
+
+    # What exists before the step
+
+    def hold(self, values: Any, category: Category) -> None:
+        """Tensors (in any nesting) that exist before the step begins."""
+        for tensor in tensors_in(values):
+            self._buffer(tensor, category, born=-1)
+
+    # While tracing
+
+    @property
+    def layer(self) -> str:
+        return self._layer[-1]
+
+    @contextlib.contextmanager
+    def layers(self, recompute: Callable[[], contextlib.AbstractContextManager[None]] | None = None) -> Iterator[None]:
+        """Follow which module is running, by its path in the model.
+
+        Modules that run during the backward pass recompute activations: they do so inside the context ``recompute``.
+        """
+        running = contextlib.ExitStack()
+        outside = len(self._layer)
+
+        def enter(module: torch.nn.Module, _args: Any) -> None:
+            if recompute is not None and len(self._layer) == outside:
+                running.enter_context(recompute())
+            self._layer.append(self._names.get(module, self.layer))
+
+        def leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
+            left = self._layer.pop()
+            error = sys.exc_info()[1]
+            if error is not None and error is not self._error:
+                self._error, self.failed = error, left
+            if recompute is not None and len(self._layer) == outside:
+                running.close()
+
+        hooks = [
+            torch.nn.modules.module.register_module_forward_pre_hook(enter),
+            torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            running.close()
+            for hook in hooks:
+                hook.remove()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        args = self.constants.without_masks(func, args)
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            value = self.constants.answer(args[0])
+            output = value.item() if value is not None else 1.0 if self.phase == "optimizer" else func(*args)
+        elif func in SHAPED_BY_DATA and (shaped := self.constants.shaped(func, args, kwargs)) is not None:
+            output = shaped
+        elif func in CUDA_OUTPUTS and any(tensor.is_meta for tensor in tensors_in(args)):
+            output = CUDA_OUTPUTS[func](*args, **kwargs)
+        else:
+            output = func(*args, **kwargs)
+        self._record(func, args, kwargs, output)
+        if self.phase == "forward":
+            self.constants.follow(func, args, kwargs, output)
+        return output
+
+    def _record(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
+        inputs: list[torch.Tensor] = []
+        named = _describe(func, args, kwargs, inputs)
+        outputs = list(tensors_in(output))
+        if not any(tensor.is_meta for tensor in (*inputs, *outputs)) or (not inputs and not any(tensor.numel() for tensor in outputs)):
+            return
+        index = len(self._ops)
+        written = list(_mutated(func, args, kwargs))
+        reads = tuple(dict.fromkeys(self._buffer(tensor, "inputs", born=-1) for tensor in inputs if tensor.is_meta))
+        fresh = len(self._buffers)
+        results = [self._buffer(tensor, "temporaries", born=index) for tensor in outputs if tensor.is_meta]
+        writes = tuple(
+            dict.fromkeys([*(b for b in results if b >= fresh), *(self._buffer(t, "inputs", born=-1) for t in written if t.is_meta)])
+        )
+        operator = self._operator(func, named, inputs, outputs, written, changes=bool(writes))
+        self._ops.append(Op(operator, self.phase, self._current_layer(), reads, writes))
+
+    def _operator(
+        self,
+        func: Any,
+        args: dict[str, Any],
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        written: list[torch.Tensor],
+        changes: bool,
+    ) -> Operator:
+        input_specs = tuple(map(self._spec, inputs))
+        output_specs = tuple(map(self._spec, outputs))
+        key = (func, input_specs, output_specs, repr(args), changes)
+        if key not in self._operators:
+            name = cuda_name(func, args, input_specs)
+            launches = changes and traffic.launches(name)
+            read, write = (
+                traffic.bytes_moved(name, args, input_specs, output_specs, tuple(map(self._spec, written))) if launches else (0, 0)
+            )
+            count = flops(name, args, input_specs, output_specs) if launches else 0
+            self._operators[key] = Operator(name, func._overloadname, input_specs, output_specs, args, count, read, write, launches)
+        return self._operators[key]
+
+    def _spec(self, tensor: torch.Tensor) -> TensorSpec:
+        key = (tensor.shape, tensor.dtype, tensor.stride())
+        spec = self._specs.get(key)
+        if spec is None:
+            strides = None if tensor.is_contiguous() else tuple(tensor.stride())
+            spec = self._specs[key] = TensorSpec(tuple(tensor.shape), DTYPES[tensor.dtype], strides)
+        return spec
+
+    def _buffer(self, tensor: torch.Tensor, category: Category, born: int) -> int:
+        """The number of the tensor's storage; a storage never seen before is entered with this category and birth."""
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        number = self._live.get(address)
+        if number is None:
+            number = self._live[address] = len(self._buffers)
+            self._buffers.append([storage.nbytes(), category, born, None])
+            self._watches[number] = weakref.ref(storage, functools.partial(self._released, address, number))
+        return number
+
+    def _released(self, address: int, number: int, _storage: object) -> None:
+        if self._buffers[number][3] is None:
+            self._buffers[number][3] = len(self._ops) - 1
+        if self._live.get(address) == number:
+            del self._live[address]
+        self._watches.pop(number, None)
+
+    def _current_layer(self) -> str:
+        """In the forward pass the running module; in the backward pass the one whose forward op made the autograd node."""
+        if self.phase == "forward":
+            number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+            if not self._sequence or number > self._sequence[-1]:
+                self._sequence.append(number)
+                self._sequence_layer.append(self.layer)
+            return self.layer
+        if self.phase == "optimizer":
+            return ""
+        node = torch._C._current_autograd_node()
+        if node is None or node.name() == "torch::autograd::AccumulateGrad":
+            return self._owners.get(id(getattr(node, "variable", None)), "")
+        position = bisect_left(self._sequence, node._sequence_nr())
+        return self._sequence_layer[min(position, len(self._sequence_layer) - 1)] if self._sequence_layer else ""
+
+    def end_forward(self) -> None:
+        """Whatever the forward pass made and has not released by now is kept for the backward pass."""
+        for buffer in self._buffers:
+            if buffer[1] == "temporaries" and buffer[3] is None:
+                buffer[1] = "activations"
+
+    def mark_gradients(self, module: torch.nn.Module) -> None:
+        """The gradients that the parameters hold after the backward pass."""
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                self._buffers[self._buffer(parameter.grad, "gradients", born=-1)][1] = "gradients"
+
+    def finish(self, *, samples: int, tokens: int, accumulates: bool, info: Mapping[str, Any]) -> OpGraph:
+        end = len(self._ops)
+        buffers = tuple(Buffer(size, category, born, end if dies is None else dies) for size, category, born, dies in self._buffers)
+        self._watches.clear()
+        if self.constants.assumptions:
+            info = {**info, "assumptions": self.constants.assumptions}
+        return OpGraph(
+            ops=tuple(self._ops),
+            buffers=buffers,
+            samples=samples,
+            tokens=tokens,
+            parameters=self._parameters,
+            accumulates=accumulates,
+            info=info,
+        )
+
+
+def _owners(module: torch.nn.Module) -> dict[int, str]:
+    """The path of the module that each parameter belongs to, by the parameter's id; the first one where several share it."""
+    owners: dict[int, str] = {}
+    for path, child in module.named_modules():
+        for parameter in child.parameters(recurse=False):
+            owners.setdefault(id(parameter), path)
+    return owners
+
+
+def _describe(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> dict[str, Any]:
+    """Arguments by name, as plain values; tensors are collected in ``inputs`` and written as "%number"."""
+    described = {argument.name: _plain(value, inputs) for argument, value in zip(func._schema.arguments, args, strict=False)}
+    described.update({name: _plain(value, inputs) for name, value in kwargs.items()})
+    return {name: value for name, value in described.items() if value is not None}
+
+
+def _plain(value: Any, inputs: list[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        inputs.append(value)
+        return f"%{len(inputs) - 1}"
+    if isinstance(value, list | tuple):
+        return [_plain(item, inputs) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """The tensors that the operator writes in place, by its schema."""
+    if not func._schema.is_mutable:
+        return
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from tensors_in(value)
+    for argument in func._schema.arguments[len(args) :]:
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in kwargs:
+            yield from tensors_in(kwargs[argument.name])
+
+
+@contextlib.contextmanager
+def _error_context(recorder: Recorder) -> Iterator[None]:
+    """Turn whatever a model raises while it is traced into one line that names the module and the line of its code."""
+    try:
+        yield
+    except ForetrainError:
+        raise
+    except Exception as error:
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "/torch/" not in frame.filename and "foretrain/capture" not in frame.filename
+        ]
+        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "torch"
+        layer = recorder.failed or recorder.layer or "(the model itself)"
+        raise CaptureError(f"module {layer}: {_reason(error)} (at {where})") from error
+
+
+def _reason(error: Exception) -> str:
+    first = first_line(error)
+    if any(sign in first.lower() for sign in ("meta tensor", "_local_scalar_dense", "data-dependent", "data-independent")):
+        return f"control flow that depends on data cannot be traced ({first[:120]})"
+    return f"{type(error).__name__}: {first}"

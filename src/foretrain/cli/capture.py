@@ -1,0 +1,32 @@
+"""The command that writes the operator graph of a step: ``capture``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrain.cli.app import app, say, show
+from foretrain.cli.job_options import Options, job_from, with_job_options
+
+
+@app.command()
+@with_job_options
+def capture(
+    *,
+    target: Annotated[str, typer.Argument(metavar="JOB.toml|JOB.json|MODEL", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Where the graph goes, such as graph.json.zst.", show_default=False),
+    ],
+    options: Options,
+) -> None:
+    """Write the operator graph of one step, for machines without torch."""
+    from foretrain.capture import capture_job
+    from foretrain.report.tables import graph_table
+
+    graph = capture_job(job_from(target, options))
+    graph.save(out)
+    show(graph_table(graph))
+    say(f"{out.stat().st_size:,} bytes in {out}")

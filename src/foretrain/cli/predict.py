@@ -1,0 +1,169 @@
+"""The command that forecasts one job or many: ``predict``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from foretrain.cli.app import JsonFlag, app, say, show
+from foretrain.cli.job_options import Options, PredictorOption, job_from, overriding, with_job_options
+from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
+from foretrain.errors import ForetrainError, InputError
+
+if TYPE_CHECKING:
+    from foretrain.catalog import Catalog
+    from foretrain.forecast import Forecast
+    from foretrain.job import Job
+    from foretrain.predictors.driple.predictor import Resources
+    from foretrain.predictors.portable import Portable
+
+
+@app.command(cls=ScaleOut)
+@with_job_options
+def predict(
+    *,
+    target: Annotated[str | None, typer.Argument(metavar="JOB.toml|JOB.json|MODEL", show_default=False)] = None,
+    jobs: Annotated[Path | None, typer.Option(help="Many jobs, one JSON object a line.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the forecasts of --jobs go (else to the screen).")] = None,
+    processes: ProcessesOption = 1,
+    ray: RayOption = None,
+    predictor: PredictorOption = None,
+    as_json: JsonFlag = False,
+    breakdown: Annotated[Literal["layer", "operator", "phase"] | None, typer.Option(help="Where the time goes.")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Names that a layer is cut to in --breakdown layer.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the step as a Chrome trace, for Perfetto.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report to open in a browser.")] = None,
+    resources: Annotated[bool, typer.Option("--resources", help="How busy device, memory and network will be.")] = False,
+    options: Options,
+) -> None:
+    """Forecast time, memory and cost of a job file or a model; options override the file."""
+    from foretrain import predictors
+
+    if (target is None) == (jobs is None):
+        raise typer.BadParameter("give a job file, a model, or --jobs (and only one of them)")
+    if jobs is not None and (trace or html or breakdown or resources):
+        raise typer.BadParameter("--trace, --html, --breakdown and --resources are for one job, not for --jobs")
+    if jobs is None and out is not None:
+        raise typer.BadParameter("--out is for --jobs; --json prints one forecast, --trace and --html write files")
+    if jobs is None and (ray is not None or processes > 1):
+        raise typer.BadParameter("--processes and --ray are for --jobs")
+    name = predictor or predictors.DEFAULT
+    if jobs is not None:
+        _predict_many(jobs, out, options, name, processes, ray)
+        return
+    forecast = predictors.get(name).predict(job_from(str(target), options))
+    use = _resources(forecast.job) if resources else None
+    _write_files(forecast, trace, html, use)
+    if as_json:
+        _print_json(forecast, breakdown, use)
+        return
+    from foretrain.report.text import breakdown_table, summary
+
+    show(summary(forecast), *([breakdown_table(forecast, breakdown, depth=depth)] if breakdown else []))
+    if use is not None:
+        from foretrain.report.resources import resource_table
+
+        show(resource_table(use))
+
+
+def _resources(job: Job) -> Resources:
+    from foretrain.predictors.driple.predictor import resources
+
+    return resources(job)
+
+
+def _print_json(forecast: Forecast, breakdown: Literal["layer", "operator", "phase"] | None, use: Resources | None) -> None:
+    from foretrain.report import to_json
+
+    extra = None
+    if use is not None:
+        from foretrain.report.resources import document
+
+        extra = {"resources": document(use)}
+    typer.echo(to_json(forecast, breakdown, extra))
+
+
+def _write_files(forecast: Forecast, trace: Path | None, html: Path | None, use: Resources | None = None) -> None:
+    if trace is not None:
+        from foretrain.report import write_trace
+
+        say(f"{write_trace(forecast, trace):,} events in {trace}")
+    if html is not None:
+        from foretrain.report.html import write_html
+
+        write_html(forecast, html, use)
+        say(f"report in {html}")
+
+
+# Many jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What the jobs of a file have in common."""
+
+    portable: Portable
+    catalog: Catalog
+    base: Path
+    options: Options
+
+
+def _predict_many(path: Path, out: Path | None, options: Options, predictor: str, processes: int, ray: str | None) -> None:
+    """One line out per job in, in order, each as soon as it is known; a job that fails does not stop the rest."""
+    hush_ray()
+    one_thread()
+    from foretrain.catalog import Catalog
+    from foretrain.fanout import fan_out
+    from foretrain.fanout.cluster import connected
+    from foretrain.job import text_lines
+    from foretrain.predictors.portable import Portable
+    from foretrain.report.lines import JsonLines
+    from foretrain.report.screen import progress
+
+    if out is not None and out.exists() and out.samefile(path):
+        raise InputError(f"--out: {str(out)!r} is the file of jobs itself")
+    lines = list(text_lines(path))
+    asked = _Asked(portable=Portable.of(predictor), catalog=Catalog.load(options.get("catalog")), base=path.parent, options=options)
+    start = time.monotonic()
+    where = "" if out is None else f", in {out}"
+    failed = 0
+    with contextlib.nullcontext() if ray is None else connected(ray), JsonLines(out) as results:
+        try:
+            with progress("jobs") as advance:
+                texts = [line for _, line in lines]
+                answers = fan_out(_answer, texts, shared=asked, processes=processes, ray=ray, progress=advance, lost=_lost)
+                for (number, _), (answer, bug) in zip(lines, answers, strict=True):
+                    sys.stderr.write(bug)
+                    failed += "error" in answer
+                    results.write({"line": number, **answer})
+        except KeyboardInterrupt:
+            say(f"interrupted: {results.count:,} of {len(lines):,} jobs done{where}")
+            raise typer.Exit(130) from None
+    say(f"{len(lines):,} jobs, {failed:,} failed, {time.monotonic() - start:.1f} s{where}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _answer(asked: _Asked, line: str) -> tuple[dict[str, Any], str]:
+    """The forecast of one job, or why there is none; a bug comes with its traceback and does not cost the other jobs."""
+    from foretrain.job import parse_job
+
+    try:
+        job = parse_job(line, catalog=asked.catalog, base=asked.base, edit=overriding(asked.options))
+        return {"forecast": asked.portable.predictor.predict(job).to_dict()}, ""
+    except ForetrainError as error:
+        return {"error": str(error)}, ""
+    except Exception as error:
+        return {"error": f"internal error: {type(error).__name__}: {error}"}, traceback.format_exc()
+
+
+def _lost(why: str) -> tuple[dict[str, Any], str]:
+    """The answer to a job that took its worker down with it."""
+    return {"error": why}, ""

@@ -1,0 +1,162 @@
+"""Attention that a model writes out (product, softmax, product) becomes the one kernel that a framework runs for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from foretrain.graph import Buffer, Op, Operator, OpGraph, TensorSpec
+from foretrain.graph.flops import flops
+
+FORWARD = "_scaled_dot_product_flash_attention"
+BACKWARD = "_scaled_dot_product_flash_attention_backward"
+_PRODUCTS = ("bmm", "baddbmm")
+_FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """The calls of one attention that read or write its scores, and the tensors that go in and out."""
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    query: TensorSpec
+    key: TensorSpec
+    value: TensorSpec
+
+    def without_products(self, graph: OpGraph) -> _Attention:
+        forward, backward = (
+            tuple(i for i in calls if graph.ops[i].operator.name not in _PRODUCTS) for calls in (self.forward, self.backward)
+        )
+        return replace(self, forward=forward, backward=backward)
+
+    @property
+    def scores(self) -> TensorSpec:
+        return replace(self.query, shape=(*self.query.shape[:-1], self.key.shape[-2]))
+
+
+@functools.lru_cache(maxsize=128)
+def with_fused_softmax(graph: OpGraph) -> OpGraph:
+    """The graph with scaling, mask, softmax and dropout of every written-out attention merged between its products."""
+    found = [attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None]
+    between = [attention.without_products(graph) for attention in found]
+    return _merge(graph, between, causal=False, softmax=True) if found else graph
+
+
+@functools.lru_cache(maxsize=128)
+def with_flash_attention(graph: OpGraph, *, causal: bool) -> OpGraph:
+    """The graph with every written-out attention merged; the scores are never kept. A graph without any is returned as it is."""
+    found = [attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None]
+    return _merge(graph, found, causal=causal) if found else graph
+
+
+def _layers_with_softmax(graph: OpGraph) -> Iterable[str]:
+    return dict.fromkeys(op.layer for op in graph.ops if op.phase == "forward" and op.operator.name == "_softmax")
+
+
+def _find(graph: OpGraph, layer: str) -> _Attention | None:
+    """By the size of the scores: all calls of the layer that touch a tensor of that size belong to the attention."""
+    own = [i for i, op in enumerate(graph.ops) if op.layer == layer and op.phase != "optimizer"]
+    scores = _score_sizes(graph, own)
+    touching = [i for i in own if any(spec.numel in scores for spec in (*graph.ops[i].operator.inputs, *graph.ops[i].operator.outputs))]
+    forward = tuple(i for i in touching if graph.ops[i].phase == "forward")
+    backward = tuple(i for i in touching if graph.ops[i].phase == "backward")
+    products = [graph.ops[i].operator for i in forward if graph.ops[i].operator.name in _PRODUCTS]
+    if len(products) != 2:
+        return None
+    (query, key), (_, value) = (operator.inputs[-2:] for operator in products)
+    heads, length, size = query.shape
+    samples = graph.samples if heads % graph.samples == 0 else 1
+
+    def shaped(tokens: int, width: int) -> TensorSpec:
+        return TensorSpec((samples, heads // samples, tokens, width), query.dtype)
+
+    return _Attention(forward, backward, shaped(length, size), shaped(key.shape[-1], size), shaped(key.shape[-1], value.shape[-1]))
+
+
+def _score_sizes(graph: OpGraph, own: Sequence[int]) -> set[int]:
+    """Of the scores as the product makes them and as the softmax takes them, which may have a column more for a sink."""
+    made = 0
+    for i in own:
+        operator = graph.ops[i].operator
+        if operator.name in _PRODUCTS:
+            made = operator.outputs[0].numel
+        if operator.name == "_softmax":
+            return {made, operator.outputs[0].numel}
+    return set()
+
+
+def _merge(graph: OpGraph, found: Sequence[_Attention], *, causal: bool, softmax: bool = False) -> OpGraph:
+    gone = {i for attention in found for i in (*attention.forward, *attention.backward)}
+    inserted: dict[int, Op] = {}
+    sums: list[tuple[int, int, int]] = []  # of the logarithms that attention keeps: born, dies, bytes
+    for attention in found:
+        for calls, make in ((attention.forward, _forward), (attention.backward, _backward)):
+            if calls:
+                operator = _softmax(attention, len(calls)) if softmax else make(attention, causal)
+                inserted[calls[-1]] = _in_place_of(graph, calls, operator)
+        if attention.backward and not softmax:
+            rows = attention.query.numel // attention.query.shape[-1]
+            sums.append((attention.forward[-1], attention.backward[-1], rows * _FP32))
+    place: dict[int, int] = {}
+    ops: list[Op] = []
+    for i, op in enumerate(graph.ops):
+        place[i] = len(ops) - (1 if i in gone and i not in inserted else 0)
+        if i in inserted:
+            ops.append(inserted[i])
+        elif i not in gone:
+            ops.append(op)
+    place[-1], place[len(graph.ops)] = -1, len(ops)
+    buffers = [
+        replace(buffer, born=max(place[buffer.born], -1), dies=place[buffer.dies], size_bytes=0 if _vanishes(i, buffer, graph, gone) else buffer.size_bytes)
+        for i, buffer in enumerate(graph.buffers)
+    ]  # fmt: skip
+    buffers += [Buffer(size, "activations", place[born], place[dies]) for born, dies, size in sums]
+    return replace(graph, ops=tuple(ops), buffers=tuple(buffers))
+
+
+def _vanishes(number: int, buffer: Buffer, graph: OpGraph, gone: set[int]) -> bool:
+    """Whether only merged calls ever touch the buffer."""
+    return buffer.born in gone and number not in _touched_outside(graph, frozenset(gone))
+
+
+@functools.lru_cache(maxsize=4)
+def _touched_outside(graph: OpGraph, gone: frozenset[int]) -> frozenset[int]:
+    return frozenset(b for i, op in enumerate(graph.ops) if i not in gone for b in (*op.reads, *op.writes))
+
+
+def _in_place_of(graph: OpGraph, calls: Sequence[int], operator: Operator) -> Op:
+    ops = [graph.ops[i] for i in calls]
+    outside = _touched_outside(graph, frozenset(calls))
+    written = tuple(dict.fromkeys(b for op in ops for b in op.writes if b in outside))
+    read = tuple(dict.fromkeys(b for op in ops for b in op.reads if b in outside and b not in written))
+    return Op(operator, ops[0].phase, ops[0].layer, read, written)
+
+
+def _forward(attention: _Attention, causal: bool) -> Operator:
+    inputs = (attention.query, attention.key, attention.value)
+    return _operator(FORWARD, inputs, (_output(attention),), {"query": "%0", "key": "%1", "value": "%2", "is_causal": causal})
+
+
+def _backward(attention: _Attention, causal: bool) -> Operator:
+    out = _output(attention)
+    inputs = (out, attention.query, attention.key, attention.value, out)
+    args = {"grad_out": "%0", "query": "%1", "key": "%2", "value": "%3", "out": "%4", "is_causal": causal}
+    return _operator(BACKWARD, inputs, inputs[1:4], args)
+
+
+def _softmax(attention: _Attention, merged: int) -> Operator:
+    """One kernel that reads scores (or their gradients and the probabilities) and writes as many."""
+    scores = attention.scores
+    inputs = (scores, scores) if merged > 2 else (scores,)
+    return _operator("fused", inputs, (scores,), {"ops": ["_softmax"], "column_sums": 0})
+
+
+def _output(attention: _Attention) -> TensorSpec:
+    return replace(attention.query, shape=(*attention.query.shape[:-1], attention.value.shape[-1]))
+
+
+def _operator(name: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], args: dict[str, object]) -> Operator:
+    read, written = (sum(spec.size_bytes for spec in specs) for specs in (inputs, outputs))
+    return Operator(name, "default", inputs, outputs, args, flops(name, args, inputs, outputs), read, written, launches=True)

@@ -1,0 +1,120 @@
+"""Jobs and their measured figures in; what Driple's networks read of them, and figures from what the networks say, out."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foretrain.capture import capture_job
+from foretrain.errors import ForetrainError
+from foretrain.graph import OpGraph
+from foretrain.job import Job
+from foretrain.predictors.base import Predictor
+from foretrain.predictors.deletepop import DeletePopPredictor
+from foretrain.predictors.driple.features import (
+    CERTAIN_ALONE,
+    NETWORK_FIGURES,
+    TARGETS,
+    Array,
+    Groups,
+    directed_groups,
+    exchanges,
+    graph_key,
+    reference_groups,
+    scaled,
+    setting_columns,
+    unscaled,
+)  # fmt: skip
+from foretrain.predictors.driple.whitebox import Levels, Whitebox
+
+if TYPE_CHECKING:
+    from foretrain.predictors.driple.network import Samples
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cases:
+    """Jobs as the networks see them: distinct graphs, the setting of each job, and the schedule's word on its resources."""
+
+    graphs: Sequence[Groups]
+    graph_of: np.ndarray[Any, np.dtype[np.int64]]
+    settings: Array
+    schedule: Array
+    """The white-box figures of each job, scaled; no columns in the reference."""
+    silent: np.ndarray[Any, np.dtype[np.bool_]]
+    """Jobs in which nothing goes over the network."""
+    measured: Array
+    """The figures of each run; not a number for a job that has not run."""
+
+    @classmethod
+    def of(
+        cls, jobs: Sequence[Job], measured: Sequence[Array] | None = None, *, improved: bool = True, levels: Levels | None = None,
+        schedules: Predictor | None = None,
+    ) -> Cases:  # fmt: skip
+        """``levels`` and ``schedules`` are what the white-box figures come from."""
+        keys = [graph_key(job) for job in jobs]
+        graphs = {key: capture_job(job) for key, job in dict(zip(keys, jobs, strict=True)).items()}
+        places = {key: number for number, key in enumerate(graphs)}
+        whitebox = Whitebox(schedules or deletepop(), levels)
+        schedule = [scaled(whitebox.figures(job)) for job in jobs] if improved else []
+        settings = [np.concatenate([setting_columns(job, graphs[key]), says]) for job, key, says in zip(jobs, keys, schedule, strict=False)]
+        return cls(
+            graphs=[_groups(graph, improved) for graph in graphs.values()],
+            graph_of=np.array([places[key] for key in keys], dtype=np.int64),
+            settings=np.array(settings).reshape(len(jobs), -1),
+            schedule=np.array(schedule).reshape(len(jobs), -1),
+            silent=np.array([not exchanges(job) for job in jobs]),
+            measured=np.stack(measured) if measured is not None else np.full((len(jobs), len(TARGETS)), np.nan),
+        )
+
+    def part(self, rows: Sequence[int]) -> Cases:
+        """Some of the jobs."""
+        index = np.array(rows, dtype=np.int64)
+        columns = {name: getattr(self, name)[index] for name in ("graph_of", "settings", "schedule", "silent", "measured")}
+        return Cases(graphs=self.graphs, **columns)
+
+    def samples(self) -> Samples:
+        """What a network learns: in the reference the scaled figures themselves, else how far they lie from the schedule's.
+
+        Where nothing goes over the network there is nothing to learn of it.
+        """
+        targets = scaled(self.measured)
+        if self.schedule.shape[1]:
+            targets = targets - self.schedule
+            targets[np.ix_(self.silent, NETWORK_FIGURES)] = np.nan
+        found: Samples = network_module().Samples(graphs=self.graphs, graph_of=self.graph_of, settings=self.settings, targets=targets)
+        return found.part(range(len(self.graph_of)))
+
+    def figures(self, learned: Array) -> Array:
+        """Figures from what a network says of these jobs; where nothing is exchanged, the schedule knows when the device waits."""
+        if not self.schedule.shape[1]:
+            return unscaled(learned)
+        found = unscaled(self.schedule + learned)
+        certain = np.ix_(self.silent, CERTAIN_ALONE)
+        found[certain] = unscaled(self.schedule)[certain]
+        return found
+
+
+def _groups(graph: OpGraph, improved: bool) -> Groups:
+    return directed_groups(graph) if improved else reference_groups(graph)
+
+
+@functools.lru_cache(maxsize=1)
+def deletepop() -> DeletePopPredictor:
+    return DeletePopPredictor()
+
+
+def network_module() -> ModuleType:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch_geometric scripts its own functions as it is imported
+            from foretrain.predictors.driple import network as driple_network
+    except ModuleNotFoundError as error:
+        library = str(error.name).partition(".")[0]
+        raise ForetrainError(f"{library} is not installed; driple needs foretrain[learn]") from error
+    return driple_network

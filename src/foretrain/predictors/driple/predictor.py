@@ -1,0 +1,300 @@
+"""Driple: a graph neural network that tells from a step's graph how busy device, memory and network will be; tailored to a new setting by transfer."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
+
+import numpy as np
+
+from foretrain.architectures import family
+from foretrain.capture import capture_job
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob, invalid
+from foretrain.forecast import Estimate, Forecast
+from foretrain.job import Job, Run
+from foretrain.predictors.base import Benefit, Predictor
+from foretrain.predictors.blackbox import check_data_parallel
+from foretrain.predictors.driple.cases import Cases, deletepop, network_module
+from foretrain.predictors.driple.features import (
+    MEANS,
+    NODE_COLUMNS,
+    SETTING_COLUMNS,
+    SPANS,
+    TARGETS,
+    WHOLE_COLUMNS,
+    Array,
+    figures_of,
+    scaled,
+    setting_of,
+    unscaled,
+)  # fmt: skip
+from foretrain.predictors.driple.whitebox import Levels, Use, Whitebox, figures_in
+
+if TYPE_CHECKING:
+    from foretrain.predictors.driple.network import Kind, Network
+
+SHIPPED = Path(__file__).parent / "fitted"
+_QUANTILES = (0.025, 0.1, 0.9, 0.975)
+_FEW = 4
+"""Families below which intervals cannot be learned; they are then as wide as this many tenths of a figure."""
+_DRAWN_STEPS = 3
+Mode = Literal["improved", "reference"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """Networks by setting, or by device when improved, and what they learned from."""
+
+    networks: Mapping[str, Network]
+    levels: Levels
+    settings: frozenset[str]
+    measured: Mapping[str, tuple[str, ...]]
+    """For each device, the figures that its runs had."""
+    spread: Array
+    """For each figure, how far runs lay from forecasts that had not seen their family, in scaled units: ``_QUANTILES``."""
+
+
+@final
+class DriplePredictor(Predictor):
+    """Idle time, active time and peak of four resources, and their averages, after Driple (Yang et al., SIGMETRICS 2022).
+
+    ``reference`` is the published network, one per setting, over a hundred groups of operators. ``improved`` is one network for
+    all settings of a device over the directed graph of layers; it corrects what the schedule of the step says of the resources. ``fit``
+    after ``load`` is a transfer: the body of the network stays, the last layers are tailored to the runs.
+    """
+
+    name: ClassVar[str] = "driple"
+    quantities: ClassVar[frozenset[str]] = frozenset(MEANS)
+    learns: ClassVar[bool] = True
+
+    def __init__(self, mode: Mode = "improved", kind: Kind = "gcn", seed: int = 0, learned: Learned | None = None) -> None:
+        if mode not in ("improved", "reference"):
+            raise invalid("mode", mode, "improved or reference")
+        self.mode, self.kind, self.seed, self.learned_ = mode, kind, seed, learned
+        self._transfers = learned is not None
+        self._fresh = learned is None and mode == "improved"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """What was learned is never changed in place, so a copy shares it."""
+        other = type(self)(self.mode, self.kind, self.seed, self.learned_)
+        other._transfers, other._fresh = self._transfers, self._fresh
+        return other
+
+    def predict(self, job: Job) -> Forecast:
+        """The averages; ``figures`` has all of them."""
+        learned, values = self._state(), scaled(self.figures(job))
+        quantities = {}
+        for name in MEANS:
+            i = TARGETS.index(name)
+            if math.isfinite(values[i]):
+                quantities[name] = _estimate(i, values, learned.spread[i])
+        if not quantities:
+            raise UnsupportedJob(f"driple: the runs of {job.cluster.device.name} that it learned from have none of {', '.join(MEANS)}")
+        notes = [] if setting_of(job) in learned.settings else [f"driple has learned from no run of the setting {setting_of(job)}"]
+        if job.cluster.devices_per_node > 1 and "network_tx_bytes_per_s" in quantities:
+            notes.append("bytes per second are those of the network interface, of all workers of a node together")
+        return Forecast(
+            job=job, predictor=self.name, quantities=quantities, memory_capacity_bytes=job.cluster.device.memory_bytes, assumptions=tuple(notes),
+        )  # fmt: skip
+
+    def figures(self, job: Job) -> Array:
+        """As ``TARGETS`` names them, spans as shares of the window; not a number for those that no run of the device had."""
+        check_data_parallel(job, self.name)
+        learned = self._state()
+        network = learned.networks.get(self._network_of(job))
+        if network is None:
+            raise UnsupportedJob(
+                f"driple: has learned from no run of {self._network_of(job)}, only of {', '.join(sorted(learned.networks))}"
+            )
+        data = Cases.of([job], improved=self.mode == "improved", levels=learned.levels)
+        found: Array = data.figures(network.figures(data.samples()))[0]
+        unknown = set(TARGETS) - set(learned.measured.get(job.cluster.device.name, ()))
+        found[[name in unknown for name in TARGETS]] = math.nan
+        return found
+
+    def _network_of(self, job: Job) -> str:
+        """The network that answers for a job: its setting's in the reference, its device's else."""
+        return setting_of(job) if self.mode == "reference" else job.cluster.device.name
+
+    def fit(self, runs: Iterable[Run]) -> Self:
+        """Train on runs with resource figures or averages; what was loaded is tailored to them instead."""
+        known, left_out = _usable(runs)
+        self.left_out_ = tuple(left_out)
+        if not known:
+            raise InputError("runs: none has resource figures or utilisation; driple needs at least one")
+        levels = self.learned_.levels if self._transfers and self.learned_ else Whitebox(deletepop()).fit(known).levels
+        data = Cases.of([run.job for run in known], [_figures(run) for run in known], improved=self.mode == "improved", levels=levels)
+        kin = [family(run.job.workload.model) for run in known]
+        keys = [self._network_of(run.job) for run in known]
+        networks, held_out = (self._transfer if self._transfers else self._train)(data, kin, keys)
+        self._keep(known, data, networks, data.figures(held_out), levels)
+        return self
+
+    def _train(self, data: Cases, kin: Sequence[str], keys: Sequence[str]) -> tuple[dict[str, Network], Array]:
+        network = network_module()
+        kind = "improved" if self.mode == "improved" else self.kind
+        held_out = np.full((len(kin), len(TARGETS)), np.nan)
+        networks = {}
+        for key, rows in _rows_by(keys).items():
+            networks[key], held_out[rows] = network.train(data.part(rows).samples(), [kin[i] for i in rows], kind, seed=self.seed)
+        return networks, held_out
+
+    def _transfer(self, data: Cases, kin: Sequence[str], keys: Sequence[str]) -> tuple[dict[str, Network], Array]:
+        network, before = network_module(), self._state()
+        networks = dict(before.networks)
+        held_out = np.full((len(kin), len(TARGETS)), np.nan)
+        for key, rows in _rows_by(keys).items():
+            start = before.networks.get(key) or next(iter(before.networks.values()))
+            held_out[rows] = start.figures(data.part(rows).samples())
+            networks[key] = network.transfer(start, data.part(rows).samples())
+        return networks, held_out
+
+    def _keep(self, runs: Sequence[Run], data: Cases, networks: Mapping[str, Network], held_out: Array, levels: Levels) -> None:
+        before = self.learned_ if self._transfers else None
+        residuals = scaled(data.measured) - scaled(held_out)
+        spread = _spread(residuals) if before is None else before.spread
+        measured: dict[str, tuple[str, ...]] = dict(before.measured) if before else {}
+        devices = np.array([run.job.cluster.device.name for run in runs])
+        for device in sorted(set(devices.tolist())):
+            present = np.isfinite(data.measured[devices == device]).any(axis=0)
+            measured[device] = tuple(name for name, there in zip(TARGETS, present, strict=True) if there)
+        settings = frozenset(setting_of(run.job) for run in runs) | (before.settings if before else frozenset())
+        self.learned_ = Learned(networks=networks, levels=levels, settings=settings, measured=measured, spread=spread)
+        busy = TARGETS.index("device_utilization")
+        mean = np.nanmean(data.measured[:, busy])
+        errors = [float(np.nanmean(np.abs(guess - data.measured[:, busy]))) for guess in (mean, held_out[:, busy])]
+        if before is not None:  # no run was left out: what is known is how far the network was off as it came
+            self.benefits_ = {"device_utilization": Benefit(runs=len(runs), error_before=errors[1])}
+        elif all(map(math.isfinite, errors)):
+            self.benefits_ = {"device_utilization": Benefit(runs=len(runs), error_before=errors[0], error_after=errors[1])}
+
+    def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
+        """The networks are forgotten until ``fit``."""
+        self.learned_, self._fresh, self._transfers = None, False, False
+        return self
+
+    def _write(self, folder: Path) -> Mapping[str, Any]:
+        learned = self._state()
+        files = {}
+        for number, (setting, network) in enumerate(sorted(learned.networks.items())):
+            files[setting] = f"network-{number}.safetensors"
+            network.save(folder / files[setting])
+        return {
+            "mode": self.mode, "kind": self.kind, "networks": files, "levels": learned.levels.to_dict(), "settings": sorted(learned.settings),
+            "measured": {device: list(names) for device, names in learned.measured.items()}, "spread": learned.spread.tolist(),
+            "columns": _columns(self.mode),
+        }  # fmt: skip
+
+    @classmethod
+    def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
+        if document["columns"] != _columns(document["mode"]):
+            raise InputError(f"{folder}: the features are others than this version computes; fit it again")
+        module = network_module()
+        learned = Learned(
+            networks={setting: module.load(folder / file) for setting, file in document["networks"].items()},
+            levels=Levels(**document["levels"]),
+            settings=frozenset(document["settings"]),
+            measured={device: tuple(names) for device, names in document["measured"].items()},
+            spread=np.array(document["spread"], dtype=np.float64),
+        )
+        return cls(document["mode"], document["kind"], learned=learned)
+
+    def _state(self) -> Learned:
+        if self.learned_ is None and self._fresh:
+            self.learned_ = _shipped()
+        if self.learned_ is None:
+            raise UnsupportedJob("driple: has learned from no runs yet; fit it first")
+        return self.learned_
+
+
+# The best there is
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Resources:
+    """The figures of a job, who gave each, and the resources over a few steps."""
+
+    figures: Mapping[str, float]
+    """By the names in ``TARGETS``; idle and active spans in seconds."""
+    by: Mapping[str, str]
+    window_s: float
+    steps: Use
+    """A few steps as the schedule has them."""
+    drawn_steps: int = _DRAWN_STEPS
+
+
+def resources(job: Job) -> Resources:
+    """Each figure by the network that the package ships where it has learned it on this device, else by the white box."""
+    whitebox = Whitebox(deletepop())
+    learned = np.full(len(TARGETS), math.nan)
+    try:
+        predictor = DriplePredictor()
+        whitebox.levels = predictor._state().levels
+        learned = predictor.figures(job)
+    except ForetrainError:
+        pass  # the white box answers alone, as ``by`` says
+    window = whitebox.use(job)
+    plain = figures_in(window)
+    chosen = np.where(np.isfinite(learned), learned, plain)
+    window_s = window.period_s * len(window.values["network_tx"])
+    chosen[SPANS] *= window_s
+    by = {name: "driple" if math.isfinite(value) else "white box" for name, value in zip(TARGETS, learned, strict=True)}
+    figures = dict(zip(TARGETS, chosen.tolist(), strict=True))
+    return Resources(figures=figures, by=by, window_s=window_s, steps=whitebox.use(job, _DRAWN_STEPS, _DRAWN_STEPS * 100))
+
+
+def _rows_by(keys: Sequence[str]) -> dict[str, list[int]]:
+    return {key: [i for i, one in enumerate(keys) if one == key] for key in sorted(set(keys))}
+
+
+def _columns(mode: str) -> list[str]:
+    return [*NODE_COLUMNS, *WHOLE_COLUMNS, *SETTING_COLUMNS, *TARGETS] if mode == "improved" else list(TARGETS)
+
+
+def _usable(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
+    """Runs of data parallelism with figures whose step can be captured, and why the others are none."""
+    kept, left_out = [], []
+    for run in runs:
+        try:
+            check_data_parallel(run.job, DriplePredictor.name)
+            if figures_of(run) is None:
+                raise UnsupportedJob("no resource figures")
+            capture_job(run.job)
+            kept.append(run)
+        except ForetrainError as error:
+            left_out.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
+    return kept, left_out
+
+
+def _figures(run: Run) -> Array:
+    found = figures_of(run)
+    assert found is not None
+    return found
+
+
+def _spread(residuals: Array) -> Array:
+    """Quantiles of the residuals of each figure, zero among them; wide where too few were held out."""
+    rows = []
+    for column in residuals.T:
+        known = column[np.isfinite(column)]
+        bounds = np.quantile(known, _QUANTILES) if len(known) >= 2 * _FEW else np.array([-0.8, -0.4, 0.4, 0.8])
+        rows.append([min(bounds[0], bounds[1], 0.0), min(bounds[1], 0.0), max(bounds[2], 0.0), max(bounds[3], bounds[2], 0.0)])
+    return np.array(rows)
+
+
+def _estimate(figure: int, values: Array, spread: Array) -> Estimate:
+    ends = np.tile(np.nan_to_num(values), (5, 1))
+    ends[:, figure] = values[figure] + np.array([spread[0], spread[1], 0.0, spread[2], spread[3]])
+    low_95, low, median, high, high_95 = np.maximum.accumulate(unscaled(ends)[:, figure]).tolist()
+    return Estimate(median, low, high, low_95, high_95)
+
+
+@functools.lru_cache(maxsize=1)
+def _shipped() -> Learned:
+    learned = DriplePredictor.load(SHIPPED).learned_
+    assert learned is not None
+    return learned

@@ -1,0 +1,119 @@
+"""The honest yardstick: FLOPs, parameters and workers of a job in; the step time by a log-linear regression out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self, final
+
+import numpy as np
+
+from foretrain.architectures import family
+from foretrain.capture import capture_job
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob
+from foretrain.forecast import Forecast
+from foretrain.job import Job, Run
+from foretrain.predictors.base import Predictor
+from foretrain.predictors.blackbox import QUANTITIES, Array, check_data_parallel, forecast_around, numbers, spread_of, step_times, usable
+from foretrain.predictors.conformal import Factors
+
+COLUMNS = ("log FLOPs", "log parameters", "log workers", "parameter servers")
+_RIDGE = 1e-3
+_FOLDS = 10
+
+
+@final
+class FlopsPredictor(Predictor):
+    """``log time`` linear in log FLOPs of a worker's step, log parameters, log workers, parameter servers and their products.
+
+    FLOPs count in seconds at the device's peak rate, so that devices share one law.
+    """
+
+    name: ClassVar[str] = "flops"
+    quantities: ClassVar[frozenset[str]] = QUANTITIES
+    learns: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.weights_: Array | None = None
+        self.spread_: Factors | None = None
+
+    def fit(self, runs: Iterable[Run]) -> Self:
+        kept, left_out = usable(runs, self.name)
+        known, failures = [], list(left_out)
+        for run in kept:
+            try:
+                known.append((run, columns(run.job)))
+            except ForetrainError as error:
+                failures.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
+        self.left_out_ = tuple(failures)
+        if not known:
+            raise InputError("runs: none has a step time under data parallelism; flops needs at least one")
+        rows, times_s = np.array([row for _, row in known]), step_times([run for run, _ in known])
+        self.weights_ = _solve(rows, np.log(times_s))
+        held_out = _held_out(rows, np.log(times_s), [family(run.job.workload.model) for run, _ in known])
+        self.spread_ = spread_of(times_s, np.exp(held_out))
+        return self
+
+    def predict(self, job: Job) -> Forecast:
+        check_data_parallel(job, self.name)
+        if self.weights_ is None or self.spread_ is None:
+            raise UnsupportedJob("flops: has learned from no runs yet; fit it first")
+        median_s = float(np.exp(np.clip(_terms(np.array([columns(job)])) @ self.weights_, -20, 20))[0])
+        return forecast_around(job, self.name, median_s, self.spread_)
+
+    def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
+        self.weights_ = self.spread_ = None
+        return self
+
+    def _write(self, folder: Path) -> Mapping[str, Any]:
+        if self.weights_ is None or self.spread_ is None:
+            raise InputError("flops: has learned from no runs yet, so there is nothing to save")
+        return {"columns": list(COLUMNS), "weights": self.weights_.tolist(), "factors": list(self.spread_)}
+
+    @classmethod
+    def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
+        if tuple(document["columns"]) != COLUMNS:
+            raise InputError(f"{folder}: the features are others than this version computes; fit it again")
+        made = cls()
+        made.weights_, made.spread_ = numbers(document, "weights"), Factors(*document["factors"])
+        return made
+
+
+def columns(job: Job) -> list[float]:
+    """As ``COLUMNS`` names them."""
+    graph, device = capture_job(job), job.cluster.device
+    work = float(graph.column("flops").sum()) * job.accumulation
+    precision = job.workload.training.precision.removeprefix("amp-")
+    figures = (max(work, 1.0) / device.peak_flops(precision), max(graph.parameters, 1), job.cluster.world_size)
+    return [*(float(np.log(figure)) for figure in figures), float(bool(job.plan.servers))]
+
+
+def _terms(rows: Array) -> Array:
+    """A constant, the columns, and the product of every two different ones."""
+    count = rows.shape[1]
+    products = [rows[:, i] * rows[:, j] for i in range(count) for j in range(i + 1, count)]
+    return np.column_stack([np.ones(len(rows)), rows, *products])
+
+
+def _solve(rows: Array, targets: Array) -> Array:
+    """Least squares with a small ridge on all but the constant."""
+    terms = _terms(rows)
+    scale = np.maximum(np.abs(terms).max(axis=0), 1e-12)
+    scaled = terms / scale
+    ridge = _RIDGE * np.eye(terms.shape[1])
+    ridge[0, 0] = 0.0
+    solution: Array = np.linalg.solve(scaled.T @ scaled + ridge, scaled.T @ targets) / scale
+    return solution
+
+
+def _held_out(rows: Array, targets: Array, groups: Sequence[str]) -> Array:
+    """Each run's logarithm by a regression on the runs of other families."""
+    names = sorted(set(groups))
+    part = np.array([names.index(group) % _FOLDS for group in groups])
+    if len(names) < 2:
+        part = np.arange(len(groups)) % max(2, min(len(groups), _FOLDS))
+    held_out = targets.copy()
+    for one in np.unique(part):
+        if (part != one).any():
+            held_out[part == one] = _terms(rows[part == one]) @ _solve(rows[part != one], targets[part != one])
+    return held_out

@@ -1,0 +1,285 @@
+"""PredictDDL: an embedding of the computational graph and the cluster's features in; the step time by a regressor, trained once per dataset type, out."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrain.capture import capture_job
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob
+from foretrain.files import write_atomically
+from foretrain.forecast import Forecast
+from foretrain.graph import OpGraph
+from foretrain.job import Job, Run
+from foretrain.predictors.base import Benefit, Predictor
+from foretrain.predictors.blackbox import QUANTITIES, check_data_parallel, forecast_around, step_times, usable
+from foretrain.predictors.predictddl.baseline import BASELINE, baseline, physics
+from foretrain.predictors.predictddl.features import (
+    CLUSTER_COLUMNS,
+    FAMILY_COLUMNS,
+    Work,
+    cluster_columns,
+    dataset_type,
+    primitives,
+    work_of,
+)
+from foretrain.predictors.predictddl.regressors import CANDIDATES, Choice, Problem, Scaled, choose
+from foretrain.predictors.predictddl.trained import Trained, settings, some
+
+if TYPE_CHECKING:
+    from foretrain.predictors.predictddl.embedding import Embedding
+
+Array = npt.NDArray[np.float64]
+Form = Literal["ratio", "paper"]
+
+SHIPPED = Path(__file__).parent / "fitted"
+_ARRAYS, _EMBEDDING = "arrays.safetensors", "embedding.safetensors"
+"""The files beside ``predictor.json``."""
+_TRAIN = "train one: foretrain fit predictddl RUNS.jsonl --out DIR, and use it with --predictor DIR"
+_REMEMBERED = 4096
+"""Embeddings that are kept, by graph content."""
+
+
+class Embedder:
+    """A trained network that remembers what it has embedded, by the content of the graph; safe for many threads."""
+
+    def __init__(self, network: Embedding) -> None:
+        self.network = network
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Array] = OrderedDict()
+
+    def __call__(self, graph: OpGraph) -> Array:
+        key = _digest(graph)
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+            found: Array = self.network([primitives(graph)])[0]
+            self._known[key] = found
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+            return found
+
+
+@final
+class PredictDDLPredictor(Predictor):
+    """After PredictDDL (Assogba, Lima, Rafique, Kwon; CLUSTER 2023).
+
+    ``form = "paper"``: ``log step = regressor(embedding, cluster)``. ``form = "ratio"``: the regressor, which then also sees the work by
+    families of operators, gives the logarithm of the step time over that of a physical baseline with fitted parameters.
+    ``embedding``: a file, "shipped" for that of the package, or None for none.
+    """
+
+    name: ClassVar[str] = "predictddl"
+    quantities: ClassVar[frozenset[str]] = QUANTITIES
+    learns: ClassVar[bool] = True
+
+    def __init__(
+        self, *, form: Form = "ratio", embedding: Path | Embedder | Literal["shipped"] | None = "shipped", candidates: Sequence[str] = tuple(CANDIDATES)
+    ) -> None:  # fmt: skip
+        self.form, self.embedding, self.candidates = form, embedding, tuple(candidates)
+        self.trained_: dict[str, Trained] | None = None
+        self._fresh = form == "ratio" and embedding == "shipped"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """What was learned is never changed in place, so a copy shares it."""
+        other = type(self)(form=self.form, embedding=self.embedding, candidates=self.candidates)
+        other.trained_, other._fresh = self.trained_, self._fresh
+        return other
+
+    def predict(self, job: Job) -> Forecast:
+        trained = self.check(job)
+        graph = capture_job(job)
+        work = work_of(job, graph)
+        row = self._row(job, graph, work)
+        log = float(trained.model.predict(row[None])[0])
+        if trained.baseline is not None:
+            log += float(baseline(trained.baseline, physics([work], [job]))[0])
+        spread, notes = trained.judge(job, row)
+        return forecast_around(job, self.name, float(np.exp(np.clip(log, -20, 20))), spread, notes)
+
+    def check(self, job: Job) -> Trained:
+        """The task checker: what is trained for a job, or ``UnsupportedJob`` with what would have to be done."""
+        check_data_parallel(job, self.name)
+        state, kind = self._state(), dataset_type(job)
+        trained = state.get(kind)
+        if trained is None:
+            known = ", ".join(sorted(state)) or "none"
+            raise UnsupportedJob(f"training: dataset type {kind!r} has no trained predictor (there is: {known}); {_TRAIN}")
+        refused = trained.refuses(job)
+        if refused is not None:
+            learned = ", ".join(trained.settings[refused])
+            raise UnsupportedJob(f"{refused}: {settings(job)[refused]!r}; the predictor of {kind!r} learned from {learned}; {_TRAIN}")
+        return trained
+
+    def fit(self, runs: Iterable[Run]) -> Self:
+        """One regressor for each dataset type, chosen by cross-validation over architectures; the embedding stays as it is.
+
+        Types that were learned earlier, and of which there is no run now, stay.
+        """
+        kept, left_out = usable(runs, self.name)
+        known: list[tuple[Run, Work, Array]] = []
+        failures = list(left_out)
+        for run in kept:
+            try:
+                graph = capture_job(run.job)
+                work = work_of(run.job, graph)
+                known.append((run, work, self._row(run.job, graph, work)))
+            except ForetrainError as error:
+                failures.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
+        self.left_out_ = tuple(failures)
+        if not known:
+            raise InputError("runs: none has a step time under data parallelism; predictddl needs at least one")
+        self._learn([run for run, _, _ in known], [work for _, work, _ in known], np.array([row for _, _, row in known]))
+        return self
+
+    def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
+        """All runs are forgotten; the embedding has seen none."""
+        self.trained_, self._fresh = None, False
+        return self
+
+    def embed(self, graph: OpGraph) -> Array:
+        """The embedding of a graph, remembered by its content."""
+        return self._embedder()(graph)
+
+    def _row(self, job: Job, graph: OpGraph, work: Work) -> Array:
+        parts = [] if self.embedding is None else [self.embed(graph)]
+        if self.form == "ratio":
+            parts.append(work.columns)
+        return np.concatenate([*parts, cluster_columns(job, work.parameters)])
+
+    def _learn(self, runs: Sequence[Run], works: Sequence[Work], rows: Array) -> None:
+        types = [dataset_type(run.job) for run in runs]
+        groups = [run.job.workload.model.label for run in runs]
+        terms = physics(works, [run.job for run in runs]) if self.form == "ratio" else None
+        problem = Problem(rows=rows, terms=terms, targets=np.log(step_times(runs)), groups=groups, types=types)
+        choices = choose(problem, self.candidates)
+        baselines = problem.baselines(np.ones(len(runs), dtype=np.bool_))
+        rest = problem.targets - problem.based(baselines)
+        labels = np.array(groups)
+        learned = {}
+        for kind, choice in choices.items():
+            mine = np.array(types) == kind
+            model = Scaled.learn(CANDIDATES[choice.name](), rows[mine], rest[mine])
+            errors = problem.targets[mine] - choice.held_out
+            made_with = [settings(run.job) for run, is_mine in zip(runs, mine, strict=True) if is_mine]
+            learned[kind] = Trained.of(
+                model, rows[mine], errors, labels[mine], made_with, baseline=baselines.get(kind), chosen=choice.name, errors=choice.errors
+            )
+        earlier = {} if self._fresh or self.trained_ is None else self.trained_
+        self.trained_ = {**earlier, **learned}
+        self.benefits_ = _benefits(choices, types, [run.job.cluster.device.name for run in runs])
+
+    def _embedder(self) -> Embedder:
+        if self.embedding is None:
+            raise InputError("embedding: this predictor was made without one")
+        if isinstance(self.embedding, Embedder):
+            return self.embedding
+        return load_embedding(SHIPPED / _EMBEDDING if isinstance(self.embedding, str) else self.embedding)
+
+    def _state(self) -> dict[str, Trained]:
+        if self.trained_ is None and self._fresh:
+            self.trained_ = _shipped()
+        if self.trained_ is None:
+            raise UnsupportedJob("predictddl: has learned from no runs yet; fit it first")
+        return self.trained_
+
+    def _write(self, folder: Path) -> Mapping[str, Any]:
+        from safetensors.numpy import save
+
+        state = self._state()
+        tensors: dict[str, npt.NDArray[Any]] = {}
+        for number, trained in enumerate(state.values()):
+            tensors.update({f"{number}/{name}": np.ascontiguousarray(array) for name, array in trained.to_arrays().items()})
+        write_atomically(folder / _ARRAYS, save(tensors))
+        if self.embedding is not None:
+            self._embedder().network.save(folder / _EMBEDDING)
+        return {
+            "form": self.form, "embedding": self.embedding is not None, "columns": _columns(), "baseline": list(BASELINE),
+            "types": [{"type": kind, **trained.to_facts()} for kind, trained in state.items()],
+        }  # fmt: skip
+
+    @classmethod
+    def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        if document.get("columns") != _columns() or document.get("baseline") != list(BASELINE):
+            raise InputError(f"{folder}: the features are others than this version computes; fit it again")
+        try:
+            tensors = load((folder / _ARRAYS).read_bytes())
+        except (OSError, ValueError, SafetensorError) as error:
+            raise InputError(f"{folder / _ARRAYS}: cannot be read ({error})") from error
+        made = cls(form=document["form"], embedding=folder / _EMBEDDING if document["embedding"] else None)
+        made._fresh = False
+        try:
+            made.trained_ = {
+                facts["type"]: Trained.read(facts, some(tensors, f"{number}/")) for number, facts in enumerate(document["types"])
+            }
+        except KeyError as error:
+            raise InputError(f"{folder}: lacks {error.args[0]!r}; fit it again") from error
+        return made
+
+
+# What is kept
+
+
+def _columns() -> list[str]:
+    return [*FAMILY_COLUMNS, *CLUSTER_COLUMNS]
+
+
+@functools.lru_cache(maxsize=1)
+def _shipped() -> dict[str, Trained]:
+    if not SHIPPED.is_dir():
+        return {}
+    return PredictDDLPredictor.load(SHIPPED)._state()
+
+
+@functools.lru_cache(maxsize=8)
+def load_embedding(path: Path) -> Embedder:
+    """The embedding of a file, read once."""
+    return Embedder(embedding_module().load(path))
+
+
+_digests: weakref.WeakKeyDictionary[OpGraph, str] = weakref.WeakKeyDictionary()
+
+
+def _digest(graph: OpGraph) -> str:
+    """Computed once for as long as the graph is in memory."""
+    found = _digests.get(graph)
+    if found is None:
+        found = _digests[graph] = graph.digest()
+    return found
+
+
+def embedding_module() -> ModuleType:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch_geometric scripts its own functions as it is imported
+            from foretrain.predictors.predictddl import embedding as predictddl_embedding
+    except ModuleNotFoundError as error:
+        library = str(error.name).partition(".")[0]
+        raise ForetrainError(f"{library} is not installed; predictddl needs foretrain[learn]") from error
+    return predictddl_embedding
+
+
+def _benefits(choices: Mapping[str, Choice], types: Sequence[str], devices: Sequence[str]) -> dict[str, Benefit]:
+    """By device: the error of the constant (in ratio form: of the baseline alone) and of what was chosen, on left-out architectures."""
+    found = {}
+    for device in sorted(set(devices)):
+        mine = [choices[kind] for kind, name in zip(types, devices, strict=True) if name == device]
+        before = float(np.mean([choice.errors.get("constant", max(choice.errors.values())) for choice in mine]))
+        found[device] = Benefit(
+            runs=len(mine), error_before=before, error_after=float(np.mean([choice.errors[choice.name] for choice in mine]))
+        )
+    return found

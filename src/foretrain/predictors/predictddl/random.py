@@ -1,0 +1,164 @@
+"""A seed in; a randomly sketched convolutional network out, as layers that can be run and as a graph of primitives. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foretrain.predictors.predictddl.features import KINDS, Primitives, shape_row
+
+_BATCH = 32
+"""Samples over which the reading of weights is spread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One node: its kind (of ``KINDS``), the nodes it reads (none: the image), and its sizes."""
+
+    kind: str
+    sources: tuple[int, ...]
+    channels_in: int
+    channels: int
+    side: int
+    """Of the output, which is square."""
+    kernel: int = 1
+    stride: int = 1
+    groups: int = 1
+    normalised: bool = False
+    """Batch normalisation and an activation follow."""
+
+
+@dataclass(slots=True)
+class Sketch:
+    """A network as it is drawn, from the image to the logits."""
+
+    side: int
+    channels: int = 3
+    layers: list[Layer] = field(default_factory=list)
+
+    def convolve(
+        self, source: int | None, channels: int, kernel: int = 3, stride: int = 1, groups: int = 1, normalised: bool = True
+    ) -> int:
+        inward, side = self._of(source)
+        kind = "grouped convolution" if groups > 1 else "pointwise convolution" if kernel == 1 else "convolution"
+        if groups == inward == channels:
+            kind = "depthwise convolution"
+        return self._add(Layer(
+            kind=kind, sources=() if source is None else (source,), channels_in=inward, channels=channels, side=-(-side // stride),
+            kernel=kernel, stride=stride, groups=groups, normalised=normalised,
+        ))  # fmt: skip
+
+    def join(self, kind: str, sources: Sequence[int]) -> int:
+        """A sum, a concatenation or a scaling of nodes."""
+        channels = [self.layers[source].channels for source in sources]
+        total = sum(channels) if kind == "concat" else channels[0]
+        return self._add(Layer(kind=kind, sources=tuple(sources), channels_in=total, channels=total, side=self.layers[sources[0]].side))
+
+    def pool(self, source: int, *, whole: bool = False) -> int:
+        channels, side = self._of(source)
+        kind, new = ("global average", 1) if whole else ("pooling", side // 2)
+        return self._add(Layer(kind=kind, sources=(source,), channels_in=channels, channels=channels, side=new, stride=1 if whole else 2))
+
+    def classify(self, source: int, classes: int) -> int:
+        channels, _ = self._of(source)
+        return self._add(Layer(kind="product", sources=(source,), channels_in=channels, channels=classes, side=1))
+
+    def primitives(self) -> Primitives:
+        """The graph that capturing the network would give, up to constants in the traffic."""
+        kinds = np.zeros((len(self.layers), len(KINDS)))
+        for number, layer in enumerate(self.layers):
+            kinds[number, KINDS.index(layer.kind)] = 1
+            if layer.normalised:
+                kinds[number, [KINDS.index("normalisation"), KINDS.index("activation")]] = 1
+        edges = sorted((source, number) for number, layer in enumerate(self.layers) for source in set(layer.sources))
+        return Primitives(
+            kinds=kinds,
+            shapes=np.array([self._shape(layer) for layer in self.layers]),
+            edges=np.ascontiguousarray(np.array(edges, dtype=np.int64).reshape(-1, 2).T),
+        )
+
+    def _shape(self, layer: Layer) -> list[float]:
+        positions, learns = layer.side**2, layer.kind == "product" or "convolution" in layer.kind
+        parameters = layer.channels * layer.channels_in // layer.groups * layer.kernel**2 if learns else 0
+        read = sum(self.layers[source].channels * self.layers[source].side ** 2 for source in layer.sources) or 3 * self.side**2
+        written = layer.channels * positions
+        moved = 4 * (read + written * (5 if layer.normalised else 1)) + 4 * parameters / _BATCH
+        inward = layer.channels_in // layer.groups
+        return shape_row(layer.channels, inward, positions, layer.kernel if learns else 0, parameters, 2 * parameters * positions, moved)
+
+    def _of(self, source: int | None) -> tuple[int, int]:
+        return (self.channels, self.side) if source is None else (self.layers[source].channels, self.layers[source].side)
+
+    def _add(self, layer: Layer) -> int:
+        self.layers.append(layer)
+        return len(self.layers) - 1
+
+
+# Blocks: a sketch, a node, the channels to end with and a stride in; the last node out
+
+
+def _plain(net: Sketch, source: int, channels: int, stride: int, draw: random.Random) -> int:
+    return net.convolve(source, channels, 3, stride)
+
+
+def _residual(net: Sketch, source: int, channels: int, stride: int, draw: random.Random) -> int:
+    inner = net.convolve(net.convolve(source, channels, 3, stride), channels, 3)
+    return net.join("sum", (inner, _shortcut(net, source, channels, stride)))
+
+
+def _bottleneck(net: Sketch, source: int, channels: int, stride: int, draw: random.Random) -> int:
+    inner = max(8, channels // 4)
+    groups = draw.choice([1, 1, 4, 8])
+    wide = net.convolve(net.convolve(source, inner, 1), inner, 3, stride, groups if inner % groups == 0 else 1)
+    return net.join("sum", (net.convolve(wide, channels, 1), _shortcut(net, source, channels, stride)))
+
+
+def _inverted(net: Sketch, source: int, channels: int, stride: int, draw: random.Random) -> int:
+    wide = net.layers[source].channels * draw.choice([2, 4, 6])
+    deep = net.convolve(net.convolve(source, wide, 1), wide, 3, stride, wide)
+    if draw.random() < 0.5:
+        gate = net.convolve(net.convolve(net.pool(deep, whole=True), max(4, wide // 16), 1), wide, 1, normalised=False)
+        deep = net.join("scale", (deep, gate))
+    out = net.convolve(deep, channels, 1)
+    same = stride == 1 and net.layers[source].channels == channels
+    return net.join("sum", (out, source)) if same else out
+
+
+def _dense(net: Sketch, source: int, channels: int, stride: int, draw: random.Random) -> int:
+    growth, parts = max(8, channels // 4), [source]
+    for _ in range(draw.randint(2, 4)):
+        joined = net.join("concat", parts) if len(parts) > 1 else source
+        parts.append(net.convolve(net.convolve(joined, 2 * growth, 1), growth, 3))
+    out = net.convolve(net.join("concat", parts), channels, 1)
+    return net.pool(out) if stride > 1 and net.layers[out].side > 1 else out
+
+
+def _shortcut(net: Sketch, source: int, channels: int, stride: int) -> int:
+    if stride == 1 and net.layers[source].channels == channels:
+        return source
+    return net.convolve(source, channels, 1, stride)
+
+
+_BLOCKS: tuple[Callable[[Sketch, int, int, int, random.Random], int], ...] = (_plain, _residual, _bottleneck, _inverted, _dense)
+
+
+def sketch(seed: int, *, side: int | None = None, widest: int = 512, deepest: int = 16, classes: int = 10) -> Sketch:
+    """A network of stages of like blocks, each half as large and wider than the one before."""
+    draw = random.Random(seed)
+    net = Sketch(side or draw.choice([32, 64, 128, 224]))
+    channels = draw.choice([8, 16, 24, 32, 48, 64])
+    channels = min(channels, widest)
+    last = net.convolve(None, channels, 3, draw.choice([1, 2]) if net.side > 8 else 1)
+    block = draw.choice(_BLOCKS)
+    stages = draw.randint(2, 5) if net.side > 8 else draw.randint(1, 3)
+    for _ in range(stages):
+        channels = min(widest, int(channels * draw.choice([1, 1.5, 2])) // 8 * 8)
+        block = block if draw.random() < 0.7 else draw.choice(_BLOCKS)
+        for number in range(draw.randint(1, max(1, deepest // stages))):
+            stride = 2 if number == 0 and net.layers[last].side > 2 else 1
+            last = block(net, last, channels, stride, draw)
+    net.classify(net.pool(last, whole=True), classes)
+    return net

@@ -1,0 +1,364 @@
+"""PredictDDL's inference engine: columns and logarithms of step times in; the regressor that does best on architectures it has not seen out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrain.costs.trees import Forest, grow
+from foretrain.errors import ForetrainError
+from foretrain.predictors.predictddl.baseline import Physics, baseline, fit_baseline
+
+Array = npt.NDArray[np.float64]
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+_CLIP = 3.0
+"""Standard deviations beyond which a column says no more: nothing is extrapolated far."""
+
+_MARGIN = float(np.log(2.0))
+
+
+# Regressors: columns of mean 0 and variance 1 to a number
+
+
+class Regressor(ABC):
+    """Learns a number from columns; what it learned is arrays, and it answers with numpy alone."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def fit(self, rows: Array, targets: Array) -> Self: ...
+
+    @abstractmethod
+    def predict(self, rows: Array) -> Array: ...
+
+    @abstractmethod
+    def to_arrays(self) -> Arrays: ...
+
+    @classmethod
+    @abstractmethod
+    def from_arrays(cls, arrays: Arrays) -> Self: ...
+
+
+@final
+class Constant(Regressor):
+    """The mean: the control that says whether the columns tell anything."""
+
+    kind: ClassVar[str] = "constant"
+
+    def __init__(self) -> None:
+        self.value_ = 0.0
+
+    def fit(self, rows: Array, targets: Array) -> Self:
+        self.value_ = float(np.median(targets))
+        return self
+
+    def predict(self, rows: Array) -> Array:
+        return np.full(len(rows), self.value_)
+
+    def to_arrays(self) -> Arrays:
+        return {"value": np.array([self.value_])}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Self:
+        made = cls()
+        made.value_ = float(arrays["value"][0])
+        return made
+
+
+@final
+class LogLinear(Regressor):
+    """Ridge regression."""
+
+    kind: ClassVar[str] = "log-linear"
+
+    def __init__(self, ridge: float = 1.0) -> None:
+        self.ridge = ridge
+
+    def fit(self, rows: Array, targets: Array) -> Self:
+        self.middle_ = float(targets.mean())
+        square = rows.T @ rows + self.ridge * np.eye(rows.shape[1])
+        self.weights_ = np.asarray(np.linalg.solve(square, rows.T @ (targets - self.middle_)), dtype=np.float64)
+        return self
+
+    def predict(self, rows: Array) -> Array:
+        return np.asarray(self.middle_ + rows @ self.weights_)
+
+    def to_arrays(self) -> Arrays:
+        return {"middle": np.array([self.middle_]), "weights": self.weights_}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Self:
+        made = cls()
+        made.middle_, made.weights_ = float(arrays["middle"][0]), arrays["weights"]
+        return made
+
+
+class _Kernel(Regressor):
+    """A weighted sum of the likeness to rows that were learned from."""
+
+    def __init__(self) -> None:
+        self.rows_: Array = np.empty((0, 0))
+        self.weights_: Array = np.empty(0)
+        self.middle_ = 0.0
+
+    @abstractmethod
+    def likeness(self, rows: Array, others: Array) -> Array: ...
+
+    def predict(self, rows: Array) -> Array:
+        return np.asarray(self.middle_ + self.likeness(rows, self.rows_) @ self.weights_)
+
+
+@final
+class Polynomial(_Kernel):
+    """Second-order polynomial with a ridge, in its dual form."""
+
+    kind: ClassVar[str] = "polynomial"
+
+    def __init__(self, ridge: float = 1.0) -> None:
+        super().__init__()
+        self.ridge = ridge
+
+    def likeness(self, rows: Array, others: Array) -> Array:
+        return np.asarray((1.0 + rows @ others.T / max(rows.shape[1], 1)) ** 2)
+
+    def fit(self, rows: Array, targets: Array) -> Self:
+        self.rows_, self.middle_ = rows, float(targets.mean())
+        square = self.likeness(rows, rows) + self.ridge * np.eye(len(rows))
+        self.weights_ = np.asarray(np.linalg.solve(square, targets - self.middle_), dtype=np.float64)
+        return self
+
+    def to_arrays(self) -> Arrays:
+        return {"rows": self.rows_, "weights": self.weights_, "middle": np.array([self.middle_])}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Self:
+        made = cls()
+        made.rows_, made.weights_, made.middle_ = arrays["rows"], arrays["weights"], float(arrays["middle"][0])
+        return made
+
+
+@final
+class SupportVectors(_Kernel):
+    """Support-vector regression with a Gaussian kernel, ``exp(-breadth |x - y|^2 / columns)``."""
+
+    kind: ClassVar[str] = "svr"
+
+    def __init__(self, cost: float = 3.0, breadth: float = 0.5) -> None:
+        super().__init__()
+        self.cost, self.breadth = cost, breadth
+
+    def likeness(self, rows: Array, others: Array) -> Array:
+        squares = (rows**2).sum(axis=1)[:, None] + (others**2).sum(axis=1)[None] - 2 * rows @ others.T
+        return np.asarray(np.exp(-self.breadth / max(rows.shape[1], 1) * np.maximum(squares, 0)))
+
+    def fit(self, rows: Array, targets: Array) -> Self:
+        svm = _sklearn("svm")
+        model = svm.SVR(C=self.cost, epsilon=0.03, gamma=self.breadth / max(rows.shape[1], 1)).fit(rows, targets)
+        self.rows_, self.weights_ = np.asarray(model.support_vectors_), np.asarray(model.dual_coef_[0])
+        self.middle_ = float(model.intercept_[0])
+        return self
+
+    def to_arrays(self) -> Arrays:
+        return {"rows": self.rows_, "weights": self.weights_, "middle": np.array([self.middle_, self.breadth])}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Self:
+        made = cls(breadth=float(arrays["middle"][1]))
+        made.rows_, made.weights_, made.middle_ = arrays["rows"], arrays["weights"], float(arrays["middle"][0])
+        return made
+
+
+@final
+class Perceptron(Regressor):
+    """A network with one hidden layer of 32."""
+
+    kind: ClassVar[str] = "mlp"
+
+    def __init__(self, decay: float = 3.0) -> None:
+        self.decay = decay
+
+    def fit(self, rows: Array, targets: Array) -> Self:
+        network = _sklearn("neural_network").MLPRegressor(
+            hidden_layer_sizes=(32,), alpha=self.decay, solver="lbfgs", max_iter=150, random_state=0
+        )
+        exceptions = _sklearn("exceptions")
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", exceptions.ConvergenceWarning)  # stopping early is part of the method
+            network.fit(rows, targets)
+        (self.enter_, self.leave_), (self.lift_, self.end_) = network.coefs_, network.intercepts_
+        return self
+
+    def predict(self, rows: Array) -> Array:
+        return np.asarray((np.maximum(rows @ self.enter_ + self.lift_, 0) @ self.leave_ + self.end_)[:, 0])
+
+    def to_arrays(self) -> Arrays:
+        return {"enter": self.enter_, "leave": self.leave_, "lift": self.lift_, "end": self.end_}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Self:
+        made = cls()
+        made.enter_, made.leave_, made.lift_, made.end_ = (arrays[name] for name in ("enter", "leave", "lift", "end"))
+        return made
+
+
+@final
+class Boosting(Regressor):
+    """Gradient-boosted trees."""
+
+    kind: ClassVar[str] = "boosting"
+
+    def fit(self, rows: Array, targets: Array) -> Self:
+        settings = {"num_leaves": 8, "learning_rate": 0.06, "min_data_in_leaf": min(10, max(1, len(rows) // 4)), "lambda_l2": 1.0}
+        self.middle_ = float(targets.mean())
+        self.forest_ = grow(rows, targets - self.middle_, np.ones(len(rows)), trees=200, feature_fraction=0.5, **settings)
+        return self
+
+    def predict(self, rows: Array) -> Array:
+        return np.asarray(self.middle_ + self.forest_.predict(rows))
+
+    def to_arrays(self) -> Arrays:
+        return {"middle": np.array([self.middle_]), **self.forest_.to_columns()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Self:
+        made = cls()
+        made.middle_, made.forest_ = float(arrays["middle"][0]), Forest.from_columns(arrays)
+        return made
+
+
+REGRESSORS: Mapping[str, type[Regressor]] = {
+    one.kind: one for one in (Constant, LogLinear, Polynomial, SupportVectors, Perceptron, Boosting)
+}
+CANDIDATES: Mapping[str, Callable[[], Regressor]] = {
+    "constant": Constant,
+    "log-linear, ridge 3": lambda: LogLinear(3.0),
+    "log-linear, ridge 30": lambda: LogLinear(30.0),
+    "polynomial, ridge 0.3": lambda: Polynomial(0.3),
+    "polynomial, ridge 3": lambda: Polynomial(3.0),
+    "svr, cost 0.3": lambda: SupportVectors(0.3),
+    "svr, cost 3": lambda: SupportVectors(3.0),
+    "svr, cost 30": lambda: SupportVectors(30.0),
+    "mlp": Perceptron,
+    "boosting": Boosting,
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scaled:
+    """A regressor behind the scaling of its columns."""
+
+    mean: Array
+    deviation: Array
+    bounds: Array
+    """The least and the most that it says: what was learned from, and half or twice that."""
+    regressor: Regressor
+
+    @classmethod
+    def learn(cls, regressor: Regressor, rows: Array, targets: Array) -> Scaled:
+        deviation = rows.std(axis=0)
+        deviation[deviation < 1e-9] = np.inf  # a column that never varied tells nothing
+        bounds = np.array([targets.min() - _MARGIN, targets.max() + _MARGIN])
+        made = cls(mean=rows.mean(axis=0), deviation=deviation, bounds=bounds, regressor=regressor)
+        made.regressor.fit(made.scaled(rows), targets)
+        return made
+
+    def scaled(self, rows: Array) -> Array:
+        return np.clip((rows - self.mean) / self.deviation, -_CLIP, _CLIP)
+
+    def predict(self, rows: Array) -> Array:
+        return np.clip(self.regressor.predict(self.scaled(rows)), *self.bounds)
+
+
+# Choosing
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Problem:
+    """Runs as the engine sees them: what is known of each, the logarithm of its step time, its architecture and its dataset type."""
+
+    rows: Array
+    terms: Physics | None
+    """What a baseline is fitted to; None for the paper's form, which regresses the step time itself."""
+    targets: Array
+    groups: Sequence[str]
+    types: Sequence[str]
+
+    def baselines(self, inside: npt.NDArray[np.bool_]) -> dict[str, Array]:
+        """The parameters of each type, from the runs ``inside``."""
+        if self.terms is None:
+            return {}
+        shared = fit_baseline(self.terms[inside], self.targets[inside])
+        of_type = {kind: inside & (np.array(self.types) == kind) for kind in dict.fromkeys(self.types)}
+        return {kind: fit_baseline(self.terms[mine], self.targets[mine], shared) for kind, mine in of_type.items() if mine.any()}
+
+    def based(self, baselines: Mapping[str, Array]) -> Array:
+        """The baseline of every run whose type has one; 0 in the paper's form."""
+        found = np.zeros(len(self.targets))
+        for kind, logs in baselines.items():
+            mine = np.array(self.types) == kind
+            assert self.terms is not None
+            found[mine] = baseline(logs, self.terms[mine])
+        return found
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Choice:
+    """What cross-validation chose for a dataset type, and how far each candidate lay from architectures it had not seen."""
+
+    name: str
+    errors: Mapping[str, float]
+    """Mean absolute relative error by candidate."""
+    held_out: Array
+    """The chosen one's logarithm of each run's step time, learned without its group."""
+
+
+def choose(problem: Problem, candidates: Sequence[str] = tuple(CANDIDATES), folds: int = 5) -> dict[str, Choice]:
+    """Group k-fold cross-validation over architectures; the baseline is fitted anew in each fold."""
+    part, types = _parts(problem.groups, folds), np.array(problem.types)
+    held_out = {name: np.full(len(types), np.nan) for name in candidates}
+    for one in np.unique(part):
+        base = problem.based(problem.baselines(part != one))
+        for kind in dict.fromkeys(problem.types):
+            inside, outside = (part != one) & (types == kind), (part == one) & (types == kind)
+            if not (inside.any() and outside.any()):
+                continue
+            for name in candidates:
+                model = Scaled.learn(CANDIDATES[name](), problem.rows[inside], (problem.targets - base)[inside])
+                held_out[name][outside] = base[outside] + model.predict(problem.rows[outside])
+    return {kind: _best(held_out, problem.targets, types == kind) for kind in dict.fromkeys(problem.types)}
+
+
+def _best(held_out: Mapping[str, Array], targets: Array, mine: npt.NDArray[np.bool_]) -> Choice:
+    """The candidate with the smallest error; the first one where no run could be held out."""
+    errors = {name: np.abs(np.expm1(np.clip(logs - targets, -5, 5)))[mine] for name, logs in held_out.items()}
+    means = {name: float(np.nanmean(some)) if np.isfinite(some).any() else 1.0 for name, some in errors.items()}
+    best = min(means, key=lambda name: means[name])
+    return Choice(name=best, errors=means, held_out=np.where(np.isnan(held_out[best]), targets, held_out[best])[mine])
+
+
+def _parts(groups: Sequence[str], folds: int) -> npt.NDArray[np.int64]:
+    """Groups dealt out to folds, the large ones first; single runs where there are too few groups."""
+    labels = list(groups) if len(set(groups)) >= folds else [str(i) for i in range(len(groups))]
+    sizes = {label: labels.count(label) for label in dict.fromkeys(labels)}
+    filled, where = [0] * min(folds, max(len(sizes), 1)), {}
+    for label in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        where[label] = int(np.argmin(filled))
+        filled[where[label]] += sizes[label]
+    return np.array([where[label] for label in labels], dtype=np.int64)
+
+
+def _sklearn(part: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(f"sklearn.{part}")
+    except ModuleNotFoundError as error:
+        raise ForetrainError("sklearn is not installed; predictddl needs foretrain[learn]") from error

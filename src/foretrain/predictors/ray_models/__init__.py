@@ -1,0 +1,5 @@
+"""Performance models of jobs on Ray: regressions over data size, workers and resources."""
+
+from foretrain.predictors.ray_models.predictor import RayModelsPredictor
+
+__all__ = ["RayModelsPredictor"]

@@ -1,0 +1,224 @@
+"""A table of runs in; recipes with the errors that they make on runs left out of it, inside and beyond what they learned from, out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foretrain.errors import InputError
+from foretrain.fanout import Crew
+from foretrain.predictors.ray_models.columns import NUMBERS, Array, Table
+from foretrain.predictors.ray_models.techniques import MEANS, TECHNIQUES, Mean, Recipe, learn, means_of
+from foretrain.splits import Part, extrapolation
+
+if TYPE_CHECKING:
+    import optuna
+
+_PARTS = 5
+_FEWEST = 3
+"""Runs below which nothing is learned."""
+_HOPELESS = 1e6
+BATCH = 8
+"""Recipes that a search tries at a time. It does not depend on how many processes there are, so that the outcome does not either."""
+
+STARTERS: tuple[Recipe, ...] = (
+    Recipe(mean="law"),
+    Recipe(mean="law", technique="gaussian process", settings={"linear": 0.0}),
+    Recipe(mean="law", technique="ridge", settings={"penalty": 3.0}),
+    Recipe(mean="forecast"),
+    Recipe(mean="forecast", technique="ridge", settings={"penalty": 1.0}),
+    Recipe(mean="forecast", technique="ridge", settings={"penalty": 10.0}),
+    Recipe(mean="forecast", technique="gaussian process"),
+    Recipe(technique="gaussian process"),
+    Recipe(technique="ridge", degree=2, settings={"penalty": 0.3}),
+    Recipe(mean="nnls"),
+    Recipe(mean="selected nnls"),
+    Recipe(technique="stepwise", terms="rich"),
+    Recipe(technique="ridge", terms="rich", select=True, settings={"penalty": 0.1}),
+    Recipe(technique="svr"),
+    Recipe(technique="tree"),
+    Recipe(technique="forest"),
+    Recipe(mean="law", technique="boosting", settings={"trees": 40}),
+    Recipe(technique="mlp"),
+)
+"""Tried first, whatever the budget: every technique once, and those that did best on other runs in several ways."""
+FEW: tuple[Recipe, ...] = (STARTERS[1], STARTERS[4], STARTERS[7])
+"""What is averaged, without a search, where runs are too few to choose by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One recipe: logarithms of forecasts over measured times of the runs that were left out, inside and beyond."""
+
+    recipe: Recipe
+    inside: Array
+    beyond: Array
+
+    @property
+    def inside_error(self) -> float:
+        return _error(self.inside)
+
+    @property
+    def beyond_error(self) -> float:
+        """Where nothing can be left out beyond, the error inside."""
+        return _error(self.beyond) if len(self.beyond) else self.inside_error
+
+
+def _error(misses: Array) -> float:
+    found = float(np.abs(np.expm1(np.clip(misses, -20, 20))).mean()) if len(misses) else math.inf
+    return found if math.isfinite(found) else math.inf
+
+
+# Trying recipes
+
+
+def try_recipes(shared: tuple[Table, Array], recipes: Sequence[Recipe]) -> list[Trial]:
+    """Each recipe on the same parts of the runs; what recipes have in common is learned once per part."""
+    table, times_s = shared
+    able = [recipe for recipe in recipes if recipe.mean != "forecast" or table.forecast_s is not None]
+    if not able:
+        return []
+    wanted = tuple(mean for mean in MEANS if any(recipe.mean == mean for recipe in able))
+    misses = [[_misses(able, wanted, table, times_s, part) for part in parts] for parts in (_inside(table), _beyond(table))]
+    joined = [np.concatenate(parts, axis=1) if parts else np.zeros((len(able), 0)) for parts in misses]
+    return [Trial(recipe=recipe, inside=joined[0][i], beyond=joined[1][i]) for i, recipe in enumerate(able)]
+
+
+def _misses(recipes: Sequence[Recipe], wanted: Sequence[Mean], table: Table, times_s: Array, part: Part) -> Array:
+    train, test = part
+    known, known_s, asked = table.take(train), times_s[train], table.take(test)
+    means = means_of(known, known_s, wanted)
+    told = np.array([learn(recipe, known, known_s, means[recipe.mean])(asked) for recipe in recipes])
+    misses: Array = told - np.log(times_s[test])
+    return misses
+
+
+def _inside(table: Table) -> list[Part]:
+    """Parts of the runs in turn; runs that are alike are left out together."""
+    columns = np.column_stack([*(table.number(name) for name in NUMBERS), table.levels])
+    _, alike = np.unique(columns, axis=0, return_inverse=True)
+    order = np.random.default_rng(0).permutation(int(alike.max()) + 1)
+    parts = order[alike.reshape(-1)] % min(_PARTS, len(order))
+    found = [(np.flatnonzero(parts != part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
+    return [part for part in found if len(part[0]) >= _FEWEST]
+
+
+def _beyond(table: Table) -> list[Part]:
+    """For each dimension with three values or more, the largest third of them."""
+    several = [name for name in NUMBERS if len(np.unique(table.number(name))) > 2 and name != "traffic"]
+    parts = [part for name in several for part in extrapolation(table.number(name))]
+    return [part for part in parts if len(part[0]) >= _FEWEST]
+
+
+# Searching
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How long to search, and where: the recipes to begin with, how many beyond them, seconds, processes, a Ray cluster, and a file to resume from."""
+
+    starters: tuple[Recipe, ...] = STARTERS
+    trials: int = 0
+    seconds: float = math.inf
+    processes: int = 1
+    ray: str | None = None
+    study: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.trials < 0:
+            raise InputError(f"trials: {self.trials} is not 0 or more")
+
+
+def search(table: Table, times_s: Array, budget: Budget, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Trial]:
+    """The starters, and then what Optuna's sampler proposes in the light of them, a batch at a time."""
+    with Crew(try_recipes, shared=(table, times_s), processes=budget.processes, ray=budget.ray) as crew:
+        trials = [trial for batch in crew.run(_dealt(budget.starters)) for trial in batch]
+        if budget.trials:
+            trials += _proposed(crew, _study(table, times_s, budget.study), table, budget, progress)
+    return list({json.dumps(trial.recipe.to_dict(), sort_keys=True): trial for trial in trials}.values())
+
+
+def _dealt(recipes: Sequence[Recipe]) -> list[list[Recipe]]:
+    """By their mean, which is learned once for all that share it; several hands work at the same time."""
+    by_mean = {mean: [recipe for recipe in recipes if recipe.mean == mean] for mean in MEANS}
+    return [mine for mine in by_mean.values() if mine]
+
+
+def _proposed(
+    crew: Crew[list[Trial]], study: optuna.Study, table: Table, budget: Budget, progress: Callable[[int, int], None]
+) -> list[Trial]:
+    """What the sampler proposes, until trials or time are spent; the best of an interrupted search first, to have their errors one by one."""
+    begun = time.monotonic()
+    means = tuple(mean for mean in MEANS if mean != "forecast" or table.forecast_s is not None)
+    told = [one for one in study.get_trials(deepcopy=False) if one.value is not None and "recipe" in one.user_attrs]
+    best = sorted(told, key=lambda one: float(one.value or 0.0))[:BATCH]
+    trials = [trial for batch in crew.run([[Recipe(**one.user_attrs["recipe"])] for one in best]) for trial in batch]
+    done = len(study.get_trials(deepcopy=False))
+    while done < budget.trials and time.monotonic() - begun < budget.seconds:
+        asked = [study.ask() for _ in range(min(BATCH, budget.trials - done))]
+        recipes = [propose(one, means) for one in asked]
+        for one, recipe, (trial,) in zip(asked, recipes, crew.run([[recipe] for recipe in recipes]), strict=True):
+            one.set_user_attr("recipe", recipe.to_dict())
+            study.tell(one, min(trial.inside_error, _HOPELESS) + min(trial.beyond_error, _HOPELESS))
+            trials.append(trial)
+        done += len(asked)
+        progress(done, budget.trials)
+    return trials
+
+
+def _study(table: Table, times_s: Array, path: Path | None) -> optuna.Study:
+    """A study of these runs: in memory, or in a file from which an interrupted search goes on."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    name = hashlib.sha256(json.dumps([table.to_dict(), times_s.tolist()]).encode()).hexdigest()[:16]
+    sampler = optuna.samplers.TPESampler(seed=0, n_startup_trials=2 * BATCH, constant_liar=True)
+    if path is None:
+        return optuna.create_study(study_name=name, sampler=sampler)
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return optuna.create_study(study_name=name, sampler=sampler, storage=JournalStorage(JournalFileBackend(str(path))), load_if_exists=True)
+
+
+def propose(trial: optuna.Trial, means: Sequence[Mean] = MEANS) -> Recipe:
+    """A recipe of the whole space."""
+    technique = trial.suggest_categorical("technique", ["none", *TECHNIQUES])
+    mean: Any = trial.suggest_categorical("mean", list(means))
+    if technique == "none":
+        return Recipe(mean=mean)
+    terms: Any = trial.suggest_categorical("terms", ["logs", "rich"])
+    linear = technique in ("ridge", "stepwise")
+    degree = trial.suggest_int("degree", 1, 2) if linear else 1
+    select = trial.suggest_categorical("select", [False, True]) if linear else False
+    return Recipe(mean=mean, technique=technique, terms=terms, degree=degree, select=select, settings=_settings(trial, technique))
+
+
+_RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "ridge": {"penalty": (0.03, 30.0)},
+    "svr": {"cost": (0.1, 100.0), "margin": (0.005, 0.1), "gamma": (0.01, 1.0)},
+    "mlp": {"penalty": (1e-3, 3.0)},
+    "boosting": {"rate": (0.03, 0.3)},
+}
+_CHOICES: Mapping[str, Mapping[str, Sequence[float]]] = {
+    "gaussian process": {"linear": (0.0, 1.0)},
+    "tree": {"depth": (2.0, 4.0, 6.0), "leaf": (1.0, 2.0, 3.0)},
+    "forest": {"leaf": (1.0, 2.0, 3.0)},
+    "boosting": {"depth": (1.0, 2.0, 3.0), "trees": (30.0, 60.0, 120.0)},
+    "mlp": {"width": (8.0, 16.0, 32.0)},
+}
+
+
+def _settings(trial: optuna.Trial, technique: str) -> dict[str, float]:
+    ranges = {name: trial.suggest_float(f"{technique} {name}", *bounds, log=True) for name, bounds in _RANGES.get(technique, {}).items()}
+    choices = {name: trial.suggest_categorical(f"{technique} {name}", list(values)) for name, values in _CHOICES.get(technique, {}).items()}
+    return {**ranges, **choices}

@@ -1,0 +1,295 @@
+"""ScaleDL: the layers of a step costed by learned operator models, and a graph network that corrects their sum for what happens between layers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrain.architectures import family
+from foretrain.capture import capture_job
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob
+from foretrain.forecast import Forecast, whole_training
+from foretrain.graph import PHASES
+from foretrain.job import Job, Run
+from foretrain.predictors.base import Benefit, Predictor
+from foretrain.predictors.conformal import Factors
+from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, DeletePopPredictor
+from foretrain.predictors.whitebox import Spread, build_timeline, forecast_one_device
+from foretrain.step.timeline import Timeline
+
+if TYPE_CHECKING:
+    from foretrain.predictors.scaledl.network import Network
+
+SHIPPED = Path(__file__).parent / "fitted"
+MEMORY = Factors(0.9, 0.97, 1.05, 1.12)
+NODES_AT_MOST = 192
+"""A step with more layers than this has its innermost layers joined to those that hold them, as far as they are nested."""
+
+NODE_COLUMNS = (
+    "operator_time", "host_time", "flops", "bytes", "kernels", "launches", "device_share", "host_share", *PHASES,
+)  # fmt: skip
+RUN_COLUMNS = ("device_time", "host_time", "host_over_device")
+
+_NETWORK, _OPERATORS = "network.safetensors", "operators"
+"""The file and the folder beside ``predictor.json``."""
+_KEPT = frozenset({"device_busy_s", "peak_memory_bytes", "reserved_memory_bytes"})
+"""What the correction does not change."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LayerGraph:
+    """A step as the network sees it: one node per layer and phase, an edge wherever the data of one flow into another."""
+
+    nodes: npt.NDArray[np.float32]
+    """A row per node, as ``NODE_COLUMNS`` names it; sizes as logarithms."""
+    edges: npt.NDArray[np.int64]
+    """Two rows: from, to."""
+    share: npt.NDArray[np.float32]
+    """How much each node counts when the nodes are summed up."""
+    run: npt.NDArray[np.float32]
+    """As ``RUN_COLUMNS`` names it."""
+    base_s: float
+    """The step time that is corrected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """The network and what it learned from."""
+
+    network: Network
+    modes: frozenset[str]
+    devices: frozenset[str]
+    factors: Factors
+    """Intervals: how far runs lay from the forecasts of networks that had not seen their architecture."""
+
+
+@final
+class ScaleDLPredictor(Predictor):
+    """``step = layer-wise step * exp(correction)``, after ScaleDL (Wang et al., arXiv 2511.04162).
+
+    The layer-wise step adds up learned operator costs on host and device, as DeletePop does. The correction comes from a graph
+    neural network over the layers, is bounded, and holds what sums miss: overlap, gaps and caches across layers.
+    """
+
+    name: ClassVar[str] = "scaledl"
+    quantities: ClassVar[frozenset[str]] = _KEPT | {
+        "step_time_s", "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "device_utilization",
+    }  # fmt: skip
+    learns: ClassVar[bool] = True
+
+    def __init__(self, operators: DeletePopPredictor | None = None, learned: Learned | None = None, seed: int = 0) -> None:
+        self.operators, self.learned_, self.seed = operators, learned, seed
+        self._fresh = operators is None and learned is None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """What was learned is never changed in place, so a copy shares it."""
+        other = type(self)(copy.deepcopy(self.operators), self.learned_, self.seed)
+        other._fresh = self._fresh
+        return other
+
+    def predict(self, job: Job) -> Forecast:
+        _check_gpu(job)
+        learned = self._state()
+        spread = Spread(time=learned.factors, memory=MEMORY, count=learned.factors)
+        operators = self._operators()
+        host = operators.host_of(job.cluster.device.name)
+        plain = forecast_one_device(job, operators.costs, host, spread, predictor=self.name, gap_s=KERNEL_GAP_S)
+        assert plain.timeline is not None
+        factor, note = self._correction(learned, job, plain.timeline)
+        quantities = whole_training(job, spread.around("step_time_s", plain.timeline.step_time_s * factor))
+        quantities.update({name: plain[name] for name in sorted(_KEPT)})
+        utilization = min(1.0, plain["device_busy_s"].median / quantities["step_time_s"].median)
+        quantities["device_utilization"] = spread.around("device_utilization", utilization)
+        total, price = quantities.get("total_time_s"), plain.price_per_hour
+        return dataclasses.replace(
+            plain,
+            quantities=quantities,
+            cost=None if total is None or price is None else total * (price / 3600),
+            energy_j=None,
+            assumptions=(*plain.assumptions, note),
+        )
+
+    def fit(self, runs: Iterable[Run]) -> Self:
+        """Train the network on runs of one device each; the operator models stay as they are."""
+        network = _network_module()
+        known, left_out = [], []
+        for run in runs:
+            try:
+                known.append((run, self.layer_graph(run)))
+            except ForetrainError as error:
+                left_out.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
+        self.left_out_ = tuple(left_out)
+        if not known:
+            raise InputError("runs: none is of one device and has a step time; the network needs at least one")
+        measured = np.array([run.measured["step_time_s"] for run, _ in known])
+        kin = [family(run.job.workload.model) for run, _ in known]
+        trained, held_out = network.train([graph for _, graph in known], measured, kin, seed=self.seed)
+        devices = np.array([run.job.cluster.device.name for run, _ in known])
+        base = np.array([graph.base_s for _, graph in known])
+        self.benefits_ = {
+            name: _benefit(measured[devices == name], base[devices == name], held_out[devices == name])
+            for name in sorted(set(devices.tolist()))
+        }
+        self.learned_ = Learned(
+            network=trained,
+            modes=frozenset(run.job.workload.training.mode for run, _ in known),
+            devices=frozenset(devices.tolist()),
+            factors=intervals(measured / held_out),
+        )
+        return self
+
+    def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
+        """The operator models are learned without them; the network is forgotten until ``fit``."""
+        self.operators = self._operators().without(families, devices)
+        self.learned_, self._fresh = None, False
+        return self
+
+    def layer_graph(self, run: Run) -> LayerGraph:
+        """What ``fit`` learns from a run; ``UnsupportedJob`` when it cannot."""
+        _check_gpu(run.job)
+        if run.job.cluster.world_size > 1 or run.job.plan.recompute != "none":
+            raise UnsupportedJob(f"{run.job.cluster.world_size} devices, recompute {run.job.plan.recompute}")
+        if not run.measured.get("step_time_s", 0.0) > 0:
+            raise UnsupportedJob("no step_time_s")
+        operators = self._operators()
+        host = operators.host_of(run.job.cluster.device.name)
+        return layer_graph(build_timeline(run.job, capture_job(run.job), operators.costs, host, gap_s=KERNEL_GAP_S))
+
+    def _write(self, folder: Path) -> Mapping[str, Any]:
+        """The network; and the operator models, when they are not those of the package."""
+        learned, operators = self._state(), self._operators()
+        learned.network.save(folder / _NETWORK)
+        own = operators.costs is not DeletePopPredictor().costs
+        if own:
+            operators.save(folder / _OPERATORS)
+        return {
+            "own_operators": own, "modes": sorted(learned.modes), "devices": sorted(learned.devices), "factors": list(learned.factors),
+            "node_columns": NODE_COLUMNS, "run_columns": RUN_COLUMNS,
+        }  # fmt: skip
+
+    @classmethod
+    def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
+        if (tuple(document["node_columns"]), tuple(document["run_columns"])) != (NODE_COLUMNS, RUN_COLUMNS):
+            raise InputError(f"{folder}: the features are others than this version computes; fit it again")
+        network = _network_module().load(folder / _NETWORK)
+        learned = Learned(
+            network=network,
+            modes=frozenset(document["modes"]),
+            devices=frozenset(document["devices"]),
+            factors=Factors(*document["factors"]),
+        )
+        return cls(DeletePopPredictor.load(folder / _OPERATORS) if document["own_operators"] else None, learned)
+
+    def _operators(self) -> DeletePopPredictor:
+        if self.operators is None:
+            self.operators = DeletePopPredictor()
+        return self.operators
+
+    def _state(self) -> Learned:
+        if self.learned_ is None and self._fresh:
+            self.learned_ = _shipped()
+        if self.learned_ is None:
+            raise UnsupportedJob("scaledl: has learned from no runs yet; fit it first")
+        return self.learned_
+
+    def _correction(self, learned: Learned, job: Job, timeline: Timeline) -> tuple[float, str]:
+        """The factor on the layer-wise step time, and what to say of it."""
+        mode, device = job.workload.training.mode, job.cluster.device.name
+        if mode not in learned.modes:
+            return 1.0, f"no run of mode {mode} was learned from: the sum over layers is not corrected"
+        factor = learned.network.factor(layer_graph(timeline))
+        learned_on = "" if device in learned.devices else f", learned on {', '.join(sorted(learned.devices))}"
+        return factor, f"the sum over layers is corrected by a factor of {factor:.3f}{learned_on}"
+
+
+# Layers
+
+
+def layer_graph(timeline: Timeline) -> LayerGraph:
+    """Operator costs summed up by layer and phase, and the flow of data between them."""
+    graph = timeline.graph
+    node = _node_of_op([op.layer for op in graph.ops], [op.phase for op in graph.ops])
+    count = int(node.max(initial=-1)) + 1
+    repeats = np.where(graph.phase_index == PHASES.index("optimizer"), 1.0, float(timeline.accumulation))
+
+    def by_node(column: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.bincount(node, weights=column * repeats, minlength=count).astype(np.float64)
+
+    device_s, host_s, kernels = by_node(timeline.device_s), by_node(timeline.host_s), by_node(timeline.kernels_per_call)
+    flops, size, launches = (by_node(graph.column(name)) for name in ("flops", "bytes", "launches"))
+    phases = np.zeros((count, len(PHASES)))
+    phases[node, graph.phase_index] = 1.0
+    share, host_share = device_s / max(device_s.sum(), 1e-12), host_s / max(host_s.sum(), 1e-12)
+    sizes = (device_s / 1e-6, host_s / 1e-6, flops / 1e6, size / 1e3, kernels, launches)
+    pairs = {(int(node[source]), int(node[i])) for i in range(len(graph.ops)) for source in graph.producers(i)}
+    edges = np.array(sorted((a, b) for a, b in pairs if a != b), dtype=np.int64).reshape(-1, 2).T
+    device_total, host_total = timeline.device_busy_s, timeline.host_issue_s
+    run = np.log(np.maximum([device_total, host_total, host_total / max(device_total, 1e-9)], 1e-9))
+    return LayerGraph(
+        nodes=np.column_stack([*(np.log1p(column) for column in sizes), share, host_share, phases]).astype(np.float32),
+        edges=np.ascontiguousarray(edges),
+        share=share.astype(np.float32),
+        run=run.astype(np.float32),
+        base_s=max(timeline.step_time_s, 1e-9),
+    )
+
+
+def _node_of_op(layers: Sequence[str], phases: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Numbers of nodes in order of first use, at the deepest level of nesting that has few enough of them."""
+    deepest = max((layer.count(".") + 1 for layer in set(layers)), default=1)
+    for depth in range(deepest, 0, -1):
+        numbers: dict[tuple[str, str], int] = {}
+        cut = {layer: ".".join(layer.split(".")[:depth]) for layer in set(layers)}
+        found = [numbers.setdefault((cut[layer], phase), len(numbers)) for layer, phase in zip(layers, phases, strict=True)]
+        if len(numbers) <= NODES_AT_MOST or depth == 1:
+            return np.array(found, dtype=np.int64)
+    return np.zeros(0, dtype=np.int64)
+
+
+# What is learned
+
+
+def intervals(ratios: npt.NDArray[np.float64]) -> Factors:
+    """Measured over forecast, as bounds of the 95 % and the 80 % interval; few runs leave them wide."""
+    widen = 1.0 + 2.0 / np.sqrt(len(ratios))
+    low_95, low, high, high_95 = np.exp(widen * np.quantile(np.log(ratios), [0.025, 0.1, 0.9, 0.975])).tolist()
+    return Factors(min(low_95, low, 0.95), min(low, 0.97), max(high, 1.03), max(high_95, high, 1.05))
+
+
+def _check_gpu(job: Job) -> None:
+    """The correction is of a host that issues and a device that runs; a CPU is both."""
+    if job.cluster.device.is_cpu:
+        raise UnsupportedJob("cluster.device: cpu; scaledl forecasts steps on GPUs")
+
+
+def _benefit(measured: npt.NDArray[np.float64], base: npt.NDArray[np.float64], held_out: npt.NDArray[np.float64]) -> Benefit:
+    before, after = (float(np.abs(forecast / measured - 1).mean()) for forecast in (base, held_out))
+    return Benefit(runs=len(measured), error_before=before, error_after=after)
+
+
+@functools.lru_cache(maxsize=1)
+def _shipped() -> Learned:
+    learned = ScaleDLPredictor.load(SHIPPED).learned_
+    assert learned is not None
+    return learned
+
+
+def _network_module() -> ModuleType:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch_geometric scripts its own functions as it is imported
+            from foretrain.predictors.scaledl import network as scaledl_network
+    except ModuleNotFoundError as error:
+        library = str(error.name).partition(".")[0]
+        raise ForetrainError(f"{library} is not installed; scaledl needs foretrain[learn]") from error
+    return scaledl_network

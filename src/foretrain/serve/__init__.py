@@ -1,0 +1,1 @@
+"""Answers jobs as a service does."""

@@ -1,0 +1,230 @@
+"""A job on many devices becomes one rank's graph, its stages and teams, and what each of its calls costs on host, device and network."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrain.capture import capture_rank
+from foretrain.cluster import Device
+from foretrain.costs.base import CostModel, HostModel
+from foretrain.costs.collectives import Collectives, Kind, Team
+from foretrain.costs.cpu import crowding
+from foretrain.graph import PHASES, Operator, OpGraph
+from foretrain.graph.attention import with_flash_attention, with_fused_softmax
+from foretrain.graph.fusion import FUSED, fuse
+from foretrain.job import Job
+from foretrain.step.frameworks import Profile, as_framework_runs_it, attention_factor, profile
+from foretrain.step.partition import COLLECTIVES, Stage, Teams, stages
+from foretrain.step.playback import Column
+
+COLLECTIVE_HOST_S = 25e-6
+"""What the host needs to issue a collective, from Python to NCCL's kernel."""
+COPY_SHARE = 0.85
+"""Of the memory's rate, by long copies."""
+KINDS: dict[str, Kind] = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "send_recv": "send",
+}
+"""What the collectives of a graph are to the network."""
+_MESSAGE_HOST_S = 60e-6
+_SLOWDOWN = 0.10
+"""Hidden communication takes this share of its time from the computation beside it: both use memory and processors."""
+_PERMUTATIONS = ("index", "index_put", "sort", "scatter", "gather", "index_add", "scatter_add", "histc", "bincount", "cumsum", "topk")
+_KERNEL_S = 3e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Factors on the parts of a step on many devices, neutral by default; a calibration finds them for a device and framework."""
+
+    products: float = 1.0
+    """On the time of matrix products and convolutions."""
+    attention: float = 1.0
+    traffic: float = 1.0
+    """On the time of all other kernels."""
+    host: float = 1.0
+    """On the time of the host."""
+    inside: float = 1.0
+    """On the time of communication inside a node."""
+    outside: float = 1.0
+    """On that between nodes."""
+    message_s: float = _MESSAGE_HOST_S
+    """What each message of a pipeline costs beside its transfer."""
+    stalls: float = 1.0
+    """On the framework's own stalls in a pipeline."""
+    step_s: float = 0.0
+    """Time per step that belongs to no operator."""
+    slowdown: float = _SLOWDOWN
+    activations: float = 1.0
+    """On the memory of activations and temporaries."""
+    memory_bytes: float = 0.0
+    """Memory of each rank that nothing else accounts for."""
+
+    def team(self, members: Team) -> float:
+        return self.outside if members.nodes > 1 else self.inside
+
+
+def tuning_key(job: Job) -> str:
+    """Jobs that share a calibration: those of one kind of device and one framework."""
+    names = sorted({group.device.name for group in job.cluster.groups})
+    return f"{'+'.join(names)} {job.workload.training.framework}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layout:
+    """A job on its ranks, costed: what the schedule is played from."""
+
+    job: Job
+    graph: OpGraph
+    profile: Profile
+    stages: tuple[Stage, ...]
+    teams: Teams
+    calls: Calls
+    network: Collectives
+    tuning: Tuning = field(default_factory=Tuning)
+
+    def tuned(self, tuning: Tuning) -> Layout:
+        """The same with other factors; to be called on a layout without any."""
+        return dataclasses.replace(self, calls=self.calls.tuned(tuning), tuning=tuning)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Calls:
+    """Host and device seconds of every op of the graph; collectives apart, as they are costed by their team."""
+
+    host_s: Column
+    device_s: Column
+    kernels: Column
+    communicates: npt.NDArray[np.bool_]
+    multiplies: npt.NDArray[np.bool_]
+    """Which ops are matrix products, convolutions or attention."""
+    attends: npt.NDArray[np.bool_]
+    """Which of these are attention."""
+    outside: npt.NDArray[np.bool_]
+    """Which collectives leave the node."""
+
+    def tuned(self, tuning: Tuning) -> Calls:
+        own = np.where(self.attends, tuning.attention, np.where(self.multiplies, tuning.products, tuning.traffic))
+        factor = np.where(self.communicates, np.where(self.outside, tuning.outside, tuning.inside), own)
+        return dataclasses.replace(self, host_s=self.host_s * tuning.host, device_s=self.device_s * factor)
+
+
+def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) -> Layout:
+    """Capture, partition and cost a job; what it cannot be split into is an error that names the numbers."""
+    run = as_framework_runs_it(job)
+    habits = profile(job)
+    graph = capture_rank(run)
+    if habits.flash_attention:
+        graph = with_flash_attention(graph, causal=job.workload.model.task == "causal-lm")
+    elif habits.fuses_softmax:
+        graph = with_fused_softmax(graph)
+    graph = fuse(graph, habits.fusion)
+    network = Collectives(job.cluster)
+    teams = Teams.of(job)
+    return Layout(
+        job=job,
+        graph=graph,
+        profile=habits,
+        stages=stages(job, graph, by_work=habits.balances_by == "work"),
+        teams=teams,
+        calls=cost_calls(job, graph, costs, host, network, teams, gap_s),
+        network=network,
+    )
+
+
+def cost_calls(job: Job, graph: OpGraph, costs: CostModel, host: HostModel, network: Collectives, teams: Teams, gap_s: float) -> Calls:
+    device, share = slowest_device(job, graph, costs)
+    precision = job.workload.training.precision
+    own = [operator for operator in graph.operators if operator.name not in COLLECTIVES]
+    moving = np.array([operator.name in COLLECTIVES for operator in graph.operators], dtype=np.bool_)
+    device_s, kernels = np.zeros(len(graph.operators)), np.ones(len(graph.operators))
+    device_s[~moving] = share * costs.device_time_s(own, device, precision)
+    if profile(job).fuses_permutation:
+        _copy_only(graph.operators, device, device_s)
+    kernels[~moving] = costs.kernels(own, device, precision)
+    device_s *= _as_the_framework_has_it(graph.operators, device, profile(job))
+    device_s += gap_s * kernels * ~moving
+    for i in np.flatnonzero(moving).tolist():
+        device_s[i] = collective_s(graph.operators[i], network, teams, profile(job).tensor_message_s if on_efa(job) else 0.0)
+    pairs, which = np.unique(graph.operator_index * len(PHASES) + graph.phase_index, return_inverse=True)
+    issued = [divmod(pair, len(PHASES)) for pair in pairs.tolist()]
+    issue_s = host.issue_time_s([graph.operators[operator] for operator, _ in issued], [PHASES[phase] for _, phase in issued])
+    host_s = issue_s[which] * profile(job).host
+    communicates = moving[graph.operator_index]
+    host_s[communicates] = COLLECTIVE_HOST_S
+    on_host = device_s[graph.operator_index]
+    if device.is_cpu:  # the thread that issues an operator also runs it
+        crowded = crowding(job.cluster.devices_per_node * device.cores)
+        on_host, host_s = np.where(communicates, on_host, on_host * crowded), np.zeros(len(host_s))
+    outside = [operator.name in COLLECTIVES and teams.named(operator.overload).nodes > 1 for operator in graph.operators]
+    multiplies = [operator.flops > 0 and operator.name != FUSED for operator in graph.operators]
+    attends = ["attention" in operator.name for operator in graph.operators]
+    return Calls(
+        host_s=host_s,
+        device_s=on_host,
+        kernels=kernels[graph.operator_index],
+        communicates=communicates,
+        multiplies=np.array(multiplies, dtype=np.bool_)[graph.operator_index],
+        attends=np.array(attends, dtype=np.bool_)[graph.operator_index],
+        outside=np.array(outside, dtype=np.bool_)[graph.operator_index],
+    )
+
+
+def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column) -> None:
+    """Indexing at the speed of a copy."""
+    for i, operator in enumerate(operators):
+        if operator.name in _PERMUTATIONS:
+            device_s[i] = min(device_s[i], _KERNEL_S + operator.bytes / (COPY_SHARE * device.memory_bytes_per_s))
+
+
+def _as_the_framework_has_it(operators: Sequence[Operator], device: Device, habits: Profile) -> Column:
+    """Factors on device times: the framework's attention."""
+    attention = attention_factor(habits, float(device.capability or 0))
+    factors = np.ones(len(operators))
+    for i, operator in enumerate(operators):
+        if operator.flops:
+            factors[i] = attention if "attention" in operator.name else 1.0
+    return factors
+
+
+def slowest_device(job: Job, graph: OpGraph, costs: CostModel) -> tuple[Device, float]:
+    """The device that the others wait for, and the share of its even work that it has where the batch is split by speed."""
+    groups = job.cluster.groups
+    if len({group.device.name for group in groups}) == 1:
+        return groups[0].device, 1.0
+    own = [operator for operator in graph.operators if operator.name not in COLLECTIVES]
+    times = [float(costs.device_time_s(own, group.device, job.workload.training.precision).sum()) for group in groups]
+    slowest = max(range(len(groups)), key=lambda i: times[i])
+    if job.plan.balance == "even":
+        return groups[slowest].device, 1.0
+    together = sum(group.world_size / time for group, time in zip(groups, times, strict=True))
+    return groups[slowest].device, job.cluster.world_size / (together * times[slowest])
+
+
+def memory_rate(job: Job) -> float:
+    return min(group.device.memory_bytes_per_s for group in job.cluster.groups)
+
+
+def on_efa(job: Job) -> bool:
+    """Whether nodes are joined by EFA, where the stalls of frameworks that are known were seen."""
+    return any(group.inter_node.kind == "efa" for group in job.cluster.groups)
+
+
+def collective_s(operator: Operator, network: Collectives, teams: Teams, tensor_message_s: float = 0.0) -> float:
+    """One call of a collective that the graph holds."""
+    members = teams.named(operator.overload)
+    least = tensor_message_s * members.size if operator.overload == "tensor" and members.nodes > 1 else 0.0
+    return max(least, network.time_s(KINDS[operator.name], message_bytes(operator), members))
+
+
+def message_bytes(operator: Operator) -> float:
+    """The size of a collective as ``Collectives`` counts it."""
+    return float(sum(spec.size_bytes for spec in (operator.outputs if operator.name == "all_gather" else operator.inputs)))
