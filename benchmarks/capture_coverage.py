@@ -34,17 +34,34 @@ def from_runs(data: Path) -> Iterator[tuple[str, dict[str, Any], Path]]:
             job = run["job"]
             cluster = job["cluster"]
             model = {**job["model"], "args": {**job["model"].get("args", {}), "num_classes": 0}}
-            key = json.dumps([model, *(job["training"].get(field) for field in ("image", "sequence", "mode", "precision"))], sort_keys=True)
+            key = json.dumps(
+                [
+                    model,
+                    *(job["training"].get(field) for field in ("image", "sequence", "mode", "precision")),
+                ],
+                sort_keys=True,
+            )
             if cluster.get("devices_per_node", 1) * cluster.get("nodes", 1) == 1 and key not in seen:
                 seen.add(key)
-                yield f"{path.name}:{number} {job['model'].get('name') or job['model']['config']['model_type']}", job, path.parent
+                yield (
+                    f"{path.name}:{number} {job['model'].get('name') or job['model']['config']['model_type']}",
+                    job,
+                    path.parent,
+                )
 
 
 def from_timm() -> Iterator[tuple[str, dict[str, Any], Path]]:
     from foretrain.capture.sources.models import import_zoo
 
     for name in import_zoo("timm").list_models():
-        yield name, {"model": {"source": "timm", "name": name}, "training": {"global_batch": 2, "precision": "amp-bf16"}}, Path()
+        yield (
+            name,
+            {
+                "model": {"source": "timm", "name": name},
+                "training": {"global_batch": 2, "precision": "amp-bf16"},
+            },
+            Path(),
+        )
 
 
 def from_transformers() -> Iterator[tuple[str, dict[str, Any], Path]]:
@@ -56,7 +73,10 @@ def from_transformers() -> Iterator[tuple[str, dict[str, Any], Path]]:
     for model_type in configuration_auto.CONFIG_MAPPING_NAMES:
         yield (
             model_type,
-            {"model": {"source": "transformers", "config": {"model_type": model_type}}, "training": {"global_batch": 2}},
+            {
+                "model": {"source": "transformers", "config": {"model_type": model_type}},
+                "training": {"global_batch": 2},
+            },
             Path(),
         )
 
@@ -70,18 +90,26 @@ def attempt(item: tuple[str, dict[str, Any], Path]) -> tuple[str, str | None]:
     for task in TASKS:
         sequence = 16000 if task in ("ctc", "audio-classification", "speech-seq2seq") else 128
         training = (
-            job["training"] if task in ("image-classification", "semantic-segmentation") else {**job["training"], "sequence": sequence}
+            job["training"]
+            if task in ("image-classification", "semantic-segmentation")
+            else {**job["training"], "sequence": sequence}
         )
         reason = trace({**job["model"], "task": task}, training, base)
         if reason is None:
             return label, None
         reasons.append(f"{task}: {reason}")
-    return label, min((reason for reason in reasons if "Unrecognized configuration class" not in reason), key=len, default=reasons[0])
+    return label, min(
+        (reason for reason in reasons if "Unrecognized configuration class" not in reason),
+        key=len,
+        default=reasons[0],
+    )
 
 
 def trace(model: dict[str, Any], training: dict[str, Any], base: Path) -> str | None:
     try:
-        workload = Workload(model=read(Model, model, "model"), training=read(Training, training, "training"), base=base)
+        workload = Workload(
+            model=read(Model, model, "model"), training=read(Training, training, "training"), base=base
+        )
         batch = min(workload.training.global_batch, 4)
         loaded = load_model(workload, batch)
         trace_step(
@@ -94,12 +122,18 @@ def trace(model: dict[str, Any], training: dict[str, Any], base: Path) -> str | 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("runs", "timm", "transformers"))
     parser.add_argument("--data", type=Path, help="folder with runs (*.jsonl)")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    items = list({"runs": lambda: from_runs(options.data), "timm": from_timm, "transformers": from_transformers}[options.what]())
+    items = list(
+        {"runs": lambda: from_runs(options.data), "timm": from_timm, "transformers": from_transformers}[
+            options.what
+        ]()
+    )
     failures = []
     with multiprocessing.get_context("spawn").Pool(options.workers, maxtasksperchild=100) as pool:
         for done, (label, reason) in enumerate(pool.imap_unordered(attempt, items, chunksize=4), start=1):

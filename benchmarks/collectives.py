@@ -95,7 +95,9 @@ class Curve:
             )
         if not self.in_buckets:
             return network.time_s(self.kind, self.sizes, self.team)
-        return self._skew_s + np.array([network.time_s(self.kind, buckets(size), self.team).sum() for size in self.sizes])
+        return self._skew_s + np.array(
+            [network.time_s(self.kind, buckets(size), self.team).sum() for size in self.sizes]
+        )
 
     @property
     def _skew_s(self) -> float:
@@ -118,7 +120,9 @@ class Curve:
         used = self.chosen(self.sizes >= self.fits_from_bytes)
         classes = np.round(np.log2(used.sizes) * per_octave)
         groups = [classes == value for value in np.unique(classes)]
-        sizes, times = ([float(np.median(column[group])) for group in groups] for column in (used.sizes, used.times_s))
+        sizes, times = (
+            [float(np.median(column[group])) for group in groups] for column in (used.sizes, used.times_s)
+        )
         return dataclasses.replace(self, sizes=np.array(sizes), times_s=np.array(times))
 
 
@@ -151,7 +155,9 @@ def vidur(path: Path) -> Iterator[Curve]:
         "h100_pairwise_nvlink": {**pairs, "device": "h100-nvl-80gb"},
         "a40_pairwise_nvlink": {**pairs, "device": "a40", "devices_per_node": 8},
     }
-    for (system, collective, per_node, nodes), rows in table.groupby(["system", "collective", "devices_per_node", "nodes"]):
+    for (system, collective, per_node, nodes), rows in table.groupby(
+        ["system", "collective", "devices_per_node", "nodes"]
+    ):
         kind: Kind = "send" if collective == "send_recv" else collective
         fits, note = vidur_path(system, kind, per_node, nodes)
         curve = Curve(
@@ -172,7 +178,10 @@ def vidur(path: Path) -> Iterator[Curve]:
 def vidur_path(system: str, kind: Kind, per_node: int, nodes: int) -> tuple[str | None, str]:
     """The constants that a curve tells about, or why it tells about none."""
     if nodes > 1 and system == "a100_dgx":
-        return None, "a third of a 200 Gb/s adapter, 2 per node no faster than 1: path not known, perhaps no GPUDirect"
+        return (
+            None,
+            "a third of a 200 Gb/s adapter, 2 per node no faster than 1: path not known, perhaps no GPUDirect",
+        )
     if nodes == 1 and system == "a40_pairwise_nvlink":
         return None, "4 GB/s, an eighth of PCIe: path not known, perhaps not a bridged pair"
     if nodes == 1 and system == "a100_pairwise_nvlink" and kind == "send":
@@ -196,7 +205,9 @@ def perlmutter_vista(path: Path) -> Iterator[Curve]:
         "intra_node": {"kind": "nvlink-mesh"},
         "inter_node": {"kind": "ethernet", "bandwidth": "800 Gb/s", "nics": 4},
     }
-    for (system, collective, per_node, nodes), rows in table.groupby(["system", "collective", "devices_per_node", "nodes"]):
+    for (system, collective, per_node, nodes), rows in table.groupby(
+        ["system", "collective", "devices_per_node", "nodes"]
+    ):
         size = rows["bytes"].to_numpy(float) * (per_node * nodes if collective == "all_gather" else 1)
         home = {"node": "vista"} if system == "vista" else sockets
         fits = "rdma" if system == "vista" else "sockets" if nodes > 1 else "nvlink3"
@@ -210,7 +221,9 @@ def perlmutter_vista(path: Path) -> Iterator[Curve]:
             sizes=size,
             times_s=rows["time_s"].to_numpy(float),
             fits=None if gathers else fits,
-            note="0.6 of all-reduce's rate and less with size: not explained" if gathers and nodes == 1 else "",
+            note="0.6 of all-reduce's rate and less with size: not explained"
+            if gathers and nodes == 1
+            else "",
         )
         yield possible(curve)
 
@@ -218,7 +231,10 @@ def perlmutter_vista(path: Path) -> Iterator[Curve]:
 def possible(curve: Curve) -> Curve:
     """Without rows that are faster than the data-sheet rate of the link allows."""
     free = {"ring": 1.0, "pair": 1.0, "chunk_s": 0.0, "start_s": 0.0, "most_bytes_per_s": np.inf}
-    perfect = {**{name: dataclasses.replace(transport, **free) for name, transport in TRANSPORTS.items()}, "server": SERVER}
+    perfect = {
+        **{name: dataclasses.replace(transport, **free) for name, transport in TRANSPORTS.items()},
+        "server": SERVER,
+    }
     latency = dataclasses.replace(curve, sizes=np.zeros_like(curve.sizes)).predicted_s(perfect)
     good = curve.times_s >= 0.95 * (curve.predicted_s(perfect) - latency)
     note = curve.note if good.all() else f"{int((~good).sum())} rows faster than the link left out"
@@ -246,7 +262,9 @@ def galvatron(path: Path) -> Iterator[Curve]:
 def pollux(path: Path) -> Iterator[Curve]:
     """The logged synchronisation of BERT-base (fp32) on T4s, even placements: sockets on a cloud's Ethernet. Scored only."""
     table = pd.read_csv(path)
-    table = table[(table["model"] == "BERT-base SQuAD") & (table["gpus"] > 1) & (table["gpus"] % table["nodes"] == 0)]
+    table = table[
+        (table["model"] == "BERT-base SQuAD") & (table["gpus"] > 1) & (table["gpus"] % table["nodes"] == 0)
+    ]
     for (devices, nodes), rows in table.groupby(["gpus", "nodes"]):
         yield Curve(
             file="pollux",
@@ -355,11 +373,15 @@ def show(curves: Sequence[Curve]) -> None:
             parts = [curve.chosen((curve.sizes < SMALL_BYTES) == small) for curve in group]
             parts = [part for part in parts if len(part.sizes)]
             if parts:
-                line = f"{file:17s} {system:22s} {kind + ' ' + place:31s} {label:6s}" + figures(errors(parts, SHIPPED))
+                line = f"{file:17s} {system:22s} {kind + ' ' + place:31s} {label:6s}" + figures(
+                    errors(parts, SHIPPED)
+                )
                 other = held.get((fits or "", system))
                 line += (" " * 11 + short(errors(parts, other))) if other else " " * 27
                 if parts[0].alone_s:
-                    line += f"  (of the whole step: {100 * np.mean([step_error(part) for part in parts]):.1f}%)"
+                    line += (
+                        f"  (of the whole step: {100 * np.mean([step_error(part) for part in parts]):.1f}%)"
+                    )
                 print(f"{line}  {'; '.join(sorted({curve.note for curve in group if curve.note}))}".rstrip())
 
 
@@ -371,7 +393,9 @@ def grouped(curves: Sequence[Curve]) -> dict[tuple[str, str, str, str, str | Non
 
 
 def figures(wrong: Array) -> str:
-    return f"{len(wrong):8d}" + "".join(f"{100 * value:7.1f}%" for value in (wrong.mean(), np.median(wrong), np.quantile(wrong, 0.9)))
+    return f"{len(wrong):8d}" + "".join(
+        f"{100 * value:7.1f}%" for value in (wrong.mean(), np.median(wrong), np.quantile(wrong, 0.9))
+    )
 
 
 def short(wrong: Array) -> str:
@@ -383,7 +407,10 @@ def show_fits(curves: Sequence[Curve]) -> None:
         mine = [curve for curve in curves if curve.fits == name]
         fitted = fit(name, mine)[name]
         print(
-            name, {field: float(f"{getattr(fitted, field):.3g}") for field in fields}, "from", ", ".join(sorted({c.system for c in mine}))
+            name,
+            {field: float(f"{getattr(fitted, field):.3g}") for field in fields},
+            "from",
+            ", ".join(sorted({c.system for c in mine})),
         )
 
 
@@ -392,7 +419,8 @@ def show_each(curves: Sequence[Curve]) -> None:
     for curve in curves:
         thin = dataclasses.replace(curve, fits_from_bytes=0.0).thinned(1)
         ratios = " ".join(
-            f"{size / 1e6:.3g}M:{ratio:.2f}" for size, ratio in zip(thin.sizes, thin.predicted_s() / thin.times_s, strict=True)
+            f"{size / 1e6:.3g}M:{ratio:.2f}"
+            for size, ratio in zip(thin.sizes, thin.predicted_s() / thin.times_s, strict=True)
         )
         print(f"{curve.system} {curve.kind} {curve.team.per_node}x{curve.team.nodes} {ratios}")
 
@@ -408,7 +436,9 @@ def read_all(data: Path) -> Iterator[Curve]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--fit", action="store_true", help="print the constants that fit all systems best")
     parser.add_argument("--each", action="store_true", help="print predicted over measured for every curve")

@@ -61,7 +61,13 @@ class Operators:
 
     def __getitem__(self, mask: Any) -> Operators:
         places = np.arange(len(self.rows))[mask]
-        return Operators([self.rows[i] for i in places], self.time_s[mask], self.roofline_s[mask], self.groups[mask], self.real[mask])
+        return Operators(
+            [self.rows[i] for i in places],
+            self.time_s[mask],
+            self.roofline_s[mask],
+            self.groups[mask],
+            self.real[mask],
+        )
 
 
 # Data
@@ -70,7 +76,9 @@ class Operators:
 def neusight(path: Path, device: str) -> Operators:
     """The operators of one device; its test set holds the shapes of real models, the rest random shapes."""
     table = pd.read_csv(path)
-    table = table[table.device == device].drop_duplicates(subset=[name for name in table.columns if name not in ("latency_s", "split")])
+    table = table[table.device == device].drop_duplicates(
+        subset=[name for name in table.columns if name not in ("latency_s", "split")]
+    )
     known = Catalog.load().device(device, "device")
     rows, groups = [], []
     for row in table.to_dict("records"):
@@ -79,11 +87,24 @@ def neusight(path: Path, device: str) -> Operators:
         flops, size = WORK[family](row["op"], *dims)
         roofline = max(flops / (known.fp32 or math.inf), size / known.memory_bytes_per_s)
         rows.append(
-            {"op": row["op"], "family": family, "dims": dims, "flops": flops, "bytes": size, "cost_s": SETUP_S + REPEATS * roofline}
+            {
+                "op": row["op"],
+                "family": family,
+                "dims": dims,
+                "flops": flops,
+                "bytes": size,
+                "cost_s": SETUP_S + REPEATS * roofline,
+            }
         )
         groups.append(f"{family} {dims[1:]}")
     cost = np.array([row["cost_s"] for row in rows])
-    return Operators(rows, table.latency_s.to_numpy(), (cost - SETUP_S) / REPEATS, np.array(groups), (table.split == "test").to_numpy())
+    return Operators(
+        rows,
+        table.latency_s.to_numpy(),
+        (cost - SETUP_S) / REPEATS,
+        np.array(groups),
+        (table.split == "test").to_numpy(),
+    )
 
 
 def _bmm(op: str, b: int, m: int, n: int, k: int) -> tuple[float, float]:
@@ -96,14 +117,21 @@ def _linear(op: str, m: int, n: int, k: int) -> tuple[float, float]:
 
 def _conv(op: str, b: int, c_in: int, c_out: int, kernel: int, size: int, stride: int) -> tuple[float, float]:
     out = math.ceil(size / stride)
-    return 2.0 * b * c_in * c_out * (kernel * out) ** 2, 4.0 * (b * c_in * size**2 + b * c_out * out**2 + c_in * c_out * kernel**2)
+    return 2.0 * b * c_in * c_out * (kernel * out) ** 2, 4.0 * (
+        b * c_in * size**2 + b * c_out * out**2 + c_in * c_out * kernel**2
+    )
 
 
 def _rows(op: str, b: int, h: int) -> tuple[float, float]:
     return float(b * h), 4.0 * b * h * OPERANDS.get(op, 2)
 
 
-WORK: dict[str, Callable[..., tuple[float, float]]] = {"bmm": _bmm, "linear": _linear, "conv": _conv, "rows": _rows}
+WORK: dict[str, Callable[..., tuple[float, float]]] = {
+    "bmm": _bmm,
+    "linear": _linear,
+    "conv": _conv,
+    "rows": _rows,
+}
 
 
 def h200(path: Path) -> Operators:
@@ -118,7 +146,11 @@ def h200(path: Path) -> Operators:
     for row in table:
         shapes = [shape for shape, *_ in row["inputs"]]
         dtype = row["inputs"][0][1] + row["precision"]
-        roofline = max(row["flops"] / (peaks.get(dtype) or peaks["float32"] or math.inf), row["bytes"] / known.memory_bytes_per_s, 1e-9)
+        roofline = max(
+            row["flops"] / (peaks.get(dtype) or peaks["float32"] or math.inf),
+            row["bytes"] / known.memory_bytes_per_s,
+            1e-9,
+        )
         rows.append(
             {"op": row["name"] if row["name"] in common else "other", "name": row["name"], "family": FAMILIES.get(row["name"], "memory"),
              "dtype": dtype if dtype in peaks else "other", "dims": [dim for shape in shapes[:2] for dim in shape][:6],
@@ -127,7 +159,9 @@ def h200(path: Path) -> Operators:
         groups.append(f"{row['name']} {[shape[1:] or shape for shape in shapes[:3]]}")
     cost = np.array([row["cost_s"] for row in rows])
     times = np.array([row["cold_s"] for row in table])
-    return Operators(rows, times, (cost - SETUP_S) / REPEATS, np.array(groups), np.zeros(len(rows), dtype=bool))
+    return Operators(
+        rows, times, (cost - SETUP_S) / REPEATS, np.array(groups), np.zeros(len(rows), dtype=bool)
+    )
 
 
 def split(operators: Operators, seed: int, share: float = 0.2) -> tuple[Operators, dict[str, Operators]]:
@@ -136,7 +170,9 @@ def split(operators: Operators, seed: int, share: float = 0.2) -> tuple[Operator
     held = np.random.default_rng(seed).choice(names, int(share * len(names)), replace=False)
     out = np.isin(operators.groups, held) & ~operators.real
     seen = ~out & ~np.isin(operators.groups, operators.groups[operators.real])
-    tests = {"unseen shapes": operators[out]} | ({"real models": operators[operators.real]} if operators.real.any() else {})
+    tests = {"unseen shapes": operators[out]} | (
+        {"real models": operators[operators.real]} if operators.real.any() else {}
+    )
     candidates = np.flatnonzero(seen)
     if len(candidates) > POOL:
         candidates = np.sort(np.random.default_rng(seed).choice(candidates, POOL, replace=False))
@@ -186,7 +222,9 @@ class Choice:
         cost, budget = self.limit(count, budget_s)
         first = self.d_optimal(self.quadratic, count // 2, None if budget_s is None else budget_s / 2)
         rest = np.setdiff1d(np.arange(len(cost)), first)
-        more = random_design(self.space.features[rest], cost[rest], budget - math.fsum(cost[first]), seed=self.seed)
+        more = random_design(
+            self.space.features[rest], cost[rest], budget - math.fsum(cost[first]), seed=self.seed
+        )
         return np.concatenate([first, rest[more]])
 
     def kernel(self, count: int, budget_s: float | None) -> Indices:
@@ -199,15 +237,21 @@ class Choice:
         return self._path[:count]
 
 
-def fourier_candidates(rows: list[dict[str, Any]], linear: Candidates, seed: int, size: int = 128) -> Candidates:
+def fourier_candidates(
+    rows: list[dict[str, Any]], linear: Candidates, seed: int, size: int = 128
+) -> Candidates:
     """Random Fourier features (Rahimi and Recht 2007) of a Gaussian kernel over the linear basis: D-optimal for a nonparametric model."""
     random = np.random.default_rng(seed)
     points = linear.features[:, 1:]
     sample = points[random.choice(len(points), min(500, len(points)), replace=False)]
     width = np.median(np.sqrt(((sample[:, None] - sample[None]) ** 2).sum(axis=-1))) / 2
-    waves = points @ (random.normal(size=(points.shape[1], size)) / width) + random.uniform(0, 2 * np.pi, size)
+    waves = points @ (random.normal(size=(points.shape[1], size)) / width) + random.uniform(
+        0, 2 * np.pi, size
+    )
     names = tuple(f"wave {place}" for place in range(size))
-    return Candidates(names=names, features=math.sqrt(2 / size) * np.cos(waves), cost_s=linear.cost_s, labels=rows)
+    return Candidates(
+        names=names, features=math.sqrt(2 / size) * np.cos(waves), cost_s=linear.cost_s, labels=rows
+    )
 
 
 METHODS: dict[str, Callable[[Choice, int, float | None], Indices]] = {
@@ -236,7 +280,9 @@ def tree_features(operators: Operators, kinds: dict[str, int]) -> Array:
         dims[place, : len(known)] = np.log(np.maximum(known, 1))
     flops, size = (np.array([max(row[name], 1.0) for row in operators.rows]) for name in ("flops", "bytes"))
     marks = [[kinds[f"name {_name(row)}"], kinds[f"dtype {row.get('dtype')}"]] for row in operators.rows]
-    return np.column_stack([np.array(marks, dtype=float), dims, np.log(flops), np.log(size), np.log(flops / size)])
+    return np.column_stack(
+        [np.array(marks, dtype=float), dims, np.log(flops), np.log(size), np.log(flops / size)]
+    )
 
 
 def fit_trees(train: Operators, kinds: dict[str, int], seed: int) -> Callable[[Operators], Array]:
@@ -244,7 +290,9 @@ def fit_trees(train: Operators, kinds: dict[str, int], seed: int) -> Callable[[O
     settings = {"objective": "l2", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 5, "verbose": -1, "seed": seed, "num_threads": 1,
                 "feature_fraction": 0.9, "bagging_fraction": 0.9, "bagging_freq": 1, "deterministic": True, "force_row_wise": True}  # fmt: skip
     target = np.log(train.time_s / train.roofline_s)
-    data = lightgbm.Dataset(tree_features(train, kinds), target, categorical_feature=[0, 1], free_raw_data=True)
+    data = lightgbm.Dataset(
+        tree_features(train, kinds), target, categorical_feature=[0, 1], free_raw_data=True
+    )
     model = lightgbm.train(settings, data, num_boost_round=300)
     return lambda test: np.asarray(model.predict(tree_features(test, kinds))) + np.log(test.roofline_s)
 
@@ -262,8 +310,13 @@ def fit_quadratic(train: Array, target: Array) -> Callable[[Array], Array]:
 
 def study(operators: Operators, seeds: int, methods: list[str]) -> Iterator[dict[str, Any]]:
     """Errors by budget (operators, or the time that so many take on average), method, regressor and test set."""
-    names, dtypes = sorted({_name(row) for row in operators.rows}), sorted({str(row.get("dtype")) for row in operators.rows})
-    kinds = {f"name {name}": code for code, name in enumerate(names)} | {f"dtype {name}": code for code, name in enumerate(dtypes)}
+    names, dtypes = (
+        sorted({_name(row) for row in operators.rows}),
+        sorted({str(row.get("dtype")) for row in operators.rows}),
+    )
+    kinds = {f"name {name}": code for code, name in enumerate(names)} | {
+        f"dtype {name}": code for code, name in enumerate(dtypes)
+    }
     kinds["rank"] = max(len(row["dims"]) for row in operators.rows)
     basis = operator_candidates(operators.rows, quadratic=True, per_family=True).features
     places = {id(row): place for place, row in enumerate(operators.rows)}
@@ -281,7 +334,10 @@ def study(operators: Operators, seeds: int, methods: list[str]) -> Iterator[dict
                     quadratic = fit_quadratic(basis[at], np.log(train.time_s / train.roofline_s))
                     for name, test in tests.items():
                         to = [places[id(row)] for row in test.rows]
-                        answers = {"LightGBM": trees(test), "log-quadratic": quadratic(basis[to]) + np.log(test.roofline_s)}
+                        answers = {
+                            "LightGBM": trees(test),
+                            "log-quadratic": quadratic(basis[to]) + np.log(test.roofline_s),
+                        }
                         for regressor, answer in answers.items():
                             errors = np.abs(np.exp(np.clip(answer, -30, 10)) / test.time_s - 1)
                             yield {"seed": seed, "priced": priced, "count": count, "method": method, "regressor": regressor, "test": name,
@@ -292,7 +348,9 @@ def study(operators: Operators, seeds: int, methods: list[str]) -> Iterator[dict
         )
 
 
-def markdown(results: list[dict[str, Any]], methods: list[str], priced: bool, regressor: str, test: str) -> str:
+def markdown(
+    results: list[dict[str, Any]], methods: list[str], priced: bool, regressor: str, test: str
+) -> str:
     """A table of errors, mean and standard deviation over the seeds; the best of a line is bold."""
     cells = _cells(results, priced, regressor, test)
     methods = [method for method in (PRICED if priced else COUNTED) if method in methods]
@@ -304,13 +362,17 @@ def markdown(results: list[dict[str, Any]], methods: list[str], priced: bool, re
         shown = [f"{means[method]:.1%} ± {np.std(cells[count, method]):.1%}" for method in methods]
         lines.append(
             f"| {count:,} | "
-            + " | ".join(f"**{text}**" if method == best else text for method, text in zip(methods, shown, strict=True))
+            + " | ".join(
+                f"**{text}**" if method == best else text for method, text in zip(methods, shown, strict=True)
+            )
             + " |"
         )
     return "\n".join(lines)
 
 
-def _cells(results: list[dict[str, Any]], priced: bool, regressor: str, test: str) -> dict[tuple[int, str], list[float]]:
+def _cells(
+    results: list[dict[str, Any]], priced: bool, regressor: str, test: str
+) -> dict[tuple[int, str], list[float]]:
     cells: dict[tuple[int, str], list[float]] = defaultdict(list)
     for one in results:
         if (one["priced"], one["regressor"], one["test"]) == (priced, regressor, test):
@@ -324,7 +386,9 @@ COLORS = ("#444444", "#999999", "#c77cff", "#1f77b4", "#2ca02c", "#d62728")
 
 
 def svg(results: list[dict[str, Any]], methods: list[str], device: str) -> str:
-    panels = [(regressor, test) for regressor in FIGURES for test in dict.fromkeys(one["test"] for one in results)]
+    panels = [
+        (regressor, test) for regressor in FIGURES for test in dict.fromkeys(one["test"] for one in results)
+    ]
     width, height = 420, 300
     parts = []
     for place, (regressor, test) in enumerate(panels):
@@ -335,7 +399,9 @@ def svg(results: list[dict[str, Any]], methods: list[str], device: str) -> str:
     rows = math.ceil(len(panels) / 2)
     for place, method in enumerate(methods):
         x, y = 60 + place % 6 * 135, 60 + rows * height
-        parts.append(f'<path d="M{x},{y - 4}h22" stroke="{COLORS[place]}" stroke-width="2.5"/><text x="{x + 27}" y="{y}">{method}</text>')
+        parts.append(
+            f'<path d="M{x},{y - 4}h22" stroke="{COLORS[place]}" stroke-width="2.5"/><text x="{x + 27}" y="{y}">{method}</text>'
+        )
     title = f'<text x="20" y="24" font-size="15" font-weight="bold">Absolute percentage error by operators measured, {device}</text>'
     size = f'width="{2 * width + 40}" height="{rows * height + 80}"'
     style = 'font-family="Helvetica,Arial,sans-serif" font-size="12" fill="#222"'
@@ -356,11 +422,15 @@ def _panel(cells: dict[tuple[int, str], list[float]], methods: list[str], title:
     ]
     for count in COUNTS:
         x, _ = at(count, math.exp(low))
-        parts.append(f'<path d="M{x:.1f},30v200" stroke="#eee"/><text x="{x:.1f}" y="246" text-anchor="middle">{count:,}</text>')
+        parts.append(
+            f'<path d="M{x:.1f},30v200" stroke="#eee"/><text x="{x:.1f}" y="246" text-anchor="middle">{count:,}</text>'
+        )
     for tick in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0):
         if low < math.log(tick) < high:
             _, y = at(COUNTS[0], tick)
-            parts.append(f'<path d="M45,{y:.1f}h345" stroke="#eee"/><text x="40" y="{y + 4:.1f}" text-anchor="end">{tick:.0%}</text>')
+            parts.append(
+                f'<path d="M45,{y:.1f}h345" stroke="#eee"/><text x="40" y="{y + 4:.1f}" text-anchor="end">{tick:.0%}</text>'
+            )
     for color, method in zip(COLORS, methods, strict=False):
         points = [at(count, means[count, method]) for count in COUNTS]
         parts.append(
@@ -374,27 +444,39 @@ def _panel(cells: dict[tuple[int, str], list[float]], methods: list[str], title:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path(), help="folder with ops/neusight_fp32.csv.gz")
-    parser.add_argument("--device", default="h200", help="h200: data/ops_h200.parquet; else a device of the file in --data")
+    parser.add_argument(
+        "--device", default="h200", help="h200: data/ops_h200.parquet; else a device of the file in --data"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--plot", type=Path, help="write the plot (SVG)")
     parser.add_argument("--results", type=Path, help="write every figure (JSON)")
     options = parser.parse_args()
     own = Path("data/ops_h200.parquet")
-    operators = h200(own) if options.device == "h200" else neusight(options.data / "ops" / "neusight_fp32.csv.gz", options.device)
+    operators = (
+        h200(own)
+        if options.device == "h200"
+        else neusight(options.data / "ops" / "neusight_fp32.csv.gz", options.device)
+    )
     results = list(study(operators, options.seeds, options.methods))
     for regressor in FIGURES:
         for test in dict.fromkeys(one["test"] for one in results):
             for priced in (False, True):
-                print(f"\n{options.device}, {regressor} ({FIGURES[regressor]} error), {test}, equal {'time' if priced else 'number'}:\n")
+                print(
+                    f"\n{options.device}, {regressor} ({FIGURES[regressor]} error), {test}, equal {'time' if priced else 'number'}:\n"
+                )
                 print(markdown(results, options.methods, priced, regressor, test))
     if options.results:
         options.results.write_text(json.dumps(results))
     if options.plot:
         options.plot.parent.mkdir(parents=True, exist_ok=True)
-        options.plot.write_text(svg(results, [method for method in COUNTED if method in options.methods], options.device))
+        options.plot.write_text(
+            svg(results, [method for method in COUNTED if method in options.methods], options.device)
+        )
 
 
 if __name__ == "__main__":

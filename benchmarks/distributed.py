@@ -59,7 +59,9 @@ LLAMA_80B: dict[str, Any] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=[*FILES, "speed"])
     parser.add_argument("--limit", type=int, default=0, help="runs of each file, drawn at random; 0 for all")
@@ -81,7 +83,9 @@ def main() -> None:
         print_speed()
 
 
-def score_file(name: str, runs: Sequence[Run], quantities: Sequence[str], cases: dict[str, list[Comparison]]) -> None:
+def score_file(
+    name: str, runs: Sequence[Run], quantities: Sequence[str], cases: dict[str, list[Comparison]]
+) -> None:
     found = score(name, "zero-shot", DeletePopPredictor(), runs, quantities)
     cases["many devices"] += found[:MOST_OF_A_FILE]
     if name == "nanotron_h100":
@@ -92,7 +96,9 @@ def score_file(name: str, runs: Sequence[Run], quantities: Sequence[str], cases:
         cases["many devices, calibrated"] += found[:MOST_OF_A_FILE]
 
 
-def score(name: str, how: str, predictor: DeletePopPredictor, runs: Sequence[Run], quantities: Sequence[str]) -> list[Comparison]:
+def score(
+    name: str, how: str, predictor: DeletePopPredictor, runs: Sequence[Run], quantities: Sequence[str]
+) -> list[Comparison]:
     rows: list[Comparison] = []
     unsupported = 0
     for line, run in enumerate(runs):
@@ -132,10 +138,17 @@ def print_ranks(runs: Sequence[Run], rows: Sequence[Comparison]) -> None:
     for row in rows:
         if row.quantity == "step_time_s":
             job = runs[row.line].job
-            groups.setdefault(f"{json.dumps(job.to_dict()['model'], sort_keys=True)} {job.cluster.world_size}", []).append(row)
+            groups.setdefault(
+                f"{json.dumps(job.to_dict()['model'], sort_keys=True)} {job.cluster.world_size}", []
+            ).append(row)
     large = [group for group in groups.values() if len(group) >= LEAST_PLANS]
-    orders = [spearmanr([row.measured for row in group], [row.predicted for row in group])[0] for group in large]
-    regrets = [min(group, key=lambda row: row.predicted).measured / min(row.measured for row in group) - 1 for group in large]
+    orders = [
+        spearmanr([row.measured for row in group], [row.predicted for row in group])[0] for group in large
+    ]
+    regrets = [
+        min(group, key=lambda row: row.predicted).measured / min(row.measured for row in group) - 1
+        for group in large
+    ]
     print(
         f"{'':30s} Spearman of plans: mean {np.mean(orders):.3f}, least {min(orders):.3f}; regret: median {np.median(regrets):.1%}, mean {np.mean(regrets):.1%}"
     )

@@ -117,10 +117,14 @@ class Study:
     def corrected(self, known: Sequence[int]) -> Cases:
         """As the improved network sees them, the white box's constants learned from ``known``."""
         levels = Whitebox(self.schedules).fit([self.runs[i] for i in known]).levels
-        return Cases.of([run.job for run in self.runs], list(self.measured), levels=levels, schedules=self.schedules)
+        return Cases.of(
+            [run.job for run in self.runs], list(self.measured), levels=levels, schedules=self.schedules
+        )
 
 
-def by_setting(study: Study, known: Sequence[int], asked: Sequence[int], one: Callable[[list[int], list[int]], Array]) -> Array:
+def by_setting(
+    study: Study, known: Sequence[int], asked: Sequence[int], one: Callable[[list[int], list[int]], Array]
+) -> Array:
     """A method that knows one setting at a time."""
     found = np.full((len(asked), len(TARGETS)), np.nan)
     for setting in sorted({study.settings[i] for i in asked}):
@@ -133,7 +137,9 @@ def by_setting(study: Study, known: Sequence[int], asked: Sequence[int], one: Ca
 def mean(study: Study, known: list[int], asked: list[int]) -> Array:
     """The mean of the setting."""
     targets = scaled(study.measured)
-    return by_setting(study, known, asked, lambda a, b: np.tile(unscaled(targets[a].mean(axis=0)), (len(b), 1)))
+    return by_setting(
+        study, known, asked, lambda a, b: np.tile(unscaled(targets[a].mean(axis=0)), (len(b), 1))
+    )
 
 
 def flops(study: Study, known: list[int], asked: list[int]) -> Array:
@@ -151,7 +157,9 @@ def _regression(study: Study, known: list[int], asked: list[int], columns: Array
 
     def one(a: list[int], b: list[int]) -> Array:
         centre, scale = columns[a].mean(axis=0), np.maximum(columns[a].std(axis=0), 1e-2)
-        here, there = (np.column_stack([np.ones(len(i)), np.clip((columns[i] - centre) / scale, -3, 3)]) for i in (a, b))
+        here, there = (
+            np.column_stack([np.ones(len(i)), np.clip((columns[i] - centre) / scale, -3, 3)]) for i in (a, b)
+        )
         penalty = ridge * np.eye(here.shape[1])
         penalty[0, 0] = 0.0
         return unscaled(there @ np.linalg.solve(here.T @ here + penalty, here.T @ targets[a]))
@@ -169,7 +177,9 @@ def improved(study: Study, known: list[int], asked: list[int]) -> Array:
     return _network(study, study.corrected(known), known, asked)
 
 
-def _network(study: Study, cases: Cases, known: list[int], asked: list[int], members: int | None = None) -> Array:
+def _network(
+    study: Study, cases: Cases, known: list[int], asked: list[int], members: int | None = None
+) -> Array:
     kin = [study.families[i] for i in known]
     network, _ = network_module().train(cases.part(known).samples(), kin, seed=study.seed, members=members)
     return cases.part(asked).figures(network.figures(cases.part(asked).samples()))
@@ -179,7 +189,9 @@ def reference(kind: str, study: Study, known: list[int], asked: list[int]) -> Ar
     """The published network, one per setting."""
 
     def one(a: list[int], b: list[int]) -> Array:
-        network, _ = network_module().train(study.plain.part(a).samples(), [study.families[i] for i in a], kind, seed=study.seed)
+        network, _ = network_module().train(
+            study.plain.part(a).samples(), [study.families[i] for i in a], kind, seed=study.seed
+        )
         return study.plain.part(b).figures(network.figures(study.plain.part(b).samples()))
 
     return by_setting(study, known, asked, one)
@@ -199,11 +211,16 @@ def without_whitebox(cases: Cases) -> Cases:
 def without_graph(cases: Cases) -> Cases:
     """A network over the sums, the setting and the white box's word."""
     nothing = np.zeros((2, 0), dtype=np.int64)
-    return dataclasses.replace(cases, graphs=[dataclasses.replace(g, nodes=np.zeros_like(g.nodes), edges=nothing) for g in cases.graphs])
+    return dataclasses.replace(
+        cases,
+        graphs=[dataclasses.replace(g, nodes=np.zeros_like(g.nodes), edges=nothing) for g in cases.graphs],
+    )
 
 
 def without_sums(cases: Cases) -> Cases:
-    return dataclasses.replace(cases, graphs=[dataclasses.replace(g, whole=np.zeros(0, dtype=np.float32)) for g in cases.graphs])
+    return dataclasses.replace(
+        cases, graphs=[dataclasses.replace(g, whole=np.zeros(0, dtype=np.float32)) for g in cases.graphs]
+    )
 
 
 def without_direction(cases: Cases) -> Cases:
@@ -250,7 +267,11 @@ SEEDLESS = ("mean", "flops", "sums", "whitebox")
 
 def read(path: Path, settings: Sequence[str] = ()) -> list[Run]:
     runs = [run for _, run in read_runs(path)]
-    return [run for run in runs if figures_of(run) is not None and (not settings or setting_of(run.job) in settings)]
+    return [
+        run
+        for run in runs
+        if figures_of(run) is not None and (not settings or setting_of(run.job) in settings)
+    ]
 
 
 FOLDS = 4
@@ -280,7 +301,10 @@ def held_out(study: Study, method: str, rows: Sequence[int], by: str, file: Path
         if method not in REFERENCES:
             found[silent] = without_network(found[silent])
         np.save(file, found)
-        print(f"{method}: by {by}, seed {study.seed}, fold {number}, {len(asked)} runs, {time.process_time() - start:.1f} s", flush=True)
+        print(
+            f"{method}: by {by}, seed {study.seed}, fold {number}, {len(asked)} runs, {time.process_time() - start:.1f} s",
+            flush=True,
+        )
 
 
 def errors(found: Array, measured: Array) -> Array:
@@ -298,15 +322,28 @@ def score(options: argparse.Namespace) -> None:
     rows = [i for i, setting in enumerate(study.settings) if setting in wanted]
     for method in options.methods:
         for seed in options.seeds[: 1 if method in SEEDLESS else None]:
-            held_out(study.with_seed(seed), method, rows, options.by, options.results / f"{options.by}_{method}_{seed}.npy")
+            held_out(
+                study.with_seed(seed),
+                method,
+                rows,
+                options.by,
+                options.results / f"{options.by}_{method}_{seed}.npy",
+            )
 
 
 def table(options: argparse.Namespace) -> None:
     """Errors, the mean over seeds; and how the references compare with the improved network."""
     study = Study(read(CAMPAIGN), remembering())
     settings, columns = np.array(study.settings), [TARGETS.index(name) for name in SHOWN]
-    names = [name.replace("_utilization", "").replace("network_rx", "network").removesuffix("_s") for name in SHOWN]
-    print("| setting | method | " + " | ".join(names) + " | mean of 7 | mean of 12 |\n|---|---|" + "---|" * (len(names) + 2))
+    names = [
+        name.replace("_utilization", "").replace("network_rx", "network").removesuffix("_s") for name in SHOWN
+    ]
+    print(
+        "| setting | method | "
+        + " | ".join(names)
+        + " | mean of 7 | mean of 12 |\n|---|---|"
+        + "---|" * (len(names) + 2)
+    )
     overall: dict[str, dict[str, Array]] = {}
     for setting in large_settings(study.settings):
         for method in METHODS:
@@ -320,7 +357,10 @@ def table(options: argparse.Namespace) -> None:
         seeds = np.mean(list(found.values()), axis=0)
         _row(f"mean of {len(found)}", f"**{method}**", seeds.mean(axis=0), columns)
         if len(seeds) > 1:
-            print(f"  {method}, mean of 7 by seed: " + ", ".join(f"{figure:.4f}" for figure in seeds[:, columns].mean(axis=1)))
+            print(
+                f"  {method}, mean of 7 by seed: "
+                + ", ".join(f"{figure:.4f}" for figure in seeds[:, columns].mean(axis=1))
+            )
     for method in [name for name in overall if name in REFERENCES and "improved" in overall]:
         _compare(method, overall[method], overall["improved"], columns)
 
@@ -328,18 +368,24 @@ def table(options: argparse.Namespace) -> None:
 def _compare(method: str, theirs: dict[str, Array], ours: dict[str, Array], columns: Sequence[int]) -> None:
     """In the mean over settings and figures, and the cells in which the improved network is worse."""
     settings = [name for name in theirs if name in ours]
-    reference, better = (np.stack([one[name].mean(axis=0)[columns] for name in settings]) for one in (theirs, ours))
+    reference, better = (
+        np.stack([one[name].mean(axis=0)[columns] for name in settings]) for one in (theirs, ours)
+    )
     worse = [
         f"{settings[i]} {SHOWN[j]} {better[i, j]:.4f} against {reference[i, j]:.4f}"
         for i, j in np.argwhere(better > reference + 5e-5).tolist()
     ]  # fmt: skip
-    print(f"\n{method}: {reference.mean() / better.mean():.2f}x the error of improved; worse in {len(worse)} of {better.size} cells")
+    print(
+        f"\n{method}: {reference.mean() / better.mean():.2f}x the error of improved; worse in {len(worse)} of {better.size} cells"
+    )
     print("\n".join(f"  {one}" for one in worse))
 
 
 def _row(setting: str, method: str, each: Array, columns: Sequence[int]) -> None:
     cells = " | ".join(f"{each[i]:.3f}" for i in columns)
-    print(f"| {setting} | {method} | {cells} | {each[columns].mean():.3f} | {each[: len(TWELVE)].mean():.3f} |")
+    print(
+        f"| {setting} | {method} | {cells} | {each[columns].mean():.3f} | {each[: len(TWELVE)].mean():.3f} |"
+    )
 
 
 # The H200
@@ -358,12 +404,16 @@ def h200(options: argparse.Namespace) -> None:
                 known = sorted(set(range(len(study.runs))) - set(asked))
                 found[asked] = METHODS[method](study.with_seed(seed), known, asked)
             off = np.abs(found - study.measured) * 100
-            device, memory = (off[:, TARGETS.index(name)].mean() for name in ("device_utilization", "memory_utilization"))
+            device, memory = (
+                off[:, TARGETS.index(name)].mean() for name in ("device_utilization", "memory_utilization")
+            )
             print(f"| {method} | {len(study.runs)} | {seed} | {device:.2f} | {memory:.2f} |", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     scoring, listing, gpu = (commands.add_parser(name) for name in ("score", "table", "h200"))
     for command, what in ((scoring, score), (listing, table), (gpu, h200)):
@@ -373,7 +423,12 @@ def main() -> None:
         command.add_argument("--seeds", type=int, nargs="+", default=[0])
     for command in (scoring, listing):
         command.add_argument("--results", type=Path, required=True)
-        command.add_argument("--by", choices=("family", "model", "run"), default="family", help="what a fold's runs have not in common")
+        command.add_argument(
+            "--by",
+            choices=("family", "model", "run"),
+            default="family",
+            help="what a fold's runs have not in common",
+        )
     scoring.add_argument("--settings", nargs="*", default=())
     options = parser.parse_args()
     options.run(options)

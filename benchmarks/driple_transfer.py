@@ -40,7 +40,9 @@ def chosen(network: Any, cases: Cases, rows: Sequence[int], cost_s: Array, share
     return [rows[i] for i in d_optimal(features, price, share, ridge=_DESIGN_RIDGE)]
 
 
-def tailored(study: Study, target: str, fold: set[int], shares: Sequence[float]) -> dict[tuple[str, float], Result]:
+def tailored(
+    study: Study, target: str, fold: set[int], shares: Sequence[float]
+) -> dict[tuple[str, float], Result]:
     """By how it was learned and from which share of the runs."""
     module = network_module()
     known = [i for i in range(len(study.runs)) if i not in fold]
@@ -53,7 +55,12 @@ def tailored(study: Study, target: str, fold: set[int], shares: Sequence[float])
     def result(network: Any, rows: Sequence[int], learning_s: float) -> Result:
         found = cases.part(asked).figures(network.figures(cases.part(asked).samples()))
         measuring_s = float(sum(study.runs[i].provenance["seconds"] for i in rows))
-        return float(errors(found, study.measured[asked])[:, COLUMNS].mean()), measuring_s, learning_s, len(asked)
+        return (
+            float(errors(found, study.measured[asked])[:, COLUMNS].mean()),
+            measuring_s,
+            learning_s,
+            len(asked),
+        )
 
     def scratch(rows: Sequence[int]) -> Result:
         start = time.process_time()
@@ -65,16 +72,28 @@ def tailored(study: Study, target: str, fold: set[int], shares: Sequence[float])
         made = module.transfer(before, cases.part(rows).samples())
         return result(made, rows, time.process_time() - start)
 
-    before, _ = module.train(cases.part(elsewhere).samples(), [study.families[i] for i in elsewhere], seed=study.seed)
-    results = {("as it is", 0.0): result(before, [], 0.0), ("from scratch", 1.0): scratch(theirs), ("transfer", 1.0): transfer(theirs)}
+    before, _ = module.train(
+        cases.part(elsewhere).samples(), [study.families[i] for i in elsewhere], seed=study.seed
+    )
+    results = {
+        ("as it is", 0.0): result(before, [], 0.0),
+        ("from scratch", 1.0): scratch(theirs),
+        ("transfer", 1.0): transfer(theirs),
+    }
     draw = np.random.default_rng(study.seed)
     for share in shares:
         rows = chosen(before, cases, theirs, cost_s, share)
         results["transfer", share] = transfer(rows)
         if share == FIFTH:
             results["from scratch", share] = scratch(rows)
-        some = [transfer(draw.choice(theirs, int(share * len(theirs)), replace=False).tolist()) for _ in range(RANDOM_DRAWS)]
-        results["transfer, random runs", share] = (*np.mean([one[:3] for one in some], axis=0).tolist(), len(asked))
+        some = [
+            transfer(draw.choice(theirs, int(share * len(theirs)), replace=False).tolist())
+            for _ in range(RANDOM_DRAWS)
+        ]
+        results["transfer, random runs", share] = (
+            *np.mean([one[:3] for one in some], axis=0).tolist(),
+            len(asked),
+        )
     return results
 
 
@@ -84,17 +103,33 @@ def study_target(study: Study, target: str, seeds: Sequence[int], shares: Sequen
         for fold in folds(study, "family"):
             for key, result in tailored(study.with_seed(seed), target, fold, shares).items():
                 rows.setdefault(key, []).append(result)
-    means = {key: np.average(np.array(found)[:, :3], axis=0, weights=[one[3] for one in found]) for key, found in rows.items()}
+    means = {
+        key: np.average(np.array(found)[:, :3], axis=0, weights=[one[3] for one in found])
+        for key, found in rows.items()
+    }
     whole = means["from scratch", 1.0]
-    for (how, share), (error, measuring, learning) in sorted(means.items(), key=lambda item: (item[0][1], item[0][0])):
+    for (how, share), (error, measuring, learning) in sorted(
+        means.items(), key=lambda item: (item[0][1], item[0][0])
+    ):
         spent = measuring + learning
         faster = f"{(whole[1] + whole[2]) / spent:.1f}x" if spent else ""
-        cells = [target, how, f"{share:.0%}", f"{error:.4f}", f"{error / whole[0]:.2f}x", f"{measuring:.0f}", f"{learning:.2f}", faster]
+        cells = [
+            target,
+            how,
+            f"{share:.0%}",
+            f"{error:.4f}",
+            f"{error / whole[0]:.2f}x",
+            f"{measuring:.0f}",
+            f"{learning:.2f}",
+            faster,
+        ]
         print("| " + " | ".join(cells) + " |", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--targets", nargs="+", default=TARGET_SETTINGS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.15, 0.2, 0.5])

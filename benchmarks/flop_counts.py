@@ -65,13 +65,22 @@ def main() -> None:
         ours: Counter[str] = Counter()
         for op in graph.ops:
             ours[op.operator.name] += op.operator.flops
-        theirs = Counter({str(packet).removeprefix("aten."): count for packet, count in counter.get_flop_counts()["Global"].items()})
+        theirs = Counter(
+            {
+                str(packet).removeprefix("aten."): count
+                for packet, count in counter.get_flop_counts()["Global"].items()
+            }
+        )
         if "convolution_backward" in theirs:
             theirs["convolution_backward"] -= grouped_excess(graph)
-        differing = {operator: (ours[operator], count) for operator, count in theirs.items() if ours[operator] != count}
+        differing = {
+            operator: (ours[operator], count) for operator, count in theirs.items() if ours[operator] != count
+        }
         wrong += bool(differing)
         print(f"{name:28s} {sum(theirs.values()):>22,d}  {differing or 'equal'}")
-    print(f"{len(MODELS) - wrong} of {len(MODELS)} models equal to the last digit (torch {torch.__version__})")
+    print(
+        f"{len(MODELS) - wrong} of {len(MODELS)} models equal to the last digit (torch {torch.__version__})"
+    )
     sys.exit(wrong > 0)
 
 

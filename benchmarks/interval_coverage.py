@@ -23,7 +23,9 @@ RUNS = Path("data/h200_steps.jsonl")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=10)
     options = parser.parse_args()
     families = {line: family(run.job.workload.model) for line, run in read_runs(RUNS)}
@@ -31,13 +33,20 @@ def main() -> None:
     said = {(row.line, row.quantity): row.predicted for row in rows}
     for quantity in ("step_time_s", "device_busy_s", "peak_memory_bytes", "reserved_memory_bytes"):
         mine = [row for row in rows if row.quantity == quantity]
-        bound = {row.line: said[row.line, "device_busy_s"] < HOST_BOUND * said[row.line, "step_time_s"] for row in mine}
+        bound = {
+            row.line: said[row.line, "device_busy_s"] < HOST_BOUND * said[row.line, "step_time_s"]
+            for row in mine
+        }
         shares = [coverage(mine, families, bound, seed) for seed in range(options.seeds)]
         narrow, wide = np.mean(shares, axis=0)
-        print(f"{quantity:24s} 80 % interval holds {narrow:.1%}, 95 % interval {wide:.1%} of {len(mine)} runs")
+        print(
+            f"{quantity:24s} 80 % interval holds {narrow:.1%}, 95 % interval {wide:.1%} of {len(mine)} runs"
+        )
 
 
-def coverage(rows: list[Comparison], families: dict[int, str], bound: dict[int, bool], seed: int) -> tuple[float, float]:
+def coverage(
+    rows: list[Comparison], families: dict[int, str], bound: dict[int, bool], seed: int
+) -> tuple[float, float]:
     """Shares of the runs inside the two intervals."""
     names = sorted(set(families.values()))
     random.Random(seed).shuffle(names)
@@ -49,7 +58,10 @@ def coverage(rows: list[Comparison], families: dict[int, str], bound: dict[int, 
             found = factors([row.measured / row.predicted for row in case if families[row.line] in learn])
             if found is not None:
                 ratios = [row.measured / row.predicted for row in case if families[row.line] in score]
-                inside += [(found.low <= ratio <= found.high, found.low_95 <= ratio <= found.high_95) for ratio in ratios]
+                inside += [
+                    (found.low <= ratio <= found.high, found.low_95 <= ratio <= found.high_95)
+                    for ratio in ratios
+                ]
     narrow, wide = np.mean(inside, axis=0)
     return float(narrow), float(wide)
 

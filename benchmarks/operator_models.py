@@ -32,28 +32,42 @@ CALIBRATION_RUNS = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--limit", type=int, default=400, help="runs scored of each public file, drawn at random; 0 for all")
+    parser.add_argument(
+        "--limit", type=int, default=400, help="runs scored of each public file, drawn at random; 0 for all"
+    )
     parser.add_argument("--only", nargs="*", default=["h200", "timm", "ets", "neusight"])
-    parser.add_argument("--intervals", type=Path, help="where to write the intervals of the cases that were scored")
+    parser.add_argument(
+        "--intervals", type=Path, help="where to write the intervals of the cases that were scored"
+    )
     options = parser.parse_args()
     own = list(load_measured(OWN / "ops_h200.parquet"))
     operators = [*own, *read_published(options.data / "ops")]
     runs = options.data / "runs"
     cases: dict[str, list[Comparison]] = {}
-    print(f"{'runs':44s} {'quantity':16s} {'n':>5s} {'MAPE':>6s} {'median':>6s} {'p90':>6s} {'bias':>6s} {'80 %':>5s}")
+    print(
+        f"{'runs':44s} {'quantity':16s} {'n':>5s} {'MAPE':>6s} {'median':>6s} {'p90':>6s} {'bias':>6s} {'80 %':>5s}"
+    )
     if "h200" in options.only:
         predictor = DeletePopPredictor(operators=lambda: own)
         found = evaluate([OWN / "h200_steps.jsonl"], predictors=[predictor], split="leave-model-out").runs
-        show("h200_steps, leave-model-out", found, ("step_time_s", "device_busy_s", "peak_memory_bytes", "reserved_memory_bytes"))
+        show(
+            "h200_steps, leave-model-out",
+            found,
+            ("step_time_s", "device_busy_s", "peak_memory_bytes", "reserved_memory_bytes"),
+        )
         cases.update(by_bound(found))
     if "timm" in options.only:
         other_device("timm_rtx3090", "rtx-3090", ("step_time_s",), operators, runs, options.limit, cases)
     if "ets" in options.only:
         other_device("ets_t4", "t4", ("device_busy_s",), operators, runs, options.limit, cases)
     if "neusight" in options.only:
-        cases.setdefault("data sheet", []).extend(each_device_out(runs / "neusight_transformers.jsonl", operators))
+        cases.setdefault("data sheet", []).extend(
+            each_device_out(runs / "neusight_transformers.jsonl", operators)
+        )
     if options.intervals:
         write_intervals(options.intervals, cases)
 
@@ -74,7 +88,13 @@ def write_intervals(path: Path, cases: Mapping[str, Sequence[Comparison]]) -> No
     for case, rows in cases.items():
         table = {}
         for quantity in sorted({row.quantity for row in rows}):
-            found = factors([row.measured / row.predicted for row in rows if row.quantity == quantity and row.predicted > 0])
+            found = factors(
+                [
+                    row.measured / row.predicted
+                    for row in rows
+                    if row.quantity == quantity and row.predicted > 0
+                ]
+            )
             if found is not None:
                 table[quantity] = [round(value, 4) for value in found]
         known[case] = table
@@ -114,7 +134,11 @@ def each_device_out(path: Path, operators: Sequence[MeasuredOperator]) -> list[C
         by_device.setdefault(json.loads(line)["job"]["cluster"]["device"], []).append(line)
     found: list[Comparison] = []
     for device, lines in sorted(by_device.items()):
-        alike = frozenset({"a100-pcie-40gb", "a100-pcie-80gb"}) if device.startswith("a100") else frozenset({device})
+        alike = (
+            frozenset({"a100-pcie-40gb", "a100-pcie-80gb"})
+            if device.startswith("a100")
+            else frozenset({device})
+        )
         mine = score(DeletePopPredictor(operators=lambda: operators).without(devices=alike), lines)
         found += mine
         show(f"neusight_transformers, {device} left out", mine, ("forward_time_s", "backward_time_s"))
@@ -145,7 +169,12 @@ def show(title: str, rows: Iterable[Comparison], quantities: Sequence[str]) -> l
             continue
         errors = np.array([row.error for row in mine])
         inside = np.mean([row.low <= row.measured <= row.high for row in mine])
-        figures = [np.abs(errors).mean(), np.median(np.abs(errors)), np.quantile(np.abs(errors), 0.9), np.median(errors)]
+        figures = [
+            np.abs(errors).mean(),
+            np.median(np.abs(errors)),
+            np.quantile(np.abs(errors), 0.9),
+            np.median(errors),
+        ]
         print(
             f"{title:44s} {quantity:16s} {len(mine):5d} {' '.join(f'{100 * one:5.1f}%' for one in figures)} {100 * inside:4.0f}%",
             flush=True,

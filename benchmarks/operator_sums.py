@@ -17,12 +17,20 @@ from foretrain.job import read_runs
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=Path, default=Path("data/h200_steps.jsonl"))
     parser.add_argument("--ops", type=Path, default=Path("data/ops_h200.parquet"))
     options = parser.parse_args()
     columns = load_columns(options.ops)
-    measured = dict(zip(columns["key"], zip(columns["cold_s"], columns["warm_s"], columns["kernels"], strict=True), strict=True))
+    measured = dict(
+        zip(
+            columns["key"],
+            zip(columns["cold_s"], columns["warm_s"], columns["kernels"], strict=True),
+            strict=True,
+        )
+    )
     rows = []
     incomplete = 0
     for line, run in read_runs(options.runs):
@@ -30,9 +38,20 @@ def main() -> None:
         ops = [op.operator for op in capture_job(run.job).ops if op.operator.launches]
         keys = [operator_key(op.name, op.inputs, op.args, matmul_precision(op, precision)) for op in ops]
         if all(key in measured for key in keys):
-            cold, warm, kernels = (sum(column) for column in zip(*(measured[key] for key in keys), strict=True))
+            cold, warm, kernels = (
+                sum(column) for column in zip(*(measured[key] for key in keys), strict=True)
+            )
             busy = run.measured["device_busy_s"]
-            rows.append((run.job.workload.model.label, precision, line, cold / busy, warm / busy, kernels / run.measured["kernels"]))
+            rows.append(
+                (
+                    run.job.workload.model.label,
+                    precision,
+                    line,
+                    cold / busy,
+                    warm / busy,
+                    kernels / run.measured["kernels"],
+                )
+            )
         else:
             incomplete += 1
     print(f"{len(rows)} runs have all their operators measured, {incomplete} do not")
@@ -47,7 +66,9 @@ def main() -> None:
     )
     print("furthest off:")
     for label, precision, line, cold, warm, kernels in sorted(rows, key=lambda row: -abs(row[4] - 1))[:10]:
-        print(f"  {label:28s} {precision:9s} line {line:4d}  cold {cold:.2f}  warm {warm:.2f}  kernels {kernels:.2f}")
+        print(
+            f"  {label:28s} {precision:9s} line {line:4d}  cold {cold:.2f}  warm {warm:.2f}  kernels {kernels:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,13 @@ from foretrain.predictors.cherrypick import CherryPickPredictor
 from foretrain.predictors.ernest import TERMS, ErnestPredictor, terms
 from foretrain.predictors.flops_regression import FlopsPredictor
 from foretrain.predictors.predictddl.features import primitives
-from foretrain.predictors.predictddl.predictor import SHIPPED, Embedder, PredictDDLPredictor, embedding_module, load_embedding
+from foretrain.predictors.predictddl.predictor import (
+    SHIPPED,
+    Embedder,
+    PredictDDLPredictor,
+    embedding_module,
+    load_embedding,
+)
 from foretrain.predictors.predictddl.random import sketch
 
 Array = npt.NDArray[np.float64]
@@ -57,12 +63,18 @@ PLOTTED = (
 
 def read(path: Path) -> list[Run]:
     """Runs of training with a step time."""
-    return [run for _, run in read_runs(path) if run.job.workload.training.mode == "train" and run.measured.get("step_time_s")]
+    return [
+        run
+        for _, run in read_runs(path)
+        if run.job.workload.training.mode == "train" and run.measured.get("step_time_s")
+    ]
 
 
 def one_each(runs: Sequence[Run]) -> list[Run]:
     """The last run of each architecture whose images are stored channel by channel."""
-    return list({architecture(run): run for run in runs if not run.job.workload.training.channels_last}.values())
+    return list(
+        {architecture(run): run for run in runs if not run.job.workload.training.channels_last}.values()
+    )
 
 
 def traced(runs: Sequence[Run]) -> list[Run]:
@@ -85,13 +97,18 @@ def kin(run: Run) -> str:
     return family(run.job.workload.model)
 
 
-def splits(runs: Sequence[Run], of: Groups, at_most: int | None = None) -> Iterator[tuple[list[int], list[int]]]:
+def splits(
+    runs: Sequence[Run], of: Groups, at_most: int | None = None
+) -> Iterator[tuple[list[int], list[int]]]:
     """For each group: the runs of the others, the runs of it; groups joined to ``at_most`` folds."""
     names = sorted({of(run) for run in runs})
     folds = min(at_most or len(names), len(names))
     for fold in range(folds):
         held = {name for number, name in enumerate(names) if number % folds == fold}
-        yield [i for i, run in enumerate(runs) if of(run) not in held], [i for i, run in enumerate(runs) if of(run) in held]
+        yield (
+            [i for i, run in enumerate(runs) if of(run) not in held],
+            [i for i, run in enumerate(runs) if of(run) in held],
+        )
 
 
 def keep_graphs() -> None:
@@ -146,7 +163,12 @@ def profiling(runs: Sequence[Run], count: int = PROFILED) -> list[tuple[list[int
         candidates = Candidates(names=TERMS, features=rows, cost_s=cost, labels=[{"run": i} for i in places])
         chosen = {places[i] for i in design("a-optimal", candidates, count=count).chosen.tolist()}
         same = {json.dumps(terms(runs[i].job)) for i in chosen}
-        parts.append((sorted(chosen), [i for i in places if i not in chosen and json.dumps(terms(runs[i].job)) not in same]))
+        parts.append(
+            (
+                sorted(chosen),
+                [i for i in places if i not in chosen and json.dumps(terms(runs[i].job)) not in same],
+            )
+        )
     return parts
 
 
@@ -164,7 +186,9 @@ def wanted(name: str, only: Sequence[str]) -> bool:
     return not only or any(part in name for part in only)
 
 
-def contenders(embeddings: Mapping[str, Path], only: Sequence[str] = ()) -> dict[str, Callable[[], Predictor]]:
+def contenders(
+    embeddings: Mapping[str, Path], only: Sequence[str] = ()
+) -> dict[str, Callable[[], Predictor]]:
     """All that learn from runs of other architectures, or ``only`` those with one of these in their name."""
     made: dict[str, Callable[[], Predictor]] = {
         "Ernest, all workloads in one law": lambda: ErnestPredictor(pooled=True),
@@ -174,7 +198,9 @@ def contenders(embeddings: Mapping[str, Path], only: Sequence[str] = ()) -> dict
     }
     for label, path in embeddings.items():
         made[f"PredictDDL, ratio form, {label}"] = lambda path=path: PredictDDLPredictor(embedding=path)
-        made[f"PredictDDL, paper's form, {label}"] = lambda path=path: PredictDDLPredictor(form="paper", embedding=path)
+        made[f"PredictDDL, paper's form, {label}"] = lambda path=path: PredictDDLPredictor(
+            form="paper", embedding=path
+        )
     return {name: make for name, make in made.items() if wanted(name, only)}
 
 
@@ -184,7 +210,11 @@ def score(options: argparse.Namespace) -> None:
     measured = np.array([run.measured["step_time_s"] for run in runs])
     embeddings = {path.stem: path for path in options.embedding}
     kept: dict[str, Any] = {"measured": measured.tolist(), "labels": [architecture(run) for run in runs]}
-    head = ["", "| predictor | runs | MAPE | median | p90 | 80 % intervals hold |", "|---|---|---|---|---|---|"]
+    head = [
+        "",
+        "| predictor | runs | MAPE | median | p90 | 80 % intervals hold |",
+        "|---|---|---|---|---|---|",
+    ]
     for title, of in (("leave one architecture out", architecture), ("leave a family out", kin)):
         parts = list(splits(runs, of, options.folds))
         print(f"\n{title}: {len(runs)} runs, {len(parts)} folds", *head, sep="\n", flush=True)
@@ -203,12 +233,20 @@ def score(options: argparse.Namespace) -> None:
 
 
 def _score_scales(
-    runs: Sequence[Run], measured: Array, makers: Mapping[str, Callable[[], Predictor]], kept: Mapping[str, Any], head: Sequence[str]
+    runs: Sequence[Run],
+    measured: Array,
+    makers: Mapping[str, Callable[[], Predictor]],
+    kept: Mapping[str, Any],
+    head: Sequence[str],
 ) -> None:
     """Cluster sizes that were not seen, and Ernest with the runs that it needs."""
     sizes = np.array([run.job.cluster.world_size for run in runs])
     large = [(np.flatnonzero(sizes <= 4).tolist(), np.flatnonzero(sizes > 4).tolist())]
-    print(f"\nunseen cluster sizes: learned up to 4 workers, forecast {len(large[0][1])} runs of more", *head, sep="\n")
+    print(
+        f"\nunseen cluster sizes: learned up to 4 workers, forecast {len(large[0][1])} runs of more",
+        *head,
+        sep="\n",
+    )
     for name, make in {
         "Ernest, a law for each workload": ErnestPredictor,
         "CherryPick, a process for each workload": CherryPickPredictor,
@@ -219,7 +257,9 @@ def _score_scales(
         _score_profiled(runs, measured, kept, head, count)
 
 
-def _score_profiled(runs: Sequence[Run], measured: Array, kept: Mapping[str, Any], head: Sequence[str], count: int) -> None:
+def _score_profiled(
+    runs: Sequence[Run], measured: Array, kept: Mapping[str, Any], head: Sequence[str], count: int
+) -> None:
     """Ernest and CherryPick with runs of the very workload, beside forecasts of the same runs without any run of the architecture."""
     parts = profiling(runs, count)
     asked = [i for _, some in parts for i in some]
@@ -233,7 +273,14 @@ def _score_profiled(runs: Sequence[Run], measured: Array, kept: Mapping[str, Any
     for name in [key for key in kept if key.startswith("leave one architecture out: PredictDDL")]:
         found = np.full((3, len(runs)), np.nan)
         found[:, asked] = np.array(kept[name])[:, asked]
-        print(line(f"{name.partition(': ')[2]}, no run of the architecture", measured, (found[0], found[1], found[2])), flush=True)
+        print(
+            line(
+                f"{name.partition(': ')[2]}, no run of the architecture",
+                measured,
+                (found[0], found[1], found[2]),
+            ),
+            flush=True,
+        )
 
 
 def plot(kept: Mapping[str, Any], path: Path) -> None:
@@ -241,8 +288,14 @@ def plot(kept: Mapping[str, Any], path: Path) -> None:
     start = "leave one architecture out: "
     names = [start + name for name in PLOTTED if start + name in kept]
     measured = np.array(kept["measured"])
-    ends = (float(np.floor(np.log10(measured.min()) * 2) / 2), float(np.ceil(np.log10(measured.max()) * 2) / 2))
-    panels = [_panel(name.removeprefix(start), measured, np.array(kept[name][0]), ends, 300 * number) for number, name in enumerate(names)]
+    ends = (
+        float(np.floor(np.log10(measured.min()) * 2) / 2),
+        float(np.ceil(np.log10(measured.max()) * 2) / 2),
+    )
+    panels = [
+        _panel(name.removeprefix(start), measured, np.array(kept[name][0]), ends, 300 * number)
+        for number, name in enumerate(names)
+    ]
     size = f'width="{300 * len(names)}" height="330" font-family="sans-serif" font-size="12"'
     path.write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}><rect width="100%" height="100%" fill="white"/>{"".join(panels)}</svg>\n'
@@ -258,7 +311,9 @@ def _panel(title: str, measured: Array, predicted: Array, ends: tuple[float, flo
 
     there = np.isfinite(predicted)
     pairs = zip(place(measured[there]), side - place(predicted[there]), strict=True)
-    points = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="#1f77b4" fill-opacity="0.4"/>' for x, y in pairs)
+    points = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="#1f77b4" fill-opacity="0.4"/>' for x, y in pairs
+    )
     decades = [10.0**power for power in range(int(np.ceil(low)), int(np.floor(high)) + 1)]
     ticks = "".join(
         f'<text x="{place(np.array([one]))[0]:.0f}" y="{side + 16}" text-anchor="middle">{one:g}</text>'
@@ -277,7 +332,9 @@ def embed(options: argparse.Namespace) -> None:
     network = embedding_module()
     zoo: dict[str, Any] = {}
     for run in read(options.runs):
-        if run.job.workload.model.source != "torchvision" and architecture(run) not in zoo:  # the campaign's models stay unseen
+        if (
+            run.job.workload.model.source != "torchvision" and architecture(run) not in zoo
+        ):  # the campaign's models stay unseen
             zoo[architecture(run)] = primitives(capture_job(run.job))
     known = [graph for graph in zoo.values() if len(graph.kinds) <= 200]
     graphs = [sketch(seed, deepest=4 + seed % 10).primitives() for seed in range(options.sketches)]
@@ -336,7 +393,9 @@ def speed(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     for name, what in (("embed", embed), ("score", score), ("speed", speed)):
         command = commands.add_parser(name)
@@ -348,11 +407,24 @@ def main() -> None:
             command.add_argument("--epochs", type=int, default=24)
             command.add_argument("--steps", type=int, default=400)
         if name == "score":
-            command.add_argument("--embedding", type=Path, action="append", default=[], help="a trained embedding; may be repeated")
-            command.add_argument("--only", action="append", default=[], help="score predictors with this in their name; may be repeated")
+            command.add_argument(
+                "--embedding",
+                type=Path,
+                action="append",
+                default=[],
+                help="a trained embedding; may be repeated",
+            )
+            command.add_argument(
+                "--only",
+                action="append",
+                default=[],
+                help="score predictors with this in their name; may be repeated",
+            )
             command.add_argument("--folds", type=int, help="join architectures (families) to so many folds")
             command.add_argument(
-                "--one-each", action="store_true", help="the last run of each architecture, images stored channel by channel"
+                "--one-each",
+                action="store_true",
+                help="the last run of each architecture, images stored channel by channel",
             )
             command.add_argument("--results", type=Path, help="write every forecast (JSON)")
             command.add_argument("--plot", type=Path, help="write predicted against measured (SVG)")

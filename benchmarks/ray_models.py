@@ -110,7 +110,12 @@ def tables(data: Path) -> Iterator[Series]:
         if row["tensor"] == row["pipeline"] == "1":
             devices = float(row["devices"])
             rows["rubick", f"{row['model']}, {row['exec_plan']}"].append(
-                (devices, float(row["nodes"]), float(row["global_batch"]) / devices, float(row["step_time_s"]))
+                (
+                    devices,
+                    float(row["nodes"]),
+                    float(row["global_batch"]) / devices,
+                    float(row["step_time_s"]),
+                )
             )
     for (source, label), found in rows.items():
         points: dict[tuple[float, ...], list[float]] = defaultdict(list)
@@ -119,8 +124,21 @@ def tables(data: Path) -> Iterator[Series]:
         if len(points) >= 6:
             workers, nodes, batch = (np.array(column) for column in zip(*points, strict=True))
             ones = np.ones(len(points))
-            table = Table(workers=workers, nodes=nodes, cores=ones, work=batch, traffic=ones, steps=ones, levels=np.zeros((len(points), 0)))
-            yield Series(source=source, label=label, table=table, times_s=np.array([float(np.median(times)) for times in points.values()]))
+            table = Table(
+                workers=workers,
+                nodes=nodes,
+                cores=ones,
+                work=batch,
+                traffic=ones,
+                steps=ones,
+                levels=np.zeros((len(points), 0)),
+            )
+            yield Series(
+                source=source,
+                label=label,
+                table=table,
+                times_s=np.array([float(np.median(times)) for times in points.values()]),
+            )
 
 
 def _rows(data: Path, name: str) -> list[dict[str, str]]:
@@ -131,7 +149,9 @@ def _rows(data: Path, name: str) -> list[dict[str, str]]:
 # Scores
 
 
-def parts(series: Series, along: Sequence[str], runs: int, seeds: int, inner: int = 4) -> Iterator[tuple[str, str, Part]]:
+def parts(
+    series: Series, along: Sequence[str], runs: int, seeds: int, inner: int = 4
+) -> Iterator[tuple[str, str, Part]]:
     """Every dimension and kind; where there is more to learn from than allowed, one part per seed."""
     for name in along:
         values = series.table.number(name)
@@ -139,7 +159,10 @@ def parts(series: Series, along: Sequence[str], runs: int, seeds: int, inner: in
             continue
         for kind, split in KINDS.items():
             found = split(values)
-            for train, test in [found[i] for i in sorted(set(np.linspace(0, len(found) - 1, inner).round().astype(int).tolist()))]:
+            for train, test in [
+                found[i]
+                for i in sorted(set(np.linspace(0, len(found) - 1, inner).round().astype(int).tolist()))
+            ]:
                 for seed in range(seeds if len(train) > runs else 1):
                     kept = np.sort(np.random.default_rng(seed).permutation(train)[:runs])
                     if len(kept) >= 4:
@@ -148,7 +171,12 @@ def parts(series: Series, along: Sequence[str], runs: int, seeds: int, inner: in
 
 def score(item: tuple[Series, str, str, Part]) -> Score:
     series, dimension, kind, (train, test) = item
-    known, asked, known_s, asked_s = series.table.take(train), series.table.take(test), series.times_s[train], series.times_s[test]
+    known, asked, known_s, asked_s = (
+        series.table.take(train),
+        series.table.take(test),
+        series.times_s[train],
+        series.times_s[test],
+    )
     begun = time.process_time()
     model = ScaleModel.fit(known, known_s, Budget())
     told = np.exp(model.log_times(asked))
@@ -172,7 +200,9 @@ def show(scores: Sequence[Score]) -> None:
     groups: Mapping[tuple[str, str, str], dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
     for one in scores:
         groups[one.source, one.dimension, one.kind][one.label].append(one)
-    print(f"{'source':28} {'dimension':9} {'kind':14} models parts    own  no forecast  ernest  coverage  CPU s")
+    print(
+        f"{'source':28} {'dimension':9} {'kind':14} models parts    own  no forecast  ernest  coverage  CPU s"
+    )
     means: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for (source, dimension, kind), models in sorted(groups.items()):
         figures = {name: float(np.mean([np.mean([getattr(one, name) for one in mine]) for mine in models.values()]))
@@ -186,11 +216,15 @@ def show(scores: Sequence[Score]) -> None:
     for kind, pairs in means.items():
         own, ernest = np.mean(pairs, axis=0)
         better = sum(mine <= rival for mine, rival in pairs)
-        print(f"mean of the {len(pairs)} {kind} lines: {own:.1%}, Ernest {ernest:.1%} ({ernest / own:.2f}x); at least as good in {better}")
+        print(
+            f"mean of the {len(pairs)} {kind} lines: {own:.1%}, Ernest {ernest:.1%} ({ernest / own:.2f}x); at least as good in {better}"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--only", default="", help="starts of the names of sources, with commas")
     parser.add_argument("--along", default="workers,steps,cores,work,nodes", help="dimensions, with commas")
@@ -201,9 +235,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     wanted = tuple(options.only.split(",")) if options.only else ("",)
-    every = [series for source in (own_and_runs, tables) for series in source(options.data) if series.source.startswith(wanted)]
+    every = [
+        series
+        for source in (own_and_runs, tables)
+        for series in source(options.data)
+        if series.source.startswith(wanted)
+    ]
     items = [
-        (series, *part) for series in every for part in parts(series, options.along.split(","), options.runs, options.seeds, options.inner)
+        (series, *part)
+        for series in every
+        for part in parts(series, options.along.split(","), options.runs, options.seeds, options.inner)
     ]
     scores = list(fan_out(score, items, processes=options.processes, progress=lambda done, total: None))
     show(scores)

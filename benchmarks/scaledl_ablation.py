@@ -27,7 +27,13 @@ from foretrain.measure.design import design
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.scaledl.network import train
-from foretrain.predictors.scaledl.predictor import NODE_COLUMNS, RUN_COLUMNS, LayerGraph, ScaleDLPredictor, intervals
+from foretrain.predictors.scaledl.predictor import (
+    NODE_COLUMNS,
+    RUN_COLUMNS,
+    LayerGraph,
+    ScaleDLPredictor,
+    intervals,
+)
 
 Array = npt.NDArray[np.float64]
 
@@ -47,7 +53,11 @@ class Part:
     kin: Sequence[str]
 
     def __getitem__(self, chosen: Sequence[int]) -> Part:
-        return Part(graphs=[self.graphs[i] for i in chosen], measured_s=self.measured_s[list(chosen)], kin=[self.kin[i] for i in chosen])
+        return Part(
+            graphs=[self.graphs[i] for i in chosen],
+            measured_s=self.measured_s[list(chosen)],
+            kin=[self.kin[i] for i in chosen],
+        )
 
     @property
     def base_s(self) -> Array:
@@ -73,7 +83,9 @@ def layer_wise(known: Part, asked: Part) -> Array:
 def graph_only(known: Part, asked: Part) -> Array:
     """No operator models: FLOPs, bytes and counts of the layers to the step time."""
     middle_s = float(np.exp(np.log(known.measured_s).mean()))
-    network, _ = train([_bare(graph, middle_s) for graph in known.graphs], known.measured_s, known.kin, bound=FREE)
+    network, _ = train(
+        [_bare(graph, middle_s) for graph in known.graphs], known.measured_s, known.kin, bound=FREE
+    )
     return middle_s * np.exp(network.log_factors([_bare(graph, middle_s) for graph in asked.graphs]))
 
 
@@ -108,7 +120,11 @@ def _bare(graph: LayerGraph, base_s: float) -> LayerGraph:
     columns = [NODE_COLUMNS.index(name) for name in NODE_COLUMNS if not name.endswith(("_time", "_share"))]
     share = np.expm1(graph.nodes[:, NODE_COLUMNS.index("bytes")])
     return dataclasses.replace(
-        graph, nodes=np.ascontiguousarray(graph.nodes[:, columns]), run=sizes, share=share / max(float(share.sum()), 1e-9), base_s=base_s
+        graph,
+        nodes=np.ascontiguousarray(graph.nodes[:, columns]),
+        run=sizes,
+        share=share / max(float(share.sum()), 1e-9),
+        base_s=base_s,
     )
 
 
@@ -125,7 +141,9 @@ def choose(method: str, known: Part, count: int, seed: int) -> list[int]:
     """Runs by their run-level features: for D-optimal a log-quadratic model of them."""
     sizes = np.array([sizes_of(graph) for graph in known.graphs], dtype=np.float64)
     columns = dict(zip((*RUN_COLUMNS[:2], *SIZES), (*known.columns[:, :2].T, *sizes.T), strict=True))
-    candidates = table_candidates(columns, known.base_s, [{"run": i} for i in range(len(known.graphs))], quadratic=True)
+    candidates = table_candidates(
+        columns, known.base_s, [{"run": i} for i in range(len(known.graphs))], quadratic=True
+    )
     return sorted(design(method, candidates, count=count, seed=seed).chosen.tolist())
 
 
@@ -135,11 +153,15 @@ def choose(method: str, known: Part, count: int, seed: int) -> list[int]:
 def study(runs: Sequence[Run], cache: Path | None) -> dict[str, list[list[float]]]:
     """Forecasts of the runs of all folds, for each method and seed, in the order of the measured times."""
     choices = [(method, count) for count in BUDGETS for method in ("random", "d-optimal")]
-    forecasts: dict[str, list[list[float]]] = {name: [[]] for name in ("fold", "measured", "low", "high", *METHODS, FULL)}
+    forecasts: dict[str, list[list[float]]] = {
+        name: [[]] for name in ("fold", "measured", "low", "high", *METHODS, FULL)
+    }
     forecasts.update({f"{method} {count}": [[] for _ in range(SEEDS)] for method, count in choices})
     for number, fold in enumerate(split_runs(runs, "leave-model-out")):
         assert fold.train is not None
-        predictor = ScaleDLPredictor(operators_without(frozenset(family(runs[i].job.workload.model) for i in fold.test), cache, number))
+        predictor = ScaleDLPredictor(
+            operators_without(frozenset(family(runs[i].job.workload.model) for i in fold.test), cache, number)
+        )
         known, asked = (part(predictor, [runs[i] for i in places]) for places in (fold.train, fold.test))
         forecasts["fold"][0] += [float(number)] * len(asked.graphs)
         forecasts["measured"][0] += asked.measured_s.tolist()
@@ -181,20 +203,40 @@ def report(forecasts: Mapping[str, list[list[float]]]) -> str:
     def errors(name: str, seed: int = 0) -> Array:
         return np.abs(np.array(forecasts[name][seed]) / measured - 1)
 
-    lines = [f"{len(measured)} runs, leave-model-out", "", "| what | MAPE | median | p90 |", "|---|---|---|---|"]
+    lines = [
+        f"{len(measured)} runs, leave-model-out",
+        "",
+        "| what | MAPE | median | p90 |",
+        "|---|---|---|---|",
+    ]
     for name in (*METHODS, FULL):
         error = errors(name)
-        lines.append(f"| {name} | {error.mean():.1%} | {np.median(error):.1%} | {np.quantile(error, 0.9):.1%} |")
+        lines.append(
+            f"| {name} | {error.mean():.1%} | {np.median(error):.1%} | {np.quantile(error, 0.9):.1%} |"
+        )
     inside = (np.array(forecasts["low"][0]) <= measured) & (measured <= np.array(forecasts["high"][0]))
-    fold, (plain, control, whole) = np.array(forecasts["fold"][0]), (errors(name) for name in (LAYERS, CONTROL, FULL))
-    by_fold = [(plain[fold == one].mean(), control[fold == one].mean(), whole[fold == one].mean()) for one in np.unique(fold)]
-    lines += ["", "MAPE by fold, layer-wise / control / full: " + ", ".join(" / ".join(f"{value:.1%}" for value in row) for row in by_fold)]
+    fold, (plain, control, whole) = (
+        np.array(forecasts["fold"][0]),
+        (errors(name) for name in (LAYERS, CONTROL, FULL)),
+    )
+    by_fold = [
+        (plain[fold == one].mean(), control[fold == one].mean(), whole[fold == one].mean())
+        for one in np.unique(fold)
+    ]
+    lines += [
+        "",
+        "MAPE by fold, layer-wise / control / full: "
+        + ", ".join(" / ".join(f"{value:.1%}" for value in row) for row in by_fold),
+    ]
     busy = np.array(forecasts[DEVICE][0]) > 0.9 * np.array(forecasts[LAYERS][0])
     for what, chosen in (("device", busy), ("host", ~busy)):
         means = " / ".join(f"{error[chosen].mean():.1%}" for error in (plain, control, whole))
         lines.append(f"The same on the {chosen.sum()} runs that the {what} bounds: {means}")
     lines += ["", f"80 % intervals of the full model hold {inside.mean():.0%} of the runs", ""]
-    lines += ["| runs to learn from | random, MAPE | random, median | D-optimal, MAPE | D-optimal, median |", "|---" * 5 + "|"]
+    lines += [
+        "| runs to learn from | random, MAPE | random, median | D-optimal, MAPE | D-optimal, median |",
+        "|---" * 5 + "|",
+    ]
     for count in BUDGETS:
         cells = []
         for method in ("random", "d-optimal"):
@@ -207,7 +249,9 @@ def report(forecasts: Mapping[str, list[list[float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=Path, default=Path("data/h200_steps.jsonl"))
     parser.add_argument("--cache", type=Path, help="folder that keeps the operator models of the folds")
     parser.add_argument("--results", type=Path, help="write every forecast (JSON)")

@@ -35,7 +35,9 @@ def speed(data: Path, cluster: str, names: list[str], counts: list[int]) -> bool
     """Whether the whole trace is simulated in time."""
     trace = read_trace(data / "traces" / "philly_sia_processed.csv.gz")
     machines, good = read_machines(cluster), True
-    print(f"{'policy':10} {'jobs':>8} {'seconds':>8} {'us/(n log n)':>13} {'peak MB':>8} {'average JCT s':>14}")
+    print(
+        f"{'policy':10} {'jobs':>8} {'seconds':>8} {'us/(n log n)':>13} {'peak MB':>8} {'average JCT s':>14}"
+    )
     for name in names:
         for count in counts:
             jobs = trace.jobs[:count] if count else trace.jobs
@@ -45,7 +47,8 @@ def speed(data: Path, cluster: str, names: list[str], counts: list[int]) -> bool
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             scaled = took / (len(jobs) * math.log2(len(jobs))) * 1e6
             print(
-                f"{name:10} {len(jobs):8,} {took:8.1f} {scaled:13.2f} {peak / 1e6:8.0f} {metrics(result).average_jct_s:14,.0f}", flush=True
+                f"{name:10} {len(jobs):8,} {took:8.1f} {scaled:13.2f} {peak / 1e6:8.0f} {metrics(result).average_jct_s:14,.0f}",
+                flush=True,
             )
             good &= took <= MOST_S and peak <= MOST_BYTES
     return good
@@ -55,7 +58,9 @@ def gavel(data: Path, seeds: int) -> bool:
     """Whether all are within 5 %."""
     folder, good = data / "traces", True
     table = ThroughputTable.load(folder / "gavel_simulation_throughputs.json.gz")
-    print(f"shares of time by {'ECOS, as in Gavel' if has_ecos() else 'our own solver; ECOS is not installed'}")
+    print(
+        f"shares of time by {'ECOS, as in Gavel' if has_ecos() else 'our own solver; ECOS is not installed'}"
+    )
     print(f"{'trace':32} {'policy':22} {'Gavel':>9} {'seed 0':>9} {'error':>7} {'mean':>9} {'spread':>7}")
     for row in csv.DictReader((folder / "gavel_reference.csv").read_text().splitlines()):
         counts = zip(("v100", "p100", "k80"), row["cluster_v100_p100_k80"].split(":"), strict=True)
@@ -64,7 +69,9 @@ def gavel(data: Path, seeds: int) -> bool:
         found = []
         for seed in range(seeds):
             policy = round_policy(row["policy"], seed)
-            result = Rounds(jobs, machines, policy, table, round_s=float(row["seconds_per_round"]), seed=seed).run()
+            result = Rounds(
+                jobs, machines, policy, table, round_s=float(row["seconds_per_round"]), seed=seed
+            ).run()
             found.append(metrics(result).average_jct_s)
         wanted = float(row["average_jct_s"])
         error = found[0] / wanted - 1
@@ -85,7 +92,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     given = parser.parse_args()
     if given.what == "speed":
-        good = speed(given.data, given.cluster, given.policy.split(","), [int(count) for count in given.jobs.split(",")])
+        good = speed(
+            given.data,
+            given.cluster,
+            given.policy.split(","),
+            [int(count) for count in given.jobs.split(",")],
+        )
     else:
         good = gavel(given.data, given.seeds)
     sys.exit(0 if good else 1)

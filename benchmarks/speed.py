@@ -55,15 +55,21 @@ MODELS = (
 
 
 def python(code: str, *arguments: str) -> str:
-    return subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def main() -> None:
-    print(f"{'model':14s} {'capture':>9s} {'at most':>8s} {'peak RSS':>10s} {'ops':>7s} {'distinct':>8s} {'forecast':>9s}")
+    print(
+        f"{'model':14s} {'capture':>9s} {'at most':>8s} {'peak RSS':>10s} {'ops':>7s} {'distinct':>8s} {'forecast':>9s}"
+    )
     for name, options, limit in MODELS:
         took, rss, ops, distinct = json.loads(python(CAPTURE, name, json.dumps(options)))
         forecast = json.loads(python(FORECAST, name, json.dumps(options)))
-        print(f"{name:14s} {took:7.2f} s {limit:6.1f} s {rss / 2**30:6.2f} GiB {ops:7,d} {distinct:8,d} {forecast * 1e3:6.1f} ms")
+        print(
+            f"{name:14s} {took:7.2f} s {limit:6.1f} s {rss / 2**30:6.2f} GiB {ops:7,d} {distinct:8,d} {forecast * 1e3:6.1f} ms"
+        )
     command = [str(Path(sys.executable).parent / "foretrain"), "predict", "resnet50", "--device", "h100"]
     subprocess.run(command, check=True, capture_output=True)
     walls = []
@@ -71,7 +77,9 @@ def main() -> None:
         start = time.perf_counter()
         subprocess.run(command, check=True, capture_output=True)
         walls.append(time.perf_counter() - start)
-    print(f"foretrain predict resnet50, cached graph, imports included: {sorted(walls)[2]:.2f} s wall (at most 0.5 s)")
+    print(
+        f"foretrain predict resnet50, cached graph, imports included: {sorted(walls)[2]:.2f} s wall (at most 0.5 s)"
+    )
     many(1000)
 
 
@@ -89,7 +97,14 @@ def many(count: int) -> None:
             for i in range(count)
         ]
         path.write_text("\n".join(map(json.dumps, lines)))
-        command = [str(Path(sys.executable).parent / "foretrain"), "predict", "--jobs", str(path), "--out", str(Path(folder) / "out.jsonl")]
+        command = [
+            str(Path(sys.executable).parent / "foretrain"),
+            "predict",
+            "--jobs",
+            str(path),
+            "--out",
+            str(Path(folder) / "out.jsonl"),
+        ]
         start = time.perf_counter()
         subprocess.run(command, check=True, capture_output=True)
         print(f"foretrain predict --jobs: {count / (time.perf_counter() - start):.0f} jobs/s")

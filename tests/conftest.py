@@ -2,5 +2,7 @@
 
 from hypothesis import settings
 
-settings.register_profile("foretrain", deadline=None)  # machines that run tests in parallel are slow now and then
+settings.register_profile(
+    "foretrain", deadline=None
+)  # machines that run tests in parallel are slow now and then
 settings.load_profile("foretrain")

@@ -45,11 +45,25 @@ BERT = {
 
 
 def _text(batch: int, precision: str = "bf16", **more: Any) -> dict[str, Any]:
-    return {"global_batch": batch, "sequence": 1024, "precision": precision, "optimizer": "adamw", "steps": 1000, **more}
+    return {
+        "global_batch": batch,
+        "sequence": 1024,
+        "precision": precision,
+        "optimizer": "adamw",
+        "steps": 1000,
+        **more,
+    }
 
 
 def _images(batch: int, precision: str = "amp-bf16", **more: Any) -> dict[str, Any]:
-    return {"global_batch": batch, "image": 224, "precision": precision, "samples": 1281167, "epochs": 90, **more}
+    return {
+        "global_batch": batch,
+        "image": 224,
+        "precision": precision,
+        "samples": 1281167,
+        "epochs": 90,
+        **more,
+    }
 
 
 def _node(name: str, nodes: int = 1) -> dict[str, Any]:
@@ -147,12 +161,16 @@ def figures(predictor: str, job: Job) -> dict[str, float]:
     return result | {f"memory: {name}": float(size) for name, size in forecast.memory_by_category.items()}
 
 
-def differences(old: Mapping[str, float], new: Mapping[str, float], tolerance: float) -> dict[str, tuple[float | None, float | None]]:
+def differences(
+    old: Mapping[str, float], new: Mapping[str, float], tolerance: float
+) -> dict[str, tuple[float | None, float | None]]:
     """Figures that appear, vanish, or change by more than ``tolerance`` of their size."""
     return {
         name: (old.get(name), new.get(name))
         for name in sorted({*old, *new})
-        if name not in old or name not in new or abs(old[name] - new[name]) > tolerance * max(abs(old[name]), abs(new[name]))
+        if name not in old
+        or name not in new
+        or abs(old[name] - new[name]) > tolerance * max(abs(old[name]), abs(new[name]))
     }
 
 

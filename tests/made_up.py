@@ -30,10 +30,14 @@ def spec(*shape: int, dtype: str = "float32", strides: tuple[int, ...] | None = 
     return TensorSpec(shape, dtype, strides)
 
 
-def call(name: str, *inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = (), launches: bool = True, **args: Any) -> Operator:
+def call(
+    name: str, *inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = (), launches: bool = True, **args: Any
+) -> Operator:
     outputs = outputs or inputs[:1]
     read, written = (sum(one.size_bytes for one in some) for some in (inputs, outputs))
-    return Operator(name, "default", inputs, outputs, args, flops(name, args, inputs, outputs), read, written, launches)
+    return Operator(
+        name, "default", inputs, outputs, args, flops(name, args, inputs, outputs), read, written, launches
+    )
 
 
 def product(m: int, k: int, n: int, dtype: str = "float32") -> Operator:
@@ -41,7 +45,11 @@ def product(m: int, k: int, n: int, dtype: str = "float32") -> Operator:
 
 
 def measured(
-    operator: Operator, factor: float, device: Device = H200, precision: str = "fp32", families: str = "resnet"
+    operator: Operator,
+    factor: float,
+    device: Device = H200,
+    precision: str = "fp32",
+    families: str = "resnet",
 ) -> MeasuredOperator:
     """An operator that takes its roofline times a factor."""
     key = operator_key(operator.name, operator.inputs, operator.args, matmul_precision(operator, precision))
@@ -94,13 +102,24 @@ def convolutions(batch, width, depth=4):
 """
 
 
-def job(base: Path, model: str = "mlp", batch: int = 4096, width: int = 2048, device: str = "a100-sxm-80gb", **training: Any) -> Job:
+def job(
+    base: Path,
+    model: str = "mlp",
+    batch: int = 4096,
+    width: int = 2048,
+    device: str = "a100-sxm-80gb",
+    **training: Any,
+) -> Job:
     section = {"source": "python", "name": f"models.py:{model}", "args": {"width": width}}
     cluster = {"device": device, **({"cores_per_device": 4} if device == "cpu" else {})}
-    return Job.read({"model": section, "training": {"global_batch": batch, **training}, "cluster": cluster}, base=base)
+    return Job.read(
+        {"model": section, "training": {"global_batch": batch, **training}, "cluster": cluster}, base=base
+    )
 
 
-def measure(job: Job, factor: float, predictor: DeletePopPredictor | None = None, times: Mapping[str, Any] = TIMES) -> Run:
+def measure(
+    job: Job, factor: float, predictor: DeletePopPredictor | None = None, times: Mapping[str, Any] = TIMES
+) -> Run:
     """A run that takes what the predictor says, times a factor."""
     forecast = (predictor or DeletePopPredictor()).predict(job)
     return Run(job=job, measured={time: factor * forecast[time].median for time in times})

@@ -24,15 +24,30 @@ def job(stages: int = 4, *, framework: str = "megatron", batch: int = 64, tensor
 def memory(stages: int) -> tuple[RankMemory, ...]:
     """Each stage holds less than the one before it."""
     return tuple(
-        RankMemory(stage=i, by_category={"weights": 4 * GIB, "optimizer_state": 2 * GIB, "activations": (stages - i) * GIB, "buffers": 0})
+        RankMemory(
+            stage=i,
+            by_category={
+                "weights": 4 * GIB,
+                "optimizer_state": 2 * GIB,
+                "activations": (stages - i) * GIB,
+                "buffers": 0,
+            },
+        )
         for i in range(stages)
     )
 
 
 def pipeline(stages: int, micro_batches: int, schedule: str = "1f1b") -> Step:
-    works = [StageWork(forward_s=(0.010 + 0.001 * i,), backward_s=(0.020,), tail_s=0.005) for i in range(stages)]
+    works = [
+        StageWork(forward_s=(0.010 + 0.001 * i,), backward_s=(0.020,), tail_s=0.005) for i in range(stages)
+    ]
     time_s, busiest, slots = play_pipeline(works, micro_batches, 0.0005, schedule)
-    parts = {"computing_s": busiest * 0.8, "exposed_s": busiest * 0.2, "bubble_s": time_s - busiest, "host_s": 0.0}
+    parts = {
+        "computing_s": busiest * 0.8,
+        "exposed_s": busiest * 0.2,
+        "bubble_s": time_s - busiest,
+        "host_s": 0.0,
+    }
     return Step(time_s=time_s * 1.02, straggler_s=time_s * 0.02, slots=slots, **parts)
 
 
@@ -45,7 +60,9 @@ def rank(micro_batches: int = 2, blocks: int = 3) -> Step:
     return play_rank(work, micro_batches)
 
 
-def forecast(of: Job | None = None, step: Step | None = None, ranks: Sequence[RankMemory] | None = None) -> Forecast:
+def forecast(
+    of: Job | None = None, step: Step | None = None, ranks: Sequence[RankMemory] | None = None
+) -> Forecast:
     """The step of a job, with the memory of the last stage as the quantities, which is what megatron logs."""
     of = of or job()
     step = step or pipeline(of.plan.pipeline, of.accumulation)

@@ -17,7 +17,9 @@ from test_ray_models import blind, job, run, step_s
 
 
 def runs(**training: Any) -> list[Run]:
-    return [run(job(workers, batch, samples=64_000, **training)) for workers in (1, 2, 4, 8) for batch in (8, 16)]
+    return [
+        run(job(workers, batch, samples=64_000, **training)) for workers in (1, 2, 4, 8) for batch in (8, 16)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,9 @@ def test_the_cheapest_in_time_comes_first(learned: RayModelsPredictor) -> None:
     told = advice.advise(learned, jobs, deadline_s=2.0 * min(map(total_s, jobs)))
     in_time = [option for option in told.options if option.late <= told.risk]
     assert told.best is told.options[0]
-    assert [option.cost.median for option in in_time if option.cost] == sorted(option.cost.median for option in in_time if option.cost)
+    assert [option.cost.median for option in in_time if option.cost] == sorted(
+        option.cost.median for option in in_time if option.cost
+    )
     assert all(option.late > told.risk for option in told.options[len(in_time) :])
 
 
@@ -60,13 +64,18 @@ def test_nothing_in_time_is_said(learned: RayModelsPredictor) -> None:
 def test_wishes_decide_on_workers_data_and_batch() -> None:
     wishes = advice.Wishes(samples=(1000, 2000), epochs=3, workers=(2, 4), batch=64)
     jobs, _ = advice.candidates(advice.template(runs()), runs(), wishes)
-    found = {(one.cluster.world_size, one.workload.training.samples, one.workload.training.global_batch) for one in jobs}
+    found = {
+        (one.cluster.world_size, one.workload.training.samples, one.workload.training.global_batch)
+        for one in jobs
+    }
     assert found == {(workers, samples, 64) for workers in (2, 4) for samples in (1000, 2000)}
     assert {one.workload.training.epochs for one in jobs} == {3}
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_its_reason() -> None:
-    jobs, refused = advice.candidates(advice.template(runs()), runs(), advice.Wishes(workers=(2, 3), batch=64))
+    jobs, refused = advice.candidates(
+        advice.template(runs()), runs(), advice.Wishes(workers=(2, 3), batch=64)
+    )
     assert [one.cluster.world_size for one in jobs] == [2]
     assert refused == {"3 workers on cpu": "training.global_batch: 64 does not divide over plan.data = 3"}
 
@@ -79,14 +88,20 @@ def test_instances_are_filled_or_used_in_part() -> None:
     known = [Run(job=gpu, measured={"step_time_s": 1.0})]
     wishes = advice.Wishes(workers=(1, 4, 6, 8), instances=("g4dn.xlarge", "g4dn.12xlarge"))
     jobs, _ = advice.candidates(gpu, known, wishes)
-    found = {(one.cluster.world_size, one.cluster.nodes, one.cluster.groups[0].node.name) for one in jobs if one.cluster.groups[0].node}
+    found = {
+        (one.cluster.world_size, one.cluster.nodes, one.cluster.groups[0].node.name)
+        for one in jobs
+        if one.cluster.groups[0].node
+    }
     small = {(count, count, "g4dn.xlarge") for count in (1, 4, 6, 8)}
     assert found == small | {(1, 1, "g4dn.12xlarge"), (4, 1, "g4dn.12xlarge"), (8, 2, "g4dn.12xlarge")}
 
 
 def test_several_models_need_a_choice() -> None:
     several = [*runs(), run(job(name="model.py:other"))]
-    with pytest.raises(InputError, match=r"^model: the runs are of 2 models; choose one of model.py:net, model.py:other$"):
+    with pytest.raises(
+        InputError, match=r"^model: the runs are of 2 models; choose one of model.py:net, model.py:other$"
+    ):
         advice.template(several)
     assert advice.template(several, "model.py:other").workload.model.label == "model.py:other"
 

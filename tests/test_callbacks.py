@@ -150,7 +150,9 @@ def test_a_short_batch_counts_but_is_not_timed(job_file: Path, clock: Clock) -> 
     assert run.provenance["steps"] == 6
 
 
-def test_a_training_of_another_length_than_the_job_says_has_no_total_time(job_file: Path, clock: Clock) -> None:
+def test_a_training_of_another_length_than_the_job_says_has_no_total_time(
+    job_file: Path, clock: Clock
+) -> None:
     own = recorder(job_file, clock)
     own.begin()
     take(own, clock, *[0.1] * 12)
@@ -161,7 +163,9 @@ def test_a_training_of_another_length_than_the_job_says_has_no_total_time(job_fi
 
 
 def test_a_job_without_a_length_gets_that_of_the_training(tmp_path: Path, clock: Clock) -> None:
-    own = recorder(make_job("resnet18", device="cpu", cores_per_device=1, batch=4), clock, tmp_path / "runs.jsonl")
+    own = recorder(
+        make_job("resnet18", device="cpu", cores_per_device=1, batch=4), clock, tmp_path / "runs.jsonl"
+    )
     own.begin()
     take(own, clock, *[0.1] * 12)
     own.end()
@@ -171,7 +175,9 @@ def test_a_job_without_a_length_gets_that_of_the_training(tmp_path: Path, clock:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory"), SystemExit(1)])
-def test_a_training_that_fails_is_recorded_as_far_as_it_went(job_file: Path, clock: Clock, error: BaseException) -> None:
+def test_a_training_that_fails_is_recorded_as_far_as_it_went(
+    job_file: Path, clock: Clock, error: BaseException
+) -> None:
     def train() -> None:
         with recorder(job_file, clock) as own:
             take(own, clock, *[0.1] * 6)
@@ -253,7 +259,9 @@ def test_a_models_path_starts_at_the_runs_file(job_file: Path, clock: Clock) -> 
 
 
 @pytest.mark.parametrize("name", ["file/runs.jsonl", "folder", "runs.jsonl.zst"])
-def test_a_target_that_cannot_be_written_is_told_before_the_training(job_file: Path, clock: Clock, name: str) -> None:
+def test_a_target_that_cannot_be_written_is_told_before_the_training(
+    job_file: Path, clock: Clock, name: str
+) -> None:
     (job_file.parent / "file").write_text("")
     (job_file.parent / "folder").mkdir()
     with pytest.raises(InputError, match=name.split("/")[0]):
@@ -331,8 +339,12 @@ def test_on_a_gpu_steps_are_timed_from_idle_to_idle_and_now_and_then_only(
 # The forecast
 
 
-def test_predicted_and_actual_time_left_stand_side_by_side(job_file: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "expected", lambda job, predictor: {"step_time_s": Estimate(0.25, 0.2, 0.4)})
+def test_predicted_and_actual_time_left_stand_side_by_side(
+    job_file: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        recording, "expected", lambda job, predictor: {"step_time_s": Estimate(0.25, 0.2, 0.4)}
+    )
     lines: list[str] = []
     own = recorder(job_file, clock, predictor="deletepop", show=lines.append, every_s=1.0)
     own.begin()
@@ -347,7 +359,9 @@ def test_predicted_and_actual_time_left_stand_side_by_side(job_file: Path, clock
     assert lines[-1].startswith("20 steps, 300 ms a step (forecast 250 ms), 5.4 s in all; recorded in ")
 
 
-def test_a_forecast_that_fails_is_a_warning_and_the_run_is_recorded(job_file: Path, clock: Clock, warnings: Warnings) -> None:
+def test_a_forecast_that_fails_is_a_warning_and_the_run_is_recorded(
+    job_file: Path, clock: Clock, warnings: Warnings
+) -> None:
     own = recorder(job_file, clock, predictor="crystal-ball")
     own.begin()
     take(own, clock, *[0.1] * 20)
@@ -358,7 +372,9 @@ def test_a_forecast_that_fails_is_a_warning_and_the_run_is_recorded(job_file: Pa
     assert only_run(job_file.parent / "runs.jsonl").measured["step_time_s"] == pytest.approx(0.1)
 
 
-def test_a_screen_that_fails_does_not_stop_the_training(job_file: Path, clock: Clock, warnings: Warnings) -> None:
+def test_a_screen_that_fails_does_not_stop_the_training(
+    job_file: Path, clock: Clock, warnings: Warnings
+) -> None:
     def show(line: str) -> None:
         raise OSError("the terminal is gone")
 
@@ -380,7 +396,10 @@ def test_the_forecast_is_that_of_predict_and_runs_are_scored(job_file: Path, clo
     scored = {row.quantity: row for row in evaluate([path], predictors=["roofline"]).runs}
     assert scored["step_time_s"].predicted == pytest.approx(own.forecast["step_time_s"].median)
     assert scored["total_time_s"].measured == pytest.approx(2.0)
-    assert run.provenance["forecast"] == {"predictor": "roofline", "step_time_s": own.forecast["step_time_s"].median}
+    assert run.provenance["forecast"] == {
+        "predictor": "roofline",
+        "step_time_s": own.forecast["step_time_s"].median,
+    }
 
 
 def test_a_forecast_that_takes_too_long_is_given_up() -> None:
@@ -408,10 +427,17 @@ raise RuntimeError("half way")
 """
 
 
-@pytest.mark.parametrize(("how", "code", "said"), [("term", -15, "SIGTERM"), ("fail", 1, "the training did not end")])
+@pytest.mark.parametrize(
+    ("how", "code", "said"), [("term", -15, "SIGTERM"), ("fail", 1, "the training did not end")]
+)
 def test_a_process_that_ends_leaves_its_run(job_file: Path, how: str, code: int, said: str) -> None:
     runs = job_file.parent / "runs.jsonl"
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(runs), str(job_file), how], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(runs), str(job_file), how],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == code, done.stderr
     run = only_run(runs)
     assert run.provenance["interrupted"] == said
@@ -460,7 +486,10 @@ def test_what_the_driver_says_is_found_in_the_catalogue(driver: str, memory_gib:
 
 
 def test_a_gpu_that_is_not_in_the_catalogue_is_one_line() -> None:
-    with pytest.raises(InputError, match=r"cluster\.device: the GPU 'NVIDIA A100 MIG 1g\.5gb' with 5 GiB is not in the catalogue"):
+    with pytest.raises(
+        InputError,
+        match=r"cluster\.device: the GPU 'NVIDIA A100 MIG 1g\.5gb' with 5 GiB is not in the catalogue",
+    ):
         device_name("NVIDIA A100 MIG 1g.5gb", 4.75 * 2**30)
 
 
@@ -493,10 +522,18 @@ def test_what_a_job_leaves_out_is_filled_in() -> None:
 
 
 def test_what_a_job_says_stands() -> None:
-    tables = {"model": {"source": "timm", "name": "resnet18"}, "training": {"optimizer": "sgd", "steps": 7}, "cluster": {"device": "h100"}}
+    tables = {
+        "model": {"source": "timm", "name": "resnet18"},
+        "training": {"optimizer": "sgd", "steps": 7},
+        "cluster": {"device": "h100"},
+    }
     job = whole_job(Given.read(tables), FOUND)
     assert job.workload.training.optimizer == "sgd"
-    assert (job.workload.training.steps, job.workload.training.epochs, job.workload.training.samples) == (7, None, 640)
+    assert (job.workload.training.steps, job.workload.training.epochs, job.workload.training.samples) == (
+        7,
+        None,
+        640,
+    )
     assert job.cluster.device.name == "h100-sxm-80gb"
     assert job.cluster.world_size == 1
 
@@ -509,8 +546,12 @@ def test_a_whole_job_is_taken_as_it_is_but_for_its_length() -> None:
     assert job.workload.training.samples == 640
 
 
-def test_a_job_that_contradicts_the_training_is_told(tmp_path: Path, clock: Clock, warnings: Warnings) -> None:
-    recorder(make_job("resnet18", device="cpu", cores_per_device=2, batch=8), clock, tmp_path / "runs.jsonl").begin(FOUND)
+def test_a_job_that_contradicts_the_training_is_told(
+    tmp_path: Path, clock: Clock, warnings: Warnings
+) -> None:
+    recorder(
+        make_job("resnet18", device="cpu", cores_per_device=2, batch=8), clock, tmp_path / "runs.jsonl"
+    ).begin(FOUND)
     assert warnings[0].startswith("training.global_batch: the job says 8, the training uses 64")
     assert warnings[1].startswith("cluster: the job has 1 devices, the training uses 2")
 
@@ -525,7 +566,9 @@ def test_a_job_that_contradicts_the_training_is_told(tmp_path: Path, clock: Cloc
         ({"modle": {}}, "modle"),
     ],
 )
-def test_a_job_that_cannot_be_completed_is_one_line(tmp_path: Path, clock: Clock, job: Any, message: str) -> None:
+def test_a_job_that_cannot_be_completed_is_one_line(
+    tmp_path: Path, clock: Clock, job: Any, message: str
+) -> None:
     found = (
         {"training": {"global_batch": 4}}
         if not (isinstance(job, dict) and "modle" in job)

@@ -38,7 +38,10 @@ def pl() -> Any:
 @pytest.fixture
 def job(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "net.py").write_text(MODEL)
-    return {"model": {"source": "python", "name": str(tmp_path / "net.py:net")}, "training": {"image": 8, "classes": 10}}
+    return {
+        "model": {"source": "python", "name": str(tmp_path / "net.py:net")},
+        "training": {"image": 8, "classes": 10},
+    }
 
 
 @pytest.fixture
@@ -46,7 +49,9 @@ def fit(pl: Any, tmp_path: Path) -> Callable[..., None]:
     class Net(pl.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self, fail_at: int | None) -> None:
             super().__init__()
-            self.net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+            self.net = torch.nn.Sequential(
+                torch.nn.Flatten(), torch.nn.Linear(192, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10)
+            )
             self.fail_at = fail_at
 
         def training_step(self, batch: Any, index: int) -> Any:
@@ -62,8 +67,15 @@ def fit(pl: Any, tmp_path: Path) -> Callable[..., None]:
 
         own = ForetrainCallback(tmp_path / "runs.jsonl", job, predictor=predictor, show=lambda line: None)
         data = torch.utils.data.TensorDataset(torch.randn(160, 3, 8, 8), torch.randint(0, 10, (160,)))
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-        trainer = pl.Trainer(accelerator="cpu", max_epochs=2, callbacks=[own], default_root_dir=tmp_path, **quiet, **options)
+        quiet = {
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        }
+        trainer = pl.Trainer(
+            accelerator="cpu", max_epochs=2, callbacks=[own], default_root_dir=tmp_path, **quiet, **options
+        )
         trainer.fit(Net(fail_at), torch.utils.data.DataLoader(data, batch_size=8))
 
     return run
@@ -74,20 +86,33 @@ def only_run(path: Path) -> Run:
     return run
 
 
-def test_a_training_is_recorded_and_scored(fit: Callable[..., None], job: dict[str, Any], tmp_path: Path) -> None:
+def test_a_training_is_recorded_and_scored(
+    fit: Callable[..., None], job: dict[str, Any], tmp_path: Path
+) -> None:
     fit(job, accumulate_grad_batches=2)
     run = only_run(tmp_path / "runs.jsonl")
     training = run.job.workload.training
-    assert (training.global_batch, training.optimizer, training.precision, training.image) == (16, "adamw", "fp32", 8)
+    assert (training.global_batch, training.optimizer, training.precision, training.image) == (
+        16,
+        "adamw",
+        "fp32",
+        8,
+    )
     assert (training.samples, training.epochs, run.job.micro_batch) == (160, 2, 8)
     assert run.provenance["steps"] == training.total_steps == 20
     assert run.provenance["framework"].startswith("lightning ")
     assert run.measured["step_time_s"] < run.measured["epoch_time_s"] < run.measured["total_time_s"]
-    [scored] = [row for row in evaluate([tmp_path / "runs.jsonl"], predictors=["roofline"]).runs if row.quantity == "step_time_s"]
+    [scored] = [
+        row
+        for row in evaluate([tmp_path / "runs.jsonl"], predictors=["roofline"]).runs
+        if row.quantity == "step_time_s"
+    ]
     assert scored.measured == run.measured["step_time_s"]
 
 
-def test_a_training_that_fails_is_recorded_at_once(fit: Callable[..., None], job: dict[str, Any], tmp_path: Path) -> None:
+def test_a_training_that_fails_is_recorded_at_once(
+    fit: Callable[..., None], job: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.raises(RuntimeError, match="no more"):
         fit(job, fail_at=9)
     run = only_run(tmp_path / "runs.jsonl")
@@ -96,7 +121,9 @@ def test_a_training_that_fails_is_recorded_at_once(fit: Callable[..., None], job
     assert "total_time_s" not in run.measured
 
 
-def test_a_training_in_steps_has_a_job_in_steps(fit: Callable[..., None], job: dict[str, Any], tmp_path: Path) -> None:
+def test_a_training_in_steps_has_a_job_in_steps(
+    fit: Callable[..., None], job: dict[str, Any], tmp_path: Path
+) -> None:
     fit(job, max_steps=7)
     run = only_run(tmp_path / "runs.jsonl")
     assert run.job.workload.training.steps == 7
@@ -112,13 +139,17 @@ def test_a_forecast_that_fails_only_warns(
     assert "total_time_s" in only_run(tmp_path / "runs.jsonl").measured
 
 
-def test_a_job_without_a_model_is_one_line_before_the_training(fit: Callable[..., None], tmp_path: Path) -> None:
+def test_a_job_without_a_model_is_one_line_before_the_training(
+    fit: Callable[..., None], tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match="job: missing; say which model is trained"):
         fit({"training": {"image": 8}})
     assert not (tmp_path / "runs.jsonl").exists()
 
 
-def test_the_callback_is_one_of_lightnings_and_can_be_sent_to_another_process(pl: Any, job: dict[str, Any], tmp_path: Path) -> None:
+def test_the_callback_is_one_of_lightnings_and_can_be_sent_to_another_process(
+    pl: Any, job: dict[str, Any], tmp_path: Path
+) -> None:
     from foretrain.callbacks.lightning import ForetrainCallback
 
     own = ForetrainCallback(tmp_path / "runs.jsonl", job, predictor=None)

@@ -36,7 +36,9 @@ def cluster() -> Iterator[None]:
     """A cluster of its own, whatever other one may be running here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.3")
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(
+            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+        )
         yield
         ray.shutdown()
 
@@ -57,14 +59,18 @@ def training_function() -> Any:
         import torch
         from ray.train.torch import prepare_model
 
-        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+        net = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(192, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10)
+        )
         model = prepare_model(net)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         for _ in range(5):
             for _ in range(4):
                 time.sleep(config["sleep_s"])
                 optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(torch.randn(8, 3, 8, 8)), torch.randint(0, 10, (8,))).backward()
+                torch.nn.functional.cross_entropy(
+                    model(torch.randn(8, 3, 8, 8)), torch.randint(0, 10, (8,))
+                ).backward()
                 optimizer.step()
             ray.train.report({})
 
@@ -92,7 +98,9 @@ def only_run(path: Path) -> Run:
     return run
 
 
-def test_two_workers_train_and_the_run_is_recorded_and_scored(cluster: None, tmp_path: Path, job: dict[str, Any]) -> None:
+def test_two_workers_train_and_the_run_is_recorded_and_scored(
+    cluster: None, tmp_path: Path, job: dict[str, Any]
+) -> None:
     fit(tmp_path, job)
     run = only_run(tmp_path / "runs.jsonl")
     assert run.job.plan.data == 2
@@ -102,7 +110,11 @@ def test_two_workers_train_and_the_run_is_recorded_and_scored(cluster: None, tmp
     assert run.provenance["timed_reports"] == 4
     assert SLEEP_S <= run.measured["step_time_s"] < run.measured["total_time_s"]
     assert "interrupted" not in run.provenance
-    [scored] = [row for row in evaluate([tmp_path / "runs.jsonl"], predictors=["roofline"]).runs if row.quantity == "step_time_s"]
+    [scored] = [
+        row
+        for row in evaluate([tmp_path / "runs.jsonl"], predictors=["roofline"]).runs
+        if row.quantity == "step_time_s"
+    ]
     assert scored.measured == run.measured["step_time_s"]
 
 
@@ -110,7 +122,9 @@ class GoneWorkers:
     """What the controller sees of two workers that were lost."""
 
     def get_workers(self) -> list[Any]:
-        return [SimpleNamespace(resources={"CPU": 1.0}, metadata=SimpleNamespace(node_id="a")) for _ in range(2)]
+        return [
+            SimpleNamespace(resources={"CPU": 1.0}, metadata=SimpleNamespace(node_id="a")) for _ in range(2)
+        ]
 
     def execute_single(self, rank: int, function: Any, *args: Any) -> Any:
         return function(*args)
@@ -125,13 +139,17 @@ def test_a_training_whose_workers_are_lost_is_recorded_with_the_times_that_they_
     from foretrain.callbacks.ray_train import ForetrainCallback
 
     workers = GoneWorkers()
-    own = ForetrainCallback(tmp_path / "runs.jsonl", job, predictor=None, steps_per_report=4, time_key="seconds")
+    own = ForetrainCallback(
+        tmp_path / "runs.jsonl", job, predictor=None, steps_per_report=4, time_key="seconds"
+    )
     own.after_worker_group_start(workers)
     own.after_worker_group_training_start(workers)
     for _ in range(3):
         own.after_report(None, [{"seconds": 0.1}, {"seconds": 0.15}])
     own.before_worker_group_shutdown(workers)
-    own.after_controller_finish(SimpleNamespace(error=SimpleNamespace(worker_failures={1: ValueError("no more")})))
+    own.after_controller_finish(
+        SimpleNamespace(error=SimpleNamespace(worker_failures={1: ValueError("no more")}))
+    )
     run = only_run(tmp_path / "runs.jsonl")
     assert run.job.plan.data == 2
     assert run.measured["step_time_s"] == pytest.approx(0.125)

@@ -23,7 +23,16 @@ from foretrain.errors import InputError
 from foretrain.job import read_runs
 from foretrain.measure import campaign as campaigns
 from foretrain.measure.backends import Backend, CellFailed, Local, backend
-from foretrain.measure.campaign import Cell, Grid, Summary, cells, read_campaign, read_grid, run_campaign, spread
+from foretrain.measure.campaign import (
+    Cell,
+    Grid,
+    Summary,
+    cells,
+    read_campaign,
+    read_grid,
+    run_campaign,
+    spread,
+)
 from foretrain.measure.resources import FIGURES, RESOURCES
 from foretrain.measure.tasks import Protocol, Task, shards
 
@@ -106,11 +115,15 @@ def first(folder: Path) -> Result:
         models = ["tiny.py:dies"]
         """
     )
-    return run(str(folder / "grid.toml"), "--out", str(folder / "runs.jsonl"), "--seconds", "0.3", "--period", "20ms")
+    return run(
+        str(folder / "grid.toml"), "--out", str(folder / "runs.jsonl"), "--seconds", "0.3", "--period", "20ms"
+    )
 
 
 def small(folder: Path, *models: str, home: Path | None = None, **dimensions: Any) -> list[Cell]:
-    grid = read_grid({"models": [f"tiny.py:{model}" for model in models], "batch": 16, "workers": 2, **dimensions})
+    grid = read_grid(
+        {"models": [f"tiny.py:{model}" for model in models], "batch": 16, "workers": 2, **dimensions}
+    )
     return cells([grid], make_job, base=folder, home=home or folder)
 
 
@@ -130,7 +143,11 @@ def test_runs_carry_times_and_resources(first: Result, folder: Path) -> None:
     assert set(runs) == {"allreduce", "ps"}
     for one in runs.values():
         measured, about = one.measured, one.provenance
-        assert (one.job.plan.data, one.job.cluster.device.cores, one.job.workload.training.global_batch) == (2, 1, 16)
+        assert (one.job.plan.data, one.job.cluster.device.cores, one.job.workload.training.global_batch) == (
+            2,
+            1,
+            16,
+        )
         assert measured["step_time_s"] > 0
         assert measured["step_time_without_sync_s"] > 0
         assert measured["samples_per_s"] == pytest.approx(16 / measured["step_time_s"])
@@ -139,24 +156,37 @@ def test_runs_carry_times_and_resources(first: Result, folder: Path) -> None:
         assert measured["network_tx_bytes_per_s"] > 0
         assert about["epoch"] == "timed: 4 steps"
         assert about["torch"]
-        assert set(about["resources"]["figures"]) == {f"{name}_{figure}" for name in RESOURCES for figure in FIGURES}
+        assert set(about["resources"]["figures"]) == {
+            f"{name}_{figure}" for name in RESOURCES for figure in FIGURES
+        }
         assert about["resources"]["series"]["ends_s"]
         assert "all processes" in about["resources"]["interface_counts"]
     assert runs["ps"].job.plan.servers == 1
-    assert set(runs["ps"].provenance["resources"]["server_figures"]) == set(runs["ps"].provenance["resources"]["figures"])
+    assert set(runs["ps"].provenance["resources"]["server_figures"]) == set(
+        runs["ps"].provenance["resources"]["figures"]
+    )
 
 
 def test_parameter_servers_train_as_all_reduce_does(first: Result, folder: Path) -> None:
     """Three processes are two workers and a server: step by step they have the losses of two workers that all-reduce."""
     for rank in (0, 1):
-        reduced, served = ([float(line) for line in (folder / f"loss-{world}-{rank}").read_text().split()[:6]] for world in (2, 3))
+        reduced, served = (
+            [float(line) for line in (folder / f"loss-{world}-{rank}").read_text().split()[:6]]
+            for world in (2, 3)
+        )
         assert served == pytest.approx(reduced, rel=1e-4)
         assert reduced[1] > reduced[-1]
 
 
 def test_cells_in_the_file_are_not_measured_again(first: Result, folder: Path) -> None:
     again = run(
-        str(folder / "grid.toml"), "--out", str(folder / "runs.jsonl"), "--models", f"{folder / 'tiny.py'}:net", "--sync", "allreduce,ps"
+        str(folder / "grid.toml"),
+        "--out",
+        str(folder / "runs.jsonl"),
+        "--models",
+        f"{folder / 'tiny.py'}:net",
+        "--sync",
+        "allreduce,ps",
     )
     assert again.exit_code == 0, again.output
     assert "0 measured, 0 failed, 4 known before" in again.stderr
@@ -194,7 +224,18 @@ def test_a_worker_that_hangs_is_given_up(folder: Path) -> None:
 
 def test_ctrl_c_ends_the_workers_and_keeps_what_is_done(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(MODELS)
-    words = ["--models", "tiny.py:net,tiny.py:hangs", "--workers", "1", "--batch", "16", "--seconds", "0.1", "--out", "runs.jsonl"]
+    words = [
+        "--models",
+        "tiny.py:net,tiny.py:hangs",
+        "--workers",
+        "1",
+        "--batch",
+        "16",
+        "--seconds",
+        "0.1",
+        "--out",
+        "runs.jsonl",
+    ]
     command = [sys.executable, "-m", "foretrain.cli", "measure", "campaign", *words]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     for _ in _until(60):
@@ -222,10 +263,15 @@ def _gone(pid: int) -> bool:
     return any(not status.exists() or "State:\tZ" in status.read_text() for _ in _until(10))
 
 
-def test_without_torch_no_worker_starts(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_no_worker_starts(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Local() as local, pytest.raises(CellFailed, match=r"no worker could be started: .*No module named 'torch'"):
+    with (
+        Local() as local,
+        pytest.raises(CellFailed, match=r"no worker could be started: .*No module named 'torch'"),
+    ):
         local.run(small(folder, "net")[0].task(QUICK, "lo", 60))
 
 
@@ -266,12 +312,18 @@ def test_failures_are_said_and_tried_again_when_asked(folder: Path, tmp_path: Pa
     said: list[str] = []
     moved: list[tuple[int, int]] = []
     out, wanted = tmp_path / "runs.jsonl", small(folder, "net", "dies", home=tmp_path)
-    summary = run_campaign(wanted, out, Pretending(fails="dies"), say=said.append, progress=lambda *at: moved.append(at))
+    summary = run_campaign(
+        wanted, out, Pretending(fails="dies"), say=said.append, progress=lambda *at: moved.append(at)
+    )
     assert summary == Summary(measured=1, failed=1, known=0, left=0)
     assert said == ["failed: tiny.py:dies, 2 workers x 1 cores, batch 16, allreduce: it failed"]
     assert moved == [(0, 2), (1, 2), (2, 2)]
-    assert run_campaign(wanted, out, Pretending()) == Summary(measured=0, failed=0, known=1, left=0, failed_before=1)
-    assert run_campaign(wanted, out, Pretending(), retry_failed=True) == Summary(measured=1, failed=0, known=1, left=0)
+    assert run_campaign(wanted, out, Pretending()) == Summary(
+        measured=0, failed=0, known=1, left=0, failed_before=1
+    )
+    assert run_campaign(wanted, out, Pretending(), retry_failed=True) == Summary(
+        measured=1, failed=0, known=1, left=0
+    )
 
 
 def test_an_error_that_no_cell_would_survive_stops_the_campaign(folder: Path, tmp_path: Path) -> None:
@@ -283,8 +335,12 @@ def test_an_error_that_no_cell_would_survive_stops_the_campaign(folder: Path, tm
 
 def test_runs_of_others_in_the_file_do_no_harm(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "runs.jsonl"
-    out.write_text('{"job": {}, "measured": {}}\n{"job": {}, "measured": {}, "provenance": {"backend": "local"}}\n')
-    assert run_campaign(small(folder, "net", home=tmp_path), out, Pretending()) == Summary(measured=1, failed=0, known=0, left=0)
+    out.write_text(
+        '{"job": {}, "measured": {}}\n{"job": {}, "measured": {}, "provenance": {"backend": "local"}}\n'
+    )
+    assert run_campaign(small(folder, "net", home=tmp_path), out, Pretending()) == Summary(
+        measured=1, failed=0, known=0, left=0
+    )
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -329,21 +385,35 @@ def test_shards_hold_every_parameter_once_and_are_balanced(sizes: list[int], ser
 
 def test_parameter_servers_are_a_dimension_of_their_own(folder: Path) -> None:
     found = small(folder, "net", sync=["allreduce", "ps"], servers=[1, 2])
-    assert sorted((cell.sync, cell.job.plan.servers) for cell in found) == [("allreduce", 0), ("ps", 1), ("ps", 2)]
+    assert sorted((cell.sync, cell.job.plan.servers) for cell in found) == [
+        ("allreduce", 0),
+        ("ps", 1),
+        ("ps", 2),
+    ]
     assert len({cell.key("local") for cell in found}) == 3
 
 
 def test_limited_links_make_each_worker_a_node(folder: Path) -> None:
     [cell] = small(folder, "net", links=["1Gbit"])
     cluster = cell.job.cluster
-    assert (cluster.nodes, cluster.devices_per_node, cluster.inter_node.bandwidth_bytes_per_s) == (2, 1, 125e6)
+    assert (cluster.nodes, cluster.devices_per_node, cluster.inter_node.bandwidth_bytes_per_s) == (
+        2,
+        1,
+        125e6,
+    )
 
 
 def test_models_may_be_tables(tmp_path: Path) -> None:
-    (tmp_path / "grid.toml").write_text('models = [{source = "torchvision", name = "resnet18"}]\nbatch = 8\nimage = 32\n')
+    (tmp_path / "grid.toml").write_text(
+        'models = [{source = "torchvision", name = "resnet18"}]\nbatch = 8\nimage = 32\n'
+    )
     [grid] = read_campaign(tmp_path / "grid.toml", {"classes": 10})
     [cell] = cells([grid], make_job)
-    assert (cell.job.workload.model.source, cell.job.workload.training.image, cell.job.workload.training.classes) == ("torchvision", 32, 10)
+    assert (
+        cell.job.workload.model.source,
+        cell.job.workload.training.image,
+        cell.job.workload.training.classes,
+    ) == ("torchvision", 32, 10)
 
 
 def test_a_task_survives_json(folder: Path) -> None:
@@ -358,18 +428,39 @@ def test_a_task_survives_json(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--models", "resnet18", "--batch", "8", "--on", "slurm"], "on: 'slurm' is not one of local, ray, torchrun"),
-        (["--models", "resnet18", "--batch", "8", "--address", "auto"], "address: 'auto' is for --on ray, not for --on local"),
+        (
+            ["--models", "resnet18", "--batch", "8", "--on", "slurm"],
+            "on: 'slurm' is not one of local, ray, torchrun",
+        ),
+        (
+            ["--models", "resnet18", "--batch", "8", "--address", "auto"],
+            "address: 'auto' is for --on ray, not for --on local",
+        ),
         (["--models", "resnet18"], "batch: give batch"),
         (["--batch", "8"], "models: missing"),
-        (["--models", "resnet18", "--batch", "8", "--workers", "two"], "workers: 'two' is not a whole number"),
+        (
+            ["--models", "resnet18", "--batch", "8", "--workers", "two"],
+            "workers: 'two' is not a whole number",
+        ),
         (["--models", "resnet18", "--batch", "8", "--workers", "0"], "workers: 0 is not 1 or more"),
-        (["--models", "resnet18", "--batch", "8", "--workers", "3"], "training.global_batch: 8 does not divide over plan.data = 3"),
-        (["--models", "resnet18", "--batch", "8", "--sync", "gossip"], "'gossip' is not one of allreduce, ps"),
-        (["--models", "resnet18", "--batch", "8", "--threshold", "2"], "threshold: 2.0 is not a share of the maximum"),
+        (
+            ["--models", "resnet18", "--batch", "8", "--workers", "3"],
+            "training.global_batch: 8 does not divide over plan.data = 3",
+        ),
+        (
+            ["--models", "resnet18", "--batch", "8", "--sync", "gossip"],
+            "'gossip' is not one of allreduce, ps",
+        ),
+        (
+            ["--models", "resnet18", "--batch", "8", "--threshold", "2"],
+            "threshold: 2.0 is not a share of the maximum",
+        ),
         (["--models", "resnet18", "--batch", "8", "--budget", "soon"], "budget: 'soon' is not a time"),
         (["--models", "resnet18", "--batch", "8", "--links", "fast"], "links: 'fast/s' is not a rate"),
-        (["--models", "resnet18", "--batch", "8", "--on", "torchrun", "--links", "1Gbit"], "links: only --on local limits links"),
+        (
+            ["--models", "resnet18", "--batch", "8", "--on", "torchrun", "--links", "1Gbit"],
+            "links: only --on local limits links",
+        ),
         (["nowhere.toml"], "nowhere.toml: cannot be read"),
     ],
 )
@@ -383,14 +474,22 @@ def test_bad_input_is_one_line(words: list[str], line: str, tmp_path: Path) -> N
 
 def test_no_gpu_is_one_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaigns, "gpu_count", lambda: 0)
-    with pytest.raises(InputError, match="device: 'h100-sxm-80gb' needs an NVIDIA GPU, and there is none here"):
-        run_campaign(small(folder, "net", device="h100", home=tmp_path), tmp_path / "runs.jsonl", Pretending())
+    with pytest.raises(
+        InputError, match="device: 'h100-sxm-80gb' needs an NVIDIA GPU, and there is none here"
+    ):
+        run_campaign(
+            small(folder, "net", device="h100", home=tmp_path), tmp_path / "runs.jsonl", Pretending()
+        )
 
 
-def test_links_without_root_are_one_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_without_root_are_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(InputError, match="links: network namespaces need root"):
-        run_campaign(small(folder, "net", links="1Gbit", home=tmp_path), tmp_path / "runs.jsonl", Pretending())
+        run_campaign(
+            small(folder, "net", links="1Gbit", home=tmp_path), tmp_path / "runs.jsonl", Pretending()
+        )
 
 
 def test_no_ray_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

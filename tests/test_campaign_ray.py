@@ -42,7 +42,9 @@ def test_two_workers_train_on_ray(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(MODEL)
     grid = read_grid({"models": "tiny.py:net", "workers": 2, "batch": 16, "image": 8, "samples": 160})
     wanted = cells([grid], make_job, base=tmp_path, home=tmp_path)
-    summary = run_campaign(wanted, tmp_path / "runs.jsonl", backend("ray", cpus=2), protocol=Protocol(seconds=0.3), timeout_s=400)
+    summary = run_campaign(
+        wanted, tmp_path / "runs.jsonl", backend("ray", cpus=2), protocol=Protocol(seconds=0.3), timeout_s=400
+    )
     failures = tmp_path / "runs.failures.jsonl"
     assert summary.measured == 1, failures.read_text() if failures.exists() else summary
     [(_, run)] = read_runs(tmp_path / "runs.jsonl")
@@ -68,7 +70,9 @@ def test_a_cell_whose_node_dies_is_measured_on_another(tmp_path: Path) -> None:
         killer = threading.Thread(target=kill)
         killer.start()
         chosen = backend("ray", address=cluster.address)
-        summary = run_campaign(wanted, tmp_path / "runs.jsonl", chosen, protocol=Protocol(seconds=0.3), timeout_s=400)
+        summary = run_campaign(
+            wanted, tmp_path / "runs.jsonl", chosen, protocol=Protocol(seconds=0.3), timeout_s=400
+        )
         killer.join()
     failures = tmp_path / "runs.failures.jsonl"
     assert summary.measured == 1, failures.read_text() if failures.exists() else summary

@@ -46,17 +46,29 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return jobs
 
 
-def a_job(base: Path, *, args: dict[str, Any] | None = None, micro_batch: int | None = None, **training: Any) -> Job:
+def a_job(
+    base: Path, *, args: dict[str, Any] | None = None, micro_batch: int | None = None, **training: Any
+) -> Job:
     model = {"source": "python", "name": "net.py:make", **({"args": args} if args else {})}
     plan = {} if micro_batch is None else {"micro_batch": micro_batch}
-    return Job.read({"model": model, "training": {"global_batch": 4, **training}, "cluster": {"device": "t4"}, "plan": plan}, base=base)
+    return Job.read(
+        {
+            "model": model,
+            "training": {"global_batch": 4, **training},
+            "cluster": {"device": "t4"},
+            "plan": plan,
+        },
+        base=base,
+    )
 
 
 def files(base: Path) -> list[Path]:
     return sorted((base / "cache").glob("*.json.zst"))
 
 
-def test_the_second_capture_does_not_trace(base: Path, traces: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_capture_does_not_trace(
+    base: Path, traces: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = capture_job(a_job(base))
     monkeypatch.setattr(CAPTURE, "_trace", lambda *_: pytest.fail("traced again"))
     assert _to_json(capture_job(a_job(base))) == _to_json(first)
@@ -75,12 +87,19 @@ job = Job.read({{"model": {{"source": "python", "name": "net.py:make"}}, "traini
                 "cluster": {{"device": "t4"}}}}, base=Path({str(base)!r}))
 print(capture_job(job).parameters)
 """
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "27\n"
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+        == "27\n"
+    )
 
 
-def test_without_torch_and_without_a_cached_graph_the_error_says_what_to_install(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_and_without_a_cached_graph_the_error_says_what_to_install(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(CAPTURE.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(CaptureError, match=r"not in the cache and torch is not installed; install foretrain\[capture,zoo\]"):
+    with pytest.raises(
+        CaptureError, match=r"not in the cache and torch is not installed; install foretrain\[capture,zoo\]"
+    ):
         capture_job(a_job(base))
 
 
@@ -99,13 +118,17 @@ def test_without_torch_and_without_a_cached_graph_the_error_says_what_to_install
     ],
     ids=str,
 )
-def test_what_shapes_the_graph_is_part_of_its_key(base: Path, traces: list[Job], change: dict[str, Any]) -> None:
+def test_what_shapes_the_graph_is_part_of_its_key(
+    base: Path, traces: list[Job], change: dict[str, Any]
+) -> None:
     for job in (a_job(base), a_job(base, **change), a_job(base, **change)):
         capture_job(job)
     assert len(traces) == len(files(base)) == 2
 
 
-@pytest.mark.parametrize("change", [{"precision": "tf32"}, {"samples": 100, "epochs": 2}, {"steps": 10}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"precision": "tf32"}, {"samples": 100, "epochs": 2}, {"steps": 10}], ids=str
+)
 def test_what_does_not_shape_the_graph_is_not(base: Path, traces: list[Job], change: dict[str, Any]) -> None:
     for job in (a_job(base), a_job(base, **change)):
         capture_job(job)
@@ -135,21 +158,27 @@ def test_a_changed_file_is_traced_anew(base: Path, traces: list[Job]) -> None:
 
 
 def test_a_changed_neighbour_that_the_file_imports_is_traced_anew(base: Path) -> None:
-    (base / "net.py").write_text("import a_part_of_the_net\ndef make(batch): return a_part_of_the_net.make(batch)\n")
+    (base / "net.py").write_text(
+        "import a_part_of_the_net\ndef make(batch): return a_part_of_the_net.make(batch)\n"
+    )
     (base / "a_part_of_the_net.py").write_text(MODEL)
     assert capture_job(a_job(base)).parameters == 27
     (base / "a_part_of_the_net.py").write_text(MODEL.replace("3)", "5)"))
     assert capture_job(a_job(base)).parameters == 45
 
 
-@pytest.mark.parametrize("part", ["a_package/__init__.py", "a_package/inner/deep.py", "another_package/part.py"])
+@pytest.mark.parametrize(
+    "part", ["a_package/__init__.py", "a_package/inner/deep.py", "another_package/part.py"]
+)
 def test_a_changed_package_beside_the_file_is_traced_anew(base: Path, part: str) -> None:
     """Whether the file imports it, it is a module inside, or another package imports it."""
     module = part.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".")
     (base / part).parent.mkdir(parents=True, exist_ok=True)
     (base / "a_package").mkdir(exist_ok=True)
     (base / "a_package" / "first.py").write_text(f"import {module} as part\n")
-    (base / "net.py").write_text("def make(batch):\n    from a_package import first\n    return first.part.make(batch)\n")
+    (base / "net.py").write_text(
+        "def make(batch):\n    from a_package import first\n    return first.part.make(batch)\n"
+    )
     (base / part).write_text(MODEL)
     assert capture_job(a_job(base)).parameters == 27
     (base / part).write_text(MODEL.replace("3)", "5)"))
@@ -167,7 +196,9 @@ def test_a_package_that_is_not_imported_is_not_looked_at(base: Path, traces: lis
 def test_a_missing_file_is_an_error_even_when_its_graph_is_cached(base: Path) -> None:
     capture_job(a_job(base))
     (base / "net.py").unlink()
-    with pytest.raises(InputError, match=r"^model\.name: '.*net\.py' cannot be read \(No such file or directory\)$"):
+    with pytest.raises(
+        InputError, match=r"^model\.name: '.*net\.py' cannot be read \(No such file or directory\)$"
+    ):
         capture_job(a_job(base))
 
 
@@ -177,7 +208,9 @@ def test_refresh_traces_again(base: Path, traces: list[Job]) -> None:
     assert len(traces) == 2
 
 
-def test_another_version_of_a_library_traces_again(base: Path, traces: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_a_library_traces_again(
+    base: Path, traces: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
     capture_job(a_job(base))
     monkeypatch.setattr(CAPTURE, "_version", lambda _: "99.0")
     assert capture_job(a_job(base)).info["versions"] == {"torch": "99.0"}
@@ -185,7 +218,9 @@ def test_another_version_of_a_library_traces_again(base: Path, traces: list[Job]
     assert len(traces) == 2
 
 
-def test_a_library_that_is_not_installed_does_not_outdate_a_graph(base: Path, traces: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_installed_does_not_outdate_a_graph(
+    base: Path, traces: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
     capture_job(a_job(base))
     monkeypatch.setattr(CAPTURE, "_version", lambda _: None)
     capture_job(a_job(base))
@@ -200,7 +235,9 @@ def test_a_damaged_file_in_the_cache_is_traced_again(base: Path, traces: list[Jo
     assert len(traces) == 2
 
 
-def test_a_file_of_another_format_in_the_cache_is_traced_again(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_format_in_the_cache_is_traced_again(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as older:
         older.setattr("foretrain.graph.FORMAT", "foretrain-graph/0")
         capture_job(a_job(base))
@@ -228,7 +265,11 @@ def test_a_cache_folder_that_is_a_file_is_named(base: Path, monkeypatch: pytest.
 
 
 def graph_job(base: Path, name: str, **training: Any) -> Job:
-    data = {"model": {"source": "graph", "name": name}, "training": {"global_batch": 4, **training}, "cluster": {"device": "t4"}}
+    data = {
+        "model": {"source": "graph", "name": name},
+        "training": {"global_batch": 4, **training},
+        "cluster": {"device": "t4"},
+    }
     return Job.read(data, base=base)
 
 
@@ -241,8 +282,14 @@ def test_a_given_graph_is_used_as_it_is(base: Path, traces: list[Job]) -> None:
 @pytest.mark.parametrize(
     ("training", "message"),
     [
-        ({"global_batch": 8}, r"^training\.global_batch: the graph given\.json\.zst holds 4 samples per micro-batch, the job asks for 8$"),
-        ({"precision": "bf16"}, r"^training\.precision: the graph given\.json\.zst was captured with 'fp32', the job asks for 'bf16'$"),
+        (
+            {"global_batch": 8},
+            r"^training\.global_batch: the graph given\.json\.zst holds 4 samples per micro-batch, the job asks for 8$",
+        ),
+        (
+            {"precision": "bf16"},
+            r"^training\.precision: the graph given\.json\.zst was captured with 'fp32', the job asks for 'bf16'$",
+        ),
         ({"optimizer": "adam"}, r"^training\.optimizer: .* 'sgd', the job asks for 'adam'$"),
         ({"mode": "infer"}, r"^training\.mode: .* 'train', the job asks for 'infer'$"),
     ],
@@ -254,5 +301,7 @@ def test_a_given_graph_of_another_job_is_refused(base: Path, training: dict[str,
 
 
 def test_a_given_graph_that_is_not_there_is_named(base: Path) -> None:
-    with pytest.raises(InputError, match=r"^model\.name: '.*given\.json\.zst' cannot be read \(No such file or directory\)$"):
+    with pytest.raises(
+        InputError, match=r"^model\.name: '.*given\.json\.zst' cannot be read \(No such file or directory\)$"
+    ):
         capture_job(graph_job(base, "given.json.zst"))

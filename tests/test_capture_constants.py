@@ -30,7 +30,9 @@ class Ask(nn.Module):
 def ask(question: Callable[..., Any], *inputs: Tensor) -> Any:
     """The answer, as the trace shows it."""
     graph = capture(nn.Sequential(Ask(question)) if len(inputs) == 1 else Ask(question), inputs, total)
-    (answer,) = [op.operator.args["other"] for op in graph.ops if op.operator.name == "mul" and op.phase == "forward"]
+    (answer,) = [
+        op.operator.args["other"] for op in graph.ops if op.operator.name == "mul" and op.phase == "forward"
+    ]
     return answer
 
 
@@ -54,7 +56,9 @@ def total(output: Tensor) -> Tensor:
         (lambda x: torch.full((x.shape[0],), 2, device=x.device).cumsum(0)[-1].item(), 8),
     ],
 )
-def test_questions_to_positions_and_masks_are_answered(question: Callable[[Tensor], Any], answer: float) -> None:
+def test_questions_to_positions_and_masks_are_answered(
+    question: Callable[[Tensor], Any], answer: float
+) -> None:
     assert ask(question, ROWS) == answer
 
 
@@ -85,9 +89,12 @@ def test_a_known_mask_selects_rows() -> None:
     ],
     ids=["if", "item", "random", "unknown ids"],
 )
-def test_a_question_to_unknown_data_names_the_module_and_the_line(question: Callable[[Tensor], Any], inputs: Tensor) -> None:
+def test_a_question_to_unknown_data_names_the_module_and_the_line(
+    question: Callable[[Tensor], Any], inputs: Tensor
+) -> None:
     with pytest.raises(
-        CaptureError, match=r"^module 0: control flow that depends on data [^\n]* \(at \S*test_capture_constants\.py:\d+\)$"
+        CaptureError,
+        match=r"^module 0: control flow that depends on data [^\n]* \(at \S*test_capture_constants\.py:\d+\)$",
     ):
         ask(question, inputs)
 
@@ -102,7 +109,10 @@ def test_the_line_is_the_one_that_asks() -> None:
 
 @pytest.mark.parametrize("question", [lambda x: x[x > 0].shape[0], lambda x: torch.nonzero(x).shape[0]])
 def test_a_shape_that_depends_on_unknown_data_is_called_that(question: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(CaptureError, match=r"^module 0: control flow that depends on data .* \(at .*test_capture_constants\.py:\d+\)$"):
+    with pytest.raises(
+        CaptureError,
+        match=r"^module 0: control flow that depends on data .* \(at .*test_capture_constants\.py:\d+\)$",
+    ):
         ask(question, ROWS)
 
 
@@ -139,7 +149,9 @@ def foreach(a: Tensor, x: Tensor) -> None:
         pytest.param(foreach),
     ],
 )
-def test_unknown_data_written_into_a_known_tensor_makes_it_unknown(write: Callable[[Tensor, Tensor], None]) -> None:
+def test_unknown_data_written_into_a_known_tensor_makes_it_unknown(
+    write: Callable[[Tensor, Tensor], None],
+) -> None:
     def question(x: Tensor) -> int:
         known = torch.zeros(4, 8, device=x.device)
         write(known, x)
@@ -187,7 +199,9 @@ def rows_per_expert(graph: OpGraph) -> list[int]:
 def test_the_choices_of_a_router_are_balanced_and_said_to_be(chosen: int) -> None:
     graph = capture(Experts(chosen=chosen), torch.zeros(16, 8), total)
     assert rows_per_expert(graph) == [16 * chosen // 4] * 4
-    assert graph.info["assumptions"] == ["choices that depend on data (the routing to experts) are taken as balanced"]
+    assert graph.info["assumptions"] == [
+        "choices that depend on data (the routing to experts) are taken as balanced"
+    ]
 
 
 def test_a_model_without_routing_assumes_nothing() -> None:

@@ -59,13 +59,19 @@ HANDLED_ELSEWHERE = {
 }
 BANNED = {"binary_cross_entropy"}  # raises on CUDA inside of autocast
 # We cast these, and torch casts what they call: _cudnn_rnn, whose kernel is in CUDA builds alone.
-CUDNN_ONLY = {f"{kind}.{form}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data")}
+CUDNN_ONLY = {
+    f"{kind}.{form}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data")
+}
 
 
 def test_the_cast_lists_are_those_of_torch() -> None:
     key = "AutocastCUDA"
     names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
-    torchs = {name.removeprefix("aten::") for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)}
+    torchs = {
+        name.removeprefix("aten::")
+        for name in names
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    }
     ours = [*cuda._TO_LOW, *cuda._TO_HALF, *cuda._TO_FLOAT, *cuda._DTYPE_FLOAT, *cuda._PROMOTE]
     assert len(ours) == len(set(ours))
     assert torchs - set(ours) == HANDLED_ELSEWHERE | BANNED
@@ -76,7 +82,11 @@ def test_the_cast_lists_are_those_of_torch() -> None:
 def test_products_run_in_the_low_dtype_and_norms_softmax_and_losses_in_fp32() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Softmax(-1))
     graph = capture(module, ROWS, lambda y: F.mse_loss(y, torch.zeros_like(y)), precision="amp-bf16")
-    dtypes = {op.operator.name: {spec.dtype for spec in op.operator.inputs} for op in graph.ops if op.phase == "forward"}
+    dtypes = {
+        op.operator.name: {spec.dtype for spec in op.operator.inputs}
+        for op in graph.ops
+        if op.phase == "forward"
+    }
     assert dtypes["addmm"] == {"bfloat16"}
     assert dtypes["native_layer_norm"] == dtypes["_softmax"] == dtypes["mse_loss"] == {"float32"}
 
@@ -101,7 +111,11 @@ def test_a_weight_is_cast_once_per_step_however_often_its_layer_runs() -> None:
             return self.layer(self.layer(x))
 
     graph = trace(Twice(), ROWS, precision="amp-bf16")
-    casts = [op.operator for op in graph.ops if op.operator.name == "_to_copy" and op.layer == "layer" and op.phase == "forward"]
+    casts = [
+        op.operator
+        for op in graph.ops
+        if op.operator.name == "_to_copy" and op.layer == "layer" and op.phase == "forward"
+    ]
     assert [cast.inputs[0].shape for cast in casts] == [(4, 8), (8, 8), (8,)]
     assert launched(graph).count("addmm") == 2
 
@@ -113,7 +127,9 @@ def test_a_weight_is_cast_again_in_the_next_step() -> None:
     assert not cuda._weight_casts
 
 
-@pytest.mark.parametrize(("layer", "name"), [(nn.Softmax(-1), "_softmax"), (nn.LogSoftmax(-1), "_log_softmax")])
+@pytest.mark.parametrize(
+    ("layer", "name"), [(nn.Softmax(-1), "_softmax"), (nn.LogSoftmax(-1), "_log_softmax")]
+)
 def test_softmax_reads_fp16_and_writes_fp32_in_one_kernel(layer: nn.Module, name: str) -> None:
     graph = trace(nn.Sequential(nn.Linear(8, 8), layer), ROWS, precision="amp-fp16")
     softmax = only(graph, name)
@@ -129,7 +145,9 @@ def test_softmax_of_bf16_is_converted_first() -> None:
 
 
 def test_a_dtype_that_the_model_asks_for_is_kept() -> None:
-    graph = trace(Call(lambda w, x: (x @ w).softmax(-1, dtype=torch.bfloat16), 8, 8), ROWS, precision="amp-bf16")
+    graph = trace(
+        Call(lambda w, x: (x @ w).softmax(-1, dtype=torch.bfloat16), 8, 8), ROWS, precision="amp-bf16"
+    )
     assert only(graph, "_softmax").outputs[0].dtype == "bfloat16"
 
 
@@ -140,16 +158,23 @@ def test_mixed_operands_are_promoted() -> None:
 
 def test_integers_and_doubles_are_not_cast() -> None:
     graph = trace(
-        Call(lambda w, x, y: (w * (y @ y)).sum() + F.linear(x, w).sum(), 8, 8), ROWS, torch.zeros(8, 8).double(), precision="amp-bf16"
+        Call(lambda w, x, y: (w * (y @ y)).sum() + F.linear(x, w).sum(), 8, 8),
+        ROWS,
+        torch.zeros(8, 8).double(),
+        precision="amp-bf16",
     )
-    assert sorted(op.operator.inputs[0].dtype for op in graph.ops if op.operator.name == "mm" and op.phase == "forward") == [
+    assert sorted(
+        op.operator.inputs[0].dtype for op in graph.ops if op.operator.name == "mm" and op.phase == "forward"
+    ) == [
         "bfloat16",
         "float64",
     ]
 
 
 def test_norms_inside_of_torch_functions_are_fp32() -> None:
-    graph = trace(Call(lambda w, x: F.pairwise_distance(x @ w, (x @ w).sin()), 8, 8), ROWS, precision="amp-bf16")
+    graph = trace(
+        Call(lambda w, x: F.pairwise_distance(x @ w, (x @ w).sin()), 8, 8), ROWS, precision="amp-bf16"
+    )
     assert only(graph, "norm").outputs[0].dtype == "float32"
 
 
@@ -181,7 +206,12 @@ def test_dropout_is_one_kernel_in_training_and_nothing_in_inference() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "name"),
-    [("fp32", "cudnn_batch_norm"), ("amp-fp16", "cudnn_batch_norm"), ("amp-bf16", "native_batch_norm"), ("bf16", "native_batch_norm")],
+    [
+        ("fp32", "cudnn_batch_norm"),
+        ("amp-fp16", "cudnn_batch_norm"),
+        ("amp-bf16", "native_batch_norm"),
+        ("bf16", "native_batch_norm"),
+    ],
 )
 def test_batch_norm_is_cudnns_unless_it_is_in_bf16(precision: str, name: str) -> None:
     graph = trace(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), IMAGE, precision=precision)
@@ -198,8 +228,12 @@ def heads(count: int = 4, length: int = 16, width: int = 32) -> Tensor:
     return torch.zeros(2, count, length, width)
 
 
-def attention(weight: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    return F.scaled_dot_product_attention(query * weight, key, value, mask, enable_gqa=query.shape[1] != key.shape[1])
+def attention(
+    weight: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    return F.scaled_dot_product_attention(
+        query * weight, key, value, mask, enable_gqa=query.shape[1] != key.shape[1]
+    )
 
 
 FLASH, EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
@@ -219,15 +253,22 @@ BOOL, FLOAT = torch.ones(2, 1, 16, 16, dtype=torch.bool), torch.zeros(2, 1, 16, 
         ("bf16", FLOAT, EFFICIENT),
     ],
 )
-def test_attention_is_flash_for_half_precision_and_memory_efficient_otherwise(precision: str, mask: Tensor | None, name: str) -> None:
-    graph = trace(Call(attention, 1), heads(), heads(), heads(), *(() if mask is None else (mask,)), precision=precision)
+def test_attention_is_flash_for_half_precision_and_memory_efficient_otherwise(
+    precision: str, mask: Tensor | None, name: str
+) -> None:
+    graph = trace(
+        Call(attention, 1), heads(), heads(), heads(), *(() if mask is None else (mask,)), precision=precision
+    )
     assert [op for op in launched(graph) if "attention" in op] == [name]
     assert [op for op in launched(graph, "backward") if "attention" in op] == [f"{name}_backward"]
     assert not {"bmm", "_softmax"} & set(launched(graph))
 
 
 def test_grouped_query_attention_is_flash_in_bf16_and_plain_in_fp32() -> None:
-    graphs = {precision: trace(Call(attention, 1), heads(4), heads(2), heads(2), precision=precision) for precision in ("bf16", "fp32")}
+    graphs = {
+        precision: trace(Call(attention, 1), heads(4), heads(2), heads(2), precision=precision)
+        for precision in ("bf16", "fp32")
+    }
     assert FLASH in launched(graphs["bf16"])
     assert launched(graphs["fp32"]).count("bmm") == 2
     assert not any("flash" in op or "efficient" in op for op in launched(graphs["fp32"]))
@@ -252,9 +293,12 @@ def test_flash_attention_pads_its_heads_to_a_multiple_of_eight() -> None:
 
 @pytest.mark.parametrize(("layer", "mode"), [(nn.LSTM, 2), (nn.GRU, 3), (nn.RNN, 1)])
 @pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp32", "float32"), ("amp-bf16", "float16"), ("amp-fp16", "float16"), ("bf16", "bfloat16")]
+    ("precision", "dtype"),
+    [("fp32", "float32"), ("amp-bf16", "float16"), ("amp-fp16", "float16"), ("bf16", "bfloat16")],
 )
-def test_a_recurrence_is_one_cudnn_call(layer: type[nn.RNNBase], mode: int, precision: str, dtype: str) -> None:
+def test_a_recurrence_is_one_cudnn_call(
+    layer: type[nn.RNNBase], mode: int, precision: str, dtype: str
+) -> None:
     graph = trace(layer(8, 16, num_layers=2, bidirectional=True), STEPS, precision=precision)
     forward, backward = only(graph, "_cudnn_rnn"), only(graph, "_cudnn_rnn_backward")
     assert (forward.outputs[0].shape, forward.outputs[0].dtype) == ((5, 2, 32), dtype)
@@ -269,7 +313,9 @@ def test_a_recurrence_keeps_the_order_of_its_dimensions() -> None:
 
 
 def test_a_recurrence_reserves_memory_for_the_backward_pass_in_training_alone() -> None:
-    train, infer = (only(trace(nn.LSTM(8, 16), STEPS, mode=mode), "_cudnn_rnn").outputs[3] for mode in ("train", "infer"))
+    train, infer = (
+        only(trace(nn.LSTM(8, 16), STEPS, mode=mode), "_cudnn_rnn").outputs[3] for mode in ("train", "infer")
+    )
     assert train.size_bytes > 4 * 5 * 2 * 16
     assert infer.size_bytes == 0
 

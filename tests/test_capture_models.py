@@ -63,7 +63,15 @@ def fails(batch): raise RuntimeError("no weights\\nfound here")
 """
 LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 TINY = {**LAYERS, "vocab_size": 100}
-T5 = {"model_type": "t5", "d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_heads": 2, "vocab_size": 100}
+T5 = {
+    "model_type": "t5",
+    "d_model": 32,
+    "d_ff": 64,
+    "d_kv": 16,
+    "num_layers": 2,
+    "num_heads": 2,
+    "vocab_size": 100,
+}
 VIT = {"model_type": "vit", **LAYERS, "patch_size": 8}
 
 
@@ -74,7 +82,10 @@ def base(tmp_path: Path) -> Path:
 
 
 def a_job(base: Path, model: dict[str, Any], **training: Any) -> Job:
-    return Job.read({"model": model, "training": {"global_batch": 4, **training}, "cluster": {"device": "h100-sxm-80gb"}}, base=base)
+    return Job.read(
+        {"model": model, "training": {"global_batch": 4, **training}, "cluster": {"device": "h100-sxm-80gb"}},
+        base=base,
+    )
 
 
 def trace(base: Path, model: dict[str, Any], **training: Any) -> OpGraph:
@@ -108,7 +119,9 @@ def test_a_module_alone_gets_images_or_tokens_from_the_job(base: Path) -> None:
 
 
 def test_a_module_alone_and_no_shape_says_what_to_give(base: Path) -> None:
-    with pytest.raises(InputError, match=r"^training\.image: missing; .*give training\.image or training\.sequence$"):
+    with pytest.raises(
+        InputError, match=r"^training\.image: missing; .*give training\.image or training\.sequence$"
+    ):
         python(base, "user.py:module")
 
 
@@ -119,7 +132,11 @@ def test_the_functions_own_loss_is_used(base: Path) -> None:
 
 
 def test_inputs_may_be_named(base: Path) -> None:
-    (scale,) = [op.operator for op in python(base, "user.py:named").ops if op.operator.name == "mul" and op.phase == "forward"]
+    (scale,) = [
+        op.operator
+        for op in python(base, "user.py:named").ops
+        if op.operator.name == "mul" and op.phase == "forward"
+    ]
     assert scale.args["other"] == 2
 
 
@@ -135,7 +152,9 @@ def test_a_path_may_be_absolute_or_relative_to_the_job(base: Path, monkeypatch: 
 
 def test_a_model_may_import_its_neighbours(base: Path) -> None:
     (base / "a_neighbour_of_the_model.py").write_text("WIDTH = 16\n")
-    (base / "importing.py").write_text("import user, a_neighbour_of_the_model as n\ndef make(batch): return user.wide(batch, n.WIDTH)\n")
+    (base / "importing.py").write_text(
+        "import user, a_neighbour_of_the_model as n\ndef make(batch): return user.wide(batch, n.WIDTH)\n"
+    )
     assert python(base, "importing.py:make").parameters == 51
 
 
@@ -156,9 +175,17 @@ def test_a_constructor_may_compute_with_real_numbers(base: Path) -> None:
     ("name", "kind", "message"),
     [
         ("nowhere.py:make", InputError, r"^model\.name: '.*nowhere\.py' is not a file$"),
-        ("user.py:pairs", InputError, r"^model\.name: 'pairs' is not a function of .*user\.py.*\(did you mean pair"),
+        (
+            "user.py:pairs",
+            InputError,
+            r"^model\.name: 'pairs' is not a function of .*user\.py.*\(did you mean pair",
+        ),
         ("user.py:nn", InputError, r"^model\.name: 'nn' is not a function of"),
-        ("user.py:number", CaptureError, r"^model user\.py:number: returned int; a module, \(module, inputs\) or \(module, inputs, loss\)"),
+        (
+            "user.py:number",
+            CaptureError,
+            r"^model user\.py:number: returned int; a module, \(module, inputs\) or \(module, inputs, loss\)",
+        ),
         ("user.py:four", CaptureError, r"^model user\.py:four: returned tuple; a module"),
         ("user.py:nothing", CaptureError, r"^model user\.py:nothing: returned NoneType; a module"),
         ("user.py:fails", CaptureError, r"^model user\.py:fails: RuntimeError: no weights$"),
@@ -168,7 +195,9 @@ def test_a_constructor_may_compute_with_real_numbers(base: Path) -> None:
         ("imports.py:make", CaptureError, r"^model .*imports\.py: No module named 'no_such_library'"),
     ],
 )
-def test_what_is_wrong_with_a_function_is_said_in_one_line(base: Path, name: str, kind: type[ForetrainError], message: str) -> None:
+def test_what_is_wrong_with_a_function_is_said_in_one_line(
+    base: Path, name: str, kind: type[ForetrainError], message: str
+) -> None:
     (base / "syntax.py").write_text("def make(:\n")
     (base / "raises.py").write_text("1 / 0\n")
     (base / "imports.py").write_text("import no_such_library\n")
@@ -202,7 +231,10 @@ def test_a_library_model_takes_the_jobs_image_and_classes(base: Path, source: st
 
 @pytest.mark.parametrize("source", ["timm", "torchvision"])
 def test_an_unknown_name_of_a_library_is_answered_with_near_ones(base: Path, source: str) -> None:
-    with pytest.raises(InputError, match=rf"^model\.name: 'resnet5O' is not a {source} model; \d+ known names \(did you mean resnet50 "):
+    with pytest.raises(
+        InputError,
+        match=rf"^model\.name: 'resnet5O' is not a {source} model; \d+ known names \(did you mean resnet50 ",
+    ):
         trace(base, {"source": source, "name": "resnet5O"})
 
 
@@ -215,7 +247,9 @@ def test_an_argument_that_the_library_lacks_is_one_line(base: Path) -> None:
 
 
 def transformer(base: Path, config: dict[str, Any], task: str | None = None, **training: Any) -> OpGraph:
-    return trace(base, {"source": "transformers", "config": config, **({"task": task} if task else {})}, **training)
+    return trace(
+        base, {"source": "transformers", "config": config, **({"task": task} if task else {})}, **training
+    )
 
 
 def of_layers(graph: OpGraph, name: str) -> int:
@@ -234,7 +268,9 @@ def test_llama_by_its_configuration(base: Path) -> None:
 
 def test_bert_finds_that_its_mask_hides_nothing(base: Path) -> None:
     graph = transformer(base, {"model_type": "bert", **TINY}, "masked-lm", sequence=8)
-    attention = [op.operator for op in graph.ops if op.operator.name == "_scaled_dot_product_efficient_attention"]
+    attention = [
+        op.operator for op in graph.ops if op.operator.name == "_scaled_dot_product_efficient_attention"
+    ]
     assert len(attention) == 2
     assert all(operator.tensor("attn_bias") is None for operator in attention)
     assert "native_dropout" in launched(graph)
@@ -243,12 +279,16 @@ def test_bert_finds_that_its_mask_hides_nothing(base: Path) -> None:
 def test_t5_needs_no_task(base: Path) -> None:
     graph = transformer(base, T5, sequence=8)
     assert graph.tokens == 32
-    assert {"encoder.block.1.layer.0.SelfAttention.q", "decoder.block.1.layer.1.EncDecAttention.q"} <= {op.layer for op in graph.ops}
+    assert {"encoder.block.1.layer.0.SelfAttention.q", "decoder.block.1.layer.1.EncDecAttention.q"} <= {
+        op.layer for op in graph.ops
+    }
     assert of_layers(graph, "nll_loss") == 1
 
 
 @pytest.mark.parametrize(("config", "training"), [({**VIT, "image_size": 32}, {}), (VIT, {"image": 32})])
-def test_vit_takes_its_image_from_the_configuration_or_the_job(base: Path, config: dict[str, Any], training: dict[str, Any]) -> None:
+def test_vit_takes_its_image_from_the_configuration_or_the_job(
+    base: Path, config: dict[str, Any], training: dict[str, Any]
+) -> None:
     graph = transformer(base, config, classes=5, **training)
     (patches,) = [op.operator for op in graph.ops if op.operator.name == "convolution"]
     assert patches.inputs[0].shape == (4, 3, 32, 32)
@@ -270,7 +310,12 @@ def test_vit_takes_its_image_from_the_configuration_or_the_job(base: Path, confi
             {"sequence": 8},
             r"^model\.task: 'causal-ml' is not one of .*did you mean causal-lm\?",
         ),
-        ({"model_type": "llama", **TINY}, None, {"sequence": 8}, r"^model\.task: missing; allowed are causal-lm, "),
+        (
+            {"model_type": "llama", **TINY},
+            None,
+            {"sequence": 8},
+            r"^model\.task: missing; allowed are causal-lm, ",
+        ),
         ({"model_type": "llama", **TINY}, "causal-lm", {}, r"^training\.sequence: missing"),
     ],
     ids=["type", "task", "no task", "no sequence"],
@@ -287,8 +332,13 @@ def test_what_is_wrong_with_a_configuration_is_said(
 
 def test_an_onnx_file_is_traced_by_the_jobs_batch(base: Path) -> None:
     weight = helper.make_tensor("w", TensorProto.FLOAT, [8, 5], [0.0] * 40)
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size]) for name, size in (("x", 8), ("y", 5))]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "net", infos[:1], infos[1:], [weight])
+    infos = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])
+        for name, size in (("x", 8), ("y", 5))
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "net", infos[:1], infos[1:], [weight]
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), str(base / "net.onnx"))
     traced = trace(base, {"source": "onnx", "name": "net.onnx"})
     product = next(op.operator for op in traced.ops if op.operator.name == "mm")

@@ -22,7 +22,9 @@ STATE = {
 
 def trace(name: str, *, bias: bool = True, master_weights: bool = False) -> OpGraph:
     precision = "bf16" if master_weights else "fp32"
-    return capture(nn.Linear(8, 6, bias=bias), ROWS, precision=precision, optimizer=name, master_weights=master_weights)
+    return capture(
+        nn.Linear(8, 6, bias=bias), ROWS, precision=precision, optimizer=name, master_weights=master_weights
+    )
 
 
 def kernels(graph: OpGraph) -> list[str]:
@@ -52,7 +54,9 @@ def test_every_optimizer_steps_masters_of_low_weights(name: str) -> None:
 @pytest.mark.parametrize("name", [*STATE])
 def test_the_state_per_parameter(name: str) -> None:
     graph = trace(name)
-    assert state_bytes(graph) == pytest.approx(STATE[name] * graph.parameters, abs=8)  # fused optimizers count steps on the device
+    assert state_bytes(graph) == pytest.approx(
+        STATE[name] * graph.parameters, abs=8
+    )  # fused optimizers count steps on the device
 
 
 def test_muon_keeps_one_moment_of_matrices_and_two_of_vectors() -> None:
@@ -69,7 +73,9 @@ def test_fused_adam_is_one_kernel_call(name: str) -> None:
     assert kernels(trace(name))[-1] == f"_fused_{name.removesuffix('-fused')}_"
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in ("rprop", "muon", "adafactor", "asgd")])
+@pytest.mark.parametrize(
+    "name", [name for name in OPTIMIZERS if name not in ("rprop", "muon", "adafactor", "asgd")]
+)
 def test_the_number_of_kernels_does_not_grow_with_the_number_of_parameters(name: str) -> None:
     def count(layers: int) -> int:
         module = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers)))
@@ -85,7 +91,9 @@ def test_the_state_exists_before_the_first_traced_step() -> None:
 
 
 def test_building_an_optimizer_leaves_gradients_as_they_were() -> None:
-    trained, frozen = (nn.Parameter(torch.zeros(2, 2, device="meta"), requires_grad=flag) for flag in (True, False))
+    trained, frozen = (
+        nn.Parameter(torch.zeros(2, 2, device="meta"), requires_grad=flag) for flag in (True, False)
+    )
     trained.grad = gradient = torch.zeros(2, 2, device="meta")
     step = build_optimizer("adam", [trained, frozen])
     assert trained.grad is gradient

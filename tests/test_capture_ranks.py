@@ -51,7 +51,14 @@ TASKS = {"bert": "masked-lm", "t5": "seq2seq-lm", "vit": "image-classification"}
 BATCH, SEQUENCE, HIDDEN = 2, 64, 64
 
 
-def a_job(model: str, *, config: dict[str, Any] | None = None, framework: str = "pytorch", precision: str = "bf16", **plan: Any) -> Job:
+def a_job(
+    model: str,
+    *,
+    config: dict[str, Any] | None = None,
+    framework: str = "pytorch",
+    precision: str = "bf16",
+    **plan: Any,
+) -> Job:
     devices = plan.get("tensor", 1) * plan.get("context", 1) * plan.get("expert", 1)
     data = devices // (plan.get("tensor", 1) * plan.get("context", 1))
     size = {"image": 32} if model == "vit" else {"sequence": SEQUENCE}
@@ -63,20 +70,31 @@ def a_job(model: str, *, config: dict[str, Any] | None = None, framework: str = 
     })  # fmt: skip
 
 
-def rank(model: str, *, by_layers: bool = True, accumulate: bool = False, framework: str = "pytorch", **plan: Any) -> OpGraph:
+def rank(
+    model: str, *, by_layers: bool = True, accumulate: bool = False, framework: str = "pytorch", **plan: Any
+) -> OpGraph:
     degrees = tuple(sorted((name, value) for name, value in plan.items() if value is True or value > 1))
     return _rank(model, by_layers, accumulate, framework, degrees)
 
 
 @functools.cache
-def _rank(model: str, by_layers: bool, accumulate: bool, framework: str, plan: tuple[tuple[str, Any], ...]) -> OpGraph:
-    return trace_rank(a_job(model, framework=framework, **dict(plan)), accumulate=accumulate, info={}, by_layers=by_layers)
+def _rank(
+    model: str, by_layers: bool, accumulate: bool, framework: str, plan: tuple[tuple[str, Any], ...]
+) -> OpGraph:
+    return trace_rank(
+        a_job(model, framework=framework, **dict(plan)), accumulate=accumulate, info={}, by_layers=by_layers
+    )
 
 
 def collectives(graph: OpGraph, layer: str = "") -> Counter[tuple[str, str, str, int]]:
     """(phase, name, group, elements of the larger side) of the collectives in a layer."""
     return Counter(
-        (op.phase, op.operator.name, op.operator.overload, max(op.operator.inputs[0].numel, op.operator.outputs[0].numel))
+        (
+            op.phase,
+            op.operator.name,
+            op.operator.overload,
+            max(op.operator.inputs[0].numel, op.operator.outputs[0].numel),
+        )
         for op in graph.ops
         if op.operator.name in COLLECTIVES and op.layer.startswith(layer)
     )
@@ -92,7 +110,12 @@ def expanded(graph: OpGraph) -> dict[str, float]:
     sums: Counter[str] = Counter()
     for op in graph.ops:
         if op.phase != "optimizer":
-            for name, value in (("ops", 1), ("launches", op.operator.launches), ("flops", op.operator.flops), ("bytes", op.operator.bytes)):
+            for name, value in (
+                ("ops", 1),
+                ("launches", op.operator.launches),
+                ("flops", op.operator.flops),
+                ("bytes", op.operator.bytes),
+            ):
                 sums[f"{op.phase} {name}"] += value * copies(op)
     for buffer in graph.buffers:
         if buffer.category == "activations":
@@ -101,8 +124,17 @@ def expanded(graph: OpGraph) -> dict[str, float]:
 
 
 def matrix_flops(graph: OpGraph, layer: str) -> int:
-    names = ("mm", "addmm", "bmm", "_grouped_mm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward")
-    return sum(op.operator.flops for op in graph.ops if op.operator.name in names and op.layer.startswith(layer))
+    names = (
+        "mm",
+        "addmm",
+        "bmm",
+        "_grouped_mm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_backward",
+    )
+    return sum(
+        op.operator.flops for op in graph.ops if op.operator.name in names and op.layer.startswith(layer)
+    )
 
 
 # A few layers for all
@@ -121,7 +153,11 @@ def test_distinct_layers_stand_for_the_whole_model(model: str, accumulate: bool)
 
 @pytest.mark.parametrize(
     ("model", "plan"),
-    [("llama", {"tensor": 2}), ("bert", {"tensor": 2, "sequence_parallel": True, "framework": "megatron"}), ("mixtral", {"expert": 4})],
+    [
+        ("llama", {"tensor": 2}),
+        ("bert", {"tensor": 2, "sequence_parallel": True, "framework": "megatron"}),
+        ("mixtral", {"expert": 4}),
+    ],
 )
 def test_so_they_do_on_a_rank(model: str, plan: dict[str, Any]) -> None:
     assert expanded(rank(model, **plan)) == expanded(rank(model, by_layers=False, **plan))
@@ -129,9 +165,15 @@ def test_so_they_do_on_a_rank(model: str, plan: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("model", "traced", "stands_for"),
-    [("llama", 3, (0, 1, 1, 1, 1, 2)), ("gemma2", 4, (0, 1, 2, 1, 2, 3)), ("deepseek_v3", 4, (0, 1, 2, 2, 2, 3))],
+    [
+        ("llama", 3, (0, 1, 1, 1, 1, 2)),
+        ("gemma2", 4, (0, 1, 2, 1, 2, 3)),
+        ("deepseek_v3", 4, (0, 1, 2, 2, 2, 3)),
+    ],
 )
-def test_the_first_and_the_last_layer_stand_for_themselves(model: str, traced: int, stands_for: tuple[int, ...]) -> None:
+def test_the_first_and_the_last_layer_stand_for_themselves(
+    model: str, traced: int, stands_for: tuple[int, ...]
+) -> None:
     assert rank(model).stack == Stack("model.layers", 6, traced, stands_for)
 
 
@@ -160,13 +202,19 @@ def make(batch):
 
 def test_blocks_that_do_not_run_in_order_are_all_traced(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(REVERSED)
-    tables = {"model": {"source": "python", "name": "net.py:make"}, "training": {"global_batch": 2}, "cluster": {"device": "t4"}}
+    tables = {
+        "model": {"source": "python", "name": "net.py:make"},
+        "training": {"global_batch": 2},
+        "cluster": {"device": "t4"},
+    }
     graph = trace_rank(Job.read(tables, base=tmp_path), accumulate=False, info={})
     assert graph.stack is None
     assert sum(op.operator.name == "addmm" for op in graph.ops) == 6
 
 
-def test_weights_and_stack_survive_the_file_and_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_and_stack_survive_the_file_and_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path))
     job = a_job("llama", tensor=2)
     graph = capture_rank(job)
@@ -212,7 +260,9 @@ def test_a_layer_all_reduces_twice_each_way(model: str) -> None:
     graph = rank(model, tensor=2)
     assert graph.stack is not None
     size = BATCH * SEQUENCE * HIDDEN
-    assert collectives(graph, f"{graph.stack.path}.1.") == {(phase, "all_reduce", "tensor", size): 2 for phase in ("forward", "backward")}
+    assert collectives(graph, f"{graph.stack.path}.1.") == {
+        (phase, "all_reduce", "tensor", size): 2 for phase in ("forward", "backward")
+    }
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt2", "bert", "gpt_neox", "mpt"])
@@ -221,12 +271,18 @@ def test_with_sequence_parallelism_it_gathers_and_scatters_twice_each_way(model:
     graph = rank(model, tensor=2, sequence_parallel=True)
     assert graph.stack is not None
     size = BATCH * SEQUENCE * HIDDEN
-    expected = {(phase, name, "tensor", size): 2 for phase in ("forward", "backward") for name in ("all_gather", "reduce_scatter")}
+    expected = {
+        (phase, name, "tensor", size): 2
+        for phase in ("forward", "backward")
+        for name in ("all_gather", "reduce_scatter")
+    }
     assert collectives(graph, f"{graph.stack.path}.1.") == expected
 
 
 def test_megatron_keeps_parts_and_gathers_them_again() -> None:
-    plain, parts = (rank("llama", tensor=2, sequence_parallel=True, framework=name) for name in ("pytorch", "megatron"))
+    plain, parts = (
+        rank("llama", tensor=2, sequence_parallel=True, framework=name) for name in ("pytorch", "megatron")
+    )
     again = ("backward", "all_gather", "tensor", BATCH * SEQUENCE * HIDDEN)
     assert collectives(parts, "model.layers.1.") - collectives(plain, "model.layers.1.") == {again: 2}
     assert expanded(parts)["activation bytes"] < expanded(plain)["activation bytes"]
@@ -238,7 +294,11 @@ def test_activations_of_a_layer_are_those_of_the_formula(by_sequence: bool, expe
     config = {"n_embd": 1024, "activation_function": "gelu"}
     job = a_job("gpt2", config=config, framework="megatron", tensor=8, sequence_parallel=by_sequence)
     graph = trace_rank(job, accumulate=False, info={})
-    kept = [b.size_bytes for b in graph.buffers if b.category == "activations" and graph.ops[b.born].layer.startswith("transformer.h.1")]
+    kept = [
+        b.size_bytes
+        for b in graph.buffers
+        if b.category == "activations" and graph.ops[b.born].layer.startswith("transformer.h.1")
+    ]
     assert sum(kept) / (BATCH * SEQUENCE * 1024) == pytest.approx(expected, rel=0.01)
 
 
@@ -272,7 +332,9 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)) for _ in range(4))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)) for _ in range(4)
+        )
 
 
 def test_a_plan_of_ones_own() -> None:
@@ -312,7 +374,9 @@ def make(batch):
 """
 
 
-@pytest.mark.parametrize(("by_sequence", "names"), [(False, {"all_reduce"}), (True, {"all_gather", "reduce_scatter"})])
+@pytest.mark.parametrize(
+    ("by_sequence", "names"), [(False, {"all_reduce"}), (True, {"all_gather", "reduce_scatter"})]
+)
 def test_a_module_of_ones_own_in_a_job(tmp_path: Path, by_sequence: bool, names: set[str]) -> None:
     (tmp_path / "net.py").write_text(OWN)
     roles = {"blocks.*.mlp.0": "column", "blocks.*.mlp.2": "row", "tokens": "vocab", "head": "vocab"}
@@ -343,7 +407,9 @@ def test_context_parallelism_gathers_keys_and_values() -> None:
     assert graph.tokens == BATCH * SEQUENCE // 4
     whole, part = matrix_flops(rank("llama"), "model.layers.1."), matrix_flops(graph, "model.layers.1.")
     assert whole == 4 * part
-    attention = next(op.operator for op in graph.ops if op.operator.name == "_scaled_dot_product_flash_attention")
+    attention = next(
+        op.operator for op in graph.ops if op.operator.name == "_scaled_dot_product_flash_attention"
+    )
     assert attention.args["is_causal"]
 
 
@@ -365,12 +431,21 @@ def test_tokens_travel_to_their_experts_and_back(model: str, experts: int, top_k
 
 def test_experts_with_tensor_and_sequence_parallelism_get_different_tokens() -> None:
     graph = rank("mixtral", tensor=2, expert=4, sequence_parallel=True)
-    assert collectives(graph, "model.layers.1.mlp.experts")["forward", "all_to_all", "expert", BATCH * SEQUENCE * HIDDEN] == 2
+    assert (
+        collectives(graph, "model.layers.1.mlp.experts")[
+            "forward", "all_to_all", "expert", BATCH * SEQUENCE * HIDDEN
+        ]
+        == 2
+    )
 
 
 def test_llama_4_routes_tokens_to_their_experts() -> None:
     """transformers runs all experts on all tokens; frameworks do not."""
-    whole, routed, part = rank("llama4_text"), rank("llama4_text", framework="megatron"), rank("llama4_text", expert=4)
+    whole, routed, part = (
+        rank("llama4_text"),
+        rank("llama4_text", framework="megatron"),
+        rank("llama4_text", expert=4),
+    )
     assert whole.total("flops") > 2 * routed.total("flops")
     assert part.total("flops") == routed.total("flops")
     assert {name for _, name, _, _ in collectives(part)} == {"all_to_all"}
@@ -383,17 +458,39 @@ def test_llama_4_routes_tokens_to_their_experts() -> None:
     ("model", "config", "plan", "message"),
     [
         ("llama", {}, {"tensor": 3}, "plan.tensor: 3 does not divide the 8 attention heads"),
-        ("llama", {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 96}, {"tensor": 6}, "the 4 key and value heads"),
-        ("gpt2", {"n_inner": 130}, {"tensor": 4}, "plan.tensor: 4 does not divide the 130 outputs of transformer.h.0.mlp.c_fc"),
+        (
+            "llama",
+            {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 96},
+            {"tensor": 6},
+            "the 4 key and value heads",
+        ),
+        (
+            "gpt2",
+            {"n_inner": 130},
+            {"tensor": 4},
+            "plan.tensor: 4 does not divide the 130 outputs of transformer.h.0.mlp.c_fc",
+        ),
         ("llama", {}, {"context": 3}, "plan.context: 3 does not divide the 64 tokens of training.sequence"),
         ("vit", {}, {"context": 2}, "plan.context: 2 splits sequences"),
-        ("vit", {}, {"tensor": 2, "sequence_parallel": True}, "plan.sequence_parallel: plan.tensor = 2 does not divide the 17 positions"),
+        (
+            "vit",
+            {},
+            {"tensor": 2, "sequence_parallel": True},
+            "plan.sequence_parallel: plan.tensor = 2 does not divide the 17 positions",
+        ),
         ("llama", {}, {"expert": 2}, "plan.expert: 2, but LlamaForCausalLM has no mixture of experts"),
-        ("mixtral", {}, {"expert": 3}, "plan.expert: 3 does not divide the 8 experts of model.layers.0.mlp.experts"),
+        (
+            "mixtral",
+            {},
+            {"expert": 3},
+            "plan.expert: 3 does not divide the 8 experts of model.layers.0.mlp.experts",
+        ),
         ("mixtral", {}, {"expert": 2, "tensor": 2}, "plan.sequence_parallel: false"),
     ],
 )
-def test_numbers_that_do_not_divide(model: str, config: dict[str, Any], plan: dict[str, Any], message: str) -> None:
+def test_numbers_that_do_not_divide(
+    model: str, config: dict[str, Any], plan: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         trace_rank(a_job(model, config=config, **plan), accumulate=False, info={})
 
@@ -404,7 +501,10 @@ def test_unknown_layers_are_named() -> None:
 
 
 def test_an_unknown_role_is_refused() -> None:
-    with pytest.raises(InputError, match=r"plan.tensor_plan.blocks.\*: 'diagonal' is not one of column, row, vocab, replicate"):
+    with pytest.raises(
+        InputError,
+        match=r"plan.tensor_plan.blocks.\*: 'diagonal' is not one of column, row, vocab, replicate",
+    ):
         TensorParallel(Net(), 2, by_sequence=False, given={"blocks.*": "diagonal"})
 
 
@@ -414,6 +514,10 @@ def test_an_attention_of_its_own_cannot_be_split_by_context() -> None:
 
 
 def test_a_given_graph_cannot_be_cut(tmp_path: Path) -> None:
-    tables = {"model": {"source": "graph", "name": "g.json.zst"}, "training": {"global_batch": 2}, "cluster": {"device": "t4", "nodes": 2}}
+    tables = {
+        "model": {"source": "graph", "name": "g.json.zst"},
+        "training": {"global_batch": 2},
+        "cluster": {"device": "t4", "nodes": 2},
+    }
     with pytest.raises(UnsupportedJob, match="a graph that is given as a file cannot be cut"):
         capture_rank(Job.read({**tables, "plan": {"tensor": 2}}, base=tmp_path))

@@ -23,7 +23,9 @@ ROWS = torch.zeros(4, 8)
 
 
 def convnet() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(8 * 6 * 6, 5))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(8 * 6 * 6, 5)
+    )
 
 
 class TwoConvs(nn.Module):
@@ -54,7 +56,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        result: Tensor = self.out(F.scaled_dot_product_attention(query, key, value, is_causal=self.causal).transpose(1, 2).flatten(2))
+        result: Tensor = self.out(
+            F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         return result
 
 
@@ -163,7 +169,15 @@ def test_operators_carry_the_path_of_their_layer_in_both_directions() -> None:
     graph = capture(TwoConvs(), IMAGE)
     layers = {
         name: [graph.ops[i].layer for i in named(graph, name)]
-        for name in ("convolution", "convolution_backward", "relu", "threshold_backward", "addmm", "mm", "nll_loss_backward")
+        for name in (
+            "convolution",
+            "convolution_backward",
+            "relu",
+            "threshold_backward",
+            "addmm",
+            "mm",
+            "nll_loss_backward",
+        )
     }
     assert layers == {
         "convolution": ["first", "second"],
@@ -178,7 +192,9 @@ def test_operators_carry_the_path_of_their_layer_in_both_directions() -> None:
 
 def test_nested_layers_have_dotted_paths_and_the_optimizer_has_none() -> None:
     graph = capture(nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Flatten(), nn.Linear(144, 5)), IMAGE)
-    assert [graph.ops[i].layer for name in ("convolution", "convolution_backward") for i in named(graph, name)] == ["0.0", "0.0"]
+    assert [
+        graph.ops[i].layer for name in ("convolution", "convolution_backward") for i in named(graph, name)
+    ] == ["0.0", "0.0"]
     assert {op.layer for op in graph.ops if op.phase == "optimizer"} == {""}
 
 
@@ -216,7 +232,11 @@ def test_lifetimes_are_consistent(mode: str, precision: str) -> None:
     end = len(graph.ops)
     assert all(-1 <= buffer.born <= buffer.dies <= end for buffer in graph.buffers)
     for i, op in enumerate(graph.ops):
-        assert all(graph.buffers[number].born < i <= graph.buffers[number].dies for number in op.reads if number not in op.writes)
+        assert all(
+            graph.buffers[number].born < i <= graph.buffers[number].dies
+            for number in op.reads
+            if number not in op.writes
+        )
         assert all(graph.buffers[number].born <= i for number in op.writes)
 
 
@@ -224,8 +244,14 @@ def test_saved_activations_die_in_the_backward_pass() -> None:
     graph = capture(convnet(), IMAGE)
     backward, optimizer = first_op(graph, "backward"), first_op(graph, "optimizer")
     (loss,) = [graph.ops[i].writes[0] for i in named(graph, "nll_loss_forward")]
-    kept = [buffer for number, buffer in enumerate(graph.buffers) if buffer.category == "activations" and number != loss]
-    assert sum(buffer.size_bytes for buffer in kept) >= 2 * 4 * 2 * 8 * 6 * 6  # the inputs of batch norm and of the linear layer
+    kept = [
+        buffer
+        for number, buffer in enumerate(graph.buffers)
+        if buffer.category == "activations" and number != loss
+    ]
+    assert (
+        sum(buffer.size_bytes for buffer in kept) >= 2 * 4 * 2 * 8 * 6 * 6
+    )  # the inputs of batch norm and of the linear layer
     assert all(0 <= buffer.born < backward <= buffer.dies < optimizer for buffer in kept)
 
 
@@ -268,7 +294,12 @@ def test_accumulation_adds_to_gradients_that_exist_before_the_step() -> None:
     assert held_bytes(graph, "gradients") == held_bytes(once, "gradients") == 4 * graph.parameters
     assert launched(graph, "backward").count("add_") == len(list(convnet().parameters()))
     assert launched(once, "backward").count("add_") == 0
-    added = {number for i in named(graph, "add_") if graph.ops[i].phase == "backward" for number in graph.ops[i].writes}
+    added = {
+        number
+        for i in named(graph, "add_")
+        if graph.ops[i].phase == "backward"
+        for number in graph.ops[i].writes
+    }
     assert {graph.buffers[number].category for number in added} == {"gradients"}
 
 
@@ -288,7 +319,9 @@ def test_inference_needs_no_loss_and_no_trainable_parameter() -> None:
 
 
 def test_batch_norm_and_dropout_know_that_they_infer() -> None:
-    graph = capture(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)), IMAGE, mode="infer")
+    graph = capture(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)), IMAGE, mode="infer"
+    )
     assert launched(graph, "forward") == ["convolution", "cudnn_batch_norm"]
     assert graph.ops[named(graph, "cudnn_batch_norm")[0]].operator.args.get("training") is False
 
@@ -298,7 +331,10 @@ def test_batch_norm_and_dropout_know_that_they_infer() -> None:
 
 def test_channels_last_reaches_the_outputs_of_convolutions() -> None:
     graph = capture(TwoConvs(), IMAGE, channels_last=True)
-    assert all(graph.ops[i].operator.outputs[0].channels_last for i in (*named(graph, "convolution"), *named(graph, "relu")))
+    assert all(
+        graph.ops[i].operator.outputs[0].channels_last
+        for i in (*named(graph, "convolution"), *named(graph, "relu"))
+    )
 
 
 def test_channels_last_is_the_layout_of_input_and_weights() -> None:
@@ -342,7 +378,10 @@ def test_capture_leaves_the_users_module_alone() -> None:
     before = {name: value.clone() for name, value in module.state_dict().items()}
     tensors = [id(tensor) for tensor in (*module.parameters(), *module.buffers())]
     capture(module, IMAGE, precision="bf16", channels_last=True, optimizer="adamw")
-    assert all(torch.equal(value, before[name]) and value.device.type == "cpu" for name, value in module.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) and value.device.type == "cpu"
+        for name, value in module.state_dict().items()
+    )
     assert [id(tensor) for tensor in (*module.parameters(), *module.buffers())] == tensors
     assert not any(child.training for child in module.modules())
     assert torch.equal(module[0].weight.grad, torch.ones_like(module[0].weight))
@@ -353,7 +392,9 @@ def test_capture_leaves_a_module_on_meta_alone() -> None:
     module = convnet().to("meta").eval()
     capture(module, IMAGE, precision="bf16")
     assert not module.training
-    assert all(parameter.dtype == torch.float32 and parameter.grad is None for parameter in module.parameters())
+    assert all(
+        parameter.dtype == torch.float32 and parameter.grad is None for parameter in module.parameters()
+    )
 
 
 class OnlyBuffers(nn.Module):
@@ -406,7 +447,9 @@ class Broken(nn.Module):
 
 
 def test_an_error_in_the_model_names_its_module_and_line() -> None:
-    with pytest.raises(CaptureError, match=r"^module 1\.0: KeyError: .*no such head.* \(at .*test_capture_tracer\.py:\d+\)$"):
+    with pytest.raises(
+        CaptureError, match=r"^module 1\.0: KeyError: .*no such head.* \(at .*test_capture_tracer\.py:\d+\)$"
+    ):
         capture(nn.Sequential(nn.Linear(8, 8), nn.Sequential(Broken())), ROWS)
 
 
@@ -415,7 +458,10 @@ def test_a_wrong_shape_is_one_line_that_names_the_module() -> None:
         capture(nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 8)), ROWS)
 
 
-@pytest.mark.parametrize(("loss", "message"), [(None, r"an output of shape \[4\] has no default loss"), (lambda _: None, "^loss: missing")])
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [(None, r"an output of shape \[4\] has no default loss"), (lambda _: None, "^loss: missing")],
+)
 def test_an_output_without_a_loss_says_what_to_do(loss: Any, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         capture(nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)), ROWS, loss)
@@ -448,7 +494,9 @@ def test_checkpointed_layers_run_again_in_the_backward_pass() -> None:
     ],
     ids=["autocast", "dropout", "attention"],
 )
-def test_checkpointed_layers_are_recomputed_with_the_same_kernels(body: nn.Module, inputs: Tensor, precision: str) -> None:
+def test_checkpointed_layers_are_recomputed_with_the_same_kernels(
+    body: nn.Module, inputs: Tensor, precision: str
+) -> None:
     graph = capture(Checkpointed(body), inputs, total, precision=precision)
     again = [op.operator.name for op in graph.ops if op.phase == "backward"]
     assert "addmm" in again
@@ -462,7 +510,11 @@ def test_checkpointed_layers_are_recomputed_with_the_same_kernels(body: nn.Modul
     [
         (TwoConvs(), IMAGE, "fp32"),
         (TwoConvs(), IMAGE, "amp-bf16"),
-        (nn.Sequential(nn.ConvTranspose2d(3, 4, 3, stride=2), nn.Flatten(), nn.Linear(4 * 17 * 17, 5)), IMAGE, "fp32"),
+        (
+            nn.Sequential(nn.ConvTranspose2d(3, 4, 3, stride=2), nn.Flatten(), nn.Linear(4 * 17 * 17, 5)),
+            IMAGE,
+            "fp32",
+        ),
         (Attention(), torch.zeros(2, 8, 16), "fp32"),
         (Attention(causal=True), torch.zeros(2, 8, 16), "bf16"),
     ],
@@ -471,7 +523,10 @@ def test_checkpointed_layers_are_recomputed_with_the_same_kernels(body: nn.Modul
 def test_flops_are_those_of_torchs_counter(module: nn.Module, inputs: Tensor, precision: str) -> None:
     with FlopCounterMode(display=False) as counter:
         graph = trace_step(module.to("meta"), (inputs,), total, samples=2, precision=precision)
-    theirs = {str(packet).removeprefix("aten."): count for packet, count in counter.get_flop_counts()["Global"].items()}
+    theirs = {
+        str(packet).removeprefix("aten."): count
+        for packet, count in counter.get_flop_counts()["Global"].items()
+    }
     ours = {name: sum(graph.ops[i].operator.flops for i in named(graph, name)) for name in theirs}
     assert ours == theirs
     assert graph.total("flops") == counter.get_total_flops() > 0

@@ -181,7 +181,9 @@ def test_figures_that_everybody_knows() -> None:
     assert (h100.bf16, h100.fp8, h100.memory_bytes_per_s, h100.sms) == (989.4e12, 1978.9e12, 3.35e12, 132)
     a100 = CATALOG.device("a100")
     assert (a100.bf16, a100.tf32, a100.fp32, a100.l2_bytes) == (312e12, 156e12, 19.5e12, 40 * 2**20)
-    assert CATALOG.device("4090").bf16 == pytest.approx(82.6e12 * 2)  # FP32 accumulation: half of the advertised 330
+    assert CATALOG.device("4090").bf16 == pytest.approx(
+        82.6e12 * 2
+    )  # FP32 accumulation: half of the advertised 330
     assert h100.link_rate("nvswitch") == 450e9
     assert CATALOG.device("t4").pcie_bytes_per_s == pytest.approx(15.76e9)
 
@@ -206,7 +208,10 @@ def test_every_node_makes_a_sound_cluster(node: object) -> None:
     assert 1 <= cluster.devices_per_node <= 16
     assert 1e9 <= cluster.inter_node.bandwidth_bytes_per_s <= 1e12
     assert 10e9 <= cluster.intra_node.bandwidth_bytes_per_s <= 1e12
-    assert cluster.inter_node.bandwidth_bytes_per_s / cluster.devices_per_node < cluster.intra_node.bandwidth_bytes_per_s
+    assert (
+        cluster.inter_node.bandwidth_bytes_per_s / cluster.devices_per_node
+        < cluster.intra_node.bandwidth_bytes_per_s
+    )
     for variant in cluster.node.variants:
         assert CATALOG.device(variant).name == variant
 

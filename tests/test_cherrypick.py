@@ -11,7 +11,13 @@ from foretrain import predictors
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Run
 from foretrain.predictors.checks import check_predictor
-from foretrain.predictors.cherrypick import CherryPickPredictor, Process, configuration, expected_improvement, search
+from foretrain.predictors.cherrypick import (
+    CherryPickPredictor,
+    Process,
+    configuration,
+    expected_improvement,
+    search,
+)
 from test_ernest import job
 
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -23,7 +29,10 @@ def valley(one: Job) -> float:
 
 
 def runs() -> list[Run]:
-    return [Run(job=job(workers=workers), measured={"step_time_s": valley(job(workers=workers))}) for workers in (1, 2, 4, 8, 16)]
+    return [
+        Run(job=job(workers=workers), measured={"step_time_s": valley(job(workers=workers))})
+        for workers in (1, 2, 4, 8, 16)
+    ]
 
 
 def test_it_passes_the_conformance_checks() -> None:

@@ -61,7 +61,13 @@ def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def process(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "foretrain.cli", *words], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "foretrain.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def forecast(*words: str) -> Any:
@@ -78,7 +84,9 @@ def job(**sections: Any) -> dict[str, Any]:
 
 
 def write_lines(path: str, records: Sequence[object]) -> None:
-    Path(path).write_text("".join(f"{record if isinstance(record, str) else json.dumps(record)}\n" for record in records))
+    Path(path).write_text(
+        "".join(f"{record if isinstance(record, str) else json.dumps(record)}\n" for record in records)
+    )
 
 
 # One forecast
@@ -86,13 +94,24 @@ def write_lines(path: str, records: Sequence[object]) -> None:
 
 def test_predict_prints_a_summary() -> None:
     shown = ok("predict", "job.toml")
-    for words in ("tiny.py:net", "a100-sxm", "time per step", "samples/s", "memory at peak", "fits", "whole training", "80 % interval"):
+    for words in (
+        "tiny.py:net",
+        "a100-sxm",
+        "time per step",
+        "samples/s",
+        "memory at peak",
+        "fits",
+        "whole training",
+        "80 % interval",
+    ):
         assert words in shown
     assert "\x1b" not in shown
 
 
 def test_predict_a_model_by_name_with_options() -> None:
-    document = forecast("tiny.py:net", "--device", "h100", "--batch", "4", "--image", "3,8,8", "--optimizer", "adamw")
+    document = forecast(
+        "tiny.py:net", "--device", "h100", "--batch", "4", "--image", "3,8,8", "--optimizer", "adamw"
+    )
     assert document["job"]["training"]["global_batch"] == 4
     assert document["job"]["training"]["optimizer"] == "adamw"
     assert document["job"]["cluster"]["device"] == "h100-sxm-80gb"
@@ -100,7 +119,19 @@ def test_predict_a_model_by_name_with_options() -> None:
 
 
 def test_options_override_the_job_file() -> None:
-    document = forecast("job.toml", "--device", "v100", "--batch", "16", "--micro-batch", "8", "--steps", "7", "--mode", "train")
+    document = forecast(
+        "job.toml",
+        "--device",
+        "v100",
+        "--batch",
+        "16",
+        "--micro-batch",
+        "8",
+        "--steps",
+        "7",
+        "--mode",
+        "train",
+    )
     training = document["job"]["training"]
     assert (training["global_batch"], training["steps"], document["job"]["plan"]["micro_batch"]) == (16, 7, 8)
     assert "epochs" not in training
@@ -108,7 +139,9 @@ def test_options_override_the_job_file() -> None:
 
 
 def test_a_json_job_is_the_same_as_toml(folder: Path) -> None:
-    (folder / "job.json").write_text(json.dumps(job(training={"global_batch": 8, "image": 8, "samples": 800, "epochs": 2})))
+    (folder / "job.json").write_text(
+        json.dumps(job(training={"global_batch": 8, "image": 8, "samples": 800, "epochs": 2}))
+    )
     assert forecast("job.json") == forecast("job.toml")
 
 
@@ -134,13 +167,22 @@ def test_trace_and_page_are_written(folder: Path) -> None:
 
 def test_many_devices_say_where_a_step_goes(folder: Path) -> None:
     shown = ok("predict", "job.toml", "--devices", "4", "--trace", "trace.json", "--html", "report.html")
-    for words in ("on 4 x a100", "computation", "exposed communication", "waiting for the host", "memory of each rank", "network per rank"):
+    for words in (
+        "on 4 x a100",
+        "computation",
+        "exposed communication",
+        "waiting for the host",
+        "memory of each rank",
+        "network per rank",
+    ):
         assert words in shown
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert {event["name"] for event in events} >= {"process_name", "forward", "optimizer"}
     assert "What the time of a step goes to" in (folder / "report.html").read_text()
     document = forecast("job.toml", "--devices", "4")
-    assert sum(document["step_breakdown_s"].values()) == pytest.approx(document["quantities"]["step_time_s"]["median"])
+    assert sum(document["step_breakdown_s"].values()) == pytest.approx(
+        document["quantities"]["step_time_s"]["median"]
+    )
     assert len(document["memory_by_stage_bytes"]) == 1
 
 
@@ -151,8 +193,13 @@ def test_many_devices_have_no_breakdown_by_operator() -> None:
 
 
 def test_user_catalogue(folder: Path) -> None:
-    (folder / "mine.toml").write_text('[devices.mine]\nfp32 = 1e13\nmemory_bytes = "4 GiB"\nmemory_bytes_per_s = "100 GB/s"\n')
-    assert forecast("job.toml", "--device", "mine", "--catalog", "mine.toml")["memory_capacity_bytes"] == 4 * 2**30
+    (folder / "mine.toml").write_text(
+        '[devices.mine]\nfp32 = 1e13\nmemory_bytes = "4 GiB"\nmemory_bytes_per_s = "100 GB/s"\n'
+    )
+    assert (
+        forecast("job.toml", "--device", "mine", "--catalog", "mine.toml")["memory_capacity_bytes"]
+        == 4 * 2**30
+    )
     assert "100 GB/s" in ok("catalog", "devices", "mine", "--catalog", "mine.toml")
 
 
@@ -165,7 +212,10 @@ def test_user_catalogue(folder: Path) -> None:
         (["job.toml", "--device", "h101"], ["cluster.device", "'h101'", "did you mean h100"]),
         (["tiny.py:net", "--device", "h101"], ["cluster.device", "'h101'", "did you mean h100"]),
         (["job.toml", "--precision", "fp31"], ["training.precision", "'fp31'", "fp16", "fp32"]),
-        (["job.toml", "--image", "big"], ["training.image", "'big'", "a side length or channels,height,width"]),
+        (
+            ["job.toml", "--image", "big"],
+            ["training.image", "'big'", "a side length or channels,height,width"],
+        ),
         (["job.toml", "--devices", "3"], ["training.global_batch", "8", "plan.data = 3"]),
         (["job.toml", "--devices", "8", "--nodes", "3"], ["devices", "8", "nodes = 3"]),
         (["job.toml", "--micro-batch", "3"], ["plan.micro_batch", "3", "global batch 8"]),
@@ -178,7 +228,9 @@ def test_user_catalogue(folder: Path) -> None:
         (["job.toml", "--html", "job.toml/report.html"], ["job.toml/report.html", "cannot be written"]),
     ],
 )
-def test_mistakes_are_one_line_that_names_field_value_and_what_is_allowed(words: list[str], parts: list[str]) -> None:
+def test_mistakes_are_one_line_that_names_field_value_and_what_is_allowed(
+    words: list[str], parts: list[str]
+) -> None:
     message = fails("predict", *words)
     for part in parts:
         assert part in message
@@ -190,20 +242,32 @@ def test_mistakes_are_one_line_that_names_field_value_and_what_is_allowed(words:
         ("[model\n", ["bad.toml", "line 1"]),
         (JOB + "colour = 'red'\n", ["bad.toml", "cluster.colour", "device"]),
         (JOB + "[plans]\n", ["bad.toml", "plans", "plan"]),
-        (JOB.replace("global_batch = 8", "global_batch = 'many'"), ["bad.toml", "training.global_batch", "'many'", "a whole number"]),
+        (
+            JOB.replace("global_batch = 8", "global_batch = 'many'"),
+            ["bad.toml", "training.global_batch", "'many'", "a whole number"],
+        ),
         (JOB + "[plan]\ntensor = 2\n", ["bad.toml", "plan", "tensor 2", "1 devices"]),
         ("model = 3\n", ["bad.toml", "missing"]),
     ],
 )
 def test_mistakes_in_a_job_file(folder: Path, text: str, parts: list[str]) -> None:
     (folder / "bad.toml").write_text(text)
-    message = fails("predict", "bad.toml", "--batch", "8") if "many" not in text else fails("predict", "bad.toml")
+    message = (
+        fails("predict", "bad.toml", "--batch", "8") if "many" not in text else fails("predict", "bad.toml")
+    )
     for part in parts:
         assert part in message
 
 
 @pytest.mark.parametrize(
-    "words", [["predict"], ["predict", "job.toml", "--jobs", "x"], ["predict", "x", "--out", "y"], ["predict", "x", "--colour"], ["fly"]]
+    "words",
+    [
+        ["predict"],
+        ["predict", "job.toml", "--jobs", "x"],
+        ["predict", "x", "--out", "y"],
+        ["predict", "x", "--colour"],
+        ["fly"],
+    ],
 )
 def test_usage_errors_exit_with_2(words: list[str]) -> None:
     result = run(*words)
@@ -234,7 +298,9 @@ def test_version() -> None:
 
 
 def test_many_jobs_go_on_after_a_bad_one(folder: Path) -> None:
-    write_lines("jobs.jsonl", [job(), job(cluster={"device": "h101"}), "{", "", {"job": job(), "measured": {}}])
+    write_lines(
+        "jobs.jsonl", [job(), job(cluster={"device": "h101"}), "{", "", {"job": job(), "measured": {}}]
+    )
     result = run("predict", "--jobs", "jobs.jsonl", "--out", "out.jsonl")
     assert result.exit_code == 1
     assert "4 jobs, 2 failed" in result.stderr
@@ -295,7 +361,9 @@ def test_a_cached_graph_needs_no_more_than_the_base_install() -> None:
         "heavy = ('torch', 'plotly', 'timm', 'transformers', 'lightgbm', 'scipy', 'sklearn', 'pyarrow', 'pandas');"
         "print([name for name in heavy if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
     assert "time per step" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -304,7 +372,11 @@ def test_a_closed_pipe_is_silent() -> None:
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [sys.executable, "-m", "foretrain.cli", "catalog", "devices"], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60
+        [sys.executable, "-m", "foretrain.cli", "catalog", "devices"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
     )
     os.close(write)
     assert done.stderr == ""

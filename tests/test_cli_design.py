@@ -31,7 +31,9 @@ def fails(*words: object) -> str:
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]) + "\n")
+    path.write_text(
+        "\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]) + "\n"
+    )
     return path
 
 
@@ -44,7 +46,14 @@ def table(tmp_path: Path) -> Path:
 def test_it_prints_what_it_chose_the_cost_and_the_gain(table: Path, method: str) -> None:
     result = run(table, "--budget", "4s", "--method", method)
     assert result.exit_code == 0, result.output
-    for word in ("batch", "model", "takes", "of 12 candidates", "in all", "a random choice of the same budget"):
+    for word in (
+        "batch",
+        "model",
+        "takes",
+        "of 12 candidates",
+        "in all",
+        "a random choice of the same budget",
+    ):
         assert word in result.stdout
 
 
@@ -71,16 +80,31 @@ def test_the_kind_of_file_does_not_matter(table: Path, tmp_path: Path) -> None:
     else:
         files.append(tmp_path / "candidates.parquet")
         parquet.write_table(Table.from_pylist(ROWS), files[-1])
-    assert len({str(json.loads(run(file, "--budget", "3s", "--json").stdout)["chosen"]) for file in files}) == 1
+    assert (
+        len({str(json.loads(run(file, "--budget", "3s", "--json").stdout)["chosen"]) for file in files}) == 1
+    )
 
 
 def test_seeds_matter_for_random_choices_only(table: Path) -> None:
-    chosen = [json.loads(run(table, "--count", 4, "--method", "random", "--seed", seed, "--json").stdout)["chosen"] for seed in (0, 0, 1)]
+    chosen = [
+        json.loads(run(table, "--count", 4, "--method", "random", "--seed", seed, "--json").stdout)["chosen"]
+        for seed in (0, 0, 1)
+    ]
     assert chosen[0] == chosen[1] != chosen[2]
 
 
 def test_cluster_sizes_after_ernest() -> None:
-    result = run("--cluster", "1,2,4,8,16", "--scale", "0.125,0.25,0.5,1", "--budget", "1h", "--method", "a-optimal", "--json")
+    result = run(
+        "--cluster",
+        "1,2,4,8,16",
+        "--scale",
+        "0.125,0.25,0.5,1",
+        "--budget",
+        "1h",
+        "--method",
+        "a-optimal",
+        "--json",
+    )
     document = json.loads(result.stdout)
     assert document["candidates"] == 20
     assert document["cost_s"] <= 3600
@@ -88,7 +112,9 @@ def test_cluster_sizes_after_ernest() -> None:
 
 
 def test_the_model_can_be_told(table: Path) -> None:
-    document = json.loads(run(table, "--count", 6, "--features", "width,batch", "--log", "--quadratic", "--json").stdout)
+    document = json.loads(
+        run(table, "--count", 6, "--features", "width,batch", "--log", "--quadratic", "--json").stdout
+    )
     assert document["features"] == [
         "1",
         "log width",
@@ -112,7 +138,9 @@ def test_operators_by_their_shapes(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "in all" not in result.stdout
     assert json.loads(run(file, "--operators", "--count", 6, "--json").stdout)["cost_s"] is None
-    assert "row 1 is not an operator" in fails(write_csv(tmp_path / "x.csv", ROWS), "--operators", "--count", 2)
+    assert "row 1 is not an operator" in fails(
+        write_csv(tmp_path / "x.csv", ROWS), "--operators", "--count", 2
+    )
 
 
 def test_a_cost_column_of_another_name(tmp_path: Path) -> None:
@@ -165,7 +193,9 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "not.parquet").write_text("words")
     assert fails(tmp_path / "not.parquet", "--count", 1)
     (tmp_path / "zero.csv").write_text("x,cost_s\n0,1\n1,1\n")
-    assert "x of row 1 is 0: --log is for positive features" in fails(tmp_path / "zero.csv", "--count", 1, "--log")
+    assert "x of row 1 is 0: --log is for positive features" in fails(
+        tmp_path / "zero.csv", "--count", 1, "--log"
+    )
 
 
 def test_bad_cluster_sizes_are_named() -> None:

@@ -30,7 +30,9 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_operators_are_collected_here_and_replayed_there(jobs: Path, tmp_path: Path) -> None:
     listed, measured = tmp_path / "operators.jsonl", tmp_path / "ops.jsonl"
     collected = CliRunner().invoke(app, ["measure", "ops", str(jobs), "--collect-only", "-o", str(listed)])
-    replayed = CliRunner().invoke(app, ["measure", "ops", str(listed), "--device", "cpu", "-o", str(measured)])
+    replayed = CliRunner().invoke(
+        app, ["measure", "ops", str(listed), "--device", "cpu", "-o", str(measured)]
+    )
     assert (collected.exit_code, replayed.exit_code) == (0, 0), replayed.output
     keys = {json.loads(line)["key"] for line in measured.read_text().splitlines()}
     assert len(keys) == len(listed.read_text().splitlines())
@@ -39,19 +41,33 @@ def test_operators_are_collected_here_and_replayed_there(jobs: Path, tmp_path: P
 
 def test_steps_are_written_as_runs(jobs: Path, tmp_path: Path) -> None:
     out = tmp_path / "runs.jsonl"
-    result = CliRunner().invoke(app, ["measure", "steps", str(jobs), "--device", "cpu", "--seconds", "0.01", "-o", str(out)])
+    result = CliRunner().invoke(
+        app, ["measure", "steps", str(jobs), "--device", "cpu", "--seconds", "0.01", "-o", str(out)]
+    )
     assert result.exit_code == 0, result.output
     assert json.loads(out.read_text())["measured"]["step_time_s"] > 0
 
 
 def test_what_failed_is_tried_again_when_asked(jobs: Path, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(MODEL.replace("torch.randn(batch, 8)", "torch.randn(batch, 9)"))
-    words = ["measure", "steps", str(jobs), "--device", "cpu", "--seconds", "0.01", "-o", str(tmp_path / "runs.jsonl")]
+    words = [
+        "measure",
+        "steps",
+        str(jobs),
+        "--device",
+        "cpu",
+        "--seconds",
+        "0.01",
+        "-o",
+        str(tmp_path / "runs.jsonl"),
+    ]
     first = CliRunner().invoke(app, words)
     assert "0 measured, 1 failed" in first.stderr
     assert f"failures in {tmp_path}/runs.failures.jsonl" in first.stderr
     (tmp_path / "net.py").write_text(MODEL)
-    assert "0 left, 1 failed before (--retry-failed tries them again)" in CliRunner().invoke(app, words).stderr
+    assert (
+        "0 left, 1 failed before (--retry-failed tries them again)" in CliRunner().invoke(app, words).stderr
+    )
     assert "1 measured, 0 failed" in CliRunner().invoke(app, [*words, "--retry-failed"]).stderr
 
 

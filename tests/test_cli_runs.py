@@ -30,7 +30,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def document(i: int = 0, *, model: str = "resnet50", device: str = "h100-sxm-80gb", **measured: float) -> dict[str, Any]:
+def document(
+    i: int = 0, *, model: str = "resnet50", device: str = "h100-sxm-80gb", **measured: float
+) -> dict[str, Any]:
     return {
         "job": {
             "model": {"source": "timm", "name": model},
@@ -43,7 +45,9 @@ def document(i: int = 0, *, model: str = "resnet50", device: str = "h100-sxm-80g
 
 
 def write(name: str, *lines: dict[str, Any] | str) -> str:
-    Path(name).write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    Path(name).write_text(
+        "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    )
     return name
 
 
@@ -70,19 +74,37 @@ def test_import_tells_new_from_known(folder: Path) -> None:
     write("b.jsonl", document(1), document(2))
     where = f"{folder}/data/foretrain/runs.db"
     assert ok("import", "a.jsonl").stderr == f"foretrain: 2 new, 1 known, 0 failed in {where}\n"
-    assert ok("import", "a.jsonl", "b.jsonl", "b.jsonl").stderr == f"foretrain: 1 new, 4 known, 0 failed in {where}\n"
+    assert (
+        ok("import", "a.jsonl", "b.jsonl", "b.jsonl").stderr
+        == f"foretrain: 1 new, 4 known, 0 failed in {where}\n"
+    )
     with Store.open(where) as store:
         assert store.count() == 3
 
 
 def test_lines_that_are_no_runs_are_named_and_counted() -> None:
-    write("a.jsonl", document(0), "{", "", document(1, device="no such device"), '{"job": 1}', document(2, step_time=1.0), document(3))
+    write(
+        "a.jsonl",
+        document(0),
+        "{",
+        "",
+        document(1, device="no such device"),
+        '{"job": 1}',
+        document(2, step_time=1.0),
+        document(3),
+    )
     with Path("a.jsonl").open("a") as file:
         file.write(json.dumps(document(4))[:50])
     result = run("import", "a.jsonl", "--store", "sqlite:///runs.db")
     assert result.exit_code == 1
     lines = result.stderr.splitlines()
-    assert [line.split(": ")[1] for line in lines[:-1]] == ["a.jsonl:2", "a.jsonl:4", "a.jsonl:5", "a.jsonl:6", "a.jsonl:8"]
+    assert [line.split(": ")[1] for line in lines[:-1]] == [
+        "a.jsonl:2",
+        "a.jsonl:4",
+        "a.jsonl:5",
+        "a.jsonl:6",
+        "a.jsonl:8",
+    ]
     assert "half a line" in lines[4]
     assert lines[-1] == "foretrain: 2 new, 0 known, 5 failed in sqlite:///runs.db"
 
@@ -105,7 +127,9 @@ def test_nothing_is_imported_when_a_file_cannot_be_read() -> None:
     assert not Path("runs.db").exists()
     assert "'a.jsonl' is not a database" in fails("import", "a.jsonl", "--store", "a.jsonl")
     ok("import", "a.jsonl", "--store", "runs.db")
-    assert "runs.db: it is a database; `foretrain runs export" in fails("import", "runs.db", "--store", "other.db")
+    assert "runs.db: it is a database; `foretrain runs export" in fails(
+        "import", "runs.db", "--store", "other.db"
+    )
 
 
 def test_ctrl_c_keeps_what_is_in(folder: Path) -> None:
@@ -120,7 +144,8 @@ def test_ctrl_c_keeps_what_is_in(folder: Path) -> None:
         kept = store.count()
     assert process.returncode == 130
     told = re.fullmatch(
-        r"foretrain: interrupted: runs.db has at least the first (\S+) of 4,000 lines; import again for the rest\n", message
+        r"foretrain: interrupted: runs.db has at least the first (\S+) of 4,000 lines; import again for the rest\n",
+        message,
     )
     assert told is not None, message
     assert int(told[1].replace(",", "")) in (kept, kept - 200)
@@ -138,7 +163,13 @@ def _wait_for_rows(path: Path) -> None:
 
 
 def test_list_filters_and_limits(folder: Path) -> None:
-    write("a.jsonl", document(0), document(1, model="vit_base"), document(2, device="a100-sxm-80gb", power_w=700.0), document(3))
+    write(
+        "a.jsonl",
+        document(0),
+        document(1, model="vit_base"),
+        document(2, device="a100-sxm-80gb", power_w=700.0),
+        document(3),
+    )
     ok("import", "a.jsonl")
     for words, expected in {
         (): [0, 1, 2, 3],
@@ -162,7 +193,19 @@ def test_list_prints_a_table() -> None:
     ok("import", "a.jsonl")
     lines = ok("list").stdout.splitlines()
     assert lines[1].split() == ["id", "model", "device", "batch", "precision", "step", "source", "label"]
-    assert lines[3].split()[1:] == ["resnet50", "8", "x", "h100-sxm-80gb", "64", "fp32", "250", "ms", "here", "run", "0"]
+    assert lines[3].split()[1:] == [
+        "resnet50",
+        "8",
+        "x",
+        "h100-sxm-80gb",
+        "64",
+        "fp32",
+        "250",
+        "ms",
+        "here",
+        "run",
+        "0",
+    ]
     about = json.loads(ok("list", "--json").stdout)[1]
     assert lines[4].split()[0] == about["id"][:12]
     assert {key: about[key] for key in ("model", "device", "devices", "global_batch", "precision", "source", "label")} == {
@@ -177,7 +220,16 @@ def test_show_one_run(store: str) -> None:
     ok("import", "a.jsonl", "--store", "runs.db")
     name = json.loads(ok("list", "--json", "--store", store).stdout)[0]["id"]
     text = ok("show", name[:10], "--store", store).stdout
-    for part in (name, "resnet50", "global_batch 64", "250 ms", "2 GiB", "700 W", "a note", "devices_per_node 8"):
+    for part in (
+        name,
+        "resnet50",
+        "global_batch 64",
+        "250 ms",
+        "2 GiB",
+        "700 W",
+        "a note",
+        "devices_per_node 8",
+    ):
         assert part in text
     assert json.loads(ok("show", name, "--store", store, "--json").stdout)["measured"]["kernels"] == 12
     assert "no run in" in fails("show", "0" * 20, "--store", store)
@@ -187,8 +239,12 @@ def test_show_one_run(store: str) -> None:
 def test_export_gives_back_what_was_imported() -> None:
     write("a.jsonl", *(document(i) for i in range(5)), document(9, model="vit_base"))
     ok("import", "a.jsonl", "--store", "runs.db")
-    assert ok("export", "--store", "runs.db", "-o", "new/b.jsonl").stderr == "foretrain: 6 runs in new/b.jsonl\n"
-    assert [one.to_dict() for _, one in open_runs("new/b.jsonl")] == [one.to_dict() for _, one in open_runs("a.jsonl")]
+    assert (
+        ok("export", "--store", "runs.db", "-o", "new/b.jsonl").stderr == "foretrain: 6 runs in new/b.jsonl\n"
+    )
+    assert [one.to_dict() for _, one in open_runs("new/b.jsonl")] == [
+        one.to_dict() for _, one in open_runs("a.jsonl")
+    ]
     assert "0 new, 6 known" in ok("import", "new/b.jsonl", "--store", "runs.db").stderr
     ok("export", "--store", "runs.db", "-o", "c.jsonl.zst", "--model", "vit*")
     assert zstandard.decompress(Path("c.jsonl.zst").read_bytes()).count(b"\n") == 1
@@ -202,7 +258,9 @@ def test_a_failed_export_leaves_the_old_file() -> None:
     write("out.jsonl", "old")
     with Store.open("runs.db") as store, store._transaction(writes=True) as connection:
         connection.exec_driver_sql("UPDATE foretrain_runs SET run = 'not JSON'")
-    assert "runs.db: it holds a run that is not JSON" in fails("export", "--store", "runs.db", "-o", "out.jsonl")
+    assert "runs.db: it holds a run that is not JSON" in fails(
+        "export", "--store", "runs.db", "-o", "out.jsonl"
+    )
     assert "none.db: there is no such file" in fails("export", "--store", "none.db", "-o", "out.jsonl")
     assert Path("out.jsonl").read_text() == "old\n"
 
@@ -228,18 +286,27 @@ def test_half_a_line_is_reported_by_list() -> None:
     assert "foretrain: a.jsonl:2: half a line" in result.stderr
 
 
-@pytest.mark.parametrize("command", [("list",), ("show", "a"), ("export", "-o", "x.jsonl"), ("import", "a.jsonl")])
-def test_a_server_that_does_not_answer_is_one_line_without_the_password(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "command", [("list",), ("show", "a"), ("export", "-o", "x.jsonl"), ("import", "a.jsonl")]
+)
+def test_a_server_that_does_not_answer_is_one_line_without_the_password(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     write("a.jsonl", document())
     monkeypatch.setenv("FORETRAIN_STORE", "postgresql+psycopg://ann:s3cret@127.0.0.1:1/runs")
     result = run(*command)
     assert result.exit_code == 2
     assert "s3cret" not in result.output
-    assert result.stderr.splitlines()[-1].startswith("foretrain: postgresql+psycopg://ann:***@127.0.0.1:1/runs: connection failed")
+    assert result.stderr.splitlines()[-1].startswith(
+        "foretrain: postgresql+psycopg://ann:***@127.0.0.1:1/runs: connection failed"
+    )
 
 
 def test_other_mistakes_are_one_line(folder: Path) -> None:
-    assert f"{folder}/data/foretrain/runs.db: there is no such file; `foretrain runs import` makes it" in fails("list")
+    assert (
+        f"{folder}/data/foretrain/runs.db: there is no such file; `foretrain runs import` makes it"
+        in fails("list")
+    )
     assert not (folder / "data").exists()
     assert "--quantity: 'speed' is not one of" in fails("list", "--quantity", "speed")
     write("text.db", "plain text that is long enough to be looked at by a database " * 20)

@@ -31,9 +31,15 @@ def links(kinds: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
 
 LINKS = {"intra_node": links(LINKS_IN_NODE), "inter_node": links(NETWORKS)}
 GPUS = st.sampled_from([name for name in CATALOG.names("devices") if name != "cpu"] + ["h100", "RTX 3090"])
-BARE = st.fixed_dictionaries({"device": GPUS}, optional={"nodes": st.integers(1, 512), "devices_per_node": st.integers(1, 16), **LINKS})
-NODES = st.fixed_dictionaries({"node": st.sampled_from(CATALOG.names("nodes"))}, optional={"nodes": st.integers(1, 512), **LINKS})
-CPUS = st.fixed_dictionaries({"device": st.just("cpu"), "cores_per_device": st.integers(1, 64)}, optional={"nodes": st.integers(1, 64)})
+BARE = st.fixed_dictionaries(
+    {"device": GPUS}, optional={"nodes": st.integers(1, 512), "devices_per_node": st.integers(1, 16), **LINKS}
+)
+NODES = st.fixed_dictionaries(
+    {"node": st.sampled_from(CATALOG.names("nodes"))}, optional={"nodes": st.integers(1, 512), **LINKS}
+)
+CPUS = st.fixed_dictionaries(
+    {"device": st.just("cpu"), "cores_per_device": st.integers(1, 64)}, optional={"nodes": st.integers(1, 64)}
+)
 GROUPS = BARE | NODES | CPUS
 PRICES = st.fixed_dictionaries({}, optional={"price": st.floats(0, 100) | st.just("$4.10/h")})
 MIXED = st.fixed_dictionaries({"groups": st.lists(GROUPS, min_size=1, max_size=3)})
@@ -77,7 +83,12 @@ def test_a_node_fills_in_everything() -> None:
     assert (cluster.inter_node.kind, cluster.inter_node.bandwidth_bytes_per_s) == ("infiniband", 400e9)
     assert cluster.groups[0].inter_node_bytes_per_s_per_device == 50e9
     assert cluster.assumptions == ()
-    assert cluster.to_dict() == {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 16, "node": "dgx-h100"}
+    assert cluster.to_dict() == {
+        "device": "h100-sxm-80gb",
+        "devices_per_node": 8,
+        "nodes": 16,
+        "node": "dgx-h100",
+    }
 
 
 def test_a_node_may_come_with_several_devices() -> None:
@@ -94,7 +105,9 @@ def test_nvlink_may_span_nodes() -> None:
 
 def test_a_part_of_a_node_reaches_the_nics_near_it() -> None:
     assert read(node="dgx-h100", devices_per_node=4).groups[0].inter_node_bytes_per_s_per_device == 50e9
-    assert read(node="g4dn.12xlarge", devices_per_node=1).groups[0].inter_node_bytes_per_s_per_device == 6.25e9
+    assert (
+        read(node="g4dn.12xlarge", devices_per_node=1).groups[0].inter_node_bytes_per_s_per_device == 6.25e9
+    )
     assert read(node="g4dn.12xlarge").groups[0].inter_node_bytes_per_s_per_device == 6.25e9 / 4
 
 
@@ -160,27 +173,60 @@ def test_one_group_is_the_same_as_no_groups() -> None:
             {"node": "dgx-a100", "devices_per_node": 9},
             r"devices_per_node: 9 is not at most 8, what node 'dgx-a100' has",
         ),
-        ({"node": "dgx-a100", "devices_per_node": 0}, r"devices_per_node: 0 is not a whole number of at least 1"),
-        ({"device": "t4", "devices_per_node": -1}, r"devices_per_node: -1 is not a whole number of at least 1"),
+        (
+            {"node": "dgx-a100", "devices_per_node": 0},
+            r"devices_per_node: 0 is not a whole number of at least 1",
+        ),
+        (
+            {"device": "t4", "devices_per_node": -1},
+            r"devices_per_node: -1 is not a whole number of at least 1",
+        ),
         ({"device": "t4", "nodes": 0}, r"cluster\.nodes: 0 is not a whole number of at least 1"),
         ({"device": "t4", "nodes": 1.5}, r"cluster\.nodes: 1\.5 is not a whole number"),
         ({"device": "t4", "nodes": True}, r"cluster\.nodes: True is not a whole number"),
         ({"device": "cpu"}, r"cluster\.cores_per_device: missing"),
-        ({"device": "cpu", "cores_per_device": 0}, r"cores_per_device: 0 is not a whole number of at least 1"),
-        ({"device": "t4", "cores_per_device": 2}, r"cores_per_device: 2 is not allowed, because 't4' is not a CPU"),
+        (
+            {"device": "cpu", "cores_per_device": 0},
+            r"cores_per_device: 0 is not a whole number of at least 1",
+        ),
+        (
+            {"device": "t4", "cores_per_device": 2},
+            r"cores_per_device: 2 is not allowed, because 't4' is not a CPU",
+        ),
         ({"device": "t4", "price": "cheap"}, r"cluster\.price: 'cheap' is not a price"),
         ({"device": "t4", "price": -1}, r"cluster\.price: -1\.0 is not a number of at least 0"),
         ({"device": "t4", "inter_node": "fast"}, r"cluster\.inter_node: 'fast' is not a rate"),
-        ({"device": "t4", "inter_node": {"kind": "efe"}}, r"cluster\.inter_node\.kind: 'efe' .*did you mean efa"),
-        ({"device": "t4", "inter_node": {"kind": "pcie"}}, r"inter_node\.kind: 'pcie' is not a network between nodes"),
-        ({"device": "t4", "intra_node": {"kind": "efa"}}, r"intra_node\.kind: 'efa' is not a link inside a node"),
-        ({"device": "t4", "intra_node": {"kind": "nvswitch"}}, r"intra_node\.bandwidth: missing; t4 has no nvswitch"),
-        ({"device": "t4", "inter_node": {"bandwidth": 0}}, r"inter_node\.bandwidth: 0\.0 is not a number above 0"),
+        (
+            {"device": "t4", "inter_node": {"kind": "efe"}},
+            r"cluster\.inter_node\.kind: 'efe' .*did you mean efa",
+        ),
+        (
+            {"device": "t4", "inter_node": {"kind": "pcie"}},
+            r"inter_node\.kind: 'pcie' is not a network between nodes",
+        ),
+        (
+            {"device": "t4", "intra_node": {"kind": "efa"}},
+            r"intra_node\.kind: 'efa' is not a link inside a node",
+        ),
+        (
+            {"device": "t4", "intra_node": {"kind": "nvswitch"}},
+            r"intra_node\.bandwidth: missing; t4 has no nvswitch",
+        ),
+        (
+            {"device": "t4", "inter_node": {"bandwidth": 0}},
+            r"inter_node\.bandwidth: 0\.0 is not a number above 0",
+        ),
         ({"device": "t4", "inter_node": {"bandwidth": float("nan")}}, r"inter_node\.bandwidth: nan is not"),
-        ({"device": "t4", "inter_node": {"speed": 1}}, r"cluster\.inter_node\.speed: 'speed' is not a known key"),
+        (
+            {"device": "t4", "inter_node": {"speed": 1}},
+            r"cluster\.inter_node\.speed: 'speed' is not a known key",
+        ),
         ({"device": "t4", "groups": [{"device": "t4"}]}, r"cluster\.device: not allowed beside groups"),
         ({"groups": [{"device": "t4"}, {"device": "t5"}]}, r"cluster\.groups\[1\]\.device: 't5' is not"),
-        ({"groups": [{"device": "t4", "price": 1}]}, r"cluster\.groups\[0\]\.price: 'price' is not a known key"),
+        (
+            {"groups": [{"device": "t4", "price": 1}]},
+            r"cluster\.groups\[0\]\.price: 'price' is not a known key",
+        ),
     ],
 )
 def test_impossible_clusters_are_one_clear_line(section: dict[str, Any], message: str) -> None:

@@ -25,7 +25,12 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "mi300x": {"node": "mi300x-8", "nodes": 64},
     "perlmutter": {"node": "perlmutter", "nodes": 64},
     "t4": {"node": "g4dn.12xlarge", "nodes": 64},
-    "pairs": {"device": "a100-pcie-80gb", "devices_per_node": 4, "nodes": 64, "intra_node": {"kind": "nvlink-pair"}},
+    "pairs": {
+        "device": "a100-pcie-80gb",
+        "devices_per_node": 4,
+        "nodes": 64,
+        "intra_node": {"kind": "nvlink-pair"},
+    },
     "cpu": {"device": "cpu", "cores_per_device": 1, "devices_per_node": 8, "nodes": 64},
 }
 CLUSTERS = {name: Cluster.read(section, Catalog.load()) for name, section in SECTIONS.items()}
@@ -83,21 +88,27 @@ def test_a_team_of_one_is_free(name: str, kind: Kind, size: float) -> None:
 
 
 @given(NAMES, KINDS, SIZES, SIZES, COUNTS, COUNTS)
-def test_more_bytes_never_cost_less(name: str, kind: Kind, one: float, other: float, degree: int, stride: int) -> None:
+def test_more_bytes_never_cost_less(
+    name: str, kind: Kind, one: float, other: float, degree: int, stride: int
+) -> None:
     members = placed(name, degree, stride)
     small, large = (NETWORKS[name].time_s(kind, size, members) for size in sorted((one, other)))
     assert small <= large
 
 
 @given(NAMES, KINDS, SIZES, st.integers(1, 8), st.integers(1, 64), st.integers(1, 7))
-def test_more_sharing_is_never_faster(name: str, kind: Kind, size: float, per_node: int, nodes: int, sharing: int) -> None:
+def test_more_sharing_is_never_faster(
+    name: str, kind: Kind, size: float, per_node: int, nodes: int, sharing: int
+) -> None:
     alone = Team(per_node=per_node, nodes=nodes, sharing=sharing)
     shared = dataclasses.replace(alone, sharing=sharing + 1)
     assert NETWORKS[name].time_s(kind, size, alone) <= NETWORKS[name].time_s(kind, size, shared) * (1 + 1e-12)
 
 
 @given(NAMES, KINDS, st.lists(SIZES, min_size=1, max_size=5), COUNTS)
-def test_a_column_of_sizes_costs_what_each_of_them_does(name: str, kind: Kind, sizes: list[float], degree: int) -> None:
+def test_a_column_of_sizes_costs_what_each_of_them_does(
+    name: str, kind: Kind, sizes: list[float], degree: int
+) -> None:
     members = placed(name, degree)
     column = NETWORKS[name].time_s(kind, np.array(sizes), members)
     assert column.tolist() == [NETWORKS[name].time_s(kind, size, members) for size in sizes]
@@ -111,7 +122,9 @@ def test_no_all_reduce_beats_the_links(name: str, size: float, degree: int) -> N
     if members.per_node > 1:
         assert time_s >= size / max(group.intra_node.bandwidth_bytes_per_s, group.device.pcie_bytes_per_s)
     if members.size > group.domain:
-        assert time_s >= size / group.inter_node.bandwidth_bytes_per_s / (group.domain // group.devices_per_node)
+        assert time_s >= size / group.inter_node.bandwidth_bytes_per_s / (
+            group.domain // group.devices_per_node
+        )
 
 
 @given(NAMES, SIZES, st.integers(2, 64))
@@ -124,7 +137,9 @@ def test_an_all_reduce_costs_at_most_its_two_halves(name: str, size: float, degr
 @given(NAMES, SIZES, COUNTS)
 def test_an_all_reduce_sends_what_its_two_halves_send(name: str, size: float, degree: int) -> None:
     members, network = placed(name, degree), NETWORKS[name]
-    halves = network.traffic_bytes("reduce_scatter", size, members) + network.traffic_bytes("all_gather", size, members)
+    halves = network.traffic_bytes("reduce_scatter", size, members) + network.traffic_bytes(
+        "all_gather", size, members
+    )
     assert network.traffic_bytes("all_reduce", size, members) == pytest.approx(halves)
     assert halves <= 2 * size
 
@@ -152,8 +167,12 @@ def test_a_send_takes_the_link_between_its_ends() -> None:
 def test_devices_of_a_node_have_an_adapter_each() -> None:
     """Eight teams of one device per node are no slower than one, where each device has a NIC of its own."""
     alone, shared = (Team(per_node=1, nodes=8, sharing=sharing) for sharing in (1, 8))
-    assert NETWORKS["h100"].time_s("all_reduce", 1e9, alone) == NETWORKS["h100"].time_s("all_reduce", 1e9, shared)
-    assert NETWORKS["t4"].time_s("all_reduce", 1e9, shared) > 7 * NETWORKS["t4"].time_s("all_reduce", 1e9, alone)
+    assert NETWORKS["h100"].time_s("all_reduce", 1e9, alone) == NETWORKS["h100"].time_s(
+        "all_reduce", 1e9, shared
+    )
+    assert NETWORKS["t4"].time_s("all_reduce", 1e9, shared) > 7 * NETWORKS["t4"].time_s(
+        "all_reduce", 1e9, alone
+    )
 
 
 def test_a_node_brings_all_its_adapters_into_a_ring() -> None:
@@ -162,8 +181,12 @@ def test_a_node_brings_all_its_adapters_into_a_ring() -> None:
 
 
 def test_a_mesh_gives_two_devices_only_the_links_between_them() -> None:
-    assert bus_bytes_per_s("perlmutter", Team(per_node=4, nodes=1)) > 2.5 * bus_bytes_per_s("perlmutter", Team(per_node=2, nodes=1))
-    assert bus_bytes_per_s("a100", Team(per_node=4, nodes=1)) == pytest.approx(bus_bytes_per_s("a100", Team(per_node=2, nodes=1)), rel=0.05)
+    assert bus_bytes_per_s("perlmutter", Team(per_node=4, nodes=1)) > 2.5 * bus_bytes_per_s(
+        "perlmutter", Team(per_node=2, nodes=1)
+    )
+    assert bus_bytes_per_s("a100", Team(per_node=4, nodes=1)) == pytest.approx(
+        bus_bytes_per_s("a100", Team(per_node=2, nodes=1)), rel=0.05
+    )
 
 
 def test_bridged_pairs_reach_each_other_by_pcie() -> None:
@@ -181,7 +204,9 @@ def test_the_switch_reduces_from_hopper_on() -> None:
 
 def test_an_nvlink_domain_counts_as_one_node() -> None:
     inside, outside = Team(per_node=4, nodes=16), Team(per_node=4, nodes=16, spacing=32)
-    assert NETWORKS["nvl72"].time_s("all_gather", 1e9, inside) < NETWORKS["nvl72"].time_s("all_gather", 1e9, outside)
+    assert NETWORKS["nvl72"].time_s("all_gather", 1e9, inside) < NETWORKS["nvl72"].time_s(
+        "all_gather", 1e9, outside
+    )
     pair = Team(per_node=1, nodes=2)
     assert NETWORKS["nvl72"].time_s("send", 1e9, pair) < 2e9 / 900e9
     assert NETWORKS["nvl72"].time_s("send", 1e9, dataclasses.replace(pair, spacing=18)) > 1e9 / 50e9
@@ -217,15 +242,24 @@ def test_a_mixed_cluster_is_as_slow_as_its_slowest_group(kind: Kind, size: float
 
 
 @given(NAMES, SIZES, COUNTS, st.integers(1, 16), st.integers(1, 32))
-def test_more_workers_never_cost_a_server_less(name: str, size: float, workers: int, servers: int, nodes: int) -> None:
+def test_more_workers_never_cost_a_server_less(
+    name: str, size: float, workers: int, servers: int, nodes: int
+) -> None:
     assume(nodes <= workers + servers)
     network = NETWORKS[name]
-    few, many = (network.parameter_server_s(size, workers=count, servers=servers, nodes=nodes) for count in (workers, workers + 1))
+    few, many = (
+        network.parameter_server_s(size, workers=count, servers=servers, nodes=nodes)
+        for count in (workers, workers + 1)
+    )
     assert few <= many * (1 + 1e-12)
 
 
 def test_a_slow_link_of_the_server_decides() -> None:
-    section = {**SECTIONS["cpu"], "devices_per_node": 1, "inter_node": {"kind": "ethernet", "bandwidth": "1 Gb/s"}}
+    section = {
+        **SECTIONS["cpu"],
+        "devices_per_node": 1,
+        "inter_node": {"kind": "ethernet", "bandwidth": "1 Gb/s"},
+    }
     network, size, workers = Collectives(Cluster.read(section)), 1e8, 4
     time_s = network.parameter_server_s(size, workers=workers, servers=1, nodes=5)
     assert time_s == pytest.approx(2 * workers * size / 0.125e9, rel=0.1)

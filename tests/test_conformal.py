@@ -38,7 +38,14 @@ def test_the_next_value_is_inside_as_often_as_said(count: int) -> None:
 
 def test_the_package_has_intervals_for_every_case() -> None:
     cases = shipped()
-    assert cases.keys() == {"device-bound", "host-bound", "calibrated", "data sheet", "many devices", "many devices, calibrated"}
+    assert cases.keys() == {
+        "device-bound",
+        "host-bound",
+        "calibrated",
+        "data sheet",
+        "many devices",
+        "many devices, calibrated",
+    }
     for case in cases.values():
         assert case
         assert all(isinstance(value, Factors) and value.low <= 1 <= value.high for value in case.values())

@@ -86,7 +86,9 @@ def test_a_cluster_section_comes_from_resources() -> None:
     assert two.cluster(cores_per_device=2) == {
         "device": "cpu", "devices_per_node": 2, "nodes": 2, "cores_per_device": 2, "inter_node": {"bandwidth": 1.25e9},
     }  # fmt: skip
-    with pytest.raises(InputError, match=r"^cluster.cores_per_device: 16 is not at most the 9 cores of a node$"):
+    with pytest.raises(
+        InputError, match=r"^cluster.cores_per_device: 16 is not at most the 9 cores of a node$"
+    ):
         two.cluster(cores_per_device=16)
     with pytest.raises(InputError, match=r"^cluster.cores_per_device: 0 is not 1 or more$"):
         two.cluster(cores_per_device=0)
@@ -95,8 +97,13 @@ def test_a_cluster_section_comes_from_resources() -> None:
 
 
 def test_gpus_must_be_named_and_nodes_without_any_are_left_out() -> None:
-    mixed = local(machine("head"), machine("a", gpus=8, gpu_kind="H100"), machine("b", gpus=8, gpu_kind="H100"))
-    with pytest.raises(InputError, match=r"^cluster.device: missing; 16 GPUs \(H100\) were found, name what they are, or cpu$"):
+    mixed = local(
+        machine("head"), machine("a", gpus=8, gpu_kind="H100"), machine("b", gpus=8, gpu_kind="H100")
+    )
+    with pytest.raises(
+        InputError,
+        match=r"^cluster.device: missing; 16 GPUs \(H100\) were found, name what they are, or cpu$",
+    ):
         mixed.cluster()
     assert mixed.cluster("h100-sxm-80gb") == {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 2}
     assert mixed.cluster("cpu", 4)["nodes"] == 3
@@ -107,28 +114,41 @@ def test_a_live_ray_cluster_is_found_node_by_node(tmp_path: Path) -> None:
     """In a process of its own, which takes Ray's with it when it ends."""
     pytest.importorskip("ray", reason="Ray is not installed")
     records = tmp_path / "answers.jsonl"
-    done = subprocess.run([sys.executable, "-c", CLUSTER, str(records)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", CLUSTER, str(records)], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("TOLD")).removeprefix("TOLD"))
+    told = json.loads(
+        next(line for line in done.stdout.splitlines() if line.startswith("TOLD")).removeprefix("TOLD")
+    )
     found = {node["cores"]: node for node in told["nodes"]}
     assert sorted(found) == [2, 5]
     assert (found[2]["memory_bytes"], found[2]["gpus"]) == (300 * 2**20, 0)
     assert (found[5]["gpus"], found[5]["gpu_kind"]) == (2, "H100")
     assert all(node["link_bytes_per_s"] is None or node["link_bytes_per_s"] > 0 for node in told["nodes"])
     assert (told["cluster"]["nodes"], told["cluster"]["devices_per_node"]) == (2, 2)
-    assert "cluster: its nodes differ; 2 workers on each, as many as the smallest has room for" in told["assumptions"]
+    assert (
+        "cluster: its nodes differ; 2 workers on each, as many as the smallest has room for"
+        in told["assumptions"]
+    )
     assert told["gpus"] == {"device": "h100-sxm-80gb", "devices_per_node": 2, "nodes": 1}
     assert told["refused"].startswith("address: missing, and this process is connected to no Ray cluster")
     assert told["which"].startswith("cluster.device: missing; 2 GPUs (H100) were found")
     first, second = (json.loads(line) for line in records.read_text().splitlines())
     assert first["quantities"]["step_time_s"][0] > 0
-    assert [node["cores"] for node in first["resources"]["nodes"]] == [node["cores"] for node in told["nodes"]]
+    assert [node["cores"] for node in first["resources"]["nodes"]] == [
+        node["cores"] for node in told["nodes"]
+    ]
     assert second["refused"] == told["which"]
 
 
 def test_a_job_without_a_cluster_runs_where_the_controller_is(tmp_path: Path) -> None:
     here = local()
-    controller = Controller(ErnestPredictor().fit(runs((1.0, 0.1, 0.1, 0.1))), resources=lambda: here, records=tmp_path / "records.jsonl")
+    controller = Controller(
+        ErnestPredictor().fit(runs((1.0, 0.1, 0.1, 0.1))),
+        resources=lambda: here,
+        records=tmp_path / "records.jsonl",
+    )
     tables = job(workers=4).to_dict()
     answer = controller.ask({"model": tables["model"], "training": tables["training"]})
     assert answer.resources == here

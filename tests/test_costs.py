@@ -20,15 +20,33 @@ from foretrain.graph import Operator, TensorSpec
 
 CATALOG = Catalog()
 H100 = CATALOG.device("h100-sxm-80gb")
-DEVICES = st.sampled_from([CATALOG.device(name) for name in ("h100-sxm-80gb", "a100-sxm-80gb", "t4", "mi100", "cpu")])
+DEVICES = st.sampled_from(
+    [CATALOG.device(name) for name in ("h100-sxm-80gb", "a100-sxm-80gb", "t4", "mi100", "cpu")]
+)
 PRECISIONS = st.sampled_from(["fp32", "tf32", "amp-bf16", "bf16", "fp16", "fp8"])
 WORK = st.integers(0, 10**15)
 
 
 def operator(
-    name: str = "mm", flops: int = 0, read: int = 0, written: int = 0, launches: bool = True, dtype: str = "float32", **args: Any
+    name: str = "mm",
+    flops: int = 0,
+    read: int = 0,
+    written: int = 0,
+    launches: bool = True,
+    dtype: str = "float32",
+    **args: Any,
 ) -> Operator:
-    return Operator(name, "default", (TensorSpec((4, 4), dtype),), (TensorSpec((4, 4), dtype),), args, flops, read, written, launches)
+    return Operator(
+        name,
+        "default",
+        (TensorSpec((4, 4), dtype),),
+        (TensorSpec((4, 4), dtype),),
+        args,
+        flops,
+        read,
+        written,
+        launches,
+    )
 
 
 OPERATORS = st.builds(
@@ -51,13 +69,24 @@ def seconds(costs: Roofline, operator: Operator, device: Device = H100, precisio
 @given(OPERATORS, DEVICES, PRECISIONS)
 def test_an_operator_beats_neither_roof_nor_the_floor(some: Operator, device: Device, precision: str) -> None:
     time_s = seconds(Roofline(), some, device, precision)
-    roofs = (some.flops / device.peak_flops(arithmetic(some, precision)), some.bytes / device.memory_bytes_per_s, Roofline().kernel_floor_s)
+    roofs = (
+        some.flops / device.peak_flops(arithmetic(some, precision)),
+        some.bytes / device.memory_bytes_per_s,
+        Roofline().kernel_floor_s,
+    )
     assert time_s == pytest.approx(max(roofs))
 
 
 @given(OPERATORS, DEVICES, PRECISIONS, WORK, WORK, WORK)
-def test_more_work_never_costs_less(some: Operator, device: Device, precision: str, flops: int, read: int, written: int) -> None:
-    more = replace(some, flops=some.flops + flops, bytes_read=some.bytes_read + read, bytes_written=some.bytes_written + written)
+def test_more_work_never_costs_less(
+    some: Operator, device: Device, precision: str, flops: int, read: int, written: int
+) -> None:
+    more = replace(
+        some,
+        flops=some.flops + flops,
+        bytes_read=some.bytes_read + read,
+        bytes_written=some.bytes_written + written,
+    )
     assert seconds(Roofline(), more, device, precision) >= seconds(Roofline(), some, device, precision)
 
 
@@ -124,7 +153,9 @@ def test_a_call_is_one_kernel_and_a_view_none() -> None:
     assert kernel_count(operator("view", launches=False)) == 0
 
 
-@pytest.mark.parametrize(("mask", "kernels"), [([True, True, True], 3), ([False, True, False], 1), ([False, False, False], 1)])
+@pytest.mark.parametrize(
+    ("mask", "kernels"), [([True, True, True], 3), ([False, True, False], 1), ([False, False, False], 1)]
+)
 def test_a_convolution_launches_one_kernel_per_gradient(mask: list[bool], kernels: int) -> None:
     assert kernel_count(operator("convolution_backward", output_mask=mask)) == kernels
 
@@ -148,23 +179,31 @@ def test_a_multi_tensor_call_is_cut_by_tensors_and_by_chunks(call: Operator, ker
 
 @given(st.lists(st.integers(1, 10**8), min_size=1, max_size=150), st.integers(1, 10**8), st.integers(1, 6))
 def test_one_more_tensor_never_needs_fewer_kernels(sizes: list[int], another: int, lists: int) -> None:
-    assert kernel_count(foreach(*sizes, another, lists=lists)) >= kernel_count(foreach(*sizes, lists=lists)) >= 1
+    assert (
+        kernel_count(foreach(*sizes, another, lists=lists)) >= kernel_count(foreach(*sizes, lists=lists)) >= 1
+    )
 
 
 # The host
 
 
 def test_the_host_by_hand() -> None:
-    host = dataclasses.replace(PLAIN_HOST, forward_s=3, backward_s=5, view_s=1, optimizer_s=7, optimizer_tensor_s=0.5)
+    host = dataclasses.replace(
+        PLAIN_HOST, forward_s=3, backward_s=5, view_s=1, optimizer_s=7, optimizer_tensor_s=0.5
+    )
     view = operator("view", launches=False)
     calls = [operator(), operator(), view, view, foreach(1, 2, 3, 4)]
     phases = ["forward", "backward", "forward", "backward", "optimizer"]
     assert host.issue_time_s(calls, phases).tolist() == [3, 5, 1, 0, 9]
 
 
-@given(st.lists(OPERATORS, max_size=5), st.sampled_from(["forward", "backward", "optimizer"]), st.floats(0.1, 10))
+@given(
+    st.lists(OPERATORS, max_size=5), st.sampled_from(["forward", "backward", "optimizer"]), st.floats(0.1, 10)
+)
 def test_a_faster_host_issues_in_proportion(some: list[Operator], phase: str, speed: float) -> None:
-    plain, fast = (dataclasses.replace(PLAIN_HOST, speed=s).issue_time_s(some, [phase] * len(some)) for s in (1.0, speed))
+    plain, fast = (
+        dataclasses.replace(PLAIN_HOST, speed=s).issue_time_s(some, [phase] * len(some)) for s in (1.0, speed)
+    )
     np.testing.assert_allclose(fast * speed, plain)
     assert (plain >= 0).all()
 

@@ -26,7 +26,9 @@ ROW = {
 def test_rows_come_back_once_and_failures_stay_out(tmp_path: Path) -> None:
     plain, packed = tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"
     plain.write_text(json.dumps(ROW) + "\n" + json.dumps({"key": "b", "error": "no kernel ran"}) + "\n")
-    packed.write_bytes(gzip.compress((json.dumps(ROW) + "\n" + json.dumps({**ROW, "key": "c"}) + "\n").encode()))
+    packed.write_bytes(
+        gzip.compress((json.dumps(ROW) + "\n" + json.dumps({**ROW, "key": "c"}) + "\n").encode())
+    )
     assert pack([plain, packed], tmp_path / "ops.parquet", {"device": "test"}) == 2
     columns = load_columns(tmp_path / "ops.parquet")
     assert columns["key"] == ["a", "c"]
@@ -52,9 +54,12 @@ def test_the_command_names_the_device_for_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"), [(("none.jsonl", "--device", "h100"), "no such file"), (("a.jsonl", "--device", "h10"), "'h10'")]
+    ("words", "sentence"),
+    [(("none.jsonl", "--device", "h100"), "no such file"), (("a.jsonl", "--device", "h10"), "'h10'")],
 )
-def test_packing_names_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], sentence: str) -> None:
+def test_packing_names_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], sentence: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jsonl").write_text(json.dumps(ROW) + "\n")
     refused = CliRunner().invoke(app, ["measure", "pack", *words, "-o", "ops.parquet"])

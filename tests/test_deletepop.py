@@ -41,7 +41,10 @@ def jobs(base: Path, device: str = "a100-sxm-80gb") -> list[Job]:
 def ratios(predictor: DeletePopPredictor, wanted: list[Job]) -> list[float]:
     """Step times over those of the predictor as it is shipped."""
     shipped = DeletePopPredictor()
-    return [predictor.predict(one)["step_time_s"].median / shipped.predict(one)["step_time_s"].median for one in wanted]
+    return [
+        predictor.predict(one)["step_time_s"].median / shipped.predict(one)["step_time_s"].median
+        for one in wanted
+    ]
 
 
 def test_it_passes_the_conformance_checks(folder: Path) -> None:
@@ -58,11 +61,17 @@ def test_every_kind_of_device_is_forecast(folder: Path, device: str) -> None:
 def test_two_devices_take_longer_than_one_for_twice_the_batch(folder: Path) -> None:
     one, two = job(folder), on_two_devices(job(folder))
     doubled = dataclasses.replace(two, workload=dataclasses.replace(two.workload, training=dataclasses.replace(two.workload.training, global_batch=2 * one.micro_batch)))  # fmt: skip
-    assert DeletePopPredictor().predict(doubled)["step_time_s"].median > DeletePopPredictor().predict(one)["step_time_s"].median
+    assert (
+        DeletePopPredictor().predict(doubled)["step_time_s"].median
+        > DeletePopPredictor().predict(one)["step_time_s"].median
+    )
 
 
 def test_a_larger_batch_takes_longer(folder: Path) -> None:
-    times = [DeletePopPredictor().predict(job(folder, batch=batch))["device_busy_s"].median for batch in (1024, 4096, 16384)]
+    times = [
+        DeletePopPredictor().predict(job(folder, batch=batch))["device_busy_s"].median
+        for batch in (1024, 4096, 16384)
+    ]
     assert times == sorted(times)
     assert times[2] > 2 * times[1]
 
@@ -73,14 +82,20 @@ def test_a_larger_batch_takes_longer(folder: Path) -> None:
 @pytest.mark.parametrize("factor", [0.7, 1.3, 2.0])
 def test_runs_that_take_longer_in_all_are_met(folder: Path, factor: float) -> None:
     predictor = DeletePopPredictor().fit([measure(one, factor) for one in jobs(folder)])
-    others = [job(folder, "mlp", 3000), job(folder, "convolutions", 300, 64), job(folder, "convolutions", 8, 64)]
+    others = [
+        job(folder, "mlp", 3000),
+        job(folder, "convolutions", 300, 64),
+        job(folder, "convolutions", 8, 64),
+    ]
     assert statistics.fmean(ratios(predictor, others)) == pytest.approx(factor, rel=0.05)
     assert ratios(predictor, others) == pytest.approx([factor] * 3, rel=0.1)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_few_runs_are_enough(folder: Path, count: int) -> None:
-    learned_from = [job(folder, "mlp"), job(folder, "mlp", 16384), job(folder, "convolutions", 512, 64)][:count]
+    learned_from = [job(folder, "mlp"), job(folder, "mlp", 16384), job(folder, "convolutions", 512, 64)][
+        :count
+    ]
     predictor = DeletePopPredictor().fit([measure(one, 1.3) for one in learned_from])
     assert ratios(predictor, [job(folder, "mlp", 6000)]) == pytest.approx([1.3], rel=0.05)
     assert (predictor.benefits_["a100-sxm-80gb"].error_after is None) == (count < 3)
@@ -90,7 +105,9 @@ def test_one_odd_run_does_not_decide(folder: Path) -> None:
     runs = [measure(one, 1.3) for one in jobs(folder)]
     runs[3] = measure(runs[3].job, 8.0)
     predictor = DeletePopPredictor().fit(runs)
-    assert ratios(predictor, [job(folder, "mlp", 3000), job(folder, "convolutions", 300, 64)]) == pytest.approx([1.3] * 2, rel=0.1)
+    assert ratios(
+        predictor, [job(folder, "mlp", 3000), job(folder, "convolutions", 300, 64)]
+    ) == pytest.approx([1.3] * 2, rel=0.1)
 
 
 def test_the_benefit_is_told(folder: Path) -> None:
@@ -111,20 +128,28 @@ def test_right_forecasts_are_left_alone(folder: Path) -> None:
 def test_another_device_keeps_its_device_times(folder: Path) -> None:
     predictor = DeletePopPredictor().fit([measure(one, 1.5) for one in jobs(folder)])
     elsewhere = job(folder, device="t4")
-    assert predictor.predict(elsewhere)["device_busy_s"] == DeletePopPredictor().predict(elsewhere)["device_busy_s"]
+    assert (
+        predictor.predict(elsewhere)["device_busy_s"]
+        == DeletePopPredictor().predict(elsewhere)["device_busy_s"]
+    )
 
 
 def test_a_slow_host_of_one_device_does_not_slow_another(folder: Path) -> None:
     predictor = DeletePopPredictor().fit([measure(one, 1.5) for one in jobs(folder)])
     elsewhere = job(folder, batch=8, device="t4")
-    assert predictor.predict(elsewhere)["host_issue_s"] == DeletePopPredictor().predict(elsewhere)["host_issue_s"]
+    assert (
+        predictor.predict(elsewhere)["host_issue_s"]
+        == DeletePopPredictor().predict(elsewhere)["host_issue_s"]
+    )
 
 
 def test_a_second_calibration_goes_on_from_the_first(folder: Path) -> None:
     runs = [measure(one, 1.3) for one in jobs(folder)]
     once = DeletePopPredictor().fit(runs)
     twice = copy.deepcopy(once).fit(runs)
-    assert ratios(twice, [job(folder, "mlp", 3000)]) == pytest.approx(ratios(once, [job(folder, "mlp", 3000)]), rel=0.03)
+    assert ratios(twice, [job(folder, "mlp", 3000)]) == pytest.approx(
+        ratios(once, [job(folder, "mlp", 3000)]), rel=0.03
+    )
     assert twice.benefits_["a100-sxm-80gb"].error_before < 0.1
 
 
@@ -150,19 +175,35 @@ def test_without_a_usable_run_nothing_is_learned(folder: Path) -> None:
 
 
 def test_the_host_is_found_from_phase_times(folder: Path) -> None:
-    slow = dataclasses.replace(DeletePopPredictor().host, forward_s=30e-6, backward_s=25e-6, optimizer_s=100e-6)
+    slow = dataclasses.replace(
+        DeletePopPredictor().host, forward_s=30e-6, backward_s=25e-6, optimizer_s=100e-6
+    )
     machine = DeletePopPredictor(DeletePopPredictor().costs, slow)
     times = ("step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "device_busy_s")
-    small = [job(folder, model, batch, width) for model in ("mlp", "convolutions") for batch in (2, 8, 32) for width in (16, 64)]
-    host = fit_host(DeletePopPredictor().host, machine.costs, [measure(one, 1.0, machine, times) for one in small], KERNEL_GAP_S)
+    small = [
+        job(folder, model, batch, width)
+        for model in ("mlp", "convolutions")
+        for batch in (2, 8, 32)
+        for width in (16, 64)
+    ]
+    host = fit_host(
+        DeletePopPredictor().host,
+        machine.costs,
+        [measure(one, 1.0, machine, times) for one in small],
+        KERNEL_GAP_S,
+    )
     found = DeletePopPredictor(machine.costs, host)
     for one in small:
-        assert found.predict(one)["step_time_s"].median == pytest.approx(machine.predict(one)["step_time_s"].median, rel=0.15)
+        assert found.predict(one)["step_time_s"].median == pytest.approx(
+            machine.predict(one)["step_time_s"].median, rel=0.15
+        )
 
 
 def test_too_few_phase_times_do_not_make_a_host(folder: Path) -> None:
     with pytest.raises(InputError, match="the host model needs 40 or more"):
-        fit_host(DeletePopPredictor().host, DeletePopPredictor().costs, [measure(job(folder), 1.0)], KERNEL_GAP_S)
+        fit_host(
+            DeletePopPredictor().host, DeletePopPredictor().costs, [measure(job(folder), 1.0)], KERNEL_GAP_S
+        )
 
 
 # Folders

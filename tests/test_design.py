@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from foretrain.errors import InputError
 from foretrain.measure import design as designs
-from foretrain.measure.candidates import Array, Candidates, cluster_candidates, operator_candidates, table_candidates
+from foretrain.measure.candidates import (
+    Array,
+    Candidates,
+    cluster_candidates,
+    operator_candidates,
+    table_candidates,
+)
 from foretrain.measure.design import METHODS, Design, design, gain, log_det
 
 
@@ -35,7 +41,13 @@ def bare(features: Array, cost_s: Array) -> Candidates:
     )
 
 
-POOLS = st.builds(made, st.integers(5, 60), st.integers(1, 5), st.integers(0, 10**6), spread=st.sampled_from([0.0, 0.5, 2.0]))
+POOLS = st.builds(
+    made,
+    st.integers(5, 60),
+    st.integers(1, 5),
+    st.integers(0, 10**6),
+    spread=st.sampled_from([0.0, 0.5, 2.0]),
+)
 SHARES = st.floats(0.05, 1.2)
 
 
@@ -84,7 +96,9 @@ def test_money_for_everything_buys_everything(method: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(pool=POOLS, share=SHARES, seed=st.integers(0, 3))
-def test_d_optimal_tells_at_least_as_much_as_random_and_as_greedy_alone(pool: Candidates, share: float, seed: int) -> None:
+def test_d_optimal_tells_at_least_as_much_as_random_and_as_greedy_alone(
+    pool: Candidates, share: float, seed: int
+) -> None:
     budget = budget_of(pool, share)
     found = design("d-optimal", pool, budget_s=budget, seed=seed).log_det
     assert found >= design("random", pool, budget_s=budget, seed=seed).log_det - 1e-6
@@ -124,7 +138,9 @@ def test_exchange_mends_a_bad_start() -> None:
     start = designs.random_design(pool.features, np.ones(200), 20.0, seed=3)
     better = designs.exchange(pool.features, np.ones(200), 20.0, start)
     assert log_det(pool.features[better]) > log_det(pool.features[start]) + 1
-    assert log_det(pool.features[better]) == pytest.approx(design("d-optimal", pool, count=20).log_det, abs=0.1)
+    assert log_det(pool.features[better]) == pytest.approx(
+        design("d-optimal", pool, count=20).log_det, abs=0.1
+    )
 
 
 def test_rows_that_cost_less_are_preferred_at_equal_worth() -> None:
@@ -214,7 +230,14 @@ def test_the_convex_problem_is_solved() -> None:
 
     start = np.full(15, budget / pool.cost_s.sum())
     room: dict[str, Any] = {"type": "ineq", "fun": lambda weights: budget - pool.cost_s @ weights}
-    known = minimize(trace, start, method="SLSQP", bounds=[(0, 1)] * 15, constraints=[room], options={"maxiter": 500, "ftol": 1e-10})
+    known = minimize(
+        trace,
+        start,
+        method="SLSQP",
+        bounds=[(0, 1)] * 15,
+        constraints=[room],
+        options={"maxiter": 500, "ftol": 1e-10},
+    )
     weights = designs.a_weights(pool.features, pool.cost_s, budget, tolerance=1e-6, iterations=2000)
     assert trace(weights) == pytest.approx(known.fun, rel=1e-4)
     assert pool.cost_s @ weights <= budget * (1 + 1e-9)
@@ -235,9 +258,14 @@ def test_weights_are_shares_within_the_budget(pool: Candidates, share: float) ->
 
 def test_a_grid_covers_every_region() -> None:
     random = np.random.default_rng(0)
-    crowded = np.concatenate([random.uniform(0, 0.1, size=(960, 2)), random.uniform(0, 1, size=(40, 2))]).round(2)
+    crowded = np.concatenate(
+        [random.uniform(0, 0.1, size=(960, 2)), random.uniform(0, 1, size=(40, 2))]
+    ).round(2)
     pool = bare(crowded, np.ones(1000))
-    far = [int((crowded[design(method, pool, count=40).chosen] > 0.5).any(axis=1).sum()) for method in ("grid", "random")]
+    far = [
+        int((crowded[design(method, pool, count=40).chosen] > 0.5).any(axis=1).sum())
+        for method in ("grid", "random")
+    ]
     assert far[0] > 2 * far[1]
 
 
@@ -246,7 +274,14 @@ def test_a_grid_covers_every_region() -> None:
 
 def test_operators_of_one_family_share_coefficients() -> None:
     rows = [
-        {"op": op, "family": "rows" if op != "mm" else "mm", "flops": 2 * n * m, "bytes": 4 * (n + m), "dims": [n, m], "cost_s": 1.0}
+        {
+            "op": op,
+            "family": "rows" if op != "mm" else "mm",
+            "flops": 2 * n * m,
+            "bytes": 4 * (n + m),
+            "dims": [n, m],
+            "cost_s": 1.0,
+        }
         for op in ("mm", "add", "mul")
         for n in (1, 8, 64, 512)
         for m in (2, 32, 256)

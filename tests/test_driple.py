@@ -59,7 +59,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield made
 
 
-def job(base: Path, kind: str = "net", *, depth: int = 2, workers: int = 1, servers: int = 0, device: str = "cpu") -> Job:
+def job(
+    base: Path, kind: str = "net", *, depth: int = 2, workers: int = 1, servers: int = 0, device: str = "cpu"
+) -> Job:
     cores = {"cores_per_device": 1} if device == "cpu" else {}
     return Job.read(
         {
@@ -77,8 +79,15 @@ def run(one: Job, busy: float) -> Run:
     figures = {name: 0.5 if name.endswith("_s") else 1e8 if "network" in name else busy for name in TWELVE}
     return Run(
         job=one,
-        measured={"device_utilization": busy, "memory_utilization": 0.01, "network_rx_bytes_per_s": 1e7, "network_tx_bytes_per_s": 1e7},
-        provenance={"resources": {"figures": figures, "series": {"ends_s": [1.0, 2.0]}, "memory_limit_bytes": 1e11}},
+        measured={
+            "device_utilization": busy,
+            "memory_utilization": 0.01,
+            "network_rx_bytes_per_s": 1e7,
+            "network_tx_bytes_per_s": 1e7,
+        },
+        provenance={
+            "resources": {"figures": figures, "series": {"ends_s": [1.0, 2.0]}, "memory_limit_bytes": 1e11}
+        },
     )
 
 
@@ -96,7 +105,11 @@ def quick() -> Iterator[None]:
     short = module.Schedule(epochs=40, patience=40, rates=(1e-2,), decay=1e-2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(module.SCHEDULES, "improved", short)
-        patch.setattr(module, "REFERENCE_SCHEDULE", module.Schedule(epochs=4, patience=4, rates=(3e-3, 1e-3), decay=0.0, batch=3))
+        patch.setattr(
+            module,
+            "REFERENCE_SCHEDULE",
+            module.Schedule(epochs=4, patience=4, rates=(3e-3, 1e-3), decay=0.0, batch=3),
+        )
         yield
 
 
@@ -163,8 +176,14 @@ def test_the_reference_groups_are_connected_both_ways_and_the_same_each_time(fol
 
 def test_the_figures_of_samples_are_those_of_a_measured_series() -> None:
     draw = np.random.default_rng(0)
-    values = {name: np.round(draw.random(40) * (draw.random(40) > 0.4), 3) * (1e8 if "network" in name else 1.0) for name in RESOURCES}
-    series = Series(ends_s=tuple((0.05 * np.arange(1, 41)).tolist()), **{name: tuple(value.tolist()) for name, value in values.items()})
+    values = {
+        name: np.round(draw.random(40) * (draw.random(40) > 0.4), 3) * (1e8 if "network" in name else 1.0)
+        for name in RESOURCES
+    }
+    series = Series(
+        ends_s=tuple((0.05 * np.arange(1, 41)).tolist()),
+        **{name: tuple(value.tolist()) for name, value in values.items()},
+    )
     found = dict(zip(TARGETS, figures_in(Use(period_s=0.05, values=values)), strict=True))
     for name, value in twelve_figures(series).items():
         assert found[name] * (2.0 if name.endswith("_s") else 1.0) == pytest.approx(value)
@@ -197,20 +216,26 @@ def test_the_constants_of_the_white_box_follow_the_runs(runs: list[Run]) -> None
 
 
 def test_deeper_networks_are_forecast_to_be_busier(fitted: DriplePredictor, folder: Path) -> None:
-    found = [fitted.predict(job(folder, "net", depth=depth, workers=2))["device_utilization"] for depth in (1, 3)]
+    found = [
+        fitted.predict(job(folder, "net", depth=depth, workers=2))["device_utilization"] for depth in (1, 3)
+    ]
     assert found[0].median < found[1].median
     assert found[1].low <= found[1].median <= found[1].high
     assert np.isfinite(fitted.figures(job(folder, workers=2))).all()
 
 
-def test_a_device_without_runs_and_a_plan_without_replicas_are_refused(fitted: DriplePredictor, folder: Path) -> None:
+def test_a_device_without_runs_and_a_plan_without_replicas_are_refused(
+    fitted: DriplePredictor, folder: Path
+) -> None:
     with pytest.raises(UnsupportedJob, match="no run of h100-sxm-80gb, only of cpu"):
         fitted.predict(job(folder, device="h100-sxm-80gb"))
     with pytest.raises(UnsupportedJob, match="no runs yet"):
         DriplePredictor().without().predict(job(folder))
 
 
-def test_a_folder_keeps_it_and_fitting_what_was_loaded_is_a_transfer(fitted: DriplePredictor, folder: Path, tmp_path: Path) -> None:
+def test_a_folder_keeps_it_and_fitting_what_was_loaded_is_a_transfer(
+    fitted: DriplePredictor, folder: Path, tmp_path: Path
+) -> None:
     fitted.save(tmp_path)
     loaded = DriplePredictor.load(tmp_path)
     wanted = job(folder, workers=2)
@@ -225,7 +250,9 @@ def test_a_folder_keeps_it_and_fitting_what_was_loaded_is_a_transfer(fitted: Dri
 
 def test_a_transfer_leaves_the_body_as_it_was(runs: list[Run]) -> None:
     module = network_module()
-    data = Cases.of([one.job for one in runs], [found for one in runs if (found := figures_of(one)) is not None]).samples()
+    data = Cases.of(
+        [one.job for one in runs], [found for one in runs if (found := figures_of(one)) is not None]
+    ).samples()
     network, _ = module.train(data, ["x"] * len(runs), seed=1)
     tailored = module.transfer(network, data.part([0, 1, 2]))
     before, after = (one.members[0].state_dict() for one in (network, tailored))
@@ -236,11 +263,17 @@ def test_a_transfer_leaves_the_body_as_it_was(runs: list[Run]) -> None:
 
 def test_a_transfer_with_few_runs_stays_near_what_it_was_and_with_many_follows_them(runs: list[Run]) -> None:
     module = network_module()
-    data = Cases.of([one.job for one in runs], [found for one in runs if (found := figures_of(one)) is not None]).samples()
+    data = Cases.of(
+        [one.job for one in runs], [found for one in runs if (found := figures_of(one)) is not None]
+    ).samples()
     network, _ = module.train(data, ["x"] * len(runs), seed=1)
     shifted = dataclasses.replace(data, targets=data.targets + 0.3)
     off = [
-        float(np.abs(network.figures(data)[:, BUSY] + 0.3 - module.transfer(network, some).figures(data)[:, BUSY]).mean())
+        float(
+            np.abs(
+                network.figures(data)[:, BUSY] + 0.3 - module.transfer(network, some).figures(data)[:, BUSY]
+            ).mean()
+        )
         for some in (shifted.part([0]), shifted, shifted.part(list(range(len(runs))) * 10))
     ]
     assert 0.3 > off[0] > off[1] > off[2]

@@ -18,10 +18,23 @@ from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.ernest import TERMS, ErnestPredictor, law, terms
 
 
-def job(name: str = "resnet18", workers: int = 1, batch: int = 16, plan: dict[str, Any] | None = None, **training: Any) -> Job:
+def job(
+    name: str = "resnet18",
+    workers: int = 1,
+    batch: int = 16,
+    plan: dict[str, Any] | None = None,
+    **training: Any,
+) -> Job:
     section = {"global_batch": batch * workers, "image": 32, "classes": 10, **training}
     cluster = {"device": "cpu", "devices_per_node": workers, "cores_per_device": 1}
-    return Job.read({"model": {"source": "torchvision", "name": name}, "training": section, "cluster": cluster, "plan": plan or {}})
+    return Job.read(
+        {
+            "model": {"source": "torchvision", "name": name},
+            "training": section,
+            "cluster": cluster,
+            "plan": plan or {},
+        }
+    )
 
 
 def law_s(one: Job, coefficients: tuple[float, ...]) -> float:
@@ -53,12 +66,17 @@ def test_a_law_is_found_again(coefficients: tuple[float, ...]) -> None:
 def test_each_workload_has_its_own_law() -> None:
     slow, fast = (1.0, 0.1, 0.1, 0.1), (0.1, 0.01, 0.01, 0.01)
     ernest = ErnestPredictor().fit([*runs(slow), *runs(fast, "vgg11")])
-    assert ernest.predict(job("vgg11", 16))["step_time_s"].median == pytest.approx(law_s(job(workers=16), fast), rel=1e-3)
+    assert ernest.predict(job("vgg11", 16))["step_time_s"].median == pytest.approx(
+        law_s(job(workers=16), fast), rel=1e-3
+    )
 
 
 def test_a_workload_without_runs_is_refused_unless_all_are_pooled() -> None:
     known = runs((1.0, 0.1, 0.1, 0.1))
-    with pytest.raises(UnsupportedJob, match=r"^model: no run of 'vgg11' in this setting; ernest needs runs of every workload$"):
+    with pytest.raises(
+        UnsupportedJob,
+        match=r"^model: no run of 'vgg11' in this setting; ernest needs runs of every workload$",
+    ):
         ErnestPredictor().fit(known).predict(job("vgg11"))
     assert ErnestPredictor(pooled=True).fit(known).predict(job("vgg11"))["step_time_s"].median > 0
 
@@ -79,7 +97,9 @@ def test_what_is_not_data_parallel_is_refused() -> None:
 
 def test_runs_that_tell_nothing_are_named_and_none_at_all_is_an_error(tmp_path: Path) -> None:
     silent = Run(job=job(), measured={"kernels": 3.0})
-    assert ErnestPredictor().fit([*runs((1.0, 0.1, 0.1, 0.1)), silent]).left_out_ == ("resnet18: no step_time_s",)
+    assert ErnestPredictor().fit([*runs((1.0, 0.1, 0.1, 0.1)), silent]).left_out_ == (
+        "resnet18: no step_time_s",
+    )
     with pytest.raises(InputError, match=r"^runs: none has a step time"):
         ErnestPredictor().fit([silent])
     with pytest.raises(InputError, match="nothing to save"):

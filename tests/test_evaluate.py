@@ -45,7 +45,11 @@ class Fake(Predictor):
         if job.workload.model.name == "broken":
             raise CaptureError("model: it does not run")
         time_s = batch / 100
-        return Forecast(job=job, predictor=self.name, quantities={"step_time_s": Estimate(time_s, 0.9 * time_s, 1.1 * time_s)})
+        return Forecast(
+            job=job,
+            predictor=self.name,
+            quantities={"step_time_s": Estimate(time_s, 0.9 * time_s, 1.1 * time_s)},
+        )
 
 
 class Learner(Fake):
@@ -67,7 +71,9 @@ class Stubborn(Fake):
         raise InputError("fit: ten thousand runs are needed")
 
 
-def line(batch: int = 100, model: str = "resnet50", device: str = "t4", devices: int = 1, **measured: float) -> dict[str, Any]:
+def line(
+    batch: int = 100, model: str = "resnet50", device: str = "t4", devices: int = 1, **measured: float
+) -> dict[str, Any]:
     return {
         "job": {
             "model": {"source": "timm", "name": model},
@@ -89,13 +95,20 @@ def write(path: Path, *lines: dict[str, Any]) -> Path:
 def five(tmp_path: Path) -> Path:
     """Forecasts are 1, 2, 3, 4 and 5 s: errors of +100 %, 0, -25 %, -20 % and +25 %."""
     measured = (0.5, 2.0, 4.0, 5.0, 4.0)
-    return write(tmp_path / "runs.jsonl", *(line(100 * (i + 1), step_time_s=value) for i, value in enumerate(measured)))
+    return write(
+        tmp_path / "runs.jsonl", *(line(100 * (i + 1), step_time_s=value) for i, value in enumerate(measured))
+    )
 
 
 def test_five_runs_by_hand(tmp_path: Path) -> None:
     path = five(tmp_path)
     (result,) = evaluate([path], predictors=[Fake()]).results
-    assert (result.predictor, result.quantity, result.runs_file, result.split) == ("fake", "step_time_s", str(path), None)
+    assert (result.predictor, result.quantity, result.runs_file, result.split) == (
+        "fake",
+        "step_time_s",
+        str(path),
+        None,
+    )
     assert (result.n, result.unsupported) == (5, 0)
     assert result.mape == pytest.approx((1 + 0 + 0.25 + 0.2 + 0.25) / 5)
     assert result.median_ape == pytest.approx(0.25)
@@ -117,7 +130,17 @@ def test_the_json_has_exactly_the_documented_keys(tmp_path: Path) -> None:
     assert list(data) == ["results", "runs", "unsupported"]
     figures = ["n", "mape", "median_ape", "p90_ape", "bias", "coverage", "unsupported"]
     assert list(data["results"][0]) == ["predictor", "quantity", "runs_file", "split", *figures]
-    assert list(data["runs"][0]) == ["runs_file", "line", "predictor", "quantity", "measured", "predicted", "low", "high", "error"]
+    assert list(data["runs"][0]) == [
+        "runs_file",
+        "line",
+        "predictor",
+        "quantity",
+        "measured",
+        "predicted",
+        "low",
+        "high",
+        "error",
+    ]
     assert list(data["unsupported"][0]) == ["runs_file", "line", "predictor", "reason"]
 
 
@@ -126,7 +149,12 @@ def test_each_predictor_quantity_and_file_has_its_result(tmp_path: Path) -> None
     two = write(tmp_path / "two.jsonl", line(step_time_s=2))
     results = evaluate([two, one], predictors=[Learner(), Fake()]).results
     keys = [(result.predictor, result.runs_file, result.quantity) for result in results]
-    expected = [(str(two), "step_time_s"), (str(one), "step_time_s"), (str(one), "kernels"), (str(one), "power_w")]
+    expected = [
+        (str(two), "step_time_s"),
+        (str(one), "step_time_s"),
+        (str(one), "kernels"),
+        (str(one), "power_w"),
+    ]
     assert keys == [(name, *rest) for name in ("learner", "fake") for rest in expected]
 
 
@@ -139,7 +167,11 @@ def test_a_leaderboard_has_the_smallest_error_first_and_those_without_one_last(t
 
     path = write(tmp_path / "runs.jsonl", line(step_time_s=1.5))
     evaluation = evaluate([path], predictors=[Learner(), Fake(), Exact()])
-    assert [result.predictor for result in leaderboard(evaluation, "step_time_s")] == ["exact", "fake", "learner"]
+    assert [result.predictor for result in leaderboard(evaluation, "step_time_s")] == [
+        "exact",
+        "fake",
+        "learner",
+    ]
     assert leaderboard(evaluation, "power_w") == []
 
 
@@ -166,15 +198,29 @@ def test_a_run_without_a_figure_is_listed_with_its_reason(tmp_path: Path) -> Non
         (6, "step_time_s: measured 0, so there is no relative error"),
         (7, "step_time_s: measured -1, so there is no relative error"),
     ]
-    by_quantity = {result.quantity: (result.n, result.unsupported, result.mape) for result in evaluation.results}
+    by_quantity = {
+        result.quantity: (result.n, result.unsupported, result.mape) for result in evaluation.results
+    }
     assert by_quantity == {"step_time_s": (1, 4, 0.0), "kernels": (0, 1, None), "power_w": (0, 1, None)}
 
 
-MEASURED = st.dictionaries(st.sampled_from(["step_time_s", "kernels", "power_w"]), st.sampled_from([0.0, 1.0, 2.5, math.inf]), max_size=3)
+MEASURED = st.dictionaries(
+    st.sampled_from(["step_time_s", "kernels", "power_w"]),
+    st.sampled_from([0.0, 1.0, 2.5, math.inf]),
+    max_size=3,
+)
 
 
-@given(st.lists(st.tuples(st.sampled_from([100, 200, 2000]), st.sampled_from(["resnet50", "broken"]), MEASURED), min_size=1, max_size=8))
-def test_every_run_is_compared_or_listed_and_counts_add_up(tmp_path_factory: pytest.TempPathFactory, runs: list[Any]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([100, 200, 2000]), st.sampled_from(["resnet50", "broken"]), MEASURED),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_every_run_is_compared_or_listed_and_counts_add_up(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[Any]
+) -> None:
     path = tmp_path_factory.mktemp("runs") / "runs.jsonl"
     write(path, *(line(batch, model, **measured) for batch, model, measured in runs))
     evaluation = evaluate([path], predictors=[Fake()])
@@ -195,7 +241,11 @@ def test_the_same_job_is_forecast_once(tmp_path: Path) -> None:
 
 def test_progress_counts_every_forecast(tmp_path: Path) -> None:
     ticks: list[tuple[int, int]] = []
-    evaluate([five(tmp_path)], predictors=[Fake(), Learner()], progress=lambda done, total: ticks.append((done, total)))
+    evaluate(
+        [five(tmp_path)],
+        predictors=[Fake(), Learner()],
+        progress=lambda done, total: ticks.append((done, total)),
+    )
     assert ticks == [(i, 10) for i in range(1, 11)]
 
 
@@ -206,7 +256,12 @@ def test_a_file_given_twice_counts_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "runs.jsonl: empty"), ("\n\n", "runs.jsonl: empty"), ("{", "runs.jsonl:1: not JSON"), ('{"job": 1}', "runs.jsonl:1: run: ")],
+    [
+        ("", "runs.jsonl: empty"),
+        ("\n\n", "runs.jsonl: empty"),
+        ("{", "runs.jsonl:1: not JSON"),
+        ('{"job": 1}', "runs.jsonl:1: run: "),
+    ],
 )
 def test_a_file_without_good_runs_is_an_error(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "runs.jsonl").write_text(content)
@@ -231,9 +286,25 @@ def run(batch: int = 100, model: str = "resnet50", device: str = "t4", devices: 
     return Run.read(line(batch, model, device, devices, step_time_s=1.0), catalog=CATALOG)
 
 
-NAMES = st.sampled_from(["resnet50", "wide_resnet50_2", "vgg16", "vit_b_32", "deit3_base_patch16_224", "mobilenetv3_large_100", "swin_t"])
+NAMES = st.sampled_from(
+    [
+        "resnet50",
+        "wide_resnet50_2",
+        "vgg16",
+        "vit_b_32",
+        "deit3_base_patch16_224",
+        "mobilenetv3_large_100",
+        "swin_t",
+    ]
+)
 RUNS = st.lists(
-    st.builds(run, st.sampled_from([64, 128, 256]), NAMES, st.sampled_from(["t4", "p100", "v100-sxm-32gb"]), st.sampled_from([1, 2, 4])),
+    st.builds(
+        run,
+        st.sampled_from([64, 128, 256]),
+        NAMES,
+        st.sampled_from(["t4", "p100", "v100-sxm-32gb"]),
+        st.sampled_from([1, 2, 4]),
+    ),
     min_size=1,
     max_size=16,
 )
@@ -249,7 +320,9 @@ def folds_of(runs: Sequence[Run], split: str, **options: int) -> list[Fold]:
     try:
         return split_runs(runs, split, **options)
     except InputError as error:
-        assert str(error).startswith((f"split: {split} needs runs of at least two", f"split: {split} needs runs with three"))  # noqa: PT017
+        assert str(error).startswith(
+            (f"split: {split} needs runs of at least two", f"split: {split} needs runs with three")
+        )  # noqa: PT017
         return []
 
 
@@ -267,7 +340,9 @@ def test_every_run_is_tested_exactly_once(runs: list[Run], split: str, seed: int
     if found:
         assert sorted(i for fold in found for i in fold.test) == list(range(len(runs)))
         assert all(sorted([*(fold.train or ()), *fold.test]) == list(range(len(runs))) for fold in found)
-        assert len(found) == len({LABELS[split](run) for run in runs}) or (split != "leave-device-out" and len(found) == folds)
+        assert len(found) == len({LABELS[split](run) for run in runs}) or (
+            split != "leave-device-out" and len(found) == folds
+        )
 
 
 @given(RUNS, st.sampled_from(SPLITS), st.integers(0, 9))
@@ -279,7 +354,10 @@ def test_the_same_seed_gives_the_same_folds(runs: list[Run], split: str, seed: i
 def test_extrapolation_only_looks_up(runs: list[Run]) -> None:
     for fold in folds_of(runs, "extrapolate"):
         worlds = {run.job.cluster.world_size for run in runs}
-        scale = [run.job.cluster.world_size if len(worlds) > 1 else run.job.workload.training.global_batch for run in runs]
+        scale = [
+            run.job.cluster.world_size if len(worlds) > 1 else run.job.workload.training.global_batch
+            for run in runs
+        ]
         assert fold.train
         assert fold.test
         assert max(scale[i] for i in fold.train) < min(scale[i] for i in fold.test)
@@ -294,7 +372,10 @@ def test_extrapolation_goes_by_world_size_and_else_by_batch() -> None:
 
 def test_interpolation_leaves_out_one_inner_value_at_a_time() -> None:
     runs = [run(96, devices=devices) for devices in (8, 1, 2, 4, 2)]
-    assert split_runs(runs, "interpolate:workers") == [Fold(train=(0, 1, 3), test=(2, 4)), Fold(train=(0, 1, 2, 4), test=(3,))]
+    assert split_runs(runs, "interpolate:workers") == [
+        Fold(train=(0, 1, 3), test=(2, 4)),
+        Fold(train=(0, 1, 2, 4), test=(3,)),
+    ]
     assert split_runs(runs, "interpolate") == split_runs(runs, "interpolate:workers")
 
 
@@ -328,7 +409,12 @@ def test_at_most_so_many_runs_of_a_model_are_learned_from(tmp_path: Path) -> Non
 def test_a_mixed_cluster_keeps_all_its_devices_out_of_the_training_set() -> None:
     mixed = line(step_time_s=1.0)
     mixed["job"]["cluster"] = {"groups": [{"device": "t4"}, {"device": "p100"}]}
-    runs = [run(device="t4"), run(device="p100"), run(device="v100-sxm-32gb"), Run.read(mixed, catalog=CATALOG)]
+    runs = [
+        run(device="t4"),
+        run(device="p100"),
+        run(device="v100-sxm-32gb"),
+        Run.read(mixed, catalog=CATALOG),
+    ]
     assert split_runs(runs, "leave-device-out") == [
         Fold(train=(1, 2), test=(0,), devices=frozenset({"t4"})),
         Fold(train=(0, 2), test=(1,), devices=frozenset({"p100-pcie-16gb"})),
@@ -343,7 +429,10 @@ def test_what_is_held_out_is_to_be_forgotten_too() -> None:
     other = line(step_time_s=1.0)
     other["job"]["model"] = {"source": "timm", "name": "vit_base_patch16_224"}
     folds = split_runs([*runs, Run.read(other, catalog=CATALOG)], "leave-model-out", folds=2)
-    assert {fold.families for fold in folds} == {frozenset({family(runs[0].job.workload.model)}), frozenset({"vit"})}
+    assert {fold.families for fold in folds} == {
+        frozenset({family(runs[0].job.workload.model)}),
+        frozenset({"vit"}),
+    }
     assert not any(fold.devices for fold in folds)
 
 
@@ -352,7 +441,10 @@ def test_folds_are_as_even_as_their_groups_allow() -> None:
     assert [len(fold.test) for fold in folds] == [2, 2, 2, 2, 2]
 
 
-@pytest.mark.parametrize(("split", "folds", "message"), [("randon", 5, "did you mean random"), ("random", 1, "folds: 1 is not 2 or more")])
+@pytest.mark.parametrize(
+    ("split", "folds", "message"),
+    [("randon", 5, "did you mean random"), ("random", 1, "folds: 1 is not 2 or more")],
+)
 def test_an_unknown_split_is_refused(split: str, folds: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         split_runs([run()], split, folds=folds)
@@ -363,14 +455,23 @@ def test_a_split_learns_anew_on_each_fold_and_leaves_the_predictor_alone(tmp_pat
     two = write(tmp_path / "two.jsonl", line(device="t4", step_time_s=2))
     learner = Learner()
     evaluation = evaluate([one, two], predictors=[learner], split="leave-device-out")
-    assert [(row.runs_file, row.line, row.predicted) for row in evaluation.runs] == [(str(one), 1, 3), (str(one), 2, 1.5), (str(two), 1, 3)]
-    assert [(result.split, result.n) for result in evaluation.results] == [("leave-device-out", 2), ("leave-device-out", 1)]
+    assert [(row.runs_file, row.line, row.predicted) for row in evaluation.runs] == [
+        (str(one), 1, 3),
+        (str(one), 2, 1.5),
+        (str(two), 1, 3),
+    ]
+    assert [(result.split, result.n) for result in evaluation.results] == [
+        ("leave-device-out", 2),
+        ("leave-device-out", 1),
+    ]
     assert learner.learned == []
 
 
 def test_a_predictor_that_cannot_learn_from_a_fold_is_listed(tmp_path: Path) -> None:
     evaluation = evaluate([five(tmp_path)], predictors=[Stubborn()], split="random")
-    assert {row.reason for row in evaluation.unsupported} == {"cannot learn from 4 runs: fit: ten thousand runs are needed"}
+    assert {row.reason for row in evaluation.unsupported} == {
+        "cannot learn from 4 runs: fit: ten thousand runs are needed"
+    }
     assert [(result.n, result.unsupported) for result in evaluation.results] == [(0, 5)]
 
 
@@ -387,12 +488,18 @@ def test_the_same_seed_gives_the_same_evaluation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("expected", "names"),
     [
-        ("resnet", "resnet50 resnetrs50 wide_resnet50_2 seresnet50 resnext50_32x4d res2net50_26w_4s legacy_senet154 resnetv2_50 tresnet_m"),
+        (
+            "resnet",
+            "resnet50 resnetrs50 wide_resnet50_2 seresnet50 resnext50_32x4d res2net50_26w_4s legacy_senet154 resnetv2_50 tresnet_m",
+        ),
         (
             "efficientnet",
             "efficientnet_b0 tf_efficientnetv2_s.in1k efficientnet_v2_s mobilenetv3_large_100 mobilenet_v2 mnasnet1_0 lcnet_100",
         ),
-        ("vit", "vit_b_32 vit_base_patch16_224 deit3_base_patch16_224 beitv2_base_patch16_224 eva02_base_patch14_224"),
+        (
+            "vit",
+            "vit_b_32 vit_base_patch16_224 deit3_base_patch16_224 beitv2_base_patch16_224 eva02_base_patch14_224",
+        ),
         ("inception", "inception_v3 googlenet inception_resnet_v2"),
         ("vgg", "vgg16 vgg19_bn"),
         ("regnet", "regnet_x_400mf regnetx_002 regnety_040"),
@@ -406,9 +513,7 @@ def test_relatives_of_timm_and_torchvision_share_a_family(expected: str, names: 
 
 
 def test_strangers_have_families_of_their_own() -> None:
-    names = (
-        "resnet50 vgg16 vit_b_32 visformer_small vitamin_small_224 swin_t convnext_tiny densenet121 efficientformer_l1 rdnet_tiny".split()
-    )
+    names = "resnet50 vgg16 vit_b_32 visformer_small vitamin_small_224 swin_t convnext_tiny densenet121 efficientformer_l1 rdnet_tiny".split()
     assert len({family(Model(source="timm", name=name)) for name in names}) == len(names)
 
 
@@ -424,7 +529,9 @@ def test_every_name_has_a_family(name: str) -> None:
     assert isinstance(family(Model(source="timm", name=name)), str)
 
 
-def test_a_bug_in_one_forecast_does_not_cost_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_one_forecast_does_not_cost_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Buggy(Fake):
         name: ClassVar[str] = "buggy"
 
@@ -435,6 +542,8 @@ def test_a_bug_in_one_forecast_does_not_cost_the_others(tmp_path: Path, caplog: 
 
     path = write(tmp_path / "runs.jsonl", line(7, step_time_s=1), line(step_time_s=1))
     evaluation = evaluate([path], predictors=[Buggy()])
-    assert [(row.line, row.reason) for row in evaluation.unsupported] == [(1, "internal error: KeyError: 'oops'")]
+    assert [(row.line, row.reason) for row in evaluation.unsupported] == [
+        (1, "internal error: KeyError: 'oops'")
+    ]
     assert evaluation.results[0].n == 1
     assert "oops" in caplog.text

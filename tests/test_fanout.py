@@ -129,7 +129,9 @@ def connection(cluster: Any) -> Iterator[str]:
 def ways(request: pytest.FixtureRequest) -> Ways:
     """The arguments for each way to fan out."""
     return lambda name: (
-        {"here": {}, "processes": {"processes": 2}}[name] if name != "ray" else {"ray": request.getfixturevalue("connection")}
+        {"here": {}, "processes": {"processes": 2}}[name]
+        if name != "ray"
+        else {"ray": request.getfixturevalue("connection")}
     )
 
 
@@ -200,13 +202,16 @@ def test_a_worker_that_dies_once_costs_nothing(way: str, ways: Ways, tmp_path: P
 
 @ELSEWHERE
 def test_an_item_that_kills_every_worker_is_given_up(way: str, ways: Ways) -> None:
-    answers = list(fan_out(fall_at_five, range(12), lost=lambda why: -1 if "lost 3 times" in why else -2, **ways(way)))
+    answers = list(
+        fan_out(fall_at_five, range(12), lost=lambda why: -1 if "lost 3 times" in why else -2, **ways(way))
+    )
     assert answers == [0, 1, 2, 3, 4, -1, *range(6, 12)]
 
 
 def test_an_item_that_kills_every_worker_is_one_line() -> None:
     with pytest.raises(
-        WorkerLost, match=r"item 6 of 12: its worker was lost 3 times \(its process was ended by SIGKILL; out of memory\?\)"
+        WorkerLost,
+        match=r"item 6 of 12: its worker was lost 3 times \(its process was ended by SIGKILL; out of memory\?\)",
     ):
         list(fan_out(fall_at_five, range(12), processes=2))
 
@@ -221,7 +226,9 @@ def test_a_node_dies_half_way(cluster: Any, connection: str, tmp_path: Path) -> 
             cluster.remove_node(victim, allow_graceful=False)
             killed.append(done)
 
-    results = fan_out(stay_on_the_victim, range(20), shared=(victim.node_id, tmp_path), ray=connection, progress=kill)
+    results = fan_out(
+        stay_on_the_victim, range(20), shared=(victim.node_id, tmp_path), ray=connection, progress=kill
+    )
     assert list(results) == list(range(20))
     assert killed[0] < 20
 
@@ -239,7 +246,10 @@ def jobs(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of jobs, of which some fail, in the folder where commands run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.py").write_text(MODEL)
-    records = [job(cluster={"device": device}) for device in ("a100", "t4", "h100", "v100", "h101", "l4", "a10g", "rtx-4090")]
+    records = [
+        job(cluster={"device": device})
+        for device in ("a100", "t4", "h100", "v100", "h101", "l4", "a10g", "rtx-4090")
+    ]
     records.insert(3, job(model={"source": "python", "name": "gone.py:net"}))
     write_lines(tmp_path / "jobs.jsonl", records)
     return tmp_path / "jobs.jsonl"
@@ -284,7 +294,9 @@ def test_an_address_where_nobody_answers_is_one_line(tmp_path: Path, monkeypatch
     pytest.importorskip("ray", reason="Ray is not installed")
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(InputError, match=r"ray: no Ray cluster answers at '127.0.0.1:1' \(Connection refused\)"):
+    with pytest.raises(
+        InputError, match=r"ray: no Ray cluster answers at '127.0.0.1:1' \(Connection refused\)"
+    ):
         connect("127.0.0.1:1")
     words = ("--models", "resnet18", "--batch", "8", "--image", "32")
     assert "ray: no Ray cluster answers at 'auto'" in fails(
@@ -292,7 +304,9 @@ def test_an_address_where_nobody_answers_is_one_line(tmp_path: Path, monkeypatch
     )
 
 
-def test_without_an_address_it_is_the_cluster_that_runs_or_one_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_address_it_is_the_cluster_that_runs_or_one_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert found_at("any") == "local"
@@ -319,7 +333,18 @@ def test_the_address_may_be_left_out() -> None:
 def test_ctrl_c_leaves_no_process_behind(jobs: Path) -> None:
     asleep = job(model={"source": "python", "name": "tiny.py:asleep"})
     write_lines(jobs, [job(), asleep, asleep, job()])
-    words = [sys.executable, "-m", "foretrain.cli", "predict", "--jobs", "jobs.jsonl", "--out", "out.jsonl", "--processes", "2"]
+    words = [
+        sys.executable,
+        "-m",
+        "foretrain.cli",
+        "predict",
+        "--jobs",
+        "jobs.jsonl",
+        "--out",
+        "out.jsonl",
+        "--processes",
+        "2",
+    ]
     running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for(jobs.parent / "asleep")
     time.sleep(0.3)

@@ -40,7 +40,10 @@ def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         monkeypatch.setitem(growth, "trees", 20)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models.py").write_text(MODELS)
-    write_runs(tmp_path / "runs.jsonl", [measure(job(tmp_path, batch=batch), 1.5) for batch in (1024, 2048, 4096, 8192)])
+    write_runs(
+        tmp_path / "runs.jsonl",
+        [measure(job(tmp_path, batch=batch), 1.5) for batch in (1024, 2048, 4096, 8192)],
+    )
     return tmp_path
 
 
@@ -54,7 +57,11 @@ def operators(folder: Path, device: str = H200.name) -> str:
 
 def phase_runs(folder: Path) -> str:
     """Twelve short steps with all phases: the least that the host model learns from."""
-    short = [job(folder, model, batch, 16, H200.name) for model in ("mlp", "convolutions") for batch in (2, 4, 8, 16, 32, 64)]
+    short = [
+        job(folder, model, batch, 16, H200.name)
+        for model in ("mlp", "convolutions")
+        for batch in (2, 4, 8, 16, 32, 64)
+    ]
     write_runs(folder / "phases.jsonl", [measure(one, 1.0, times=PHASES) for one in short])
     return "phases.jsonl"
 
@@ -67,7 +74,9 @@ def step_time_s(folder: Path, *words: str) -> float:
     """What ``foretrain predict`` says of a job that is in none of the runs."""
     toml = folder / "job.json"
     toml.write_text(json.dumps(job(folder, batch=3000).to_dict()))
-    return float(json.loads(ok("predict", "job.json", "--json", *words))["quantities"]["step_time_s"]["median"])
+    return float(
+        json.loads(ok("predict", "job.json", "--json", *words))["quantities"]["step_time_s"]["median"]
+    )
 
 
 # Calibration
@@ -92,14 +101,19 @@ def test_evaluate_takes_the_folder(folder: Path) -> None:
     ok("evaluate", "runs.jsonl", "--predictor", "mine", "--json", "figures.json")
     results = json.loads((folder / "figures.json").read_text())["results"]
     assert next(one["mape"] for one in results if one["quantity"] == "step_time_s") < 0.05
-    assert {row["predictor"] for row in json.loads((folder / "figures.json").read_text())["results"]} == {"mine"}
+    assert {row["predictor"] for row in json.loads((folder / "figures.json").read_text())["results"]} == {
+        "mine"
+    }
 
 
 def test_a_fit_starts_from_an_earlier_one(folder: Path) -> None:
     ok("fit", "deletepop", "runs.jsonl", "--out", "first")
     first = predictors.get(folder / "first")
     assert isinstance(first, DeletePopPredictor)
-    write_runs(folder / "slower.jsonl", [measure(job(folder, batch=batch), 1.2, first) for batch in (1024, 2048, 8192)])
+    write_runs(
+        folder / "slower.jsonl",
+        [measure(job(folder, batch=batch), 1.2, first) for batch in (1024, 2048, 8192)],
+    )
     ok("fit", "deletepop", "slower.jsonl", "--from", "first", "--out", "second")
     assert step_time_s(folder, "--predictor", "second") / step_time_s(folder) == pytest.approx(1.8, rel=0.07)
 
@@ -111,7 +125,10 @@ def test_the_same_runs_give_the_same_bytes(folder: Path) -> None:
 
 
 def test_runs_that_are_left_out_are_told(folder: Path) -> None:
-    runs = [measure(job(folder, batch=2048), 1.5), *(Run(job=job(folder, batch=2**i), measured={"power_w": 300.0}) for i in range(7))]
+    runs = [
+        measure(job(folder, batch=2048), 1.5),
+        *(Run(job=job(folder, batch=2**i), measured={"power_w": 300.0}) for i in range(7)),
+    ]
     write_runs(folder / "mixed.jsonl", runs)
     said = run("fit", "deletepop", "mixed.jsonl", "--out", "mine").stderr
     assert "mlp: no step_time_s or" in said
@@ -121,7 +138,11 @@ def test_runs_that_are_left_out_are_told(folder: Path) -> None:
 
 def test_it_is_said_when_calibration_does_not_help(folder: Path) -> None:
     write_runs(
-        folder / "right.jsonl", [measure(job(folder, batch=batch), factor) for batch, factor in ((2048, 0.8), (4096, 1.0), (8192, 1.25))]
+        folder / "right.jsonl",
+        [
+            measure(job(folder, batch=batch), factor)
+            for batch, factor in ((2048, 0.8), (4096, 1.0), (8192, 1.25))
+        ],
     )
     assert f"{A100}: no better than before" in run("fit", "deletepop", "right.jsonl", "--out", "mine").stderr
 
@@ -139,7 +160,10 @@ def test_operators_are_learned_with_their_host(folder: Path) -> None:
     assert costs.scales == {}, "runs beside operators fit the host alone"
     assert host.names == {"gelu": 12e-6, "mm": 12e-6, "native_layer_norm": 12e-6, "relu": 12e-6}
     assert host != dataclasses.replace(DeletePopPredictor().host, names=host.names)
-    assert [(one["file"], one.get("device")) for one in about["sources"]] == [("ops.parquet", H200.name), ("phases.jsonl", None)]
+    assert [(one["file"], one.get("device")) for one in about["sources"]] == [
+        ("ops.parquet", H200.name),
+        ("phases.jsonl", None),
+    ]
 
 
 def test_operators_alone_leave_the_constants_of_the_host(folder: Path) -> None:
@@ -163,7 +187,17 @@ def published(folder: Path) -> str:
     writer = csv.DictWriter(text, ("op", "device", "B", "M", "N", "K", "H", "latency_s"), restval="")
     writer.writeheader()
     for size in range(256, 4096, 128):
-        writer.writerow({"op": "bmm", "device": "t4", "B": 4, "M": size, "N": size, "K": size, "latency_s": 8 * size**3 * 4 / 4e12})
+        writer.writerow(
+            {
+                "op": "bmm",
+                "device": "t4",
+                "B": 4,
+                "M": size,
+                "N": size,
+                "K": size,
+                "latency_s": 8 * size**3 * 4 / 4e12,
+            }
+        )
     (folder / "public").mkdir(exist_ok=True)
     (folder / "public" / "neusight_fp32.csv.gz").write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
     return "public"
@@ -180,7 +214,9 @@ def test_the_device_of_a_dataset_that_does_not_say_it(folder: Path) -> None:
     unnamed = operators(folder, "")
     assert "give --device" in fails("fit", "deletepop", unnamed, "--out", "mine")
     assert "241 of t4" in run("fit", "deletepop", unnamed, "--device", "t4", "--out", "mine").stderr
-    assert "241 of h200" in run("fit", "deletepop", operators(folder), "--device", "t4", "--out", "mine").stderr
+    assert (
+        "241 of h200" in run("fit", "deletepop", operators(folder), "--device", "t4", "--out", "mine").stderr
+    )
 
 
 def test_a_loaded_predictor_forgets_parts_of_its_own_dataset(folder: Path) -> None:
@@ -188,7 +224,9 @@ def test_a_loaded_predictor_forgets_parts_of_its_own_dataset(folder: Path) -> No
     with pytest.raises(InputError, match="operators: none is left without resnet"):
         predictors.get("mine").without(families=frozenset({"resnet"}))
     (folder / "ops.parquet").unlink()
-    with pytest.raises(InputError, match=r"ops\.parquet: gone or changed since the predictor learned from it"):
+    with pytest.raises(
+        InputError, match=r"ops\.parquet: gone or changed since the predictor learned from it"
+    ):
         predictors.get("mine").without(families=frozenset({"resnet"}))
 
 
@@ -202,7 +240,10 @@ def test_a_loaded_predictor_forgets_parts_of_its_own_dataset(folder: Path) -> No
         (("roofline", "runs.jsonl"), "roofline: has nothing to learn"),
         (("deletepop", "none.jsonl"), "none.jsonl: no such file"),
         (("deletepop", "runs.jsonl", "none.parquet"), "none.parquet: no such file"),
-        (("deletepop", "models.py"), "models.py: neither runs (.jsonl, .jsonl.zst) nor an operator dataset (.parquet)"),
+        (
+            ("deletepop", "models.py"),
+            "models.py: neither runs (.jsonl, .jsonl.zst) nor an operator dataset (.parquet)",
+        ),
         (("deletepop", "runs.jsonl", "--device", "t4"), "--device: is for operator datasets"),
         (("deletepop", "runs.jsonl", "--published", "."), "--published: is for operator datasets"),
         (("deletepop", "runs.jsonl", "--from", "none"), "none/predictor.json: cannot be read"),
@@ -249,7 +290,10 @@ def saved(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"format": "foretrain-predictor/9"}, "format 'foretrain-predictor/9' is not 'foretrain-predictor/1'; fit the predictor again"),
+        (
+            {"format": "foretrain-predictor/9"},
+            "format 'foretrain-predictor/9' is not 'foretrain-predictor/1'; fit the predictor again",
+        ),
         ({"predictor": 3}, "fit the predictor again"),
         ({"predictor": "oracle"}, "predictor: 'oracle' is not one of"),
         ({"predictor": "roofline"}, "roofline: has nothing to learn, so nothing was saved"),
@@ -267,7 +311,9 @@ def test_a_folder_without_the_models_is_refused(folder: Path) -> None:
 
 
 def test_other_folders_and_damaged_ones_are_refused(folder: Path) -> None:
-    assert "has no predictor.json; foretrain fit makes one" in fails("predict", "resnet18", "--predictor", str(folder))
+    assert "has no predictor.json; foretrain fit makes one" in fails(
+        "predict", "resnet18", "--predictor", str(folder)
+    )
     (saved(folder) / FILE).write_text("{")
     assert "predictor.json: not JSON" in fails("predict", "resnet18", "--predictor", "mine")
 
@@ -288,5 +334,7 @@ def test_the_checks_catch_a_predictor_that_forgets(folder: Path) -> None:
     forgetful = DeletePopPredictor()
     forgetful.__dict__["_write"] = lambda where: DeletePopPredictor()._write(where)
     forgetful.host = dataclasses.replace(forgetful.host, speed=3.0)
-    with pytest.raises(AssertionError, match=r"deletepop: after save and load the forecast differs in .*step_time_s"):
+    with pytest.raises(
+        AssertionError, match=r"deletepop: after save and load the forecast differs in .*step_time_s"
+    ):
         check_saved(forgetful, wanted)

@@ -16,8 +16,12 @@ from foretrain.job import Job
 from foretrain.step.timeline import Timeline
 
 POSITIVE = st.floats(1e-9, 1e12)
-ESTIMATES = st.lists(POSITIVE, min_size=3, max_size=3).map(lambda values: Estimate(*(sorted(values)[i] for i in (1, 0, 2))))
-WIDE = st.lists(POSITIVE, min_size=5, max_size=5).map(lambda values: Estimate(*(sorted(values)[i] for i in (2, 1, 3, 0, 4))))
+ESTIMATES = st.lists(POSITIVE, min_size=3, max_size=3).map(
+    lambda values: Estimate(*(sorted(values)[i] for i in (1, 0, 2)))
+)
+WIDE = st.lists(POSITIVE, min_size=5, max_size=5).map(
+    lambda values: Estimate(*(sorted(values)[i] for i in (2, 1, 3, 0, 4)))
+)
 """With the bounds of the 95 % interval."""
 GIB = 2.0**30
 
@@ -31,7 +35,9 @@ def job(**training: Any) -> Job:
 
 
 def forecast(**changes: Any) -> Forecast:
-    return Forecast(**{"job": job(), "predictor": "test", "quantities": {"step_time_s": Estimate(2, 1, 3)}, **changes})
+    return Forecast(
+        **{"job": job(), "predictor": "test", "quantities": {"step_time_s": Estimate(2, 1, 3)}, **changes}
+    )
 
 
 # Estimates
@@ -59,10 +65,14 @@ def test_scaling_keeps_the_order(estimate: Estimate, factor: float) -> None:
 @given(ESTIMATES, POSITIVE)
 def test_the_inverse_of_the_inverse_is_the_estimate(estimate: Estimate, numerator: float) -> None:
     again = estimate.inverse(numerator).inverse(numerator)
-    assert (again.low, again.median, again.high) == pytest.approx((estimate.low, estimate.median, estimate.high))
+    assert (again.low, again.median, again.high) == pytest.approx(
+        (estimate.low, estimate.median, estimate.high)
+    )
 
 
-@pytest.mark.parametrize("bounds", [(2, 1, 3, 1.5, 4), (2, 1, 3, 0.5, 2.5), (2, 1, 3, float("nan"), 4), (2, 1, 3, None, 2)])
+@pytest.mark.parametrize(
+    "bounds", [(2, 1, 3, 1.5, 4), (2, 1, 3, 0.5, 2.5), (2, 1, 3, float("nan"), 4), (2, 1, 3, None, 2)]
+)
 def test_the_wider_interval_holds_the_narrower(bounds: tuple[float, float, float, float, float]) -> None:
     with pytest.raises(ValueError, match="low_95 <= low <= median <= high <= high_95"):
         Estimate(*bounds)
@@ -92,7 +102,11 @@ def test_chances_by_hand() -> None:
     assert estimate.chance_above(130) == pytest.approx(0.1)
     assert estimate.chance_above(80) == pytest.approx(0.9)
     assert estimate.chance_above(0) == 1
-    assert (Estimate(5, 5, 5).chance_above(4), Estimate(5, 5, 5).chance_above(5), Estimate(5, 5, 5).chance_above(6)) == (1, 0, 0)
+    assert (
+        Estimate(5, 5, 5).chance_above(4),
+        Estimate(5, 5, 5).chance_above(5),
+        Estimate(5, 5, 5).chance_above(6),
+    ) == (1, 0, 0)
     assert (Estimate(0, 0, 0).chance_above(1), Estimate(3, 0, 9).chance_above(1)) == (0, 1)
 
 
@@ -108,8 +122,13 @@ def test_the_chance_does_not_depend_on_the_unit(estimate: Estimate, limit: float
 
 
 def test_the_chance_of_running_out_of_memory() -> None:
-    need = {"reserved_memory_bytes": Estimate(10 * GIB, 9 * GIB, 12 * GIB), "peak_memory_bytes": Estimate(GIB, GIB, GIB)}
-    assert forecast(quantities=need, memory_capacity_bytes=12 * GIB).out_of_memory_chance == pytest.approx(0.1)
+    need = {
+        "reserved_memory_bytes": Estimate(10 * GIB, 9 * GIB, 12 * GIB),
+        "peak_memory_bytes": Estimate(GIB, GIB, GIB),
+    }
+    assert forecast(quantities=need, memory_capacity_bytes=12 * GIB).out_of_memory_chance == pytest.approx(
+        0.1
+    )
     assert forecast(quantities=need).out_of_memory_chance is None
     assert forecast(memory_capacity_bytes=GIB).out_of_memory_chance is None
 
@@ -166,7 +185,9 @@ def test_quantities_are_asked_for_by_name() -> None:
         ({"step_time_s": 1}, 16, None),
     ],
 )
-def test_a_job_fits_when_its_peak_is_within_the_capacity(quantities: dict[str, float], capacity: float | None, fits: bool | None) -> None:
+def test_a_job_fits_when_its_peak_is_within_the_capacity(
+    quantities: dict[str, float], capacity: float | None, fits: bool | None
+) -> None:
     estimates = {name: Estimate(value, value, value) for name, value in quantities.items()}
     assert forecast(quantities=estimates, memory_capacity_bytes=capacity).fits is fits
 
@@ -190,7 +211,12 @@ def test_a_forecast_is_plain_json() -> None:
     assert data["cost_usd"] == {"median": 2, "low": 1, "high": 3}
     assert data["energy_j"] == {"median": 4, "low": 2, "high": 6}
     assert data["breakdown_s"] == {"phase": {"forward": 1}, "operator": {"mm": 1}}
-    assert (data["predictor"], data["bound"], data["fits"], data["assumptions"]) == ("test", "the host", None, ["one"])
+    assert (data["predictor"], data["bound"], data["fits"], data["assumptions"]) == (
+        "test",
+        "the host",
+        None,
+        ["one"],
+    )
     assert Job.read(data["job"]) == full.job
 
 

@@ -36,7 +36,15 @@ SPEC = TensorSpec((64, 64), "float32")
 SIZE = SPEC.size_bytes
 
 
-def a_job(model: str, *, precision: str = "bf16", micro_batch: int = 2, mode: str = "train", layers: int = 2, **plan: Any) -> Job:
+def a_job(
+    model: str,
+    *,
+    precision: str = "bf16",
+    micro_batch: int = 2,
+    mode: str = "train",
+    layers: int = 2,
+    **plan: Any,
+) -> Job:
     depth = {"llama": "num_hidden_layers", "gpt2": "n_layer"}[model]
     return Job.read({
         "model": {"source": "transformers", "task": "causal-lm", "config": {"model_type": model, depth: layers, **CONFIGS[model]}},
@@ -64,11 +72,19 @@ def graph_of(name: str) -> OpGraph:
 
 
 def runs(graph: OpGraph, phase: str, layer: str) -> list[Operator]:
-    return [op.operator for op in graph.ops if op.operator.name == FUSED and op.phase == phase and op.layer == layer]
+    return [
+        op.operator
+        for op in graph.ops
+        if op.operator.name == FUSED and op.phase == phase and op.layer == layer
+    ]
 
 
 def launches(graph: OpGraph, phase: str, layer: str) -> Counter[str]:
-    return Counter(op.operator.name for op in graph.ops if op.operator.launches and op.phase == phase and op.layer.startswith(layer))
+    return Counter(
+        op.operator.name
+        for op in graph.ops
+        if op.operator.launches and op.phase == phase and op.layer.startswith(layer)
+    )
 
 
 def activation_bytes(graph: OpGraph) -> int:
@@ -104,8 +120,12 @@ def test_a_fused_step_is_the_same_step_with_less_traffic(name: str, fusion: Fusi
         assert [b.size_bytes for b in fused.buffers if b.category == category] == [
             b.size_bytes for b in graph.buffers if b.category == category
         ]
-    assert [op.operator for op in fused.ops if op.phase == "optimizer"] == [op.operator for op in graph.ops if op.phase == "optimizer"]
-    assert [op.operator for op in fused.ops if op.operator.flops] == [op.operator for op in graph.ops if op.operator.flops]
+    assert [op.operator for op in fused.ops if op.phase == "optimizer"] == [
+        op.operator for op in graph.ops if op.phase == "optimizer"
+    ]
+    assert [op.operator for op in fused.ops if op.operator.flops] == [
+        op.operator for op in graph.ops if op.operator.flops
+    ]
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -113,14 +133,18 @@ def test_more_fusion_launches_less(name: str) -> None:
     graph = graph_of(name)
     every, compiled = (fuse(graph, FUSIONS[kind]).total("launches") for kind in ("all", "across"))
     assert compiled <= every < graph.total("launches")
-    assert all(every <= fuse(graph, FUSIONS[kind]).total("launches") for kind in ("norms", "chains", "losses"))
+    assert all(
+        every <= fuse(graph, FUSIONS[kind]).total("launches") for kind in ("norms", "chains", "losses")
+    )
 
 
 def test_an_rms_norm_is_one_kernel_forward_and_two_backward() -> None:
     graph = fuse(graph_of("llama"), Fusion(norms=True))
     layer = "model.layers.1.input_layernorm"
     assert launches(graph, "forward", layer) == {FUSED: 1}
-    assert launches(graph, "backward", layer) == {FUSED: 1, "add": 1}, "autograd's sum of the residual's gradient is no part of it"
+    assert launches(graph, "backward", layer) == {FUSED: 1, "add": 1}, (
+        "autograd's sum of the residual's gradient is no part of it"
+    )
     (forward,), (backward,) = runs(graph, "forward", layer), runs(graph, "backward", layer)
     assert (forward.overload, kernel_count(forward), kernel_count(backward)) == ("norm", 1, 2)
     tokens = 2 * 128
@@ -131,7 +155,10 @@ def test_an_rms_norm_is_one_kernel_forward_and_two_backward() -> None:
 
 def test_swiglu_is_one_kernel_past_the_product_between_its_halves() -> None:
     graph = fuse(graph_of("llama"), Fusion(chains=True))
-    (forward,), (backward,) = runs(graph, "forward", "model.layers.0.mlp"), runs(graph, "backward", "model.layers.0.mlp")
+    (forward,), (backward,) = (
+        runs(graph, "forward", "model.layers.0.mlp"),
+        runs(graph, "backward", "model.layers.0.mlp"),
+    )
     assert forward.args["ops"] == ["silu", "mul"]
     assert backward.args["ops"] == ["mul", "mul", "silu_backward"]
     one = 2 * 128 * 1024 * 2
@@ -153,7 +180,9 @@ def test_a_loss_keeps_the_logits_only() -> None:
     (forward,), (backward,) = runs(graph, "forward", ""), runs(graph, "backward", "")
     assert forward.overload == backward.overload == "loss"
     assert forward.bytes_written < logits < forward.bytes_read < 1.1 * logits
-    assert activation_bytes(graph_of("llama")) - activation_bytes(graph) == logits, "fp32 log-probabilities out, bf16 logits in"
+    assert activation_bytes(graph_of("llama")) - activation_bytes(graph) == logits, (
+        "fp32 log-probabilities out, bf16 logits in"
+    )
 
 
 def test_written_out_gelu_keeps_its_input_only() -> None:
@@ -166,7 +195,11 @@ def test_written_out_gelu_keeps_its_input_only() -> None:
 
 def test_dropout_joins_the_residual_add_and_its_mask_is_kept() -> None:
     fused = fuse(graph_of("gpt2"), Fusion(chains=True))
-    masks = [run for run in runs(fused, "forward", "transformer.h.0") if run.args["ops"] == ["native_dropout", "add"]]
+    masks = [
+        run
+        for run in runs(fused, "forward", "transformer.h.0")
+        if run.args["ops"] == ["native_dropout", "add"]
+    ]
     assert len(masks) == 2
     assert all("bool" in {spec.dtype for spec in run.outputs} for run in masks)
 
@@ -179,7 +212,11 @@ def test_runs_stay_within_a_layer_of_the_stack(name: str) -> None:
     assert before.keys() == after.keys()
     assert all(after[layer] <= before[layer] for layer in before)
     collectives = [op.operator.name for op in graph.ops if op.operator.name.startswith(("all_", "reduce_"))]
-    assert collectives == [op.operator.name for op in fuse(graph, COMPILED).ops if op.operator.name.startswith(("all_", "reduce_"))]
+    assert collectives == [
+        op.operator.name
+        for op in fuse(graph, COMPILED).ops
+        if op.operator.name.startswith(("all_", "reduce_"))
+    ]
 
 
 def _per_layer(graph: OpGraph, stack: Stack) -> list[tuple[str, int | None]]:
@@ -191,7 +228,9 @@ def test_equal_layers_share_operators_and_the_result_is_remembered() -> None:
     fused = fuse(graph, COMPILED)
     assert fuse(graph, COMPILED) is fused
     assert fuse(graph, Fusion()) is graph
-    assert len({id(op.operator) for op in fused.ops if op.operator.overload == "norm"}) < len(runs_of_all(fused, "norm"))
+    assert len({id(op.operator) for op in fused.ops if op.operator.overload == "norm"}) < len(
+        runs_of_all(fused, "norm")
+    )
     assert all(family_of(operator) == "pointwise" for operator in runs_of_all(fused, "norm"))
 
 
@@ -205,7 +244,17 @@ def runs_of_all(graph: OpGraph, tag: str) -> list[Operator]:
 def an_operator(name: str, inputs: int, outputs: int = 1) -> Operator:
     launch = name != "view"
     flops = 1000 if name in ("mm", "convolution") else 0
-    return Operator(name, "", (SPEC,) * inputs, (SPEC,) * outputs, {}, flops, SIZE * inputs * launch, SIZE * outputs * launch, launch)
+    return Operator(
+        name,
+        "",
+        (SPEC,) * inputs,
+        (SPEC,) * outputs,
+        {},
+        flops,
+        SIZE * inputs * launch,
+        SIZE * outputs * launch,
+        launch,
+    )
 
 
 def a_stream(calls: list[tuple[str, str, str, tuple[int, ...]]], inputs: int = 1) -> OpGraph:
@@ -221,10 +270,17 @@ def a_stream(calls: list[tuple[str, str, str, tuple[int, ...]]], inputs: int = 1
         made += [len(ops) - 1] * len(writes)
     buffers = []
     for number, born in enumerate(made):
-        dies = max((i for i, op in enumerate(ops) if number in op.reads), default=len(ops) if born < 0 else born)
+        dies = max(
+            (i for i, op in enumerate(ops) if number in op.reads), default=len(ops) if born < 0 else born
+        )
         kept = born >= 0 and ops[born].phase == "forward" and ops[dies].phase == "backward"
         buffers.append(
-            Buffer(SIZE, "weights" if born < 0 else "activations" if kept else "temporaries", born, len(ops) if born < 0 else dies)
+            Buffer(
+                SIZE,
+                "weights" if born < 0 else "activations" if kept else "temporaries",
+                born,
+                len(ops) if born < 0 else dies,
+            )
         )
     return OpGraph(ops=tuple(ops), buffers=tuple(buffers), samples=1)
 
@@ -245,38 +301,71 @@ def test_a_chain_reads_and_writes_what_others_see() -> None:
 
 
 def test_what_a_product_needs_in_between_is_not_moved() -> None:
-    graph = a_stream([("forward", "m", "tanh", (0,)), ("forward", "m", "mm", (1, 0)), ("forward", "m", "mul", (1, 2))])
+    graph = a_stream(
+        [("forward", "m", "tanh", (0,)), ("forward", "m", "mm", (1, 0)), ("forward", "m", "mul", (1, 2))]
+    )
     assert [op.operator.name for op in fuse(graph, COMPILED).ops] == ["tanh", "mm", "mul"]
 
 
 def test_collectives_break_runs() -> None:
-    graph = a_stream([("forward", "m", "tanh", (0,)), ("forward", "m", "all_reduce", (0,)), ("forward", "m", "mul", (1, 2))])
+    graph = a_stream(
+        [
+            ("forward", "m", "tanh", (0,)),
+            ("forward", "m", "all_reduce", (0,)),
+            ("forward", "m", "mul", (1, 2)),
+        ]
+    )
     assert [op.operator.name for op in fuse(graph, COMPILED).ops] == ["tanh", "all_reduce", "mul"]
 
 
 def test_modules_beside_each_other_fuse_across_only() -> None:
-    graph = a_stream([("forward", "a", "tanh", (0,)), ("forward", "b", "mul", (0, 1)), ("forward", "b", "mm", (2, 0))])
+    graph = a_stream(
+        [("forward", "a", "tanh", (0,)), ("forward", "b", "mul", (0, 1)), ("forward", "b", "mm", (2, 0))]
+    )
     assert fuse(graph, Fusion(chains=True)).total("launches") == 3
     assert fuse(graph, COMPILED).total("launches") == 2
 
 
-NAMES = st.sampled_from(["mul", "tanh", "mean", "add", "mm", "view", "all_reduce", "native_dropout", "convolution"])
+NAMES = st.sampled_from(
+    ["mul", "tanh", "mean", "add", "mm", "view", "all_reduce", "native_dropout", "convolution"]
+)
 CALLS = st.lists(
-    st.tuples(st.sampled_from(["", "a", "a.0", "a.0.b", "a.1"]), NAMES, st.lists(st.integers(0, 6), min_size=1, max_size=2)), max_size=40
+    st.tuples(
+        st.sampled_from(["", "a", "a.0", "a.0.b", "a.1"]),
+        NAMES,
+        st.lists(st.integers(0, 6), min_size=1, max_size=2),
+    ),
+    max_size=40,
 )
 
 
 @given(CALLS, st.integers(0, 40), st.sampled_from(list(FUSIONS.values())))
-def test_any_stream_stays_in_order(calls: list[tuple[str, str, list[int]]], half: int, fusion: Fusion) -> None:
+def test_any_stream_stays_in_order(
+    calls: list[tuple[str, str, list[int]]], half: int, fusion: Fusion
+) -> None:
     stream: list[tuple[str, str, str, tuple[int, ...]]] = []
     made = 2
     for i, (layer, name, back) in enumerate(calls):
-        stream.append(("forward" if i < half else "backward", layer, name, tuple(dict.fromkeys(max(0, made - 1 - b) for b in back))))
+        stream.append(
+            (
+                "forward" if i < half else "backward",
+                layer,
+                name,
+                tuple(dict.fromkeys(max(0, made - 1 - b) for b in back)),
+            )
+        )
         made += name != "view"
     graph = a_stream(stream, inputs=2)
     fused = fuse(graph, fusion)
     check_lifetimes(fused)
     assert fused.total("bytes") <= graph.total("bytes")
-    assert [op.operator for op in fused.ops if op.operator.flops] == [op.operator for op in graph.ops if op.operator.flops]
-    parts = Counter(name for op in fused.ops if op.operator.launches for name in op.operator.args.get("ops", [op.operator.name]))
+    assert [op.operator for op in fused.ops if op.operator.flops] == [
+        op.operator for op in graph.ops if op.operator.flops
+    ]
+    parts = Counter(
+        name
+        for op in fused.ops
+        if op.operator.launches
+        for name in op.operator.args.get("ops", [op.operator.name])
+    )
     assert parts == Counter(op.operator.name for op in graph.ops if op.operator.launches)

@@ -28,15 +28,36 @@ def specs(draw: st.DrawFn) -> TensorSpec:
 
 SPECS = st.lists(specs(), max_size=3).map(tuple)
 COUNTS = st.integers(0, 2**60)
-ARGS = st.dictionaries(st.text(max_size=5), st.integers() | st.booleans() | st.none() | st.text(max_size=5) | st.lists(st.text(max_size=3)))
-OPERATORS = st.builds(Operator, st.text(max_size=8), st.text(max_size=8), SPECS, SPECS, ARGS, COUNTS, COUNTS, COUNTS, st.booleans())
+ARGS = st.dictionaries(
+    st.text(max_size=5),
+    st.integers() | st.booleans() | st.none() | st.text(max_size=5) | st.lists(st.text(max_size=3)),
+)
+OPERATORS = st.builds(
+    Operator,
+    st.text(max_size=8),
+    st.text(max_size=8),
+    SPECS,
+    SPECS,
+    ARGS,
+    COUNTS,
+    COUNTS,
+    COUNTS,
+    st.booleans(),
+)
 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> OpGraph:
     operators = draw(st.lists(OPERATORS, min_size=1, max_size=4))
     numbers = st.lists(st.integers(0, 5), max_size=3).map(tuple)
-    op = st.builds(Op, st.sampled_from(operators), st.sampled_from(PHASES), st.sampled_from(["", "layer1.conv", "head"]), numbers, numbers)
+    op = st.builds(
+        Op,
+        st.sampled_from(operators),
+        st.sampled_from(PHASES),
+        st.sampled_from(["", "layer1.conv", "head"]),
+        numbers,
+        numbers,
+    )
     buffers = st.builds(Buffer, COUNTS, st.sampled_from(CATEGORIES), st.integers(-1, 8), st.integers(0, 9))
     return OpGraph(
         ops=tuple(draw(st.lists(op, max_size=8))),
@@ -45,15 +66,32 @@ def graphs(draw: st.DrawFn) -> OpGraph:
         tokens=draw(st.integers(0, 10**6)),
         parameters=draw(COUNTS),
         accumulates=draw(st.booleans()),
-        info=draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.dictionaries(st.text(max_size=3), st.text(max_size=3)))),
+        info=draw(
+            st.dictionaries(
+                st.text(max_size=5),
+                st.text(max_size=5) | st.dictionaries(st.text(max_size=3), st.text(max_size=3)),
+            )
+        ),
     )
 
 
 def contents(graph: OpGraph) -> tuple[Any, ...]:
     """Everything in a graph as plain values."""
     operators = [tuple(getattr(o, name) for name in Operator.__slots__) for o in graph.operators]
-    ops = [(kind, op.phase, op.layer, op.reads, op.writes) for kind, op in zip(graph.operator_index.tolist(), graph.ops, strict=True)]
-    return operators, ops, graph.buffers, graph.samples, graph.tokens, graph.parameters, graph.accumulates, graph.info
+    ops = [
+        (kind, op.phase, op.layer, op.reads, op.writes)
+        for kind, op in zip(graph.operator_index.tolist(), graph.ops, strict=True)
+    ]
+    return (
+        operators,
+        ops,
+        graph.buffers,
+        graph.samples,
+        graph.tokens,
+        graph.parameters,
+        graph.accumulates,
+        graph.info,
+    )
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -84,7 +122,11 @@ def test_producers_are_the_last_earlier_writers_of_what_is_read(graph: OpGraph) 
 
 def test_distinct_operators_are_listed_once_in_order_of_first_use() -> None:
     first, second = (Operator(name, "", (), (), {}, 0, 0, 0, True) for name in ("b", "a"))
-    graph = OpGraph(ops=tuple(Op(operator, "forward", "", (), ()) for operator in (first, second, first)), buffers=(), samples=1)
+    graph = OpGraph(
+        ops=tuple(Op(operator, "forward", "", (), ()) for operator in (first, second, first)),
+        buffers=(),
+        samples=1,
+    )
     assert graph.operators == (first, second)
     assert graph.operator_index.tolist() == [0, 1, 0]
 
@@ -114,7 +156,9 @@ def test_a_contiguous_tensor_has_its_elements_times_their_size(shape: tuple[int,
         ((1, 5), (0, 1), 20),
     ],
 )
-def test_an_expanded_dimension_counts_once(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> None:
+def test_an_expanded_dimension_counts_once(
+    shape: tuple[int, ...], strides: tuple[int, ...], size: int
+) -> None:
     assert TensorSpec(shape, "float32", strides).size_bytes == size
 
 
@@ -132,7 +176,9 @@ def test_channels_last_is_seen_from_the_strides() -> None:
 
 def test_an_operator_finds_its_tensors_by_argument_name() -> None:
     a, b = TensorSpec((1,), "float32"), TensorSpec((2,), "float32")
-    operator = Operator("cat", "", (a, b), (), {"self": "%0", "tensors": ["%1", "%0"], "dim": 0}, 0, 3, 4, True)
+    operator = Operator(
+        "cat", "", (a, b), (), {"self": "%0", "tensors": ["%1", "%0"], "dim": 0}, 0, 3, 4, True
+    )
     assert operator.tensor("self") is a
     assert operator.tensor("dim") is None
     assert operator.tensor("absent") is None
@@ -149,7 +195,13 @@ def write(path: Path, data: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"not compressed", zstandard.ZstdCompressor().compress(b"{"), zstandard.ZstdCompressor().compress(b"\xff")]
+    "content",
+    [
+        b"",
+        b"not compressed",
+        zstandard.ZstdCompressor().compress(b"{"),
+        zstandard.ZstdCompressor().compress(b"\xff"),
+    ],
 )
 def test_a_file_of_something_else_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad.json.zst"
@@ -180,7 +232,9 @@ def test_a_cut_off_file_is_refused(tmp_path: Path) -> None:
 
 def test_another_format_says_what_to_do(tmp_path: Path) -> None:
     write(tmp_path / "old.json.zst", {"format": "foretrain-graph/0"})
-    with pytest.raises(InputError, match="format 'foretrain-graph/0' is not 'foretrain-graph/1'; capture the model again"):
+    with pytest.raises(
+        InputError, match="format 'foretrain-graph/0' is not 'foretrain-graph/1'; capture the model again"
+    ):
         OpGraph.load(tmp_path / "old.json.zst")
 
 
@@ -189,7 +243,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         OpGraph.load(tmp_path / "none.json.zst")
 
 
-def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "deep" / "graph.json.zst"
     OpGraph(ops=(), buffers=(), samples=1).save(path)
 

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
-from foretrain.job import OPTIMIZERS, PRECISIONS, QUANTITIES, Job, Model, Plan, Run, Training, read_jobs, read_runs
+from foretrain.job import (
+    OPTIMIZERS,
+    PRECISIONS,
+    QUANTITIES,
+    Job,
+    Model,
+    Plan,
+    Run,
+    Training,
+    read_jobs,
+    read_runs,
+)
 
 CATALOG = Catalog()
 SMALL: dict[str, Any] = {
@@ -37,15 +48,24 @@ VALUES = st.recursive(
 )
 TABLES = st.dictionaries(WORDS, VALUES, max_size=3)
 MODELS = (
-    st.fixed_dictionaries({"source": st.sampled_from(["timm", "torchvision", "onnx", "graph"]), "name": WORDS}, optional={"args": TABLES})
-    | st.fixed_dictionaries({"source": st.just("python"), "name": WORDS.map("{}.py:make".format)}, optional={"args": TABLES})
+    st.fixed_dictionaries(
+        {"source": st.sampled_from(["timm", "torchvision", "onnx", "graph"]), "name": WORDS},
+        optional={"args": TABLES},
+    )
     | st.fixed_dictionaries(
-        {"source": st.just("transformers"), "config": TABLES.map(lambda table: {**table, "model_type": "llama"})},
+        {"source": st.just("python"), "name": WORDS.map("{}.py:make".format)}, optional={"args": TABLES}
+    )
+    | st.fixed_dictionaries(
+        {
+            "source": st.just("transformers"),
+            "config": TABLES.map(lambda table: {**table, "model_type": "llama"}),
+        },
         optional={"task": st.sampled_from(["causal-lm", "masked-lm"]), "args": TABLES},
     )
 )
 SIZES = {
-    "image": st.integers(1, 512) | st.tuples(st.integers(1, 4), st.integers(1, 512), st.integers(1, 512)).map(list),
+    "image": st.integers(1, 512)
+    | st.tuples(st.integers(1, 4), st.integers(1, 512), st.integers(1, 512)).map(list),
     "sequence": st.integers(1, 4096),
     "classes": st.integers(1, 1000),
 }
@@ -61,7 +81,12 @@ CHOICES = {
     "compile": st.booleans(),
 }
 PLANS = st.fixed_dictionaries(
-    {"data": st.integers(1, 6), "tensor": st.integers(1, 4), "pipeline": st.integers(1, 3), "context": st.integers(1, 2)},
+    {
+        "data": st.integers(1, 6),
+        "tensor": st.integers(1, 4),
+        "pipeline": st.integers(1, 3),
+        "context": st.integers(1, 2),
+    },
     optional={
         "shard": st.sampled_from(["none", "zero1", "zero2", "zero3"]),
         "schedule": st.sampled_from(["gpipe", "1f1b", "interleaved"]),
@@ -78,7 +103,9 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     plan: dict[str, Any] = draw(PLANS)
     world = plan["data"] * plan["tensor"] * plan["pipeline"] * plan["context"]
     batch = plan["data"] * plan.get("micro_batch", 1) * draw(st.integers(1, 5))
-    training: dict[str, Any] = draw(st.fixed_dictionaries({"global_batch": st.just(batch)}, optional={**SIZES, **CHOICES})) | draw(LENGTHS)
+    training: dict[str, Any] = draw(
+        st.fixed_dictionaries({"global_batch": st.just(batch)}, optional={**SIZES, **CHOICES})
+    ) | draw(LENGTHS)
     if draw(st.booleans()):
         del plan["data"]
     cluster = {"device": draw(st.sampled_from(["h100-sxm-80gb", "t4"])), "devices_per_node": world}
@@ -96,7 +123,9 @@ def test_a_job_survives_dict_and_json(document: dict[str, Any]) -> None:
 @given(documents())
 def test_toml_and_json_say_the_same(document: dict[str, Any]) -> None:
     text = "\n".join(f"{key} = {as_toml(value)}" for key, value in document.items())
-    assert Job.read(tomllib.loads(text), catalog=CATALOG) == Job.read(json.loads(json.dumps(document)), catalog=CATALOG)
+    assert Job.read(tomllib.loads(text), catalog=CATALOG) == Job.read(
+        json.loads(json.dumps(document)), catalog=CATALOG
+    )
 
 
 @given(documents(), st.dictionaries(st.sampled_from(sorted(QUANTITIES)), st.floats(0, 1e12), max_size=4))
@@ -107,7 +136,13 @@ def test_a_run_survives_dict_and_json(document: dict[str, Any], measured: dict[s
 
 def as_toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {as_toml(inner)}" for key, inner in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(
+                f"{json.dumps(key, ensure_ascii=False)} = {as_toml(inner)}" for key, inner in value.items()
+            )
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(map(as_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False)
@@ -146,11 +181,16 @@ def test_micro_batches_add_up_to_the_global_batch(document: dict[str, Any]) -> N
 
 
 @given(documents(), st.integers(2, 7))
-def test_a_plan_with_another_product_is_refused_with_every_term(document: dict[str, Any], factor: int) -> None:
+def test_a_plan_with_another_product_is_refused_with_every_term(
+    document: dict[str, Any], factor: int
+) -> None:
     assume("data" in document["plan"])
     document["plan"]["data"] *= factor
     document["training"]["global_batch"] *= factor
-    with pytest.raises(InputError, match=rf"^plan: data {document['plan']['data']} x tensor \d+ x pipeline \d+ x context \d+ = \d+, but"):
+    with pytest.raises(
+        InputError,
+        match=rf"^plan: data {document['plan']['data']} x tensor \d+ x pipeline \d+ x context \d+ = \d+, but",
+    ):
         Job.read(document, catalog=CATALOG)
 
 
@@ -158,18 +198,38 @@ def test_a_plan_with_another_product_is_refused_with_every_term(document: dict[s
     ("section", "changes", "message"),
     [
         ("plan", {"tensor": 3}, "plan: tensor 3 x pipeline 1 x context 1 = 3 does not divide the 8 devices"),
-        ("plan", {"data": 4}, "plan: data 4 x tensor 1 x pipeline 1 x context 1 = 4, but the cluster has 8 devices"),
+        (
+            "plan",
+            {"data": 4},
+            "plan: data 4 x tensor 1 x pipeline 1 x context 1 = 4, but the cluster has 8 devices",
+        ),
         ("plan", {"expert": 3}, "plan.expert: 3 does not divide the 8 devices"),
         ("plan", {"micro_batch": 3}, "plan.micro_batch: 3 x data 8 = 24 does not divide the global batch 64"),
         ("plan", {"data": 0}, "plan.data: 0 is not 1 or more"),
         ("plan", {"micro_batch": 0}, "plan.micro_batch: 0 is not 1 or more"),
-        ("plan", {"shard": "zero4"}, "plan.shard: 'zero4' is not one of none, zero1, zero2, zero3 (did you mean zero3 or zero2 or zero1?)"),
+        (
+            "plan",
+            {"shard": "zero4"},
+            "plan.shard: 'zero4' is not one of none, zero1, zero2, zero3 (did you mean zero3 or zero2 or zero1?)",
+        ),
         ("training", {"global_batch": 12}, "training.global_batch: 12 does not divide over plan.data = 8"),
         ("training", {"global_batch": 0}, "training.global_batch: 0 is not a number greater than zero"),
-        ("training", {"image": [224, 224]}, "training.image: [224, 224] is not a side length or [channels, height, width]"),
+        (
+            "training",
+            {"image": [224, 224]},
+            "training.image: [224, 224] is not a side length or [channels, height, width]",
+        ),
         ("training", {"image": 0}, "training.image: 0 is not greater than zero"),
-        ("training", {"steps": 5, "epochs": 2, "samples": 9}, "training.steps: 5 and training.epochs: 2.0 are both given; give one"),
-        ("training", {"epochs": 2}, "training.samples: missing; training.epochs needs the number of samples in an epoch"),
+        (
+            "training",
+            {"steps": 5, "epochs": 2, "samples": 9},
+            "training.steps: 5 and training.epochs: 2.0 are both given; give one",
+        ),
+        (
+            "training",
+            {"epochs": 2},
+            "training.samples: missing; training.epochs needs the number of samples in an epoch",
+        ),
         (
             "training",
             {"master_weights": True},
@@ -177,7 +237,11 @@ def test_a_plan_with_another_product_is_refused_with_every_term(document: dict[s
         ),
         ("model", {"name": None}, "model.name: missing; a timm model is given by name"),
         ("model", {"task": "causal-lm"}, "model.task: only a transformers model has it, not source = 'timm'"),
-        ("model", {"source": "python", "name": "net.py"}, "model.name: 'net.py' is not of the form \"path/to/file.py:function\""),
+        (
+            "model",
+            {"source": "python", "name": "net.py"},
+            "model.name: 'net.py' is not of the form \"path/to/file.py:function\"",
+        ),
         (
             "model",
             {"source": "transformers", "name": None},
@@ -190,7 +254,9 @@ def test_a_plan_with_another_product_is_refused_with_every_term(document: dict[s
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_field_value_and_what_is_allowed(section: str, changes: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused_by_field_value_and_what_is_allowed(
+    section: str, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         read(section, **changes)
     assert str(caught.value) == message
@@ -199,12 +265,27 @@ def test_what_cannot_be_is_refused_by_field_value_and_what_is_allowed(section: s
 @pytest.mark.parametrize(
     ("section", "changes", "start", "hint"),
     [
-        ("training", {"precision": "amp-bf61"}, "training.precision: 'amp-bf61' is not one of amp-bf16,", "amp-bf16"),
+        (
+            "training",
+            {"precision": "amp-bf61"},
+            "training.precision: 'amp-bf61' is not one of amp-bf16,",
+            "amp-bf16",
+        ),
         ("training", {"optimizer": "adamm"}, "training.optimizer: 'adamm' is not one of", "adam"),
-        ("training", {"globalbatch": 4}, "training.globalbatch: 'globalbatch' is not a known key", "global_batch"),
+        (
+            "training",
+            {"globalbatch": 4},
+            "training.globalbatch: 'globalbatch' is not a known key",
+            "global_batch",
+        ),
         ("model", {"source": "tim"}, "model.source: 'tim' is not one of graph, onnx,", "timm"),
         ("plan", {"schedule": "1f1"}, "plan.schedule: '1f1' is not one of 1f1b, gpipe, interleaved", "1f1b"),
-        ("cluster", {"device": "h100-smx-80gb"}, "cluster.device: 'h100-smx-80gb' is not one of", "h100-sxm-80gb"),
+        (
+            "cluster",
+            {"device": "h100-smx-80gb"},
+            "cluster.device: 'h100-smx-80gb' is not one of",
+            "h100-sxm-80gb",
+        ),
     ],
 )
 def test_a_near_miss_is_suggested(section: str, changes: dict[str, Any], start: str, hint: str) -> None:
@@ -286,9 +367,18 @@ def test_jobs_may_be_bare_or_inside_runs(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[]", "run: a run is a table with job and measured"),
         (json.dumps({"job": SMALL}), "run: a run is a table with job and measured"),
-        (json.dumps({"job": SMALL, "measured": {"step_time": 1}}), "measured.step_time: 'step_time' is not a known quantity"),
-        (json.dumps({"job": SMALL, "measured": {"step_time_s": "1 s"}}), "measured.step_time_s: '1 s' is not a number"),
-        (json.dumps({"job": SMALL, "measured": {}, "note": 1}), "note: 'note' is not a known key; allowed are job, measured, provenance"),
+        (
+            json.dumps({"job": SMALL, "measured": {"step_time": 1}}),
+            "measured.step_time: 'step_time' is not a known quantity",
+        ),
+        (
+            json.dumps({"job": SMALL, "measured": {"step_time_s": "1 s"}}),
+            "measured.step_time_s: '1 s' is not a number",
+        ),
+        (
+            json.dumps({"job": SMALL, "measured": {}, "note": 1}),
+            "note: 'note' is not a known key; allowed are job, measured, provenance",
+        ),
     ],
 )
 def test_a_bad_run_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:

@@ -43,7 +43,11 @@ def wide(batch):
 
 
 def left_behind() -> list[str]:
-    return [path.name for folder in ("/run/netns", "/sys/class/net") for path in Path(folder).glob(f"ftn{os.getpid()}*")]
+    return [
+        path.name
+        for folder in ("/run/netns", "/sys/class/net")
+        for path in Path(folder).glob(f"ftn{os.getpid()}*")
+    ]
 
 
 def test_rates_are_read_as_tc_writes_them() -> None:
@@ -57,13 +61,20 @@ def test_a_limited_link_limits_a_training_step(tmp_path: Path) -> None:
     """Two workers all-reduce 2 MB over 100 Mbit/s: each sends at least its 2 MB, which takes 0.16 s."""
     (tmp_path / "wide.py").write_text(MODEL)
     grid = read_grid({"models": "wide.py:wide", "workers": 2, "batch": 4, "links": "100Mbit"})
-    run_campaign(cells([grid], make_job, base=tmp_path, home=tmp_path), tmp_path / "runs.jsonl", Local(), protocol=Protocol(seconds=1))
+    run_campaign(
+        cells([grid], make_job, base=tmp_path, home=tmp_path),
+        tmp_path / "runs.jsonl",
+        Local(),
+        protocol=Protocol(seconds=1),
+    )
     [(_, run)] = read_runs(tmp_path / "runs.jsonl")
     assert run.job.cluster.nodes == 2
     assert run.measured["step_time_s"] > 0.1
     assert run.measured["step_time_without_sync_s"] < 0.5 * run.measured["step_time_s"]
     assert 3e6 < run.measured["network_tx_bytes_per_s"] < 14e6
-    assert run.measured["network_rx_bytes_per_s"] == pytest.approx(run.measured["network_tx_bytes_per_s"], rel=0.2)
+    assert run.measured["network_rx_bytes_per_s"] == pytest.approx(
+        run.measured["network_tx_bytes_per_s"], rel=0.2
+    )
     assert run.provenance["resources"]["interface"] == "eth0"
     assert left_behind() == []
 
@@ -79,7 +90,9 @@ def test_nothing_is_left_behind_by_an_error_or_a_crash() -> None:
         fail()
     assert left_behind() == []
     crash = "import os; from foretrain.measure.links import Fabric; Fabric(1, 1e6).__enter__(); print(os.getpid(), flush=True); os._exit(1)"
-    pid = subprocess.run([sys.executable, "-c", crash], capture_output=True, text=True, check=False).stdout.strip()
+    pid = subprocess.run(
+        [sys.executable, "-c", crash], capture_output=True, text=True, check=False
+    ).stdout.strip()
     assert list(Path("/run/netns").glob(f"ftn{pid}*"))
     with Fabric(1, 1e6):
         assert not list(Path("/run/netns").glob(f"ftn{pid}*"))

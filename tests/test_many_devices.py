@@ -93,7 +93,12 @@ def test_memory_falls_with_sharding_and_recomputation_trades_it_for_time() -> No
 
 
 def test_a_slower_network_is_slower() -> None:
-    fast = {"device": "h100", "devices_per_node": 1, "nodes": 8, "inter_node": {"kind": "infiniband", "bandwidth": "400 Gb/s"}}
+    fast = {
+        "device": "h100",
+        "devices_per_node": 1,
+        "nodes": 8,
+        "inter_node": {"kind": "infiniband", "bandwidth": "400 Gb/s"},
+    }
     slow = {**fast, "inter_node": {"kind": "infiniband", "bandwidth": "10 Gb/s"}}
     assert step_s(job(slow)) > step_s(job(fast))
 
@@ -116,7 +121,10 @@ def test_mixed_devices_wait_for_the_slowest_unless_the_batch_follows_their_speed
     [
         ({"tensor": 3}, "tensor 3"),
         ({"tensor": 16}, "16"),
-        ({"pipeline": 8, "data": 1, "tensor": 1, "schedule": "interleaved", "virtual_stages": 2}, "more than the 8 layers"),
+        (
+            {"pipeline": 8, "data": 1, "tensor": 1, "schedule": "interleaved", "virtual_stages": 2},
+            "more than the 8 layers",
+        ),
         ({"micro_batch": 3}, "micro_batch"),
         ({"data": 4, "tensor": 4}, "4 x tensor 4"),
         ({"asynchronous": True}, "plan.servers"),
@@ -189,7 +197,10 @@ def cases(tuning: Tuning) -> list[Case]:
     for plan in PLANS:
         layout, overhead = layout_of(job(**plan), PREDICTOR.costs, PREDICTOR.host)
         found = play(layout.tuned(tuning), overhead)
-        measured = {"step_time_s": found.step.time_s, "peak_memory_bytes": logged(layout, found.memory).allocated_bytes}
+        measured = {
+            "step_time_s": found.step.time_s,
+            "peak_memory_bytes": logged(layout, found.memory).allocated_bytes,
+        }
         made.append(Case(run=Run(job=layout.job, measured=measured), layout=layout, overhead_s=overhead))
     return made
 
@@ -206,7 +217,9 @@ def test_a_calibration_finds_what_runs_differ_by() -> None:
 
 def test_a_calibration_that_does_not_help_changes_no_step() -> None:
     found, _ = calibrate_ranks(cases(Tuning()), logged)
-    assert [found.step_s(case) for case in cases(Tuning())] == pytest.approx([case.step_s(Tuning()) for case in cases(Tuning())], rel=0.02)
+    assert [found.step_s(case) for case in cases(Tuning())] == pytest.approx(
+        [case.step_s(Tuning()) for case in cases(Tuning())], rel=0.02
+    )
 
 
 def test_residuals_are_learned_near_runs_and_fade_far_from_them() -> None:
@@ -225,5 +238,7 @@ def test_a_calibrated_predictor_is_saved_with_its_factors(tmp_path: Any) -> None
     fitted = DeletePopPredictor().fit(runs)
     fitted.save(tmp_path / "fitted")
     again = DeletePopPredictor.load(tmp_path / "fitted")
-    assert again.predict(job())["step_time_s"].median == pytest.approx(fitted.predict(job())["step_time_s"].median)
+    assert again.predict(job())["step_time_s"].median == pytest.approx(
+        fitted.predict(job())["step_time_s"].median
+    )
     assert again.predict(job())["step_time_s"].median > 1.05 * step_s(job())

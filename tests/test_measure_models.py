@@ -15,7 +15,13 @@ from foretrain.job import Model, Training, Workload
 from foretrain.measure.models import autocast, real_model, real_optimizer
 from foretrain.schema import read
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100}
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 100,
+}
 NET = """
 import torch
 
@@ -33,13 +39,22 @@ def language(model_type: str, task: str, **more: Any) -> dict[str, Any]:
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "torchvision": ({"source": "torchvision", "name": "resnet18"}, {"image": 32, "classes": 10, "channels_last": True}),
+    "torchvision": (
+        {"source": "torchvision", "name": "resnet18"},
+        {"image": 32, "classes": 10, "channels_last": True},
+    ),
     "auxiliary heads": ({"source": "torchvision", "name": "googlenet"}, {"image": 32, "classes": 10}),
     "timm": ({"source": "timm", "name": "test_vit"}, {"classes": 10, "optimizer": "adamw-fused"}),
     "python": ({"source": "python", "name": "net.py:bare"}, {"image": 8}),
     "python with all": ({"source": "python", "name": "net.py:whole"}, {"optimizer": "lamb"}),
-    "causal-lm": (language("llama", "causal-lm", num_key_value_heads=2), {"sequence": 16, "precision": "amp-bf16", "optimizer": "adamw"}),
-    "experts": (language("mixtral", "causal-lm", num_key_value_heads=2, num_local_experts=2), {"sequence": 16}),
+    "causal-lm": (
+        language("llama", "causal-lm", num_key_value_heads=2),
+        {"sequence": 16, "precision": "amp-bf16", "optimizer": "adamw"},
+    ),
+    "experts": (
+        language("mixtral", "causal-lm", num_key_value_heads=2, num_local_experts=2),
+        {"sequence": 16},
+    ),
     "masked-lm": (language("bert", "masked-lm"), {"sequence": 16, "precision": "bf16"}),
     "question-answering": (language("bert", "question-answering"), {"sequence": 16}),
     "token-classification": (language("bert", "token-classification"), {"sequence": 16, "classes": 5}),
@@ -59,7 +74,11 @@ def _one_thread() -> Iterator[None]:
 
 def workload(tmp_path: Path, model: dict[str, Any], training: dict[str, Any]) -> Workload:
     (tmp_path / "net.py").write_text(NET)
-    return Workload(model=read(Model, model, "model"), training=read(Training, {"global_batch": 4, **training}, "training"), base=tmp_path)
+    return Workload(
+        model=read(Model, model, "model"),
+        training=read(Training, {"global_batch": 4, **training}, "training"),
+        base=tmp_path,
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -67,7 +86,11 @@ def test_models_train(case: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     work = workload(tmp_path, *CASES[case])
     model = real_model(work, 4, "cpu")
-    assert all(tensor.isfinite().all() for tensor in (*model.module.parameters(), *model.module.buffers()) if tensor.is_floating_point())
+    assert all(
+        tensor.isfinite().all()
+        for tensor in (*model.module.parameters(), *model.module.buffers())
+        if tensor.is_floating_point()
+    )
     optimizer = real_optimizer(work.training.optimizer, list(model.module.parameters()))
     losses = []
     for _ in range(6):
@@ -112,6 +135,8 @@ def test_inference_is_in_eval_mode(tmp_path: Path) -> None:
         ({"source": "torchvision", "name": "resnet81"}, {}, "did you mean resnet18"),
     ],
 )
-def test_what_cannot_be_run_is_one_line(model: dict[str, Any], training: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_one_line(
+    model: dict[str, Any], training: dict[str, Any], line: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=line):
         real_model(workload(tmp_path, model, training), 4, "cpu")

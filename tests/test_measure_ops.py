@@ -36,8 +36,16 @@ def broken(name: str = "no_such_operator") -> Instance:
     return Instance(name=name, overload="default", inputs=(spec,), args={"self": "%0"}, phase="forward")
 
 
-def test_only_operators_that_launch_are_collected_and_each_once(graph: OpGraph, instances: list[Instance]) -> None:
-    assert {one.name for one in instances} >= {"convolution", "cudnn_batch_norm", "addmm", "native_layer_norm", "_foreach_addcdiv_"}
+def test_only_operators_that_launch_are_collected_and_each_once(
+    graph: OpGraph, instances: list[Instance]
+) -> None:
+    assert {one.name for one in instances} >= {
+        "convolution",
+        "cudnn_batch_norm",
+        "addmm",
+        "native_layer_norm",
+        "_foreach_addcdiv_",
+    }
     assert not {one.name for one in instances} & {"view", "t", "detach"}
     assert len({one.key for one in instances}) == len(instances)
     twice = collect([(graph, "fp32"), (graph, "fp32")])
@@ -46,7 +54,9 @@ def test_only_operators_that_launch_are_collected_and_each_once(graph: OpGraph, 
 
 def test_an_operator_of_a_graph_finds_its_instance(graph: OpGraph, instances: list[Instance]) -> None:
     keys = {one.key for one in instances}
-    assert all(operator_key(one.name, one.inputs, one.args) in keys for one in graph.operators if one.launches)
+    assert all(
+        operator_key(one.name, one.inputs, one.args) in keys for one in graph.operators if one.launches
+    )
 
 
 def test_tf32_makes_other_instances_of_matrix_products_only(graph: OpGraph) -> None:
@@ -65,7 +75,12 @@ def test_kinds_take_turns_and_large_ones_come_first() -> None:
     def mm(side: int, name: str = "mm") -> Instance:
         spec = TensorSpec((side, side), "float32")
         return Instance(
-            name=name, overload="default", inputs=(spec, spec), args={"self": "%0", "mat2": "%1"}, phase="forward", bytes=spec.size_bytes
+            name=name,
+            overload="default",
+            inputs=(spec, spec),
+            args={"self": "%0", "mat2": "%1"},
+            phase="forward",
+            bytes=spec.size_bytes,
         )
 
     ordered = by_value([*(mm(side) for side in (1, 2, 3, 4)), mm(1, "relu"), mm(9, "relu")])
@@ -89,7 +104,9 @@ def test_a_failure_is_recorded_and_the_rest_goes_on(tmp_path: Path, instances: l
     assert "no_such_operator" in json.loads((tmp_path / "ops.failures.jsonl").read_text())["error"]
 
 
-def test_failures_among_the_results_of_an_older_file_are_failures(tmp_path: Path, instances: list[Instance]) -> None:
+def test_failures_among_the_results_of_an_older_file_are_failures(
+    tmp_path: Path, instances: list[Instance]
+) -> None:
     out = tmp_path / "ops.jsonl"
     out.write_text(json.dumps({"key": instances[0].key, "error": "no kernel ran"}) + "\n")
     assert measure_operators(instances[:1], out, device="cpu").failed_before == 1
@@ -99,7 +116,9 @@ def test_failures_among_the_results_of_an_older_file_are_failures(tmp_path: Path
 
 def test_a_file_of_something_else_is_not_added_to(tmp_path: Path, instances: list[Instance]) -> None:
     save_instances(tmp_path / "operators.jsonl", instances)
-    with pytest.raises(InputError, match=r"operators\.jsonl:1: operator: not the line of a measured operator"):
+    with pytest.raises(
+        InputError, match=r"operators\.jsonl:1: operator: not the line of a measured operator"
+    ):
         measure_operators(instances, tmp_path / "operators.jsonl", device="cpu")
 
 
@@ -152,7 +171,10 @@ def test_kernels_belong_to_the_label_during_which_they_were_launched() -> None:
     labels = [(0, 10, "cold 0 0"), (20, 30, "warm 0 0")]
     launched = {1: 5, 2: 15, 3: 25, 4: 29}
     kernels = [(1, "a", 1.0), (2, "flush", 2.0), (3, "a", 3.0), (4, "b", 4.0), (5, "unknown", 5.0)]
-    assert _match(labels, launched, kernels) == {"cold 0 0": [("a", 1.0)], "warm 0 0": [("a", 3.0), ("b", 4.0)]}
+    assert _match(labels, launched, kernels) == {
+        "cold 0 0": [("a", 1.0)],
+        "warm 0 0": [("a", 3.0), ("b", 4.0)],
+    }
 
 
 def test_batches_stay_within_the_memory() -> None:

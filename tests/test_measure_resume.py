@@ -21,7 +21,9 @@ def resumed(items: list[int], out: Path, **options: Any) -> Resumed[int]:
     return Resumed(items, out, key=str, key_of=lambda line: line["key"], **options)
 
 
-def measure(items: list[int], out: Path, fails: Callable[[int], bool] = lambda item: False, **options: Any) -> Summary:
+def measure(
+    items: list[int], out: Path, fails: Callable[[int], bool] = lambda item: False, **options: Any
+) -> Summary:
     todo = resumed(items, out, **options)
     for item in todo.within(None, todo.wanted):
         todo.write({"key": str(item), **({"error": "it failed"} if fails(item) else {})})
@@ -40,13 +42,21 @@ def test_failures_are_left_alone_until_asked(tmp_path: Path) -> None:
     out = tmp_path / "results.jsonl"
     measure([1, 2], out, lambda item: item == 2)
     assert measure([1, 2, 3], out) == Summary(measured=1, failed=0, known=1, left=0, failed_before=1)
-    assert measure([1, 2, 3], out, lambda item: True, retry_failed=True) == Summary(measured=0, failed=1, known=2, left=0)
+    assert measure([1, 2, 3], out, lambda item: True, retry_failed=True) == Summary(
+        measured=0, failed=1, known=2, left=0
+    )
     assert measure([1, 2, 3], out, retry_failed=True) == Summary(measured=1, failed=0, known=2, left=0)
-    assert measure([1, 2, 3], out) == measure([1, 2, 3], out, retry_failed=True) == Summary(measured=0, failed=0, known=3, left=0)
+    assert (
+        measure([1, 2, 3], out)
+        == measure([1, 2, 3], out, retry_failed=True)
+        == Summary(measured=0, failed=0, known=3, left=0)
+    )
 
 
 @given(st.lists(st.integers(0, 20), unique=True), st.sets(st.integers(0, 20)), st.integers(0, 20))
-def test_every_item_is_counted_once(tmp_path_factory: pytest.TempPathFactory, items: list[int], bad: set[int], first: int) -> None:
+def test_every_item_is_counted_once(
+    tmp_path_factory: pytest.TempPathFactory, items: list[int], bad: set[int], first: int
+) -> None:
     out = tmp_path_factory.mktemp("resume") / "results.jsonl"
     measure(items[:first], out, lambda item: item in bad)
     done = measure(items, out, lambda item: item in bad)

@@ -27,7 +27,14 @@ def a_job(folder: Path, function: str = "small", **changes: object) -> Job:
     (folder / "models.py").write_text(MODELS)
     training = {"global_batch": 4, "optimizer": "adamw", **changes}
     cluster = {"device": "cpu", "cores_per_device": 1}
-    return Job.read({"model": {"source": "python", "name": f"models.py:{function}"}, "training": training, "cluster": cluster}, base=folder)
+    return Job.read(
+        {
+            "model": {"source": "python", "name": f"models.py:{function}"},
+            "training": training,
+            "cluster": cluster,
+        },
+        base=folder,
+    )
 
 
 def test_a_step_is_measured_as_a_run(tmp_path: Path) -> None:
@@ -39,7 +46,9 @@ def test_a_step_is_measured_as_a_run(tmp_path: Path) -> None:
     assert run.provenance["torch"] == torch.__version__
 
 
-@pytest.mark.parametrize("changes", [{"mode": "infer"}, {"precision": "bf16"}, {"precision": "amp-bf16"}, {"optimizer": "sgd"}])
+@pytest.mark.parametrize(
+    "changes", [{"mode": "infer"}, {"precision": "bf16"}, {"precision": "amp-bf16"}, {"optimizer": "sgd"}]
+)
 def test_modes_and_precisions_run(tmp_path: Path, changes: dict[str, object]) -> None:
     assert measure_step(a_job(tmp_path, **changes), device="cpu", seconds=0.01).measured["step_time_s"] > 0
 
@@ -78,7 +87,14 @@ def test_when_the_time_is_up_the_rest_is_left(tmp_path: Path) -> None:
 
 def test_several_devices_are_for_campaigns(tmp_path: Path) -> None:
     job = a_job(tmp_path)
-    two = Job.read({**job.to_dict(), "cluster": {"device": "cpu", "cores_per_device": 1, "devices_per_node": 2}, "plan": {}}, base=tmp_path)
+    two = Job.read(
+        {
+            **job.to_dict(),
+            "cluster": {"device": "cpu", "cores_per_device": 1, "devices_per_node": 2},
+            "plan": {},
+        },
+        base=tmp_path,
+    )
     with pytest.raises(UnsupportedJob, match="measure campaign"):
         measure_step(two, device="cpu")
 

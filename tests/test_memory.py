@@ -14,7 +14,11 @@ from foretrain.graph import CATEGORIES, Buffer, Op, Operator, OpGraph
 from foretrain.step.allocator import CachingAllocator, profile_memory
 
 KIB, MIB = 1 << 10, 1 << 20
-SIZES = st.integers(1, 4 * KIB) | st.integers(1, 30 * MIB) | st.sampled_from([512, MIB, MIB + 1, 10 * MIB - 512, 10 * MIB, 20 * MIB])
+SIZES = (
+    st.integers(1, 4 * KIB)
+    | st.integers(1, 30 * MIB)
+    | st.sampled_from([512, MIB, MIB + 1, 10 * MIB - 512, 10 * MIB, 20 * MIB])
+)
 ACTIONS = st.lists(SIZES | st.integers(0, 50).map(lambda position: -position), max_size=40)
 """Above zero: allocate so many bytes; below: release the live block at that position."""
 
@@ -148,17 +152,34 @@ def test_released_memory_is_used_again() -> None:
 
 def step(*buffers: Buffer, ops: int = 4) -> OpGraph:
     operators = [Operator(f"op{i}", "default", (), (), {}, 0, 0, 0, True) for i in range(ops)]
-    return OpGraph(ops=tuple(Op(operator, "forward", "", (), ()) for operator in operators), buffers=buffers, samples=1)
+    return OpGraph(
+        ops=tuple(Op(operator, "forward", "", (), ()) for operator in operators), buffers=buffers, samples=1
+    )
 
 
 WEIGHTS = Buffer(512, "weights", -1, 4)
 
 
 def test_the_peak_of_a_step_by_hand() -> None:
-    graph = step(WEIGHTS, Buffer(1024, "activations", 0, 3), Buffer(2048, "temporaries", 1, 1), Buffer(512, "gradients", 2, 4))
+    graph = step(
+        WEIGHTS,
+        Buffer(1024, "activations", 0, 3),
+        Buffer(2048, "temporaries", 1, 1),
+        Buffer(512, "gradients", 2, 4),
+    )
     profile = profile_memory(graph)
-    assert (profile.allocated_bytes, profile.peak_op, profile.reserved_bytes) == (512 + 1024 + 2048, 1, 2 * MIB)
-    expected = dict.fromkeys(CATEGORIES, 0) | {"weights": 512, "activations": 1024, "temporaries": 2048, "workspaces": 0, "rounding": 0}
+    assert (profile.allocated_bytes, profile.peak_op, profile.reserved_bytes) == (
+        512 + 1024 + 2048,
+        1,
+        2 * MIB,
+    )
+    expected = dict.fromkeys(CATEGORIES, 0) | {
+        "weights": 512,
+        "activations": 1024,
+        "temporaries": 2048,
+        "workspaces": 0,
+        "rounding": 0,
+    }
     assert profile.by_category == expected
 
 
@@ -206,7 +227,9 @@ def buffers(draw: st.DrawFn, largest: int = 40 * MIB) -> list[Buffer]:
 
 
 @given(buffers(), st.lists(st.integers(1, 40 * MIB), max_size=2).map(tuple), st.integers(0, 40 * MIB))
-def test_categories_add_up_and_the_peak_is_at_least_what_is_alive(parts: list[Buffer], kept: tuple[int, ...], workspace: int) -> None:
+def test_categories_add_up_and_the_peak_is_at_least_what_is_alive(
+    parts: list[Buffer], kept: tuple[int, ...], workspace: int
+) -> None:
     profile = profile_memory(step(*parts, ops=6), lambda _: workspace, kept)
     assert sum(profile.by_category.values()) == profile.allocated_bytes <= profile.reserved_bytes
     assert all(size >= 0 for size in profile.by_category.values())
@@ -215,9 +238,14 @@ def test_categories_add_up_and_the_peak_is_at_least_what_is_alive(parts: list[Bu
 
 
 @given(buffers(largest=MIB // 2), st.integers(0, 7), st.integers(1, MIB // 2), st.integers(0, MIB))
-def test_more_bytes_never_need_less_memory(parts: list[Buffer], which: int, more: int, workspace: int) -> None:
+def test_more_bytes_never_need_less_memory(
+    parts: list[Buffer], which: int, more: int, workspace: int
+) -> None:
     which %= len(parts)
-    larger = [replace(part, size_bytes=part.size_bytes + more) if i == which else part for i, part in enumerate(parts)]
+    larger = [
+        replace(part, size_bytes=part.size_bytes + more) if i == which else part
+        for i, part in enumerate(parts)
+    ]
     before, after = (profile_memory(step(*some, ops=6), lambda _: workspace) for some in (parts, larger))
     assert after.allocated_bytes >= before.allocated_bytes
 

@@ -123,7 +123,10 @@ CASES: list[Case] = [
         "average_pool_uneven",
         node("AveragePool", "x", kernel_shape=[2, 2], pads=[0, 0, 1, 1]),
         {},
-        lambda x: F.avg_pool2d(F.pad(x, [0, 1, 0, 1]), 2, 1) / F.avg_pool2d(F.pad(torch.ones_like(x), [0, 1, 0, 1]), 2, 1),
+        lambda x: (
+            F.avg_pool2d(F.pad(x, [0, 1, 0, 1]), 2, 1)
+            / F.avg_pool2d(F.pad(torch.ones_like(x), [0, 1, 0, 1]), 2, 1)
+        ),
     ),
     ("global_max_pool", node("GlobalMaxPool", "x"), {}, lambda x: x.amax((2, 3), keepdim=True)),
     ("matmul", node("MatMul", "x m"), {"m": M}, lambda x: x @ M),
@@ -135,7 +138,12 @@ CASES: list[Case] = [
     ("selu", node("Selu", "x"), {}, F.selu),
     ("gelu_tanh", node("Gelu", "x", approximate="tanh"), {}, lambda x: F.gelu(x, approximate="tanh")),
     ("log_softmax", node("LogSoftmax", "x", axis=1), {}, lambda x: x.log_softmax(1)),
-    ("instance_norm", node("InstanceNormalization", "x c c"), {"c": C}, lambda x: F.instance_norm(x, weight=C, bias=C)),
+    (
+        "instance_norm",
+        node("InstanceNormalization", "x c c"),
+        {"c": C},
+        lambda x: F.instance_norm(x, weight=C, bias=C),
+    ),
     ("reduce_mean", node("ReduceMean", "x axes"), {"axes": [2, -1]}, lambda x: x.mean((2, 3), keepdim=True)),
     ("reduce_l2", node("ReduceL2", "x axes", keepdims=0), {"axes": [1]}, lambda x: x.norm(dim=1)),
     ("reduce_prod", node("ReduceProd", "x axes", keepdims=0), {"axes": [1, 3]}, lambda x: x.prod(3).prod(1)),
@@ -171,7 +179,13 @@ CASES: list[Case] = [
     ),
     (
         "resize_sizes",
-        node("Resize", "x - - n", mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
+        node(
+            "Resize",
+            "x - - n",
+            mode="nearest",
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        ),
         {"n": [1, 3, 5, 16]},
         lambda x: F.interpolate(x, (5, 16)),
     ),
@@ -201,7 +215,12 @@ CASES: list[Case] = [
         {"i": torch.tensor([[0, 1]]), "u": torch.zeros(1, 8, 8)},
         lambda x: x * torch.tensor([1.0, 0, 1]).view(3, 1, 1),
     ),
-    ("cum_sum", node("CumSum", "x a", reverse=1), {"a": torch.tensor(2)}, lambda x: x.flip(2).cumsum(2).flip(2)),
+    (
+        "cum_sum",
+        node("CumSum", "x a", reverse=1),
+        {"a": torch.tensor(2)},
+        lambda x: x.flip(2).cumsum(2).flip(2),
+    ),
     ("trilu", node("Trilu", "x k", upper=0), {"k": torch.tensor(1)}, lambda x: x.tril(1)),
     (
         "einsum",
@@ -215,9 +234,14 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize(("operator", "weights", "torch_function"), [pytest.param(*c[1:], id=c[0]) for c in CASES])
+@pytest.mark.parametrize(
+    ("operator", "weights", "torch_function"), [pytest.param(*c[1:], id=c[0]) for c in CASES]
+)
 def test_operator_gives_the_values_of_torch(
-    tmp_path: Path, operator: onnx.NodeProto, weights: dict[str, Any], torch_function: Callable[[Tensor], Tensor]
+    tmp_path: Path,
+    operator: onnx.NodeProto,
+    weights: dict[str, Any],
+    torch_function: Callable[[Tensor], Tensor],
 ) -> None:
     x = image()
     path = save(tmp_path / "m.onnx", [operator], {"x": x.shape}, ["y"], weights)
@@ -249,7 +273,9 @@ def test_attention_operator(tmp_path: Path) -> None:
     attention = node("Attention", "x x x", q_num_heads=3, kv_num_heads=3, is_causal=1)
     path = save(tmp_path / "m.onnx", [attention], {"x": x.shape}, ["y"], opset=23)
     heads = x.view(2, 5, 3, 4).transpose(1, 2)
-    want = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).reshape(2, 5, 12)
+    want = (
+        F.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).reshape(2, 5, 12)
+    )
     check(path, want, x)
 
 
@@ -289,7 +315,12 @@ def shape_arithmetic() -> list[onnx.NodeProto]:
     ]
 
 
-SHAPE_CONSTANTS: dict[str, Any] = {"zero": torch.tensor(0), "one": torch.tensor(1), "two": torch.tensor(2), "axis": [0]}
+SHAPE_CONSTANTS: dict[str, Any] = {
+    "zero": torch.tensor(0),
+    "one": torch.tensor(1),
+    "two": torch.tensor(2),
+    "axis": [0],
+}
 
 
 def test_shape_arithmetic_is_done_at_load(tmp_path: Path) -> None:
@@ -325,7 +356,10 @@ def test_mask_from_range_and_where(tmp_path: Path) -> None:
 
 def test_resize_to_computed_float_scales(tmp_path: Path) -> None:
     """Float constants whose values decide about a shape keep them, even behind other operators."""
-    nodes = [node("Concat", "outer inner", "scales", axis=0), node("Resize", "x - scales", "y", mode="nearest")]
+    nodes = [
+        node("Concat", "outer inner", "scales", axis=0),
+        node("Resize", "x - scales", "y", mode="nearest"),
+    ]
     weights = {"outer": torch.tensor([1.0, 1.0]), "inner": torch.tensor([2.0, 2.0])}
     path = save(tmp_path / "m.onnx", nodes, {"x": (1, 3, 8, 8)}, ["y"], weights)
     x = image()
@@ -377,14 +411,20 @@ def test_a_product_used_twice_is_not_fused(tmp_path: Path) -> None:
 
 
 def test_sigmoid_gate_becomes_silu(tmp_path: Path) -> None:
-    path = save(tmp_path / "m.onnx", [node("Sigmoid", "x", "g"), node("Mul", "x g", "y")], {"x": (1, 8)}, ["y"])
+    path = save(
+        tmp_path / "m.onnx", [node("Sigmoid", "x", "g"), node("Mul", "x g", "y")], {"x": (1, 8)}, ["y"]
+    )
     x = torch.randn(1, 8)
     assert kinds(check(path, F.silu(x), x)) == ["swish"]
 
 
 @pytest.mark.parametrize("half_first", [True, False])
 def test_erf_formula_becomes_gelu(tmp_path: Path, half_first: bool) -> None:
-    tail = [node("Mul", "x half", "h"), node("Mul", "h g", "y")] if half_first else [node("Mul", "x g", "h"), node("Mul", "h half", "y")]
+    tail = (
+        [node("Mul", "x half", "h"), node("Mul", "h g", "y")]
+        if half_first
+        else [node("Mul", "x g", "h"), node("Mul", "h half", "y")]
+    )
     nodes = [node("Div", "x root", "d"), node("Erf", "d", "e"), node("Add", "e one", "g"), *tail]
     weights = {"root": torch.tensor(math.sqrt(2)), "one": torch.tensor(1.0), "half": torch.tensor(0.5)}
     path = save(tmp_path / "m.onnx", nodes, {"x": (1, 8)}, ["y"], weights)
@@ -415,7 +455,9 @@ def test_written_out_layer_norm_becomes_one_step(tmp_path: Path) -> None:
 
 
 def conv_bn_gemm(path: Path, first: int | str = "batch") -> tuple[Path, nn.Sequential]:
-    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    layers = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)
+    )
     layers[1].running_mean = torch.rand(4)
     nodes = [
         node("Conv", "x 0.weight 0.bias", "c"),
@@ -446,7 +488,9 @@ def test_batch_norm_follows_the_training_mode(tmp_path: Path) -> None:
 
 
 def test_dropout_follows_the_training_mode(tmp_path: Path) -> None:
-    path = save(tmp_path / "m.onnx", [node("Dropout", "x p")], {"x": (1, 100)}, ["y"], {"p": torch.tensor(0.5)})
+    path = save(
+        tmp_path / "m.onnx", [node("Dropout", "x p")], {"x": (1, 100)}, ["y"], {"p": torch.tensor(0.5)}
+    )
     x = torch.ones(1, 100)
     dropped = check(path, x, x).train()(x)
     assert set(dropped.unique().tolist()) == {0.0, 2.0}
@@ -476,7 +520,9 @@ def test_half_precision_weights_keep_their_type(tmp_path: Path) -> None:
 
 def test_a_two_valued_matrix_is_a_mask_and_not_trained(tmp_path: Path) -> None:
     mask = torch.zeros(6, 6).masked_fill(~torch.ones(6, 6).tril().bool(), -math.inf)
-    module, _ = load_onnx(save(tmp_path / "m.onnx", [node("Add", "x mask")], {"x": (1, 6, 6)}, ["y"], {"mask": mask}))
+    module, _ = load_onnx(
+        save(tmp_path / "m.onnx", [node("Add", "x mask")], {"x": (1, 6, 6)}, ["y"], {"mask": mask})
+    )
     assert [name for name, _ in module.named_buffers()] == ["mask"]
     assert not list(module.parameters())
 
@@ -490,7 +536,9 @@ def test_weights_in_constant_nodes_are_trained(tmp_path: Path) -> None:
 
 def test_names_that_become_equal_stay_apart(tmp_path: Path) -> None:
     nodes = [node("Add", "x a.b", "s"), node("Add", "s a/b", "y")]
-    module, _ = load_onnx(save(tmp_path / "m.onnx", nodes, {"x": (1, 8)}, ["y"], {"a.b": torch.rand(8), "a/b": torch.rand(8)}))
+    module, _ = load_onnx(
+        save(tmp_path / "m.onnx", nodes, {"x": (1, 8)}, ["y"], {"a.b": torch.rand(8), "a/b": torch.rand(8)})
+    )
     assert [name for name, _ in module.named_parameters()] == ["a_b", "a_b_2"]
 
 
@@ -498,13 +546,16 @@ def test_names_that_become_equal_stay_apart(tmp_path: Path) -> None:
 
 
 def test_token_ids_are_int64_and_embeddings_are_looked_up(tmp_path: Path) -> None:
-    path = save(tmp_path / "m.onnx", [node("Gather", "m ids")], {"ids": (1, 3)}, ["y"], {"m": M}, integers=["ids"])
+    path = save(
+        tmp_path / "m.onnx", [node("Gather", "m ids")], {"ids": (1, 3)}, ["y"], {"m": M}, integers=["ids"]
+    )
     ids = torch.tensor([[1, 7, 0]])
     check(path, M[ids], ids)
 
 
 @pytest.mark.parametrize(
-    ("first", "batch", "want"), [("batch", None, 1), ("batch", 4, 4), (None, 4, 4), ("s0", 4, 4), (1, 4, 4), (4, 4, 4)]
+    ("first", "batch", "want"),
+    [("batch", None, 1), ("batch", 4, 4), (None, 4, 4), ("s0", 4, 4), (1, 4, 4), (4, 4, 4)],
 )
 def test_batch(tmp_path: Path, first: int | str | None, batch: int | None, want: int) -> None:
     path = save(tmp_path / "m.onnx", [node("Relu", "x")], {"x": (first, 3)}, ["y"])
@@ -519,7 +570,9 @@ def test_batch_by_name_in_another_place(tmp_path: Path) -> None:
 
 def test_another_dynamic_dimension_is_an_error(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", [node("Relu", "x")], {"x": ("batch", "length")}, ["y"])
-    with pytest.raises(CaptureError, match=r"m\.onnx: input 'x': dimension 1 \('length'\) has no fixed size; export"):
+    with pytest.raises(
+        CaptureError, match=r"m\.onnx: input 'x': dimension 1 \('length'\) has no fixed size; export"
+    ):
         load_onnx(path)
 
 
@@ -534,7 +587,9 @@ def test_a_batch_baked_into_a_reshape_is_an_error(tmp_path: Path, target: list[i
 
 def test_another_fixed_batch_is_an_error(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", [node("Relu", "x")], {"x": (8, 3)}, ["y"])
-    with pytest.raises(CaptureError, match=r"batch 4 was asked for, but the inputs have a fixed first dimension \(8\)"):
+    with pytest.raises(
+        CaptureError, match=r"batch 4 was asked for, but the inputs have a fixed first dimension \(8\)"
+    ):
         load_onnx(path, batch=4)
 
 
@@ -553,7 +608,9 @@ def test_all_unknown_operators_are_named_with_their_count(tmp_path: Path) -> Non
         helper.make_node("Magic", ["b"], ["y"], domain="acme"),
     ]
     path = save(tmp_path / "m.onnx", nodes, {"x": (1, 3)}, ["y"])
-    with pytest.raises(CaptureError, match=r"unsupported ONNX operators .*: NonZero \(2\), acme::Magic \(1\)"):
+    with pytest.raises(
+        CaptureError, match=r"unsupported ONNX operators .*: NonZero \(2\), acme::Magic \(1\)"
+    ):
         load_onnx(path)
 
 
@@ -609,7 +666,9 @@ class Block(nn.Module):
 def test_exported_module_gives_the_same_values_for_another_batch(tmp_path: Path) -> None:
     block, path = Block().eval(), tmp_path / "block.onnx"
     batch = torch.export.Dim("batch", min=1, max=64)
-    torch.onnx.export(block, (torch.randn(2, 3, 16, 16),), path, dynamo=True, verbose=False, dynamic_shapes=({0: batch},))
+    torch.onnx.export(
+        block, (torch.randn(2, 3, 16, 16),), path, dynamo=True, verbose=False, dynamic_shapes=({0: batch},)
+    )
     real, _ = build(path, batch=3, keep_data=True)
     x = torch.randn(3, 3, 16, 16)
     torch.testing.assert_close(real(x), block(x), atol=1e-5, rtol=1e-4)

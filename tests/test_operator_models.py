@@ -41,12 +41,30 @@ DTYPES = st.sampled_from(["float32", "bfloat16", "float16", "float64", "int64", 
 SIZES = st.integers(1, 5000)
 
 
-def convolution(n: int, c: int, k: int, side: int, window: int, *, groups: int = 1, stride: int = 1, backward: bool = False) -> Operator:
+def convolution(
+    n: int,
+    c: int,
+    k: int,
+    side: int,
+    window: int,
+    *,
+    groups: int = 1,
+    stride: int = 1,
+    backward: bool = False,
+) -> Operator:
     x, weight, out = spec(n, c, side, side), spec(k, c // groups, window, window), -(-side // stride)
     y = spec(n, k, out, out)
-    args = {"stride": [stride, stride], "padding": [window // 2, window // 2], "dilation": [1, 1], "transposed": False, "groups": groups}
+    args = {
+        "stride": [stride, stride],
+        "padding": [window // 2, window // 2],
+        "dilation": [1, 1],
+        "transposed": False,
+        "groups": groups,
+    }
     if backward:
-        return call("convolution_backward", y, x, weight, outputs=(x, weight), output_mask=[True, True, False], **args)
+        return call(
+            "convolution_backward", y, x, weight, outputs=(x, weight), output_mask=[True, True, False], **args
+        )
     return call("convolution", x, weight, outputs=(y,), **args)
 
 
@@ -64,7 +82,9 @@ def rows() -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def train(rows: Any, targets: Any) -> lightgbm.Booster:
     return lightgbm.train(
-        {"verbosity": -1, "num_leaves": 15, "seed": 1, "num_threads": 1}, lightgbm.Dataset(rows.astype(np.float32), targets), 30
+        {"verbosity": -1, "num_leaves": 15, "seed": 1, "num_threads": 1},
+        lightgbm.Dataset(rows.astype(np.float32), targets),
+        30,
     )
 
 
@@ -90,7 +110,10 @@ def test_a_forest_survives_its_columns(rows: Any) -> None:
 
 def test_the_same_rows_grow_the_same_trees(rows: Any) -> None:
     first, second = (
-        grow(rows, rows[:, 0], np.ones(len(rows)), trees=8, num_threads=1, bagging_fraction=0.8, bagging_freq=1) for _ in range(2)
+        grow(
+            rows, rows[:, 0], np.ones(len(rows)), trees=8, num_threads=1, bagging_fraction=0.8, bagging_freq=1
+        )
+        for _ in range(2)
     )
     for name, column in first.to_columns().items():
         np.testing.assert_array_equal(column, second.to_columns()[name])
@@ -112,12 +135,16 @@ EXAMPLES: dict[str, Operator] = {
     "convolution_backward": convolution(8, 64, 128, 28, 3, backward=True),
     "depthwise_backward": convolution(8, 64, 64, 28, 3, groups=64, backward=True),
     "attention": call("_scaled_dot_product_flash_attention", QUERY, QUERY, QUERY, is_causal=True),
-    "attention_backward": call("_scaled_dot_product_flash_attention_backward", QUERY, QUERY, QUERY, QUERY, QUERY, is_causal=True),
+    "attention_backward": call(
+        "_scaled_dot_product_flash_attention_backward", QUERY, QUERY, QUERY, QUERY, QUERY, is_causal=True
+    ),
     "norm": call("native_layer_norm", X, spec(28), spec(28), normalized_shape=[28]),
     "norm_backward": call("native_batch_norm_backward", X, X, spec(16), spec(16), spec(16)),
     "softmax": call("_softmax", spec(512, 1000), dim=-1),
     "reduction": call("sum", X, dim=[2, 3], outputs=(spec(8, 16),)),
-    "copy": call("clone", spec(8, 28, 28, 16, strides=(12544, 28, 1, 784)), memory_format="torch.contiguous_format"),
+    "copy": call(
+        "clone", spec(8, 28, 28, 16, strides=(12544, 28, 1, 784)), memory_format="torch.contiguous_format"
+    ),
     "lookup": call("embedding", spec(32000, 64), spec(4, 128, dtype="int64"), outputs=(spec(4, 128, 64),)),
     "pooling": call("max_pool2d_with_indices", X, kernel_size=[3, 3]),
     "recurrence": call("_cudnn_rnn", spec(1, 2, 8), spec(10**7), num_layers=1, hidden_size=8, mode=2),
@@ -131,7 +158,9 @@ def check(described: Described) -> None:
     assert described.ideal_s >= KERNEL_FLOOR_S
     expected = 0 if described.family == SERIAL else len(COLUMNS[described.family]) - 1
     assert len(described.figures) == expected, described.family
-    assert all(map(math.isfinite, described.figures)), dict(zip(COLUMNS[described.family], described.figures, strict=False))
+    assert all(map(math.isfinite, described.figures)), dict(
+        zip(COLUMNS[described.family], described.figures, strict=False)
+    )
 
 
 def test_there_is_an_example_of_each_family() -> None:
@@ -154,14 +183,53 @@ def test_every_family_gives_the_figures_that_it_names(family: str, device: Devic
         call("upsample_bilinear2d", X, output_size=[56, 56]),
         call("index_put", spec(1000, 8), spec(20000, dtype="int64"), spec(20000, 8), accumulate=True),
         call("index_put", spec(1000, 8), spec(1000, dtype="bool"), spec(20, 8), accumulate=True),
-        call("_cudnn_rnn", spec(64, 8, 32), num_layers=2, hidden_size=32, mode=2, batch_first=False, bidirectional=True),
+        call(
+            "_cudnn_rnn",
+            spec(64, 8, 32),
+            num_layers=2,
+            hidden_size=32,
+            mode=2,
+            batch_first=False,
+            bidirectional=True,
+        ),
         call("mm", spec(0, 16), spec(16, 8), outputs=(spec(0, 8),)),
         call("mm", spec(16, 0), spec(0, 8), outputs=(spec(16, 8),)),
         call("bmm", spec(0, 16, 16), spec(0, 16, 8), outputs=(spec(0, 16, 8),)),
-        call("_scaled_dot_product_efficient_attention", QUERY, spec(2, 2, 0, 64, dtype="bfloat16"), spec(2, 2, 0, 64, dtype="bfloat16")),
-        call("convolution", spec(2, 4, 50), spec(8, 4, 3), outputs=(spec(2, 8, 48),), stride=[1], padding=[0], dilation=[1], groups=1),
-        call("convolution", spec(0, 4, 50), spec(8, 4, 3), outputs=(spec(0, 8, 48),), stride=[1], padding=[0], dilation=[1], groups=1),
-        call("convolution", spec(2, 4, 8, 8), spec(4, 2, 3, 3), outputs=(spec(2, 4, 17, 17),), stride=[2, 2], groups=2, transposed=True),
+        call(
+            "_scaled_dot_product_efficient_attention",
+            QUERY,
+            spec(2, 2, 0, 64, dtype="bfloat16"),
+            spec(2, 2, 0, 64, dtype="bfloat16"),
+        ),
+        call(
+            "convolution",
+            spec(2, 4, 50),
+            spec(8, 4, 3),
+            outputs=(spec(2, 8, 48),),
+            stride=[1],
+            padding=[0],
+            dilation=[1],
+            groups=1,
+        ),
+        call(
+            "convolution",
+            spec(0, 4, 50),
+            spec(8, 4, 3),
+            outputs=(spec(0, 8, 48),),
+            stride=[1],
+            padding=[0],
+            dilation=[1],
+            groups=1,
+        ),
+        call(
+            "convolution",
+            spec(2, 4, 8, 8),
+            spec(4, 2, 3, 3),
+            outputs=(spec(2, 4, 17, 17),),
+            stride=[2, 2],
+            groups=2,
+            transposed=True,
+        ),
         call("expand_copy", spec(8, 16, strides=(0, 1))),
     ],
     ids=lambda odd: f"{odd.name}-{'-'.join('x'.join(map(str, one.shape)) for one in odd.inputs)}",
@@ -188,25 +256,56 @@ def test_any_product_is_described(m: int, k: int, n: int, dtype: str, device: De
 def test_any_convolution_is_described(
     n: int, c: int, k: int, side: int, window: int, depthwise: bool, backward: bool, device: Device
 ) -> None:
-    some = convolution(n, c, c if depthwise else k, side, window, groups=c if depthwise else 1, stride=1 + n % 2, backward=backward)
+    some = convolution(
+        n,
+        c,
+        c if depthwise else k,
+        side,
+        window,
+        groups=c if depthwise else 1,
+        stride=1 + n % 2,
+        backward=backward,
+    )
     check(describe(some, device, "amp-bf16"))
 
 
 @given(
     st.sampled_from(
-        ["unheard_of", "cat", "sum", "gelu", "clone", "_softmax", "native_layer_norm", "_foreach_add_", "embedding", "avg_pool2d"]
+        [
+            "unheard_of",
+            "cat",
+            "sum",
+            "gelu",
+            "clone",
+            "_softmax",
+            "native_layer_norm",
+            "_foreach_add_",
+            "embedding",
+            "avg_pool2d",
+        ]
     ),
     st.lists(st.lists(st.integers(0, 40), max_size=5), max_size=4),
     DTYPES,
     DEVICES,
 )
-def test_traffic_of_any_shape_is_described(name: str, shapes: list[list[int]], dtype: str, device: Device) -> None:
-    check(describe(call(name, *(spec(*shape, dtype=dtype) for shape in shapes), dim=[-1], dtype="torch.float16"), device, "fp32"))
+def test_traffic_of_any_shape_is_described(
+    name: str, shapes: list[list[int]], dtype: str, device: Device
+) -> None:
+    check(
+        describe(
+            call(name, *(spec(*shape, dtype=dtype) for shape in shapes), dim=[-1], dtype="torch.float16"),
+            device,
+            "fp32",
+        )
+    )
 
 
 @given(SIZES, SIZES, SIZES, st.integers(1, 8))
 def test_more_of_a_product_never_has_a_lower_roof(m: int, k: int, n: int, factor: int) -> None:
-    assert describe(product(m * factor, k, n), H200, "fp32").ideal_s >= describe(product(m, k, n), H200, "fp32").ideal_s
+    assert (
+        describe(product(m * factor, k, n), H200, "fp32").ideal_s
+        >= describe(product(m, k, n), H200, "fp32").ideal_s
+    )
 
 
 # Captured models
@@ -245,7 +344,14 @@ def lstm(batch):
         patch.setenv("FORETRAIN_CACHE", str(folder / "cache"))
         yield {
             name: capture_job(
-                Job.read({"model": model, "training": {"global_batch": 2, **training}, "cluster": {"device": "h200"}}, base=folder)
+                Job.read(
+                    {
+                        "model": model,
+                        "training": {"global_batch": 2, **training},
+                        "cluster": {"device": "h200"},
+                    },
+                    base=folder,
+                )
             )
             for name, (model, training) in jobs.items()
         }
@@ -269,7 +375,9 @@ def test_a_layout_that_needs_no_conversion_has_a_lower_roof() -> None:
 
 
 @pytest.mark.parametrize("model", ["resnet18", "channels_last", "llama", "lstm"])
-def test_every_operator_of_a_captured_model_gets_a_time(model: str, captured: dict[str, OpGraph], learned: LearnedCosts) -> None:
+def test_every_operator_of_a_captured_model_gets_a_time(
+    model: str, captured: dict[str, OpGraph], learned: LearnedCosts
+) -> None:
     operators = captured[model].operators
     for device in (H200, T4):
         times = learned.device_time_s(operators, device, "fp32")
@@ -300,10 +408,14 @@ def over_roof(costs: LearnedCosts, operator: Operator, device: Device = H200) ->
 
 def test_a_measured_operator_is_looked_up(operators: list[MeasuredOperator], learned: LearnedCosts) -> None:
     for wanted in operators[:20]:
-        assert one(learned, call(wanted.name, *wanted.inputs, **wanted.args)) == pytest.approx(wanted.device_s, rel=1e-6)
+        assert one(learned, call(wanted.name, *wanted.inputs, **wanted.args)) == pytest.approx(
+            wanted.device_s, rel=1e-6
+        )
 
 
-def test_kernels_are_looked_up_and_learned_by_name(operators: list[MeasuredOperator], learned: LearnedCosts) -> None:
+def test_kernels_are_looked_up_and_learned_by_name(
+    operators: list[MeasuredOperator], learned: LearnedCosts
+) -> None:
     wanted = operators[0]
     calls = [
         call(wanted.name, *wanted.inputs, **wanted.args),
@@ -317,15 +429,24 @@ def test_kernels_are_looked_up_and_learned_by_name(operators: list[MeasuredOpera
 def test_tf32_products_are_looked_up_apart() -> None:
     some = product(2048, 2048, 2048)
     costs = fit_costs([measured(some, 2.0), measured(some, 3.0, precision="tf32")])
-    plain, rounded = (float(costs.device_time_s([some], H200, precision)[0]) for precision in ("fp32", "tf32"))
+    plain, rounded = (
+        float(costs.device_time_s([some], H200, precision)[0]) for precision in ("fp32", "tf32")
+    )
     assert plain == pytest.approx(measured(some, 2.0).device_s)
     assert rounded == pytest.approx(measured(some, 3.0, precision="tf32").device_s)
 
 
 @pytest.mark.parametrize(
-    ("operator", "factor"), [(product(3000, 3000, 3000), 2.0), (call("relu", spec(3000, 3001)), 1.5), (call("gelu", spec(3000, 3001)), 3.0)]
+    ("operator", "factor"),
+    [
+        (product(3000, 3000, 3000), 2.0),
+        (call("relu", spec(3000, 3001)), 1.5),
+        (call("gelu", spec(3000, 3001)), 3.0),
+    ],
 )
-def test_other_sizes_follow_what_was_learned(learned: LearnedCosts, operator: Operator, factor: float) -> None:
+def test_other_sizes_follow_what_was_learned(
+    learned: LearnedCosts, operator: Operator, factor: float
+) -> None:
     assert over_roof(learned, operator, H200) == pytest.approx(factor, rel=0.1)
 
 
@@ -336,13 +457,21 @@ def test_arithmetic_is_as_efficient_on_other_devices(learned: LearnedCosts, devi
 
 @pytest.mark.parametrize(("name", "factor"), [("relu", 1.5), ("gelu", 3.0)])
 @pytest.mark.parametrize("device", [H100, T4], ids=lambda device: device.name)
-def test_traffic_is_nearer_the_roofline_with_less_bandwidth(learned: LearnedCosts, name: str, factor: float, device: Device) -> None:
+def test_traffic_is_nearer_the_roofline_with_less_bandwidth(
+    learned: LearnedCosts, name: str, factor: float, device: Device
+) -> None:
     """What the multiprocessors bound takes no longer on slower memory, until that bounds it."""
     assert 1.0 <= over_roof(learned, call(name, spec(3000, 3001)), device) < 0.8 * factor
 
 
-@given(st.sampled_from(["unheard_of", "fft", "cholesky"]), st.lists(st.integers(1, 300), min_size=1, max_size=4), DEVICES)
-def test_unknown_operators_get_finite_positive_times(learned: LearnedCosts, name: str, shape: list[int], device: Device) -> None:
+@given(
+    st.sampled_from(["unheard_of", "fft", "cholesky"]),
+    st.lists(st.integers(1, 300), min_size=1, max_size=4),
+    DEVICES,
+)
+def test_unknown_operators_get_finite_positive_times(
+    learned: LearnedCosts, name: str, shape: list[int], device: Device
+) -> None:
     time_s = one(learned, call(name, spec(*shape)), device)
     assert 0 < time_s < math.inf
 
@@ -361,7 +490,10 @@ def test_what_launches_nothing_takes_no_time(learned: LearnedCosts) -> None:
 
 def test_a_cpu_is_slower_than_its_roofline(learned: LearnedCosts) -> None:
     some = [product(512, 512, 512), call("relu", X), call("view", X, launches=False)]
-    times, bound = learned.device_time_s(some, CPU, "fp32"), Roofline(kernel_floor_s=0.0).device_time_s(some, CPU, "fp32")
+    times, bound = (
+        learned.device_time_s(some, CPU, "fp32"),
+        Roofline(kernel_floor_s=0.0).device_time_s(some, CPU, "fp32"),
+    )
     assert (times[:2] > bound[:2]).all()
     assert times[2] == 0.0
     more = dataclasses.replace(CPU, cores=4)
@@ -394,7 +526,10 @@ def test_times_by_events_leave_out_short_operators() -> None:
 def test_dispatch_costs_are_medians_and_per_tensor_for_lists() -> None:
     some = [replace(measured(product(8, 8, 8 * i), 1.0), host_s=i * 1e-6) for i in (1, 2, 9)]
     many = replace(measured(call("_foreach_add_", *[spec(10)] * 4), 1.0), host_s=8e-6)
-    assert dispatch_costs([*some, many, replace(many, name="relu", host_s=None)]) == {"_foreach_add_": 2e-6, "mm": 2e-6}
+    assert dispatch_costs([*some, many, replace(many, name="relu", host_s=None)]) == {
+        "_foreach_add_": 2e-6,
+        "mm": 2e-6,
+    }
 
 
 @pytest.mark.parametrize(
@@ -408,7 +543,9 @@ def test_dispatch_costs_are_medians_and_per_tensor_for_lists() -> None:
         (ANY, "vit", False),
     ],
 )
-def test_an_operator_is_forgotten_with_the_last_family_that_calls_it(families: str, held_out: str, known: bool) -> None:
+def test_an_operator_is_forgotten_with_the_last_family_that_calls_it(
+    families: str, held_out: str, known: bool
+) -> None:
     some = replace(measured(product(8, 8, 8), 1.0), families=frozenset(families.split()))
     assert some.known_without(frozenset(held_out.split())) is known
 
@@ -416,7 +553,9 @@ def test_an_operator_is_forgotten_with_the_last_family_that_calls_it(families: s
 # Files
 
 
-def test_what_was_saved_gives_the_same_numbers(learned: LearnedCosts, tmp_path: Path, captured: dict[str, OpGraph]) -> None:
+def test_what_was_saved_gives_the_same_numbers(
+    learned: LearnedCosts, tmp_path: Path, captured: dict[str, OpGraph]
+) -> None:
     host = DispatchHost(names={"mm": 1e-6}, speed=1.5)
     scaled = learned.scaled(H200.name, {"products": 1.5})
     save_costs(tmp_path / "operators.safetensors", scaled, host, {"sources": ["here"]})
@@ -424,11 +563,15 @@ def test_what_was_saved_gives_the_same_numbers(learned: LearnedCosts, tmp_path: 
     assert (host_again, about) == (host, {"sources": ["here"]})
     for device in (H200, H100):
         for graph in captured.values():
-            before, after = (costs.device_time_s(graph.operators, device, "fp32") for costs in (scaled, again))
+            before, after = (
+                costs.device_time_s(graph.operators, device, "fp32") for costs in (scaled, again)
+            )
             np.testing.assert_allclose(after, before, rtol=1e-6)
 
 
-def test_the_same_operators_give_the_same_bytes(operators: list[MeasuredOperator], learned: LearnedCosts, tmp_path: Path) -> None:
+def test_the_same_operators_give_the_same_bytes(
+    operators: list[MeasuredOperator], learned: LearnedCosts, tmp_path: Path
+) -> None:
     for name, costs in (("a", learned), ("b", fit_costs(copy.deepcopy(operators)))):
         save_costs(tmp_path / name, costs, DispatchHost(names=dispatch_costs(operators)), {})
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -448,10 +591,15 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         load_costs(tmp_path / "none.safetensors")
 
 
-def test_models_of_other_figures_are_refused(learned: LearnedCosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_other_figures_are_refused(
+    learned: LearnedCosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_costs(tmp_path / "models", learned, DispatchHost(), {})
     monkeypatch.setitem(COLUMNS, "product", ("m", "n"))
-    with pytest.raises(InputError, match="the figures of product operators are others than this version computes; fit it again"):
+    with pytest.raises(
+        InputError,
+        match="the figures of product operators are others than this version computes; fit it again",
+    ):
         load_costs(tmp_path / "models")
 
 
@@ -462,7 +610,9 @@ def test_a_dataset_is_read_back(operators: list[MeasuredOperator], tmp_path: Pat
         assert replace(after, device_s=before.device_s) == before
 
 
-def test_a_dataset_of_an_unnamed_device_needs_its_name(operators: list[MeasuredOperator], tmp_path: Path) -> None:
+def test_a_dataset_of_an_unnamed_device_needs_its_name(
+    operators: list[MeasuredOperator], tmp_path: Path
+) -> None:
     path = dataset(tmp_path / "ops.parquet", operators[:3])
     with pytest.raises(InputError, match=r"ops\.parquet: does not say which device .*; give --device"):
         list(load_measured(path))

@@ -66,11 +66,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def job(
-    base: Path, kind: str = "net", workers: int = 1, width: int = 8, depth: int = 2, device: str = "cpu", plan: Any = None, **training: Any
+    base: Path,
+    kind: str = "net",
+    workers: int = 1,
+    width: int = 8,
+    depth: int = 2,
+    device: str = "cpu",
+    plan: Any = None,
+    **training: Any,
 ) -> Job:
     model = {"source": "python", "name": f"models.py:{kind}", "args": {"width": width, "depth": depth}}
     section = {"global_batch": 8 * workers, "image": 32, "classes": 10, **training}
-    cluster = {"device": device, "devices_per_node": workers, **({"cores_per_device": 1} if device == "cpu" else {})}
+    cluster = {
+        "device": device,
+        "devices_per_node": workers,
+        **({"cores_per_device": 1} if device == "cpu" else {}),
+    }
     return Job.read({"model": model, "training": section, "cluster": cluster, "plan": plan or {}}, base=base)
 
 
@@ -78,14 +89,18 @@ def job(
 def runs(folder: Path) -> list[Run]:
     """Steps of six architectures whose time follows their work and the workers."""
     jobs = [
-        job(folder, kind, workers, 8 * (1 + number), 1 + number % 3) for number, kind in enumerate("abcdef") for workers in (1, 2, 4, 8)
+        job(folder, kind, workers, 8 * (1 + number), 1 + number % 3)
+        for number, kind in enumerate("abcdef")
+        for workers in (1, 2, 4, 8)
     ]
     return [Run(job=one, measured={"step_time_s": time_s(one)}) for one in jobs]
 
 
 def time_s(one: Job) -> float:
     work = work_of(one, capture_job(one))
-    return float(3 * work.arithmetic_s.sum() + 80 * work.traffic_s.sum() + 1e-4 * work.calls) * (1 + 0.05 * one.cluster.world_size)
+    return float(3 * work.arithmetic_s.sum() + 80 * work.traffic_s.sum() + 1e-4 * work.calls) * (
+        1 + 0.05 * one.cluster.world_size
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +112,12 @@ def fitted(runs: list[Run]) -> PredictDDLPredictor:
 
 
 def test_dataset_types_are_known_by_image_and_classes(folder: Path) -> None:
-    asked = {(32, 10): "cifar10", (64, 200): "tiny-imagenet", (224, 1000): "imagenet", (48, 5): "48x48 with 5 classes"}
+    asked = {
+        (32, 10): "cifar10",
+        (64, 200): "tiny-imagenet",
+        (224, 1000): "imagenet",
+        (48, 5): "48x48 with 5 classes",
+    }
     for (image, classes), name in asked.items():
         assert dataset_type(job(folder, image=image, classes=classes)) == name
 
@@ -105,7 +125,13 @@ def test_dataset_types_are_known_by_image_and_classes(folder: Path) -> None:
 def test_a_graph_becomes_its_primitives(folder: Path) -> None:
     graph = primitives(capture_job(job(folder, depth=2)))
     counts = dict(zip(KINDS, graph.kinds.sum(axis=0).tolist(), strict=True))
-    assert (counts["convolution"], counts["pointwise convolution"], counts["sum"], counts["normalisation"], counts["product"]) == (
+    assert (
+        counts["convolution"],
+        counts["pointwise convolution"],
+        counts["sum"],
+        counts["normalisation"],
+        counts["product"],
+    ) == (
         3,
         2,
         2,
@@ -123,7 +149,9 @@ def test_columns_have_names_and_work_adds_up(folder: Path) -> None:
     work = work_of(one, graph)
     assert len(work.columns) == len(FAMILY_COLUMNS)
     assert len(cluster_columns(one, work.parameters)) == len(CLUSTER_COLUMNS)
-    assert work.arithmetic_s.sum() * one.cluster.device.peak_flops("fp32") == pytest.approx(graph.total("flops"))
+    assert work.arithmetic_s.sum() * one.cluster.device.peak_flops("fp32") == pytest.approx(
+        graph.total("flops")
+    )
 
 
 @given(st.integers(0, 10_000))
@@ -211,7 +239,19 @@ def test_more_of_anything_never_takes_less_time(place: int, more: float) -> None
     one = Job.read({"model": {"source": "torchvision", "name": "resnet18"}, "training": {"global_batch": 32, "image": 32, "classes": 10},
                     "cluster": {"device": "cpu", "devices_per_node": 4, "cores_per_device": 1}})  # fmt: skip
     ones = np.ones(len(FAMILIES))
-    terms = physics([Work(arithmetic_s=ones, traffic_s=ones, calls=9.0, convolutions=3.0, parameters=1e6, activations_bytes=1e6)], [one])
+    terms = physics(
+        [
+            Work(
+                arithmetic_s=ones,
+                traffic_s=ones,
+                calls=9.0,
+                convolutions=3.0,
+                parameters=1e6,
+                activations_bytes=1e6,
+            )
+        ],
+        [one],
+    )
     logs = np.zeros(len(BASELINE))
     before = baseline(logs, terms)
     logs[place] = more
@@ -221,7 +261,13 @@ def test_more_of_anything_never_takes_less_time(place: int, more: float) -> None
 def test_the_regressor_that_does_best_on_other_architectures_is_chosen() -> None:
     draw = np.random.default_rng(0)
     rows = draw.normal(size=(80, 3))
-    problem = Problem(rows=rows, terms=None, targets=rows @ [1.0, 0.5, 0.0], groups=[str(i // 4) for i in range(80)], types=["x"] * 80)
+    problem = Problem(
+        rows=rows,
+        terms=None,
+        targets=rows @ [1.0, 0.5, 0.0],
+        groups=[str(i // 4) for i in range(80)],
+        types=["x"] * 80,
+    )
     choice = choose(problem)["x"]
     assert choice.name != "constant"
     assert choice.errors[choice.name] == min(choice.errors.values()) < choice.errors["constant"] / 5
@@ -232,52 +278,83 @@ def test_the_regressor_that_does_best_on_other_architectures_is_chosen() -> None
 
 def test_it_passes_the_conformance_checks(folder: Path) -> None:
     check_predictor(
-        PredictDDLPredictor(embedding=Embedder(embedding_module().untrained()), candidates=FEW), job(folder, samples=100, epochs=2)
+        PredictDDLPredictor(embedding=Embedder(embedding_module().untrained()), candidates=FEW),
+        job(folder, samples=100, epochs=2),
     )
     check_predictor(predictors.get("predictddl"), job(folder, "d"))
 
 
 @pytest.mark.parametrize("form", ["ratio", "paper"])
 def test_an_architecture_that_was_not_seen_is_forecast(form: Any, runs: list[Run], folder: Path) -> None:
-    predictor = PredictDDLPredictor(form=form, embedding=Embedder(embedding_module().untrained()), candidates=FEW).fit(runs)
+    predictor = PredictDDLPredictor(
+        form=form, embedding=Embedder(embedding_module().untrained()), candidates=FEW
+    ).fit(runs)
     asked = job(folder, "net", workers=4, width=20, depth=2)
-    assert predictor.predict(asked)["step_time_s"].median == pytest.approx(time_s(asked), rel=0.1 if form == "ratio" else 0.5)
+    assert predictor.predict(asked)["step_time_s"].median == pytest.approx(
+        time_s(asked), rel=0.1 if form == "ratio" else 0.5
+    )
 
 
-def test_an_unknown_dataset_type_is_refused_with_the_command_that_trains_one(fitted: PredictDDLPredictor, folder: Path) -> None:
+def test_an_unknown_dataset_type_is_refused_with_the_command_that_trains_one(
+    fitted: PredictDDLPredictor, folder: Path
+) -> None:
     with pytest.raises(
-        UnsupportedJob, match=r"dataset type 'imagenet' has no trained predictor \(there is: cifar10\); train one: foretrain fit"
+        UnsupportedJob,
+        match=r"dataset type 'imagenet' has no trained predictor \(there is: cifar10\); train one: foretrain fit",
     ):
         fitted.predict(job(folder, image=224, classes=1000))
 
 
 def test_another_kind_of_device_is_refused(fitted: PredictDDLPredictor, folder: Path) -> None:
     with pytest.raises(
-        UnsupportedJob, match=r"^cluster.device: 'h200-sxm-141gb'; the predictor of 'cifar10' learned from cpu; train one: foretrain fit"
+        UnsupportedJob,
+        match=r"^cluster.device: 'h200-sxm-141gb'; the predictor of 'cifar10' learned from cpu; train one: foretrain fit",
     ):
         fitted.predict(job(folder, device="h200-sxm-141gb"))
 
 
-def test_inference_is_refused_by_what_learned_from_training(fitted: PredictDDLPredictor, folder: Path) -> None:
-    with pytest.raises(UnsupportedJob, match=r"^training.mode: 'infer'; the predictor of 'cifar10' learned from train; train one"):
+def test_inference_is_refused_by_what_learned_from_training(
+    fitted: PredictDDLPredictor, folder: Path
+) -> None:
+    with pytest.raises(
+        UnsupportedJob,
+        match=r"^training.mode: 'infer'; the predictor of 'cifar10' learned from train; train one",
+    ):
         fitted.predict(job(folder, mode="infer"))
 
 
-def test_a_setting_that_no_run_had_widens_the_interval_and_is_named(fitted: PredictDDLPredictor, folder: Path) -> None:
-    known, other = fitted.predict(job(folder, "a", depth=1)), fitted.predict(job(folder, "a", depth=1, optimizer="adamw"))
+def test_a_setting_that_no_run_had_widens_the_interval_and_is_named(
+    fitted: PredictDDLPredictor, folder: Path
+) -> None:
+    known, other = (
+        fitted.predict(job(folder, "a", depth=1)),
+        fitted.predict(job(folder, "a", depth=1, optimizer="adamw")),
+    )
     assert "training.optimizer: adamw was not learned from, only sgd" in other.assumptions
-    assert other["step_time_s"].high / other["step_time_s"].low > (known["step_time_s"].high / known["step_time_s"].low) ** 1.5
+    assert (
+        other["step_time_s"].high / other["step_time_s"].low
+        > (known["step_time_s"].high / known["step_time_s"].low) ** 1.5
+    )
 
 
-def test_what_lies_far_from_everything_seen_gets_a_wide_interval_and_says_so(fitted: PredictDDLPredictor, folder: Path) -> None:
-    near, far = fitted.predict(job(folder, "a", width=8, depth=1)), fitted.predict(job(folder, workers=64, width=96, depth=30))
+def test_what_lies_far_from_everything_seen_gets_a_wide_interval_and_says_so(
+    fitted: PredictDDLPredictor, folder: Path
+) -> None:
+    near, far = (
+        fitted.predict(job(folder, "a", width=8, depth=1)),
+        fitted.predict(job(folder, workers=64, width=96, depth=30)),
+    )
     assert near.assumptions == ()
     assert "lies far from everything learned" in far.assumptions[0]
     assert far.assumptions[-1].endswith("times as wide")
-    assert far["step_time_s"].high / far["step_time_s"].low > near["step_time_s"].high / near["step_time_s"].low
+    assert (
+        far["step_time_s"].high / far["step_time_s"].low > near["step_time_s"].high / near["step_time_s"].low
+    )
 
 
-def test_each_dataset_type_has_its_own_predictor_on_disk(runs: list[Run], folder: Path, tmp_path: Path) -> None:
+def test_each_dataset_type_has_its_own_predictor_on_disk(
+    runs: list[Run], folder: Path, tmp_path: Path
+) -> None:
     other = [Run(job=job(folder, kind, image=16, classes=5), measured={"step_time_s": 0.2}) for kind in "ab"]
     PredictDDLPredictor(embedding=None, candidates=FEW).fit([*runs, *other]).save(tmp_path)
     document = json.loads((tmp_path / "predictor.json").read_text())
@@ -288,19 +365,26 @@ def test_each_dataset_type_has_its_own_predictor_on_disk(runs: list[Run], folder
     assert again.trained_["16x16 with 5 classes"].spread == UNSURE
 
 
-def test_a_later_fit_keeps_the_dataset_types_of_an_earlier_one(runs: list[Run], folder: Path, tmp_path: Path) -> None:
+def test_a_later_fit_keeps_the_dataset_types_of_an_earlier_one(
+    runs: list[Run], folder: Path, tmp_path: Path
+) -> None:
     other = [Run(job=job(folder, kind, image=16, classes=5), measured={"step_time_s": 0.2}) for kind in "ab"]
     PredictDDLPredictor(embedding=None, candidates=FEW).fit(runs).save(tmp_path)
     both = PredictDDLPredictor.load(tmp_path).fit(other)
     assert both.trained_ is not None
     assert list(both.trained_) == ["cifar10", "16x16 with 5 classes"]
-    assert both.predict(runs[0].job)["step_time_s"] == PredictDDLPredictor.load(tmp_path).predict(runs[0].job)["step_time_s"]
+    assert (
+        both.predict(runs[0].job)["step_time_s"]
+        == PredictDDLPredictor.load(tmp_path).predict(runs[0].job)["step_time_s"]
+    )
 
 
 def test_no_arithmetic_is_forecast_faster_than_the_device_can(folder: Path) -> None:
     """Runs that all do the same arithmetic in no time teach no factor below one."""
     jobs = [job(folder, kind, width=8 * (1 + number)) for number, kind in enumerate("abcdef")]
-    fast = PredictDDLPredictor(embedding=None, candidates=("constant",)).fit([Run(job=one, measured={"step_time_s": 1e-6}) for one in jobs])
+    fast = PredictDDLPredictor(embedding=None, candidates=("constant",)).fit(
+        [Run(job=one, measured={"step_time_s": 1e-6}) for one in jobs]
+    )
     wide = job(folder, width=512)
     assert fast.trained_ is not None
     terms = physics([work := work_of(wide, capture_job(wide))], [wide])

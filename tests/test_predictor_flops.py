@@ -37,7 +37,9 @@ def test_times_that_follow_flops_are_found_again(folder: Path) -> None:
     jobs = [mlp(folder, width, batch) for width in (64, 128, 256) for batch in (16, 64, 128)]
     runs = [Run(job=one, measured={"step_time_s": work_s(one)}) for one in jobs]
     asked = mlp(folder, 192, 32)
-    assert FlopsPredictor().fit(runs).predict(asked)["step_time_s"].median == pytest.approx(work_s(asked), rel=0.05)
+    assert FlopsPredictor().fit(runs).predict(asked)["step_time_s"].median == pytest.approx(
+        work_s(asked), rel=0.05
+    )
 
 
 def test_the_columns_have_names(folder: Path) -> None:

@@ -34,7 +34,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 def tiny_job(base: Path, device: str = "h100-sxm-80gb", **training: Any) -> Job:
     model = {"source": "python", "name": "tiny.py:make"}
-    return Job.read({"model": model, "training": {"global_batch": 4, **training}, "cluster": {"device": device}}, base=base)
+    return Job.read(
+        {"model": model, "training": {"global_batch": 4, **training}, "cluster": {"device": device}},
+        base=base,
+    )
 
 
 @pytest.mark.parametrize("name", predictors.names())
@@ -44,7 +47,11 @@ def test_every_predictor_passes_the_conformance_checks(name: str, job: Job) -> N
 
 @pytest.mark.parametrize("name", predictors.names())
 def test_every_predictor_forecasts_or_refuses_each_kind_of_job(name: str, job: Job, tmp_path: Path) -> None:
-    for training in ({"mode": "infer"}, {"precision": "amp-bf16", "optimizer": "adamw"}, {"samples": 100, "epochs": 2}):
+    for training in (
+        {"mode": "infer"},
+        {"precision": "amp-bf16", "optimizer": "adamw"},
+        {"samples": 100, "epochs": 2},
+    ):
         predictor = predictors.get(name)
         check_predictor(predictor, tiny_job(tmp_path, **training))
 
@@ -55,7 +62,9 @@ def test_every_predictor_says_its_own_name(name: str) -> None:
 
 
 def test_an_unknown_predictor_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"^predictor: 'rooflin' is not one of .*roofline.*\(did you mean roofline"):
+    with pytest.raises(
+        InputError, match=r"^predictor: 'rooflin' is not one of .*roofline.*\(did you mean roofline"
+    ):
         predictors.get("rooflin")
 
 
@@ -64,7 +73,9 @@ def test_the_default_predictor_exists() -> None:
 
 
 def test_the_roofline_takes_longer_on_a_slower_device(job: Job, tmp_path: Path) -> None:
-    fast, slow = (predictors.get("roofline").predict(tiny_job(tmp_path, device)) for device in ("h100-sxm-80gb", "p4"))
+    fast, slow = (
+        predictors.get("roofline").predict(tiny_job(tmp_path, device)) for device in ("h100-sxm-80gb", "p4")
+    )
     assert slow["device_busy_s"].median >= fast["device_busy_s"].median
 
 
@@ -149,7 +160,9 @@ class Curt(Good):
 class Unserialisable(Good):
     def predict(self, job: Job) -> Forecast:
         odd: Any = object()
-        return Forecast(job=job, predictor=self.name, quantities={"step_time_s": self.estimate()}, price_per_hour=odd)
+        return Forecast(
+            job=job, predictor=self.name, quantities={"step_time_s": self.estimate()}, price_per_hour=odd
+        )
 
 
 class Impostor(Good):

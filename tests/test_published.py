@@ -14,7 +14,22 @@ from foretrain.errors import InputError
 from foretrain.measure.published import read_published
 
 ETS = ["op", "phase", "dtype", "shape", "device_s"]
-NEUSIGHT = ["device", "op", "B", "M", "N", "K", "H", "c_in", "c_out", "kernel", "size", "stride", "padding", "latency_s"]
+NEUSIGHT = [
+    "device",
+    "op",
+    "B",
+    "M",
+    "N",
+    "K",
+    "H",
+    "c_in",
+    "c_out",
+    "kernel",
+    "size",
+    "stride",
+    "padding",
+    "latency_s",
+]
 
 
 def write(path: Path, columns: list[str], *rows: dict[str, Any]) -> None:

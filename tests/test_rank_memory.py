@@ -23,7 +23,12 @@ FP32_GRADIENTS = Profile(keeps_fp32_gradients=True)
 
 def a_job(*, accumulation: int = 1, tied: bool = False, precision: str = "bf16", **plan: Any) -> Job:
     """A small Llama in low precision with fp32 master weights, as many micro-batches per step as asked for."""
-    degrees = {"data": 1, "tensor": 1, "pipeline": 1, **{name: value for name, value in plan.items() if isinstance(value, int)}}
+    degrees = {
+        "data": 1,
+        "tensor": 1,
+        "pipeline": 1,
+        **{name: value for name, value in plan.items() if isinstance(value, int)},
+    }
     devices = degrees["data"] * degrees["tensor"] * degrees["pipeline"]
     config = {
         "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": 128, "num_hidden_layers": LAYERS, "num_attention_heads": 8,
@@ -43,13 +48,17 @@ def a_job(*, accumulation: int = 1, tied: bool = False, precision: str = "bf16",
 @functools.cache
 def _captured(tensor: int, tied: bool, precision: str, accumulates: bool) -> OpGraph:
     parallel = {"sequence_parallel": True} if tensor > 1 else {}
-    return capture_rank(a_job(tensor=tensor, tied=tied, precision=precision, accumulation=1 + accumulates, **parallel))
+    return capture_rank(
+        a_job(tensor=tensor, tied=tied, precision=precision, accumulation=1 + accumulates, **parallel)
+    )
 
 
 def memory(job: Job, profile: Profile = FP32_GRADIENTS, *, stalled: bool = False) -> tuple[RankMemory, ...]:
     config = job.workload.model.config
     assert config is not None
-    graph = _captured(job.plan.tensor, config["tie_word_embeddings"], job.workload.training.precision, job.accumulation > 1)
+    graph = _captured(
+        job.plan.tensor, config["tie_word_embeddings"], job.workload.training.precision, job.accumulation > 1
+    )
     dealt = stages(job, graph)
     return tuple(rank_memory(job, graph, stage, len(dealt), profile, stalled=stalled) for stage in dealt)
 
@@ -105,7 +114,9 @@ def test_buckets_of_ddp_copy_the_gradients() -> None:
 
 def test_tied_embeddings_are_at_both_ends_of_a_pipeline() -> None:
     first, last = memory(a_job(tied=True, pipeline=2, accumulation=4))
-    assert sum(map(states, (first, last))) == pytest.approx(18 * (parameters(tied=True) + VOCABULARY * WIDTH), rel=1e-3)
+    assert sum(map(states, (first, last))) == pytest.approx(
+        18 * (parameters(tied=True) + VOCABULARY * WIDTH), rel=1e-3
+    )
     apart = memory(a_job(pipeline=2, accumulation=4))
     assert sum(map(states, apart)) == pytest.approx(18 * parameters(), rel=1e-3)
     assert sum(map(states, (first, last))) == pytest.approx(sum(map(states, apart)), rel=1e-3)
@@ -115,7 +126,9 @@ def test_1f1b_holds_most_on_the_first_stage_and_gpipe_everything() -> None:
     one, all_first = (memory(a_job(pipeline=4, accumulation=16, schedule=name)) for name in ("1f1b", "gpipe"))
     held = [rank.by_category["activations"] for rank in one[:3]]
     assert held == sorted(held, reverse=True)
-    assert all_first[1].by_category["activations"] == pytest.approx(16 / 3 * one[1].by_category["activations"], rel=1e-6)
+    assert all_first[1].by_category["activations"] == pytest.approx(
+        16 / 3 * one[1].by_category["activations"], rel=1e-6
+    )
 
 
 def test_more_micro_batches_than_stages_change_nothing_in_1f1b() -> None:
@@ -134,7 +147,9 @@ def test_more_micro_batches_than_stages_change_nothing_in_1f1b() -> None:
         ("interleaved", 3, 2, 4, (4, 1)),
     ],
 )
-def test_in_flight(schedule: Any, stage: int, chunks: int, micro_batches: int, expected: tuple[int, ...]) -> None:
+def test_in_flight(
+    schedule: Any, stage: int, chunks: int, micro_batches: int, expected: tuple[int, ...]
+) -> None:
     assert in_flight(Plan(pipeline=4, schedule=schedule), stage, chunks, micro_batches) == expected
 
 
@@ -148,7 +163,9 @@ def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
 
 
 def test_the_frameworks_own_loss_holds_its_copies_of_the_logits() -> None:
-    captured, own = (memory(a_job(), dataclasses.replace(FP32_GRADIENTS, loss_copies=copies))[0] for copies in (None, 1.5))
+    captured, own = (
+        memory(a_job(), dataclasses.replace(FP32_GRADIENTS, loss_copies=copies))[0] for copies in (None, 1.5)
+    )
     assert own.by_category["temporaries"] == LOGITS_BYTES / 2
     assert captured.by_category["temporaries"] >= 2 * LOGITS_BYTES
 
@@ -161,7 +178,9 @@ def test_reserved_is_more_than_allocated() -> None:
 
 def test_asynchronous_collectives_hold_what_they_gather() -> None:
     """A layer of tensor and sequence parallelism gathers the inputs of attention and of the feed-forward network."""
-    quiet, ahead = (dataclasses.replace(FP32_GRADIENTS, gathers_on_own_stream=value) for value in (False, True))
+    quiet, ahead = (
+        dataclasses.replace(FP32_GRADIENTS, gathers_on_own_stream=value) for value in (False, True)
+    )
     job = a_job(tensor=2, sequence_parallel=True)
     more = memory(job, ahead)[0].cached_bytes - memory(job, quiet)[0].cached_bytes
     assert more == pytest.approx(2 * LAYERS * TENSOR_BYTES)

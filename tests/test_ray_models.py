@@ -25,11 +25,24 @@ from foretrain.predictors.ray_models.techniques import TECHNIQUES, Recipe, learn
 
 
 def job(
-    workers: int = 1, batch: int = 8, cores: int = 1, *, name: str = "model.py:net", plan: dict[str, Any] | None = None, **training: Any
+    workers: int = 1,
+    batch: int = 8,
+    cores: int = 1,
+    *,
+    name: str = "model.py:net",
+    plan: dict[str, Any] | None = None,
+    **training: Any,
 ) -> Job:
     section = {"global_batch": batch * workers, "sequence": 16, **training}
     cluster = {"device": "cpu", "devices_per_node": workers, "cores_per_device": cores}
-    return Job.read({"model": {"source": "python", "name": name}, "training": section, "cluster": cluster, "plan": plan or {}})
+    return Job.read(
+        {
+            "model": {"source": "python", "name": name},
+            "training": section,
+            "cluster": cluster,
+            "plan": plan or {},
+        }
+    )
 
 
 def step_s(one: Job) -> float:
@@ -43,11 +56,22 @@ def run(one: Job, **measured: float) -> Run:
     return Run(job=one, measured=measured or {"step_time_s": step_s(one)})
 
 
-def grid(workers: tuple[int, ...] = (1, 2, 4, 8), batches: tuple[int, ...] = (8, 16, 32), cores: tuple[int, ...] = (1,)) -> list[Run]:
+def grid(
+    workers: tuple[int, ...] = (1, 2, 4, 8),
+    batches: tuple[int, ...] = (8, 16, 32),
+    cores: tuple[int, ...] = (1,),
+) -> list[Run]:
     return [run(job(count, batch, each)) for count in workers for batch in batches for each in cores]
 
 
-QUICK = Budget(starters=(Recipe(mean="law"), Recipe(technique="gaussian process"), Recipe(mean="nnls"), Recipe(technique="ridge")))
+QUICK = Budget(
+    starters=(
+        Recipe(mean="law"),
+        Recipe(technique="gaussian process"),
+        Recipe(mean="nnls"),
+        Recipe(technique="ridge"),
+    )
+)
 
 
 def blind(budget: Budget = QUICK) -> RayModelsPredictor:
@@ -73,8 +97,12 @@ def test_it_is_known_by_name() -> None:
     assert isinstance(predictors.get("ray_models"), RayModelsPredictor)
 
 
-@pytest.mark.parametrize(("asked", "within"), [(job(4, 24), 0.05), (job(8, 12), 0.05), (job(16, 16), 0.15), (job(2, 64), 0.15)])
-def test_scales_inside_and_beyond_are_forecast(learned: RayModelsPredictor, asked: Job, within: float) -> None:
+@pytest.mark.parametrize(
+    ("asked", "within"), [(job(4, 24), 0.05), (job(8, 12), 0.05), (job(16, 16), 0.15), (job(2, 64), 0.15)]
+)
+def test_scales_inside_and_beyond_are_forecast(
+    learned: RayModelsPredictor, asked: Job, within: float
+) -> None:
     assert learned.predict(asked)["step_time_s"].median == pytest.approx(step_s(asked), rel=within)
 
 
@@ -94,12 +122,16 @@ def test_settings_in_which_runs_differ_are_told_apart() -> None:
 
 
 def test_a_setting_that_no_run_has_is_refused(learned: RayModelsPredictor) -> None:
-    with pytest.raises(UnsupportedJob, match=r"^training.precision: 'bf16'; the runs of this model have 'fp32'$"):
+    with pytest.raises(
+        UnsupportedJob, match=r"^training.precision: 'bf16'; the runs of this model have 'fp32'$"
+    ):
         learned.predict(job(precision="bf16"))
 
 
 def test_a_model_without_runs_is_refused(learned: RayModelsPredictor) -> None:
-    with pytest.raises(UnsupportedJob, match=r"^model: no run of 'model.py:other'; ray_models has learned model.py:net$"):
+    with pytest.raises(
+        UnsupportedJob, match=r"^model: no run of 'model.py:other'; ray_models has learned model.py:net$"
+    ):
         learned.predict(job(name="model.py:other"))
 
 
@@ -116,7 +148,13 @@ def test_epochs_have_a_start_that_steps_do_not_show() -> None:
         for samples in (256, 512, 1024, 2048):
             one = job(workers, 8, samples=samples)
             assert one.workload.training.steps_per_epoch
-            runs.append(run(one, step_time_s=step_s(one), epoch_time_s=3.0 + step_s(one) * one.workload.training.steps_per_epoch))
+            runs.append(
+                run(
+                    one,
+                    step_time_s=step_s(one),
+                    epoch_time_s=3.0 + step_s(one) * one.workload.training.steps_per_epoch,
+                )
+            )
     asked = job(2, 8, samples=4096)
     steps = asked.workload.training.steps_per_epoch
     assert steps
@@ -126,9 +164,14 @@ def test_epochs_have_a_start_that_steps_do_not_show() -> None:
 
 
 def test_whole_trainings_alone_are_enough() -> None:
-    runs = [run(one, total_time_s=step_s(one) * 100) for one in (job(workers, steps=100) for workers in (1, 2, 4, 8))]
+    runs = [
+        run(one, total_time_s=step_s(one) * 100)
+        for one in (job(workers, steps=100) for workers in (1, 2, 4, 8))
+    ]
     asked = job(3, steps=100)
-    assert blind().fit(runs).predict(asked)["total_time_s"].median == pytest.approx(step_s(asked) * 100, rel=0.1)
+    assert blind().fit(runs).predict(asked)["total_time_s"].median == pytest.approx(
+        step_s(asked) * 100, rel=0.1
+    )
 
 
 def test_what_was_learned_is_the_same_when_read_again(learned: RayModelsPredictor, tmp_path: Path) -> None:
@@ -159,7 +202,10 @@ def test_the_forecast_of_the_job_is_corrected_where_runs_are_few(tmp_path: Path)
     def known(workers: int, batch: int) -> Job:
         training = {"global_batch": batch * workers}
         cluster = {"device": "cpu", "devices_per_node": workers, "cores_per_device": 1}
-        return Job.read({"model": {"source": "python", "name": "model.py:net"}, "training": training, "cluster": cluster}, base=tmp_path)
+        return Job.read(
+            {"model": {"source": "python", "name": "model.py:net"}, "training": training, "cluster": cluster},
+            base=tmp_path,
+        )
 
     def truth_s(one: Job) -> float:
         return 1.7 * physics.predict(one)["step_time_s"].median
@@ -178,7 +224,9 @@ def test_every_technique_that_is_named_is_tried() -> None:
     assert {recipe.technique for recipe in STARTERS} == {"none", *TECHNIQUES}
 
 
-@pytest.mark.parametrize("recipe", [recipe for recipe in STARTERS if recipe.mean != "forecast"], ids=lambda recipe: recipe.label)
+@pytest.mark.parametrize(
+    "recipe", [recipe for recipe in STARTERS if recipe.mean != "forecast"], ids=lambda recipe: recipe.label
+)
 def test_recipes_learn_the_runs_and_stay_finite_far_away(recipe: Recipe) -> None:
     table, times_s = table_of(grid(cores=(1, 2)))
     tell = learn(recipe, table, times_s, means_of(table, times_s, [recipe.mean])[recipe.mean])
@@ -219,7 +267,9 @@ def test_a_recipe_is_never_chosen_by_the_runs_that_it_is_scored_on() -> None:
 def test_checks_say_both_how_well_it_interpolates_and_extrapolates() -> None:
     table, times_s = table_of(grid())
     found = {(one.dimension, one.kind): one for one in check(table, times_s, QUICK)}
-    assert set(found) == {(dimension, kind) for dimension in ("workers", "work") for kind in ("interpolation", "extrapolation")}
+    assert set(found) == {
+        (dimension, kind) for dimension in ("workers", "work") for kind in ("interpolation", "extrapolation")
+    }
     assert all(one.error < 0.2 for one in found.values())
 
 
@@ -233,14 +283,26 @@ def test_the_search_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     table, times_s = table_of(grid(workers=(1, 2, 4), batches=(8, 32)))
     study = tmp_path / "study.log"
     heard: list[int] = []
-    search(table, times_s, dataclasses.replace(QUICK, trials=BATCH, study=study), lambda done, total: heard.append(done))
-    search(table, times_s, dataclasses.replace(QUICK, trials=BATCH + 2, study=study), lambda done, total: heard.append(done))
+    search(
+        table,
+        times_s,
+        dataclasses.replace(QUICK, trials=BATCH, study=study),
+        lambda done, total: heard.append(done),
+    )
+    search(
+        table,
+        times_s,
+        dataclasses.replace(QUICK, trials=BATCH + 2, study=study),
+        lambda done, total: heard.append(done),
+    )
     assert heard == [BATCH, BATCH + 2]
 
 
 def test_the_search_finds_the_same_in_one_process_and_in_two() -> None:
     table, times_s = table_of(grid(workers=(1, 2, 4), batches=(8, 32)))
-    one, two = (search(table, times_s, dataclasses.replace(QUICK, trials=4, processes=count)) for count in (1, 2))
+    one, two = (
+        search(table, times_s, dataclasses.replace(QUICK, trials=4, processes=count)) for count in (1, 2)
+    )
     assert [trial.recipe for trial in one] == [trial.recipe for trial in two]
     assert [trial.inside_error for trial in one] == [trial.inside_error for trial in two]
 

@@ -26,8 +26,28 @@ from foretrain.report.lines import JsonLines
 from foretrain.report.text import breakdown_table, summary
 
 X = TensorSpec((1024, 1024), "float32")
-MM = Operator("mm", "default", (X, X), (X,), {"self": "%0", "mat2": "%1"}, 2 * 1024**3, 2 * X.size_bytes, X.size_bytes, True)
-ADD = Operator("add_", "Tensor", (X, X), (X,), {"self": "%0", "other": "%1"}, 1024**2, 2 * X.size_bytes, X.size_bytes, True)
+MM = Operator(
+    "mm",
+    "default",
+    (X, X),
+    (X,),
+    {"self": "%0", "mat2": "%1"},
+    2 * 1024**3,
+    2 * X.size_bytes,
+    X.size_bytes,
+    True,
+)
+ADD = Operator(
+    "add_",
+    "Tensor",
+    (X, X),
+    (X,),
+    {"self": "%0", "other": "%1"},
+    1024**2,
+    2 * X.size_bytes,
+    X.size_bytes,
+    True,
+)
 
 
 def graph(layers: int = 3) -> OpGraph:
@@ -36,13 +56,21 @@ def graph(layers: int = 3) -> OpGraph:
     def op(operator: Operator, phase: Phase, layer: str) -> Op:
         return Op(operator, phase, layer, (), ())
 
-    forward = [op(MM, "forward", f"model.layers.{i}.{part}") for i in range(layers) for part in ("attn.q", "attn.v", "mlp.up")]
-    backward = [op(MM, "backward", f"model.layers.{i}.mlp.up") for i in reversed(range(layers)) for _ in range(2)]
+    forward = [
+        op(MM, "forward", f"model.layers.{i}.{part}")
+        for i in range(layers)
+        for part in ("attn.q", "attn.v", "mlp.up")
+    ]
+    backward = [
+        op(MM, "backward", f"model.layers.{i}.mlp.up") for i in reversed(range(layers)) for _ in range(2)
+    ]
     ops = (*forward, *backward, op(ADD, "optimizer", ""))
     end = len(ops)
     weights = [Buffer(2**24, "weights", -1, end), Buffer(2**24, "inputs", -1, end)]
     activations = [Buffer(2**26, "activations", i, end - 2 - i // 2) for i in range(len(forward))]
-    return OpGraph(ops=ops, buffers=(*weights, *activations), samples=8, parameters=2**22, info={"model": "toy"})
+    return OpGraph(
+        ops=ops, buffers=(*weights, *activations), samples=8, parameters=2**22, info={"model": "toy"}
+    )
 
 
 @pytest.fixture
@@ -82,8 +110,12 @@ def test_summary_shows_each_assumption(forecast: Forecast) -> None:
         (0.5, "no", "over 99% chance of running out of memory (200% of "),
     ],
 )
-def test_summary_says_how_likely_memory_runs_out(forecast: Forecast, share: float, verdict: str, words: str) -> None:
-    tight = replace(forecast, memory_capacity_bytes=forecast["reserved_memory_bytes"].median * share * (1 + 1e-9))
+def test_summary_says_how_likely_memory_runs_out(
+    forecast: Forecast, share: float, verdict: str, words: str
+) -> None:
+    tight = replace(
+        forecast, memory_capacity_bytes=forecast["reserved_memory_bytes"].median * share * (1 + 1e-9)
+    )
     assert words in text(summary(tight))
     assert words in html.page(tight)
     found = figures.fits(tight)
@@ -128,15 +160,26 @@ def test_layers_are_merged_over_their_numbers(forecast: Forecast) -> None:
 
 
 def test_layers_go_as_deep_as_it_takes() -> None:
-    seconds = {f"model.layers.{i}.mlp.{part}": 1.0 for i in range(40) for part in ("gate", "up", "down")} | {"head": 1.0}
-    assert set(merge_layers(seconds)) == {"model.layers.*.mlp.gate", "model.layers.*.mlp.up", "model.layers.*.mlp.down", "head"}
+    seconds = {f"model.layers.{i}.mlp.{part}": 1.0 for i in range(40) for part in ("gate", "up", "down")} | {
+        "head": 1.0
+    }
+    assert set(merge_layers(seconds)) == {
+        "model.layers.*.mlp.gate",
+        "model.layers.*.mlp.up",
+        "model.layers.*.mlp.down",
+        "head",
+    }
     assert set(merge_layers(seconds, depth=1)) == {"model", "head"}
     assert set(merge_layers(seconds, depth=2)) == {"model.layers.*", "head"}
 
 
 def test_numbers_that_name_single_layers_are_kept() -> None:
     assert set(merge_layers({"0": 1.0, "1": 1.0, "2": 1.0})) == {"0", "1", "2"}
-    assert set(merge_layers({"features.0": 1.0, "features.3": 1.0, "fc": 3.0}, depth=2)) == {"features.0", "features.3", "fc"}
+    assert set(merge_layers({"features.0": 1.0, "features.3": 1.0, "fc": 3.0}, depth=2)) == {
+        "features.0",
+        "features.3",
+        "fc",
+    }
 
 
 def test_rows_beyond_the_table_are_added_up(forecast: Forecast) -> None:
@@ -145,7 +188,10 @@ def test_rows_beyond_the_table_are_added_up(forecast: Forecast) -> None:
     assert rows[-1].cumulated == pytest.approx(1.0)
 
 
-@given(st.dictionaries(st.from_regex(r"[a-c0-2](\.[a-c0-2]){0,4}", fullmatch=True), st.floats(1e-6, 1.0)), st.none() | st.integers(1, 5))
+@given(
+    st.dictionaries(st.from_regex(r"[a-c0-2](\.[a-c0-2]){0,4}", fullmatch=True), st.floats(1e-6, 1.0)),
+    st.none() | st.integers(1, 5),
+)
 def test_merging_layers_loses_no_time(seconds: dict[str, float], depth: int | None) -> None:
     assert sum(merge_layers(seconds, depth=depth).values()) == pytest.approx(sum(seconds.values()))
 
@@ -177,7 +223,10 @@ def test_a_path_that_cannot_be_written_is_one_line(forecast: Forecast, tmp_path:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         write_trace(forecast, tmp_path / "file" / "trace.json")
-    with pytest.raises(InputError, match="cannot be written"), JsonLines(tmp_path / "nowhere" / "lines.jsonl"):
+    with (
+        pytest.raises(InputError, match="cannot be written"),
+        JsonLines(tmp_path / "nowhere" / "lines.jsonl"),
+    ):
         pass
 
 
@@ -186,7 +235,9 @@ def test_json_lines_are_there_as_soon_as_they_are_written(tmp_path: Path) -> Non
     with JsonLines(path) as lines:
         for number in range(3):
             lines.write({"line": number})
-            assert [json.loads(line)["line"] for line in path.read_text().splitlines()] == list(range(number + 1))
+            assert [json.loads(line)["line"] for line in path.read_text().splitlines()] == list(
+                range(number + 1)
+            )
         assert lines.count == 3
 
 
@@ -197,7 +248,13 @@ def test_page_is_self_contained(forecast: Forecast, tmp_path: Path) -> None:
     assert "://cdn" not in page
     assert 'src="' not in page.replace('src="data:', "").partition("</script></head>")[2]
     assert "a &lt;b&gt; &amp; c" in page
-    for heading in ("Summary", "Where the device time", "Memory over a step", "Timeline of a step", "Assumptions"):
+    for heading in (
+        "Summary",
+        "Where the device time",
+        "Memory over a step",
+        "Timeline of a step",
+        "Assumptions",
+    ):
         assert heading in page
     assert page.count("Plotly.newPlot(") >= 5
     assert page.rstrip().endswith("</html>")

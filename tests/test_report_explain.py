@@ -21,8 +21,20 @@ from foretrain.report.text import explanation
 from foretrain.step.playback import Step
 
 
-def forecast(of: Job | None = None, computing: float = 1.0, exposed: float = 0.0, bubble: float = 0.0, host: float = 0.0) -> Forecast:
-    step = Step(time_s=computing + exposed + bubble + host, computing_s=computing, exposed_s=exposed, bubble_s=bubble, host_s=host)
+def forecast(
+    of: Job | None = None,
+    computing: float = 1.0,
+    exposed: float = 0.0,
+    bubble: float = 0.0,
+    host: float = 0.0,
+) -> Forecast:
+    step = Step(
+        time_s=computing + exposed + bubble + host,
+        computing_s=computing,
+        exposed_s=exposed,
+        bubble_s=bubble,
+        host_s=host,
+    )
     return ranks.forecast(of, step)
 
 
@@ -45,12 +57,16 @@ def test_the_sentence_of_a_faster_job() -> None:
 
 def test_the_sentence_names_two_causes_where_neither_is_most_of_it() -> None:
     found = explain(forecast(), forecast(computing=1.2, exposed=0.4, bubble=0.3, host=0.1))
-    assert found.sentences == ["B is 2x slower, because of exposed communication (+400 ms) and pipeline bubble (+300 ms)"]
+    assert found.sentences == [
+        "B is 2x slower, because of exposed communication (+400 ms) and pipeline bubble (+300 ms)"
+    ]
 
 
 def test_the_sentence_names_what_goes_the_other_way() -> None:
     found = explain(forecast(exposed=0.5), forecast(bubble=1.0))
-    assert found.sentences == ["B is 1.33x slower, mostly because of pipeline bubble (+1 s), in spite of exposed communication (-500 ms)"]
+    assert found.sentences == [
+        "B is 1.33x slower, mostly because of pipeline bubble (+1 s), in spite of exposed communication (-500 ms)"
+    ]
 
 
 def test_the_same_job_twice() -> None:
@@ -68,9 +84,14 @@ def test_steps_of_another_size_are_compared_by_the_second_too() -> None:
 
 def test_memory_is_explained_by_category() -> None:
     a, b = forecast(), forecast()
-    b = replace(b, memory_by_category={**b.memory_by_category, "activations": 9 * ranks.GIB, "inputs": ranks.GIB})
+    b = replace(
+        b, memory_by_category={**b.memory_by_category, "activations": 9 * ranks.GIB, "inputs": ranks.GIB}
+    )
     found = explain(a, b)
-    assert found.sentences[1] == "B takes 6 GiB more memory on its fullest rank, mostly because of activations (+5 GiB)"
+    assert (
+        found.sentences[1]
+        == "B takes 6 GiB more memory on its fullest rank, mostly because of activations (+5 GiB)"
+    )
     assert {part.name: part.difference for part in found.memory.parts if part.difference} == {
         "activations": 5 * ranks.GIB,
         "inputs": ranks.GIB,
@@ -84,13 +105,17 @@ def test_one_device_beside_many() -> None:
     assert sum(part.difference for part in found.time.parts) == pytest.approx(found.time.whole.difference)
 
 
-parts = st.fixed_dictionaries({name: st.floats(0, 5) for name in ("exposed", "bubble", "host")} | {"computing": st.floats(0.1, 5)})
+parts = st.fixed_dictionaries(
+    {name: st.floats(0, 5) for name in ("exposed", "bubble", "host")} | {"computing": st.floats(0.1, 5)}
+)
 
 
 @given(parts, parts)
 def test_parts_add_up_to_the_difference(a: dict[str, Any], b: dict[str, Any]) -> None:
     found = explain(forecast(**a), forecast(**b))
-    assert sum(part.difference for part in found.time.parts) == pytest.approx(found.time.whole.difference, abs=1e-6)
+    assert sum(part.difference for part in found.time.parts) == pytest.approx(
+        found.time.whole.difference, abs=1e-6
+    )
     if not found.time.is_same:
         assert sum(found.time.share(part) or 0.0 for part in found.time.parts) == pytest.approx(1.0, abs=1e-3)
     assert found.sentences[0].startswith(("B is ", "A and B "))
@@ -118,7 +143,12 @@ def test_the_tables_fit_the_screen(width: int) -> None:
 def test_json_has_both_forecasts_and_the_difference() -> None:
     document = json.loads(dump(explain(forecast(), forecast(exposed=1.0)).to_dict()))
     assert document["summary"][0].startswith("B is 2x slower")
-    assert document["step_s"]["exposed communication"] == {"a": 0.0, "b": 1.0, "difference": 1.0, "share": 1.0}
+    assert document["step_s"]["exposed communication"] == {
+        "a": 0.0,
+        "b": 1.0,
+        "difference": 1.0,
+        "share": 1.0,
+    }
     assert document["step_s"]["time per step"]["share"] is None
     assert document["memory_bytes"]["weights"]["difference"] == 0
     assert document["a"]["quantities"]["step_time_s"]["median"] == 1.0

@@ -50,7 +50,14 @@ def test_causes_add_up_to_the_step() -> None:
 @given(st.lists(st.just(0.0) | st.floats(1e-6, 10), min_size=5, max_size=5).filter(any), st.floats(1e-3, 100))
 def test_causes_add_up_even_when_parts_overlap(parts: list[float], time_s: float) -> None:
     computing, exposed, bubble, host, straggler = parts
-    step = Step(time_s=time_s, exposed_s=exposed, bubble_s=bubble, host_s=host, computing_s=computing, straggler_s=straggler)
+    step = Step(
+        time_s=time_s,
+        exposed_s=exposed,
+        bubble_s=bubble,
+        host_s=host,
+        computing_s=computing,
+        straggler_s=straggler,
+    )
     found = causes(ranks.forecast(step=step))
     assert sum(found.values()) == pytest.approx(time_s, rel=1e-6)
     assert all(seconds >= 0 for seconds in found.values())
@@ -58,7 +65,9 @@ def test_causes_add_up_even_when_parts_overlap(parts: list[float], time_s: float
 
 def test_on_one_device_the_rest_of_the_step_is_the_host() -> None:
     base = ranks.forecast()
-    alone = replace(base, step=None, quantities={"step_time_s": ranks.around(1.0), "device_busy_s": ranks.around(0.7)})
+    alone = replace(
+        base, step=None, quantities={"step_time_s": ranks.around(1.0), "device_busy_s": ranks.around(0.7)}
+    )
     found = causes(alone)
     assert found["computation"] == pytest.approx(0.7)
     assert found["waiting for the host"] == pytest.approx(0.3)
@@ -77,25 +86,45 @@ def test_no_causes_from_a_predictor_that_gives_only_a_step_time() -> None:
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_summary_says_where_a_step_goes(width: int) -> None:
     shown = text(summary(ranks.forecast()), width)
-    for words in ("computation", "exposed communication", "pipeline bubble", "waiting for the slowest rank", "network per rank, each way"):
+    for words in (
+        "computation",
+        "exposed communication",
+        "pipeline bubble",
+        "waiting for the slowest rank",
+        "network per rank, each way",
+    ):
         assert line(shown, words)
     assert "waiting for the host" not in shown
     assert max(map(len, shown.splitlines())) <= width
-    percents = [int(line(shown, name).partition("%")[0].split()[-1]) for name in causes(ranks.forecast()) if f"  {name}" in shown]
+    percents = [
+        int(line(shown, name).partition("%")[0].split()[-1])
+        for name in causes(ranks.forecast())
+        if f"  {name}" in shown
+    ]
     assert sum(percents) == pytest.approx(100, abs=2)
 
 
 def test_values_are_below_one_another() -> None:
     shown = text(summary(ranks.forecast()))
     found = [
-        line(shown, label) for label in ("time per step", "computation", "peak of stage 0", "activations", "reserved", "peak by stage")
+        line(shown, label)
+        for label in (
+            "time per step",
+            "computation",
+            "peak of stage 0",
+            "activations",
+            "reserved",
+            "peak by stage",
+        )
     ]
     assert len({len(row) - len(row[25:].lstrip()) for row in found}) == 1, found
 
 
 def test_sent_and_received_are_told_apart_where_they_differ() -> None:
     base = ranks.forecast()
-    shown = text(summary(replace(base, quantities={**base.quantities, "network_rx_bytes_per_s": ranks.around(5e9)})))
+    shown = text(
+        summary(replace(base, quantities={**base.quantities, "network_rx_bytes_per_s": ranks.around(5e9)}))
+    )
     assert "3 GB/s" in line(shown, "sent per rank")
     assert "5 GB/s" in line(shown, "received per rank")
 
@@ -119,7 +148,11 @@ def test_whether_it_fits_is_of_the_fullest_stage() -> None:
 def test_memory_where_the_fullest_stage_is_logged() -> None:
     job = ranks.job(framework="pytorch")
     base = ranks.forecast(job)
-    shown = text(summary(replace(base, quantities={**base.quantities, "peak_memory_bytes": ranks.around(10.0 * ranks.GIB)})))
+    shown = text(
+        summary(
+            replace(base, quantities={**base.quantities, "peak_memory_bytes": ranks.around(10.0 * ranks.GIB)})
+        )
+    )
     assert "10 GiB" in line(shown, "peak of stage 0 (fullest)")
     assert "(logged)" not in shown
     assert "logs the memory" not in shown
@@ -143,14 +176,18 @@ def test_many_stages_stay_within_the_screen() -> None:
 
 def test_json_has_the_parts_and_the_stages() -> None:
     document = json.loads(to_json(ranks.forecast()))
-    assert sum(document["step_breakdown_s"].values()) == pytest.approx(document["quantities"]["step_time_s"]["median"])
+    assert sum(document["step_breakdown_s"].values()) == pytest.approx(
+        document["quantities"]["step_time_s"]["median"]
+    )
     assert document["memory_by_stage_bytes"] == [10 * ranks.GIB, 9 * ranks.GIB, 8 * ranks.GIB, 7 * ranks.GIB]
 
 
 @pytest.mark.parametrize("what", ["layer", "operator", "phase"])
 def test_a_breakdown_by_operators_says_what_there_is_instead(what: Any) -> None:
     for attempt in (breakdown, to_json):
-        with pytest.raises(InputError, match=f"no breakdown by {what}; the summary says what a step goes to") as caught:
+        with pytest.raises(
+            InputError, match=f"no breakdown by {what}; the summary says what a step goes to"
+        ) as caught:
             attempt(ranks.forecast(), what)
         assert "\n" not in str(caught.value)
 
@@ -162,7 +199,9 @@ def spans(events: Sequence[dict[str, Any]]) -> dict[tuple[int, int], list[tuple[
     lanes: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in events:
         if event["ph"] == "X":
-            lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+            lanes.setdefault((event["pid"], event["tid"]), []).append(
+                (event["ts"], event["ts"] + event["dur"])
+            )
     return {lane: sorted(found) for lane, found in lanes.items()}
 
 
@@ -176,7 +215,9 @@ def traced(step: Step, path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (4, 8), (4, 100), (8, 3)])
-def test_trace_has_a_process_per_stage_and_no_overlap(tmp_path: Path, stages: int, micro_batches: int, schedule: str) -> None:
+def test_trace_has_a_process_per_stage_and_no_overlap(
+    tmp_path: Path, stages: int, micro_batches: int, schedule: str
+) -> None:
     events = traced(ranks.pipeline(stages, micro_batches, schedule), tmp_path / "trace.json")
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert names == {stage: f"llama, stage {stage}" for stage in range(stages)}

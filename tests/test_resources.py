@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from foretrain.errors import InputError
 from foretrain.measure.nvml import Gpu, gpu_count
-from foretrain.measure.resources import FIGURES, RESOURCES, CpuMeter, Sampler, Series, interface_bytes, mean_figures, spans, twelve_figures
+from foretrain.measure.resources import (
+    FIGURES,
+    RESOURCES,
+    CpuMeter,
+    Sampler,
+    Series,
+    interface_bytes,
+    mean_figures,
+    spans,
+    twelve_figures,
+)
 
 durations = st.floats(0.001, 1.0)
 shares = st.floats(0.0, 1.0)
@@ -83,7 +93,13 @@ def test_chatter_on_an_idle_network_is_not_activity() -> None:
 
 def test_peaks_are_averaged_over_bursts() -> None:
     values = (0.2, 0.6, 0.0, 1.0, 0.0)
-    one = Series(ends_s=(1, 2, 3, 4, 5), device_utilization=values, memory_utilization=values, network_rx=(0,) * 5, network_tx=(0,) * 5)
+    one = Series(
+        ends_s=(1, 2, 3, 4, 5),
+        device_utilization=values,
+        memory_utilization=values,
+        network_rx=(0,) * 5,
+        network_tx=(0,) * 5,
+    )
     figures = twelve_figures(one)
     assert figures["device_utilization_peak"] == pytest.approx(0.8)
     assert figures["device_utilization_active_s"] == pytest.approx(1.5)

@@ -19,7 +19,14 @@ from foretrain.job import Job, Run
 from foretrain.predictors.checks import check_predictor, on_two_devices
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.scaledl import predictor as scaledl
-from foretrain.predictors.scaledl.predictor import NODE_COLUMNS, NODES_AT_MOST, SHIPPED, LayerGraph, ScaleDLPredictor, layer_graph
+from foretrain.predictors.scaledl.predictor import (
+    NODE_COLUMNS,
+    NODES_AT_MOST,
+    SHIPPED,
+    LayerGraph,
+    ScaleDLPredictor,
+    layer_graph,
+)
 
 MODELS = """
 import torch
@@ -47,7 +54,9 @@ def runs(folder: Path) -> list[Run]:
     """Steps of five architectures that take 1.3 times what their layers do."""
     plain = DeletePopPredictor()
     jobs = [job(folder, kind, depth=depth) for kind in KINDS for depth in (1, 2)]
-    return [Run(job=one, measured={"step_time_s": 1.3 * plain.predict(one)["step_time_s"].median}) for one in jobs]
+    return [
+        Run(job=one, measured={"step_time_s": 1.3 * plain.predict(one)["step_time_s"].median}) for one in jobs
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +64,14 @@ def fitted(runs: list[Run]) -> ScaleDLPredictor:
     return ScaleDLPredictor().fit(runs)
 
 
-def job(base: Path, kind: str = "net", depth: int = 2, device: str = "h200-sxm-141gb", **training: Any) -> Job:
+def job(
+    base: Path, kind: str = "net", depth: int = 2, device: str = "h200-sxm-141gb", **training: Any
+) -> Job:
     model = {"source": "python", "name": f"models.py:{kind}", "args": {"depth": depth}}
     cluster = {"device": device, **({"cores_per_device": 4} if device == "cpu" else {})}
-    return Job.read({"model": model, "training": {"global_batch": 4, **training}, "cluster": cluster}, base=base)
+    return Job.read(
+        {"model": model, "training": {"global_batch": 4, **training}, "cluster": cluster}, base=base
+    )
 
 
 def layers_of(one: Job) -> LayerGraph:
@@ -101,7 +114,9 @@ def test_inference_has_forward_layers_only(folder: Path) -> None:
     assert set(layers_of(job(folder, mode="infer")).nodes[:, NODE_COLUMNS.index("forward")]) == {1.0}
 
 
-def test_the_correction_is_learned_from_runs_of_other_architectures(fitted: ScaleDLPredictor, folder: Path) -> None:
+def test_the_correction_is_learned_from_runs_of_other_architectures(
+    fitted: ScaleDLPredictor, folder: Path
+) -> None:
     asked = job(folder, "net")
     plain = DeletePopPredictor().predict(asked)["step_time_s"].median
     assert fitted.predict(asked)["step_time_s"].median == pytest.approx(1.3 * plain, rel=0.1)
@@ -110,7 +125,10 @@ def test_the_correction_is_learned_from_runs_of_other_architectures(fitted: Scal
 def test_the_correction_is_bounded(runs: list[Run], folder: Path) -> None:
     slow = [Run(job=run.job, measured={"step_time_s": 100 * run.measured["step_time_s"]}) for run in runs]
     asked = job(folder)
-    ratio = ScaleDLPredictor().fit(slow).predict(asked)["step_time_s"].median / DeletePopPredictor().predict(asked)["step_time_s"].median
+    ratio = (
+        ScaleDLPredictor().fit(slow).predict(asked)["step_time_s"].median
+        / DeletePopPredictor().predict(asked)["step_time_s"].median
+    )
     assert 1.5 < ratio < 2.1
 
 
@@ -130,18 +148,29 @@ def test_the_same_runs_give_the_same_network(fitted: ScaleDLPredictor, runs: lis
 
 def test_a_folder_keeps_what_was_learned(fitted: ScaleDLPredictor, folder: Path, tmp_path: Path) -> None:
     fitted.save(tmp_path / "plain")
-    assert sorted(path.name for path in (tmp_path / "plain").iterdir()) == ["network.safetensors", "predictor.json"]
-    assert predictors.get(tmp_path / "plain").predict(job(folder)).quantities == fitted.predict(job(folder)).quantities
+    assert sorted(path.name for path in (tmp_path / "plain").iterdir()) == [
+        "network.safetensors",
+        "predictor.json",
+    ]
+    assert (
+        predictors.get(tmp_path / "plain").predict(job(folder)).quantities
+        == fitted.predict(job(folder)).quantities
+    )
 
 
-def test_a_folder_keeps_operator_models_of_its_own(fitted: ScaleDLPredictor, folder: Path, tmp_path: Path) -> None:
+def test_a_folder_keeps_operator_models_of_its_own(
+    fitted: ScaleDLPredictor, folder: Path, tmp_path: Path
+) -> None:
     shipped = DeletePopPredictor()
     slower = shipped.costs.scaled("h200-sxm-141gb", {"products": 50.0})
     own = ScaleDLPredictor(DeletePopPredictor(slower, shipped.host, shipped.about), fitted.learned_)
     own.save(tmp_path)
     loaded = ScaleDLPredictor.load(tmp_path)
     assert loaded.predict(job(folder)).quantities == own.predict(job(folder)).quantities
-    assert loaded.predict(job(folder))["device_busy_s"].median > fitted.predict(job(folder))["device_busy_s"].median
+    assert (
+        loaded.predict(job(folder))["device_busy_s"].median
+        > fitted.predict(job(folder))["device_busy_s"].median
+    )
 
 
 def test_a_broken_network_file_is_refused(fitted: ScaleDLPredictor, tmp_path: Path) -> None:
@@ -169,11 +198,15 @@ def test_runs_that_cannot_be_learned_from_are_told_of(runs: list[Run], folder: P
         ScaleDLPredictor().fit(unusable)
 
 
-def test_without_forgets_the_network_and_learns_the_operators_anew(fitted: ScaleDLPredictor, runs: list[Run], folder: Path) -> None:
+def test_without_forgets_the_network_and_learns_the_operators_anew(
+    fitted: ScaleDLPredictor, runs: list[Run], folder: Path
+) -> None:
     shipped = DeletePopPredictor()
     spec = TensorSpec((4, 64), "float32")
     few = [MeasuredOperator.of("relu", (spec,), (spec,), {"self": "%0"}, "h200-sxm-141gb", 1e-3)]
-    predictor = ScaleDLPredictor(DeletePopPredictor(shipped.costs, shipped.host, {}, lambda: few), fitted.learned_)
+    predictor = ScaleDLPredictor(
+        DeletePopPredictor(shipped.costs, shipped.host, {}, lambda: few), fitted.learned_
+    )
     forgetful = copy.deepcopy(predictor).without(families=frozenset({"resnet"}))
     with pytest.raises(UnsupportedJob, match="fit it first"):
         forgetful.predict(job(folder))
@@ -187,7 +220,9 @@ def test_without_the_extra_it_says_what_to_install(runs: list[Run], monkeypatch:
     monkeypatch.delitem(sys.modules, "foretrain.predictors.scaledl.network", raising=False)
     monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
     scaledl._shipped.cache_clear()
-    with pytest.raises(ForetrainError, match=r"^torch_geometric is not installed; scaledl needs foretrain\[learn\]$"):
+    with pytest.raises(
+        ForetrainError, match=r"^torch_geometric is not installed; scaledl needs foretrain\[learn\]$"
+    ):
         ScaleDLPredictor().predict(runs[0].job)
     with pytest.raises(ForetrainError, match="not installed"):
         ScaleDLPredictor().fit(runs)

@@ -9,13 +9,26 @@ from hypothesis import strategies as st
 
 from foretrain.step import playback as schedule
 from foretrain.step import timeline
-from foretrain.step.playback import Span, StageWork, Step, Work, play_pipeline, play_rank, shares, span, total, trace_events
+from foretrain.step.playback import (
+    Span,
+    StageWork,
+    Step,
+    Work,
+    play_pipeline,
+    play_rank,
+    shares,
+    span,
+    total,
+    trace_events,
+)
 
 times = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=12)
 
 
 @given(times, times)
-def test_spans_add_up_as_the_calls_do(first: list[tuple[float, float]], second: list[tuple[float, float]]) -> None:
+def test_spans_add_up_as_the_calls_do(
+    first: list[tuple[float, float]], second: list[tuple[float, float]]
+) -> None:
     calls = np.array(first + second)
     together = span(calls[:, 0], calls[:, 1])
     apart = span(*np.array(first).T) + span(*np.array(second).T)
@@ -32,7 +45,10 @@ def test_many_of_a_span_take_what_bounds_them() -> None:
 
 
 def _stages(count: int, chunks: int = 1) -> list[StageWork]:
-    return [StageWork(forward_s=(1.0 / chunks,) * chunks, backward_s=(2.0 / chunks,) * chunks, tail_s=0.0) for _ in range(count)]
+    return [
+        StageWork(forward_s=(1.0 / chunks,) * chunks, backward_s=(2.0 / chunks,) * chunks, tail_s=0.0)
+        for _ in range(count)
+    ]
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -50,10 +66,16 @@ def test_interleaving_divides_the_bubble(chunks: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved", 2)])
-def test_micro_batches_not_laid_out_follow_at_the_same_pace(monkeypatch: pytest.MonkeyPatch, name: str, chunks: int) -> None:
+def test_micro_batches_not_laid_out_follow_at_the_same_pace(
+    monkeypatch: pytest.MonkeyPatch, name: str, chunks: int
+) -> None:
     rng = np.random.default_rng(0)
     stages = [
-        StageWork(forward_s=tuple(rng.uniform(1, 2, chunks)), backward_s=tuple(rng.uniform(2, 4, chunks)), tail_s=float(i))
+        StageWork(
+            forward_s=tuple(rng.uniform(1, 2, chunks)),
+            backward_s=tuple(rng.uniform(2, 4, chunks)),
+            tail_s=float(i),
+        )
         for i in range(4)
     ]
     short, _, _ = play_pipeline(stages, 48, 0.1, name)
@@ -67,7 +89,12 @@ def test_messages_make_a_pipeline_longer() -> None:
 
 def _work(**changes: object) -> Work:
     block = Span(0.1, 1.0, 1.05)
-    given: dict[str, object] = {"forward": (block,) * 4, "backward": (block + block,) * 4, "optimizer": Span(0.1, 0.5, 0.55), **changes}
+    given: dict[str, object] = {
+        "forward": (block,) * 4,
+        "backward": (block + block,) * 4,
+        "optimizer": Span(0.1, 0.5, 0.55),
+        **changes,
+    }
     return Work(**given)  # type: ignore[arg-type]
 
 
@@ -104,7 +131,10 @@ def test_more_communication_is_never_faster(less: float, more: float) -> None:
     low, high = sorted((less, more))
     for field in ("buckets", "gathers_s"):
         made = [((0, t),) if field == "buckets" else (t,) * 4 for t in (low, high)]
-        assert play_rank(_work(**{field: made[0]}), 2).time_s <= play_rank(_work(**{field: made[1]}), 2).time_s + 1e-9
+        assert (
+            play_rank(_work(**{field: made[0]}), 2).time_s
+            <= play_rank(_work(**{field: made[1]}), 2).time_s + 1e-9
+        )
 
 
 def test_parts_of_a_step_add_up_and_scale() -> None:

@@ -10,7 +10,15 @@ from typer.testing import CliRunner
 from foretrain.cli import app
 from ray_nodes import ray_nodes
 
-MADE = ["schedule", "--generate", "jobs=40,gap=30s,median=5min,spread=1", "--cluster", "2x4xv100", "--processes", "1"]
+MADE = [
+    "schedule",
+    "--generate",
+    "jobs=40,gap=30s,median=5min,spread=1",
+    "--cluster",
+    "2x4xv100",
+    "--processes",
+    "1",
+]
 
 
 def run(*arguments: str) -> Any:
@@ -20,7 +28,10 @@ def run(*arguments: str) -> Any:
 def test_policies_stand_side_by_side() -> None:
     done = run("--policy", "fifo,srtf,max_min_fairness")
     assert done.exit_code == 0, done.output
-    assert all(word in done.output for word in ("fifo", "srtf", "max_min_fairness", "average JCT", "fairness", "40 jobs on 8 GPUs"))
+    assert all(
+        word in done.output
+        for word in ("fifo", "srtf", "max_min_fairness", "average JCT", "fairness", "40 jobs on 8 GPUs")
+    )
 
 
 def test_json_has_every_figure_of_every_seed() -> None:
@@ -33,7 +44,10 @@ def test_json_has_every_figure_of_every_seed() -> None:
 
 def test_the_residuals_of_predictors_stand_beside_exact_estimates(tmp_path: Path) -> None:
     path = tmp_path / "evaluation.json"
-    rows = [{"predictor": "poor", "quantity": "step_time_s", "measured": 1.0, "predicted": ratio} for ratio in (0.1, 1.0, 8.0)]
+    rows = [
+        {"predictor": "poor", "quantity": "step_time_s", "measured": 1.0, "predicted": ratio}
+        for ratio in (0.1, 1.0, 8.0)
+    ]
     path.write_text(json.dumps({"runs": rows}))
     done = run("--policy", "fifo,sjf", "--residuals", str(path))
     assert done.exit_code == 0, done.output
@@ -44,7 +58,10 @@ def test_the_residuals_of_predictors_stand_beside_exact_estimates(tmp_path: Path
     cost = {(each["policy"], each["estimates"]): each["cost_of_errors"] for each in document["means"]}
     assert cost["fifo", "poor (263% off)"] == cost["sjf", "exact"] == 0
     verb = "costs you" if cost["sjf", "poor (263% off)"] > 0 else "gains you"
-    assert told[0].strip() == f"sjf: 263% MAPE (poor) {verb} {abs(cost['sjf', 'poor (263% off)']):.1%} of average JCT"
+    assert (
+        told[0].strip()
+        == f"sjf: 263% MAPE (poor) {verb} {abs(cost['sjf', 'poor (263% off)']):.1%} of average JCT"
+    )
 
 
 def test_parallel_processes_give_the_same() -> None:
@@ -57,9 +74,13 @@ def test_parallel_processes_give_the_same() -> None:
 def test_a_ray_cluster_gives_the_same() -> None:
     pytest.importorskip("ray")
     with ray_nodes(1) as cluster:
-        there = run("--policy", "fifo,srtf,max_min_fairness", "--seeds", "2", "--ray", cluster.address, "--json")
+        there = run(
+            "--policy", "fifo,srtf,max_min_fairness", "--seeds", "2", "--ray", cluster.address, "--json"
+        )
     assert there.exit_code == 0, there.output
-    assert json.loads(there.stdout) == json.loads(run("--policy", "fifo,srtf,max_min_fairness", "--seeds", "2", "--json").stdout)
+    assert json.loads(there.stdout) == json.loads(
+        run("--policy", "fifo,srtf,max_min_fairness", "--seeds", "2", "--json").stdout
+    )
 
 
 def test_logs_traces_and_the_page(tmp_path: Path) -> None:
@@ -67,7 +88,12 @@ def test_logs_traces_and_the_page(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     files = {"--log": "log.parquet", "--trace": "trace.json", "--html": "page.html"}
-    done = run("--policy", "srtf", "--by-group", *(word for option, name in files.items() for word in (option, str(tmp_path / name))))
+    done = run(
+        "--policy",
+        "srtf",
+        "--by-group",
+        *(word for option, name in files.items() for word in (option, str(tmp_path / name))),
+    )
     assert done.exit_code == 0, done.output
     table = parquet.read_table(tmp_path / "log.parquet").to_pylist()
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -87,7 +113,10 @@ def test_logs_traces_and_the_page(tmp_path: Path) -> None:
         (["--policy", "max_min_fairnes"], "did you mean max_min_fairness"),
         (["--policy", "nowhere.py:Mine"], "policy nowhere.py:Mine: there is no file nowhere.py"),
         (["--errors", "x"], "--errors: 'x' is not a list of fractions"),
-        (["--placement", "everywhere"], "placement: 'everywhere' is not one of packed, random, spread, topology"),
+        (
+            ["--placement", "everywhere"],
+            "placement: 'everywhere' is not one of packed, random, spread, topology",
+        ),
         (["--predictor", "roofline"], "predictor: needs templates"),
         (["--seeds", "0"], "seeds: 0 is not a whole number of at least 1"),
         (["--cluster", "lots"], "cluster: 'lots' is not a TOML file"),
@@ -123,7 +152,9 @@ def test_a_policy_that_misbehaves_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("act", ["raise SystemExit('bye')", "raise ValueError('bye')"])
 def test_a_policy_that_raises_is_named(act: str, tmp_path: Path) -> None:
     path = tmp_path / "my.py"
-    path.write_text(f"from foretrain.scheduling import Policy\nclass Mine(Policy):\n    def decide(self, cluster):\n        {act}\n")
+    path.write_text(
+        f"from foretrain.scheduling import Policy\nclass Mine(Policy):\n    def decide(self, cluster):\n        {act}\n"
+    )
     done = run("--policy", f"{path}:Mine")
     assert done.exit_code == 2
     assert f"policy {path}:Mine: decide raised {act.split()[1].partition('(')[0]}: bye" in done.output
@@ -140,8 +171,20 @@ def test_a_predictor_and_failures(tmp_path: Path) -> None:
     trace, cluster = tmp_path / "trace.csv", tmp_path / "cluster.toml"
     trace.write_text("name,arrival_s,duration_s,gpus\na,0,500,2\nb,0,nonsense,1\nc,5,500,4\n")
     cluster.write_text('[cluster]\nnode = "dgx-1-v100"\nnodes = 1\n')
-    options = ["--job-mtbf", "10min", "--checkpoint-every", "1min", "--restart", "5s", "--json", "--processes", "1"]
-    done = CliRunner().invoke(app, ["schedule", str(trace), "--cluster", str(cluster), "--policy", "fifo", *options])
+    options = [
+        "--job-mtbf",
+        "10min",
+        "--checkpoint-every",
+        "1min",
+        "--restart",
+        "5s",
+        "--json",
+        "--processes",
+        "1",
+    ]
+    done = CliRunner().invoke(
+        app, ["schedule", str(trace), "--cluster", str(cluster), "--policy", "fifo", *options]
+    )
     assert done.exit_code == 0, done.output
     assert "trace.csv: 1 line: duration_s is not a number (first in line 3)" in done.stderr
     (result,) = json.loads(done.stdout)["results"]
@@ -171,9 +214,13 @@ def test_placements_over_several_nodes_are_slower_by_the_predicted_communication
             "1",
             "--json",
         ]
-        done = CliRunner().invoke(app, ["schedule", str(trace), "--cluster", str(cluster), "--policy", "fifo", *options])
+        done = CliRunner().invoke(
+            app, ["schedule", str(trace), "--cluster", str(cluster), "--policy", "fifo", *options]
+        )
         assert done.exit_code == 0, done.output
         took_s[placement] = json.loads(done.stdout)["results"][0]["average_jct_s"]
     gradients, network = 11.2e6 * 4, 10e9 / 8
     all_reduce_s = 2 * 3 / 4 * gradients / network
-    assert took_s["spread"] - took_s["packed"] > 0.5 * 1000 * all_reduce_s, "the network of the cluster's nodes counts, 10 Gb/s"
+    assert took_s["spread"] - took_s["packed"] > 0.5 * 1000 * all_reduce_s, (
+        "the network of the cluster's nodes counts, 10 Gb/s"
+    )

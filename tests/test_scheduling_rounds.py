@@ -37,16 +37,23 @@ def test_shares_fit_the_cluster(name: str) -> None:
 
 
 def test_like_jobs_get_like_shares_and_the_fast_device_goes_to_whom_it_helps() -> None:
-    alike = round_policy("max_min_fairness").allot([leased(n, a=1.0, b=1.0) for n in range(4)], {"a": 1, "b": 1}, 0.0)
+    alike = round_policy("max_min_fairness").allot(
+        [leased(n, a=1.0, b=1.0) for n in range(4)], {"a": 1, "b": 1}, 0.0
+    )
     assert alike == pytest.approx(np.full((4, 2), 0.25), abs=1e-6)
-    helped = round_policy("max_min_fairness_perf").allot([leased(0, a=1.0, b=10.0), leased(1, a=1.0, b=1.0)], {"a": 1, "b": 1}, 0.0)
+    helped = round_policy("max_min_fairness_perf").allot(
+        [leased(0, a=1.0, b=10.0), leased(1, a=1.0, b=1.0)], {"a": 1, "b": 1}, 0.0
+    )
     assert helped[0, 1] > helped[0, 0]
     assert helped[1, 0] > helped[1, 1]
 
 
 @pytest.mark.parametrize("name", ROUND_POLICIES)
 def test_rounds_end_repeat_and_never_hand_out_a_gpu_twice(name: str) -> None:
-    jobs = [TraceJob(name=str(n), arrival_s=100.0 * n, duration_s=300 + 211.0 * (n % 7), gpus=1 + n % 2) for n in range(25)]
+    jobs = [
+        TraceJob(name=str(n), arrival_s=100.0 * n, duration_s=300 + 211.0 * (n % 7), gpus=1 + n % 2)
+        for n in range(25)
+    ]
     machines = [Machine(device="a", gpus=2), Machine(device="b", gpus=2)]
     first, second = (Rounds(jobs, machines, round_policy(name), TraceSpeeds()).run() for _ in range(2))
     assert first.finish_s.tobytes() == second.finish_s.tobytes()
@@ -58,7 +65,10 @@ def test_rounds_end_repeat_and_never_hand_out_a_gpu_twice(name: str) -> None:
 @pytest.mark.skipif(not programmes.has_ecos(), reason="ECOS is not installed")
 @pytest.mark.parametrize("name", ["max_min_fairness_perf", "finish_time_fairness_perf"])
 def test_both_solvers_find_shares_that_are_as_fair(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = [leased(number, gpus=1 + number % 2, left=100.0 + 40 * number, a=1.0 + number, v100=9.0 - number) for number in range(6)]
+    jobs = [
+        leased(number, gpus=1 + number % 2, left=100.0 + 40 * number, a=1.0 + number, v100=9.0 - number)
+        for number in range(6)
+    ]
     rates = np.array([[job.rates["a"], job.rates["v100"]] for job in jobs])
     gpus, left = np.array([job.gpus for job in jobs]), np.array([job.left for job in jobs])
 
@@ -86,10 +96,15 @@ def test_first_in_first_out_gives_the_last_kind_more_jobs_than_it_holds_at_once(
 
 
 def test_a_cluster_that_stood_idle_divides_its_time_anew_only_after_a_while() -> None:
-    jobs = [TraceJob(name=str(n), arrival_s=arrival, steps=100.0, gpus=1, kind="net") for n, arrival in enumerate((0.0, 500.0, 5000.0))]
+    jobs = [
+        TraceJob(name=str(n), arrival_s=arrival, steps=100.0, gpus=1, kind="net")
+        for n, arrival in enumerate((0.0, 500.0, 5000.0))
+    ]
     table = ThroughputTable({("v100", "net", 1): 1.0})
     result = Rounds(jobs, [Machine(device="v100", gpus=1)], round_policy("fifo"), table).run()
-    assert result.start_s.tolist() == [0.0, 5000.0, 6920.0], "divisions at 0, at 100 s with no job there, at 5,000 s and 1,920 s later"
+    assert result.start_s.tolist() == [0.0, 5000.0, 6920.0], (
+        "divisions at 0, at 100 s with no job there, at 5,000 s and 1,920 s later"
+    )
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="the reference is not here")
@@ -98,5 +113,7 @@ def test_average_completion_times_are_those_of_gavel() -> None:
     machines = read_machines("v100=4,p100=4,k80=4")
     for row in csv.DictReader((TRACES / "gavel_reference.csv").read_text().splitlines()):
         if programmes.has_ecos() or (row["trace"], row["policy"]) not in ONLY_WITH_ECOS:
-            result = Rounds(read_trace(TRACES / row["trace"]).jobs, machines, round_policy(row["policy"]), table).run()
+            result = Rounds(
+                read_trace(TRACES / row["trace"]).jobs, machines, round_policy(row["policy"]), table
+            ).run()
             assert metrics(result).average_jct_s == pytest.approx(float(row["average_jct_s"]), rel=0.05), row

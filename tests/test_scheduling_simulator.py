@@ -8,7 +8,16 @@ import pytest
 from foretrain.errors import InputError
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job
-from foretrain.scheduling import Machine, Policy, PolicyError, Settings, Simulation, TraceJob, metrics, policies
+from foretrain.scheduling import (
+    Machine,
+    Policy,
+    PolicyError,
+    Settings,
+    Simulation,
+    TraceJob,
+    metrics,
+    policies,
+)
 from foretrain.scheduling.clusters import read_machines
 from foretrain.scheduling.failures import FailureModel, Outage, read_outages
 from foretrain.scheduling.machines import Allocation, DoubleAllocation, Machines
@@ -50,7 +59,9 @@ def test_a_preempted_job_pays_for_its_checkpoint_and_restart() -> None:
 def test_an_outage_sends_a_job_back_to_its_last_checkpoint() -> None:
     outage = FailureModel(outages=(Outage(time_s=25.0, node=0, repair_s=15.0),))
     settings = Settings(checkpoint_every_s=10.0, restart_s=1.0, failures=outage)
-    result = Simulation([job("a", 0, 40)], [Machine(device="v100", gpus=1)], policies.get("fifo"), settings=settings).run()
+    result = Simulation(
+        [job("a", 0, 40)], [Machine(device="v100", gpus=1)], policies.get("fifo"), settings=settings
+    ).run()
     assert result.lost_gpu_s.sum() == 5
     assert result.finish_s[0] == 25 + 15 + 1 + 20
     assert [segment.reason for segment in result.segments] == ["node failed", "finished"]
@@ -58,7 +69,9 @@ def test_an_outage_sends_a_job_back_to_its_last_checkpoint() -> None:
 
 def test_failures_do_not_depend_on_the_policy() -> None:
     model = FailureModel(job_mtbf_gpu_s=100.0)
-    assert model.starts(3).of_job(7, 1, 2) == model.starts(3).of_job(7, 1, 2) != model.starts(4).of_job(7, 1, 2)
+    assert (
+        model.starts(3).of_job(7, 1, 2) == model.starts(3).of_job(7, 1, 2) != model.starts(4).of_job(7, 1, 2)
+    )
     assert math.isinf(FailureModel().starts(0).of_node(0))
 
 
@@ -92,7 +105,9 @@ def test_elastic_jobs_grow_and_shrink() -> None:
 
 def test_a_gang_stays_on_one_kind_of_device_and_takes_the_fastest() -> None:
     machines = read_machines("k80=2,v100=2")
-    table = ThroughputTable({("k80", "net", 1): 1.0, ("v100", "net", 1): 4.0, ("k80", "net", 2): 2.0, ("v100", "net", 2): 8.0})
+    table = ThroughputTable(
+        {("k80", "net", 1): 1.0, ("v100", "net", 1): 4.0, ("k80", "net", 2): 2.0, ("v100", "net", 2): 8.0}
+    )
     jobs = [TraceJob(name=name, arrival_s=0, steps=80, gpus=2, kind="net") for name in "ab"]
     result = Simulation(jobs, machines, policies.get("fifo"), speeds=table).run()
     assert result.finish_s.tolist() == [10, 40]
@@ -102,8 +117,17 @@ def test_a_gang_stays_on_one_kind_of_device_and_takes_the_fastest() -> None:
 
 @pytest.mark.parametrize("policy", policies.names())
 def test_every_policy_ends_on_devices_of_different_speed(policy: str) -> None:
-    table = ThroughputTable({(device, "net", gpus): rate * gpus for device, rate in (("k80", 1.0), ("v100", 9.0)) for gpus in (1, 2)})
-    jobs = [TraceJob(name=str(n), arrival_s=5.0 * n, steps=100 + 37 * (n % 5), gpus=1 + n % 2, kind="net") for n in range(30)]
+    table = ThroughputTable(
+        {
+            (device, "net", gpus): rate * gpus
+            for device, rate in (("k80", 1.0), ("v100", 9.0))
+            for gpus in (1, 2)
+        }
+    )
+    jobs = [
+        TraceJob(name=str(n), arrival_s=5.0 * n, steps=100 + 37 * (n % 5), gpus=1 + n % 2, kind="net")
+        for n in range(30)
+    ]
     result = Simulation(jobs, read_machines("k80=2,v100=2"), policies.get(policy), speeds=table).run()
     assert (result.finish_s > result.arrival_s).all()
 
@@ -131,7 +155,11 @@ class SlowerAcrossNodes:
 
     def predict(self, job: Job) -> Forecast:
         step_s = 1.0 + 0.5 * (job.cluster.nodes > 1)
-        return Forecast(job=job, predictor=self.name, quantities={"step_time_s": Estimate(median=step_s, low=step_s, high=step_s)})
+        return Forecast(
+            job=job,
+            predictor=self.name,
+            quantities={"step_time_s": Estimate(median=step_s, low=step_s, high=step_s)},
+        )
 
 
 def test_a_predictor_makes_placements_over_two_nodes_slower() -> None:
@@ -146,7 +174,9 @@ def test_a_predictor_makes_placements_over_two_nodes_slower() -> None:
     machines = read_machines("2x2xv100-sxm-16gb")
     jobs = [TraceJob(name="a", arrival_s=0, steps=100, gpus=2, kind="resnet18"), job("other", 0, 70.0)]
     ends = {
-        name: Simulation(jobs, machines, policies.get("fifo"), speeds=speeds, placement=placement(name)).run().finish_s.tolist()
+        name: Simulation(jobs, machines, policies.get("fifo"), speeds=speeds, placement=placement(name))
+        .run()
+        .finish_s.tolist()
         for name in ("packed", "spread")
     }
     assert ends == {"packed": [100, 70], "spread": [150, 70]}
@@ -218,7 +248,9 @@ def test_a_policy_that_misbehaves_is_stopped_by_name(act: str, told: str) -> Non
 
 def test_policies_come_by_name_or_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "my.py"
-    path.write_text("from foretrain.scheduling.policies.fifo import Fifo\nclass Mine(Fifo):\n    pass\nclass Other:\n    pass\n")
+    path.write_text(
+        "from foretrain.scheduling.policies.fifo import Fifo\nclass Mine(Fifo):\n    pass\nclass Other:\n    pass\n"
+    )
     assert policies.get(f"{path}:Mine").name == f"{path}:Mine"
     assert policies.get("fifo").name == "fifo"
     with pytest.raises(InputError, match="Other is not a"):
@@ -229,8 +261,18 @@ def test_policies_come_by_name_or_from_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", policies.names())
 def test_jobs_stay_off_devices_that_they_cannot_run_on(policy: str) -> None:
-    table = ThroughputTable({("k80", "small", 2): 1.0, ("v100", "small", 2): 3.0, ("v100", "large", 2): 2.0, ("k80", "large", 2): 0.0})
-    jobs = [TraceJob(name=str(n), arrival_s=3.0 * n, steps=40 + n % 7, gpus=2, kind=("small", "large")[n % 2]) for n in range(24)]
+    table = ThroughputTable(
+        {
+            ("k80", "small", 2): 1.0,
+            ("v100", "small", 2): 3.0,
+            ("v100", "large", 2): 2.0,
+            ("k80", "large", 2): 0.0,
+        }
+    )
+    jobs = [
+        TraceJob(name=str(n), arrival_s=3.0 * n, steps=40 + n % 7, gpus=2, kind=("small", "large")[n % 2])
+        for n in range(24)
+    ]
     result = Simulation(jobs, read_machines("2x2xk80,1x2xv100"), policies.get(policy), speeds=table).run()
     for segment in result.segments:
         node = segment.allocation.parts[0][0]

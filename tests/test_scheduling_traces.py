@@ -43,7 +43,9 @@ def test_each_format_is_known_by_its_look(format: str, tmp_path: Path) -> None:
 
 def test_gavel_in_both_forms(tmp_path: Path) -> None:
     path = tmp_path / "gavel.trace"
-    path.write_text("LM\tpython3 x\tdir\t--steps\t1\t100\t2\t1\t-1.0\t30\nLM\tpython3 x\t--steps\t1\t100\t40.0\t4\nLM\tbroken\n")
+    path.write_text(
+        "LM\tpython3 x\tdir\t--steps\t1\t100\t2\t1\t-1.0\t30\nLM\tpython3 x\t--steps\t1\t100\t40.0\t4\nLM\tbroken\n"
+    )
     trace = read_trace(path)
     assert [(job.steps, job.gpus, job.arrival_s) for job in trace.jobs] == [(100, 2, 30), (100, 4, 40)]
     assert trace.malformed.lines() == ["1 line: neither seven nor ten fields (first in line 3)"]
@@ -74,7 +76,9 @@ def test_malformed_lines_are_counted_by_reason(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 5))
-def test_generated_jobs_repeat_and_survive_a_round_trip(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+def test_generated_jobs_repeat_and_survive_a_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
     trace = Workload(jobs=20, elastic=0.5, seed=seed).trace()
     assert trace == Workload(jobs=20, elastic=0.5, seed=seed).trace()
     path = tmp_path_factory.mktemp("traces") / "own.csv"

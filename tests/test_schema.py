@@ -75,8 +75,14 @@ def test_what_is_left_out_has_its_default() -> None:
         ({"count": 1, "pair": [1, 2]}, "thing.pair[1]: 2 is not a text"),
         ({"count": 1, "size": "big"}, 'thing.size: \'big\' is not a size such as "80 GiB" or "25 MB"'),
         ({"count": 1, "inner": 4}, "thing.inner: 4 is not a table of keys and values"),
-        ({"count": 1, "inner": {"dept": 4}}, "thing.inner.dept: 'dept' is not a known key; allowed are depth (did you mean depth?)"),
-        ({"count": 1, "inners": [{"depth": 1}, {"depth": "x"}]}, "thing.inners[1].depth: 'x' is not a whole number"),
+        (
+            {"count": 1, "inner": {"dept": 4}},
+            "thing.inner.dept: 'dept' is not a known key; allowed are depth (did you mean depth?)",
+        ),
+        (
+            {"count": 1, "inners": [{"depth": 1}, {"depth": "x"}]},
+            "thing.inners[1].depth: 'x' is not a whole number",
+        ),
         ({"count": 1, "weights": {"w": "heavy"}}, "thing.weights.w: 'heavy' is not a number"),
         ({"count": 1, "extra": [1]}, "thing.extra: [1] is not a table of keys and values"),
         ([1], "thing: [1] is not a table of keys and values"),
@@ -112,7 +118,20 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_any_value_is_either_read_or_refused_in_one_line(value: object) -> None:
-    for name in ("count", "kind", "ratio", "active", "label", "side", "pair", "size", "inner", "inners", "extra", "weights"):
+    for name in (
+        "count",
+        "kind",
+        "ratio",
+        "active",
+        "label",
+        "side",
+        "pair",
+        "size",
+        "inner",
+        "inners",
+        "extra",
+        "weights",
+    ):
         try:
             thing = read(Thing, {"count": 1, name: value}, "thing")
         except InputError as error:

@@ -62,7 +62,11 @@ def document(i: int = 0, **changes: Any) -> dict[str, Any]:
         "training": {"global_batch": 64, "image": 224},
         "cluster": {"device": "h100-sxm-80gb"},
     }
-    return {"job": {**job, **changes}, "measured": {"step_time_s": 0.1 + i}, "provenance": {"source": "here", "label": "a label"}}
+    return {
+        "job": {**job, **changes},
+        "measured": {"step_time_s": 0.1 + i},
+        "provenance": {"source": "here", "label": "a label"},
+    }
 
 
 def run(i: int = 0, **changes: Any) -> Run:
@@ -82,12 +86,26 @@ TABLES = st.dictionaries(WORDS, VALUES, max_size=3)
 def runs(draw: st.DrawFn) -> Run:
     devices = draw(st.sampled_from([1, 2, 8]))
     job = {
-        "model": {"source": draw(st.sampled_from(["timm", "torchvision"])), "name": draw(WORDS), "args": draw(TABLES)},
-        "training": {"global_batch": devices * draw(st.integers(1, 64)), "precision": draw(st.sampled_from(["fp32", "amp-bf16"]))},
-        "cluster": {"device": draw(st.sampled_from(["h100-sxm-80gb", "v100-sxm-32gb"])), "devices_per_node": devices},
+        "model": {
+            "source": draw(st.sampled_from(["timm", "torchvision"])),
+            "name": draw(WORDS),
+            "args": draw(TABLES),
+        },
+        "training": {
+            "global_batch": devices * draw(st.integers(1, 64)),
+            "precision": draw(st.sampled_from(["fp32", "amp-bf16"])),
+        },
+        "cluster": {
+            "device": draw(st.sampled_from(["h100-sxm-80gb", "v100-sxm-32gb"])),
+            "devices_per_node": devices,
+        },
     }
-    figures = st.dictionaries(st.sampled_from(sorted(QUANTITIES)), st.floats(allow_nan=False, allow_infinity=False), max_size=3)
-    provenance = st.fixed_dictionaries({}, optional={"source": WORDS, "label": VALUES, "note": VALUES, "host": WORDS})
+    figures = st.dictionaries(
+        st.sampled_from(sorted(QUANTITIES)), st.floats(allow_nan=False, allow_infinity=False), max_size=3
+    )
+    provenance = st.fixed_dictionaries(
+        {}, optional={"source": WORDS, "label": VALUES, "note": VALUES, "host": WORDS}
+    )
     return Run.read({"job": job, "measured": draw(figures), "provenance": draw(provenance)}, catalog=CATALOG)
 
 
@@ -97,7 +115,9 @@ def runs(draw: st.DrawFn) -> Run:
 def _programs() -> Path | None:
     folders = [Path(found).resolve().parent for found in [shutil.which("pg_ctl")] if found]
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "pg_ctl").exists()), None)
+    return next(
+        (folder for folder in folders if (folder / "initdb").exists() and (folder / "pg_ctl").exists()), None
+    )
 
 
 @pytest.fixture(scope="session")
@@ -120,7 +140,12 @@ def server() -> Iterator[sa.URL]:
             log = folder / "output"
             with log.open("ab") as output:
                 done = subprocess.run(
-                    [programs / program, "-D", folder / "data", *words], user=user, cwd=folder, stdout=output, stderr=output, timeout=60
+                    [programs / program, "-D", folder / "data", *words],
+                    user=user,
+                    cwd=folder,
+                    stdout=output,
+                    stderr=output,
+                    timeout=60,
                 )
             assert done.returncode == 0, log.read_text()
 
@@ -137,7 +162,15 @@ def server() -> Iterator[sa.URL]:
             "UTF8",
             "--locale=C",
         )
-        call("pg_ctl", "start", "-w", "-l", f"{folder}/log", "-o", f"-F -p {port} -k {folder} -c listen_addresses=127.0.0.1")
+        call(
+            "pg_ctl",
+            "start",
+            "-w",
+            "-l",
+            f"{folder}/log",
+            "-o",
+            f"-F -p {port} -k {folder} -c listen_addresses=127.0.0.1",
+        )
         try:
             yield sa.URL.create("postgresql+psycopg", "ann", PASSWORD, "127.0.0.1", port, "postgres")
         finally:
@@ -157,7 +190,11 @@ def postgres(server: sa.URL) -> str:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/runs.db" if request.param == "sqlite" else str(request.getfixturevalue("postgres"))
+    return (
+        f"sqlite:///{tmp_path}/runs.db"
+        if request.param == "sqlite"
+        else str(request.getfixturevalue("postgres"))
+    )
 
 
 @pytest.fixture
@@ -229,7 +266,11 @@ def test_filters_agree_between_a_file_and_a_database(store: Store, tmp_path: Pat
         run(2, cluster=mixed),
         run(3, model={"source": "timm", "name": "a%b"}),
     ]
-    mine.append(dataclasses.replace(run(4), measured={"power_w": 300.0}, provenance={"source": "There", "label": "50 %"}))
+    mine.append(
+        dataclasses.replace(
+            run(4), measured={"power_w": 300.0}, provenance={"source": "There", "label": "50 %"}
+        )
+    )
     store.add(mine)
     for one in mine:
         append_run(tmp_path / "runs.jsonl", one.to_dict())
@@ -255,7 +296,11 @@ def test_filters_agree_between_a_file_and_a_database(store: Store, tmp_path: Pat
         found = [entry.id for entry in store.entries(where)]
         assert found == [entry.id for entry in file.entries(where)], where
         assert len(found) == expected == store.count(where) == file.count(where), where
-        assert [entry.id for entry in store.entries(where, last=2)] == found[-2:] == [entry.id for entry in file.entries(where, last=2)]
+        assert (
+            [entry.id for entry in store.entries(where, last=2)]
+            == found[-2:]
+            == [entry.id for entry in file.entries(where, last=2)]
+        )
 
 
 def test_reading_is_lazy_and_does_not_keep_writers_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,11 +332,15 @@ def test_a_run_is_found_by_the_start_of_its_id(store: Store) -> None:
 def test_newer_layouts_and_formats_are_not_guessed_at(url: str) -> None:
     with Store.open(url) as store:
         store.add([dataclasses.replace(Entry.of(run()), format=9)])
-        with pytest.raises(StoreError, match=r"run \w{12}: it is in format 9 and this foretrain reads 1; update foretrain"):
+        with pytest.raises(
+            StoreError, match=r"run \w{12}: it is in format 9 and this foretrain reads 1; update foretrain"
+        ):
             list(store.runs())
         with store._transaction(writes=True) as connection:
             connection.exec_driver_sql("UPDATE foretrain_store SET layout = 7")
-    with pytest.raises(StoreError, match="the store has layout 7 and this foretrain knows 1; update foretrain"):
+    with pytest.raises(
+        StoreError, match="the store has layout 7 and this foretrain knows 1; update foretrain"
+    ):
         Store.open(url)
 
 
@@ -299,7 +348,9 @@ def _add_runs(url: str, start: int, count: int, barrier: Any) -> None:
     barrier.wait()
     with Store.open(url) as store:
         for i in range(start, start + count, 5):
-            store.add(reversed([run(k) for k in range(i, i + 5)]) if start else [run(k) for k in range(i, i + 5)])
+            store.add(
+                reversed([run(k) for k in range(i, i + 5)]) if start else [run(k) for k in range(i, i + 5)]
+            )
 
 
 def test_two_processes_write_at_once(url: str) -> None:
@@ -357,7 +408,8 @@ def test_tables_of_others_are_left_alone(url: str) -> None:
 def test_identity_is_what_was_run_and_what_came_out() -> None:
     same = content_hash(run())
     plain = document(
-        training={"global_batch": 64, "image": 224, "optimizer": "sgd", "mode": "train"}, cluster={"device": "h100", "nodes": 1}
+        training={"global_batch": 64, "image": 224, "optimizer": "sgd", "mode": "train"},
+        cluster={"device": "h100", "nodes": 1},
     )
     plain["provenance"] |= {"note": "seen again", "commit": "abc"}
     assert content_hash(Run.read(plain, catalog=CATALOG)) == same
@@ -370,12 +422,17 @@ def test_identity_is_what_was_run_and_what_came_out() -> None:
 
 
 def test_numbers_have_one_identity() -> None:
-    hashes = [content_hash(run(model={"source": "timm", "name": "net", "args": {"x": x, "y": y}})) for x, y in ((1, 10**20), (1.0, 1e20))]
+    hashes = [
+        content_hash(run(model={"source": "timm", "name": "net", "args": {"x": x, "y": y}}))
+        for x, y in ((1, 10**20), (1.0, 1e20))
+    ]
     assert hashes[0] == hashes[1]
 
 
 def test_a_model_in_a_file_is_found_from_the_database(store: Store, tmp_path: Path) -> None:
-    one = Run.read(document(model={"source": "python", "name": "nets/a.py:net"}), catalog=CATALOG, base=tmp_path)
+    one = Run.read(
+        document(model={"source": "python", "name": "nets/a.py:net"}), catalog=CATALOG, base=tmp_path
+    )
     store.add([one])
     entry = next(store.entries())
     assert entry.run(CATALOG) == one
@@ -427,12 +484,17 @@ def test_a_wrong_password_is_not_shown(server: sa.URL) -> None:
     message = _fails(server.set(password="s3cret wrong").render_as_string(hide_password=False))
     assert "password authentication failed" in message
     assert ":***@127.0.0.1" in message
-    assert 'database "nowhere" does not exist' in _fails(server.set(database="nowhere").render_as_string(hide_password=False))
+    assert 'database "nowhere" does not exist' in _fails(
+        server.set(database="nowhere").render_as_string(hide_password=False)
+    )
 
 
 def test_a_lost_server_is_one_line(postgres: str) -> None:
     with Store.open(postgres) as store:
-        with pytest.raises(StoreError, match=r"ann:\*\*\*@.*terminat") as caught, store._transaction() as connection:
+        with (
+            pytest.raises(StoreError, match=r"ann:\*\*\*@.*terminat") as caught,
+            store._transaction() as connection,
+        ):
             connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
         assert "\n" not in str(caught.value)
 
@@ -445,7 +507,9 @@ def test_no_permission_to_write_still_reads(postgres: str) -> None:
             schema = connection.exec_driver_sql("SELECT current_schema()").scalar_one()
             connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO reader")
             connection.exec_driver_sql(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO reader")
-    with Store.open(sa.make_url(postgres).set(username="reader", password="s3cret").render_as_string(hide_password=False)) as store:
+    with Store.open(
+        sa.make_url(postgres).set(username="reader", password="s3cret").render_as_string(hide_password=False)
+    ) as store:
         assert store.count() == 1
         with pytest.raises(StoreError, match="permission denied"):
             store.add([run(1)])
@@ -454,7 +518,11 @@ def test_no_permission_to_write_still_reads(postgres: str) -> None:
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     with Store.open(tmp_path / "runs.db") as store:
         store.add([run()])
-        sa.event.listen(store._engine, "begin", lambda connection: connection.exec_driver_sql("PRAGMA max_page_count = 20"))
+        sa.event.listen(
+            store._engine,
+            "begin",
+            lambda connection: connection.exec_driver_sql("PRAGMA max_page_count = 20"),
+        )
         with pytest.raises(StoreError, match=r"runs\.db: database or disk is full"):
             store.add(run(i) for i in range(1000))
         assert store.count() == 1
@@ -528,15 +596,21 @@ def test_an_interrupted_writer_loses_no_earlier_line(tmp_path: Path, number: sig
         while not path.exists() or path.stat().st_size < 1_000_000:
             assert writer.poll() is None
             time.sleep(0.001)
-        while writer.poll() is None:  # Python may drop an interrupt that comes while it cleans up after a file
+        while (
+            writer.poll() is None
+        ):  # Python may drop an interrupt that comes while it cleans up after a file
             writer.send_signal(number)
             time.sleep(0.02)
-    if number is signal.SIGKILL:  # the kernel may end a write in the middle; the next writer puts that half aside
+    if (
+        number is signal.SIGKILL
+    ):  # the kernel may end a write in the middle; the next writer puts that half aside
         append_run(path, {"i": -1}, report=lambda text: None)
     *lines, rest = path.read_bytes().split(b"\n")
     found = [json.loads(line)["i"] for line in lines]
     assert rest == b""
-    assert found == list(range(len(lines))) if number is signal.SIGINT else found == [*range(len(lines) - 1), -1]
+    assert (
+        found == list(range(len(lines))) if number is signal.SIGINT else found == [*range(len(lines) - 1), -1]
+    )
 
 
 def test_half_a_line_is_put_aside_and_reported(tmp_path: Path) -> None:
@@ -547,11 +621,22 @@ def test_half_a_line_is_put_aside_and_reported(tmp_path: Path) -> None:
         with path.open("a") as file:
             file.write(half)
     assert [number for number, _ in open_runs(path, catalog=CATALOG, report=told.append)] == [1, 2, 3]
-    assert told[-1] == f"{path}:4: half a line (200,000 bytes), left by an interrupted program; it is not among the runs"
+    assert (
+        told[-1]
+        == f"{path}:4: half a line (200,000 bytes), left by an interrupted program; it is not among the runs"
+    )
     append_run(path, document(9), report=told.append)
-    assert [found.measured["step_time_s"] for _, found in open_runs(path, catalog=CATALOG)] == [0.1, 1.1, 2.1, 9.1]
+    assert [found.measured["step_time_s"] for _, found in open_runs(path, catalog=CATALOG)] == [
+        0.1,
+        1.1,
+        2.1,
+        9.1,
+    ]
     assert (tmp_path / "runs.jsonl.partial").read_text() == f"{line[:30]}\n{line[:-1]}\n{'x' * 200_000}\n"
-    assert told[0] == f"{path}: half a line (30 bytes), left by an interrupted program, was put aside in {path}.partial"
+    assert (
+        told[0]
+        == f"{path}: half a line (30 bytes), left by an interrupted program, was put aside in {path}.partial"
+    )
     assert len(told) == 4
 
 
@@ -600,7 +685,12 @@ def test_lines_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
 
 def test_a_wrong_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    for text, why in {"{]\n": "not JSON", "[1]\n": "a run is a table", "\xff\n": "not JSON", '{"job": 1, "measured": {}}': "job"}.items():
+    for text, why in {
+        "{]\n": "not JSON",
+        "[1]\n": "a run is a table",
+        "\xff\n": "not JSON",
+        '{"job": 1, "measured": {}}': "job",
+    }.items():
         path.write_bytes(b"\n" + json.dumps(document()).encode() + b"\n" + text.encode("latin-1"))
         with pytest.raises(InputError, match=rf"runs\.jsonl:3: .*{why}"):
             list(open_runs(path))

@@ -21,7 +21,11 @@ Call = tuple[float, float, bool]
 
 def play(calls: list[Call], start: float = 0.0) -> Stream:
     host, device, waits = ([call[i] for call in calls] for i in range(3))
-    columns = np.array(host, dtype=np.float64), np.array(device, dtype=np.float64), np.array(waits, dtype=np.bool_)
+    columns = (
+        np.array(host, dtype=np.float64),
+        np.array(device, dtype=np.float64),
+        np.array(waits, dtype=np.bool_),
+    )
     return run(np.arange(len(calls)), *columns, host_start_s=start)
 
 
@@ -57,7 +61,9 @@ def test_kernels_start_after_they_are_issued_and_never_overlap(calls: list[Call]
 
 
 @given(CALLS, st.integers(0, 19), TIMES, TIMES)
-def test_more_time_in_any_call_never_shortens(calls: list[Call], which: int, more_host: float, more_device: float) -> None:
+def test_more_time_in_any_call_never_shortens(
+    calls: list[Call], which: int, more_host: float, more_device: float
+) -> None:
     if calls:
         host, device, waits = calls[which % len(calls)]
         longer = [*calls]
@@ -106,7 +112,9 @@ def operator(name: str) -> Operator:
     return Operator(name, "default", (TensorSpec((2, 2), "float32"),), (), {}, 16, 8, 8, True)
 
 
-def timeline(phases: list[Phase], host: list[float], device: list[float], accumulation: int = 1, overhead: float = 0.0) -> Timeline:
+def timeline(
+    phases: list[Phase], host: list[float], device: list[float], accumulation: int = 1, overhead: float = 0.0
+) -> Timeline:
     ops = tuple(Op(operator("mm"), phase, phase, (), ()) for phase in phases)
     graph = OpGraph(ops=ops, buffers=(), samples=1)
     ones = np.ones(len(ops))
@@ -148,7 +156,9 @@ def test_accumulation_repeats_forward_and_backward_only() -> None:
 
 
 @given(st.integers(1, 100), TIMES, TIMES)
-def test_many_alike_micro_batches_take_their_longer_side(accumulation: int, host: float, device: float) -> None:
+def test_many_alike_micro_batches_take_their_longer_side(
+    accumulation: int, host: float, device: float
+) -> None:
     steps = timeline(["forward"], [host], [device], accumulation)
     assert steps.step_time_s == pytest.approx(accumulation * max(host, device))
 
@@ -187,7 +197,11 @@ def test_trace_events_are_well_formed_json(steps: Timeline) -> None:
     events = json.loads(json.dumps(list(steps.trace_events()), allow_nan=False))
     assert {event["ph"] for event in events} <= {"M", "X", "C"}
     assert all({"ph", "pid", "name"} <= event.keys() for event in events)
-    assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["foretrain forecast", "host", "device"]
+    assert [event["args"]["name"] for event in events if event["ph"] == "M"] == [
+        "foretrain forecast",
+        "host",
+        "device",
+    ]
     assert all(event["ts"] >= 0 and event["dur"] > 0 for event in events if event["ph"] == "X")
     assert all(isinstance(event["args"]["bytes"], int) for event in events if event["ph"] == "C")
 
@@ -214,5 +228,7 @@ def test_the_memory_of_a_trace_follows_the_buffers() -> None:
     ops = tuple(Op(operator("mm"), phase, "", (), ()) for phase in THREE)
     buffers = (Buffer(100, "weights", -1, 3), Buffer(10, "activations", 0, 1), Buffer(1, "gradients", 1, 2))
     ones = np.ones(3)
-    steps = Timeline(graph=OpGraph(ops=ops, buffers=buffers, samples=1), host_s=ones, device_s=ones, kernels_per_call=ones)
+    steps = Timeline(
+        graph=OpGraph(ops=ops, buffers=buffers, samples=1), host_s=ones, device_s=ones, kernels_per_call=ones
+    )
     assert [event["args"]["bytes"] for event in steps.trace_events() if event["ph"] == "C"] == [110, 111, 101]

@@ -64,7 +64,9 @@ def test_a_number_is_already_si(value: float) -> None:
         (units.parse_price, False, "$4.10/h"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_field_value_and_example(parse: Parse, text: str, example: str) -> None:
+def test_what_cannot_be_read_is_refused_by_field_value_and_example(
+    parse: Parse, text: str, example: str
+) -> None:
     with pytest.raises(InputError) as caught:
         parse(text, "cluster.field")
     assert str(caught.value).startswith(f"cluster.field: {text!r} is not")
@@ -98,12 +100,16 @@ def test_numbers_become_text_for_people(text: str, expected: str) -> None:
 
 @given(st.floats(1e-6, 999 * 86400))
 def test_a_formatted_time_reads_back_within_half_its_smaller_unit(time_s: float) -> None:
-    assert units.parse_seconds(units.format_seconds(time_s).replace(",", "")) == pytest.approx(time_s, rel=0.022)
+    assert units.parse_seconds(units.format_seconds(time_s).replace(",", "")) == pytest.approx(
+        time_s, rel=0.022
+    )
 
 
 @given(st.integers(1, 2**49))
 def test_a_formatted_size_reads_back_to_three_digits(size_bytes: int) -> None:
-    assert units.parse_bytes(units.format_bytes(size_bytes).replace(",", "")) == pytest.approx(size_bytes, rel=0.006)
+    assert units.parse_bytes(units.format_bytes(size_bytes).replace(",", "")) == pytest.approx(
+        size_bytes, rel=0.006
+    )
 
 
 @given(st.floats(0.01, 1e17), st.floats(0.01, 1e17))

@@ -65,7 +65,9 @@ def template(runs: Sequence[Run], model: str | None = None) -> Job:
     """The job that most runs of the model have, but for its scale; with the batch per worker that most of those have, or else the largest."""
     labels = collections.Counter(run.job.workload.model.label for run in runs)
     if model is None and len(labels) > 1:
-        raise InputError(f"model: the runs are of {len(labels)} models; choose one of {', '.join(sorted(labels)[:12])}")
+        raise InputError(
+            f"model: the runs are of {len(labels)} models; choose one of {', '.join(sorted(labels)[:12])}"
+        )
     name = model or next(iter(labels), None)
     if name is None:
         raise InputError("runs: there are none to learn from")
@@ -87,20 +89,34 @@ def _batch(job: Job) -> int:
 
 def _but_for_scale(job: Job) -> str:
     document = job.to_dict()
-    training = {name: value for name, value in document["training"].items() if name not in ("global_batch", "samples", "epochs", "steps")}
+    training = {
+        name: value
+        for name, value in document["training"].items()
+        if name not in ("global_batch", "samples", "epochs", "steps")
+    }
     plan = {name: value for name, value in document["plan"].items() if name not in ("data", "micro_batch")}
     return json.dumps([document["model"], training, job.cluster.device.name, plan], sort_keys=True)
 
 
-def candidates(base: Job, runs: Sequence[Run], wishes: Wishes, catalog: Catalog | None = None) -> tuple[list[Job], dict[str, str]]:
+def candidates(
+    base: Job, runs: Sequence[Run], wishes: Wishes, catalog: Catalog | None = None
+) -> tuple[list[Job], dict[str, str]]:
     """The jobs of all configurations, and why others are none; workers beyond those of the runs go up to twice as many."""
     known = catalog or Catalog.load()
     mine = [run.job for run in runs if run.job.workload.model.label == base.workload.model.label]
     counts = wishes.workers or _grown({job.cluster.world_size for job in mine})
     cores = wishes.cores or tuple(
-        sorted({job.cluster.device.cores for job in mine if job.cluster.device.is_cpu and job.cluster.device.cores})
+        sorted(
+            {
+                job.cluster.device.cores
+                for job in mine
+                if job.cluster.device.is_cpu and job.cluster.device.cores
+            }
+        )
     )
-    samples = wishes.samples or _only(base.workload.training.samples, "samples", "how many samples an epoch has")
+    samples = wishes.samples or _only(
+        base.workload.training.samples, "samples", "how many samples an epoch has"
+    )
     epochs = wishes.epochs or base.workload.training.epochs or 1.0
     jobs, refused = [], {}
     for count, workers in itertools.product(samples, counts):
@@ -108,7 +124,9 @@ def candidates(base: Job, runs: Sequence[Run], wishes: Wishes, catalog: Catalog 
             try:
                 jobs.append(_scaled(base, section, workers, wishes.batch, count, epochs, known))
             except ForetrainError as error:
-                refused[f"{workers} workers on {section.get('node') or section['device']}"] = first_line(error)
+                refused[f"{workers} workers on {section.get('node') or section['device']}"] = first_line(
+                    error
+                )
     return list({json.dumps(job.to_dict(), sort_keys=True): job for job in jobs}.values()), refused
 
 
@@ -122,7 +140,9 @@ def _grown(counts: set[int]) -> tuple[int, ...]:
     return tuple(sorted(counts | {2 * max(counts)}))
 
 
-def _clusters(base: Job, workers: int, cores: Sequence[int], instances: Sequence[str], catalog: Catalog) -> Iterator[dict[str, Any]]:
+def _clusters(
+    base: Job, workers: int, cores: Sequence[int], instances: Sequence[str], catalog: Catalog
+) -> Iterator[dict[str, Any]]:
     """Sections of job files: machines of each kind, as many as the workers fill; one machine that they fill in part."""
     device, group = base.cluster.device, base.cluster.groups[0]
     if device.is_cpu:
@@ -139,10 +159,23 @@ def _clusters(base: Job, workers: int, cores: Sequence[int], instances: Sequence
         if workers <= node.devices:
             yield {"device": device.name, "node": node.name, "devices_per_node": workers, "nodes": 1}
         elif workers % node.devices == 0:
-            yield {"device": device.name, "node": node.name, "devices_per_node": node.devices, "nodes": workers // node.devices}
+            yield {
+                "device": device.name,
+                "node": node.name,
+                "devices_per_node": node.devices,
+                "nodes": workers // node.devices,
+            }
 
 
-def _scaled(base: Job, cluster: Mapping[str, Any], workers: int, batch: int | None, samples: int, epochs: float, catalog: Catalog) -> Job:
+def _scaled(
+    base: Job,
+    cluster: Mapping[str, Any],
+    workers: int,
+    batch: int | None,
+    samples: int,
+    epochs: float,
+    catalog: Catalog,
+) -> Job:
     document = base.to_dict()
     rest = base.plan.tensor * base.plan.pipeline * base.plan.context
     if workers % rest:
@@ -152,7 +185,9 @@ def _scaled(base: Job, cluster: Mapping[str, Any], workers: int, batch: int | No
     training |= {"global_batch": batch or _batch(base) * data, "samples": samples, "epochs": epochs}
     plan = {**document["plan"], "data": data}
     return Job.read(
-        {"model": document["model"], "training": training, "cluster": dict(cluster), "plan": plan}, catalog=catalog, base=base.workload.base
+        {"model": document["model"], "training": training, "cluster": dict(cluster), "plan": plan},
+        catalog=catalog,
+        base=base.workload.base,
     )
 
 
@@ -171,7 +206,13 @@ def advise(
             forecast = predictor.predict(job)
             total = forecast["total_time_s"]
             options.append(
-                Option(job=job, total_time_s=total, cost=forecast.cost, late=total.chance_above(deadline_s), notes=forecast.assumptions)
+                Option(
+                    job=job,
+                    total_time_s=total,
+                    cost=forecast.cost,
+                    late=total.chance_above(deadline_s),
+                    notes=forecast.assumptions,
+                )
             )
         except ForetrainError as error:
             without[describe(job)] = first_line(error)
@@ -193,7 +234,11 @@ def machines(job: Job) -> str:
     node, device = cluster.groups[0].node, cluster.device
     if node is not None:
         return f"{cluster.nodes} x {node.name}"
-    return f"{device.name}, {device.cores} cores each" if device.is_cpu else f"{cluster.nodes} nodes with {device.name}"
+    return (
+        f"{device.name}, {device.cores} cores each"
+        if device.is_cpu
+        else f"{cluster.nodes} nodes with {device.name}"
+    )
 
 
 def describe(job: Job) -> str:
@@ -215,4 +260,9 @@ def to_dict(advice: Advice) -> dict[str, Any]:
         }
         for option in advice.options
     ]
-    return {"deadline_s": advice.deadline_s, "risk": advice.risk, "options": rows, "refused": dict(advice.refused)}
+    return {
+        "deadline_s": advice.deadline_s,
+        "risk": advice.risk,
+        "options": rows,
+        "refused": dict(advice.refused),
+    }

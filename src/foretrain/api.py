@@ -91,7 +91,11 @@ def make_job(
             "model": section,
             "training": {name: value for name, value in training.items() if value is not None},
             "cluster": {name: value for name, value in cluster.items() if value is not None},
-            "plan": {name: value for name, value in {"micro_batch": micro_batch, **plan}.items() if value is not None},
+            "plan": {
+                name: value
+                for name, value in {"micro_batch": micro_batch, **plan}.items()
+                if value is not None
+            },
         },
         catalog=catalog,
     )
@@ -102,7 +106,11 @@ def nodes_for(devices: int | None, node: str | None, device: str | None, catalog
     known = catalog or Catalog.load()
     in_node = known.node(node, "cluster.node").devices if node is not None else _USUAL_IN_NODE
     on_cpu = device is not None and known.device(device, "cluster.device").is_cpu
-    return devices // in_node if devices is not None and devices > in_node and devices % in_node == 0 and not on_cpu else 1
+    return (
+        devices // in_node
+        if devices is not None and devices > in_node and devices % in_node == 0 and not on_cpu
+        else 1
+    )
 
 
 def predict(
@@ -119,7 +127,9 @@ def predict(
     """
     from foretrain import predictors
 
-    job = make_job(model, **options) if isinstance(model, str) else _job_of_module(model, inputs, loss, options)
+    job = (
+        make_job(model, **options) if isinstance(model, str) else _job_of_module(model, inputs, loss, options)
+    )
     return predictors.get(predictor or predictors.DEFAULT).predict(job)
 
 
@@ -127,7 +137,11 @@ def _job_of_module(module: torch.nn.Module, inputs: Any, loss: Any, options: Map
     """Capture the module, keep the graph in the cache, and make the job that refers to it."""
     if inputs is None:
         raise InputError("inputs: missing; a module is captured with example inputs")
-    captured = {name: options[name] for name in ("mode", "precision", "optimizer", "channels_last") if options.get(name) is not None}
+    captured = {
+        name: options[name]
+        for name in ("mode", "precision", "optimizer", "channels_last")
+        if options.get(name) is not None
+    }
     graph = capture(module, inputs, loss, **captured)
     batch = options.get("batch") or graph.samples
     if batch % graph.samples:
@@ -147,7 +161,9 @@ def _model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict
         source, model = prefix, rest
     if source is None and model in model_presets():
         preset = dict(model_presets()[model])
-        defaults: dict[str, Any] = {name: preset.pop(name) for name in ("sequence", "image", "optimizer") if name in preset}
+        defaults: dict[str, Any] = {
+            name: preset.pop(name) for name in ("sequence", "image", "optimizer") if name in preset
+        }
         preset.pop("about", None)
         return preset, {"optimizer": "adamw", **defaults}
     if source == "transformers":
@@ -173,5 +189,7 @@ def _training_of_graph(path: Path, training: dict[str, Any], batch: int | None) 
     held = {name: graph.info[name] for name in ("mode", "precision", "optimizer") if name in graph.info}
     for name, default in (("mode", "train"), ("precision", "fp32"), ("optimizer", None)):
         if name in held and training[name] not in (default, held[name]):
-            raise InputError(f"training.{name}: the graph {path.name} was captured with {held[name]!r}, not {training[name]!r}")
+            raise InputError(
+                f"training.{name}: the graph {path.name} was captured with {held[name]!r}, not {training[name]!r}"
+            )
     return held if batch is not None else {**held, "global_batch": graph.samples}

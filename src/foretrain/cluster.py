@@ -114,7 +114,9 @@ class Cluster:
         cluster = cls(
             groups=groups,
             price_per_device_hour=given.price,
-            assumptions=tuple(note for where, spec, group in resolved for note in _notes(where, spec, group, several)),
+            assumptions=tuple(
+                note for where, spec, group in resolved for note in _notes(where, spec, group, several)
+            ),
             specs=tuple(_canonical(spec, group) for _, spec, group in resolved),
         )
         return dataclasses.replace(cluster, price_per_hour=catalog.price_per_hour(cluster))
@@ -123,7 +125,11 @@ class Cluster:
         """The section in canonical form, for JSON: reading it again gives the same cluster."""
         groups = [_without_empty(dataclasses.asdict(spec)) for spec in self.specs]
         section = groups[0] if len(groups) == 1 else {"groups": groups}
-        return section if self.price_per_device_hour is None else {**section, "price": self.price_per_device_hour}
+        return (
+            section
+            if self.price_per_device_hour is None
+            else {**section, "price": self.price_per_device_hour}
+        )
 
     @property
     def world_size(self) -> int:
@@ -155,7 +161,9 @@ class Cluster:
 
     def _group_with_same(self, name: str) -> Group:
         if any(getattr(group, name) != getattr(self.groups[0], name) for group in self.groups):
-            raise UnsupportedJob(f"cluster.groups: the groups differ in {name}, and a single one is needed here")
+            raise UnsupportedJob(
+                f"cluster.groups: the groups differ in {name}, and a single one is needed here"
+            )
         return self.groups[0]
 
 
@@ -171,14 +179,18 @@ def _group_specs(given: ClusterSpec) -> dict[str, GroupSpec]:
 
 def _fill(group: GroupSpec, given: ClusterSpec) -> GroupSpec:
     shared = ("devices_per_node", "intra_node", "inter_node")
-    return dataclasses.replace(group, **{name: getattr(given, name) for name in shared if getattr(group, name) is None})
+    return dataclasses.replace(
+        group, **{name: getattr(given, name) for name in shared if getattr(group, name) is None}
+    )
 
 
 def _group(where: str, spec: GroupSpec, catalog: Catalog) -> Group:
     node = None if spec.node is None else catalog.node(spec.node, f"{where}.node")
     device = _device(where, spec, node, catalog)
     per_node = _devices_per_node(f"{where}.devices_per_node", spec.devices_per_node, node)
-    intra, inter = (node.intra_node, node.inter_node) if node else (LinkSpec(), _usual_network(device, per_node))
+    intra, inter = (
+        (node.intra_node, node.inter_node) if node else (LinkSpec(), _usual_network(device, per_node))
+    )
     return Group(
         device=device,
         devices_per_node=per_node,
@@ -249,7 +261,9 @@ def _link(
     own = device.link_rate(kind.name) if scope == "node" else None
     bandwidth = given.bandwidth or of_node.bandwidth or own or kind.bandwidth
     if bandwidth is None:
-        raise InputError(f"{where}.bandwidth: missing; {device.name} has no {kind.name} of its own that would give it")
+        raise InputError(
+            f"{where}.bandwidth: missing; {device.name} has no {kind.name} of its own that would give it"
+        )
     latencies = (given.latency, of_node.latency, kind.latency)
     return Link(
         kind=kind.name,
@@ -264,11 +278,15 @@ def _notes(where: str, spec: GroupSpec, group: Group, several_nodes: bool) -> li
     intra, inter = group.intra_node, group.inter_node
     if group.devices_per_node > 1 and group.node is None and spec.intra_node is None:
         rate = format_count(intra.bandwidth_bytes_per_s, "B/s")
-        notes.append(f"{where}.intra_node is not given: {intra.kind} at {rate} per device and direction is assumed")
+        notes.append(
+            f"{where}.intra_node is not given: {intra.kind} at {rate} per device and direction is assumed"
+        )
     own = group.device.link_rate(intra.kind)
     if own is not None and intra.bandwidth_bytes_per_s > 1.01 * own:
         rate, limit = format_count(intra.bandwidth_bytes_per_s, "B/s"), format_count(own, "B/s")
-        notes.append(f"{where}.intra_node: {rate} is read as per direction, where the device's own link has {limit}")
+        notes.append(
+            f"{where}.intra_node: {rate} is read as per direction, where the device's own link has {limit}"
+        )
     if several_nodes and group.node is None and (spec.inter_node is None or spec.inter_node.kind is None):
         rate = format_count(inter.bandwidth_bytes_per_s * 8, "b/s")
         what = "" if spec.inter_node is None else " kind"

@@ -94,7 +94,10 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {field.name: [dataclasses.asdict(row) for row in getattr(self, field.name)] for field in dataclasses.fields(self)}
+        return {
+            field.name: [dataclasses.asdict(row) for row in getattr(self, field.name)]
+            for field in dataclasses.fields(self)
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +141,11 @@ def evaluate(
     """
     cases = _read(paths)
     runs = [case.run for case in cases]
-    parts = [Fold(train=None, test=tuple(range(len(runs))))] if split is None else split_runs(runs, split, seed=seed, folds=folds)
+    parts = (
+        [Fold(train=None, test=tuple(range(len(runs))))]
+        if split is None
+        else split_runs(runs, split, seed=seed, folds=folds)
+    )
     if train_runs is not None:
         parts = [_thinned(fold, runs, train_runs, seed) for fold in parts]
     total, done = len(predictors) * sum(len(fold.test) for fold in parts), itertools.count(1)
@@ -147,10 +154,19 @@ def evaluate(
         predictor = get(given) if isinstance(given, str) else given
         answers: dict[int, _Answer] = {}
         for fold in parts:
-            answers.update(_forecast_fold(predictor, runs, fold, lambda: progress(next(done), total) if progress else None))
+            answers.update(
+                _forecast_fold(
+                    predictor, runs, fold, lambda: progress(next(done), total) if progress else None
+                )
+            )
         label = given if isinstance(given, str) else predictor.name
         tables.append(_compare(label, cases, dict(sorted(answers.items())), split))
-    return Evaluation(**{key: tuple(row for table in tables for row in getattr(table, key)) for key in ("results", "runs", "unsupported")})
+    return Evaluation(
+        **{
+            key: tuple(row for table in tables for row in getattr(table, key))
+            for key in ("results", "runs", "unsupported")
+        }
+    )
 
 
 def leaderboard(evaluation: Evaluation, quantity: str) -> list[Result]:
@@ -171,7 +187,9 @@ def _read(paths: Sequence[Path]) -> list[_Case]:
     return cases
 
 
-def _forecast_fold(predictor: Predictor, runs: Sequence[Run], fold: Fold, tick: Callable[[], None]) -> Iterator[tuple[int, _Answer]]:
+def _forecast_fold(
+    predictor: Predictor, runs: Sequence[Run], fold: Fold, tick: Callable[[], None]
+) -> Iterator[tuple[int, _Answer]]:
     """The answer for every test run of a fold, each distinct job forecast once."""
     failure = None
     if fold.train is not None:
@@ -187,7 +205,9 @@ def _forecast_fold(predictor: Predictor, runs: Sequence[Run], fold: Fold, tick: 
         if failure is not None:
             answer: _Answer = failure
         elif predictor.quantities.isdisjoint(runs[i].measured):
-            answer = f"measured: {', '.join(runs[i].measured) or 'nothing'}; {predictor.name} gives none of it"
+            answer = (
+                f"measured: {', '.join(runs[i].measured) or 'nothing'}; {predictor.name} gives none of it"
+            )
         else:
             key = job_key(runs[i].job)
             if key not in known:
@@ -212,7 +232,9 @@ def job_key(job: Job) -> str:
     return json.dumps([str(job.workload.base), job.to_dict()], sort_keys=True)
 
 
-def _compare(predictor: str, cases: Sequence[_Case], answers: Mapping[int, _Answer], split: str | None) -> Evaluation:
+def _compare(
+    predictor: str, cases: Sequence[_Case], answers: Mapping[int, _Answer], split: str | None
+) -> Evaluation:
     rows: list[Comparison] = []
     missing: list[Unsupported] = []
     tested: Counter[tuple[str, str]] = Counter()
@@ -222,13 +244,23 @@ def _compare(predictor: str, cases: Sequence[_Case], answers: Mapping[int, _Answ
         tested.update((case.runs_file, name) for name in asked)
         found, reasons = _compare_run(predictor, case, asked, answer)
         rows += found
-        missing += [Unsupported(runs_file=case.runs_file, line=case.line, predictor=predictor, reason=reason) for reason in reasons]
-    keys = [(file, name) for file in dict.fromkeys(file for file, _ in tested) for name in QUANTITIES if (file, name) in tested]
+        missing += [
+            Unsupported(runs_file=case.runs_file, line=case.line, predictor=predictor, reason=reason)
+            for reason in reasons
+        ]
+    keys = [
+        (file, name)
+        for file in dict.fromkeys(file for file, _ in tested)
+        for name in QUANTITIES
+        if (file, name) in tested
+    ]
     results = tuple(_result(predictor, file, name, split, rows, tested[file, name]) for file, name in keys)
     return Evaluation(results=results, runs=tuple(rows), unsupported=tuple(missing))
 
 
-def _compare_run(predictor: str, case: _Case, asked: Sequence[str], answer: _Answer) -> tuple[list[Comparison], list[str]]:
+def _compare_run(
+    predictor: str, case: _Case, asked: Sequence[str], answer: _Answer
+) -> tuple[list[Comparison], list[str]]:
     """The comparisons that can be made for one run, and the reasons for those that cannot."""
     if isinstance(answer, str):
         return [], [answer]
@@ -249,7 +281,9 @@ def _compare_run(predictor: str, case: _Case, asked: Sequence[str], answer: _Ans
     return rows, reasons
 
 
-def _result(predictor: str, file: str, quantity: str, split: str | None, rows: Sequence[Comparison], tested: int) -> Result:
+def _result(
+    predictor: str, file: str, quantity: str, split: str | None, rows: Sequence[Comparison], tested: int
+) -> Result:
     mine = [row for row in rows if row.quantity == quantity and row.runs_file == file]
     errors = np.array([row.error for row in mine])
     figures: dict[str, float | None] = dict.fromkeys(("mape", "median_ape", "p90_ape", "bias", "coverage"))
@@ -262,7 +296,13 @@ def _result(predictor: str, file: str, quantity: str, split: str | None, rows: S
             "coverage": sum(row.low <= row.measured <= row.high for row in mine) / len(mine),
         }
     return Result(
-        predictor=predictor, quantity=quantity, runs_file=file, split=split, n=len(mine), unsupported=tested - len(mine), **figures
+        predictor=predictor,
+        quantity=quantity,
+        runs_file=file,
+        split=split,
+        n=len(mine),
+        unsupported=tested - len(mine),
+        **figures,
     )
 
 
@@ -277,7 +317,9 @@ def split_runs(runs: Sequence[Run], split: str, *, seed: int = 0, folds: int = 5
     """
     kind, _, dimension = split.partition(":")
     if kind not in SPLITS or (dimension and kind not in _ALONG):
-        raise unknown("split", split, [*SPLITS, *(f"{kind}:{name}" for kind in _ALONG for name in DIMENSIONS)])
+        raise unknown(
+            "split", split, [*SPLITS, *(f"{kind}:{name}" for kind in _ALONG for name in DIMENSIONS)]
+        )
     if folds < 2:
         raise invalid("folds", folds, "2 or more")
     if split == "extrapolate":
@@ -328,7 +370,9 @@ def _thinned(fold: Fold, runs: Sequence[Run], most: int, seed: int) -> Fold:
     by_model: dict[str, list[int]] = {}
     for i in fold.train or ():
         by_model.setdefault(runs[i].job.workload.model.key, []).append(i)
-    drawn = [one for mine in by_model.values() for one in random.Random(seed).sample(mine, min(most, len(mine)))]
+    drawn = [
+        one for mine in by_model.values() for one in random.Random(seed).sample(mine, min(most, len(mine)))
+    ]
     return fold if fold.train is None else dataclasses.replace(fold, train=tuple(sorted(drawn)))
 
 
@@ -355,7 +399,10 @@ def _even(groups: list[list[int]], count: int, seed: int) -> list[list[int]]:
 _LABELS: dict[str, tuple[str, Callable[[Run], frozenset[str]]]] = {
     "random": ("distinct jobs", lambda run: frozenset({job_key(run.job)})),
     "leave-model-out": ("architecture families", lambda run: frozenset({family(run.job.workload.model)})),
-    "leave-device-out": ("devices", lambda run: frozenset(group.device.name for group in run.job.cluster.groups)),
+    "leave-device-out": (
+        "devices",
+        lambda run: frozenset(group.device.name for group in run.job.cluster.groups),
+    ),
 }
 """What is held out: the labels of a run, which no other fold may share."""
 
@@ -365,9 +412,13 @@ def _extrapolation(runs: Sequence[Run]) -> Fold:
     if len(set(scales)) < 2:
         scales = [run.job.workload.training.global_batch for run in runs]
     if len(set(scales)) < 2:
-        raise InputError("split: extrapolate needs runs of at least two world sizes or global batches; all are equal")
+        raise InputError(
+            "split: extrapolate needs runs of at least two world sizes or global batches; all are equal"
+        )
     limit = statistics.median_low(scales)
     if limit == max(scales):
         limit = max(scale for scale in scales if scale < limit)
-    train, test = (tuple(i for i, scale in enumerate(scales) if (scale > limit) == above) for above in (False, True))
+    train, test = (
+        tuple(i for i, scale in enumerate(scales) if (scale > limit) == above) for above in (False, True)
+    )
     return Fold(train=train, test=test)

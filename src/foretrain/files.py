@@ -23,7 +23,12 @@ def _decompressed(path: Path) -> str:
 
     try:
         with path.open("rb") as file:
-            return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read().decode("utf-8")
+            return (
+                zstandard.ZstdDecompressor()
+                .stream_reader(file, read_across_frames=True)
+                .read()
+                .decode("utf-8")
+            )
     except zstandard.ZstdError as error:
         raise InputError(f"{path}: not a zstd file ({error})") from error
 

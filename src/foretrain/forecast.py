@@ -29,9 +29,15 @@ class Estimate:
     high_95: float | None = None
 
     def __post_init__(self) -> None:
-        bounds = [bound for bound in (self.low_95, self.low, self.median, self.high, self.high_95) if bound is not None]
+        bounds = [
+            bound
+            for bound in (self.low_95, self.low, self.median, self.high, self.high_95)
+            if bound is not None
+        ]
         if not all(low <= high for low, high in itertools.pairwise(bounds)):
-            raise ValueError(f"an estimate needs low_95 <= low <= median <= high <= high_95, not {', '.join(map(str, bounds))}")
+            raise ValueError(
+                f"an estimate needs low_95 <= low <= median <= high <= high_95, not {', '.join(map(str, bounds))}"
+            )
 
     def __mul__(self, factor: float) -> Estimate:
         return self._map(lambda value: value * factor)
@@ -42,7 +48,10 @@ class Estimate:
 
     def _map(self, change: Callable[[float], float]) -> Estimate:
         """Each bound changed; a falling function swaps them."""
-        ends = [None if end is None else change(end) for end in (self.low_95, self.low, self.median, self.high, self.high_95)]
+        ends = [
+            None if end is None else change(end)
+            for end in (self.low_95, self.low, self.median, self.high, self.high_95)
+        ]
         low_95, low, median, high, high_95 = ends if change(1.0) <= change(2.0) else reversed(ends)
         assert low is not None
         assert median is not None
@@ -142,7 +151,11 @@ class Forecast:
 
 
 def _estimate(value: Estimate) -> dict[str, float]:
-    return {name: bound for name in ("median", "low", "high", "low_95", "high_95") if (bound := getattr(value, name)) is not None}
+    return {
+        name: bound
+        for name in ("median", "low", "high", "low_95", "high_95")
+        if (bound := getattr(value, name)) is not None
+    }
 
 
 def whole_training(job: Job, step_time: Estimate) -> dict[str, Estimate]:

@@ -19,7 +19,9 @@ from foretrain.schema import convert, read
 
 Source = Literal["timm", "torchvision", "transformers", "python", "onnx", "graph"]
 Precision = Literal["fp32", "tf32", "amp-bf16", "amp-fp16", "bf16", "fp16", "fp8"]
-Framework = Literal["pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"]
+Framework = Literal[
+    "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"
+]
 Shard = Literal["none", "zero1", "zero2", "zero3"]
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
@@ -56,7 +58,9 @@ class Model:
     def __post_init__(self) -> None:
         if self.source == "transformers":
             if self.config is None and self.name is None:
-                raise InputError("model.config: missing; a transformers model needs its configuration, with model_type in it")
+                raise InputError(
+                    "model.config: missing; a transformers model needs its configuration, with model_type in it"
+                )
             if self.config is not None and "model_type" not in self.config and self.name is None:
                 raise InputError('model.config.model_type: missing; for example "llama" or "bert"')
         else:
@@ -64,7 +68,9 @@ class Model:
                 raise InputError(f"model.name: missing; a {self.source} model is given by name")
             for key in ("task", "config"):
                 if getattr(self, key) is not None:
-                    raise InputError(f"model.{key}: only a transformers model has it, not source = {self.source!r}")
+                    raise InputError(
+                        f"model.{key}: only a transformers model has it, not source = {self.source!r}"
+                    )
         if self.source == "python" and ":" not in str(self.name):
             raise invalid("model.name", self.name, 'of the form "path/to/file.py:function"')
 
@@ -79,7 +85,9 @@ class Model:
     @property
     def key(self) -> str:
         """A text that models share when they are the same."""
-        return json.dumps([self.source, self.name, dict(self.args), self.task, self.config], sort_keys=True, default=str)
+        return json.dumps(
+            [self.source, self.name, dict(self.args), self.task, self.config], sort_keys=True, default=str
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,15 +116,21 @@ class Training:
                 raise invalid(f"training.{name}", value, "a number greater than zero")
         if isinstance(self.image, tuple):
             if len(self.image) != 3 or min(self.image) <= 0:
-                raise invalid("training.image", list(self.image), "a side length or [channels, height, width]")
+                raise invalid(
+                    "training.image", list(self.image), "a side length or [channels, height, width]"
+                )
         elif self.image is not None and self.image <= 0:
             raise invalid("training.image", self.image, "greater than zero")
         if self.optimizer not in OPTIMIZERS:
             raise unknown("training.optimizer", self.optimizer, OPTIMIZERS)
         if self.epochs is not None and self.steps is not None:
-            raise InputError(f"training.steps: {self.steps} and training.epochs: {self.epochs} are both given; give one")
+            raise InputError(
+                f"training.steps: {self.steps} and training.epochs: {self.epochs} are both given; give one"
+            )
         if self.epochs is not None and self.samples is None:
-            raise InputError("training.samples: missing; training.epochs needs the number of samples in an epoch")
+            raise InputError(
+                "training.samples: missing; training.epochs needs the number of samples in an epoch"
+            )
         if self.master_weights and self.precision not in ("bf16", "fp16", "fp8"):
             raise InputError(
                 f"training.master_weights: true needs precision bf16, fp16 or fp8; {self.precision} already keeps fp32 weights"
@@ -183,7 +197,9 @@ class Plan:
         if self.asynchronous and not self.servers:
             raise InputError("plan.asynchronous: true needs parameter servers; give plan.servers")
         if self.virtual_stages is not None and self.schedule != "interleaved":
-            raise InputError(f"plan.virtual_stages: {self.virtual_stages} needs schedule = 'interleaved', not {self.schedule!r}")
+            raise InputError(
+                f"plan.virtual_stages: {self.virtual_stages} needs schedule = 'interleaved', not {self.schedule!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,8 +276,14 @@ class Job:
                 raise unknown(str(key), key, sections, "a known section; allowed are")
         for key in sections[:3]:
             if key not in data:
-                raise InputError(f"{key}: missing; a job has the sections model, training and cluster (and plan)")
-        workload = Workload(model=read(Model, data["model"], "model"), training=read(Training, data["training"], "training"), base=base)
+                raise InputError(
+                    f"{key}: missing; a job has the sections model, training and cluster (and plan)"
+                )
+        workload = Workload(
+            model=read(Model, data["model"], "model"),
+            training=read(Training, data["training"], "training"),
+            base=base,
+        )
         cluster = Cluster.read(data["cluster"], catalog or Catalog.load())
         return cls(workload=workload, cluster=cluster, plan=read(Plan, data.get("plan", {}), "plan"))
 
@@ -312,10 +334,16 @@ class Run:
             if name not in QUANTITIES:
                 raise unknown(f"measured.{name}", name, QUANTITIES, "a known quantity; allowed are")
         provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
-        return cls(job=Job.read(data["job"], catalog=catalog, base=base), measured=measured, provenance=provenance)
+        return cls(
+            job=Job.read(data["job"], catalog=catalog, base=base), measured=measured, provenance=provenance
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        return {"job": self.job.to_dict(), "measured": dict(self.measured), "provenance": dict(self.provenance)}
+        return {
+            "job": self.job.to_dict(),
+            "measured": dict(self.measured),
+            "provenance": dict(self.provenance),
+        }
 
 
 def path_seen_from(name: str, base: Path, folder: Path) -> str:
@@ -344,7 +372,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
             raise InputError(f"{path}:{number}: not JSON ({error})") from error
 
 
-def parse_job(line: str, *, catalog: Catalog | None = None, base: Path = Path(), edit: Edit = lambda data: data) -> Job:
+def parse_job(
+    line: str, *, catalog: Catalog | None = None, base: Path = Path(), edit: Edit = lambda data: data
+) -> Job:
     """The job on a line of a file that lies in ``base``: a bare one, or that of a run whose measured part is ignored."""
     try:
         data = json.loads(line)

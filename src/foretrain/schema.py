@@ -34,7 +34,11 @@ def read(cls: type[T], section: object, path: str) -> T:
         if name in section:
             parse = field.metadata.get("parse")
             value = section[name]
-            values[name] = parse(value, where) if parse is not None and value is not None else convert(value, hints[name], where)
+            values[name] = (
+                parse(value, where)
+                if parse is not None and value is not None
+                else convert(value, hints[name], where)
+            )
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise InputError(f"{where}: missing; it is required")
     return cls(**values)
@@ -46,7 +50,9 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     if hint is Any or hint is object:
         return value
     if origin is Literal:
-        if value not in get_args(hint) or isinstance(value, bool) != any(isinstance(choice, bool) for choice in get_args(hint)):
+        if value not in get_args(hint) or isinstance(value, bool) != any(
+            isinstance(choice, bool) for choice in get_args(hint)
+        ):
             raise unknown(where, value, map(str, get_args(hint)))
         return value
     if origin in (typing.Union, types.UnionType):
@@ -61,7 +67,10 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             return tuple(convert(item, item_hints[0], f"{where}[{i}]") for i, item in enumerate(value))
         if len(item_hints) != len(value):
             raise invalid(where, value, f"a list of {len(item_hints)} values")
-        return tuple(convert(item, item_hint, f"{where}[{i}]") for i, (item, item_hint) in enumerate(zip(value, item_hints, strict=True)))
+        return tuple(
+            convert(item, item_hint, f"{where}[{i}]")
+            for i, (item, item_hint) in enumerate(zip(value, item_hints, strict=True))
+        )
     if origin in (dict, Mapping) or hint in (dict, Mapping) or getattr(origin, "__name__", "") == "Mapping":
         if not isinstance(value, Mapping):
             raise invalid(where, value, "a table of keys and values")
@@ -74,7 +83,13 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     return value
 
 
-_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "empty"}
+_NAMES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    type(None): "empty",
+}
 
 
 def _convert_union(value: Any, choices: tuple[Any, ...], where: str) -> Any:
@@ -87,7 +102,9 @@ def _convert_union(value: Any, choices: tuple[Any, ...], where: str) -> Any:
         except InputError:
             if len(choices) == 1:
                 raise
-    allowed = " or ".join("a list" if get_origin(choice) is tuple else _NAMES.get(choice, str(choice)) for choice in choices)
+    allowed = " or ".join(
+        "a list" if get_origin(choice) is tuple else _NAMES.get(choice, str(choice)) for choice in choices
+    )
     raise invalid(where, value, allowed)
 
 

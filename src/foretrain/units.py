@@ -51,7 +51,11 @@ def parse_seconds(value: float | str, field: str = "time") -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     parts = re.findall(rf"{_NUMBER}\s*([a-z]+)", str(value))
-    if not parts or re.sub(rf"{_NUMBER}\s*([a-z]+)|\s", "", str(value)) or any(unit not in _SECONDS for _, unit in parts):
+    if (
+        not parts
+        or re.sub(rf"{_NUMBER}\s*([a-z]+)|\s", "", str(value))
+        or any(unit not in _SECONDS for _, unit in parts)
+    ):
         raise invalid(field, value, 'a time such as "3h", "1d 12h" or "90 min"')
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 

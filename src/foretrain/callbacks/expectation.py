@@ -21,9 +21,20 @@ def expected(job: Job, predictor: str | Path, *, patience_s: float = PATIENCE_S)
     with tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
         file = Path(folder) / "job.json"
         file.write_text(json.dumps(job.seen_from(Path(folder)).to_dict()), encoding="utf-8")
-        command = [sys.executable, "-m", "foretrain.cli", "predict", str(file), "--json", "--predictor", str(predictor)]
+        command = [
+            sys.executable,
+            "-m",
+            "foretrain.cli",
+            "predict",
+            str(file),
+            "--json",
+            "--predictor",
+            str(predictor),
+        ]
         try:
-            done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=patience_s, check=False)
+            done = subprocess.run(
+                command, env=_environment(), capture_output=True, text=True, timeout=patience_s, check=False
+            )
         except subprocess.TimeoutExpired as error:
             raise ForetrainError(f"no answer within {patience_s:.0f} s") from error
     if done.returncode:
@@ -36,5 +47,7 @@ def _environment() -> dict[str, str]:
     """This package can be imported, no GPU is seen, and the child takes no part in a distributed training."""
     home = str(Path(__file__).parents[2])
     paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
     return {**kept, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}

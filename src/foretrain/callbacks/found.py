@@ -66,12 +66,20 @@ def whole_job(given: Given, found: Tables) -> Job:
         **{name: tables.get(name) or found.get(name) for name in ("model", "cluster")},
         "training": {**known, **training},
         "plan": {**found.get("plan", {}), **tables.get("plan", {})},
-        **{name: value for name, value in tables.items() if name not in ("model", "training", "cluster", "plan")},
+        **{
+            name: value
+            for name, value in tables.items()
+            if name not in ("model", "training", "cluster", "plan")
+        },
     }
     if not merged["model"]:
-        raise InputError('job: missing; say which model is trained, such as job="resnet50", job="job.toml" or job={"model": {...}}')
+        raise InputError(
+            'job: missing; say which model is trained, such as job="resnet50", job="job.toml" or job={"model": {...}}'
+        )
     if not merged["cluster"]:
-        raise InputError('job: no cluster in it and none found; give it, such as job={"cluster": {"device": "h100"}, ...}')
+        raise InputError(
+            'job: no cluster in it and none found; give it, such as job={"cluster": {"device": "h100"}, ...}'
+        )
     return Job.read(merged, base=given.base)
 
 
@@ -81,7 +89,9 @@ def differences(job: Job, found: Tables) -> list[str]:
     notes = []
     batch = training.get("global_batch")
     if batch and batch != job.workload.training.global_batch:
-        notes.append(f"training.global_batch: the job says {job.workload.training.global_batch}, the training uses {batch}")
+        notes.append(
+            f"training.global_batch: the job says {job.workload.training.global_batch}, the training uses {batch}"
+        )
     devices = cluster.get("devices_per_node", 1) * cluster.get("nodes", 1) if cluster else None
     if devices and devices != job.cluster.world_size:
         notes.append(f"cluster: the job has {job.cluster.world_size} devices, the training uses {devices}")
@@ -113,7 +123,11 @@ def _tables(given: str | os.PathLike[str] | Tables | None) -> tuple[Tables, Path
     path = Path(given)
     if path.suffix not in (".toml", ".json"):
         named = make_job(str(given), device="cpu", cores_per_device=1, batch=1).to_dict()
-        inputs = {name: value for name, value in named["training"].items() if name in ("image", "sequence", "classes", "optimizer")}
+        inputs = {
+            name: value
+            for name, value in named["training"].items()
+            if name in ("image", "sequence", "classes", "optimizer")
+        }
         return {"model": named["model"], "training": inputs}, Path()
     try:
         text = read_text(path)
@@ -128,7 +142,11 @@ def _tables(given: str | os.PathLike[str] | Tables | None) -> tuple[Tables, Path
 def cuda() -> Any:
     """``torch.cuda`` where this process uses it, else None; torch is not imported for it."""
     torch = sys.modules.get("torch")
-    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    return (
+        torch.cuda
+        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+        else None
+    )
 
 
 def cluster_here(devices: int = 1, nodes: int = 1, *, on_gpu: bool = False) -> dict[str, Any]:
@@ -172,7 +190,11 @@ def device_name(driver_name: str, memory_bytes: float, catalog: Catalog | None =
 
 def _model_words(name: str) -> set[str]:
     """The words of a catalogue name that tell the model, without form and size of memory."""
-    return {word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in _FORMS and not re.fullmatch(r"\d+gb", word)}
+    return {
+        word
+        for word in re.findall(r"[a-z0-9]+", name.lower())
+        if word not in _FORMS and not re.fullmatch(r"\d+gb", word)
+    }
 
 
 # Optimizers

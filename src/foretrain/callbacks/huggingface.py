@@ -28,7 +28,17 @@ _TASKS = {
 """Tasks of jobs, by the tables in which transformers keeps the class of each type of model."""
 
 _NOT_SHAPE = frozenset(
-    {"transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path", "id2label", "label2id", "model_type", "use_cache"}
+    {
+        "transformers_version",
+        "architectures",
+        "dtype",
+        "torch_dtype",
+        "_name_or_path",
+        "id2label",
+        "label2id",
+        "model_type",
+        "use_cache",
+    }
 )
 
 
@@ -40,13 +50,18 @@ class ForetrainCallback(transformers.TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, runs: str | os.PathLike[str], job: JobLike | None = None, **options: Any) -> None:
-        self.recorder = Recorder(runs, job=job, framework=f"transformers {transformers.__version__}", **options)
+        self.recorder = Recorder(
+            runs, job=job, framework=f"transformers {transformers.__version__}", **options
+        )
         self.recorder.end_with(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        found = {**_found(args, state, **kwargs), **({} if self.recorder.names_model else {"model": model_section(kwargs["model"])})}
+        found = {
+            **_found(args, state, **kwargs),
+            **({} if self.recorder.names_model else {"model": model_section(kwargs["model"])}),
+        }
         self.recorder.begin(found, total_steps=state.max_steps, done=state.global_step, main=True)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -62,7 +77,11 @@ class ForetrainCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self.recorder.epoch_end()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.recorder.end(None if state.global_step >= state.max_steps else f"stopped at step {state.global_step} of {state.max_steps}")
+        self.recorder.end(
+            None
+            if state.global_step >= state.max_steps
+            else f"stopped at step {state.global_step} of {state.max_steps}"
+        )
 
 
 def model_section(model: Any) -> dict[str, Any]:
@@ -74,7 +93,11 @@ def model_section(model: Any) -> dict[str, Any]:
             f'job: {name} is not a class of transformers that a job can name; give ForetrainCallback(..., job={{"model": ...}})'
         )
     usual = transformers.AutoConfig.for_model(config.model_type).to_dict()
-    shape = {key: value for key, value in config.to_dict().items() if key not in _NOT_SHAPE and usual.get(key, ...) != value}
+    shape = {
+        key: value
+        for key, value in config.to_dict().items()
+        if key not in _NOT_SHAPE and usual.get(key, ...) != value
+    }
     if "id2label" in usual and config.num_labels != len(usual["id2label"]):
         shape["num_labels"] = config.num_labels
     attention = getattr(config, "_attn_implementation", None)
@@ -131,7 +154,10 @@ def _shard(args: Any) -> str:
     if not args.fsdp:
         return "none"
     settings = args.fsdp_config if isinstance(args.fsdp_config, Mapping) else {}
-    whole = str(settings.get("reshard_after_forward", True)).lower() in ("false", "shard_grad_op") or "shard_grad_op" in str(args.fsdp)
+    whole = str(settings.get("reshard_after_forward", True)).lower() in (
+        "false",
+        "shard_grad_op",
+    ) or "shard_grad_op" in str(args.fsdp)
     return "zero2" if whole else "zero3"
 
 

@@ -69,7 +69,9 @@ class Hooks:
             self._in_step, self._before = True, _steps(trainer)
             self.recorder.step_begin()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if self._in_step and _steps(trainer) > self._before:
             self._in_step = False
             self.recorder.step_end()
@@ -79,7 +81,11 @@ class Hooks:
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         done = _steps(trainer)
-        self.recorder.end(None if done >= self._total or self._total == math.inf else f"stopped at step {done} of {self._total:.0f}")
+        self.recorder.end(
+            None
+            if done >= self._total or self._total == math.inf
+            else f"stopped at step {done} of {self._total:.0f}"
+        )
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.recorder.end(exception)
@@ -93,7 +99,9 @@ def _steps(trainer: Any) -> int:
 def _found(trainer: Any, total: int | None) -> dict[str, dict[str, Any]]:
     """Training, cluster and plan as the trainer has them."""
     loader, accumulated = trainer.train_dataloader, trainer.accumulate_grad_batches
-    per_device = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    per_device = getattr(loader, "batch_size", None) or getattr(
+        getattr(loader, "batch_sampler", None), "batch_size", None
+    )
     on_gpu = trainer.strategy.root_device.type == "cuda"
     training: dict[str, Any] = {"precision": _precision(str(trainer.precision), on_gpu)}
     if trainer.optimizers:
@@ -107,7 +115,11 @@ def _found(trainer: Any, total: int | None) -> dict[str, dict[str, Any]]:
         **({"micro_batch": per_device} if per_device and accumulated > 1 else {}),
         **({"shard": "zero3"} if type(trainer.strategy).__name__ == "FSDPStrategy" else {}),
     }
-    return {"training": training, "cluster": cluster_here(trainer.world_size, trainer.num_nodes, on_gpu=on_gpu), "plan": plan}
+    return {
+        "training": training,
+        "cluster": cluster_here(trainer.world_size, trainer.num_nodes, on_gpu=on_gpu),
+        "plan": plan,
+    }
 
 
 def _precision(name: str, on_gpu: bool) -> str:

@@ -25,7 +25,9 @@ from foretrain.errors import InputError, first_line, invalid
 _ANSWER_S = 30.0
 
 
-class ForetrainCallback(hooks.ReportCallback, hooks.WorkerGroupCallback, hooks.ControllerCallback, hooks.TrainContextCallback):  # type: ignore[misc]
+class ForetrainCallback(
+    hooks.ReportCallback, hooks.WorkerGroupCallback, hooks.ControllerCallback, hooks.TrainContextCallback
+):  # type: ignore[misc]
     """Records every ``fit`` into ``runs``, a path on the machine of the driver or a database.
 
     A report stands for ``steps_per_report`` steps. Where workers report the seconds of a step themselves, ``time_key`` names the metric.
@@ -34,7 +36,13 @@ class ForetrainCallback(hooks.ReportCallback, hooks.WorkerGroupCallback, hooks.C
     """
 
     def __init__(
-        self, runs: str | os.PathLike[str], job: JobLike, *, steps_per_report: int = 1, time_key: str | None = None, **options: Any
+        self,
+        runs: str | os.PathLike[str],
+        job: JobLike,
+        *,
+        steps_per_report: int = 1,
+        time_key: str | None = None,
+        **options: Any,
     ) -> None:
         if steps_per_report < 1:
             raise invalid("steps_per_report", steps_per_report, "1 or more")
@@ -69,7 +77,9 @@ class ForetrainCallback(hooks.ReportCallback, hooks.WorkerGroupCallback, hooks.C
 
     def after_report(self, training_report: Any, metrics: Sequence[Mapping[str, Any]]) -> None:
         said = [value for own in metrics if isinstance(value := own.get(self._time_key or ""), int | float)]
-        self.recorder.steps(self._steps_per_report, time_s=statistics.median(said) * self._steps_per_report if said else None)
+        self.recorder.steps(
+            self._steps_per_report, time_s=statistics.median(said) * self._steps_per_report if said else None
+        )
 
     def before_worker_group_shutdown(self, worker_group: Any) -> None:
         """Workers may be gone by now; what they had measured is gone with them."""
@@ -92,11 +102,20 @@ class ForetrainCallback(hooks.ReportCallback, hooks.WorkerGroupCallback, hooks.C
     def _note(self, facts: Sequence[Mapping[str, float]]) -> None:
         """Workers wait for one another in every step, so that each shows the step of the job; the median of all is taken."""
         times = [own["step_time_s"] for own in facts if "step_time_s" in own]
-        measured = {name: max(own[name] for own in facts) for name in ("peak_memory_bytes", "reserved_memory_bytes") if name in facts[0]}
+        measured = {
+            name: max(own[name] for own in facts)
+            for name in ("peak_memory_bytes", "reserved_memory_bytes")
+            if name in facts[0]
+        }
         if times and not self._time_key:
             measured["step_time_s"] = statistics.median(times)
         restarts = {"restarts": self._restarts} if self._restarts else {}
-        self.recorder.note(measured, worker_step_times_s=times, timed_reports=min(own["timed_reports"] for own in facts), **restarts)
+        self.recorder.note(
+            measured,
+            worker_step_times_s=times,
+            timed_reports=min(own["timed_reports"] for own in facts),
+            **restarts,
+        )
 
 
 class _Stretches:
@@ -130,11 +149,18 @@ def _facts() -> dict[str, float]:
     if (step := _stretches.times.median) is not None:
         facts["step_time_s"] = step
     if (gpu := cuda()) is not None:
-        facts |= {"peak_memory_bytes": float(gpu.max_memory_allocated()), "reserved_memory_bytes": float(gpu.max_memory_reserved())}
+        facts |= {
+            "peak_memory_bytes": float(gpu.max_memory_allocated()),
+            "reserved_memory_bytes": float(gpu.max_memory_reserved()),
+        }
     return facts
 
 
 def _cluster(workers: int, nodes: int, resources: Mapping[str, float]) -> dict[str, Any]:
     """The cluster section as a worker sees it."""
     cluster = cluster_here(workers, nodes, on_gpu=bool(resources.get("GPU")))
-    return {**cluster, "cores_per_device": max(1, int(resources.get("CPU", 1)))} if cluster["device"] == "cpu" else cluster
+    return (
+        {**cluster, "cores_per_device": max(1, int(resources.get("CPU", 1)))}
+        if cluster["device"] == "cpu"
+        else cluster
+    )

@@ -104,7 +104,14 @@ class Recorder:
 
     # The hooks of a training loop
 
-    def begin(self, found: Tables | None = None, *, total_steps: int | None = None, done: int = 0, main: bool | None = None) -> None:
+    def begin(
+        self,
+        found: Tables | None = None,
+        *,
+        total_steps: int | None = None,
+        done: int = 0,
+        main: bool | None = None,
+    ) -> None:
         """The training begins: ``found`` is what the framework knows of the job, ``done`` the steps of an earlier part of it.
 
         What stands in the way of a record is an InputError now. A process that is not the ``main`` one (rank 0) records nothing.
@@ -191,14 +198,18 @@ class Recorder:
             return
         assert self.job is not None
         training, now = self.job.workload.training, self._clock()
-        if training.samples is not None and self._steps - self._epoch_steps >= max(1, training.samples // training.global_batch):
+        if training.samples is not None and self._steps - self._epoch_steps >= max(
+            1, training.samples // training.global_batch
+        ):
             self._epochs.add(now - self._epoch_began)
         self._epoch_began, self._epoch_steps = now, self._steps
 
     def note(self, measured: Mapping[str, float] | None = None, **provenance: Any) -> None:
         """Figures that were measured elsewhere, and further provenance, for the run."""
         if self._open:
-            self._extra.update({name: value for name, value in (measured or {}).items() if name in QUANTITIES})
+            self._extra.update(
+                {name: value for name, value in (measured or {}).items() if name in QUANTITIES}
+            )
             self._about.update(provenance)
 
     def end(self, interrupted: str | BaseException | None = None) -> Run | None:
@@ -210,7 +221,11 @@ class Recorder:
             return None
         self._open = False
         self._forget_sigterm()
-        why = f"{type(interrupted).__name__}: {first_line(interrupted)}" if isinstance(interrupted, BaseException) else interrupted
+        why = (
+            f"{type(interrupted).__name__}: {first_line(interrupted)}"
+            if isinstance(interrupted, BaseException)
+            else interrupted
+        )
         try:
             run = self._run(why)
         except Exception as error:
@@ -231,7 +246,9 @@ class Recorder:
         self.begin()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.end(error)
 
     # Time
@@ -240,7 +257,11 @@ class Recorder:
         """Whether the step that begins now is timed."""
         if self._steps < self.warm_up:
             return False
-        return self._gpu is None or self._times.count < _AT_FIRST or self._clock() - self._last_timed >= _THEN_EVERY_S
+        return (
+            self._gpu is None
+            or self._times.count < _AT_FIRST
+            or self._clock() - self._last_timed >= _THEN_EVERY_S
+        )
 
     def _count(self, steps: int, now: float) -> None:
         self._steps += steps
@@ -269,13 +290,19 @@ class Recorder:
         except Exception as error:
             log.warning("no forecast (%s); the training is recorded without one", first_line(error))
             return
-        whole = f"; {format_seconds(step.median * self._total)} for {self._total:,} steps" if self._total else ""
+        whole = (
+            f"; {format_seconds(step.median * self._total)} for {self._total:,} steps" if self._total else ""
+        )
         self._tell(f"forecast: {format_seconds(step.median)} a step, interval {_interval(step)}{whole}")
 
     # What people see
 
     def _progress(self) -> str:
-        done, step, said = self._done_before + self._steps, self._times.median or self._pace_s, self.forecast.get("step_time_s")
+        done, step, said = (
+            self._done_before + self._steps,
+            self._times.median or self._pace_s,
+            self.forecast.get("step_time_s"),
+        )
         line = f"step {done:,}" + (f" of {self._total:,}" if self._total else "")
         if step is not None:
             line += f": {format_seconds(step)} a step"
@@ -293,7 +320,8 @@ class Recorder:
             if name in run.measured:
                 said = self.forecast.get(name)
                 parts.append(
-                    f"{format_seconds(run.measured[name])} {text}" + (f" (forecast {format_seconds(said.median)})" if said else "")
+                    f"{format_seconds(run.measured[name])} {text}"
+                    + (f" (forecast {format_seconds(said.median)})" if said else "")
                 )
         return ", ".join(parts) + (f"; recorded in {where}" if where else "")
 
@@ -330,7 +358,11 @@ class Recorder:
     def _provenance(self, spent_s: float, why: str | None) -> dict[str, Any]:
         assert self.job is not None
         torch = sys.modules.get("torch")
-        timed = {"step_time_min_s": self._times.low, "step_time_max_s": self._times.high} if self._times.count else {}
+        timed = (
+            {"step_time_min_s": self._times.low, "step_time_max_s": self._times.high}
+            if self._times.count
+            else {}
+        )
         said = self.forecast.get("step_time_s")
         return {
             "source": "foretrain callback",
@@ -338,8 +370,14 @@ class Recorder:
             **({"framework": self.framework} if self.framework else {}),
             **({"torch": torch.__version__} if torch is not None else {}),
             "host": platform.node(),
-            "device": platform.processor() or platform.machine() if self._gpu is None else self._gpu.get_device_name(),
-            **({"load_average": round(os.getloadavg()[0], 2), "host_cores": os.cpu_count()} if hasattr(os, "getloadavg") else {}),
+            "device": platform.processor() or platform.machine()
+            if self._gpu is None
+            else self._gpu.get_device_name(),
+            **(
+                {"load_average": round(os.getloadavg()[0], 2), "host_cores": os.cpu_count()}
+                if hasattr(os, "getloadavg")
+                else {}
+            ),
             "started": self._started.isoformat(timespec="milliseconds"),
             "seconds": round(spent_s, 3),
             "steps": self._steps,
@@ -354,7 +392,10 @@ class Recorder:
 
     def _watch_sigterm(self) -> None:
         """Where the program leaves SIGTERM to the system, as most do, the run is written before the process dies of it."""
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        ):
             self._sigterm = self._on_sigterm
             signal.signal(signal.SIGTERM, self._sigterm)
 

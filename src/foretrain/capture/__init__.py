@@ -29,7 +29,11 @@ _REVISION = 2
 _RANK_REVISION = 2
 """The same for what ``capture_rank`` adds to it."""
 
-_LIBRARIES = {"timm": ("torch", "timm"), "torchvision": ("torch", "torchvision"), "transformers": ("torch", "transformers")}
+_LIBRARIES = {
+    "timm": ("torch", "timm"),
+    "torchvision": ("torch", "torchvision"),
+    "transformers": ("torch", "transformers"),
+}
 
 
 def capture(
@@ -57,7 +61,14 @@ def capture(
     from foretrain.capture.tracing.tracer import trace_step
 
     arguments = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
-    first = next((t for t in (arguments.values() if isinstance(arguments, Mapping) else arguments) if isinstance(t, torch.Tensor)), None)
+    first = next(
+        (
+            t
+            for t in (arguments.values() if isinstance(arguments, Mapping) else arguments)
+            if isinstance(t, torch.Tensor)
+        ),
+        None,
+    )
     batch = samples or (first.shape[0] if first is not None and first.dim() else 1)
     return trace_step(
         _on_meta(module), arguments, loss or classifier_loss(), samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
@@ -74,14 +85,18 @@ def _on_meta(module: torch.nn.Module) -> torch.nn.Module:
     memo: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         twin = tensor.detach().to("meta")
-        memo[id(tensor)] = torch.nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else twin
+        memo[id(tensor)] = (
+            torch.nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else twin
+        )
     for value in (value for child in module.modules() for value in vars(child).values()):
         if isinstance(value, torch.Tensor) and not value.is_leaf:  # an activation that the module kept
             memo[id(value)] = value.detach().to("meta")
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:
-        raise CaptureError(f"module {type(module).__name__}: cannot be copied ({first_line(error)})") from error
+        raise CaptureError(
+            f"module {type(module).__name__}: cannot be copied ({first_line(error)})"
+        ) from error
 
 
 def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:
@@ -90,7 +105,12 @@ def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:
     accumulate = job.accumulation > 1 and training.mode == "train"
     if model.source == "graph":
         return _given_graph(job)
-    return _found_or(lambda: _trace(job, accumulate), job, _key(model, training, job.workload.base, job.micro_batch, accumulate), refresh)
+    return _found_or(
+        lambda: _trace(job, accumulate),
+        job,
+        _key(model, training, job.workload.base, job.micro_batch, accumulate),
+        refresh,
+    )
 
 
 def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
@@ -105,7 +125,9 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
     accumulate = job.accumulation > 1 and training.mode == "train"
     if model.source == "graph":
         if max(plan.tensor, plan.context, plan.expert) > 1:
-            raise UnsupportedJob("plan: a graph that is given as a file cannot be cut; plan.tensor, plan.context and plan.expert must be 1")
+            raise UnsupportedJob(
+                "plan: a graph that is given as a file cannot be cut; plan.tensor, plan.context and plan.expert must be 1"
+            )
         return _with_weights(_given_graph(job))
     split = {
         "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": plan.context, "expert": plan.expert,
@@ -130,11 +152,15 @@ def _found_or(trace: Callable[[], OpGraph], job: Job, key: str, refresh: bool) -
     precision = job.workload.training.precision
     path = cache_folder() / f"{key}.json.zst"
     if not refresh:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError, InputError):  # absent, stale or damaged: trace again
+        with contextlib.suppress(
+            FileNotFoundError, NotADirectoryError, InputError
+        ):  # absent, stale or damaged: trace again
             found = _cached(path, path.stat().st_mtime_ns, _versions(job.workload.model))
             if found.info.get("precision") == precision:
                 return found
-            return dataclasses.replace(found, info={**found.info, "precision": precision})  # tf32 and fp32 share a graph
+            return dataclasses.replace(
+                found, info={**found.info, "precision": precision}
+            )  # tf32 and fp32 share a graph
     graph = trace()
     graph.save(path)
     _just_traced[path, path.stat().st_mtime_ns] = graph
@@ -148,7 +174,11 @@ _just_traced: weakref.WeakValueDictionary[tuple[Path, int], OpGraph] = weakref.W
 def cache_folder() -> Path:
     """Where graphs are kept: $FORETRAIN_CACHE, or foretrain in the user's cache folder."""
     given = os.environ.get("FORETRAIN_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretrain" / "graphs"
+    return (
+        Path(given)
+        if given
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretrain" / "graphs"
+    )
 
 
 @functools.lru_cache(maxsize=128)
@@ -172,7 +202,9 @@ def _given_graph(job: Job) -> OpGraph:
     accumulates = job.accumulation > 1 and job.workload.training.mode == "train"
     if graph.accumulates != accumulates:
         held = "adds to gradients of earlier micro-batches" if graph.accumulates else "is a whole step"
-        raise InputError(f"plan.micro_batch: the graph {path.name} {held}, the job has {job.accumulation} micro-batches per step")
+        raise InputError(
+            f"plan.micro_batch: the graph {path.name} {held}, the job has {job.accumulation} micro-batches per step"
+        )
     if graph.samples != job.micro_batch:
         raise InputError(
             f"training.global_batch: the graph {path.name} holds {graph.samples} samples per micro-batch, the job asks for {job.micro_batch}"
@@ -197,7 +229,13 @@ def _trace_rank(job: Job, accumulate: bool) -> OpGraph:
     from foretrain.capture.parallel.ranks import trace_rank
 
     training = job.workload.training
-    info = _info(job.workload.model.label, training.mode, training.precision, training.optimizer, _libraries(job.workload.model))
+    info = _info(
+        job.workload.model.label,
+        training.mode,
+        training.precision,
+        training.optimizer,
+        _libraries(job.workload.model),
+    )
     return trace_rank(job, accumulate=accumulate, info=info)
 
 
@@ -216,7 +254,9 @@ def _trace(job: Job, accumulate: bool) -> OpGraph:
     )  # fmt: skip
 
 
-def _info(model: str, mode: str, precision: str, optimizer: str, libraries: tuple[str, ...]) -> dict[str, Any]:
+def _info(
+    model: str, mode: str, precision: str, optimizer: str, libraries: tuple[str, ...]
+) -> dict[str, Any]:
     return {
         "model": model,
         "mode": mode,
@@ -243,7 +283,14 @@ def _version(library: str) -> str | None:
         return None
 
 
-def _key(model: Model, training: Training, base: Path, micro_batch: int, accumulate: bool, split: Mapping[str, Any] | None = None) -> str:
+def _key(
+    model: Model,
+    training: Training,
+    base: Path,
+    micro_batch: int,
+    accumulate: bool,
+    split: Mapping[str, Any] | None = None,
+) -> str:
     """A hash of everything that shapes the graph, file contents included."""
     content = {
         "revision": _REVISION,
@@ -275,7 +322,10 @@ def _file_hash(model: Model, base: Path) -> str | None:
         contents = _modules(path) if model.source == "python" else {path: path.read_bytes()}
     except OSError as error:
         raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error
-    parts = sorted((os.path.relpath(one, path.parent), hashlib.sha256(content).hexdigest()) for one, content in contents.items())
+    parts = sorted(
+        (os.path.relpath(one, path.parent), hashlib.sha256(content).hexdigest())
+        for one, content in contents.items()
+    )
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

@@ -165,9 +165,13 @@ class Node:
     source: str = ""
 
     def __post_init__(self) -> None:
-        check_numbers(f"nodes.{self.name}", devices=self.devices, cores=self.cores, memory_bytes=self.memory_bytes)
+        check_numbers(
+            f"nodes.{self.name}", devices=self.devices, cores=self.cores, memory_bytes=self.memory_bytes
+        )
         if self.domain is not None and (self.domain < self.devices or self.domain % self.devices):
-            raise invalid(f"nodes.{self.name}.domain", self.domain, f"a multiple of its {self.devices} devices")
+            raise invalid(
+                f"nodes.{self.name}.domain", self.domain, f"a multiple of its {self.devices} devices"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +231,9 @@ class Catalog:
 
     def price(self, name: str) -> Price | None:
         """The list price of a node or a device by its catalogue name, or None when there is none."""
-        price: Price | None = self._entry("prices", name, "price") if name in _entries("prices", self.files) else None
+        price: Price | None = (
+            self._entry("prices", name, "price") if name in _entries("prices", self.files) else None
+        )
         return price
 
     def price_per_hour(self, cluster: Cluster) -> float | None:

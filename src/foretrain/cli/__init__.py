@@ -1,6 +1,18 @@
 """The command line: a file per command, named by it. Errors that the user can mend are one line on stderr, with exit code 2."""
 
-from foretrain.cli import advise, capture, catalog, design, evaluate, explain, fit, measure, predict, runs, schedule
+from foretrain.cli import (
+    advise,
+    capture,
+    catalog,
+    design,
+    evaluate,
+    explain,
+    fit,
+    measure,
+    predict,
+    runs,
+    schedule,
+)
 from foretrain.cli.app import app
 
 __all__ = [

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @app.command()
 def advise(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl...", help="Measured runs of the training.", show_default=False)],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUNS.jsonl...", help="Measured runs of the training.", show_default=False),
+    ],
     *,
     deadline: Annotated[str, typer.Option(help="By when it must end, such as 6h.", show_default=False)],
     risk: Annotated[float, typer.Option(help="How likely it may end later, from 0 to 1.")] = 0.1,
@@ -26,15 +29,25 @@ def advise(
     samples: Annotated[str | None, typer.Option(help="Samples per epoch, as 50000 or 50000,100000.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Epochs of the whole training.")] = None,
     workers: Annotated[
-        str | None, typer.Option(help="Workers to choose from, as 1,2,4. [default: those of the runs, and twice the most]")
+        str | None,
+        typer.Option(
+            help="Workers to choose from, as 1,2,4. [default: those of the runs, and twice the most]"
+        ),
     ] = None,
-    cores: Annotated[str | None, typer.Option(help="Cores per worker to choose from, for CPU workers.")] = None,
+    cores: Annotated[
+        str | None, typer.Option(help="Cores per worker to choose from, for CPU workers.")
+    ] = None,
     instances: Annotated[
-        str | None, typer.Option(help="Machines to choose from, as g4dn.xlarge,g4dn.12xlarge (foretrain catalog nodes).")
+        str | None,
+        typer.Option(help="Machines to choose from, as g4dn.xlarge,g4dn.12xlarge (foretrain catalog nodes)."),
     ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Samples per step over all workers. [default: each worker's stays]")] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples per step over all workers. [default: each worker's stays]"),
+    ] = None,
     predictor: Annotated[
-        str, typer.Option(help="What forecasts: a name, which learns from the runs, or a folder that fit made.")
+        str,
+        typer.Option(help="What forecasts: a name, which learns from the runs, or a folder that fit made."),
     ] = "ray_models",
     top: Annotated[int, typer.Option(min=1, help="Configurations to show.")] = 10,
     catalog: Annotated[Path | None, typer.Option(help="Your own devices, nodes and prices (TOML).")] = None,

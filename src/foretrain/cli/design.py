@@ -26,23 +26,45 @@ Rows = list[dict[str, Any]]
 
 @app.command()
 def design(
-    file: Annotated[Path | None, typer.Argument(metavar="CANDIDATES.csv|.jsonl|.parquet", show_default=False)] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="CANDIDATES.csv|.jsonl|.parquet", show_default=False)
+    ] = None,
     *,
-    cluster: Annotated[str | None, typer.Option(help="Numbers of machines, such as 1,2,4,8: choose among cluster sizes instead.")] = None,
-    scale: Annotated[str, typer.Option(help="Shares of the data to run on, with --cluster.")] = "0.125,0.25,0.5,1",
-    whole_time: Annotated[str, typer.Option(help="Time of a run on all data and one machine, with --cluster.")] = "1h",
-    budget: Annotated[str | None, typer.Option(help="Time for all measurements together, such as 2h.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Numbers of machines, such as 1,2,4,8: choose among cluster sizes instead."),
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="Shares of the data to run on, with --cluster.")
+    ] = "0.125,0.25,0.5,1",
+    whole_time: Annotated[
+        str, typer.Option(help="Time of a run on all data and one machine, with --cluster.")
+    ] = "1h",
+    budget: Annotated[
+        str | None, typer.Option(help="Time for all measurements together, such as 2h.")
+    ] = None,
     count: Annotated[int | None, typer.Option(help="Number of measurements, instead of a budget.")] = None,
     method: Annotated[
-        Literal["d-optimal", "a-optimal", "random", "cheap-random", "grid"], typer.Option(help="How to choose.", show_default=True)
+        Literal["d-optimal", "a-optimal", "random", "cheap-random", "grid"],
+        typer.Option(help="How to choose.", show_default=True),
     ] = "d-optimal",
-    features: Annotated[str | None, typer.Option(help="Columns to model, by name (else every column of numbers).")] = None,
-    cost_column: Annotated[str, typer.Option(help="Column with the seconds that a measurement takes.")] = "cost_s",
+    features: Annotated[
+        str | None, typer.Option(help="Columns to model, by name (else every column of numbers).")
+    ] = None,
+    cost_column: Annotated[
+        str, typer.Option(help="Column with the seconds that a measurement takes.")
+    ] = "cost_s",
     log: Annotated[bool, typer.Option("--log", help="Take logarithms of the features.")] = False,
-    quadratic: Annotated[bool, typer.Option("--quadratic", help="Model squares and products of the features too.")] = False,
-    operators: Annotated[bool, typer.Option("--operators", help="The rows are operators: name, inputs, flops, bytes.")] = False,
+    quadratic: Annotated[
+        bool, typer.Option("--quadratic", help="Model squares and products of the features too.")
+    ] = False,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="The rows are operators: name, inputs, flops, bytes.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="For random choices and ties.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write the chosen rows, in the order to measure them, as JSON lines.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the chosen rows, in the order to measure them, as JSON lines.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Choose what to measure next: the candidates that tell most for their cost."""
@@ -60,7 +82,9 @@ def design(
         rows = _read(file)
         costs = _costs(file, rows, cost_column, needed=budget is not None)
         candidates = (
-            _operators(file, rows, costs, quadratic) if operators else _table(file, rows, costs, features, cost_column, log, quadratic)
+            _operators(file, rows, costs, quadratic)
+            if operators
+            else _table(file, rows, costs, features, cost_column, log, quadratic)
         )
     chosen = choose.design(method, candidates, budget_s=budget_s, count=count, seed=seed)
     gain = choose.gain(chosen, candidates, budget_s=budget_s, count=count)
@@ -85,7 +109,11 @@ def _clusters(machines: str, scales: str, whole_s: float) -> Candidates:
     counts = _numbers("cluster", machines)
     if not all(value.is_integer() for value in counts):
         raise invalid("--cluster", machines, "a list of whole numbers of machines")
-    return cluster_candidates(map(int, counts), _numbers("scale", scales), lambda count, share: ernest_cost(count, share, whole_s=whole_s))
+    return cluster_candidates(
+        map(int, counts),
+        _numbers("scale", scales),
+        lambda count, share: ernest_cost(count, share, whole_s=whole_s),
+    )
 
 
 def _numbers(field: str, text: str) -> list[float]:
@@ -99,7 +127,13 @@ def _numbers(field: str, text: str) -> list[float]:
 
 
 def _table(
-    path: Path, rows: Rows, costs: Sequence[float], features: str | None, cost_column: str, log: bool, quadratic: bool
+    path: Path,
+    rows: Rows,
+    costs: Sequence[float],
+    features: str | None,
+    cost_column: str,
+    log: bool,
+    quadratic: bool,
 ) -> Candidates:
     import numpy as np
 
@@ -119,7 +153,9 @@ def _table(
     if log:
         for name, column in columns.items():
             if column.min() <= 0:
-                raise InputError(f"{path}: {name} of row {column.argmin() + 1} is {column.min():g}: --log is for positive features")
+                raise InputError(
+                    f"{path}: {name} of row {column.argmin() + 1} is {column.min():g}: --log is for positive features"
+                )
         columns = {f"log {name}": np.log(column) for name, column in columns.items()}
     return table_candidates(columns, np.array(costs), rows, quadratic=quadratic)
 
@@ -136,10 +172,19 @@ def _operators(path: Path, rows: Rows, costs: Sequence[float], quadratic: bool) 
             dtype = f"{inputs[0][1] if inputs else ''}{row.get('precision', '')}"
             dims = [dim for shape in shapes[:2] for dim in shape][:6]
             described.append(
-                {"op": row["name"], "dtype": dtype, "dims": dims, "flops": row["flops"], "bytes": row["bytes"], "cost_s": cost}
+                {
+                    "op": row["name"],
+                    "dtype": dtype,
+                    "dims": dims,
+                    "flops": row["flops"],
+                    "bytes": row["bytes"],
+                    "cost_s": cost,
+                }
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path}: row {number} is not an operator with name, inputs, flops and bytes ({error})") from error
+            raise InputError(
+                f"{path}: row {number} is not an operator with name, inputs, flops and bytes ({error})"
+            ) from error
     return operator_candidates(described, quadratic=quadratic)
 
 
@@ -218,7 +263,11 @@ def _read_parquet(path: Path) -> Rows:
     return rows
 
 
-_READERS: dict[str, Callable[[Path], Rows]] = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+_READERS: dict[str, Callable[[Path], Rows]] = {
+    ".csv": _read_csv,
+    ".jsonl": _read_jsonl,
+    ".parquet": _read_parquet,
+}
 
 
 def _write(path: Path, rows: Rows) -> None:
@@ -248,14 +297,22 @@ def _document(chosen: Design, candidates: Candidates, gain: Gain, rows: Rows, pr
     }
 
 
-def _report(chosen: Design, candidates: Candidates, gain: Gain, priced: bool, first: int = 10) -> list[RenderableType]:
+def _report(
+    chosen: Design, candidates: Candidates, gain: Gain, priced: bool, first: int = 10
+) -> list[RenderableType]:
     from foretrain.report.tables import table
     from foretrain.units import format_seconds
 
     rows = [candidates.labels[place] for place in chosen.chosen]
     costs = [format_seconds(cost) for cost in candidates.cost_s[chosen.chosen]]
-    headings = [*list(dict.fromkeys(name for row in rows for name in row if name != "cost_s"))[:8], *(["takes"] if priced else [])]
-    cells = [[_cell(row.get(name, cost)) for name in headings] for row, cost in zip(rows[:first], costs, strict=False)]
+    headings = [
+        *list(dict.fromkeys(name for row in rows for name in row if name != "cost_s"))[:8],
+        *(["takes"] if priced else []),
+    ]
+    cells = [
+        [_cell(row.get(name, cost)) for name in headings]
+        for row, cost in zip(rows[:first], costs, strict=False)
+    ]
     more = [f"... and {len(rows) - first:,} more (--out writes them all)"] if len(rows) > first else []
     cost = f", {format_seconds(chosen.cost_s)} in all" if priced else ""
     return [

@@ -14,7 +14,8 @@ from foretrain.cli.app import app, say, show
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl...", help="Files of measured runs.")],
     predictor: Annotated[
-        list[str] | None, typer.Option(help="Predictor by name, or a folder that fit made; may be given several times.")
+        list[str] | None,
+        typer.Option(help="Predictor by name, or a folder that fit made; may be given several times."),
     ] = None,
     split: Annotated[
         str | None,
@@ -22,8 +23,12 @@ def evaluate(
             help="random, leave-model-out, leave-device-out, interpolate or extrapolate (or interpolate:workers, extrapolate:samples, ...): learn on the other runs."
         ),
     ] = None,
-    train_runs: Annotated[int | None, typer.Option(min=1, help="With --split: learn from at most so many runs of each model.")] = None,
-    json_out: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write figures and runs as JSON.")] = None,
+    train_runs: Annotated[
+        int | None, typer.Option(min=1, help="With --split: learn from at most so many runs of each model.")
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="Write figures and runs as JSON.")
+    ] = None,
 ) -> None:
     """Errors of predictors on measured runs."""
     from foretrain import predictors
@@ -32,7 +37,13 @@ def evaluate(
     from foretrain.report.tables import evaluation_table
 
     with progress("forecasts") as advance:
-        document = score(runs, predictors=predictor or [predictors.DEFAULT], split=split, train_runs=train_runs, progress=advance).to_dict()
+        document = score(
+            runs,
+            predictors=predictor or [predictors.DEFAULT],
+            split=split,
+            train_runs=train_runs,
+            progress=advance,
+        ).to_dict()
     if json_out is not None:
         from foretrain.files import write_atomically
         from foretrain.report import dump

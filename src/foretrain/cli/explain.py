@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
 @app.command()
 def explain(
-    first: Annotated[Path, typer.Argument(metavar="A.toml", help="A job file (TOML or JSON).", show_default=False)],
-    second: Annotated[Path, typer.Argument(metavar="B.toml", help="The job file to set beside it.", show_default=False)],
+    first: Annotated[
+        Path, typer.Argument(metavar="A.toml", help="A job file (TOML or JSON).", show_default=False)
+    ],
+    second: Annotated[
+        Path, typer.Argument(metavar="B.toml", help="The job file to set beside it.", show_default=False)
+    ],
     predictor: PredictorOption = None,
     as_json: JsonFlag = False,
     catalog: Annotated[Path | None, typer.Option(help="Your own devices, nodes and prices (TOML).")] = None,

@@ -24,20 +24,42 @@ _TOLD = 5
 
 @app.command(cls=ScaleOut)
 def fit(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The predictor, such as deletepop.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The predictor, such as deletepop.", show_default=False)
+    ],
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILES...", help="Runs (.jsonl, .jsonl.zst) or operator datasets (.parquet).", show_default=False),
+        typer.Argument(
+            metavar="FILES...",
+            help="Runs (.jsonl, .jsonl.zst) or operator datasets (.parquet).",
+            show_default=False,
+        ),
     ],
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder that --predictor then takes.", show_default=False)],
-    device: Annotated[str | None, typer.Option(help="The device of operator datasets that do not say it.")] = None,
-    published: Annotated[Path | None, typer.Option(metavar="DIR", help="Public operator sets to learn from as well.")] = None,
-    start: Annotated[Path | None, typer.Option("--from", metavar="DIR", help="An earlier fit to start from.")] = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="The folder that --predictor then takes.", show_default=False
+        ),
+    ],
+    device: Annotated[
+        str | None, typer.Option(help="The device of operator datasets that do not say it.")
+    ] = None,
+    published: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Public operator sets to learn from as well.")
+    ] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="An earlier fit to start from.")
+    ] = None,
     trials: Annotated[int, typer.Option(min=0, help="ray_models: recipes to try beyond the usual ones.")] = 0,
-    budget: Annotated[str | None, typer.Option(help="ray_models: how long to try them, such as 2min.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="ray_models: how long to try them, such as 2min.")
+    ] = None,
     study: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="ray_models: where the search is kept, to go on from after an interruption.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="ray_models: where the search is kept, to go on from after an interruption."
+        ),
     ] = None,
     processes: ProcessesOption = 1,
     ray: RayOption = None,
@@ -47,7 +69,9 @@ def fit(
 
     datasets, runs = _sort(files)
     if (device or published) and not datasets:
-        raise InputError(f"{'--device' if device else '--published'}: is for operator datasets (.parquet), and none is given")
+        raise InputError(
+            f"{'--device' if device else '--published'}: is for operator datasets (.parquet), and none is given"
+        )
     predictor = predictors.get(name)
     if start is not None:
         predictor = type(predictor).load(start)
@@ -64,14 +88,18 @@ def fit(
     _tell_checks(predictor)
 
 
-def _give_budget(predictor: Predictor, trials: int, budget: str | None, study: Path | None, processes: int, ray: str | None) -> None:
+def _give_budget(
+    predictor: Predictor, trials: int, budget: str | None, study: Path | None, processes: int, ray: str | None
+) -> None:
     """How long and where a search may take."""
     from foretrain.predictors.ray_models import RayModelsPredictor
     from foretrain.predictors.ray_models.search import Budget
     from foretrain.units import parse_seconds
 
     if not isinstance(predictor, RayModelsPredictor):
-        raise InputError(f"--trials, --budget, --study, --processes and --ray are for ray_models, not for {predictor.name}")
+        raise InputError(
+            f"--trials, --budget, --study, --processes and --ray are for ray_models, not for {predictor.name}"
+        )
     seconds = parse_seconds(budget, "budget") if budget else math.inf
     if ray is not None:
         hush_ray()
@@ -89,9 +117,13 @@ def _tell_checks(predictor: Predictor) -> None:
     for workload in list(predictor.workloads_.values())[:_TOLD]:
         for kind, model in workload.models.items():
             for where, choice in (("inside", model.inside), ("beyond", model.beyond)):
-                say(f"{workload.label}, {kind}, {where} the runs: {' + '.join(recipe.label for recipe in choice.recipes)}")
+                say(
+                    f"{workload.label}, {kind}, {where} the runs: {' + '.join(recipe.label for recipe in choice.recipes)}"
+                )
     if len(predictor.workloads_) > _TOLD:
-        say(f"{len(predictor.workloads_):,} models; foretrain evaluate --split interpolate:workers says how well they do")
+        say(
+            f"{len(predictor.workloads_):,} models; foretrain evaluate --split interpolate:workers says how well they do"
+        )
         return
     with progress("checks") as advance:
         checks = predictor.checks(advance)
@@ -123,15 +155,24 @@ def _calibrate(predictor: Predictor, files: Sequence[Path]) -> None:
             say(f"{device}: no better than before; more runs, or runs of other models, may help")
 
 
-def _relearn(predictor: Predictor, datasets: Sequence[Path], files: Sequence[Path], device: str | None, published: Path | None) -> None:
+def _relearn(
+    predictor: Predictor,
+    datasets: Sequence[Path],
+    files: Sequence[Path],
+    device: str | None,
+    published: Path | None,
+) -> None:
     from foretrain.predictors.base import OperatorPredictor, source_of
 
     if not isinstance(predictor, OperatorPredictor):
-        raise InputError(f"{datasets[0]}: {predictor.name} learns from runs (.jsonl), not from operator datasets")
+        raise InputError(
+            f"{datasets[0]}: {predictor.name} learns from runs (.jsonl), not from operator datasets"
+        )
     runs = _read(files)
     operators, sources = _operators(datasets, device, published)
     counts = {
-        one: sum(operator.device == one for operator in operators) for one in dict.fromkeys(operator.device for operator in operators)
+        one: sum(operator.device == one for operator in operators)
+        for one in dict.fromkeys(operator.device for operator in operators)
     }
     say("operators: " + ", ".join(f"{count:,} of {one}" for one, count in counts.items()))
     sources += [source_of(path) for path in files]
@@ -165,7 +206,9 @@ def _tell_left_out(predictor: Predictor, given: int) -> None:
         say(f"learned from {given - len(left_out):,} of {given:,} runs")
 
 
-def _operators(datasets: Sequence[Path], device: str | None, published: Path | None) -> tuple[list[MeasuredOperator], list[dict[str, Any]]]:
+def _operators(
+    datasets: Sequence[Path], device: str | None, published: Path | None
+) -> tuple[list[MeasuredOperator], list[dict[str, Any]]]:
     """All measured operators, and where they come from."""
     from foretrain.costs.measured import load_measured
     from foretrain.measure.published import read_published

@@ -16,17 +16,24 @@ if TYPE_CHECKING:
     from foretrain.job import Edit, Job
 
 
-PredictorOption = Annotated[str | None, typer.Option("--predictor", help="Predictor by name, or a folder that fit made.")]
+PredictorOption = Annotated[
+    str | None, typer.Option("--predictor", help="Predictor by name, or a folder that fit made.")
+]
 
 
 class JobOptions:
     """The options that describe a job; each overrides the field of the job file that ``_PLACES`` names."""
 
-    source: Annotated[str | None, typer.Option(help="Where MODEL comes from: timm, torchvision, transformers, python, onnx, graph.")]
+    source: Annotated[
+        str | None,
+        typer.Option(help="Where MODEL comes from: timm, torchvision, transformers, python, onnx, graph."),
+    ]
     device: Annotated[str | None, typer.Option(help="Device of the catalogue, such as h100 or rtx-4090.")]
     devices: Annotated[int | None, typer.Option(help="Devices in all.")]
     nodes: Annotated[int | None, typer.Option(help="Nodes that the devices are spread over.")]
-    node: Annotated[str | None, typer.Option(help="Node of the catalogue, such as dgx-h100: fills in the links.")]
+    node: Annotated[
+        str | None, typer.Option(help="Node of the catalogue, such as dgx-h100: fills in the links.")
+    ]
     cores_per_device: Annotated[int | None, typer.Option(help="Cores of each worker, for --device cpu.")]
     batch: Annotated[int | None, typer.Option(help="Samples per optimizer step, over all devices.")]
     image: Annotated[str | None, typer.Option(help="Image side, or channels,height,width.")]
@@ -46,10 +53,16 @@ class JobOptions:
     shard: Annotated[str | None, typer.Option(help="none, zero1, zero2 or zero3.")]
     recompute: Annotated[str | None, typer.Option(help="none, selective or full.")]
     schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b or interleaved.")]
-    sequence_parallel: Annotated[bool | None, typer.Option(help="Split norms by sequence, beside --tensor.", show_default=False)]
-    framework: Annotated[str | None, typer.Option(help="pytorch, megatron, nanotron, llm-foundry, torchtitan, ...")]
+    sequence_parallel: Annotated[
+        bool | None, typer.Option(help="Split norms by sequence, beside --tensor.", show_default=False)
+    ]
+    framework: Annotated[
+        str | None, typer.Option(help="pytorch, megatron, nanotron, llm-foundry, torchtitan, ...")
+    ]
     compile: Annotated[bool | None, typer.Option(help="With torch.compile.", show_default=False)]
-    channels_last: Annotated[bool | None, typer.Option(help="Images in channels-last layout.", show_default=False)]
+    channels_last: Annotated[
+        bool | None, typer.Option(help="Images in channels-last layout.", show_default=False)
+    ]
     catalog: Annotated[Path | None, typer.Option(help="Your own devices, nodes and prices (TOML).")]
 
 
@@ -76,11 +89,22 @@ def with_options(declared: type) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            command(options={name: value for name in hints if (value := values.pop(name)) is not None}, **values)
+            command(
+                options={name: value for name in hints if (value := values.pop(name)) is not None}, **values
+            )
 
-        own = [parameter for parameter in inspect.signature(command, eval_str=True).parameters.values() if parameter.name != "options"]
-        more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint) for name, hint in hints.items()]
-        run.__signature__ = inspect.Signature([parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + more)  # type: ignore[attr-defined]
+        own = [
+            parameter
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.name != "options"
+        ]
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+            for name, hint in hints.items()
+        ]
+        run.__signature__ = inspect.Signature(
+            [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + more
+        )  # type: ignore[attr-defined]
         return run
 
     return decorate
@@ -127,7 +151,9 @@ def _overridden(data: Mapping[str, Any], options: Options) -> dict[str, Any]:
             cluster.pop("device", None)
         if "devices" in options:
             if "nodes" not in cluster:
-                cluster["nodes"] = nodes_for(options["devices"], cluster.get("node"), cluster.get("device"), None)
+                cluster["nodes"] = nodes_for(
+                    options["devices"], cluster.get("node"), cluster.get("device"), None
+                )
             cluster["devices_per_node"] = _spread(options["devices"], cluster["nodes"])
     return job
 

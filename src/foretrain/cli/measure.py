@@ -22,7 +22,10 @@ measure = typer.Typer(help="Make data: measure operators, steps and whole campai
 app.add_typer(measure, name="measure")
 
 OutOption = Annotated[
-    Path, typer.Option("--out", "-o", help="The file of results; what it holds is not measured again.", show_default=False)
+    Path,
+    typer.Option(
+        "--out", "-o", help="The file of results; what it holds is not measured again.", show_default=False
+    ),
 ]
 BudgetOption = Annotated[str | None, typer.Option(help="Stop after this time, such as 10m.")]
 RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try again what failed in an earlier run.")]
@@ -44,7 +47,11 @@ def conclude(summary: Summary, out: Path) -> None:
 # One device
 
 Targets = Annotated[
-    list[str], typer.Argument(metavar="TARGET...", help="Files of runs or jobs (.jsonl), job files, captured graphs, or models by name.")
+    list[str],
+    typer.Argument(
+        metavar="TARGET...",
+        help="Files of runs or jobs (.jsonl), job files, captured graphs, or models by name.",
+    ),
 ]
 DeviceOption = Annotated[Literal["cuda", "cpu"], typer.Option(help="The local device to measure on.")]
 
@@ -56,7 +63,8 @@ def ops(
     out: OutOption,
     device: DeviceOption = "cuda",
     collect_only: Annotated[
-        bool, typer.Option("--collect-only", help="Write the list of operators, to replay on another machine.")
+        bool,
+        typer.Option("--collect-only", help="Write the list of operators, to replay on another machine."),
     ] = False,
     retry_failed: RetryOption = False,
     budget: BudgetOption = None,
@@ -74,16 +82,26 @@ def ops(
 
     limit_s = budget_s(budget)
     with progress("operators") as advance:
-        done = measure_operators(instances, out, device=device, retry_failed=retry_failed, budget_s=limit_s, progress=advance)
+        done = measure_operators(
+            instances, out, device=device, retry_failed=retry_failed, budget_s=limit_s, progress=advance
+        )
     conclude(done, out)
 
 
 @measure.command()
 def pack(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What measure ops wrote (.jsonl, .jsonl.gz).", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="What measure ops wrote (.jsonl, .jsonl.gz).", show_default=False
+        ),
+    ],
     *,
     out: OutOption,
-    device: Annotated[str, typer.Option(help="The catalogue's name of the device they were measured on.", show_default=False)],
+    device: Annotated[
+        str,
+        typer.Option(help="The catalogue's name of the device they were measured on.", show_default=False),
+    ],
 ) -> None:
     """Put measured operators into one Parquet dataset, which ``foretrain fit deletepop`` learns from."""
     from foretrain.catalog import Catalog
@@ -112,7 +130,15 @@ def steps(
 
     jobs, limit_s = list(_jobs(targets)), budget_s(budget)
     with progress("jobs") as advance:
-        done = measure_jobs(jobs, out, device=device, seconds=seconds, retry_failed=retry_failed, budget_s=limit_s, progress=advance)
+        done = measure_jobs(
+            jobs,
+            out,
+            device=device,
+            seconds=seconds,
+            retry_failed=retry_failed,
+            budget_s=limit_s,
+            progress=advance,
+        )
     conclude(done, out)
 
 
@@ -143,7 +169,9 @@ def _jobs(targets: list[str]) -> Iterator[Job]:
             jobs = [job for _, job in read_jobs(Path(target))]
             single = [job for job in jobs if job.cluster.world_size == 1]
             if len(single) < len(jobs):
-                say(f"{target}: {len(jobs) - len(single):,} of {len(jobs):,} jobs are for several devices and left out")
+                say(
+                    f"{target}: {len(jobs) - len(single):,} of {len(jobs):,} jobs are for several devices and left out"
+                )
             yield from single
         else:
             yield job_from(target, {})
@@ -155,7 +183,10 @@ def _jobs(targets: list[str]) -> Iterator[Job]:
 @measure.command(cls=ScaleOut)
 def campaign(
     file: Annotated[
-        Path | None, typer.Argument(metavar="CAMPAIGN.toml", help="The grid; options replace its keys.", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="CAMPAIGN.toml", help="The grid; options replace its keys.", show_default=False
+        ),
     ] = None,
     *,
     out: OutOption,
@@ -164,11 +195,17 @@ def campaign(
     workers: Annotated[str | None, typer.Option(help="Numbers of workers, as 1,2,4.")] = None,
     cores: Annotated[str | None, typer.Option(help="Cores per worker, as 1,2.")] = None,
     batch: Annotated[str | None, typer.Option(help="Samples per step over all workers, as 32,64.")] = None,
-    batch_per_worker: Annotated[str | None, typer.Option(help="Samples per step of each worker, in place of --batch.")] = None,
-    samples: Annotated[str | None, typer.Option(help="Sizes of the dataset, as 1000,50000: times the epoch.")] = None,
+    batch_per_worker: Annotated[
+        str | None, typer.Option(help="Samples per step of each worker, in place of --batch.")
+    ] = None,
+    samples: Annotated[
+        str | None, typer.Option(help="Sizes of the dataset, as 1000,50000: times the epoch.")
+    ] = None,
     sync: Annotated[str | None, typer.Option(help="allreduce, ps (parameter server), or both.")] = None,
     servers: Annotated[str | None, typer.Option(help="Parameter servers, as 1,2.")] = None,
-    links: Annotated[str | None, typer.Option(help="Rates of the workers' links, as 1Gbit,10Gbit (local, root).")] = None,
+    links: Annotated[
+        str | None, typer.Option(help="Rates of the workers' links, as 1Gbit,10Gbit (local, root).")
+    ] = None,
     image: Annotated[str | None, typer.Option(help="Image side, or channels,height,width.")] = None,
     sequence: Annotated[int | None, typer.Option(help="Tokens per sample.")] = None,
     classes: Annotated[int | None, typer.Option(help="Classes of a classifier.")] = None,
@@ -176,14 +213,21 @@ def campaign(
     optimizer: Annotated[str | None, typer.Option(help="sgd, adamw, ...")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, or the catalogue's name of the GPUs here.")] = None,
     address: Annotated[
-        str | None, typer.Option(help="The Ray cluster: auto, or ray://host:port. Without it a local one is started.")
+        str | None,
+        typer.Option(help="The Ray cluster: auto, or ray://host:port. Without it a local one is started."),
     ] = None,
     ray: RayOption = None,
-    interface: Annotated[str | None, typer.Option(help="Network interface to sample: lo, eth0, auto.")] = None,
+    interface: Annotated[
+        str | None, typer.Option(help="Network interface to sample: lo, eth0, auto.")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Time the steps of a cell for about so long.")] = 2.0,
-    epoch_limit: Annotated[str, typer.Option(help="Time a whole epoch up to this long; extrapolate longer ones.")] = "20s",
+    epoch_limit: Annotated[
+        str, typer.Option(help="Time a whole epoch up to this long; extrapolate longer ones.")
+    ] = "20s",
     period: Annotated[str, typer.Option(help="Between two samples of the resources.")] = "50ms",
-    threshold: Annotated[float, typer.Option(help="Share of its maximum above which a resource counts as active.")] = 0.1,
+    threshold: Annotated[
+        float, typer.Option(help="Share of its maximum above which a resource counts as active.")
+    ] = 0.1,
     timeout: Annotated[str, typer.Option(help="Give a cell up after this time.")] = "10m",
     retry_failed: RetryOption = False,
     budget: BudgetOption = None,
@@ -239,7 +283,11 @@ def _where(on: str, address: str | None, ray: str | None) -> tuple[str, str | No
 
 
 def _options(
-    *, lists: Mapping[str, str | None], numbers: Mapping[str, str | None], single: Mapping[str, Any], image: str | None
+    *,
+    lists: Mapping[str, str | None],
+    numbers: Mapping[str, str | None],
+    single: Mapping[str, Any],
+    image: str | None,
 ) -> dict[str, Any]:
     """The keys of a campaign file that were given as options."""
     return {

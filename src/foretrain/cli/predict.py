@@ -29,18 +29,30 @@ if TYPE_CHECKING:
 @with_job_options
 def predict(
     *,
-    target: Annotated[str | None, typer.Argument(metavar="JOB.toml|JOB.json|MODEL", show_default=False)] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="JOB.toml|JOB.json|MODEL", show_default=False)
+    ] = None,
     jobs: Annotated[Path | None, typer.Option(help="Many jobs, one JSON object a line.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the forecasts of --jobs go (else to the screen).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the forecasts of --jobs go (else to the screen).")
+    ] = None,
     processes: ProcessesOption = 1,
     ray: RayOption = None,
     predictor: PredictorOption = None,
     as_json: JsonFlag = False,
-    breakdown: Annotated[Literal["layer", "operator", "phase"] | None, typer.Option(help="Where the time goes.")] = None,
-    depth: Annotated[int | None, typer.Option(min=1, help="Names that a layer is cut to in --breakdown layer.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write the step as a Chrome trace, for Perfetto.")] = None,
+    breakdown: Annotated[
+        Literal["layer", "operator", "phase"] | None, typer.Option(help="Where the time goes.")
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Names that a layer is cut to in --breakdown layer.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the step as a Chrome trace, for Perfetto.")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report to open in a browser.")] = None,
-    resources: Annotated[bool, typer.Option("--resources", help="How busy device, memory and network will be.")] = False,
+    resources: Annotated[
+        bool, typer.Option("--resources", help="How busy device, memory and network will be.")
+    ] = False,
     options: Options,
 ) -> None:
     """Forecast time, memory and cost of a job file or a model; options override the file."""
@@ -49,9 +61,13 @@ def predict(
     if (target is None) == (jobs is None):
         raise typer.BadParameter("give a job file, a model, or --jobs (and only one of them)")
     if jobs is not None and (trace or html or breakdown or resources):
-        raise typer.BadParameter("--trace, --html, --breakdown and --resources are for one job, not for --jobs")
+        raise typer.BadParameter(
+            "--trace, --html, --breakdown and --resources are for one job, not for --jobs"
+        )
     if jobs is None and out is not None:
-        raise typer.BadParameter("--out is for --jobs; --json prints one forecast, --trace and --html write files")
+        raise typer.BadParameter(
+            "--out is for --jobs; --json prints one forecast, --trace and --html write files"
+        )
     if jobs is None and (ray is not None or processes > 1):
         raise typer.BadParameter("--processes and --ray are for --jobs")
     name = predictor or predictors.DEFAULT
@@ -79,7 +95,9 @@ def _resources(job: Job) -> Resources:
     return resources(job)
 
 
-def _print_json(forecast: Forecast, breakdown: Literal["layer", "operator", "phase"] | None, use: Resources | None) -> None:
+def _print_json(
+    forecast: Forecast, breakdown: Literal["layer", "operator", "phase"] | None, use: Resources | None
+) -> None:
     from foretrain.report import to_json
 
     extra = None
@@ -90,7 +108,9 @@ def _print_json(forecast: Forecast, breakdown: Literal["layer", "operator", "pha
     typer.echo(to_json(forecast, breakdown, extra))
 
 
-def _write_files(forecast: Forecast, trace: Path | None, html: Path | None, use: Resources | None = None) -> None:
+def _write_files(
+    forecast: Forecast, trace: Path | None, html: Path | None, use: Resources | None = None
+) -> None:
     if trace is not None:
         from foretrain.report import write_trace
 
@@ -115,7 +135,9 @@ class _Asked:
     options: Options
 
 
-def _predict_many(path: Path, out: Path | None, options: Options, predictor: str, processes: int, ray: str | None) -> None:
+def _predict_many(
+    path: Path, out: Path | None, options: Options, predictor: str, processes: int, ray: str | None
+) -> None:
     """One line out per job in, in order, each as soon as it is known; a job that fails does not stop the rest."""
     hush_ray()
     one_thread()
@@ -130,7 +152,12 @@ def _predict_many(path: Path, out: Path | None, options: Options, predictor: str
     if out is not None and out.exists() and out.samefile(path):
         raise InputError(f"--out: {str(out)!r} is the file of jobs itself")
     lines = list(text_lines(path))
-    asked = _Asked(portable=Portable.of(predictor), catalog=Catalog.load(options.get("catalog")), base=path.parent, options=options)
+    asked = _Asked(
+        portable=Portable.of(predictor),
+        catalog=Catalog.load(options.get("catalog")),
+        base=path.parent,
+        options=options,
+    )
     start = time.monotonic()
     where = "" if out is None else f", in {out}"
     failed = 0
@@ -138,7 +165,9 @@ def _predict_many(path: Path, out: Path | None, options: Options, predictor: str
         try:
             with progress("jobs") as advance:
                 texts = [line for _, line in lines]
-                answers = fan_out(_answer, texts, shared=asked, processes=processes, ray=ray, progress=advance, lost=_lost)
+                answers = fan_out(
+                    _answer, texts, shared=asked, processes=processes, ray=ray, progress=advance, lost=_lost
+                )
                 for (number, _), (answer, bug) in zip(lines, answers, strict=True):
                     sys.stderr.write(bug)
                     failed += "error" in answer

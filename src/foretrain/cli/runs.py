@@ -19,12 +19,18 @@ if TYPE_CHECKING:
 
 _BATCH = 200
 
-runs = typer.Typer(help="Measured runs: look at them, and move them between files and databases.", no_args_is_help=True)
+runs = typer.Typer(
+    help="Measured runs: look at them, and move them between files and databases.", no_args_is_help=True
+)
 app.add_typer(runs, name="runs")
 
 StoreOption = Annotated[
     str | None,
-    typer.Option("--store", metavar="URL|FILE", help="A database or a .jsonl file. [default: $FORETRAIN_STORE, else your data folder]"),
+    typer.Option(
+        "--store",
+        metavar="URL|FILE",
+        help="A database or a .jsonl file. [default: $FORETRAIN_STORE, else your data folder]",
+    ),
 ]
 
 
@@ -58,12 +64,21 @@ def list_(
         typer.echo(dump([_summary(entry) for entry in entries]))
     elif entries:
         _show_table(entries)
-    say(f"{len(entries):,} of {total:,} runs in {kept.name}" if total > len(entries) else f"{total:,} runs in {kept.name}")
+    say(
+        f"{len(entries):,} of {total:,} runs in {kept.name}"
+        if total > len(entries)
+        else f"{total:,} runs in {kept.name}"
+    )
 
 
 @runs.command("show")
 def show_(
-    run: Annotated[str, typer.Argument(metavar="ID", help="The start of an id, as `runs list` prints it.", show_default=False)],
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="The start of an id, as `runs list` prints it.", show_default=False
+        ),
+    ],
     store: StoreOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -78,16 +93,24 @@ def show_(
     from foretrain.report.tables import details
 
     job, measured = entry.document["job"], entry.document["measured"]
-    about = {"id": entry.id, "kept_since": "" if entry.created is None else f"{entry.created:%Y-%m-%d %H:%M} UTC"}
+    about = {
+        "id": entry.id,
+        "kept_since": "" if entry.created is None else f"{entry.created:%Y-%m-%d %H:%M} UTC",
+    }
     figures = {name: _figure(name, value) for name, value in measured.items()}
     show(details(about), "", details(job), "", details(figures), "", details(entry.document["provenance"]))
 
 
 @runs.command("import")
 def import_(
-    files: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl...", help="Files of measured runs.", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUNS.jsonl...", help="Files of measured runs.", show_default=False),
+    ],
     store: StoreOption = None,
-    strict: Annotated[bool, typer.Option("--strict", help="All or nothing: a line that is not a run stops it.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="All or nothing: a line that is not a run stops it.")
+    ] = False,
     catalog: Annotated[Path | None, typer.Option(help="Your own devices, nodes and prices (TOML).")] = None,
 ) -> None:
     """Put the runs of files into a database; those that it has already are left as they are."""
@@ -96,7 +119,9 @@ def import_(
 
     target = store or default_store()
     if not is_database(target):
-        raise InputError(f"--store: {target!r} is not a database; name a URL such as sqlite:///runs.db, or a .db file")
+        raise InputError(
+            f"--store: {target!r} is not a database; name a URL such as sqlite:///runs.db, or a .db file"
+        )
     lines, tally = _lines(files), _Tally()
     try:
         with Store.open(target) as kept:
@@ -118,7 +143,12 @@ def import_(
 @with_options(FilterOptions)
 def export(
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the runs go: a .jsonl or .jsonl.zst file.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", help="Where the runs go: a .jsonl or .jsonl.zst file.", show_default=False
+        ),
+    ],
     store: StoreOption = None,
     options: Options,
 ) -> None:
@@ -185,19 +215,43 @@ def _show_table(entries: Sequence[Entry]) -> None:
     from foretrain.report.tables import table
 
     labelled = any(entry.label not in ("", entry.model) for entry in entries)
-    headings = ("id", "model", "device", "batch", "precision", "step", "source", *(("label",) if labelled else ()))
+    headings = (
+        "id",
+        "model",
+        "device",
+        "batch",
+        "precision",
+        "step",
+        "source",
+        *(("label",) if labelled else ()),
+    )
     rows = []
     for entry in entries:
         about = _summary(entry)
         step = about["measured"].get("step_time_s")
         device = f"{about['devices']:,} x {entry.device}" if about["devices"] > 1 else entry.device
-        figures = [f"{about['global_batch']:,}", about["precision"], "" if step is None else _figure("step_time_s", step)]
-        rows.append([entry.short_id, entry.model, device, *figures, entry.source, *([entry.label] if labelled else [])])
+        figures = [
+            f"{about['global_batch']:,}",
+            about["precision"],
+            "" if step is None else _figure("step_time_s", step),
+        ]
+        rows.append(
+            [
+                entry.short_id,
+                entry.model,
+                device,
+                *figures,
+                entry.source,
+                *([entry.label] if labelled else []),
+            ]
+        )
     show(table(headings, rows, right=("batch", "step")))
 
 
 def _devices(cluster: Mapping[str, Any]) -> int:
-    return sum(int(group["devices_per_node"]) * int(group["nodes"]) for group in cluster.get("groups", [cluster]))
+    return sum(
+        int(group["devices_per_node"]) * int(group["nodes"]) for group in cluster.get("groups", [cluster])
+    )
 
 
 def _figure(name: str, value: float) -> str:
@@ -232,7 +286,9 @@ def _lines(files: Sequence[Path]) -> list[Line]:
 
     for file in files:
         if is_database(file):
-            raise InputError(f"{file}: it is a database; `foretrain runs export --store {file} -o runs.jsonl` makes it a file of runs")
+            raise InputError(
+                f"{file}: it is a database; `foretrain runs export --store {file} -o runs.jsonl` makes it a file of runs"
+            )
     return [(file, number, line) for file in dict.fromkeys(files) for number, line in raw_lines(file)]
 
 

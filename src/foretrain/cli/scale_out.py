@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-ProcessesOption = Annotated[int, typer.Option(min=1, help="Processes of this machine to spread the work over.")]
+ProcessesOption = Annotated[
+    int, typer.Option(min=1, help="Processes of this machine to spread the work over.")
+]
 RayOption = Annotated[
     str | None,
     typer.Option(

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 Key = tuple[str, str]
 """A policy and how good its estimates are."""
 
-_WIDE = (("average JCT", "median", "p95", "p99", "queueing"), ("makespan", "utilisation", "fairness", "preemptions", "lost GPU h", "cost"))
+_WIDE = (
+    ("average JCT", "median", "p95", "p99", "queueing"),
+    ("makespan", "utilisation", "fairness", "preemptions", "lost GPU h", "cost"),
+)
 _NARROW = (
     ("average JCT", "median", "p95"),
     ("p99", "queueing", "makespan"),
@@ -36,43 +39,81 @@ _NARROW = (
 
 @app.command(cls=ScaleOut)
 def schedule(
-    trace: Annotated[str | None, typer.Argument(metavar="TRACE", show_default=False, help="A file of jobs.")] = None,
+    trace: Annotated[
+        str | None, typer.Argument(metavar="TRACE", show_default=False, help="A file of jobs.")
+    ] = None,
     *,
-    cluster: Annotated[str, typer.Option(help='A TOML file with [cluster], or "64x8xv100", or "v100=4,p100=4,k80=4".')],
-    policy: Annotated[str, typer.Option(help="Policies by name or as file.py:Class, joined by commas.")] = "fifo,backfill,srtf,tiresias",
-    generate: Annotated[str | None, typer.Option(help='Make jobs instead: "jobs=500,gap=30s,median=20min,spread=1.2".')] = None,
-    format: Annotated[str | None, typer.Option(help="Format of the trace, where its look does not tell.")] = None,
+    cluster: Annotated[
+        str, typer.Option(help='A TOML file with [cluster], or "64x8xv100", or "v100=4,p100=4,k80=4".')
+    ],
+    policy: Annotated[
+        str, typer.Option(help="Policies by name or as file.py:Class, joined by commas.")
+    ] = "fifo,backfill,srtf,tiresias",
+    generate: Annotated[
+        str | None, typer.Option(help='Make jobs instead: "jobs=500,gap=30s,median=20min,spread=1.2".')
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(help="Format of the trace, where its look does not tell.")
+    ] = None,
     first: Annotated[int | None, typer.Option(help="Only the jobs that arrive first.")] = None,
     placement: Annotated[str, typer.Option(help="packed, spread, random or topology.")] = "packed",
     rack: Annotated[int, typer.Option(help="Nodes to a rack, for topology.")] = 16,
-    throughputs: Annotated[Path | None, typer.Option(help="Table of steps per second by device and job type (Gavel's JSON).")] = None,
+    throughputs: Annotated[
+        Path | None, typer.Option(help="Table of steps per second by device and job type (Gavel's JSON).")
+    ] = None,
     predictor: Annotated[str | None, typer.Option(help="Speeds from a predictor; needs --templates.")] = None,
-    templates: Annotated[Path | None, typer.Option(help="Folder with a job file <kind>.toml for each job type.")] = None,
+    templates: Annotated[
+        Path | None, typer.Option(help="Folder with a job file <kind>.toml for each job type.")
+    ] = None,
     slowdown_per_node: Annotated[
         float, typer.Option(help="By how much each further node slows a job, where speeds are the trace's.")
     ] = 0.0,
-    rounds: Annotated[str | None, typer.Option(help="Length of a round: Gavel's round-based mode (its traces: 360 s; 0 for none).")] = None,
+    rounds: Annotated[
+        str | None,
+        typer.Option(help="Length of a round: Gavel's round-based mode (its traces: 360 s; 0 for none)."),
+    ] = None,
     errors: Annotated[
-        str, typer.Option(help="Errors of the estimates that policies see, such as 0,0.1,0.5 (mean absolute, 0.1 is 10 %).")
+        str,
+        typer.Option(
+            help="Errors of the estimates that policies see, such as 0,0.1,0.5 (mean absolute, 0.1 is 10 %)."
+        ),
     ] = "0",
     residuals: Annotated[
-        Path | None, typer.Option(help="Errors as predictors made them, too: the file of foretrain evaluate --json.")
+        Path | None,
+        typer.Option(help="Errors as predictors made them, too: the file of foretrain evaluate --json."),
     ] = None,
     checkpoint: Annotated[str, typer.Option(help="Time to save a job before it is taken off.")] = "0s",
     restart: Annotated[str, typer.Option(help="Time to start a job again.")] = "0s",
     checkpoint_every: Annotated[str, typer.Option(help="What a failure costs at most.")] = "30min",
-    job_mtbf: Annotated[str | None, typer.Option(help="Mean GPU time between failures of jobs, such as 1000h.")] = None,
+    job_mtbf: Annotated[
+        str | None, typer.Option(help="Mean GPU time between failures of jobs, such as 1000h.")
+    ] = None,
     node_mtbf: Annotated[str | None, typer.Option(help="Mean time between failures of a node.")] = None,
     repair: Annotated[str, typer.Option(help="Mean time to repair a node.")] = "1h",
-    outages: Annotated[Path | None, typer.Option(help="Known failures of nodes: CSV with time_s, node, repair_s.")] = None,
-    sharing: Annotated[bool, typer.Option("--sharing", help="Jobs that need a part of a GPU share it.")] = False,
+    outages: Annotated[
+        Path | None, typer.Option(help="Known failures of nodes: CSV with time_s, node, repair_s.")
+    ] = None,
+    sharing: Annotated[
+        bool, typer.Option("--sharing", help="Jobs that need a part of a GPU share it.")
+    ] = False,
     seeds: Annotated[int, typer.Option(help="Repeat with so many seeds and give the means.")] = 1,
-    processes: Annotated[int | None, typer.Option(help="Simulations at once (all cores if not given).")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Simulations at once (all cores if not given).")
+    ] = None,
     ray: RayOption = None,
-    by_group: Annotated[bool, typer.Option("--by-group", help="Figures of each virtual cluster too.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page: utilisation, Gantt view, distributions.")] = None,
-    log: Annotated[Path | None, typer.Option(help="Write every stretch of GPUs held, .csv or .parquet (a file per policy).")] = None,
-    perfetto: Annotated[Path | None, typer.Option("--trace", help="Write a trace for Perfetto (a file per policy).")] = None,
+    by_group: Annotated[
+        bool, typer.Option("--by-group", help="Figures of each virtual cluster too.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page: utilisation, Gantt view, distributions.")
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(help="Write every stretch of GPUs held, .csv or .parquet (a file per policy)."),
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option("--trace", help="Write a trace for Perfetto (a file per policy).")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Simulate a cluster under scheduling policies, with predictions in the loop."""
@@ -156,7 +197,9 @@ def _scenarios(
         "rounds_s": rounds_s or None,
     }
     combinations = itertools.product(map(str.strip, policies), _qualities(errors, residuals), range(seeds))
-    scenarios = [Scenario(policy=policy, seed=seed, **quality, **shared) for policy, quality, seed in combinations]
+    scenarios = [
+        Scenario(policy=policy, seed=seed, **quality, **shared) for policy, quality, seed in combinations
+    ]
     for scenario in scenarios:
         _check(scenario)
     return scenarios
@@ -168,7 +211,9 @@ def _check(scenario: Scenario) -> None:
     from foretrain.scheduling.placement import placement
     from foretrain.scheduling.round_policies import ROUND_POLICIES
 
-    if not (scenario.policy in ROUND_POLICIES or scenario.policy in policies.names() or ".py:" in scenario.policy):
+    if not (
+        scenario.policy in ROUND_POLICIES or scenario.policy in policies.names() or ".py:" in scenario.policy
+    ):
         known = dict.fromkeys((*policies.names(), *ROUND_POLICIES))
         raise unknown("policy", scenario.policy, known, "a class as file.py:Class or one of")
     if scenario.policy not in ROUND_POLICIES:
@@ -193,7 +238,9 @@ def _qualities(errors: str, residuals: Path | None) -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = [{"error": error} for error in _errors(errors)]
     if residuals is not None:
         found = Residuals.load(residuals)
-        cases += [{"error": each.mape, "residuals": residuals, "residuals_of": name} for name, each in found.items()]
+        cases += [
+            {"error": each.mape, "residuals": residuals, "residuals_of": name} for name, each in found.items()
+        ]
     return cases
 
 
@@ -223,7 +270,9 @@ def _means(outcomes: Sequence[Outcome]) -> dict[Key, Metrics]:
 
     several: dict[Key, list[Metrics]] = {}
     for outcome in outcomes:
-        several.setdefault((outcome.scenario.policy, outcome.scenario.estimates_are), []).append(outcome.metrics)
+        several.setdefault((outcome.scenario.policy, outcome.scenario.estimates_are), []).append(
+            outcome.metrics
+        )
     return {key: mean_metrics(each) for key, each in several.items()}
 
 
@@ -251,7 +300,9 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
     seeds = len({outcome.scenario.seed for outcome in outcomes})
     gpus = sum(machine.gpus for machine in first.machines)
     mean = f", means of {seeds} seeds" if seeds > 1 else ""
-    parts.append(f"{jobs.name} ({jobs.format}): {len(jobs.jobs):,} jobs on {gpus:,} GPUs of {len(first.machines):,} nodes{mean}")
+    parts.append(
+        f"{jobs.name} ({jobs.format}): {len(jobs.jobs):,} jobs on {gpus:,} GPUs of {len(first.machines):,} nodes{mean}"
+    )
     return parts
 
 
@@ -308,7 +359,12 @@ def _groups(outcomes: Sequence[Outcome]) -> RenderableType:
 def _document(jobs: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     means = _means(outcomes)
     return {
-        "trace": {"name": jobs.name, "format": jobs.format, "jobs": len(jobs.jobs), "malformed": jobs.malformed.counts},
+        "trace": {
+            "name": jobs.name,
+            "format": jobs.format,
+            "jobs": len(jobs.jobs),
+            "malformed": jobs.malformed.counts,
+        },
         "results": [
             {
                 "policy": outcome.scenario.policy,
@@ -322,13 +378,20 @@ def _document(jobs: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:
             for outcome in outcomes
         ],
         "means": [
-            {"policy": policy, "estimates": estimates, "average_jct_s": found.average_jct_s, "cost_of_errors": _cost(means, policy, found)}
+            {
+                "policy": policy,
+                "estimates": estimates,
+                "average_jct_s": found.average_jct_s,
+                "cost_of_errors": _cost(means, policy, found),
+            }
             for (policy, estimates), found in means.items()
         ],
     }
 
 
-def _write(outcomes: Sequence[Outcome], jobs: Trace, html: Path | None, log: Path | None, perfetto: Path | None) -> None:
+def _write(
+    outcomes: Sequence[Outcome], jobs: Trace, html: Path | None, log: Path | None, perfetto: Path | None
+) -> None:
     from foretrain.scheduling.logs import write_log, write_perfetto
     from foretrain.scheduling.page import write_page
 
@@ -339,5 +402,9 @@ def _write(outcomes: Sequence[Outcome], jobs: Trace, html: Path | None, log: Pat
     for path, write in ((log, write_log), (perfetto, write_perfetto)):
         for result in results if path is not None else ():
             assert path is not None
-            file = path if len(results) == 1 else path.with_name(f"{path.stem}-{Path(result.policy).name.replace(':', '-')}{path.suffix}")
+            file = (
+                path
+                if len(results) == 1
+                else path.with_name(f"{path.stem}-{Path(result.policy).name.replace(':', '-')}{path.suffix}")
+            )
             say(f"{write(result, file):,} rows in {file}")

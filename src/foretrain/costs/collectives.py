@@ -242,14 +242,18 @@ def _around(times: int) -> Algorithm:
     def load(per_node: int, nodes: int) -> Load:
         size = per_node * nodes
         share = times * (size - 1) / size
-        return Load(inside=share, outside=share, hops_inside=times * (size - nodes), hops_outside=times * (nodes - 1))
+        return Load(
+            inside=share, outside=share, hops_inside=times * (size - nodes), hops_outside=times * (nodes - 1)
+        )
 
     return load
 
 
 def _tree(per_node: int, nodes: int) -> Load:
     """Two binary trees, each for half of the data, up and down (Sanders et al. 2009)."""
-    return Load(inside=2.0, outside=2.0, hops_inside=2 * math.log2(per_node), hops_outside=2 * math.log2(nodes))
+    return Load(
+        inside=2.0, outside=2.0, hops_inside=2 * math.log2(per_node), hops_outside=2 * math.log2(nodes)
+    )
 
 
 def _in_switch(per_node: int, nodes: int) -> Load:
@@ -322,7 +326,9 @@ class Collectives:
         transports: Mapping[str, Transport] = TRANSPORTS,
         server: ParameterServer = SERVER,
     ) -> None:
-        self.library: Library = library or ("gloo" if any(group.device.is_cpu for group in cluster.groups) else "nccl")
+        self.library: Library = library or (
+            "gloo" if any(group.device.is_cpu for group in cluster.groups) else "nccl"
+        )
         if self.library not in get_args(Library):
             raise unknown("library", self.library, get_args(Library))
         self._server = server
@@ -347,10 +353,16 @@ class Collectives:
         return times if times.ndim else float(times)
 
     @overload
-    def parameter_server_s(self, size_bytes: float, *, workers: int, servers: int = 1, nodes: int = 1) -> float: ...
+    def parameter_server_s(
+        self, size_bytes: float, *, workers: int, servers: int = 1, nodes: int = 1
+    ) -> float: ...
     @overload
-    def parameter_server_s(self, size_bytes: Sizes, *, workers: int, servers: int = 1, nodes: int = 1) -> Column: ...
-    def parameter_server_s(self, size_bytes: float | Sizes, *, workers: int, servers: int = 1, nodes: int = 1) -> float | Column:
+    def parameter_server_s(
+        self, size_bytes: Sizes, *, workers: int, servers: int = 1, nodes: int = 1
+    ) -> Column: ...
+    def parameter_server_s(
+        self, size_bytes: float | Sizes, *, workers: int, servers: int = 1, nodes: int = 1
+    ) -> float | Column:
         """Seconds of one synchronous exchange: all workers push gradients, the servers add and update, all workers pull weights.
 
         ``size_bytes`` is the whole model's; servers hold equal parts of it. Workers and servers are processes that are spread
@@ -465,7 +477,12 @@ class _Route:
         adapters = joined * min(link.nics, max(1.0, link.nics * active)) / team.sharing
         transport = self._transports[transport_name(self._library, link.kind, self._group.device)]
         rate = link.bandwidth_bytes_per_s / link.nics
-        return _Lane(adapters * rate, adapters * max(transport.most_bytes_per_s, _SOCKET_SHARE * rate), link.latency_s, transport)
+        return _Lane(
+            adapters * rate,
+            adapters * max(transport.most_bytes_per_s, _SOCKET_SHARE * rate),
+            link.latency_s,
+            transport,
+        )
 
     @property
     def _devices_in_node(self) -> int:
@@ -482,7 +499,9 @@ def _call_s(load: Load, sizes: Column, inside: _Lane | None, outside: _Lane | No
     used = [(lane, share, hops) for lane, share, hops in parts if lane is not None and hops]
     start = max(lane.transport.start_s for lane, _, _ in used)
     latency = sum(hops * (lane.latency_s + lane.transport.hop_s) for lane, _, hops in used)
-    times: Column = start + latency + np.max([lane.time_s(sizes, share, load) for lane, share, _ in used], axis=0)
+    times: Column = (
+        start + latency + np.max([lane.time_s(sizes, share, load) for lane, share, _ in used], axis=0)
+    )
     return times
 
 

@@ -11,7 +11,14 @@ from foretrain.costs.base import Column
 from foretrain.costs.roofline import Roofline
 from foretrain.graph import Operator
 
-_FACTORS = {"convolution": 1.4, "depthwise": 96.0, "norm": 127.0, "optimizer": 99.0, "product": 1.3, "traffic": 83.0}
+_FACTORS = {
+    "convolution": 1.4,
+    "depthwise": 96.0,
+    "norm": 127.0,
+    "optimizer": 99.0,
+    "product": 1.3,
+    "traffic": 83.0,
+}
 """On the roofline, whose memory rate is that of all cores together; by the steps of single workers of ``data/cpu16_campaign.jsonl.zst``
 (products, which are few there, apart)."""
 _CALL_S = 107e-6
@@ -27,8 +34,12 @@ def cpu_time_s(operators: Sequence[Operator], device: Device, precision: str) ->
     work = _ONE_CORE.device_time_s(operators, device, precision)
     factors = np.array([_FACTORS[_family(operator)] for operator in operators])
     launches = np.array([operator.launches for operator in operators], dtype=np.float64)
-    shared = np.array([1.0 if operator.flops else device.cores for operator in operators])  # the factors on traffic are of one core
-    return np.asarray((work * factors / shared + _CALL_S * launches) / (_SEVERAL if device.cores > 1 else 1.0))
+    shared = np.array(
+        [1.0 if operator.flops else device.cores for operator in operators]
+    )  # the factors on traffic are of one core
+    return np.asarray(
+        (work * factors / shared + _CALL_S * launches) / (_SEVERAL if device.cores > 1 else 1.0)
+    )
 
 
 def crowding(busy_cores: int) -> float:
@@ -40,7 +51,11 @@ def _family(operator: Operator) -> str:
     name = operator.name
     if name.startswith("convolution"):
         weight = operator.tensor("weight")
-        return "depthwise" if weight is not None and len(weight.shape) > 2 and weight.shape[1] == 1 < weight.shape[0] else "convolution"
+        return (
+            "depthwise"
+            if weight is not None and len(weight.shape) > 2 and weight.shape[1] == 1 < weight.shape[0]
+            else "convolution"
+        )
     if operator.flops:
         return "product"
     if "norm" in name:

@@ -89,7 +89,9 @@ def family_of(call: Call) -> str:
     if name in MATRIX_PRODUCTS:
         return "product"
     if name in ("convolution", "convolution_backward"):
-        depthwise = 1 < call.args.get("groups", 1) == call.inputs[1 if name == "convolution_backward" else 0].shape[1]
+        depthwise = (
+            1 < call.args.get("groups", 1) == call.inputs[1 if name == "convolution_backward" else 0].shape[1]
+        )
         return f"{'depthwise' if depthwise else 'convolution'}{'_backward' if name == 'convolution_backward' else ''}"
     if is_multi_tensor(name):
         return "optimizer"
@@ -106,12 +108,21 @@ def _serial_s(call: Call, device: Device) -> float:
         pixels = math.prod(call.args.get("output_size") or shape[2:])
         return 0.3e-6 * shape[0] * shape[1] * max(1.0, pixels / (2048 * (device.sms or 100)))
     if call.name in ("index_put", "index_put_") and call.args.get("accumulate"):
-        indices = max((spec.numel for spec in call.inputs if spec.dtype == "int64"), default=0)  # equal ones are summed in turn
+        indices = max(
+            (spec.numel for spec in call.inputs if spec.dtype == "int64"), default=0
+        )  # equal ones are summed in turn
         columns: int = max(1, call.inputs[-1].numel // max(1, indices))
         return 60e-6 + 0.19e-6 * indices / columns
     if call.name in ("_cudnn_rnn", "_cudnn_rnn_backward"):
-        args, x = call.args, call.inputs[0]  # time steps, layers and directions in turn, on few multiprocessors
-        steps: int = x.shape[1 if args.get("batch_first") else 0] * args["num_layers"] * (2 if args.get("bidirectional") else 1)
+        args, x = (
+            call.args,
+            call.inputs[0],
+        )  # time steps, layers and directions in turn, on few multiprocessors
+        steps: int = (
+            x.shape[1 if args.get("batch_first") else 0]
+            * args["num_layers"]
+            * (2 if args.get("bidirectional") else 1)
+        )
         latency_s = 8e-6 if call.name.endswith("backward") else 4e-6
         return latency_s * steps + 2.0 * call.flops / device.peak_flops("fp32")
     return 0.0
@@ -145,7 +156,12 @@ class _Scene:
         self.item = ITEM_BYTES[call.inputs[0].dtype] if call.inputs else 4
         self.convolution = _sizes(call) if "convolution" in call.name else None
         self.conversion_s = 0.0
-        if family.startswith("convolution") and self.kind != "fp32" and self.convolution is not None and not self.convolution.channels_last:
+        if (
+            family.startswith("convolution")
+            and self.kind != "fp32"
+            and self.convolution is not None
+            and not self.convolution.channels_last
+        ):
             self.conversion_s = 2 * self.convolution.convertible * self.item / self.bandwidth
         if self.convolution is not None:
             self.conversion_s += 2 * self.convolution.repacked * self.item / self.bandwidth
@@ -182,8 +198,32 @@ class _Scene:
 
 
 _KINDS = {"fp64": -1.0, "fp32": 0.0, "tf32": 1.0, "bf16": 2.0, "fp16": 2.0, "fp8": 3.0}
-_COMMON = ("compute", "memory", "balance", "l2", "item", "kind", "ridge", "bandwidth_per_sm", "sms", "capability")
-_PRODUCT = ("m", "n", "k", "batch", "least", "depth", "waves64", "fill64", "waves128", "fill128", "waves256", "fill256")
+_COMMON = (
+    "compute",
+    "memory",
+    "balance",
+    "l2",
+    "item",
+    "kind",
+    "ridge",
+    "bandwidth_per_sm",
+    "sms",
+    "capability",
+)
+_PRODUCT = (
+    "m",
+    "n",
+    "k",
+    "batch",
+    "least",
+    "depth",
+    "waves64",
+    "fill64",
+    "waves128",
+    "fill128",
+    "waves256",
+    "fill256",
+)
 
 
 def _transposed(spec: TensorSpec) -> bool:
@@ -203,7 +243,16 @@ def _products(scene: _Scene) -> list[float]:
     ]  # fmt: skip
 
 
-_PRODUCT_COLUMNS = (*_PRODUCT, "transposed_a", "transposed_b", "bias", "batched", "align_m", "align_n", "align_k")
+_PRODUCT_COLUMNS = (
+    *_PRODUCT,
+    "transposed_a",
+    "transposed_b",
+    "bias",
+    "batched",
+    "align_m",
+    "align_n",
+    "align_k",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +277,11 @@ class _Convolution:
     def moved(self) -> tuple[int, int, int]:
         """Elements of the input, the output and the weight."""
         n, groups = self.n, self.groups
-        return n * groups * self.c * self.inside, n * groups * self.k * self.outside, groups * self.c * self.k * self.window
+        return (
+            n * groups * self.c * self.inside,
+            n * groups * self.k * self.outside,
+            groups * self.c * self.k * self.window,
+        )
 
     @property
     def convertible(self) -> int:
@@ -253,7 +306,12 @@ def _sizes(call: Call) -> _Convolution:
         outside = tuple(
             max(1, (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1)
             for size, kernel, stride, pad, dilation in zip(
-                x.shape[2:], window, _each(args, "stride", x), _each(args, "padding", x), _each(args, "dilation", x), strict=True
+                x.shape[2:],
+                window,
+                _each(args, "stride", x),
+                _each(args, "padding", x),
+                _each(args, "dilation", x),
+                strict=True,
             )
         )
     channels, filters = weight.shape[1] * groups, weight.shape[0]
@@ -313,7 +371,10 @@ _SHAPE = (
 def _convolution(scene: _Scene) -> list[float]:
     conv = scene.convolution
     assert conv is not None
-    return [*_shape(scene, conv), *scene.product(conv.n * conv.outside, conv.k, conv.c * conv.window, conv.groups)]
+    return [
+        *_shape(scene, conv),
+        *scene.product(conv.n * conv.outside, conv.k, conv.c * conv.window, conv.groups),
+    ]
 
 
 def _convolution_backward(scene: _Scene) -> list[float]:
@@ -335,7 +396,10 @@ def _depthwise(scene: _Scene) -> list[float]:
     """With the layout: the kernels of either have nothing in common."""
     conv = scene.convolution
     assert conv is not None
-    return [*(_convolution_backward if scene.call.name == "convolution_backward" else _convolution)(scene), float(conv.channels_last)]
+    return [
+        *(_convolution_backward if scene.call.name == "convolution_backward" else _convolution)(scene),
+        float(conv.channels_last),
+    ]
 
 
 def _attention(scene: _Scene) -> list[float]:
@@ -418,7 +482,10 @@ def _relayouts(call: Call, big: TensorSpec) -> bool:
 
 
 def _casts(call: Call) -> bool:
-    return isinstance(call.args.get("dtype"), str) and call.args["dtype"].removeprefix("torch.") != call.inputs[0].dtype
+    return (
+        isinstance(call.args.get("dtype"), str)
+        and call.args["dtype"].removeprefix("torch.") != call.inputs[0].dtype
+    )
 
 
 def _fastest(spec: TensorSpec) -> int:
@@ -459,17 +526,35 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
     "convolution": ((*_SHAPE, *_PRODUCT), _convolution),
     "depthwise": ((*_SHAPE, *_PRODUCT, "channels_last"), _depthwise),
     "convolution_backward": (
-        (*_SHAPE, *_GRADIENTS, *(f"input_{name}" for name in _PRODUCT), *(f"weight_{name}" for name in _PRODUCT)),
+        (
+            *_SHAPE,
+            *_GRADIENTS,
+            *(f"input_{name}" for name in _PRODUCT),
+            *(f"weight_{name}" for name in _PRODUCT),
+        ),
         _convolution_backward,
     ),
     "attention": (_ATTENTION, _attention),
     "attention_backward": (_ATTENTION, _attention),
     **dict.fromkeys(
-        ("norm", "norm_backward", "softmax", "reduction", "copy", "lookup", "pooling", "recurrence", "optimizer", "pointwise"),
+        (
+            "norm",
+            "norm_backward",
+            "softmax",
+            "reduction",
+            "copy",
+            "lookup",
+            "pooling",
+            "recurrence",
+            "optimizer",
+            "pointwise",
+        ),
         (_TRAFFIC, _traffic),
     ),
 }
 _FAMILIES["depthwise_backward"] = ((*_FAMILIES["convolution_backward"][0], "channels_last"), _depthwise)
 FAMILIES = tuple(_FAMILIES)
-COLUMNS: dict[str, tuple[str, ...]] = {name: (*_COMMON, *columns, "name_effect") for name, (columns, _) in _FAMILIES.items()}
+COLUMNS: dict[str, tuple[str, ...]] = {
+    name: (*_COMMON, *columns, "name_effect") for name, (columns, _) in _FAMILIES.items()
+}
 """Names of the figures of each family; the last one is the effect of the operator's name, which the fit learns."""

@@ -24,7 +24,9 @@ _OWN = 10_000
 """Operators from which a device has models of its own."""
 _EVENT_TIMED_S = 60e-6
 """Shorter times of devices that were timed by events hold launch gaps; they are left out."""
-_EVENT_TIMED = frozenset({"p4", "p100-pcie-16gb", "v100-pcie-32gb", "a100-pcie-40gb", "a100-pcie-80gb", "mi100", "mi210"})
+_EVENT_TIMED = frozenset(
+    {"p4", "p100-pcie-16gb", "v100-pcie-32gb", "a100-pcie-40gb", "a100-pcie-80gb", "mi100", "mi210"}
+)
 _SETTINGS = {"num_leaves": 31, "feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1}
 _FOR_ALL = {**_SETTINGS, "trees": 220, "learning_rate": 0.07, "max_depth": 9, "min_data_in_leaf": 20}
 _FOR_ONE = {**_SETTINGS, "trees": 400, "learning_rate": 0.045, "max_depth": 12, "min_data_in_leaf": 4}
@@ -42,7 +44,9 @@ class _Sample:
     virtual: bool = False
 
 
-def fit_costs(operators: Iterable[MeasuredOperator], tell: Callable[[str], None] = lambda _: None) -> LearnedCosts:
+def fit_costs(
+    operators: Iterable[MeasuredOperator], tell: Callable[[str], None] = lambda _: None
+) -> LearnedCosts:
     """Models for all devices together, and for each device with many operators its own."""
     _check_library()
     catalog = Catalog.load()
@@ -70,7 +74,11 @@ def fit_costs(operators: Iterable[MeasuredOperator], tell: Callable[[str], None]
             if len(own) >= _LEAST or (own and family == SERIAL):
                 models.setdefault(name, {})[family] = _fit(family, own, _FOR_ONE)
     lookups = {device: _lookup(table) for device, table in sorted(keys.items())}
-    return LearnedCosts(models, lookups, kernel_kinds=_kernel_kinds(sample.operator for group in samples.values() for sample in group))
+    return LearnedCosts(
+        models,
+        lookups,
+        kernel_kinds=_kernel_kinds(sample.operator for group in samples.values() for sample in group),
+    )
 
 
 def _slower_memory(one: MeasuredOperator, device: Device) -> Iterator[_Sample]:
@@ -98,7 +106,9 @@ def _fit(family: str, samples: Sequence[_Sample], growth: Mapping[str, Any]) -> 
     default = float(np.median(list(effects.values())))
     if len(samples) < _LEAST:
         return OperatorModel(None, effects, default)
-    rows = np.array([[*sample.described.figures, effects[name]] for sample, name in zip(samples, names, strict=True)])
+    rows = np.array(
+        [[*sample.described.figures, effects[name]] for sample, name in zip(samples, names, strict=True)]
+    )
     return OperatorModel(grow(rows, targets, weights, **growth), effects, default)
 
 
@@ -112,14 +122,25 @@ def _weights(seconds: npt.NDArray[np.float64], devices: Sequence[str]) -> npt.ND
 
 
 def _effects(
-    names: npt.NDArray[np.str_], targets: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], *, prior: float, strength: float
+    names: npt.NDArray[np.str_],
+    targets: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float64],
+    *,
+    prior: float,
+    strength: float,
 ) -> dict[str, float]:
     """The mean of each name, drawn to the prior where a name has few operators."""
     effects = {}
     for name in sorted(set(names.tolist())):
         mine = names == name
         count = float(mine.sum())
-        effects[name] = round(float((np.average(targets[mine], weights=weights[mine]) * count + prior * strength) / (count + strength)), 5)
+        effects[name] = round(
+            float(
+                (np.average(targets[mine], weights=weights[mine]) * count + prior * strength)
+                / (count + strength)
+            ),
+            5,
+        )
     return effects
 
 

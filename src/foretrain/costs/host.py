@@ -31,7 +31,10 @@ class DispatchHost:
     """How much faster the host is than the one these figures come from."""
 
     def issue_time_s(self, operators: Sequence[Operator], phases: Sequence[str]) -> Column:
-        return np.array([self._one(operator, phase) for operator, phase in zip(operators, phases, strict=True)]) / self.speed
+        return (
+            np.array([self._one(operator, phase) for operator, phase in zip(operators, phases, strict=True)])
+            / self.speed
+        )
 
     def _one(self, operator: Operator, phase: str) -> float:
         if phase == "optimizer":
@@ -61,7 +64,9 @@ def cpu_speed(cpu: str | None, device_year: int | None = None) -> float:
     """How fast a node's CPU issues kernels, from its name, else from what is usual beside the device."""
     if cpu is not None:
         return next((speed for part, speed in _SPEEDS.items() if part in cpu), 1.0)
-    return next((speed for year, speed in _SPEED_BY_YEAR if device_year is not None and device_year <= year), 1.0)
+    return next(
+        (speed for year, speed in _SPEED_BY_YEAR if device_year is not None and device_year <= year), 1.0
+    )
 
 
 PLAIN_HOST = DispatchHost(

@@ -46,7 +46,11 @@ def kernel_kind(name: str, inputs: Sequence[TensorSpec]) -> str:
 
 
 def _multi_tensor(operator: Operator) -> int:
-    lists = [value for value in operator.args.values() if isinstance(value, list) and value and isinstance(value[0], str)]
+    lists = [
+        value
+        for value in operator.args.values()
+        if isinstance(value, list) and value and isinstance(value[0], str)
+    ]
     if not lists:
         return 1
     depth = min(max(len(lists), 1), 5)

@@ -102,10 +102,14 @@ class LearnedCosts:
         unknown = np.ones(len(launching), dtype=np.bool_)
         if device.name in self.lookups:
             known, place = self._measured([operators[i] for i in launching], device, precision)
-            times[np.array(launching, dtype=np.int64)[known]] = self.lookups[device.name].seconds[place[known]]
+            times[np.array(launching, dtype=np.int64)[known]] = self.lookups[device.name].seconds[
+                place[known]
+            ]
             unknown = ~known
         left = np.flatnonzero(unknown).tolist()
-        estimates = self._estimate([operators[launching[i]].name for i in left], [described[i] for i in left], device)
+        estimates = self._estimate(
+            [operators[launching[i]].name for i in left], [described[i] for i in left], device
+        )
         times[[launching[i] for i in left]] = estimates
         if device.name in self.scales:
             scale = self.scales[device.name]
@@ -117,14 +121,18 @@ class LearnedCosts:
         if device.name in self.lookups:
             launching = [i for i, operator in enumerate(operators) if operator.launches]
             known, place = self._measured([operators[i] for i in launching], device, precision)
-            counts[np.array(launching, dtype=np.int64)[known]] = self.lookups[device.name].kernels[place[known]]
+            counts[np.array(launching, dtype=np.int64)[known]] = self.lookups[device.name].kernels[
+                place[known]
+            ]
         return counts
 
     def _kernels(self, operator: Operator) -> float:
         usual = kernel_count(operator)
         if not usual or is_multi_tensor(operator.name):
             return usual
-        return self.kernel_kinds.get(kernel_kind(operator.name, operator.inputs), self.kernel_kinds.get(operator.name, usual))
+        return self.kernel_kinds.get(
+            kernel_kind(operator.name, operator.inputs), self.kernel_kinds.get(operator.name, usual)
+        )
 
     def _measured(
         self, operators: Sequence[Operator], device: Device, precision: str
@@ -144,14 +152,19 @@ class LearnedCosts:
         for family, members in by_family.items():
             model = self.models.get(device.name, {}).get(family) or self.models[GENERAL].get(family)
             if model is not None:
-                factors = model.log_factors([names[i] for i in members], [described[i].figures for i in members])
+                factors = model.log_factors(
+                    [names[i] for i in members], [described[i].figures for i in members]
+                )
                 times[members] *= np.exp(np.clip(factors, *_BOUNDS))
         return times
 
     def scaled(self, device: str, factors: Mapping[str, float]) -> LearnedCosts:
         """With a further calibration of one device."""
         before = self.scales.get(device, {})
-        together = {group: before.get(group, 1.0) * factors.get(group, 1.0) for group in before.keys() | factors.keys()}
+        together = {
+            group: before.get(group, 1.0) * factors.get(group, 1.0)
+            for group in before.keys() | factors.keys()
+        }
         return dataclasses.replace(self, scales={**self.scales, device: together})
 
 
@@ -184,7 +197,9 @@ def save_costs(path: Path, costs: LearnedCosts, host: DispatchHost, about: Mappi
                 "columns": COLUMNS.get(family, ()),
             }
             if model.forest is not None:
-                tensors.update({f"{scope}/{family}/{name}": column for name, column in model.forest.to_columns().items()})
+                tensors.update(
+                    {f"{scope}/{family}/{name}": column for name, column in model.forest.to_columns().items()}
+                )
     for device, lookup in costs.lookups.items():
         tensors.update({f"lookup/{device}/{name}": getattr(lookup, name) for name in _LOOKUP})
     header = {
@@ -214,12 +229,25 @@ def load_costs(path: Path) -> tuple[LearnedCosts, DispatchHost, dict[str, Any]]:
     for scope, families in header["models"].items():
         for family, data in families.items():
             if family != SERIAL and tuple(data["columns"]) != COLUMNS[family]:
-                raise InputError(f"{path}: the figures of {family} operators are others than this version computes; fit it again")
+                raise InputError(
+                    f"{path}: the figures of {family} operators are others than this version computes; fit it again"
+                )
             prefix = f"{scope}/{family}/"
-            columns = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            columns = {
+                name.removeprefix(prefix): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(prefix)
+            }
             models.setdefault(scope, {})[family] = OperatorModel(
                 Forest.from_columns(columns) if columns else None, data["names"], data["default"]
             )
     devices = {name.split("/")[1] for name in tensors if name.startswith("lookup/")}
-    lookups = {device: Lookup(*(tensors[f"lookup/{device}/{name}"] for name in _LOOKUP)) for device in sorted(devices)}
-    return LearnedCosts(models, lookups, header["scales"], header["kernels"]), DispatchHost(**header["host"]), header["about"]
+    lookups = {
+        device: Lookup(*(tensors[f"lookup/{device}/{name}"] for name in _LOOKUP))
+        for device in sorted(devices)
+    }
+    return (
+        LearnedCosts(models, lookups, header["scales"], header["kernels"]),
+        DispatchHost(**header["host"]),
+        header["about"],
+    )

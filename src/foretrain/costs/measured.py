@@ -20,7 +20,18 @@ ANY = "*"
 """Stands for operators that were drawn from models of any family."""
 
 _JSON_COLUMNS = ("inputs", "args", "kernel_names")
-_COLUMNS = ("key", "name", "precision", "flops", "bytes", "cold_s", "warm_s", "host_s", "kernels", *_JSON_COLUMNS)
+_COLUMNS = (
+    "key",
+    "name",
+    "precision",
+    "flops",
+    "bytes",
+    "cold_s",
+    "warm_s",
+    "host_s",
+    "kernels",
+    *_JSON_COLUMNS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +56,9 @@ class MeasuredOperator:
 
     def known_without(self, held_out: frozenset[str]) -> bool:
         """Whether it would have been measured if no model of these families had been looked at."""
-        return not held_out or (ANY not in self.families and not (self.families and self.families <= held_out))
+        return not held_out or (
+            ANY not in self.families and not (self.families and self.families <= held_out)
+        )
 
     @classmethod
     def of(
@@ -60,10 +73,14 @@ class MeasuredOperator:
         """With the FLOPs and the least traffic that follow from the shapes."""
         traffic = sum(spec.size_bytes for spec in (*inputs, *outputs))
         work = flops(name, args, inputs, outputs)
-        return cls(name=name, inputs=inputs, args=args, flops=work, bytes=traffic, device=device, device_s=device_s)
+        return cls(
+            name=name, inputs=inputs, args=args, flops=work, bytes=traffic, device=device, device_s=device_s
+        )
 
 
-def operator_key(name: str, inputs: Iterable[TensorSpec], args: Mapping[str, Any], precision: str = "") -> str:
+def operator_key(
+    name: str, inputs: Iterable[TensorSpec], args: Mapping[str, Any], precision: str = ""
+) -> str:
     """A hash of what is called: the same for an operator of a graph and for the one measured in its place."""
     content = [name, [[spec.shape, spec.dtype, spec.strides] for spec in inputs], args, precision]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
@@ -71,7 +88,11 @@ def operator_key(name: str, inputs: Iterable[TensorSpec], args: Mapping[str, Any
 
 def matmul_precision(operator: Computes, precision: str) -> str:
     """TF32 only changes the matrix products of fp32 tensors; cuDNN uses it for convolutions in either case."""
-    return "tf32" if precision == "tf32" and operator.name in MATRIX_PRODUCTS and operator.inputs[0].dtype == "float32" else ""
+    return (
+        "tf32"
+        if precision == "tf32" and operator.name in MATRIX_PRODUCTS and operator.inputs[0].dtype == "float32"
+        else ""
+    )
 
 
 def load_columns(path: Path) -> dict[str, list[Any]]:
@@ -96,11 +117,15 @@ def load_measured(path: Path, device: str | None = None) -> Iterator[MeasuredOpe
     """
     _, parquet = parquet_library()
     if not path.exists():
-        raise InputError(f"{path}: no such operator dataset; foretrain measure ops makes one, and data/ of the repository has ours")
+        raise InputError(
+            f"{path}: no such operator dataset; foretrain measure ops makes one, and data/ of the repository has ours"
+        )
     columns = load_columns(path)
     device = device or (parquet.read_schema(path).metadata or {}).get(b"catalog_device", b"").decode()
     if not device:
-        raise InputError(f"{path}: does not say which device of the catalogue it was measured on; give --device")
+        raise InputError(
+            f"{path}: does not say which device of the catalogue it was measured on; give --device"
+        )
     families = columns.get("families") or [""] * len(columns["key"])
     for i, key in enumerate(columns["key"]):
         yield MeasuredOperator(

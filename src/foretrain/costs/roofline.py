@@ -29,7 +29,9 @@ class Roofline:
         flops = np.array([operator.flops for operator in operators], dtype=np.float64)
         traffic = np.array([operator.bytes for operator in operators], dtype=np.float64)
         launches = np.array([operator.launches for operator in operators], dtype=np.float64)
-        rate = np.array([device.peak_flops(arithmetic(operator, precision)) for operator in operators], dtype=np.float64)
+        rate = np.array(
+            [device.peak_flops(arithmetic(operator, precision)) for operator in operators], dtype=np.float64
+        )
         compute_s = flops / (rate * self.compute_efficiency)
         memory_s = traffic / (device.memory_bytes_per_s * self.memory_efficiency)
         return launches * np.maximum(np.maximum(compute_s, memory_s), self.kernel_floor_s)
@@ -50,11 +52,20 @@ class Computes(Protocol):
 def arithmetic(operator: Computes, precision: str) -> str:
     """The number format an operator multiplies in: fp32 inputs become TF32 in cuDNN always, in matrix products on request."""
     dtype = _SHORT.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"
-    if dtype == "fp32" and (operator.name in _CONVOLUTIONS or (precision == "tf32" and operator.name in MATRIX_PRODUCTS)):
+    if dtype == "fp32" and (
+        operator.name in _CONVOLUTIONS or (precision == "tf32" and operator.name in MATRIX_PRODUCTS)
+    ):
         return "tf32"
     if precision == "fp8" and operator.name in ("mm", "addmm", "_grouped_mm"):
         return "fp8"
     return dtype
 
 
-_SHORT = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
+_SHORT = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}

@@ -56,11 +56,25 @@ class Forest:
         )  # fmt: skip
 
 
-def grow(rows: Matrix, targets: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], *, trees: int, **settings: Any) -> Forest:
+def grow(
+    rows: Matrix,
+    targets: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float64],
+    *,
+    trees: int,
+    **settings: Any,
+) -> Forest:
     """Fit trees to targets; the same input gives the same trees."""
     import lightgbm
 
-    fixed = {"objective": "l2", "verbosity": -1, "seed": 0, "deterministic": True, "force_row_wise": True, "num_threads": 1}
+    fixed = {
+        "objective": "l2",
+        "verbosity": -1,
+        "seed": 0,
+        "deterministic": True,
+        "force_row_wise": True,
+        "num_threads": 1,
+    }
     data = lightgbm.Dataset(rows.astype(np.float32), targets, weight=weights, params={"verbosity": -1})
     booster = lightgbm.train({**fixed, **settings}, data, trees)
     return from_lightgbm([tree["tree_structure"] for tree in booster.dump_model()["tree_info"]])

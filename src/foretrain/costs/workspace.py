@@ -74,7 +74,13 @@ def column_sum(operator: Operator, device: Device) -> float:
     """Summing the rows of a matrix (the gradient of a bias): partial sums of every block, up to one MiB per multiprocessor."""
     x, total = operator.inputs[0], operator.outputs[0].numel
     dims = operator.args.get("dim")
-    if x.strides is not None or not dims or x.dtype == "bool" or total < 32 or (len(x.shape) - 1) in [d % len(x.shape) for d in dims]:
+    if (
+        x.strides is not None
+        or not dims
+        or x.dtype == "bool"
+        or total < 32
+        or (len(x.shape) - 1) in [d % len(x.shape) for d in dims]
+    ):
         return 0.0
     return min(8.0 * x.numel, max((device.sms or 100) * float(1 << 20), 2048.0 * total))
 
@@ -94,7 +100,9 @@ def safe_softmax(operator: Operator, device: Device) -> float:
 @register("native_layer_norm", "native_layer_norm_backward", "_softmax")
 def contiguous_copies(operator: Operator, device: Device) -> float:
     """These kernels want contiguous operands and copy those that are not."""
-    return sum(spec.numel * ITEM_BYTES[spec.dtype] for spec in operator.inputs[:2] if spec.strides is not None)
+    return sum(
+        spec.numel * ITEM_BYTES[spec.dtype] for spec in operator.inputs[:2] if spec.strides is not None
+    )
 
 
 @register("_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_cudnn_attention_backward")

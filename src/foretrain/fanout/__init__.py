@@ -58,7 +58,9 @@ def fan_out(
     return _all(crew, items, progress, lost)
 
 
-def _all(crew: Crew[Result], items: Sequence[Item], progress: Progress, lost: Lost[Result] | None) -> Iterator[Result]:
+def _all(
+    crew: Crew[Result], items: Sequence[Item], progress: Progress, lost: Lost[Result] | None
+) -> Iterator[Result]:
     if items:
         with crew:
             yield from crew.run(items, progress=progress, lost=lost)
@@ -72,7 +74,14 @@ class Crew(Generic[Result]):
     [[2, 4], [8]]
     """
 
-    def __init__(self, function: Callable[..., Result], *, shared: Any = None, processes: int = 1, ray: str | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Result],
+        *,
+        shared: Any = None,
+        processes: int = 1,
+        ray: str | None = None,
+    ) -> None:
         if processes < 1:
             raise invalid("processes", processes, "a whole number of at least 1")
         self._function, self._shared, self._processes, self._ray = function, shared, processes, ray
@@ -91,7 +100,11 @@ class Crew(Generic[Result]):
             self._workers = None
 
     def run(
-        self, items: Sequence[Any], *, progress: Progress = lambda done, total: None, lost: Lost[Result] | None = None
+        self,
+        items: Sequence[Any],
+        *,
+        progress: Progress = lambda done, total: None,
+        lost: Lost[Result] | None = None,
     ) -> Iterator[Result]:
         """The results of one round, in the order of the items; one round at a time."""
         if self._workers is None:
@@ -138,7 +151,9 @@ class _Gathered:
             if self._again:
                 chunk = self._again.popleft()
             elif self._begun < len(self._items) and self._begun < self._next + _AHEAD:
-                chunk = Chunk(start=self._begun, items=self._items[self._begun : self._begun + self._size(slots)])
+                chunk = Chunk(
+                    start=self._begun, items=self._items[self._begun : self._begun + self._size(slots)]
+                )
                 self._begun += len(chunk.items)
             else:
                 return

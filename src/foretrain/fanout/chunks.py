@@ -28,7 +28,10 @@ class Chunk:
 
     def again(self) -> list[Chunk]:
         """One by one, so that an item that kills its worker does not cost its neighbours."""
-        return [Chunk(start=self.start + i, items=[item], tries=self.tries + 1) for i, item in enumerate(self.items)]
+        return [
+            Chunk(start=self.start + i, items=[item], tries=self.tries + 1)
+            for i, item in enumerate(self.items)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,9 @@ def _loaded(load: Load) -> tuple[Callable[..., Any], Any]:
     try:
         return load()
     except Exception as error:
-        raise InputError(f"a worker cannot load what it is to run ({type(error).__name__}: {first_line(error)})") from error
+        raise InputError(
+            f"a worker cannot load what it is to run ({type(error).__name__}: {first_line(error)})"
+        ) from error
 
 
 def _with_error(results: Sequence[Any], error: Exception) -> bytes:

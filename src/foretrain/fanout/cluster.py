@@ -78,7 +78,9 @@ def found_at(address: str, field: str = "ray") -> str:
         return _answering() or LOCAL
     found = _known() if address == AUTO else address
     if found is None:
-        raise InputError(f"{field}: no Ray cluster answers at {address!r} (none was started here by ray start, and RAY_ADDRESS is not set)")
+        raise InputError(
+            f"{field}: no Ray cluster answers at {address!r} (none was started here by ray start, and RAY_ADDRESS is not set)"
+        )
     return found
 
 
@@ -92,7 +94,14 @@ def losses() -> tuple[type[Exception], ...]:
     """What Ray raises when a worker, a node or what it held is gone, through no fault of what ran there."""
     from ray import exceptions as of
 
-    return (of.WorkerCrashedError, of.NodeDiedError, of.OutOfMemoryError, of.ObjectLostError, of.LocalRayletDiedError, of.RayActorError)
+    return (
+        of.WorkerCrashedError,
+        of.NodeDiedError,
+        of.OutOfMemoryError,
+        of.ObjectLostError,
+        of.LocalRayletDiedError,
+        of.RayActorError,
+    )
 
 
 def _init(**options: Any) -> None:
@@ -107,7 +116,11 @@ def _known() -> str | None:
     """The address that Ray itself would take, from the environment or from the file that the last cluster left."""
     if given := os.environ.get("RAY_ADDRESS"):
         return given
-    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or ("/tmp" if os.name == "posix" else tempfile.gettempdir())
+    folder = (
+        os.environ.get("RAY_TMPDIR")
+        or os.environ.get("TMPDIR")
+        or ("/tmp" if os.name == "posix" else tempfile.gettempdir())
+    )
     with contextlib.suppress(OSError):
         return (Path(folder) / "ray" / "ray_current_cluster").read_text().strip() or None
     return None

@@ -42,7 +42,10 @@ class RayTasks(Workers):
         import ray
 
         if time.monotonic() - self._counted > _RESOURCES_S:  # nodes come and go
-            self._slots, self._counted = 2 * max(1, int(ray.cluster_resources().get("CPU", 0))), time.monotonic()
+            self._slots, self._counted = (
+                2 * max(1, int(ray.cluster_resources().get("CPU", 0))),
+                time.monotonic(),
+            )
         return self._slots
 
     def begin(self, chunk: Chunk) -> None:
@@ -103,7 +106,9 @@ def _fetched(reference: Any) -> Outcome:
         return Outcome(lost=f"{type(error).__name__}: {first_line(error)}")
     except exceptions.RayTaskError as error:
         why = error.cause if isinstance(error.cause, Exception) else error
-        return Outcome(error=InputError(f"ray: a node cannot run foretrain: {type(why).__name__}: {first_line(why)}"))
+        return Outcome(
+            error=InputError(f"ray: a node cannot run foretrain: {type(why).__name__}: {first_line(why)}")
+        )
     except exceptions.RayError as error:
         return Outcome(error=InputError(f"ray: {type(error).__name__}: {first_line(error)}"))
 

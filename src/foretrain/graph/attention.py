@@ -27,7 +27,8 @@ class _Attention:
 
     def without_products(self, graph: OpGraph) -> _Attention:
         forward, backward = (
-            tuple(i for i in calls if graph.ops[i].operator.name not in _PRODUCTS) for calls in (self.forward, self.backward)
+            tuple(i for i in calls if graph.ops[i].operator.name not in _PRODUCTS)
+            for calls in (self.forward, self.backward)
         )
         return replace(self, forward=forward, backward=backward)
 
@@ -39,7 +40,9 @@ class _Attention:
 @functools.lru_cache(maxsize=128)
 def with_fused_softmax(graph: OpGraph) -> OpGraph:
     """The graph with scaling, mask, softmax and dropout of every written-out attention merged between its products."""
-    found = [attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None]
+    found = [
+        attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None
+    ]
     between = [attention.without_products(graph) for attention in found]
     return _merge(graph, between, causal=False, softmax=True) if found else graph
 
@@ -47,19 +50,29 @@ def with_fused_softmax(graph: OpGraph) -> OpGraph:
 @functools.lru_cache(maxsize=128)
 def with_flash_attention(graph: OpGraph, *, causal: bool) -> OpGraph:
     """The graph with every written-out attention merged; the scores are never kept. A graph without any is returned as it is."""
-    found = [attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None]
+    found = [
+        attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None
+    ]
     return _merge(graph, found, causal=causal) if found else graph
 
 
 def _layers_with_softmax(graph: OpGraph) -> Iterable[str]:
-    return dict.fromkeys(op.layer for op in graph.ops if op.phase == "forward" and op.operator.name == "_softmax")
+    return dict.fromkeys(
+        op.layer for op in graph.ops if op.phase == "forward" and op.operator.name == "_softmax"
+    )
 
 
 def _find(graph: OpGraph, layer: str) -> _Attention | None:
     """By the size of the scores: all calls of the layer that touch a tensor of that size belong to the attention."""
     own = [i for i, op in enumerate(graph.ops) if op.layer == layer and op.phase != "optimizer"]
     scores = _score_sizes(graph, own)
-    touching = [i for i in own if any(spec.numel in scores for spec in (*graph.ops[i].operator.inputs, *graph.ops[i].operator.outputs))]
+    touching = [
+        i
+        for i in own
+        if any(
+            spec.numel in scores for spec in (*graph.ops[i].operator.inputs, *graph.ops[i].operator.outputs)
+        )
+    ]
     forward = tuple(i for i in touching if graph.ops[i].phase == "forward")
     backward = tuple(i for i in touching if graph.ops[i].phase == "backward")
     products = [graph.ops[i].operator for i in forward if graph.ops[i].operator.name in _PRODUCTS]
@@ -72,7 +85,13 @@ def _find(graph: OpGraph, layer: str) -> _Attention | None:
     def shaped(tokens: int, width: int) -> TensorSpec:
         return TensorSpec((samples, heads // samples, tokens, width), query.dtype)
 
-    return _Attention(forward, backward, shaped(length, size), shaped(key.shape[-1], size), shaped(key.shape[-1], value.shape[-1]))
+    return _Attention(
+        forward,
+        backward,
+        shaped(length, size),
+        shaped(key.shape[-1], size),
+        shaped(key.shape[-1], value.shape[-1]),
+    )
 
 
 def _score_sizes(graph: OpGraph, own: Sequence[int]) -> set[int]:
@@ -136,7 +155,12 @@ def _in_place_of(graph: OpGraph, calls: Sequence[int], operator: Operator) -> Op
 
 def _forward(attention: _Attention, causal: bool) -> Operator:
     inputs = (attention.query, attention.key, attention.value)
-    return _operator(FORWARD, inputs, (_output(attention),), {"query": "%0", "key": "%1", "value": "%2", "is_causal": causal})
+    return _operator(
+        FORWARD,
+        inputs,
+        (_output(attention),),
+        {"query": "%0", "key": "%1", "value": "%2", "is_causal": causal},
+    )
 
 
 def _backward(attention: _Attention, causal: bool) -> Operator:
@@ -157,6 +181,18 @@ def _output(attention: _Attention) -> TensorSpec:
     return replace(attention.query, shape=(*attention.query.shape[:-1], attention.value.shape[-1]))
 
 
-def _operator(name: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], args: dict[str, object]) -> Operator:
+def _operator(
+    name: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], args: dict[str, object]
+) -> Operator:
     read, written = (sum(spec.size_bytes for spec in specs) for specs in (inputs, outputs))
-    return Operator(name, "default", inputs, outputs, args, flops(name, args, inputs, outputs), read, written, launches=True)
+    return Operator(
+        name,
+        "default",
+        inputs,
+        outputs,
+        args,
+        flops(name, args, inputs, outputs),
+        read,
+        written,
+        launches=True,
+    )

@@ -17,7 +17,9 @@ Formula = Callable[[Mapping[str, Any], Sequence[Shape], Sequence[Shape]], int]
 FORMULAS: dict[str, Formula] = {}
 
 
-def flops(name: str, args: Mapping[str, Any], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+def flops(
+    name: str, args: Mapping[str, Any], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> int:
     """FLOPs of one call; 0 for operators without a formula (their cost is memory traffic)."""
     formula = FORMULAS.get(name)
     return formula(args, [spec.shape for spec in inputs], [spec.shape for spec in outputs]) if formula else 0
@@ -83,7 +85,11 @@ def convolution_backward(args: Mapping[str, Any], inputs: Sequence[Shape], _outp
     return one_gradient * sum(wanted)
 
 
-@register("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention")
+@register(
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
 def attention(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
     (b, h, s_q, d), (_, _, s_k, _), (_, _, _, d_v) = inputs[:3]
     return 2 * b * h * s_q * s_k * (d + d_v)

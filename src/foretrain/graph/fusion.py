@@ -32,7 +32,9 @@ _LOSSES = frozenset(
     "binary_cross_entropy_with_logits".split()
 )
 """A forward pass that has one of these behind its last product ends with a loss."""
-_RANDOM = frozenset("native_dropout bernoulli bernoulli_ rand rand_like randn randn_like uniform_ normal_".split())
+_RANDOM = frozenset(
+    "native_dropout bernoulli bernoulli_ rand rand_like randn randn_like uniform_ normal_".split()
+)
 _ALONE = frozenset(
     "all_reduce all_gather reduce_scatter all_to_all send_recv broadcast "
     "embedding embedding_dense_backward _embedding_bag index_put index_put_ index_add index_add_ scatter scatter_ scatter_add scatter_add_ "
@@ -105,10 +107,16 @@ class _Unit:
 
     def conflicts(self, other: _Unit) -> bool:
         """Whether the order of the two matters."""
-        return not (self.writes.isdisjoint(other.reads | other.writes) and self.reads.isdisjoint(other.writes))
+        return not (
+            self.writes.isdisjoint(other.reads | other.writes) and self.reads.isdisjoint(other.writes)
+        )
 
     def takes(self, unit: _Unit) -> bool:
-        if self.kind != unit.kind or self.block != unit.block or (unit.closes and not unit.reads <= self.writes):
+        if (
+            self.kind != unit.kind
+            or self.block != unit.block
+            or (unit.closes and not unit.reads <= self.writes)
+        ):
             return False
         if self.kind == "norm":
             return self.root == unit.root
@@ -141,9 +149,22 @@ class _Rules:
         op = self._graph.ops[index]
         name, launches = op.operator.name, op.operator.launches
         kind = self._kind(index, op) if launches and op.phase != "optimizer" else ""
-        barrier = name in _SYNCS or (launches and (name in _ALONE or (op.operator.flops > 0 and name not in _PRODUCTS)))
+        barrier = name in _SYNCS or (
+            launches and (name in _ALONE or (op.operator.flops > 0 and name not in _PRODUCTS))
+        )
         closes = kind == "norm" and op.phase == "backward" and name in ("add", "add_")
-        return _Unit([index], kind, op.layer, self._block(op.layer), op.phase, launches, barrier, set(op.reads), set(op.writes), closes)
+        return _Unit(
+            [index],
+            kind,
+            op.layer,
+            self._block(op.layer),
+            op.phase,
+            launches,
+            barrier,
+            set(op.reads),
+            set(op.writes),
+            closes,
+        )
 
     def _kind(self, index: int, op: Op) -> str:
         name, fusion = op.operator.name, self._fusion
@@ -173,7 +194,12 @@ class _Rules:
 
 def _fusible(operator: Operator) -> bool:
     name = operator.name
-    return operator.launches and not operator.flops and name not in _ALONE and not name.startswith(("_foreach", "_fused_a", "_fused_s"))
+    return (
+        operator.launches
+        and not operator.flops
+        and name not in _ALONE
+        and not name.startswith(("_foreach", "_fused_a", "_fused_s"))
+    )
 
 
 def _column_sum(operator: Operator) -> bool:
@@ -195,7 +221,9 @@ def _norm_modules(graph: OpGraph) -> set[str]:
             if not _fusible(op.operator):
                 broken.add(op.layer)
     return {
-        path for path, found in names.items() if path not in broken and len(found) > 1 and (found & _AVERAGES or {"cos", "sin"} <= found)
+        path
+        for path, found in names.items()
+        if path not in broken and len(found) > 1 and (found & _AVERAGES or {"cos", "sin"} <= found)
     }
 
 
@@ -204,7 +232,11 @@ def _loss_zone(graph: OpGraph) -> range:
     heavy = [i for i, op in enumerate(graph.ops) if op.operator.flops and op.phase != "optimizer"]
     first = max((i for i in heavy if graph.ops[i].phase == "forward"), default=-1) + 1
     last = min((i for i in heavy if graph.ops[i].phase == "backward"), default=len(graph.ops))
-    return range(first, last) if any(graph.ops[i].operator.name in _LOSSES for i in range(first, last)) else range(0)
+    return (
+        range(first, last)
+        if any(graph.ops[i].operator.name in _LOSSES for i in range(first, last))
+        else range(0)
+    )
 
 
 # Runs
@@ -293,13 +325,18 @@ class _Rebuild:
             return False
         readers = self._readers[number]
         touched = [*readers, *self._writers[number]]
-        return all(self._run_of.get(index) is run for index in touched) and (bool(readers) or buffer.dies <= max(members))
+        return all(self._run_of.get(index) is run for index in touched) and (
+            bool(readers) or buffer.dies <= max(members)
+        )
 
     def _forget(self, run: _Unit) -> None:
         """Drop what the run keeps for backward runs alone, if holding on to its operands takes less."""
         buffers = self._old.buffers
         wanted = {number: readers for number in run.writes if (readers := self._backward_runs(number, run))}
-        specs = {**_specs(self._old, run.members, inputs=False), **_specs(self._old, run.members, inputs=True)}
+        specs = {
+            **_specs(self._old, run.members, inputs=False),
+            **_specs(self._old, run.members, inputs=True),
+        }
         largest = max((buffers[number].size_bytes for number in run.reads | run.writes), default=0)
         held: set[int] = set()
         for number in sorted(wanted, key=lambda one: (-buffers[one].size_bytes, one)):
@@ -323,7 +360,9 @@ class _Rebuild:
         if any(index not in run.members for index in self._writers[number]):
             return []
         readers = [self._run_of.get(index) for index in self._readers[number] if index not in run.members]
-        found = list(dict.fromkeys(reader for reader in readers if reader is not None and reader.phase == "backward"))
+        found = list(
+            dict.fromkeys(reader for reader in readers if reader is not None and reader.phase == "backward")
+        )
         return found if all(reader in found for reader in readers) else []
 
     def _sources_of(self, number: int, run: _Unit, wanted: Collection[int]) -> set[int]:
@@ -340,7 +379,11 @@ class _Rebuild:
                 sources |= {one for one in op.reads if one not in run.writes or one not in lost}
                 seen |= inner
                 waiting += inner
-        changed = any(index > min(run.members) and self._run_of.get(index) is not run for one in sources for index in self._writers[one])
+        changed = any(
+            index > min(run.members) and self._run_of.get(index) is not run
+            for one in sources
+            for index in self._writers[one]
+        )
         return set() if changed else sources
 
     def _operands_of(self, number: int, wanted: Collection[int]) -> set[int]:
@@ -349,7 +392,11 @@ class _Rebuild:
         if len(writers) != 1 or writers[0].operator.name in _RANDOM:
             return set()
         operands = set(writers[0].reads)
-        return operands if operands.isdisjoint(wanted) and all(len(self._writers[one]) == 1 for one in operands) else set()
+        return (
+            operands
+            if operands.isdisjoint(wanted) and all(len(self._writers[one]) == 1 for one in operands)
+            else set()
+        )
 
     # Ops
 
@@ -372,7 +419,10 @@ class _Rebuild:
         return dataclasses.replace(
             self._old,
             ops=tuple(
-                dataclasses.replace(op, reads=tuple(new[b] for b in op.reads), writes=tuple(new[b] for b in op.writes)) for op in ops
+                dataclasses.replace(
+                    op, reads=tuple(new[b] for b in op.reads), writes=tuple(new[b] for b in op.writes)
+                )
+                for op in ops
             ),
             buffers=tuple(buffers[number] for number in kept),
         )
@@ -394,7 +444,9 @@ class _Rebuild:
             return True
         for run in self._spans.get(index, ()):
             layers = {self._old.ops[member].layer for member in run.members}
-            if (op.layer in layers or run.kind == "across") and run.reads.union(run.writes).issuperset(op.reads):
+            if (op.layer in layers or run.kind == "across") and run.reads.union(run.writes).issuperset(
+                op.reads
+            ):
                 return True
         return False
 
@@ -403,7 +455,9 @@ class _Rebuild:
         members = [self._old.ops[index] for index in run.members]
         inputs = {**_specs(self._old, run.members, inputs=True), **self._sources.get(run, {})}
         inputs = {number: spec for number, spec in inputs.items() if number not in self._gone}
-        outputs = {n: spec for n, spec in _specs(self._old, run.members, inputs=False).items() if n not in self._gone}
+        outputs = {
+            n: spec for n, spec in _specs(self._old, run.members, inputs=False).items() if n not in self._gone
+        }
         traffic = _traffic(self._old, run.members)
         read = sum(traffic.get(number, spec.size_bytes) for number, spec in inputs.items())
         written = sum(spec.size_bytes for spec in outputs.values())
@@ -438,9 +492,22 @@ class _Rebuild:
         for number, buffer in enumerate(self._old.buffers):
             born = -1 if buffer.born < 0 else place.get(buffer.born, done[buffer.born])
             last = max(uses.get(number, ()), default=born)
-            dies = len(ops) if buffer.dies >= len(self._old.ops) else last if number in hoisted else max(last, done[max(buffer.dies, 0)])
+            dies = (
+                len(ops)
+                if buffer.dies >= len(self._old.ops)
+                else last
+                if number in hoisted
+                else max(last, done[max(buffer.dies, 0)])
+            )
             held = number in resources and buffer.category == "temporaries" and born >= 0
-            result.append(dataclasses.replace(buffer, born=born, dies=max(born, dies), category="activations" if held else buffer.category))
+            result.append(
+                dataclasses.replace(
+                    buffer,
+                    born=born,
+                    dies=max(born, dies),
+                    category="activations" if held else buffer.category,
+                )
+            )
         return result
 
     def _ends_in_backward_run(self) -> set[int]:
@@ -448,7 +515,11 @@ class _Rebuild:
         last: dict[int, int] = {}
         for index, op in enumerate(self._old.ops):
             last.update(dict.fromkeys((*op.reads, *op.writes), index))
-        return {number for number, index in last.items() if index in self._run_of and self._run_of[index].phase == "backward"}
+        return {
+            number
+            for number, index in last.items()
+            if index in self._run_of and self._run_of[index].phase == "backward"
+        }
 
 
 def _done(graph: OpGraph, units: Sequence[_Unit], place: dict[int, int]) -> list[int]:
@@ -495,7 +566,11 @@ def _outside(graph: OpGraph, members: Sequence[int]) -> Iterator[tuple[int, Tens
     written: set[int] = set()
     for index in members:
         op = graph.ops[index]
-        yield from ((number, spec) for number, spec in _pairs(op.reads, op.operator.inputs, graph.buffers) if number not in written)
+        yield from (
+            (number, spec)
+            for number, spec in _pairs(op.reads, op.operator.inputs, graph.buffers)
+            if number not in written
+        )
         written.update(op.writes)
 
 
@@ -505,12 +580,18 @@ def _results(graph: OpGraph, members: Sequence[int]) -> Iterator[tuple[int, Tens
         yield from _pairs(op.writes, op.operator.outputs, graph.buffers)
 
 
-def _pairs(numbers: Sequence[int], specs: Sequence[TensorSpec], buffers: Sequence[Buffer]) -> Iterator[tuple[int, TensorSpec]]:
+def _pairs(
+    numbers: Sequence[int], specs: Sequence[TensorSpec], buffers: Sequence[Buffer]
+) -> Iterator[tuple[int, TensorSpec]]:
     """Tensors with their buffers, which an op names once each, in order: a tensor that does not fit the next one is a view of the last."""
     position = -1
     for i, spec in enumerate(specs):
         ahead = len(numbers) - 1 - position
-        if ahead and (len(specs) - i <= ahead or position < 0 or spec.size_bytes <= buffers[numbers[position + 1]].size_bytes):
+        if ahead and (
+            len(specs) - i <= ahead
+            or position < 0
+            or spec.size_bytes <= buffers[numbers[position + 1]].size_bytes
+        ):
             position += 1
         if position >= 0:
             yield numbers[position], spec

@@ -55,7 +55,12 @@ class TensorSpec:
     @property
     def channels_last(self) -> bool:
         """A 4- or 5-dimensional tensor whose second dimension varies fastest."""
-        return self.strides is not None and len(self.shape) in (4, 5) and self.strides[1] == 1 and self.shape[1] > 1
+        return (
+            self.strides is not None
+            and len(self.shape) in (4, 5)
+            and self.strides[1] == 1
+            and self.shape[1] > 1
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,11 +89,19 @@ class Operator:
     def tensor(self, argument: str) -> TensorSpec | None:
         """The spec of the tensor passed as ``argument``, or None when it was not passed."""
         reference = self.args.get(argument)
-        return self.inputs[int(reference[1:])] if isinstance(reference, str) and reference.startswith("%") else None
+        return (
+            self.inputs[int(reference[1:])]
+            if isinstance(reference, str) and reference.startswith("%")
+            else None
+        )
 
     def tensors(self, argument: str) -> list[TensorSpec]:
         """The specs of a list argument (``_foreach_add_``'s ``self``, ``cat``'s ``tensors``)."""
-        return [self.inputs[int(ref[1:])] for ref in self.args.get(argument, ()) if isinstance(ref, str) and ref.startswith("%")]
+        return [
+            self.inputs[int(ref[1:])]
+            for ref in self.args.get(argument, ())
+            if isinstance(ref, str) and ref.startswith("%")
+        ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +205,9 @@ class OpGraph:
     def operator_index(self) -> npt.NDArray[np.int64]:
         """For each op, the position of its operator in ``operators``."""
         position = {id(operator): i for i, operator in enumerate(self.operators)}
-        return np.fromiter((position[id(op.operator)] for op in self.ops), dtype=np.int64, count=len(self.ops))
+        return np.fromiter(
+            (position[id(op.operator)] for op in self.ops), dtype=np.int64, count=len(self.ops)
+        )
 
     @functools.cached_property
     def phase_index(self) -> npt.NDArray[np.int64]:
@@ -202,7 +217,9 @@ class OpGraph:
 
     def column(self, attribute: str) -> npt.NDArray[np.float64]:
         """A numeric attribute of every op's operator (``flops``, ``bytes``, ``launches``) as one array."""
-        per_operator = np.array([getattr(operator, attribute) for operator in self.operators], dtype=np.float64)
+        per_operator = np.array(
+            [getattr(operator, attribute) for operator in self.operators], dtype=np.float64
+        )
         return per_operator[self.operator_index] if len(per_operator) else per_operator
 
     @functools.cached_property
@@ -210,7 +227,9 @@ class OpGraph:
         last_writer: dict[int, int] = {}
         result = []
         for i, op in enumerate(self.ops):
-            result.append(tuple(sorted({last_writer[buffer] for buffer in op.reads if buffer in last_writer})))
+            result.append(
+                tuple(sorted({last_writer[buffer] for buffer in op.reads if buffer in last_writer}))
+            )
             last_writer.update(dict.fromkeys(op.writes, i))
         return tuple(result)
 
@@ -231,7 +250,9 @@ class OpGraph:
         """Write the graph, compressed; a reader never sees half a file."""
         import zstandard
 
-        blob = zstandard.ZstdCompressor(level=6).compress(json.dumps(_to_json(self), separators=(",", ":")).encode())
+        blob = zstandard.ZstdCompressor(level=6).compress(
+            json.dumps(_to_json(self), separators=(",", ":")).encode()
+        )
         write_atomically(path, blob)
 
     @classmethod
@@ -243,7 +264,9 @@ class OpGraph:
             text = zstandard.ZstdDecompressor().decompress(path.read_bytes())
             data = json.loads(text)
             if data["format"] != FORMAT:
-                raise InputError(f"{path}: format {data['format']!r} is not {FORMAT!r}; capture the model again")
+                raise InputError(
+                    f"{path}: format {data['format']!r} is not {FORMAT!r}; capture the model again"
+                )
             return _from_json(data)
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror})") from error
@@ -285,8 +308,16 @@ def _to_json(graph: OpGraph) -> dict[str, Any]:
         "operators": operators,
         "ops": ops,
         "buffers": [[b.size_bytes, CATEGORIES.index(b.category), b.born, b.dies] for b in graph.buffers],
-        **({"weights": [[w.name, w.elements, w.dtype, w.trainable, w.expert] for w in graph.weights]} if graph.weights else {}),
-        **({"stack": [graph.stack.path, graph.stack.layers, graph.stack.traced, graph.stack.stands_for]} if graph.stack else {}),
+        **(
+            {"weights": [[w.name, w.elements, w.dtype, w.trainable, w.expert] for w in graph.weights]}
+            if graph.weights
+            else {}
+        ),
+        **(
+            {"stack": [graph.stack.path, graph.stack.layers, graph.stack.traced, graph.stack.stands_for]}
+            if graph.stack
+            else {}
+        ),
     }
 
 
@@ -295,10 +326,23 @@ def _numbers(items: Iterable[TensorSpec], table: dict[TensorSpec, int]) -> list[
 
 
 def _from_json(data: Mapping[str, Any]) -> OpGraph:
-    specs = [TensorSpec(tuple(shape), dtype, None if strides is None else tuple(strides)) for shape, dtype, strides in data["specs"]]
+    specs = [
+        TensorSpec(tuple(shape), dtype, None if strides is None else tuple(strides))
+        for shape, dtype, strides in data["specs"]
+    ]
     layers: Sequence[str] = data["layers"]
     operators = [
-        Operator(name, overload, tuple(specs[i] for i in inputs), tuple(specs[i] for i in outputs), args, flops, read, written, launches)
+        Operator(
+            name,
+            overload,
+            tuple(specs[i] for i in inputs),
+            tuple(specs[i] for i in outputs),
+            args,
+            flops,
+            read,
+            written,
+            launches,
+        )
         for name, overload, inputs, outputs, args, flops, read, written, launches in data["operators"]
     ]
     return OpGraph(
@@ -306,7 +350,9 @@ def _from_json(data: Mapping[str, Any]) -> OpGraph:
             Op(operators[kind], PHASES[phase], layers[layer], tuple(reads), tuple(writes))
             for kind, phase, layer, reads, writes in data["ops"]
         ),
-        buffers=tuple(Buffer(size, CATEGORIES[category], born, dies) for size, category, born, dies in data["buffers"]),
+        buffers=tuple(
+            Buffer(size, CATEGORIES[category], born, dies) for size, category, born, dies in data["buffers"]
+        ),
         samples=data["samples"],
         tokens=data["tokens"],
         parameters=data["parameters"],

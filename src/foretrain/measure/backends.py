@@ -81,10 +81,14 @@ class Local(Backend):
     def run(self, task: Task, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
         fabric = None if link_bytes_per_s is None else Fabric(task.processes, link_bytes_per_s)
         with fabric or contextlib.nullcontext(), _Folder(task) as folder:
-            namespaces = [["--namespace", name] for name in fabric.namespaces] if fabric else [[]] * task.processes
+            namespaces = (
+                [["--namespace", name] for name in fabric.namespaces] if fabric else [[]] * task.processes
+            )
             shared = [*folder.arguments, "--rendezvous", str(folder.path / "meet")]
             begin = self._fork if task.read_job().cluster.device.is_cpu else self._spawn
-            return folder.finish([begin([*shared, "--rank", str(rank), *own]) for rank, own in enumerate(namespaces)])
+            return folder.finish(
+                [begin([*shared, "--rank", str(rank), *own]) for rank, own in enumerate(namespaces)]
+            )
 
     def _spawn(self, arguments: list[str]) -> Begin:
         return _begin([sys.executable, *_WORKER, *arguments])
@@ -110,7 +114,14 @@ class Torchrun(Backend):
 
     def run(self, task: Task, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
         meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={_LOOPBACK}:0", f"--local-addr={_LOOPBACK}"]
-        launcher = [sys.executable, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={task.processes}", "--max-restarts=0"]
+        launcher = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *meeting,
+            f"--nproc-per-node={task.processes}",
+            "--max-restarts=0",
+        ]
         with _Folder(task) as folder:
             return folder.finish([_begin([*launcher, *_WORKER, *folder.arguments])])
 
@@ -209,7 +220,9 @@ class _Folder:
                 self._let_others_speak()
                 break
             if time.monotonic() > deadline:
-                raise CellFailed(f"no result after {self.task.timeout_s:.0f} s; {len(running)} of {len(self._processes)} processes killed")
+                raise CellFailed(
+                    f"no result after {self.task.timeout_s:.0f} s; {len(running)} of {len(self._processes)} processes killed"
+                )
             time.sleep(_POLL_S)
         if any(process.returncode for process in self._processes):
             raise CellFailed(self._reason())
@@ -233,14 +246,20 @@ class _Folder:
 
 
 def _environment(task: Task) -> dict[str, str]:
-    interface = {} if task.interface == AUTO else {"GLOO_SOCKET_IFNAME": task.interface, "NCCL_SOCKET_IFNAME": task.interface}
+    interface = (
+        {}
+        if task.interface == AUTO
+        else {"GLOO_SOCKET_IFNAME": task.interface, "NCCL_SOCKET_IFNAME": task.interface}
+    )
     return {**os.environ, **interface, "OMP_NUM_THREADS": str(task.cores), "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def start(command: Sequence[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """A process in a session of its own, so that Ctrl-C reaches us alone and all that it starts can be ended."""
     with log.open("wb") as file:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment, start_new_session=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment, start_new_session=True
+        )
 
 
 def _begin(command: Sequence[str]) -> Begin:
@@ -278,7 +297,11 @@ class _Driver:
         self._temporary = tempfile.TemporaryDirectory(prefix="foretrain-ray-", ignore_cleanup_errors=True)
         self._path = Path(self._temporary.name)
         words = [sys.executable, "-m", "foretrain.measure.ray_driver"]
-        words += ["--cpus", str(cpus or os.cpu_count() or 1), *(["--address", address] if address is not None else [])]
+        words += [
+            "--cpus",
+            str(cpus or os.cpu_count() or 1),
+            *(["--address", address] if address is not None else []),
+        ]
         self._process = start(words, self._path / "log", dict(os.environ))
         self._count = 0
 

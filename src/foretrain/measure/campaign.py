@@ -65,7 +65,9 @@ class Grid:
                 if value < 1:
                     raise invalid(name, value, "1 or more")
         if bool(self.batch) == bool(self.batch_per_worker):
-            raise InputError("batch: give batch (samples per step over all workers) or batch_per_worker, one of the two")
+            raise InputError(
+                "batch: give batch (samples per step over all workers) or batch_per_worker, one of the two"
+            )
         for link in self.links:
             link_rate(link)
 
@@ -128,11 +130,18 @@ def read_grid(data: Mapping[str, Any]) -> Grid:
     """A grid from a table; a single value stands for a list of one."""
     lists = {field.name for field in dataclasses.fields(Grid) if str(field.type).endswith("...]")}
     return schema.read(
-        Grid, {name: [value] if name in lists and not isinstance(value, list | tuple) else value for name, value in data.items()}, ""
+        Grid,
+        {
+            name: [value] if name in lists and not isinstance(value, list | tuple) else value
+            for name, value in data.items()
+        },
+        "",
     )
 
 
-def cells(grids: Sequence[Grid], make_job: MakeJob, *, base: Path = Path(), home: Path = Path()) -> list[Cell]:
+def cells(
+    grids: Sequence[Grid], make_job: MakeJob, *, base: Path = Path(), home: Path = Path()
+) -> list[Cell]:
     """All cells, in an order in which the first so many already span models and sizes.
 
     Files of models are looked up from ``base``; the jobs name them from ``home``, where the runs will be.
@@ -169,7 +178,12 @@ def _cells(grid: Grid, where: _Where) -> Iterator[Cell]:
 
 def _sections(grid: Grid, model: str | Mapping[str, Any], where: _Where) -> dict[str, dict[str, Any]]:
     """The model and training sections that all cells of a model share."""
-    options = {"sequence": grid.sequence, "classes": grid.classes, "precision": grid.precision, "optimizer": grid.optimizer}
+    options = {
+        "sequence": grid.sequence,
+        "classes": grid.classes,
+        "precision": grid.precision,
+        "optimizer": grid.optimizer,
+    }
     training: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     named: dict[str, Any] = {"model": dict(model), "training": {}} if isinstance(model, Mapping) else {}
     if isinstance(model, str):
@@ -182,10 +196,18 @@ def _sections(grid: Grid, model: str | Mapping[str, Any], where: _Where) -> dict
 def _cluster(grid: Grid, workers: int, cores: int, link: str | None, catalog: Catalog) -> dict[str, Any]:
     """Workers of one machine are devices of one node; those with links of their own are nodes of one device."""
     device = catalog.device(grid.device, "device")
-    cluster: dict[str, Any] = {"device": device.name, **({"cores_per_device": cores} if device.is_cpu else {})}
+    cluster: dict[str, Any] = {
+        "device": device.name,
+        **({"cores_per_device": cores} if device.is_cpu else {}),
+    }
     if link is None:
         return {**cluster, "devices_per_node": workers, "nodes": 1}
-    return {**cluster, "devices_per_node": 1, "nodes": workers, "inter_node": {"kind": "ethernet", "bandwidth": link_rate(link)}}
+    return {
+        **cluster,
+        "devices_per_node": 1,
+        "nodes": workers,
+        "inter_node": {"kind": "ethernet", "bandwidth": link_rate(link)},
+    }
 
 
 def interleaved(cells: Sequence[Cell]) -> list[Cell]:
@@ -226,7 +248,14 @@ def run_campaign(
 ) -> Summary:
     """Measure the cells that ``out`` does not hold yet; each run is on disk before the next cell begins, failures beside it."""
     _check(wanted, backend)
-    todo = Resumed(wanted, out, key=lambda cell: cell.key(backend.name), key_of=_key_of, retry_failed=retry_failed, progress=progress)
+    todo = Resumed(
+        wanted,
+        out,
+        key=lambda cell: cell.key(backend.name),
+        key_of=_key_of,
+        retry_failed=retry_failed,
+        progress=progress,
+    )
     with _ended_as_interrupted(), backend:
         for cell in todo.within(budget_s, todo.wanted):
             line = _run_cell(cell, backend, cell.task(protocol or Protocol(), interface, timeout_s))

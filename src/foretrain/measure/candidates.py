@@ -36,16 +36,26 @@ class Candidates:
             _check_finite(name, column)
         if self.cost_s.min() <= 0:
             row = int(self.cost_s.argmin())
-            raise InputError(f"candidates: cost_s of row {row + 1} is {self.cost_s[row]:g}, not a positive number of seconds")
+            raise InputError(
+                f"candidates: cost_s of row {row + 1} is {self.cost_s[row]:g}, not a positive number of seconds"
+            )
 
 
 def table_candidates(
-    columns: Mapping[str, Array], cost_s: Array, labels: Sequence[Mapping[str, Any]], *, quadratic: bool = False
+    columns: Mapping[str, Array],
+    cost_s: Array,
+    labels: Sequence[Mapping[str, Any]],
+    *,
+    quadratic: bool = False,
 ) -> Candidates:
     """Candidates from columns of numbers: standardised, with a constant and (``quadratic``) squares and products."""
-    names, features = _polynomial({name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}, quadratic)
+    names, features = _polynomial(
+        {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}, quadratic
+    )
     kept = _independent(features)
-    return Candidates(names=tuple(names[place] for place in kept), features=features[:, kept], cost_s=cost_s, labels=labels)
+    return Candidates(
+        names=tuple(names[place] for place in kept), features=features[:, kept], cost_s=cost_s, labels=labels
+    )
 
 
 def _polynomial(columns: Mapping[str, Array], quadratic: bool) -> tuple[list[str], Array]:
@@ -53,7 +63,9 @@ def _polynomial(columns: Mapping[str, Array], quadratic: bool) -> tuple[list[str
     rows = len(next(iter(columns.values())))
     names, linear = _standardised(columns, rows)
     pairs = [(i, j) for i in range(len(names)) for j in range(i, len(names))] if quadratic else []
-    more, products = _standardised({f"{names[i]} * {names[j]}": linear[:, i] * linear[:, j] for i, j in pairs}, rows)
+    more, products = _standardised(
+        {f"{names[i]} * {names[j]}": linear[:, i] * linear[:, j] for i, j in pairs}, rows
+    )
     return ["1", *names, *more], np.hstack([np.ones((rows, 1)), linear, products])
 
 
@@ -78,22 +90,30 @@ def ernest_cost(machines: float, scale: float, *, whole_s: float = 3600.0) -> fl
 
 
 def cluster_candidates(
-    machines: Iterable[int], scales: Iterable[float], cost_model: Callable[[float, float], float] = ernest_cost
+    machines: Iterable[int],
+    scales: Iterable[float],
+    cost_model: Callable[[float, float], float] = ernest_cost,
 ) -> Candidates:
     """Every number of machines with every share of the data, with Ernest's features ``[1, scale / machines, log machines, machines]``."""
     points = [(count, scale) for count in dict.fromkeys(machines) for scale in dict.fromkeys(scales)]
     for count, scale in points:
         if count < 1 or not 0 < scale <= 1:
-            raise InputError(f"cluster: {count} machines on {scale:g} of the data; machines are at least 1, scales above 0 and at most 1")
+            raise InputError(
+                f"cluster: {count} machines on {scale:g} of the data; machines are at least 1, scales above 0 and at most 1"
+            )
     return Candidates(
         names=("1", "scale / machines", "log machines", "machines"),
-        features=np.array([[1.0, scale / count, math.log(count), count] for count, scale in points]).reshape(-1, 4),
+        features=np.array([[1.0, scale / count, math.log(count), count] for count, scale in points]).reshape(
+            -1, 4
+        ),
         cost_s=np.array([cost_model(count, scale) for count, scale in points]),
         labels=[{"machines": count, "scale": scale} for count, scale in points],
     )
 
 
-def operator_candidates(rows: Sequence[Mapping[str, Any]], *, quadratic: bool = False, per_family: bool = False) -> Candidates:
+def operator_candidates(
+    rows: Sequence[Mapping[str, Any]], *, quadratic: bool = False, per_family: bool = False
+) -> Candidates:
     """Operator instances: rows with ``op``, ``flops``, ``bytes``, ``dims``, ``cost_s`` and, where they vary, ``family`` and ``dtype``.
 
     The features are the logarithms of FLOPs, bytes and dimensions, the share of compute in a roofline that turns at the median arithmetic
@@ -104,13 +124,19 @@ def operator_candidates(rows: Sequence[Mapping[str, Any]], *, quadratic: bool = 
         cost = np.array([row["cost_s"] for row in rows], dtype=np.float64)
         families = np.array([str(row.get("family", row["op"])) for row in rows])
         numbers = _operator_numbers(rows)
-        kinds = _one_hot("op", [str(row["op"]) for row in rows]) | _one_hot("dtype", [str(row.get("dtype", "")) for row in rows])
+        kinds = _one_hot("op", [str(row["op"]) for row in rows]) | _one_hot(
+            "dtype", [str(row.get("dtype", "")) for row in rows]
+        )
     except KeyError as error:
-        raise InputError(f"operators: a row has no {error.args[0]!r}; op, flops, bytes, dims and cost_s are needed") from error
+        raise InputError(
+            f"operators: a row has no {error.args[0]!r}; op, flops, bytes, dims and cost_s are needed"
+        ) from error
     families = families if per_family else np.full(len(rows), "all")
     blocks = [_block(family, families == family, numbers, kinds, quadratic) for family in np.unique(families)]
     names = tuple(name if per_family else name.removeprefix("all: ") for block, _ in blocks for name in block)
-    return Candidates(names=names, features=np.hstack([columns for _, columns in blocks]), cost_s=cost, labels=rows)
+    return Candidates(
+        names=names, features=np.hstack([columns for _, columns in blocks]), cost_s=cost, labels=rows
+    )
 
 
 def _operator_numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
@@ -131,11 +157,18 @@ def _operator_numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
 
 def _one_hot(kind: str, values: Sequence[str]) -> dict[str, Array]:
     """A column for each value but the first, which the constant stands for."""
-    return {f"{kind}={name}": np.array([float(value == name) for value in values]) for name in sorted(set(values))[1:]}
+    return {
+        f"{kind}={name}": np.array([float(value == name) for value in values])
+        for name in sorted(set(values))[1:]
+    }
 
 
 def _block(
-    family: str, inside: npt.NDArray[np.bool_], numbers: Mapping[str, Array], kinds: Mapping[str, Array], quadratic: bool
+    family: str,
+    inside: npt.NDArray[np.bool_],
+    numbers: Mapping[str, Array],
+    kinds: Mapping[str, Array],
+    quadratic: bool,
 ) -> tuple[list[str], Array]:
     """The columns of one family, zero elsewhere; those that follow from others of the block are left out."""
     names, own = _polynomial({name: column[inside] for name, column in numbers.items()}, quadratic)

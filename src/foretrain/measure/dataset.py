@@ -36,7 +36,9 @@ def pack(paths: Iterable[Path], out: Path, info: Mapping[str, str] | None = None
     if not rows:
         raise InputError("operators: the files hold no measured operator")
     columns = {name: [_cell(name, row[name]) for row in rows] for name in _COLUMNS}
-    table = arrow.table(columns).replace_schema_metadata({key: str(value) for key, value in (info or {}).items()})
+    table = arrow.table(columns).replace_schema_metadata(
+        {key: str(value) for key, value in (info or {}).items()}
+    )
     sink = arrow.BufferOutputStream()
     parquet.write_table(table, sink, compression="zstd", compression_level=19, use_dictionary=True)
     write_atomically(out, sink.getvalue().to_pybytes())

@@ -57,11 +57,19 @@ class Gain:
 
 
 class Method(Protocol):
-    def __call__(self, features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0) -> Indices: ...
+    def __call__(
+        self, features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0
+    ) -> Indices: ...
 
 
 def design(
-    method: str, candidates: Candidates, *, budget_s: float | None = None, count: int | None = None, ridge: float = RIDGE, seed: int = 0
+    method: str,
+    candidates: Candidates,
+    *,
+    budget_s: float | None = None,
+    count: int | None = None,
+    ridge: float = RIDGE,
+    seed: int = 0,
 ) -> Design:
     """Choose what to measure within a total cost, or a number of candidates whatever their cost."""
     if method not in METHODS:
@@ -79,10 +87,22 @@ def design(
     )
 
 
-def gain(chosen: Design, candidates: Candidates, *, budget_s: float | None = None, count: int | None = None, seeds: int = 10) -> Gain:
+def gain(
+    chosen: Design,
+    candidates: Candidates,
+    *,
+    budget_s: float | None = None,
+    count: int | None = None,
+    seeds: int = 10,
+) -> Gain:
     """Compare a design with random ones of the same budget."""
-    random = [design("random", candidates, budget_s=budget_s, count=count, seed=seed) for seed in range(seeds)]
-    log_dets, traces = np.mean([one.log_det for one in random]), np.median([one.trace_inverse for one in random])
+    random = [
+        design("random", candidates, budget_s=budget_s, count=count, seed=seed) for seed in range(seeds)
+    ]
+    log_dets, traces = (
+        np.mean([one.log_det for one in random]),
+        np.median([one.trace_inverse for one in random]),
+    )
     return Gain(
         d_efficiency=float(np.exp((chosen.log_det - log_dets) / candidates.features.shape[1])),
         a_efficiency=float(traces / chosen.trace_inverse),
@@ -105,7 +125,9 @@ def _limit(candidates: Candidates, budget_s: float | None, count: int | None) ->
     assert budget_s is not None
     cheapest = float(candidates.cost_s.min())
     if not budget_s >= cheapest:
-        raise InputError(f"budget: {format_seconds(budget_s)} is below the cheapest candidate, which takes {format_seconds(cheapest)}")
+        raise InputError(
+            f"budget: {format_seconds(budget_s)} is below the cheapest candidate, which takes {format_seconds(cheapest)}"
+        )
     return candidates.cost_s, budget_s
 
 
@@ -158,7 +180,10 @@ def d_optimal(features: Array, cost: Array, budget: float, *, ridge: float = RID
     """
     order = np.lexsort((np.random.default_rng(seed).random(len(cost)), cost))
     x, price = features[order], cost[order]
-    starts = [greedy(x, price, budget, ridge=ridge), np.argsort(order)[random_design(features, cost, budget, seed=seed)]]
+    starts = [
+        greedy(x, price, budget, ridge=ridge),
+        np.argsort(order)[random_design(features, cost, budget, seed=seed)],
+    ]
     if price.min() < price.max():
         starts.append(greedy(x, price, budget, ridge=ridge, per_cost=False))
     chosen = exchange(x, price, budget, max(starts, key=lambda one: log_det(x[one], ridge)), ridge=ridge)
@@ -167,7 +192,13 @@ def d_optimal(features: Array, cost: Array, budget: float, *, ridge: float = RID
 
 
 def greedy(
-    features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, per_cost: bool = True, start: Iterable[int] = ()
+    features: Array,
+    cost: Array,
+    budget: float,
+    *,
+    ridge: float = RIDGE,
+    per_cost: bool = True,
+    start: Iterable[int] = (),
 ) -> Indices:
     """Add the row with the largest gain ``log(1 + x^T M^-1 x)`` (per cost) until the budget is spent.
 
@@ -202,7 +233,9 @@ def _best(value: Array, size: int) -> tuple[Indices, float]:
     return pool[value[pool] >= 0], float(value[split[size]])
 
 
-def _greedy_in_pool(x: Array, cost: Array, price: Array, left: float, inverse: Array, bound: float) -> list[int]:
+def _greedy_in_pool(
+    x: Array, cost: Array, price: Array, left: float, inverse: Array, bound: float
+) -> list[int]:
     """Greedy choice among a few rows for as long as the best of them is known to be the best of all, and the updates keep their digits."""
     leverage = np.maximum(_leverage(x, inverse), 0)
     free = np.ones(len(cost), dtype=bool)
@@ -224,7 +257,9 @@ def _greedy_in_pool(x: Array, cost: Array, price: Array, left: float, inverse: A
     return picked
 
 
-def exchange(features: Array, cost: Array, budget: float, chosen: Indices, *, ridge: float = RIDGE, sweeps: int = 20) -> Indices:
+def exchange(
+    features: Array, cost: Array, budget: float, chosen: Indices, *, ridge: float = RIDGE, sweeps: int = 20
+) -> Indices:
     """Swap chosen rows for better ones within the budget, and spend what that leaves, until nothing improves (or for so many sweeps)."""
     value = log_det(features[chosen], ridge)
     for _ in range(sweeps):
@@ -261,7 +296,13 @@ def _sweep(features: Array, cost: Array, budget: float, chosen: Indices, ridge: 
 
 
 def _proposals(
-    features: Array, cost: Array, chosen: Indices, places: Indices, inverse: Array, leverage: Array, left: float
+    features: Array,
+    cost: Array,
+    chosen: Indices,
+    places: Indices,
+    inverse: Array,
+    leverage: Array,
+    left: float,
 ) -> list[tuple[int, int]]:
     """The best replacement of each place by Fedorov's delta: ``det' / det = (1 + d_j)(1 - d_i) + d_ij^2``, best first.
 
@@ -281,7 +322,11 @@ def _proposals(
     ratio[cost[new] > cost[old][:, None] + left] = 0
     best = ratio.argmax(axis=1)
     gains = ratio[np.arange(len(old)), best]
-    return [(int(places[row]), int(new[best[row]])) for row in np.argsort(-gains, kind="stable") if gains[row] > 1 + 1e-9]
+    return [
+        (int(places[row]), int(new[best[row]]))
+        for row in np.argsort(-gains, kind="stable")
+        if gains[row] > 1 + 1e-9
+    ]
 
 
 def _swap(inverse: Array, old: Array, new: Array) -> tuple[float, Array]:
@@ -299,7 +344,9 @@ def _swap(inverse: Array, old: Array, new: Array) -> tuple[float, Array]:
 # A-optimal
 
 
-def a_optimal(features: Array, cost: Array, budget: float, *, keep: float = 0.3, ridge: float = RIDGE, seed: int = 0) -> Indices:
+def a_optimal(
+    features: Array, cost: Array, budget: float, *, keep: float = 0.3, ridge: float = RIDGE, seed: int = 0
+) -> Indices:
     """Ernest's design (Venkataraman et al., NSDI 2016): the rows whose weight in the convex problem is above ``keep``.
 
     They are taken by falling weight for as long as they fit into the budget; rows of lower weight follow only while there are fewer rows than features.
@@ -317,7 +364,13 @@ def a_optimal(features: Array, cost: Array, budget: float, *, keep: float = 0.3,
 
 
 def a_weights(
-    features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, tolerance: float = 1e-3, iterations: int = 400
+    features: Array,
+    cost: Array,
+    budget: float,
+    *,
+    ridge: float = RIDGE,
+    tolerance: float = 1e-3,
+    iterations: int = 400,
 ) -> Array:
     """Minimise ``trace (sum_i w_i x_i x_i^T)^-1`` subject to ``0 <= w <= 1`` and ``cost . w <= budget``.
 
@@ -334,10 +387,16 @@ def a_weights(
         move = _project(weights - step * slope, cost, budget) - weights
         descent = float(slope @ move)
         part = 1.0
-        while (trial := _a_objective(x, weights + part * move, ridge))[0] > max(recent[-10:]) + 1e-4 * part * descent and part > 1e-10:
+        while (trial := _a_objective(x, weights + part * move, ridge))[0] > max(
+            recent[-10:]
+        ) + 1e-4 * part * descent and part > 1e-10:
             part /= 2
         curvature = part * float(move @ (trial[1] - slope))
-        step = float(np.clip(part**2 * float(move @ move) / curvature, 1e-12, 1e12)) if curvature > 0 else 2 * step
+        step = (
+            float(np.clip(part**2 * float(move @ move) / curvature, 1e-12, 1e12))
+            if curvature > 0
+            else 2 * step
+        )
         weights = weights + part * move
         value, slope = trial
         recent.append(value)
@@ -376,17 +435,23 @@ def _knapsack(value: Array, cost: Array, budget: float) -> Array:
 # Controls
 
 
-def random_design(features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0) -> Indices:
+def random_design(
+    features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0
+) -> Indices:
     """Rows in random order for as long as they fit into the budget."""
     return _fill(np.random.default_rng(seed).permutation(len(cost)), cost, budget)
 
 
-def cheap_random_design(features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0) -> Indices:
+def cheap_random_design(
+    features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0
+) -> Indices:
     """Rows in random order with chances in inverse proportion to their cost (Efraimidis and Spirakis 2006): more rows for the same budget."""
     return _fill(np.argsort(np.random.default_rng(seed).exponential(size=len(cost)) * cost), cost, budget)
 
 
-def grid_design(features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0) -> Indices:
+def grid_design(
+    features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0
+) -> Indices:
     """Rows spread over a grid: the distinct values of every feature in equal bins, fine enough for the budget; one row of every cell in turn."""
     ranks = [np.unique(column, return_inverse=True)[1] for column in features.T]
     ties = np.random.default_rng(seed).permutation(len(cost))

@@ -39,14 +39,23 @@ class Instance:
 
     def to_dict(self) -> dict[str, Any]:
         inputs = [[spec.shape, spec.dtype, spec.strides] for spec in self.inputs]
-        return {**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, "inputs": inputs, "args": dict(self.args)}
+        return {
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            "inputs": inputs,
+            "args": dict(self.args),
+        }
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Instance:
         inputs = tuple(
-            TensorSpec(tuple(shape), dtype, None if strides is None else tuple(strides)) for shape, dtype, strides in data["inputs"]
+            TensorSpec(tuple(shape), dtype, None if strides is None else tuple(strides))
+            for shape, dtype, strides in data["inputs"]
         )
-        rest = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data and field.name != "inputs"}
+        rest = {
+            field.name: data[field.name]
+            for field in dataclasses.fields(cls)
+            if field.name in data and field.name != "inputs"
+        }
         return cls(inputs=inputs, **rest)
 
 
@@ -65,7 +74,9 @@ def collect(graphs: Iterable[tuple[OpGraph, str]]) -> list[Instance]:
                     precision=matmul_precision(operator, precision), flops=operator.flops, bytes=operator.bytes, uses=counts[id(operator)],
                 )  # fmt: skip
                 known = found.get(instance.key)
-                found[instance.key] = instance if known is None else dataclasses.replace(known, uses=known.uses + instance.uses)
+                found[instance.key] = (
+                    instance if known is None else dataclasses.replace(known, uses=known.uses + instance.uses)
+                )
     return list(found.values())
 
 
@@ -85,7 +96,9 @@ def by_value(instances: Iterable[Instance], seed: int = 0) -> list[Instance]:
 
 
 def save_instances(path: Path, instances: Iterable[Instance]) -> None:
-    write_atomically(path, "".join(json.dumps(instance.to_dict(), separators=(",", ":")) + "\n" for instance in instances))
+    write_atomically(
+        path, "".join(json.dumps(instance.to_dict(), separators=(",", ":")) + "\n" for instance in instances)
+    )
 
 
 def load_instances(path: Path) -> Iterator[Instance]:

@@ -102,12 +102,19 @@ def enter(namespace: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     with Path(f"/run/netns/{namespace}").open() as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET):
-            raise InputError(f"links: namespace {namespace} cannot be entered ({os.strerror(ctypes.get_errno())})")
+            raise InputError(
+                f"links: namespace {namespace} cannot be entered ({os.strerror(ctypes.get_errno())})"
+            )
 
 
 def remove_stale() -> None:
     """Take away what campaigns left that were killed."""
-    found = {path.name for folder in ("/run/netns", "/sys/class/net") if Path(folder).is_dir() for path in Path(folder).iterdir()}
+    found = {
+        path.name
+        for folder in ("/run/netns", "/sys/class/net")
+        if Path(folder).is_dir()
+        for path in Path(folder).iterdir()
+    }
     owners = {name: re.fullmatch(rf"{_PREFIX}(\d+)(x\d+|b)", name) for name in found}
     _remove([name for name, match in owners.items() if match and not Path(f"/proc/{match[1]}").exists()])
 

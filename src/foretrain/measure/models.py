@@ -35,9 +35,13 @@ def real_model(workload: Workload, batch: int, device: str | torch.device) -> Re
     """Build the workload's model on ``device`` for ``batch`` samples; weights, layout and mode as the job says."""
     training = workload.training
     if workload.model.source == "graph":
-        raise InputError(f"model.source: {workload.model.label} is a captured graph, which cannot be run; name the model itself")
+        raise InputError(
+            f"model.source: {workload.model.label} is a captured graph, which cannot be run; name the model itself"
+        )
     if training.precision == "fp8":
-        raise InputError("training.precision: 'fp8' cannot be measured; fp32, tf32, amp-bf16, amp-fp16, bf16 and fp16 can")
+        raise InputError(
+            "training.precision: 'fp8' cannot be measured; fp32, tf32, amp-bf16, amp-fp16, bf16 and fp16 can"
+        )
     loaded = load_model(workload, batch, str(device))
     assert loaded.loss is not None
     module = loaded.module.train(training.mode == "train")
@@ -51,7 +55,9 @@ def real_model(workload: Workload, batch: int, device: str | torch.device) -> Re
 def autocast(precision: str, device: str | torch.device) -> contextlib.AbstractContextManager[Any]:
     """What forward and loss run under: autocast for amp-bf16 and amp-fp16, else nothing."""
     dtype = AUTOCAST_DTYPES.get(precision)
-    return contextlib.nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype=dtype)
+    return (
+        contextlib.nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype=dtype)
+    )
 
 
 def real_optimizer(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -73,4 +79,8 @@ def _prepared(inputs: Any, training: Training, device: str | torch.device) -> An
     value = inputs.to(device)
     if value.is_floating_point() and (dtype := WEIGHT_DTYPES.get(training.precision)) is not None:
         value = value.to(dtype)
-    return value.contiguous(memory_format=torch.channels_last) if training.channels_last and value.dim() == 4 else value
+    return (
+        value.contiguous(memory_format=torch.channels_last)
+        if training.channels_last and value.dim() == 4
+        else value
+    )

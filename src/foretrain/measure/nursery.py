@@ -45,7 +45,10 @@ class Nursery:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(
-                json.dumps({"arguments": list(arguments), "log": str(log), "environment": dict(environment)}).encode() + b"\n"
+                json.dumps(
+                    {"arguments": list(arguments), "log": str(log), "environment": dict(environment)}
+                ).encode()
+                + b"\n"
             )
             self._process.stdin.flush()
         except OSError:
@@ -58,7 +61,9 @@ class Nursery:
         """Take in what the process has to say by then."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
-        *lines, self._unread = (self._unread + (os.read(self._process.stdout.fileno(), 65536) if ready else b"")).split(b"\n")
+        *lines, self._unread = (
+            self._unread + (os.read(self._process.stdout.fileno(), 65536) if ready else b"")
+        ).split(b"\n")
         for message in map(json.loads, lines):
             if "code" in message:
                 self._codes[message["pid"]] = message["code"]

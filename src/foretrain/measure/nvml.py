@@ -30,7 +30,11 @@ def _library() -> Any:
 def gpu_count() -> int:
     """GPUs that NVML sees; 0 where there is no NVML."""
     library, count = _library(), ctypes.c_uint()
-    return int(count.value) if library is not None and library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 else 0
+    return (
+        int(count.value)
+        if library is not None and library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+        else 0
+    )
 
 
 class Gpu:

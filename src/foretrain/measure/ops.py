@@ -35,7 +35,14 @@ def measure_operators(
     """Measure what ``out`` does not hold yet, in the given order; each batch is on disk before the next begins."""
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
-    todo = Resumed(instances, out, key=lambda instance: instance.key, key_of=_key_of, retry_failed=retry_failed, progress=progress)
+    todo = Resumed(
+        instances,
+        out,
+        key=lambda instance: instance.key,
+        key_of=_key_of,
+        retry_failed=retry_failed,
+        progress=progress,
+    )
     write_atomically(out.with_suffix(".info.json"), json.dumps(machine(device), indent=1))
     for group in todo.within(budget_s, _batches(todo.wanted, device)):
         todo.write(*(_line(instance, result) for instance, result in _time(group, device)))
@@ -94,7 +101,9 @@ def _check_context(device: str, group: list[Instance]) -> None:
             torch.cuda.synchronize()
         except RuntimeError as error:
             names = ", ".join(sorted({instance.name for instance in group}))
-            raise InputError(f"the GPU reported {first_line(error)!r} after {names}; start again to go on behind them") from error
+            raise InputError(
+                f"the GPU reported {first_line(error)!r} after {names}; start again to go on behind them"
+            ) from error
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -105,5 +114,9 @@ def machine(device: str) -> dict[str, Any]:
     }  # fmt: skip
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
-        info |= {"device": properties.name, "cuda": torch.version.cuda or "", "cudnn": str(torch.backends.cudnn.version())}
+        info |= {
+            "device": properties.name,
+            "cuda": torch.version.cuda or "",
+            "cudnn": str(torch.backends.cudnn.version()),
+        }
     return info

@@ -122,7 +122,12 @@ def _layer_norm(shape: Mapping[str, Any], dtype: str, *, backward: bool) -> Made
     rows = _spec([x.numel // max(1, math.prod(normalized))], "float32")
     affine = _spec(normalized, dtype)
     if backward:
-        return "native_layer_norm_backward", (x, x, rows, rows, affine), (x, affine, affine), {"normalized_shape": normalized}
+        return (
+            "native_layer_norm_backward",
+            (x, x, rows, rows, affine),
+            (x, affine, affine),
+            {"normalized_shape": normalized},
+        )
     return "native_layer_norm", (x, affine, affine), (x, rows, rows), {"normalized_shape": normalized}
 
 
@@ -131,7 +136,11 @@ def _linear(shape: Mapping[str, Any], dtype: str) -> Made:
     rows = math.prod(x[:-1])
     a, b = _spec([rows, x[-1]], dtype), TensorSpec((x[-1], weight[0]), dtype, (1, x[-1]))
     out = (_spec([rows, weight[0]], dtype),)
-    return ("addmm", (_spec([weight[0]], dtype), a, b), out, {}) if shape.get("bias") else ("mm", (a, b), out, {})
+    return (
+        ("addmm", (_spec([weight[0]], dtype), a, b), out, {})
+        if shape.get("bias")
+        else ("mm", (a, b), out, {})
+    )
 
 
 def _matmul(shape: Mapping[str, Any], dtype: str) -> Made | None:
@@ -153,7 +162,11 @@ def _cat(shape: Mapping[str, Any], dtype: str) -> Made | None:
 
 def _mean(shape: Mapping[str, Any], dtype: str) -> Made | None:
     x = shape["in"]
-    return ("mean", (_spec(x, dtype),), (_spec([*x[:2], 1, 1], dtype),), {"dim": [-1, -2]}) if len(x) == 4 else None
+    return (
+        ("mean", (_spec(x, dtype),), (_spec([*x[:2], 1, 1], dtype),), {"dim": [-1, -2]})
+        if len(x) == 4
+        else None
+    )
 
 
 _ETS_CALLS: dict[tuple[str, str], Callable[[Mapping[str, Any], str], Made | None]] = {
@@ -213,8 +226,16 @@ def _neusight_call(row: Mapping[str, str]) -> Made | None:
     if op == "conv":
         if row["device"].startswith("a100"):
             return None  # measured without TF32, which no job asks for
-        b, c, k, kernel, side, stride, pad = map(size, ("B", "c_in", "c_out", "kernel", "size", "stride", "padding"))
-        shape = {"in": [b, c, side, side], "weight": [k, c, kernel, kernel], "stride": [stride] * 2, "pad": [pad] * 2, "groups": 1}
+        b, c, k, kernel, side, stride, pad = map(
+            size, ("B", "c_in", "c_out", "kernel", "size", "stride", "padding")
+        )
+        shape = {
+            "in": [b, c, side, side],
+            "weight": [k, c, kernel, kernel],
+            "stride": [stride] * 2,
+            "pad": [pad] * 2,
+            "groups": 1,
+        }
         return _convolution(shape, dtype, backward=False)
     rows = {"in": [size("B"), size("H")], "normalized": [size("H")]}
     x = _spec(rows["in"], dtype)
@@ -223,7 +244,12 @@ def _neusight_call(row: Mapping[str, str]) -> Made | None:
     if op == "softmax":
         return "_softmax", (x,), (x,), {"dim": -1}
     scalar = op.endswith("u") and op != "relu" and op != "gelu"
-    return op.removesuffix("u") if scalar else op, (x,) * (1 if scalar or op in ("relu", "gelu", "tanh") else 2), (x,), {}
+    return (
+        op.removesuffix("u") if scalar else op,
+        (x,) * (1 if scalar or op in ("relu", "gelu", "tanh") else 2),
+        (x,),
+        {},
+    )
 
 
 def _spec(shape: Any, dtype: str) -> TensorSpec:

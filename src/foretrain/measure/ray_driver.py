@@ -29,15 +29,23 @@ def run(task: Task) -> dict[str, Any]:
         trainer = TorchTrainer(
             _loop,
             train_loop_config={"task": task.to_json()},
-            torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout_s=int(task.timeout_s)),
-            scaling_config=ScalingConfig(num_workers=task.processes, use_gpu=on_gpu, resources_per_worker=_needs(task, on_gpu)),
-            run_config=RunConfig(name=uuid.uuid4().hex, storage_path=storage, failure_config=FailureConfig(max_failures=0)),
+            torch_config=TorchConfig(
+                backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout_s=int(task.timeout_s)
+            ),
+            scaling_config=ScalingConfig(
+                num_workers=task.processes, use_gpu=on_gpu, resources_per_worker=_needs(task, on_gpu)
+            ),
+            run_config=RunConfig(
+                name=uuid.uuid4().hex, storage_path=storage, failure_config=FailureConfig(max_failures=0)
+            ),
         )
         result = trainer.fit()
     if result.error is not None:
         raise result.error
     if getattr(result, "return_value", None) is None:
-        raise InputError("on: this version of Ray does not return what a training function returns; install a newer one")
+        raise InputError(
+            "on: this version of Ray does not return what a training function returns; install a newer one"
+        )
     return dict(json.loads(result.return_value))
 
 
@@ -51,7 +59,9 @@ def _check_resources(task: Task, on_gpu: bool) -> None:
     has = ray.cluster_resources()
     for name, amount in _needs(task, on_gpu).items():
         if amount * task.processes > has.get(name, 0):
-            raise InputError(f"workers: {task.processes} x {amount:g} {name} are more than the {has.get(name, 0):g} of the Ray cluster")
+            raise InputError(
+                f"workers: {task.processes} x {amount:g} {name} are more than the {has.get(name, 0):g} of the Ray cluster"
+            )
 
 
 def _loop(config: dict[str, str]) -> str:
@@ -101,7 +111,9 @@ def _is_loss(error: BaseException) -> bool:
     """Whether a worker or a node is behind it that is gone, anywhere in what Ray has wrapped."""
     inner = [getattr(error, name, None) for name in ("__cause__", "health_check_failure", "cause")]
     wrapped = [*getattr(error, "worker_failures", {}).values(), *inner]
-    return isinstance(error, losses()) or any(_is_loss(each) for each in wrapped if isinstance(each, BaseException))
+    return isinstance(error, losses()) or any(
+        _is_loss(each) for each in wrapped if isinstance(each, BaseException)
+    )
 
 
 def _cause(error: BaseException) -> str:

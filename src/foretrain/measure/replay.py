@@ -41,7 +41,9 @@ def build_call(instance: Instance, device: str) -> Call:
         return builder(instance, device)
     overload = getattr(getattr(aten, instance.name, None), instance.overload, None)
     if overload is None:
-        raise InputError(f"operator: {instance.name}.{instance.overload} does not exist in torch {torch.__version__}")
+        raise InputError(
+            f"operator: {instance.name}.{instance.overload} does not exist in torch {torch.__version__}"
+        )
     tensors = make_tensors(instance, device)
     args, kwargs = _arguments(overload, instance, tensors, device)
     return lambda: overload(*args, **kwargs)
@@ -58,7 +60,9 @@ def _tensor(spec: TensorSpec, device: str, limit: int) -> torch.Tensor:
     if spec.strides is None:
         return _fill(torch.empty(spec.shape, dtype=dtype, device=device), limit)
     sizes = [size if stride else min(size, 1) for size, stride in zip(spec.shape, spec.strides, strict=True)]
-    return _fill(torch.empty_strided(sizes, spec.strides, dtype=dtype, device=device), limit).expand(spec.shape)
+    return _fill(torch.empty_strided(sizes, spec.strides, dtype=dtype, device=device), limit).expand(
+        spec.shape
+    )
 
 
 def _fill(tensor: torch.Tensor, limit: int) -> torch.Tensor:
@@ -67,7 +71,16 @@ def _fill(tensor: torch.Tensor, limit: int) -> torch.Tensor:
     return tensor.random_(0, 2 if tensor.dtype == torch.bool else max(limit, 1))
 
 
-_INDEXED = {"embedding": 0, "index_select": 0, "index": 0, "index_put": 0, "index_add": 0, "gather": 0, "scatter": 0, "scatter_add": 0}
+_INDEXED = {
+    "embedding": 0,
+    "index_select": 0,
+    "index": 0,
+    "index_put": 0,
+    "index_add": 0,
+    "gather": 0,
+    "scatter": 0,
+    "scatter_add": 0,
+}
 
 
 def _index_limit(instance: Instance) -> int:
@@ -86,7 +99,9 @@ def _index_limit(instance: Instance) -> int:
     return 1
 
 
-def _arguments(overload: Any, instance: Instance, tensors: Sequence[torch.Tensor], device: str) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(
+    overload: Any, instance: Instance, tensors: Sequence[torch.Tensor], device: str
+) -> tuple[list[Any], dict[str, Any]]:
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for argument in overload._schema.arguments:
@@ -135,7 +150,11 @@ def _batch_norm(instance: Instance, device: str) -> Call:
     names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
     args = [_argument(instance, tensors, name) for name in names]
     args[5] = True if args[5] is None else args[5]
-    operator = aten.cudnn_batch_norm.default if instance.name == "cudnn_batch_norm" and device != "cpu" else aten.native_batch_norm.default
+    operator = (
+        aten.cudnn_batch_norm.default
+        if instance.name == "cudnn_batch_norm" and device != "cpu"
+        else aten.native_batch_norm.default
+    )
     return lambda: operator(*args)
 
 
@@ -143,16 +162,26 @@ def _batch_norm(instance: Instance, device: str) -> Call:
 def _batch_norm_backward(instance: Instance, device: str) -> Call:
     tensors = make_tensors(instance, device)
     names = ("grad_out", "input", "weight", "running_mean", "running_var", "save_mean", "save_invstd")
-    grad, x, weight, mean, var, saved_mean, saved_invstd = (_argument(instance, tensors, name) for name in names)
+    grad, x, weight, mean, var, saved_mean, saved_invstd = (
+        _argument(instance, tensors, name) for name in names
+    )
     epsilon = instance.args.get("eps", 1e-5)
     if instance.name == "cudnn_batch_norm_backward" and device != "cpu":
         reserve = torch.empty(0, dtype=torch.uint8, device=device)
-        return lambda: aten.cudnn_batch_norm_backward.default(x, grad, weight, mean, var, saved_mean, saved_invstd, epsilon, reserve)
+        return lambda: aten.cudnn_batch_norm_backward.default(
+            x, grad, weight, mean, var, saved_mean, saved_invstd, epsilon, reserve
+        )
     mask = instance.args.get("output_mask", [True, True, True])
-    return lambda: aten.native_batch_norm_backward.default(grad, x, weight, mean, var, saved_mean, saved_invstd, True, epsilon, mask)
+    return lambda: aten.native_batch_norm_backward.default(
+        grad, x, weight, mean, var, saved_mean, saved_invstd, True, epsilon, mask
+    )
 
 
-_ATTENTION = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention")
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
 
 
 @builds(*_ATTENTION)
@@ -196,7 +225,9 @@ def _attention_backward(instance: Instance, device: str) -> Call:
         "scale": instance.args.get("scale"),
     }
     with torch.enable_grad():
-        output = torch.nn.functional.scaled_dot_product_attention(query, key, value, **options, enable_gqa=key.shape[1] != query.shape[1])
+        output = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, **options, enable_gqa=key.shape[1] != query.shape[1]
+        )
     gradient = _tensor(gradient_spec, device, 1)
     return lambda: torch.autograd.grad(output, (query, key, value), gradient, retain_graph=True)
 
@@ -261,7 +292,9 @@ class CudaTimer:
     def __init__(self, repeats: int = 3) -> None:
         properties = torch.cuda.get_device_properties(0)
         self.repeats = repeats
-        self._flush = torch.empty(2 * int(properties.L2_cache_size or 64 << 20) // 4, dtype=torch.float32, device="cuda")
+        self._flush = torch.empty(
+            2 * int(properties.L2_cache_size or 64 << 20) // 4, dtype=torch.float32, device="cuda"
+        )
 
     def host_time_s(self, call: Call, calls: int = 5) -> float:
         """How long the host takes to issue a call, while the device's queue is far from full."""
@@ -296,7 +329,10 @@ class CudaTimer:
                 torch.cuda.synchronize()
         kernels = _kernels_by_label(profile)
         for number, instance in enumerate(instances):
-            yield instance, failed[number] if number in failed else self._summary(kernels, number, host[number])
+            yield (
+                instance,
+                failed[number] if number in failed else self._summary(kernels, number, host[number]),
+            )
 
     def _profiled_calls(self, number: int, instance: Instance, failed: dict[int, str]) -> None:
         try:
@@ -313,14 +349,25 @@ class CudaTimer:
         except Exception as error:
             failed[number] = _why(error)
 
-    def _summary(self, kernels: dict[str, list[tuple[str, float]]], number: int, host_s: float) -> Timing | str:
-        runs = {kind: [kernels.get(f"{kind} {number} {repeat}", []) for repeat in range(self.repeats)] for kind in ("cold", "warm")}
+    def _summary(
+        self, kernels: dict[str, list[tuple[str, float]]], number: int, host_s: float
+    ) -> Timing | str:
+        runs = {
+            kind: [kernels.get(f"{kind} {number} {repeat}", []) for repeat in range(self.repeats)]
+            for kind in ("cold", "warm")
+        }
         if not any(runs["warm"]):
             return "no kernel ran"
         sums = {kind: sorted(sum(time_s for _, time_s in run) for run in each) for kind, each in runs.items()}
         middle = self.repeats // 2
         names = tuple(name[:80] for name, _ in runs["warm"][-1])
-        return Timing(cold_s=sums["cold"][middle], warm_s=sums["warm"][middle], host_s=host_s, kernels=len(names), kernel_names=names)
+        return Timing(
+            cold_s=sums["cold"][middle],
+            warm_s=sums["warm"][middle],
+            host_s=host_s,
+            kernels=len(names),
+            kernel_names=names,
+        )
 
 
 def _why(error: Exception) -> str:

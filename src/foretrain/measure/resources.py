@@ -21,7 +21,12 @@ AUTO = "auto"
 """In place of an interface: the one of the default route."""
 RESOURCES = ("device_utilization", "memory_utilization", "network_rx", "network_tx")
 FIGURES = ("idle_s", "active_s", "peak")
-FLOORS: Mapping[str, float] = {"device_utilization": 0.02, "memory_utilization": 0.0, "network_rx": 20e3, "network_tx": 20e3}
+FLOORS: Mapping[str, float] = {
+    "device_utilization": 0.02,
+    "memory_utilization": 0.0,
+    "network_rx": 20e3,
+    "network_tx": 20e3,
+}
 """Below this (shares, bytes/s) a resource is idle whatever its own maximum: background noise of a machine at rest."""
 
 
@@ -38,7 +43,9 @@ class Series:
     def __post_init__(self) -> None:
         for name in RESOURCES:
             if len(getattr(self, name)) != len(self.ends_s):
-                raise InputError(f"series.{name}: has {len(getattr(self, name))} samples, ends_s has {len(self.ends_s)}")
+                raise InputError(
+                    f"series.{name}: has {len(getattr(self, name))} samples, ends_s has {len(self.ends_s)}"
+                )
         if any(later <= earlier for earlier, later in itertools.pairwise((0.0, *self.ends_s))):
             raise InputError("series.ends_s: the times do not increase")
 
@@ -52,19 +59,29 @@ class Series:
 
     def mean(self, name: str) -> float:
         """Over time, not over samples."""
-        total = sum(value * length for value, length in zip(getattr(self, name), self.durations_s, strict=True))
+        total = sum(
+            value * length for value, length in zip(getattr(self, name), self.durations_s, strict=True)
+        )
         return total / self.length_s if self.ends_s else 0.0
 
     def downsampled(self, points: int) -> Series:
         """At most ``points`` samples, each the mean over time of those it stands for."""
         size = max(1, math.ceil(len(self.ends_s) / max(1, points)))
-        groups = [range(start, min(start + size, len(self.ends_s))) for start in range(0, len(self.ends_s), size)]
+        groups = [
+            range(start, min(start + size, len(self.ends_s))) for start in range(0, len(self.ends_s), size)
+        ]
         lengths = self.durations_s
 
         def means(values: Sequence[float]) -> tuple[float, ...]:
-            return tuple(sum(values[i] * lengths[i] for i in group) / sum(lengths[i] for i in group) for group in groups)
+            return tuple(
+                sum(values[i] * lengths[i] for i in group) / sum(lengths[i] for i in group)
+                for group in groups
+            )
 
-        return Series(ends_s=tuple(self.ends_s[group[-1]] for group in groups), **{name: means(getattr(self, name)) for name in RESOURCES})
+        return Series(
+            ends_s=tuple(self.ends_s[group[-1]] for group in groups),
+            **{name: means(getattr(self, name)) for name in RESOURCES},
+        )
 
     def to_dict(self) -> dict[str, list[float]]:
         """Four significant digits, which is more than the sampling has; times to 0.1 ms."""
@@ -92,7 +109,11 @@ def twelve_figures(series: Series, threshold: float = THRESHOLD) -> dict[str, fl
     """
     if not 0 <= threshold < 1:
         raise invalid("threshold", threshold, "a share of the maximum, from 0 to less than 1")
-    return {f"{name}_{figure}": value for name in RESOURCES for figure, value in zip(FIGURES, _three(series, name, threshold), strict=True)}
+    return {
+        f"{name}_{figure}": value
+        for name in RESOURCES
+        for figure, value in zip(FIGURES, _three(series, name, threshold), strict=True)
+    }
 
 
 class Span(NamedTuple):
@@ -118,7 +139,11 @@ def spans(series: Series, name: str, threshold: float = THRESHOLD) -> list[Span]
 def _three(series: Series, name: str, threshold: float) -> tuple[float, float, float]:
     found = spans(series, name, threshold)
     active, idle = [span for span in found if span.active], [span for span in found if not span.active]
-    return _mean(span.length_s for span in idle), _mean(span.length_s for span in active), _mean(span.peak for span in active)
+    return (
+        _mean(span.length_s for span in idle),
+        _mean(span.length_s for span in active),
+        _mean(span.peak for span in active),
+    )
 
 
 def _mean(values: Iterator[float]) -> float:
@@ -196,7 +221,9 @@ def interface_bytes(interface: str) -> tuple[int, int]:
     try:
         lines = Path("/proc/net/dev").read_text().splitlines()[2:]
     except OSError as error:
-        raise InputError(f"/proc/net/dev: cannot be read ({error.strerror}); network use is sampled on Linux only") from error
+        raise InputError(
+            f"/proc/net/dev: cannot be read ({error.strerror}); network use is sampled on Linux only"
+        ) from error
     counters = {name.strip(): rest.split() for name, _, rest in (line.partition(":") for line in lines)}
     if interface not in counters:
         raise invalid("interface", interface, f"a network interface of this machine: {', '.join(counters)}")

@@ -49,7 +49,10 @@ class Resumed(Generic[Item]):
     def write(self, *lines: Mapping[str, Any]) -> None:
         """Append results, each to its file."""
         failures = [line for line in lines if "error" in line]
-        for path, own in ((self._out, [line for line in lines if "error" not in line]), (failures_file(self._out), failures)):
+        for path, own in (
+            (self._out, [line for line in lines if "error" not in line]),
+            (failures_file(self._out), failures),
+        ):
             if own:
                 append_lines(path, [json.dumps(line, separators=(",", ":")) for line in own])
         self._failed += len(failures)
@@ -59,7 +62,13 @@ class Resumed(Generic[Item]):
     @property
     def summary(self) -> Summary:
         left = len(self.wanted) - self._measured - self._failed
-        return Summary(measured=self._measured, failed=self._failed, known=self._known, left=left, failed_before=self._failed_before)
+        return Summary(
+            measured=self._measured,
+            failed=self._failed,
+            known=self._known,
+            left=left,
+            failed_before=self._failed_before,
+        )
 
 
 def failures_file(out: Path) -> Path:

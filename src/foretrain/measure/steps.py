@@ -29,7 +29,9 @@ _WARM_UP_S, _WARM_UP_STEPS = 0.25, 3
 def measure_step(job: Job, *, device: str = "cuda", seconds: float = 0.5) -> Run:
     """Run real steps of a job on one local device for about ``seconds`` (after warming up) and measure them."""
     if job.cluster.world_size > 1:
-        raise UnsupportedJob(f"cluster: {job.cluster.world_size} devices; measure steps runs on one, measure campaign on several")
+        raise UnsupportedJob(
+            f"cluster: {job.cluster.world_size} devices; measure steps runs on one, measure campaign on several"
+        )
     _check_machine(job, device)
     try:
         stepper = Stepper(job, device)
@@ -37,11 +39,17 @@ def measure_step(job: Job, *, device: str = "cuda", seconds: float = 0.5) -> Run
     except ForetrainError:
         raise
     except Exception as error:
-        raise UnsupportedJob(f"model {job.workload.model.label}: {type(error).__name__}: {first_line(error)}") from error
+        raise UnsupportedJob(
+            f"model {job.workload.model.label}: {type(error).__name__}: {first_line(error)}"
+        ) from error
     finally:
         if device == "cuda":
             torch.cuda.empty_cache()
-    return Run(job=job, measured=measured, provenance={"source": "foretrain measure steps", **machine(device), **spread})
+    return Run(
+        job=job,
+        measured=measured,
+        provenance={"source": "foretrain measure steps", **machine(device), **spread},
+    )
 
 
 def _check_machine(job: Job, device: str) -> None:
@@ -50,9 +58,13 @@ def _check_machine(job: Job, device: str) -> None:
         raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
     named = job.cluster.device
     if named.is_cpu != (device == "cpu"):
-        raise UnsupportedJob(f"cluster.device: the job names {named.name!r}, but the steps would run on {device!r}")
+        raise UnsupportedJob(
+            f"cluster.device: the job names {named.name!r}, but the steps would run on {device!r}"
+        )
     if device == "cuda" and not _same_gpu(named.name, torch.cuda.get_device_name(0)):
-        raise UnsupportedJob(f"cluster.device: the job names {named.name!r}, but this machine has {torch.cuda.get_device_name(0)!r}")
+        raise UnsupportedJob(
+            f"cluster.device: the job names {named.name!r}, but this machine has {torch.cuda.get_device_name(0)!r}"
+        )
     training = job.workload.training
     for field, plain in (("compile", False), ("master_weights", False), ("framework", "pytorch")):
         if getattr(training, field) != plain:
@@ -76,11 +88,16 @@ class Stepper:
         torch.backends.cuda.matmul.allow_tf32 = self.training.precision == "tf32"
         self.model = real_model(job.workload, job.micro_batch, device)
         trained = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
-        self.optimizer = real_optimizer(self.training.optimizer, trained) if self.training.mode == "train" else None
+        self.optimizer = (
+            real_optimizer(self.training.optimizer, trained) if self.training.mode == "train" else None
+        )
         self._value: Any = None
 
     def forward(self) -> None:
-        with autocast(self.training.precision, self.device), torch.set_grad_enabled(self.optimizer is not None):
+        with (
+            autocast(self.training.precision, self.device),
+            torch.set_grad_enabled(self.optimizer is not None),
+        ):
             self._value = self.model.compute() if self.optimizer is not None else self.model.output()
 
     def backward(self) -> None:
@@ -173,7 +190,9 @@ def _profile(stepper: Stepper) -> dict[str, float]:
         stepper()
         torch.cuda.synchronize()
     spans = sorted(
-        (event.start_ns(), event.start_ns() + event.duration_ns()) for event in profile.profiler.kineto_results.events() if is_kernel(event)
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in profile.profiler.kineto_results.events()
+        if is_kernel(event)
     )
     busy, reached = 0, 0
     for start, end in spans:
@@ -248,4 +267,6 @@ def _key(job: Job) -> str:
 
 
 def _key_of(line: Any) -> str:
-    return _key(Job.read(line.get("job")) if isinstance(line, Mapping) and "error" in line else Run.read(line).job)
+    return _key(
+        Job.read(line.get("job")) if isinstance(line, Mapping) and "error" in line else Run.read(line).job
+    )

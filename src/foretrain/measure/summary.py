@@ -21,4 +21,8 @@ class Summary:
 
     def __str__(self) -> str:
         said = f"{self.measured:,} measured, {self.failed:,} failed, {self.known:,} known before, {self.left:,} left"
-        return f"{said}, {self.failed_before:,} failed before (--retry-failed tries them again)" if self.failed_before else said
+        return (
+            f"{said}, {self.failed_before:,} failed before (--retry-failed tries them again)"
+            if self.failed_before
+            else said
+        )

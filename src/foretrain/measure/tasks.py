@@ -137,10 +137,14 @@ def _measured(task: Task, workers: Sequence[Report]) -> dict[str, float]:
     if training.sequence is not None:
         measured["tokens_per_s"] = training.global_batch * training.sequence / step
     if all(worker.without_sync_s for worker in workers):
-        measured["step_time_without_sync_s"] = max(statistics.median(worker.without_sync_s) for worker in workers)
+        measured["step_time_without_sync_s"] = max(
+            statistics.median(worker.without_sync_s) for worker in workers
+        )
     if (steps := training.steps_per_epoch) is not None:
         timed = [worker.epoch_time_s for worker in workers if worker.epoch_time_s is not None]
-        measured["epoch_time_s"] = max(timed) if timed else steps * max(statistics.fmean(worker.step_times_s) for worker in workers)
+        measured["epoch_time_s"] = (
+            max(timed) if timed else steps * max(statistics.fmean(worker.step_times_s) for worker in workers)
+        )
     names = ("device_utilization", "memory_utilization", "network_rx_bytes_per_s", "network_tx_bytes_per_s")
     for quantity, resource in zip(names, RESOURCES, strict=True):
         measured[quantity] = statistics.fmean(worker.series.mean(resource) for worker in workers)
@@ -163,7 +167,11 @@ def _provenance(task: Task, workers: Sequence[Report], reports: Sequence[Report]
     }  # fmt: skip
     if (steps := job.workload.training.steps_per_epoch) is not None:
         timed = workers[0].epoch_time_s is not None
-        about["epoch"] = f"timed: {steps} steps" if timed else f"extrapolated to {steps} steps from {len(workers[0].step_times_s)}"
+        about["epoch"] = (
+            f"timed: {steps} steps"
+            if timed
+            else f"extrapolated to {steps} steps from {len(workers[0].step_times_s)}"
+        )
     return {**about, "resources": _resources(task, reports)}
 
 
@@ -171,13 +179,22 @@ def _resources(task: Task, reports: Sequence[Report]) -> dict[str, Any]:
     """The twelve figures as means over workers (and over servers), and the series of the first of each, with fewer points."""
     protocol = task.protocol
     interface = reports[0].interface
-    whose = "all processes of the machine, each byte as received and as sent" if interface == "lo" else "what uses this interface"
+    whose = (
+        "all processes of the machine, each byte as received and as sent"
+        if interface == "lo"
+        else "what uses this interface"
+    )
     roles = dict.fromkeys(report.role for report in reports)
     figures = {
-        role: mean_figures([twelve_figures(report.series, protocol.threshold) for report in reports if report.role == role])
+        role: mean_figures(
+            [twelve_figures(report.series, protocol.threshold) for report in reports if report.role == role]
+        )
         for role in roles
     }
-    series = {role: next(r for r in reports if r.role == role).series.downsampled(protocol.points).to_dict() for role in roles}
+    series = {
+        role: next(r for r in reports if r.role == role).series.downsampled(protocol.points).to_dict()
+        for role in roles
+    }
     return {
         "period_s": protocol.period_s, "threshold": protocol.threshold, "interface": interface, "interface_counts": whose,
         "memory_limit_bytes": reports[0].memory_limit_bytes,

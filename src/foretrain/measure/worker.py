@@ -67,7 +67,9 @@ def _gpu(local_rank: int) -> str:
     import torch
 
     if local_rank >= torch.cuda.device_count():
-        raise InputError(f"workers: worker {local_rank} of this machine has no GPU; torch finds {torch.cuda.device_count()}")
+        raise InputError(
+            f"workers: worker {local_rank} of this machine has no GPU; torch finds {torch.cuda.device_count()}"
+        )
     torch.cuda.set_device(local_rank)
     return f"cuda:{local_rank}"
 
@@ -200,7 +202,9 @@ class ParameterServer(Part):
         told: list[Any] = [None]
         dist.broadcast_object_list(told, src=0)
         shapes = [torch.Size(shape) for shape in told[0]]
-        own = [shapes[index] for index in shards([shape.numel() for shape in shapes], servers)[rank - workers]]
+        own = [
+            shapes[index] for index in shards([shape.numel() for shape in shapes], servers)[rank - workers]
+        ]
         self._workers = range(workers)
         self._weights = torch.empty(sum(shape.numel() for shape in own))
         dist.recv(self._weights, 0)
@@ -377,7 +381,11 @@ def _process_group(task: Task, rank: int, rendezvous: str | None) -> Iterator[No
     import torch.distributed as dist
 
     backend = "gloo" if task.read_job().cluster.device.is_cpu else "cpu:gloo,cuda:nccl"
-    where = {} if rendezvous is None else {"init_method": f"file://{rendezvous}", "rank": rank, "world_size": task.processes}
+    where = (
+        {}
+        if rendezvous is None
+        else {"init_method": f"file://{rendezvous}", "rank": rank, "world_size": task.processes}
+    )
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=task.timeout_s), **where)  # type: ignore[arg-type]
     try:
         yield
@@ -429,4 +437,6 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # threads of gloo and of the sampler may still run, and abort a process that takes itself down
+    os._exit(
+        status
+    )  # threads of gloo and of the sampler may still run, and abort a process that takes itself down

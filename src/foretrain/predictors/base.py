@@ -62,7 +62,9 @@ class Predictor(ABC):
         if not self.learns:
             raise InputError(f"{self.name}: has nothing to learn, so there is nothing to save")
         document = {"format": FORMAT, "predictor": self.name, **self._write(folder)}
-        write_atomically(folder / FILE, json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n")
+        write_atomically(
+            folder / FILE, json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        )
 
     @classmethod
     def load(cls, folder: Path) -> Self:

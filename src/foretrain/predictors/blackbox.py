@@ -39,8 +39,15 @@ def usable(runs: Iterable[Run], predictor: str) -> tuple[list[Run], tuple[str, .
 def check_data_parallel(job: Job, predictor: str) -> None:
     """Refuse all but plain data parallelism over devices of one kind."""
     plan = job.plan
-    degrees = {name: getattr(plan, name) for name in ("tensor", "pipeline", "context", "expert") if getattr(plan, name) > 1}
-    odd = {**degrees, **{name: value for name in ("shard", "recompute") if (value := getattr(plan, name)) != "none"}}
+    degrees = {
+        name: getattr(plan, name)
+        for name in ("tensor", "pipeline", "context", "expert")
+        if getattr(plan, name) > 1
+    }
+    odd = {
+        **degrees,
+        **{name: value for name in ("shard", "recompute") if (value := getattr(plan, name)) != "none"},
+    }
     if plan.offload:
         odd["offload"] = True
     for name, value in odd.items():
@@ -83,7 +90,9 @@ def spread_of(measured_s: Array, held_out_s: Array) -> Factors:
     return factors((measured_s / held_out_s).tolist()) or UNSURE
 
 
-def forecast_around(job: Job, predictor: str, median_s: float, spread: Factors, notes: Sequence[str] = ()) -> Forecast:
+def forecast_around(
+    job: Job, predictor: str, median_s: float, spread: Factors, notes: Sequence[str] = ()
+) -> Forecast:
     """The step time with its intervals, and what follows from it."""
     quantities = whole_training(job, estimate_around(median_s, spread))
     price, total = job.cluster.price_per_hour, quantities.get("total_time_s")

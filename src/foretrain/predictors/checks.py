@@ -39,7 +39,9 @@ def check_claims(predictor: Predictor) -> None:
     assert isinstance(name, str), f"{type(predictor).__name__} has no name"
     assert name, f"{type(predictor).__name__} has an empty name"
     claimed = getattr(predictor, "quantities", None)
-    assert isinstance(claimed, frozenset), f"{name}: quantities is {type(claimed).__name__}, not a frozenset of names"
+    assert isinstance(claimed, frozenset), (
+        f"{name}: quantities is {type(claimed).__name__}, not a frozenset of names"
+    )
     assert claimed, f"{name} claims no quantity"
     strange = sorted(claimed - QUANTITIES.keys())
     assert not strange, f"{name} claims {', '.join(strange)}, which no run can measure"
@@ -48,13 +50,17 @@ def check_claims(predictor: Predictor) -> None:
 def check_fit(predictor: Predictor, runs: Sequence[Run]) -> None:
     """``fit`` takes any iterable, even one that can be read only once, and returns the predictor itself."""
     result = predictor.fit(iter(runs))
-    assert result is predictor, f"{predictor.name}: fit returned {type(result).__name__}, not the predictor itself"
+    assert result is predictor, (
+        f"{predictor.name}: fit returned {type(result).__name__}, not the predictor itself"
+    )
 
 
 def check_forecast(predictor: Predictor, forecast: Forecast, job: Job) -> None:
     """The forecast is of this job, by this predictor, in finite numbers in order, and only of what was claimed."""
     name = predictor.name
-    assert isinstance(forecast, Forecast), f"{name}: predict returned {type(forecast).__name__}, not a Forecast"
+    assert isinstance(forecast, Forecast), (
+        f"{name}: predict returned {type(forecast).__name__}, not a Forecast"
+    )
     assert forecast.predictor == name, f"{name}: the forecast says it is by {forecast.predictor!r}"
     assert forecast.job == job, f"{name}: the forecast is of another job than the one asked for"
     assert forecast.quantities, f"{name}: the forecast has no quantities"
@@ -62,8 +68,12 @@ def check_forecast(predictor: Predictor, forecast: Forecast, job: Job) -> None:
     assert not strange, f"{name} forecasts {', '.join(strange)} without claiming to"
     for quantity, estimate in forecast.quantities.items():
         numbers = (estimate.low, estimate.median, estimate.high)
-        assert all(map(math.isfinite, numbers)), f"{name}: {quantity} has a bound that is not finite: {numbers}"
-        assert 0 <= numbers[0] <= numbers[1] <= numbers[2], f"{name}: {quantity} is not 0 <= low <= median <= high: {numbers}"
+        assert all(map(math.isfinite, numbers)), (
+            f"{name}: {quantity} has a bound that is not finite: {numbers}"
+        )
+        assert 0 <= numbers[0] <= numbers[1] <= numbers[2], (
+            f"{name}: {quantity} is not 0 <= low <= median <= high: {numbers}"
+        )
     _as_json(forecast)
 
 
@@ -84,7 +94,9 @@ def check_saved(predictor: Predictor, job: Job) -> None:
         again = type(predictor).load(Path(folder)).predict(job).quantities
     before = predictor.predict(job).quantities
     differing = sorted(name for name in before.keys() | again.keys() if before.get(name) != again.get(name))
-    assert not differing, f"{predictor.name}: after save and load the forecast differs in {', '.join(differing)}"
+    assert not differing, (
+        f"{predictor.name}: after save and load the forecast differs in {', '.join(differing)}"
+    )
 
 
 def check_refusal(predictor: Predictor, job: Job) -> None:
@@ -109,14 +121,20 @@ def on_two_devices(job: Job) -> Job:
         section["cores_per_device"] = spec.cores_per_device
     training = job.workload.training
     doubled = dataclasses.replace(training, global_batch=2 * training.global_batch)
-    return Job(workload=dataclasses.replace(job.workload, training=doubled), cluster=Cluster.read(section), plan=Plan())
+    return Job(
+        workload=dataclasses.replace(job.workload, training=doubled),
+        cluster=Cluster.read(section),
+        plan=Plan(),
+    )
 
 
 def made_up_runs(predictor: Predictor, job: Job, count: int = 6) -> list[Run]:
     """Runs of a job at growing batch sizes, in which every claimed quantity grows with the batch."""
     runs = []
     for factor in range(1, count + 1):
-        training = dataclasses.replace(job.workload.training, global_batch=factor * job.workload.training.global_batch)
+        training = dataclasses.replace(
+            job.workload.training, global_batch=factor * job.workload.training.global_batch
+        )
         larger = dataclasses.replace(job, workload=dataclasses.replace(job.workload, training=training))
         runs.append(Run(job=larger, measured=dict.fromkeys(sorted(predictor.quantities), 0.1 + 0.1 * factor)))
     return runs

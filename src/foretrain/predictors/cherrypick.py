@@ -14,7 +14,16 @@ from foretrain.errors import ForetrainError, InputError, UnsupportedJob, invalid
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.blackbox import QUANTITIES, Array, check_data_parallel, forecast_around, numbers, step_times, usable, workload_key
+from foretrain.predictors.blackbox import (
+    QUANTITIES,
+    Array,
+    check_data_parallel,
+    forecast_around,
+    numbers,
+    step_times,
+    usable,
+    workload_key,
+)
 from foretrain.predictors.conformal import Factors
 
 COLUMNS = ("log workers", "log batch per worker", "log nodes", "log cores per device")
@@ -45,7 +54,12 @@ class Process:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a parameter that ends at its bound is all right
             model = _regressor().fit(rows, logs - logs.mean())
-        return cls(rows=rows, logs=logs, theta=np.array(model.kernel_.theta, dtype=np.float64), within=np.array([within]))
+        return cls(
+            rows=rows,
+            logs=logs,
+            theta=np.array(model.kernel_.theta, dtype=np.float64),
+            within=np.array([within]),
+        )
 
     def __call__(self, rows: Array) -> tuple[Array, Array]:
         """Mean and standard deviation of the logarithm at other configurations."""
@@ -84,12 +98,15 @@ class CherryPickPredictor(Predictor):
     def fit(self, runs: Iterable[Run]) -> Self:
         kept, self.left_out_ = usable(runs, self.name)
         if not kept:
-            raise InputError("runs: none has a step time under data parallelism; cherrypick needs some of every workload")
+            raise InputError(
+                "runs: none has a step time under data parallelism; cherrypick needs some of every workload"
+            )
         by_workload: dict[str, list[Run]] = {}
         for run in kept:
             by_workload.setdefault(self._key(run.job), []).append(run)
         self.processes_ = {
-            key: Process.learn(np.array([configuration(run.job) for run in mine]), step_times(mine)) for key, mine in by_workload.items()
+            key: Process.learn(np.array([configuration(run.job) for run in mine]), step_times(mine))
+            for key, mine in by_workload.items()
         }
         return self
 
@@ -99,10 +116,14 @@ class CherryPickPredictor(Predictor):
             raise UnsupportedJob("cherrypick: has learned from no runs yet; fit it first")
         process = self.processes_.get(self._key(job))
         if process is None:
-            raise UnsupportedJob(f"model: no run of {job.workload.model.label!r} in this setting; cherrypick needs runs of every workload")
+            raise UnsupportedJob(
+                f"model: no run of {job.workload.model.label!r} in this setting; cherrypick needs runs of every workload"
+            )
         mean, deviation = process(np.array([configuration(job)]))
         spread = max(float(deviation[0]), _LEAST_SPREAD)
-        return forecast_around(job, self.name, float(np.exp(mean[0])), Factors(*(float(np.exp(z * spread)) for z in _NORMAL)))
+        return forecast_around(
+            job, self.name, float(np.exp(mean[0])), Factors(*(float(np.exp(z * spread)) for z in _NORMAL))
+        )
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.processes_ = {}
@@ -114,7 +135,10 @@ class CherryPickPredictor(Predictor):
     def _write(self, folder: Path) -> Mapping[str, Any]:
         if not self.processes_:
             raise InputError("cherrypick: has learned from no runs yet, so there is nothing to save")
-        processes = {key: {name: getattr(one, name).tolist() for name in _PROCESS} for key, one in self.processes_.items()}
+        processes = {
+            key: {name: getattr(one, name).tolist() for name in _PROCESS}
+            for key, one in self.processes_.items()
+        }
         return {"columns": list(COLUMNS), "pooled": self.pooled, "processes": processes}
 
     @classmethod
@@ -122,7 +146,10 @@ class CherryPickPredictor(Predictor):
         if tuple(document["columns"]) != COLUMNS:
             raise InputError(f"{folder}: the features are others than this version computes; fit it again")
         made = cls(pooled=document["pooled"])
-        made.processes_ = {key: Process(**{name: numbers(one, name) for name in _PROCESS}) for key, one in document["processes"].items()}
+        made.processes_ = {
+            key: Process(**{name: numbers(one, name) for name in _PROCESS})
+            for key, one in document["processes"].items()
+        }
         return made
 
 
@@ -134,7 +161,13 @@ def configuration(job: Job) -> list[float]:
 
 
 def search(
-    candidates: Sequence[Job], cost: Callable[[Job], float], *, start: int = 3, least: int = 6, improvement: float = 0.1, seed: int = 0
+    candidates: Sequence[Job],
+    cost: Callable[[Job], float],
+    *,
+    start: int = 3,
+    least: int = 6,
+    improvement: float = 0.1,
+    seed: int = 0,
 ) -> Search:
     """Try configurations by expected improvement until the best untried one promises less than a share ``improvement`` of the best cost.
 
@@ -167,17 +200,23 @@ def expected_improvement(process: Process, rows: Array, best: float) -> Array:
     mean, deviation = process(rows)
     deviation = np.maximum(deviation, 1e-9)
     z = (np.log(best) - mean) / deviation
-    return np.asarray(best * norm.cdf(z) - np.exp(mean + deviation**2 / 2) * norm.cdf(z - deviation), dtype=np.float64)
+    return np.asarray(
+        best * norm.cdf(z) - np.exp(mean + deviation**2 / 2) * norm.cdf(z - deviation), dtype=np.float64
+    )
 
 
 def _kernel() -> Any:
     kernels = _library("kernels")
-    smooth = kernels.ConstantKernel(1.0, (1e-2, 1e2)) * kernels.Matern(np.ones(len(COLUMNS)), _LENGTHS, nu=2.5)
+    smooth = kernels.ConstantKernel(1.0, (1e-2, 1e2)) * kernels.Matern(
+        np.ones(len(COLUMNS)), _LENGTHS, nu=2.5
+    )
     return smooth + kernels.WhiteKernel(1e-2, _NOISE)
 
 
 def _regressor(kernel: Any = None, optimizer: str | None = "fmin_l_bfgs_b") -> Any:
-    return _library().GaussianProcessRegressor(kernel or _kernel(), optimizer=optimizer, alpha=1e-10, random_state=0)
+    return _library().GaussianProcessRegressor(
+        kernel or _kernel(), optimizer=optimizer, alpha=1e-10, random_state=0
+    )
 
 
 def _library(part: str = "") -> Any:

@@ -48,4 +48,7 @@ def shipped() -> Mapping[str, Mapping[str, Factors]]:
     """By case, then by quantity. The cases are a device that was measured, when device or host bounds the step, one that runs were
     calibrated to, and one known by its data sheet alone."""
     document = json.loads(SHIPPED.read_text())
-    return {case: {name: Factors(*values) for name, values in table.items()} for case, table in document["cases"].items()}
+    return {
+        case: {name: Factors(*values) for name, values in table.items()}
+        for case, table in document["cases"].items()
+    }

@@ -50,13 +50,24 @@ class ErnestPredictor(Predictor):
     def fit(self, runs: Iterable[Run]) -> Self:
         kept, self.left_out_ = usable(runs, self.name)
         if not kept:
-            raise InputError("runs: none has a step time under data parallelism; ernest needs some of every workload")
+            raise InputError(
+                "runs: none has a step time under data parallelism; ernest needs some of every workload"
+            )
         by_workload: dict[str, list[Run]] = {}
         for run in kept:
             by_workload.setdefault(self._key(run.job), []).append(run)
-        self.laws_ = {key: law([run.job for run in mine], step_times(mine)) for key, mine in by_workload.items()}
-        held_out = [pair for mine in by_workload.values() if len(mine) > len(TERMS) for pair in _left_out_in_turn(mine)]
-        self.spread_ = spread_of(np.array([one for one, _ in held_out]), np.array([other for _, other in held_out]))
+        self.laws_ = {
+            key: law([run.job for run in mine], step_times(mine)) for key, mine in by_workload.items()
+        }
+        held_out = [
+            pair
+            for mine in by_workload.values()
+            if len(mine) > len(TERMS)
+            for pair in _left_out_in_turn(mine)
+        ]
+        self.spread_ = spread_of(
+            np.array([one for one, _ in held_out]), np.array([other for _, other in held_out])
+        )
         return self
 
     def predict(self, job: Job) -> Forecast:
@@ -65,7 +76,9 @@ class ErnestPredictor(Predictor):
             raise UnsupportedJob("ernest: has learned from no runs yet; fit it first")
         found = self.laws_.get(self._key(job))
         if found is None:
-            raise UnsupportedJob(f"model: no run of {job.workload.model.label!r} in this setting; ernest needs runs of every workload")
+            raise UnsupportedJob(
+                f"model: no run of {job.workload.model.label!r} in this setting; ernest needs runs of every workload"
+            )
         return forecast_around(job, self.name, _time_s(job, found), self.spread_)
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
@@ -114,5 +127,7 @@ def _left_out_in_turn(runs: Sequence[Run]) -> list[tuple[float, float]]:
     pairs = []
     for part in np.unique(parts):
         known = law([runs[i].job for i in np.flatnonzero(parts != part).tolist()], times_s[parts != part])
-        pairs += [(float(times_s[i]), _time_s(runs[i].job, known)) for i in np.flatnonzero(parts == part).tolist()]
+        pairs += [
+            (float(times_s[i]), _time_s(runs[i].job, known)) for i in np.flatnonzero(parts == part).tolist()
+        ]
     return pairs

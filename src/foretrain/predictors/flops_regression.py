@@ -14,7 +14,16 @@ from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.blackbox import QUANTITIES, Array, check_data_parallel, forecast_around, numbers, spread_of, step_times, usable
+from foretrain.predictors.blackbox import (
+    QUANTITIES,
+    Array,
+    check_data_parallel,
+    forecast_around,
+    numbers,
+    spread_of,
+    step_times,
+    usable,
+)
 from foretrain.predictors.conformal import Factors
 
 COLUMNS = ("log FLOPs", "log parameters", "log workers", "parameter servers")
@@ -84,7 +93,11 @@ def columns(job: Job) -> list[float]:
     graph, device = capture_job(job), job.cluster.device
     work = float(graph.column("flops").sum()) * job.accumulation
     precision = job.workload.training.precision.removeprefix("amp-")
-    figures = (max(work, 1.0) / device.peak_flops(precision), max(graph.parameters, 1), job.cluster.world_size)
+    figures = (
+        max(work, 1.0) / device.peak_flops(precision),
+        max(graph.parameters, 1),
+        job.cluster.world_size,
+    )
     return [*(float(np.log(figure)) for figure in figures), float(bool(job.plan.servers))]
 
 
@@ -115,5 +128,7 @@ def _held_out(rows: Array, targets: Array, groups: Sequence[str]) -> Array:
     held_out = targets.copy()
     for one in np.unique(part):
         if (part != one).any():
-            held_out[part == one] = _terms(rows[part == one]) @ _solve(rows[part != one], targets[part != one])
+            held_out[part == one] = _terms(rows[part == one]) @ _solve(
+                rows[part != one], targets[part != one]
+            )
     return held_out

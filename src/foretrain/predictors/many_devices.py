@@ -39,7 +39,9 @@ def forecast_ranks(
         predictor=predictor,
         quantities=quantities,
         cost=total * (price / 3600) if total is not None and price is not None else None,
-        energy_j=total * (power.median * job.cluster.world_size) if total is not None and power is not None else None,
+        energy_j=total * (power.median * job.cluster.world_size)
+        if total is not None and power is not None
+        else None,
         price_per_hour=price,
         memory_by_category={name: int(size) for name, size in _fullest(found).items()},
         memory_capacity_bytes=min(group.device.memory_bytes for group in job.cluster.groups),
@@ -53,7 +55,9 @@ def forecast_ranks(
 def layout_of(job: Job, costs: CostModel, host: DispatchHost, *, gap_s: float = 0.0) -> tuple[Layout, float]:
     """The job laid out on the hosts that its nodes have, and the host's time per step."""
     if job.workload.training.mode != "train":
-        raise UnsupportedJob("training.mode: 'infer' on many devices; forecasts of many devices are of training")
+        raise UnsupportedJob(
+            "training.mode: 'infer' on many devices; forecasts of many devices are of training"
+        )
     own = host_beside(job, host)
     return lay_out(job, costs, own, gap_s=gap_s), own.step_overhead_s
 
@@ -91,7 +95,11 @@ def _fullest(found: RanksForecast) -> dict[str, float]:
 
 def _bound(step: Step) -> str:
     """In words: what takes most of the step beside computation, or computation."""
-    parts = {"exposed communication": step.exposed_s, "the pipeline's bubble": step.bubble_s, "the host": step.host_s}
+    parts = {
+        "exposed communication": step.exposed_s,
+        "the pipeline's bubble": step.bubble_s,
+        "the host": step.host_s,
+    }
     name, seconds = max(parts.items(), key=lambda item: item[1])
     share = step.computing_s / step.time_s
     if seconds > 0.3 * step.time_s:
@@ -106,12 +114,20 @@ def _assumptions(job: Job, layout: Layout, price: float | None) -> tuple[str, ..
         count = virtual_stages(plan, sum(block.is_layer for stage in layout.stages for block in stage.blocks))
         notes.append(f"plan.virtual_stages is not given: {count} chunks per rank are assumed")
     if plan.micro_batch is None and job.micro_batch > 1:
-        notes.append(f"plan.micro_batch is not given: all {job.micro_batch} samples of a rank are handled at once")
-    if job.cluster.nodes > 1 and any(group.inter_node.kind == "ethernet" and not group.device.is_cpu for group in job.cluster.groups):
-        notes.append("cluster.inter_node: ethernet is used through TCP sockets, below its rate; give kind = 'roce' where it has RDMA")
+        notes.append(
+            f"plan.micro_batch is not given: all {job.micro_batch} samples of a rank are handled at once"
+        )
+    if job.cluster.nodes > 1 and any(
+        group.inter_node.kind == "ethernet" and not group.device.is_cpu for group in job.cluster.groups
+    ):
+        notes.append(
+            "cluster.inter_node: ethernet is used through TCP sockets, below its rate; give kind = 'roce' where it has RDMA"
+        )
     if plan.expert > 1:
         notes.append("tokens are spread evenly over the experts")
     if len({group.device.name for group in job.cluster.groups}) > 1:
         even = "every device gets the same share of the batch: the others wait for the slowest"
-        notes.append(even if plan.balance == "even" else "the batch is split in proportion to the devices' speed")
+        notes.append(
+            even if plan.balance == "even" else "the batch is split in proportion to the devices' speed"
+        )
     return tuple(notes)

@@ -38,7 +38,11 @@ def read_weights(path: Path, what: str) -> tuple[dict[str, Any], Tensors]:
 
 def write_members(path: Path, members: Sequence[torch.nn.Module], header: Mapping[str, Any]) -> None:
     """Networks of one shape, whose answers are averaged."""
-    tensors = {f"{i}/{name}": tensor for i, member in enumerate(members) for name, tensor in member.state_dict().items()}
+    tensors = {
+        f"{i}/{name}": tensor
+        for i, member in enumerate(members)
+        for name, tensor in member.state_dict().items()
+    }
     write_weights(path, tensors, {**header, "members": len(members)})
 
 

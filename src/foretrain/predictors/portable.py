@@ -26,7 +26,9 @@ class Portable:
             return cls(name=name)
         predictors.get(name)
         paths = sorted(path for path in Path(name).rglob("*") if path.is_file())
-        return cls(name=name, files=tuple((path.relative_to(name).as_posix(), path.read_bytes()) for path in paths))
+        return cls(
+            name=name, files=tuple((path.relative_to(name).as_posix(), path.read_bytes()) for path in paths)
+        )
 
     @property
     def predictor(self) -> Predictor:

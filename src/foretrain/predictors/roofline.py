@@ -25,7 +25,11 @@ class RooflinePredictor(Predictor):
     def __init__(self, *, costs: Roofline | None = None, host: DispatchHost = PLAIN_HOST) -> None:
         self.costs = costs or Roofline()
         self.host = host
-        self.spread = Spread(time=Factors(0.6, 0.8, 2.5, 4.0), memory=Factors(0.9, 0.97, 1.08, 1.15), count=Factors(0.4, 0.6, 1.6, 2.5))
+        self.spread = Spread(
+            time=Factors(0.6, 0.8, 2.5, 4.0),
+            memory=Factors(0.9, 0.97, 1.08, 1.15),
+            count=Factors(0.4, 0.6, 1.6, 2.5),
+        )
 
     def fit(self, runs: Iterable[Run]) -> Self:
         return self

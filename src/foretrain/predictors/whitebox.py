@@ -48,7 +48,13 @@ class Spread:
     """Of kernels and of power, which do not follow the time."""
 
     def around(self, quantity: str, median: float) -> Estimate:
-        kind = self.memory if quantity in MEMORY_QUANTITIES else self.count if quantity in ("kernels", "power_w") else self.time
+        kind = (
+            self.memory
+            if quantity in MEMORY_QUANTITIES
+            else self.count
+            if quantity in ("kernels", "power_w")
+            else self.time
+        )
         factors = self.quantities.get(quantity, kind)
         bounds = [median * factor for factor in factors]
         if quantity in ("device_utilization", "memory_utilization"):
@@ -56,13 +62,17 @@ class Spread:
         return Estimate(median, bounds[1], bounds[2], bounds[0], bounds[3])
 
 
-def build_timeline(job: Job, graph: OpGraph, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) -> Timeline:
+def build_timeline(
+    job: Job, graph: OpGraph, costs: CostModel, host: HostModel, *, gap_s: float = 0.0
+) -> Timeline:
     """Cost each distinct operator once and lay the step out."""
     device = job.cluster.device
     device_s = costs.device_time_s(graph.operators, device, job.workload.training.precision)
     pairs, which = np.unique(graph.operator_index * len(PHASES) + graph.phase_index, return_inverse=True)
     issued = [divmod(pair, len(PHASES)) for pair in pairs.tolist()]
-    issue_s = host.issue_time_s([graph.operators[operator] for operator, _ in issued], [PHASES[phase] for _, phase in issued])
+    issue_s = host.issue_time_s(
+        [graph.operators[operator] for operator, _ in issued], [PHASES[phase] for _, phase in issued]
+    )
     kernels = costs.kernels(graph.operators, device, job.workload.training.precision)
     return Timeline(
         graph=graph,
@@ -76,7 +86,13 @@ def build_timeline(job: Job, graph: OpGraph, costs: CostModel, host: HostModel, 
 
 
 def forecast_one_device(
-    job: Job, costs: CostModel, host: HostModel, spread: Spread | Callable[[Timeline], Spread], *, predictor: str, gap_s: float = 0.0
+    job: Job,
+    costs: CostModel,
+    host: HostModel,
+    spread: Spread | Callable[[Timeline], Spread],
+    *,
+    predictor: str,
+    gap_s: float = 0.0,
 ) -> Forecast:
     """The forecast of a job that runs on one device; the spread may depend on what bounds the step."""
     if needs_ranks(job):
@@ -102,7 +118,9 @@ def forecast_one_device(
         predictor=predictor,
         quantities=quantities,
         cost=hours * price if hours is not None and price is not None else None,
-        energy_j=quantities["total_time_s"] * quantities["power_w"].median if hours is not None and "power_w" in quantities else None,
+        energy_j=quantities["total_time_s"] * quantities["power_w"].median
+        if hours is not None and "power_w" in quantities
+        else None,
         price_per_hour=price,
         memory_by_category={str(name): size for name, size in memory.by_category.items()},
         memory_capacity_bytes=device.memory_bytes,
@@ -115,7 +133,9 @@ def forecast_one_device(
 
 def host_beside(job: Job, host: DispatchHost) -> DispatchHost:
     """The host with the speed of the slowest CPU among the job's nodes; as it is where the job names no node."""
-    speeds = [cpu_speed(group.node.cpu, group.device.year) for group in job.cluster.groups if group.node is not None]
+    speeds = [
+        cpu_speed(group.node.cpu, group.device.year) for group in job.cluster.groups if group.node is not None
+    ]
     return dataclasses.replace(host, speed=host.speed * min(speeds)) if speeds else host
 
 
@@ -123,17 +143,28 @@ def needs_ranks(job: Job) -> bool:
     """Whether the job is more than plain PyTorch, or inference, on one device."""
     if job.cluster.world_size == 1 and job.workload.training.mode == "infer":
         return False
-    return job.cluster.world_size > 1 or job.plan.recompute != "none" or job.plan.offload or job.workload.training.framework != "pytorch"
+    return (
+        job.cluster.world_size > 1
+        or job.plan.recompute != "none"
+        or job.plan.offload
+        or job.workload.training.framework != "pytorch"
+    )
 
 
 @functools.lru_cache(maxsize=256)
 def _memory(graph: OpGraph, device: Device, mode: str) -> MemoryProfile:
-    return profile_memory(graph, functools.partial(operator_workspace, device=device), library_workspaces(device, mode))
+    return profile_memory(
+        graph, functools.partial(operator_workspace, device=device), library_workspaces(device, mode)
+    )
 
 
 def _medians(timeline: Timeline, memory: MemoryProfile, device: Device) -> Mapping[str, float]:
     utilization = min(1.0, timeline.device_busy_s / timeline.step_time_s) if timeline.step_time_s else 0.0
-    power = {} if device.tdp_w is None else {"power_w": device.tdp_w * (IDLE_POWER + (1 - IDLE_POWER) * utilization)}
+    power = (
+        {}
+        if device.tdp_w is None
+        else {"power_w": device.tdp_w * (IDLE_POWER + (1 - IDLE_POWER) * utilization)}
+    )
     return {
         **power,
         "forward_time_s": timeline.phase_time_s("forward"),
@@ -145,7 +176,9 @@ def _medians(timeline: Timeline, memory: MemoryProfile, device: Device) -> Mappi
         "device_utilization": utilization,
         "peak_memory_bytes": float(memory.allocated_bytes),
         "reserved_memory_bytes": float(memory.reserved_bytes),
-        "memory_utilization": min(1.0, timeline.bytes_moved / (timeline.step_time_s * device.memory_bytes_per_s))
+        "memory_utilization": min(
+            1.0, timeline.bytes_moved / (timeline.step_time_s * device.memory_bytes_per_s)
+        )
         if timeline.step_time_s
         else 0.0,
     }
@@ -158,9 +191,15 @@ def _bound(timeline: Timeline, device: Device, precision: str) -> str:
         return f"the host: the device is busy {share:.0%} of the step and waits for kernels to be issued"
     graph = timeline.graph
     rate = np.array([device.peak_flops(arithmetic(operator, precision)) for operator in graph.operators])
-    computing = (graph.column("flops") / rate[graph.operator_index]) > graph.column("bytes") / device.memory_bytes_per_s
+    computing = (graph.column("flops") / rate[graph.operator_index]) > graph.column(
+        "bytes"
+    ) / device.memory_bytes_per_s
     arithmetic_share = float(timeline.device_s[computing].sum() / timeline.device_s.sum())
-    kind, part = ("arithmetic", arithmetic_share) if arithmetic_share >= 0.5 else ("memory traffic", 1 - arithmetic_share)
+    kind, part = (
+        ("arithmetic", arithmetic_share)
+        if arithmetic_share >= 0.5
+        else ("memory traffic", 1 - arithmetic_share)
+    )
     return f"the device's {kind} ({part:.0%} of its busy time)"
 
 
@@ -168,7 +207,9 @@ def assumptions(job: Job, graph: OpGraph, price: float | None) -> tuple[str, ...
     training = job.workload.training
     notes = list(job.cluster.assumptions)
     if training.compile:
-        notes.append("compile = true: element-wise runs are costed as single kernels; what the compiler does beyond that is not")
+        notes.append(
+            "compile = true: element-wise runs are costed as single kernels; what the compiler does beyond that is not"
+        )
     if training.precision == "fp8":
         notes.append("fp8 is traced as bf16; matrix products are costed at the fp8 rate")
     if training.precision == "amp-fp16":
@@ -179,5 +220,8 @@ def assumptions(job: Job, graph: OpGraph, price: float | None) -> tuple[str, ...
         notes.append("no price known for this cluster: no cost")
     notes.extend(graph.info.get("assumptions", ()))
     if graph.info.get("versions"):
-        notes.append("traced with " + ", ".join(f"{name} {version}" for name, version in graph.info["versions"].items()))
+        notes.append(
+            "traced with "
+            + ", ".join(f"{name} {version}" for name, version in graph.info["versions"].items())
+        )
     return tuple(notes)

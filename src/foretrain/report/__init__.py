@@ -15,11 +15,19 @@ from foretrain.step.playback import trace_events
 __all__ = ["dump", "to_json", "write_trace"]
 
 
-def to_json(forecast: Forecast, breakdown: What | None = None, extra: Mapping[str, Any] | None = None, *, indent: int | None = 2) -> str:
+def to_json(
+    forecast: Forecast,
+    breakdown: What | None = None,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    indent: int | None = 2,
+) -> str:
     """The forecast in SI units; ``breakdown`` adds the device seconds of a step by that key, ``extra`` keys of its own."""
     document = {**forecast.to_dict(), **(extra or {})}
     if breakdown is not None:
-        document.setdefault("breakdown_s", {})[breakdown] = timeline_of(forecast, f"breakdown by {breakdown}").by(breakdown)
+        document.setdefault("breakdown_s", {})[breakdown] = timeline_of(
+            forecast, f"breakdown by {breakdown}"
+        ).by(breakdown)
     return dump(document, indent=indent)
 
 

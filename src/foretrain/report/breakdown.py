@@ -31,7 +31,9 @@ def timeline_of(forecast: Forecast, what: str) -> Timeline:
             "the summary says what a step goes to (step_breakdown_s in --json), and --trace shows it"
         )
     if forecast.timeline is None:
-        raise InputError(f"predictor: {forecast.predictor!r} does not look inside the step, so there is no {what}")
+        raise InputError(
+            f"predictor: {forecast.predictor!r} does not look inside the step, so there is no {what}"
+        )
     return forecast.timeline
 
 

@@ -25,7 +25,9 @@ def _step(forecast: Forecast) -> Step:
     if forecast.step is not None:
         return forecast.step
     if not {"step_time_s", "device_busy_s"} <= forecast.quantities.keys():
-        raise InputError(f"predictor: {forecast.predictor!r} does not look inside the step, so it cannot say what its time goes to")
+        raise InputError(
+            f"predictor: {forecast.predictor!r} does not look inside the step, so it cannot say what its time goes to"
+        )
     time_s = forecast["step_time_s"].median
     busy_s = min(time_s, forecast["device_busy_s"].median)
     return Step(time_s=time_s, exposed_s=0.0, computing_s=busy_s, host_s=time_s - busy_s)

@@ -49,7 +49,12 @@ class Changes:
     def to_dict(self) -> dict[str, dict[str, float | None]]:
         entries = {part.name: self.share(part) for part in self.parts}
         return {
-            part.name: {"a": part.a, "b": part.b, "difference": part.difference, "share": entries.get(part.name)}
+            part.name: {
+                "a": part.a,
+                "b": part.b,
+                "difference": part.difference,
+                "share": entries.get(part.name),
+            }
             for part in (self.whole, *self.parts)
         }
 
@@ -146,12 +151,18 @@ def _sentences(found: Explanation) -> Iterator[str]:
 
 
 def _fullest(found: Explanation) -> str:
-    return "its fullest rank" if any(len(forecast.rank_memory) > 1 for forecast in (found.a, found.b)) else "each device"
+    return (
+        "its fullest rank"
+        if any(len(forecast.rank_memory) > 1 for forecast in (found.a, found.b))
+        else "each device"
+    )
 
 
 def _rates(found: Explanation) -> tuple[str, float] | None:
     """The unit and ratio of what is trained in a second, where a step of A and one of B are not as large."""
-    (samples_a, tokens_a), (samples_b, tokens_b) = (figures.step_size(forecast.job) for forecast in (found.a, found.b))
+    (samples_a, tokens_a), (samples_b, tokens_b) = (
+        figures.step_size(forecast.job) for forecast in (found.a, found.b)
+    )
     pace = found.time.whole.a / found.time.whole.b
     if tokens_a and tokens_b:
         return None if tokens_a == tokens_b else ("tokens", tokens_b / tokens_a * pace)

@@ -26,7 +26,11 @@ class Figure:
 def describe_model(job: Job) -> str:
     """``resnet50 (torchvision), training, batch 256, image 3x224x224, amp-bf16, sgd``."""
     model, training = job.workload.model, job.workload.training
-    words = [f"{model.label} ({model.source})", "training" if training.mode == "train" else "inference", f"batch {training.global_batch:,}"]
+    words = [
+        f"{model.label} ({model.source})",
+        "training" if training.mode == "train" else "inference",
+        f"batch {training.global_batch:,}",
+    ]
     if training.image_shape is not None:
         words.append("image " + "x".join(map(str, training.image_shape)))
     if training.sequence is not None:
@@ -46,8 +50,12 @@ def describe_cluster(job: Job) -> str:
         groups.append(f"{group.world_size} x {group.device.name}{cores}{spread}")
     words = [f"on {' and '.join(groups)}"]
     if job.cluster.world_size > 1:
-        degrees = {name: getattr(job.plan, name) for name in ("data", "tensor", "pipeline", "context", "expert")}
-        words.append(" x ".join(f"{name} {degree}" for name, degree in degrees.items() if name == "data" or degree > 1))
+        degrees = {
+            name: getattr(job.plan, name) for name in ("data", "tensor", "pipeline", "context", "expert")
+        }
+        words.append(
+            " x ".join(f"{name} {degree}" for name, degree in degrees.items() if name == "data" or degree > 1)
+        )
         words += [] if job.plan.shard == "none" else [job.plan.shard]
     if job.accumulation > 1:
         words.append(f"{job.accumulation} micro-batches of {job.micro_batch}")
@@ -68,7 +76,11 @@ def step_figure(forecast: Forecast) -> Figure | None:
 
 def step_parts(forecast: Forecast) -> dict[str, float]:
     """What a step of ranks goes to, in seconds: the parts that are not empty."""
-    return {} if forecast.step is None else {name: seconds for name, seconds in causes(forecast).items() if seconds > 0}
+    return (
+        {}
+        if forecast.step is None
+        else {name: seconds for name, seconds in causes(forecast).items() if seconds > 0}
+    )
 
 
 def rate_figures(forecast: Forecast) -> Iterator[Figure]:
@@ -88,7 +100,11 @@ def rate_figures(forecast: Forecast) -> Iterator[Figure]:
 def _network(forecast: Forecast) -> Iterator[Figure]:
     """What a rank sends and receives, as one figure where both are the same."""
     sent, received = (forecast.quantities.get(f"network_{way}_bytes_per_s") for way in ("tx", "rx"))
-    ways = {"network per rank, each way": sent} if sent == received else {"sent per rank": sent, "received per rank": received}
+    ways = (
+        {"network per rank, each way": sent}
+        if sent == received
+        else {"sent per rank": sent, "received per rank": received}
+    )
     for label, estimate in ways.items():
         if estimate is not None and estimate.median:
             yield _figure(label, estimate, lambda rate: format_count(rate, "B/s"))
@@ -99,7 +115,9 @@ def _network(forecast: Forecast) -> Iterator[Figure]:
 
 def memory_figures(forecast: Forecast) -> Iterator[Figure]:
     """The peak that the categories make up, of the fullest stage; then that of the stage whose memory is logged; what the allocator holds."""
-    peak, reserved = (forecast.quantities.get(name) for name in ("peak_memory_bytes", "reserved_memory_bytes"))
+    peak, reserved = (
+        forecast.quantities.get(name) for name in ("peak_memory_bytes", "reserved_memory_bytes")
+    )
     logged, fullest = logged_stage(forecast), fullest_stage(forecast)
     if logged is None or fullest is None:
         each = forecast.job.cluster.world_size > 1
@@ -132,7 +150,10 @@ def stage_sizes(forecast: Forecast) -> list[str]:
     if fullest is None or logged is None:
         return []
     marks = {logged.stage: " (logged)", fullest.stage: " (fullest)"}
-    return [f"{rank.stage}: {format_bytes(rank.allocated_bytes)}{marks.get(rank.stage, '')}" for rank in forecast.rank_memory]
+    return [
+        f"{rank.stage}: {format_bytes(rank.allocated_bytes)}{marks.get(rank.stage, '')}"
+        for rank in forecast.rank_memory
+    ]
 
 
 def category_sizes(forecast: Forecast) -> dict[str, int]:
@@ -176,12 +197,22 @@ def _chance(value: float) -> str:
 def notes(forecast: Forecast) -> list[str]:
     """What to know when reading the figures."""
     logged, framework = logged_stage(forecast), forecast.job.workload.training.framework
-    which = [] if logged == fullest_stage(forecast) or logged is None else [f"{framework} logs the memory of stage {logged.stage}"]
-    return [f"predicted by {forecast.predictor}; in brackets the 80 % interval", *which, *forecast.assumptions]
+    which = (
+        []
+        if logged == fullest_stage(forecast) or logged is None
+        else [f"{framework} logs the memory of stage {logged.stage}"]
+    )
+    return [
+        f"predicted by {forecast.predictor}; in brackets the 80 % interval",
+        *which,
+        *forecast.assumptions,
+    ]
 
 
 def _figure(label: str, estimate: Estimate, form: Callable[[float], str], unit: str = "") -> Figure:
-    return Figure(label, f"{form(estimate.median)} {unit}".rstrip(), f"[{form(estimate.low)} to {form(estimate.high)}]")
+    return Figure(
+        label, f"{form(estimate.median)} {unit}".rstrip(), f"[{form(estimate.low)} to {form(estimate.high)}]"
+    )
 
 
 def _rate(value: float) -> str:

@@ -34,7 +34,12 @@ _CATEGORY_COLORS = {
     "weights": "#1f4e8c", "gradients": "#d9822b", "optimizer_state": "#4c9f70",
     "inputs": "#8a8f98", "activations": "#6fa8dc", "temporaries": "#b07aa1", "buffers": "#8a8f98", "workspaces": "#c9a227",
 }  # fmt: skip
-_SLOT_COLORS = {"F": _PHASE_COLORS["forward"], "B": _PHASE_COLORS["backward"], "O": _PHASE_COLORS["optimizer"], "network": "#b3261e"}
+_SLOT_COLORS = {
+    "F": _PHASE_COLORS["forward"],
+    "B": _PHASE_COLORS["backward"],
+    "O": _PHASE_COLORS["optimizer"],
+    "network": "#b3261e",
+}
 
 
 def write_html(forecast: Forecast, path: Path, resources: Resources | None = None) -> None:
@@ -48,7 +53,10 @@ def page(forecast: Forecast, resources: Resources | None = None) -> str:
     # Only maps fetch anything, and none is drawn: without their addresses the page names no other host to load from.
     script = offline.get_plotlyjs().replace("https://cdn.", "https://offline.invalid/")
     title = html.escape(figures.describe_model(forecast.job))
-    body = "\n".join(f"<section><h2>{heading}</h2>\n{content}</section>" for heading, content in _sections(forecast, resources))
+    body = "\n".join(
+        f"<section><h2>{heading}</h2>\n{content}</section>"
+        for heading, content in _sections(forecast, resources)
+    )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>foretrain: {title}</title><style>{_STYLE}</style><script>{script}</script></head>\n<body><main>\n"
@@ -85,11 +93,16 @@ def _sections(forecast: Forecast, resources: Resources | None) -> Iterator[tuple
         yield (
             "Memory over a step",
             _draw(_memory_figure(timeline, forecast.memory_capacity_bytes))
-            + _note("Buffers of the traced step, without library workspaces and what the allocator rounds up."),
+            + _note(
+                "Buffers of the traced step, without library workspaces and what the allocator rounds up."
+            ),
         )
         figure, shown, total = _timeline_figure(timeline)
         cut = f" The {shown:,} longest of {total:,} calls are drawn." if shown < total else ""
-        yield "Timeline of a step", _draw(figure) + _note(f"The host issues, the device runs; from an idle device.{cut}")
+        yield (
+            "Timeline of a step",
+            _draw(figure) + _note(f"The host issues, the device runs; from an idle device.{cut}"),
+        )
     if forecast.step is not None:
         yield from _rank_sections(forecast, forecast.step)
     if resources is not None:
@@ -105,7 +118,10 @@ def _rank_sections(forecast: Forecast, step: Step) -> Iterator[tuple[str, str]]:
     yield "What the time of a step goes to", _draw(_parts_figure(figures.step_parts(forecast)))
     several = len(forecast.rank_memory) > 1
     if several:
-        yield "Memory of a rank of each stage", _draw(_stages_figure(forecast.rank_memory, forecast.memory_capacity_bytes))
+        yield (
+            "Memory of a rank of each stage",
+            _draw(_stages_figure(forecast.rank_memory, forecast.memory_capacity_bytes)),
+        )
     if step.slots:
         figure, shown, total = _slots_figure(step)
         end_s = max(slot.end_s for slot in step.slots)
@@ -115,7 +131,9 @@ def _rank_sections(forecast: Forecast, step: Step) -> Iterator[tuple[str, str]]:
             if end_s < 0.9 * step.time_s
             else ""
         )
-        what = "The passes of one rank of each stage" if several else "One rank: its computation and its network"
+        what = (
+            "The passes of one rank of each stage" if several else "One rank: its computation and its network"
+        )
         yield "Timeline of a step", _draw(figure) + _note(f"{what}.{part}{cut}")
 
 
@@ -153,8 +171,12 @@ def _table_row(row: figures.Figure) -> str:
 
 
 def _draw(figure: Any) -> str:
-    figure.update_layout(template="plotly_white", margin={"l": 10, "r": 10, "t": 40, "b": 40}, font={"size": 13}, autosize=True)
-    drawn: str = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
+    figure.update_layout(
+        template="plotly_white", margin={"l": 10, "r": 10, "t": 40, "b": 40}, font={"size": 13}, autosize=True
+    )
+    drawn: str = figure.to_html(
+        full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True}
+    )
     return drawn
 
 
@@ -209,7 +231,9 @@ def thin(total: Column, points: int) -> npt.NDArray[np.int64]:
     if len(total) <= points:
         return np.arange(len(total))
     edges = np.linspace(0, len(total), points + 1).astype(np.int64)
-    return np.array([first + int(total[first:end].argmax()) for first, end in itertools.pairwise(edges.tolist())])
+    return np.array(
+        [first + int(total[first:end].argmax()) for first, end in itertools.pairwise(edges.tolist())]
+    )
 
 
 def _memory_figure(timeline: Timeline, capacity_bytes: float | None) -> Any:
@@ -255,11 +279,19 @@ def _add_capacity(figure: Any, peak_bytes: float, capacity_bytes: float) -> None
     """The capacity as a line; where it is far above the curves, as words, so that the curves stay readable."""
     words = f"capacity {format_bytes(capacity_bytes)}"
     if capacity_bytes <= 5 * peak_bytes:
-        figure.add_hline(y=capacity_bytes / 2**30, line={"color": "#b3261e", "dash": "dash"}, annotation_text=words)
+        figure.add_hline(
+            y=capacity_bytes / 2**30, line={"color": "#b3261e", "dash": "dash"}, annotation_text=words
+        )
         figure.update_yaxes(range=[0, 1.08 * max(capacity_bytes, peak_bytes) / 2**30])
     else:
         figure.add_annotation(
-            text=f"{words}, far above this scale", xref="paper", yref="paper", x=1, y=1.06, showarrow=False, font_color="#b3261e"
+            text=f"{words}, far above this scale",
+            xref="paper",
+            yref="paper",
+            x=1,
+            y=1.06,
+            showarrow=False,
+            font_color="#b3261e",
         )
 
 
@@ -270,7 +302,9 @@ def _timeline_figure(timeline: Timeline) -> tuple[Any, int, int]:
     """The figure, how many calls are drawn, and how many there are."""
     _, objects = _plotly()
     events = [event for event in timeline.trace_events() if event["ph"] == "X"]
-    shown = sorted(sorted(events, key=lambda event: -event["dur"])[:MAX_EVENTS], key=lambda event: event["ts"])
+    shown = sorted(
+        sorted(events, key=lambda event: -event["dur"])[:MAX_EVENTS], key=lambda event: event["ts"]
+    )
     figure = objects.Figure()
     for phase in PHASES:
         mine = [event for event in shown if event["cat"] == phase]
@@ -282,7 +316,11 @@ def _timeline_figure(timeline: Timeline) -> tuple[Any, int, int]:
             hovertemplate="%{text}<br>%{x:.4f} ms from %{base:.4f} ms",
         )  # fmt: skip
     figure.update_layout(
-        barmode="overlay", height=260, xaxis_title="ms", bargap=0.15, yaxis={"categoryarray": ["device", "host"], "fixedrange": True}
+        barmode="overlay",
+        height=260,
+        xaxis_title="ms",
+        bargap=0.15,
+        yaxis={"categoryarray": ["device", "host"], "fixedrange": True},
     )
     return figure, len(shown), len(events)
 
@@ -290,11 +328,20 @@ def _timeline_figure(timeline: Timeline) -> tuple[Any, int, int]:
 def _slots_figure(step: Step) -> tuple[Any, int, int]:
     """The stages below one another, how many of their parts are drawn, and how many there are."""
     _, objects = _plotly()
-    shown = sorted(sorted(step.slots, key=lambda slot: slot.start_s - slot.end_s)[:MAX_EVENTS], key=lambda slot: slot.start_s)
-    lanes = list(dict.fromkeys((slot.stage, slot.lane) for slot in sorted(step.slots, key=lambda slot: (slot.stage, slot.lane))))
+    shown = sorted(
+        sorted(step.slots, key=lambda slot: slot.start_s - slot.end_s)[:MAX_EVENTS],
+        key=lambda slot: slot.start_s,
+    )
+    lanes = list(
+        dict.fromkeys(
+            (slot.stage, slot.lane) for slot in sorted(step.slots, key=lambda slot: (slot.stage, slot.lane))
+        )
+    )
     figure = objects.Figure()
     for name, kind in (("forward", "F"), ("backward", "B"), ("optimizer", "O"), ("network", "network")):
-        mine = [slot for slot in shown if (slot.lane if slot.lane == "network" else slot.name[:1].upper()) == kind]
+        mine = [
+            slot for slot in shown if (slot.lane if slot.lane == "network" else slot.name[:1].upper()) == kind
+        ]
         if mine:
             figure.add_bar(
                 orientation="h", name=name, marker_color=_SLOT_COLORS[kind], marker_line={"width": 0.5, "color": "#fff"},
@@ -304,6 +351,10 @@ def _slots_figure(step: Step) -> tuple[Any, int, int]:
             )  # fmt: skip
     order = [f"stage {stage}, {lane}" for stage, lane in lanes][::-1]
     figure.update_layout(
-        barmode="overlay", height=160 + 32 * len(lanes), xaxis_title="ms", bargap=0.15, yaxis={"categoryarray": order, "fixedrange": True}
+        barmode="overlay",
+        height=160 + 32 * len(lanes),
+        xaxis_title="ms",
+        bargap=0.15,
+        yaxis={"categoryarray": order, "fixedrange": True},
     )
     return figure, len(shown), len(step.slots)

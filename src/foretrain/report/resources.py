@@ -11,8 +11,18 @@ from foretrain.predictors.driple.predictor import Resources
 from foretrain.report.tables import table
 from foretrain.units import format_bytes, format_seconds
 
-_NAMES = {"device_utilization": "device", "memory_utilization": "memory", "network_rx": "received", "network_tx": "sent"}
-_COLORS = {"device_utilization": "#3b7dd8", "memory_utilization": "#4c9f70", "network_rx": "#d9822b", "network_tx": "#b07aa1"}
+_NAMES = {
+    "device_utilization": "device",
+    "memory_utilization": "memory",
+    "network_rx": "received",
+    "network_tx": "sent",
+}
+_COLORS = {
+    "device_utilization": "#3b7dd8",
+    "memory_utilization": "#4c9f70",
+    "network_rx": "#d9822b",
+    "network_tx": "#b07aa1",
+}
 HEADINGS = ("resource", "idle for", "active for", "peak", "average", "by")
 
 
@@ -53,8 +63,18 @@ def burst_figure(found: Resources, objects: Any) -> Any:
         }  # fmt: skip
     for step in range(1, found.drawn_steps):
         at = times[-1] * step / found.drawn_steps
-        figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=1, yref="paper", line={"width": 1, "dash": "dash", "color": "#888888"})
-    figure.update_layout(height=520, xaxis={"title": "ms", "anchor": "y4"}, hovermode="x unified", showlegend=False, **axes)
+        figure.add_shape(
+            type="line",
+            x0=at,
+            x1=at,
+            y0=0,
+            y1=1,
+            yref="paper",
+            line={"width": 1, "dash": "dash", "color": "#888888"},
+        )
+    figure.update_layout(
+        height=520, xaxis={"title": "ms", "anchor": "y4"}, hovermode="x unified", showlegend=False, **axes
+    )
     return figure
 
 

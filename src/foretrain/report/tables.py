@@ -27,7 +27,12 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iter
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
         number = heading in numbers
-        result.add_column(heading, justify="right" if number else "left", no_wrap=number or heading == headings[0], overflow="fold")
+        result.add_column(
+            heading,
+            justify="right" if number else "left",
+            no_wrap=number or heading == headings[0],
+            overflow="fold",
+        )
     for row in rows:
         result.add_row(*(Text(cell) for cell in row))
     return result
@@ -50,9 +55,22 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
     ]
     rows = []
     for result in results:
-        names = [result["predictor"], *([result["runs_file"]] if several else []), result["quantity"], f"{result['n']:,}"]
+        names = [
+            result["predictor"],
+            *([result["runs_file"]] if several else []),
+            result["quantity"],
+            f"{result['n']:,}",
+        ]
         errors = [_percent(result[key]) for key in ("mape", "median_ape", "p90_ape")]
-        rows.append([*names, *errors, _percent(result["bias"], "+"), _percent(result["coverage"]), f"{result['unsupported']:,}"])
+        rows.append(
+            [
+                *names,
+                *errors,
+                _percent(result["bias"], "+"),
+                _percent(result["coverage"]),
+                f"{result['unsupported']:,}",
+            ]
+        )
     return table(headings, rows, right=headings[headings.index("n") :])
 
 
@@ -60,7 +78,8 @@ def benefit_table(benefits: Mapping[str, Benefit]) -> Table:
     """What learning from runs was worth, per device: mean errors before and after."""
     headings = ("device", "runs", "mean error before", "after, on runs left out")
     rows = [
-        [device, f"{benefit.runs:,}", _percent(benefit.error_before), _percent(benefit.error_after)] for device, benefit in benefits.items()
+        [device, f"{benefit.runs:,}", _percent(benefit.error_before), _percent(benefit.error_after)]
+        for device, benefit in benefits.items()
     ]
     return table(headings, rows, right=headings[1:])
 
@@ -83,7 +102,16 @@ def advice_table(advice: Advice, top: int) -> Table:
     shown = advice.options[:top]
     trainings = [option.job.workload.training for option in shown]
     sizes = len({training.samples for training in trainings}) > 1
-    headings = ("machines", "workers", *(["samples"] if sizes else []), "batch", "time", "80 % interval", "cost", "late")
+    headings = (
+        "machines",
+        "workers",
+        *(["samples"] if sizes else []),
+        "batch",
+        "time",
+        "80 % interval",
+        "cost",
+        "late",
+    )
     rows = []
     for option, training in zip(shown, trainings, strict=True):
         total = option.total_time_s
@@ -101,7 +129,11 @@ def _percent(value: float | None, sign: str = "") -> str:
 
 def graph_table(graph: OpGraph) -> Table:
     """The size of a captured graph."""
-    flops = [(f"FLOPs {phase}", format_count(graph.total("flops", phase), "FLOP")) for phase in PHASES if graph.total("flops", phase)]
+    flops = [
+        (f"FLOPs {phase}", format_count(graph.total("flops", phase), "FLOP"))
+        for phase in PHASES
+        if graph.total("flops", phase)
+    ]
     rows = [
         ("ops", f"{len(graph.ops):,}"),
         ("distinct operators", f"{len(graph.operators):,}"),
@@ -110,7 +142,10 @@ def graph_table(graph: OpGraph) -> Table:
         *([("tokens", f"{graph.tokens:,}")] if graph.tokens else []),
         *flops,
         ("least traffic", format_bytes(graph.total("bytes"))),
-        ("buffers", f"{len(graph.buffers):,}, {format_bytes(sum(buffer.size_bytes for buffer in graph.buffers))}"),
+        (
+            "buffers",
+            f"{len(graph.buffers):,}, {format_bytes(sum(buffer.size_bytes for buffer in graph.buffers))}",
+        ),
     ]
     return _pairs(rows)
 
@@ -133,7 +168,9 @@ def details(entry: Mapping[str, Any]) -> RenderableType:
 
 def _readable(key: str, value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{inner} {_readable(inner, item)}" for inner, item in value.items() if item is not None)
+        return ", ".join(
+            f"{inner} {_readable(inner, item)}" for inner, item in value.items() if item is not None
+        )
     if isinstance(value, list | tuple):
         return ", ".join(str(item) for item in value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -147,9 +184,12 @@ def _plain(value: float) -> str:
 
 _UNITS: dict[str, Callable[[float], str]] = {
     **dict.fromkeys(("memory_bytes", "l2_bytes", "l3_bytes", "shared_bytes_per_sm"), format_bytes),
-    **dict.fromkeys(("memory_bytes_per_s", "link_bytes_per_s", "bandwidth"), lambda rate: format_count(rate, "B/s")),
     **dict.fromkeys(
-        ("fp64", "fp32", "fp32_matrix", "tf32", "bf16", "fp16", "fp8", "fp4", "int8"), lambda rate: format_count(rate, "FLOP/s")
+        ("memory_bytes_per_s", "link_bytes_per_s", "bandwidth"), lambda rate: format_count(rate, "B/s")
+    ),
+    **dict.fromkeys(
+        ("fp64", "fp32", "fp32_matrix", "tf32", "bf16", "fp16", "fp8", "fp4", "int8"),
+        lambda rate: format_count(rate, "FLOP/s"),
     ),
     "clock_hz": lambda rate: format_count(rate, "Hz"),
     "latency": lambda time_s: f"{time_s * 1e6:g} us",
@@ -166,12 +206,20 @@ def listing(kind: str, entries: Mapping[str, Mapping[str, Any]], catalog: Catalo
         return _node_table((catalog.node(name) for name in entries), catalog)
     if kind == "prices":
         rows = [
-            [name, f"{price['per_hour']:,.2f}", *(str(price.get(key, "")) for key in ("date", "region", "source"))]
+            [
+                name,
+                f"{price['per_hour']:,.2f}",
+                *(str(price.get(key, "")) for key in ("date", "region", "source")),
+            ]
             for name, price in entries.items()
         ]
         return table(("name", "$/h", "date", "region", "source"), rows, right=("$/h",))
     return table(
-        ("model", "source", "about"), ([name, str(model.get("source", "")), str(model.get("about", ""))] for name, model in entries.items())
+        ("model", "source", "about"),
+        (
+            [name, str(model.get("source", "")), str(model.get("about", ""))]
+            for name, model in entries.items()
+        ),
     )
 
 
@@ -199,12 +247,24 @@ def _node_table(nodes: Iterable[Node], catalog: Catalog) -> Table:
     for node in nodes:
         price = catalog.price(node.name)
         dollars = "" if price is None else f"{price.per_hour:,.2f}"
-        rows.append([node.name, f"{node.devices} x {node.device}", _link(node.intra_node), _link(node.inter_node), dollars])
+        rows.append(
+            [
+                node.name,
+                f"{node.devices} x {node.device}",
+                _link(node.intra_node),
+                _link(node.inter_node),
+                dollars,
+            ]
+        )
     return table(("node", "devices", "inside", "network", "$/h"), rows, right=("$/h",))
 
 
 def _link(link: LinkSpec) -> str:
-    return " ".join(part for part in (link.kind or "", format_count(link.bandwidth, "B/s") if link.bandwidth else "") if part)
+    return " ".join(
+        part
+        for part in (link.kind or "", format_count(link.bandwidth, "B/s") if link.bandwidth else "")
+        if part
+    )
 
 
 def as_dict(entry: Device | Node | Price) -> dict[str, Any]:
@@ -213,5 +273,7 @@ def as_dict(entry: Device | Node | Price) -> dict[str, Any]:
 
 
 def _without_empty(entry: Mapping[str, Any]) -> dict[str, Any]:
-    cleaned = {key: _without_empty(value) if isinstance(value, Mapping) else value for key, value in entry.items()}
+    cleaned = {
+        key: _without_empty(value) if isinstance(value, Mapping) else value for key, value in entry.items()
+    }
     return {key: value for key, value in cleaned.items() if value not in (None, "", (), {})}

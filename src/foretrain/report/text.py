@@ -21,13 +21,21 @@ from foretrain.units import format_bytes, format_seconds
 
 _LABEL_WIDTH, _VALUE_WIDTH, _BAR_WIDTH = 17, 18, 24
 _MOST_FIELDS = 12
-_VERDICT_STYLES: dict[figures.Verdict, str] = {"yes": "bold green", "perhaps": "bold yellow", "no": "bold red"}
+_VERDICT_STYLES: dict[figures.Verdict, str] = {
+    "yes": "bold green",
+    "perhaps": "bold yellow",
+    "no": "bold red",
+}
 
 
 def summary(forecast: Forecast) -> RenderableType:
     """Time and what it goes to, throughput, what bounds the step, memory, the whole training, and the assumptions."""
     job, layout = forecast.job, _Layout(forecast)
-    parts: list[RenderableType] = [Text(figures.describe_model(job), style="bold"), Text(figures.describe_cluster(job)), Text()]
+    parts: list[RenderableType] = [
+        Text(figures.describe_model(job), style="bold"),
+        Text(figures.describe_cluster(job)),
+        Text(),
+    ]
     parts += _step(forecast, layout)
     memory = list(_memory(forecast, layout))
     parts += [Text(), *memory] if memory else []
@@ -39,7 +47,13 @@ def summary(forecast: Forecast) -> RenderableType:
 
 def breakdown_table(forecast: Forecast, what: What, *, depth: int | None = None) -> RenderableType:
     """The twenty largest parts of the step's device time."""
-    table = Table(box=box.SIMPLE_HEAD, title=f"device time of a step by {what}", title_justify="left", title_style="bold", pad_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"device time of a step by {what}",
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+    )
     table.add_column(what, overflow="fold")
     for heading in ("time", "share", "cumulated"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -75,7 +89,9 @@ class _Layout:
     """Label, value and detail at the same places in every block of a summary."""
 
     def __init__(self, forecast: Forecast) -> None:
-        labels = [figure.label for figure in (*figures.rate_figures(forecast), *figures.memory_figures(forecast))]
+        labels = [
+            figure.label for figure in (*figures.rate_figures(forecast), *figures.memory_figures(forecast))
+        ]
         labels += [f"  {name}" for name in figures.step_parts(forecast)]
         self.label_width = max(_LABEL_WIDTH, *map(len, labels), 0)
 
@@ -88,7 +104,9 @@ class _Layout:
     def bars(self, parts: Mapping[str, float], form: Callable[[float], str]) -> Table:
         table, total = self._columns(), sum(parts.values())
         for name, size in parts.items():
-            bar = ProgressBar(total=total, completed=size, width=_BAR_WIDTH, complete_style="cyan", finished_style="cyan")
+            bar = ProgressBar(
+                total=total, completed=size, width=_BAR_WIDTH, complete_style="cyan", finished_style="cyan"
+            )
             table.add_row(Text(f"  {name}"), Text(f"{form(size):<11}{size / total:>4.0%}"), bar)
         return table
 
@@ -112,15 +130,26 @@ class _Layout:
 
 def explanation(found: Explanation) -> RenderableType:
     """The sentences, what the jobs have different, and the tables of time and memory."""
-    parts: list[RenderableType] = [Text(sentence, style="" if number else "bold") for number, sentence in enumerate(found.sentences)]
+    parts: list[RenderableType] = [
+        Text(sentence, style="" if number else "bold") for number, sentence in enumerate(found.sentences)
+    ]
     parts.append(Text())
     for name, forecast in (("A", found.a), ("B", found.b)):
-        parts.append(Text(f"{name}  {figures.describe_model(forecast.job)}, {figures.describe_cluster(forecast.job)}", style="dim"))
+        parts.append(
+            Text(
+                f"{name}  {figures.describe_model(forecast.job)}, {figures.describe_cluster(forecast.job)}",
+                style="dim",
+            )
+        )
     parts += _fields(found)
     parts += [Text(), _changes("where a step goes", found.time, format_seconds)]
     if found.memory.parts:
         ranks = any(forecast.rank_memory for forecast in (found.a, found.b))
-        parts.append(_changes("memory of the fullest rank" if ranks else "memory by category", found.memory, format_bytes))
+        parts.append(
+            _changes(
+                "memory of the fullest rank" if ranks else "memory by category", found.memory, format_bytes
+            )
+        )
     return Group(*parts)
 
 
@@ -143,5 +172,13 @@ def _changes(title: str, changes: Changes, form: Callable[[float], str]) -> Rend
     rows = []
     for part in (*changes.parts, changes.whole):
         share = changes.share(part)
-        rows.append([part.name, form(part.a), form(part.b), by(part.difference), "" if share is None else f"{share:.0%}"])
+        rows.append(
+            [
+                part.name,
+                form(part.a),
+                form(part.b),
+                by(part.difference),
+                "" if share is None else f"{share:.0%}",
+            ]
+        )
     return table((title, "A", "B", "difference", "share"), rows, right=("A", "B", "difference", "share"))

@@ -7,4 +7,15 @@ from foretrain.scheduling.policies.base import Policy
 from foretrain.scheduling.result import Result
 from foretrain.scheduling.simulator import PolicyError, Settings, Simulation
 
-__all__ = ["Machine", "Metrics", "Policy", "PolicyError", "Result", "Settings", "Simulation", "Trace", "TraceJob", "metrics"]
+__all__ = [
+    "Machine",
+    "Metrics",
+    "Policy",
+    "PolicyError",
+    "Result",
+    "Settings",
+    "Simulation",
+    "Trace",
+    "TraceJob",
+    "metrics",
+]

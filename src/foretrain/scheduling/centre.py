@@ -42,7 +42,9 @@ def centre_of_optimum(cost: Column, limits: Column, bounds: Column, start: Colum
         reach = min(_reach(slack, guess[1]), _reach(price, guess[2]))
         after = float((price + reach * guess[2]) @ (slack + reach * guess[1])) / len(slack)
         aim = max((after / gap) ** 3, _SLOWEST) * gap
-        move, ease, raised = _step(system, limits, slack, price, unbalanced, aim - price * slack - guess[1] * guess[2])
+        move, ease, raised = _step(
+            system, limits, slack, price, unbalanced, aim - price * slack - guess[1] * guess[2]
+        )
         reach = min(1.0, _INSIDE * min(_reach(slack, ease), _reach(price, raised)))
         point, slack, price = point + reach * move, slack + reach * ease, price + reach * raised
     return point
@@ -52,7 +54,9 @@ def _step(
     system: Column, limits: Column, slack: Column, price: Column, unbalanced: Column, complementary: Column
 ) -> tuple[Column, Column, Column]:
     """The Newton step of the point, its slacks and their prices towards ``price * slack`` changed by ``complementary``."""
-    move: Column = np.asarray(np.linalg.solve(system, -unbalanced - limits.T @ (complementary / slack)), dtype=np.float64)
+    move: Column = np.asarray(
+        np.linalg.solve(system, -unbalanced - limits.T @ (complementary / slack)), dtype=np.float64
+    )
     ease = -limits @ move
     return move, ease, (complementary - price * ease) / slack
 
@@ -60,4 +64,8 @@ def _step(
 def _reach(values: Column, change: Column) -> float:
     """How far along ``change`` the values stay positive, at most one and a bit."""
     falling = change < 0
-    return min(1.0 / _INSIDE, float(np.min(-values[falling] / change[falling]))) if falling.any() else 1.0 / _INSIDE
+    return (
+        min(1.0 / _INSIDE, float(np.min(-values[falling] / change[falling])))
+        if falling.any()
+        else 1.0 / _INSIDE
+    )

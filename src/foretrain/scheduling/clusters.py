@@ -63,7 +63,9 @@ def _from_list(path: Path) -> list[Machine]:
         try:
             gpus, device = int((row or {})["gpu"]), (row or {})["model"].lower()
         except (KeyError, ValueError) as error:
-            raise InputError(f"{path}: line {number}: not a node; needed are gpu (a number) and model") from error
+            raise InputError(
+                f"{path}: line {number}: not a node; needed are gpu (a number) and model"
+            ) from error
         if gpus > 0:
             machines.append(Machine(device=device, gpus=gpus, price_per_hour=_price(device, gpus)))
     if not machines:
@@ -78,7 +80,10 @@ def sections_of(text: str) -> dict[str, dict[str, Any]]:
         return {}
     groups = _cluster_of(path).to_dict()
     sections = groups.get("groups", [groups])
-    return {section["device"]: {key: value for key, value in section.items() if key not in ("nodes", "price")} for section in sections}
+    return {
+        section["device"]: {key: value for key, value in section.items() if key not in ("nodes", "price")}
+        for section in sections
+    }
 
 
 def _from_file(path: Path, rack: int) -> list[Machine]:
@@ -98,7 +103,9 @@ def of_cluster(cluster: Cluster, *, rack: int = 16) -> list[Machine]:
     each = None if cluster.price_per_hour is None else cluster.price_per_hour / cluster.world_size
     machines = [
         Machine(
-            device=group.device.name, gpus=group.devices_per_node, price_per_hour=None if each is None else each * group.devices_per_node
+            device=group.device.name,
+            gpus=group.devices_per_node,
+            price_per_hour=None if each is None else each * group.devices_per_node,
         )
         for group in cluster.groups
         for _ in range(group.nodes)
@@ -111,6 +118,11 @@ def in_racks(machines: Sequence[Machine], rack: int) -> list[Machine]:
     if rack < 1:
         raise invalid("rack", rack, "a whole number of at least 1")
     return [
-        Machine(device=machine.device, gpus=machine.gpus, rack=place // rack, price_per_hour=machine.price_per_hour)
+        Machine(
+            device=machine.device,
+            gpus=machine.gpus,
+            rack=place // rack,
+            price_per_hour=machine.price_per_hour,
+        )
         for place, machine in enumerate(machines)
     ]

@@ -49,7 +49,11 @@ class Residuals(Estimates):
     def __init__(self, ratios: Sequence[float], seed: int = 0) -> None:
         bad = [ratio for ratio in ratios if not 0 < ratio < math.inf]
         if bad or not ratios:
-            raise invalid("residuals", bad[0] if bad else list(ratios), "a list of positive ratios of predicted to measured time")
+            raise invalid(
+                "residuals",
+                bad[0] if bad else list(ratios),
+                "a list of positive ratios of predicted to measured time",
+            )
         self._ratios = tuple(ratios)
         self._seed = seed
 
@@ -71,10 +75,15 @@ class Residuals(Estimates):
                     ratio = float(run["predicted"]) / float(run["measured"])
                     ratios.setdefault(str(run["predictor"]), {}).setdefault(run["quantity"], []).append(ratio)
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-            raise InputError(f"{path}: not a result of foretrain evaluate --json ({type(error).__name__}: {error})") from error
+            raise InputError(
+                f"{path}: not a result of foretrain evaluate --json ({type(error).__name__}: {error})"
+            ) from error
         if not ratios:
             raise InputError(f"{path}: holds no predicted {' or '.join(_TIMES)}")
-        return {name: cls(next(found[time] for time in _TIMES if time in found), seed) for name, found in ratios.items()}
+        return {
+            name: cls(next(found[time] for time in _TIMES if time in found), seed)
+            for name, found in ratios.items()
+        }
 
     def factor(self, job: TraceJob, number: int) -> float:
         return random.Random(f"{self._seed}/{number}").choice(self._ratios)

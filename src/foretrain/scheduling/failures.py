@@ -54,7 +54,9 @@ class Failures:
         """Seconds until a start of a job fails."""
         if math.isinf(self.model.job_mtbf_gpu_s):
             return math.inf
-        return random.Random(f"{self._seed}/job/{number}/{start}").expovariate(gpus / self.model.job_mtbf_gpu_s)
+        return random.Random(f"{self._seed}/job/{number}/{start}").expovariate(
+            gpus / self.model.job_mtbf_gpu_s
+        )
 
     def of_node(self, node: int) -> float:
         """Seconds from now until a node fails."""
@@ -78,9 +80,13 @@ def read_outages(path: Path) -> list[Outage]:
         raise InputError(f"{path}: has no column {missing[0]}; an outage has time_s, node and repair_s")
     for number, row in enumerate(rows, start=2):
         try:
-            outage = Outage(time_s=float(row["time_s"]), node=int(row["node"]), repair_s=float(row["repair_s"]))
+            outage = Outage(
+                time_s=float(row["time_s"]), node=int(row["node"]), repair_s=float(row["repair_s"])
+            )
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path}:{number}: not an outage with time_s, node and repair_s ({error})") from error
+            raise InputError(
+                f"{path}:{number}: not an outage with time_s, node and repair_s ({error})"
+            ) from error
         if outage.time_s < 0 or outage.repair_s <= 0 or outage.node < 0:
             raise InputError(f"{path}:{number}: time_s and node must be at least 0 and repair_s above 0")
         outages.append(outage)

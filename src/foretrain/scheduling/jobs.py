@@ -49,7 +49,11 @@ class TraceJob:
         if self.share < 1 and self.gpus > 1:
             raise InputError(f"share: {self.share} is for jobs on one GPU, and this one asks for {self.gpus}")
         if not 1 <= self.fewest <= self.gpus <= self.most:
-            raise invalid("least_gpus, gpus, most_gpus", (self.least_gpus, self.gpus, self.most_gpus), "in rising order from 1")
+            raise invalid(
+                "least_gpus, gpus, most_gpus",
+                (self.least_gpus, self.gpus, self.most_gpus),
+                "in rising order from 1",
+            )
 
     @property
     def fewest(self) -> int:
@@ -116,4 +120,6 @@ def in_order(jobs: Sequence[TraceJob], *, from_zero: bool = True) -> list[TraceJ
     """By arrival, ties in the order given; the first one arrives at 0 unless times are to stay."""
     ordered = sorted(jobs, key=lambda job: job.arrival_s)
     start = ordered[0].arrival_s if ordered and from_zero else 0.0
-    return [dataclasses.replace(job, arrival_s=job.arrival_s - start) for job in ordered] if start else ordered
+    return (
+        [dataclasses.replace(job, arrival_s=job.arrival_s - start) for job in ordered] if start else ordered
+    )

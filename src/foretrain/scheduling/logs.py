@@ -22,7 +22,17 @@ def log_rows(result: Result) -> Iterator[tuple[str, str, str, float, float, str,
         job, parts = result.jobs[segment.job], segment.allocation.parts
         places = " ".join(f"{node}:{gpu}" for node, gpu in segment.allocation.places())
         device = result.machines[parts[0][0]].device
-        yield result.policy, job.name, job.group, segment.start_s, segment.end_s, segment.reason, device, segment.allocation.gpus, places
+        yield (
+            result.policy,
+            job.name,
+            job.group,
+            segment.start_s,
+            segment.end_s,
+            segment.reason,
+            device,
+            segment.allocation.gpus,
+            places,
+        )
 
 
 def write_log(result: Result, path: Path) -> int:
@@ -64,6 +74,16 @@ def write_perfetto(result: Result, path: Path) -> int:
         about = {"group": job.group, "gpus": segment.allocation.gpus, "ended": segment.reason}
         for node, gpu in segment.allocation.places():
             span = {"ts": segment.start_s * 1e6, "dur": (segment.end_s - segment.start_s) * 1e6}
-            events.append({"ph": "X", "name": job.name, "cat": segment.reason, "pid": node, "tid": gpu, **span, "args": about})
+            events.append(
+                {
+                    "ph": "X",
+                    "name": job.name,
+                    "cat": segment.reason,
+                    "pid": node,
+                    "tid": gpu,
+                    **span,
+                    "args": about,
+                }
+            )
     write_atomically(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, allow_nan=False))
     return len(events)

@@ -38,7 +38,9 @@ class Allocation:
     def shape(self) -> tuple[int, ...]:
         """GPUs per node, most first."""
         if len(self.parts) == 1:
-            return (self.gpus,) if self.gpus == self.parts[0][1].bit_count() else (self.parts[0][1].bit_count(),)
+            return (
+                (self.gpus,) if self.gpus == self.parts[0][1].bit_count() else (self.parts[0][1].bit_count(),)
+            )
         return tuple(sorted((mask.bit_count() for _, mask in self.parts), reverse=True))
 
     def places(self) -> Iterator[tuple[int, int]]:
@@ -85,7 +87,12 @@ class Machines:
         self.machines = tuple(machines)
         devices = list(dict.fromkeys(machine.device for machine in machines))
         self.pools = [
-            Pool(number, device, [node for node, machine in enumerate(machines) if machine.device == device], machines)
+            Pool(
+                number,
+                device,
+                [node for node, machine in enumerate(machines) if machine.device == device],
+                machines,
+            )
             for number, device in enumerate(devices)
         ]
         self._pool_of = [devices.index(machine.device) for machine in machines]
@@ -170,7 +177,11 @@ class Machines:
 
     def sharable(self, pool: int, share: int) -> tuple[int, int] | None:
         """The GPU in use whose rest fits a share most closely; None when a free one is needed."""
-        fitting = [(rest, place) for place, rest in self._shared.items() if rest >= share and self._pool_of[place[0]] == pool]
+        fitting = [
+            (rest, place)
+            for place, rest in self._shared.items()
+            if rest >= share and self._pool_of[place[0]] == pool
+        ]
         return min(fitting)[1] if fitting else None
 
     def _take_share(self, allocation: Allocation) -> None:
@@ -180,7 +191,9 @@ class Machines:
             self.take(Allocation(allocation.pool, allocation.parts, 1))
             self._shared[place] = FULL
         if self._shared[place] < allocation.share:
-            raise DoubleAllocation(f"GPU {place[1]} of node {node} has {self._shared[place]} thousandths left, not {allocation.share}")
+            raise DoubleAllocation(
+                f"GPU {place[1]} of node {node} has {self._shared[place]} thousandths left, not {allocation.share}"
+            )
         self._shared[place] -= allocation.share
 
     def _give_share(self, allocation: Allocation) -> None:

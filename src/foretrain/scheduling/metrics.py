@@ -64,7 +64,11 @@ def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
     speed = 1.0 / slowdown
     median, p95, p99 = (float(value) for value in np.percentile(completion, [50, 95, 99]))
     prices = [machine.price_per_hour for machine in result.machines]
-    cost = sum(price for price in prices if price is not None) * (end - begin) / 3600 if whole and None not in prices else None
+    cost = (
+        sum(price for price in prices if price is not None) * (end - begin) / 3600
+        if whole and None not in prices
+        else None
+    )
     return Metrics(
         jobs=int(completion.size),
         average_jct_s=float(completion.mean()),
@@ -88,7 +92,9 @@ def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
 def _held_gpu_s(result: Result) -> Column:
     held = np.zeros(len(result.jobs))
     for segment in result.segments:
-        held[segment.job] += (segment.end_s - segment.start_s) * segment.allocation.gpus * segment.allocation.share / 1000
+        held[segment.job] += (
+            (segment.end_s - segment.start_s) * segment.allocation.gpus * segment.allocation.share / 1000
+        )
     return held
 
 
@@ -99,7 +105,9 @@ def utilization_over_time(result: Result, points: int = 400) -> tuple[Column, Co
     width = edges[1] - edges[0]
     starts = np.array([segment.start_s for segment in result.segments])
     ends = np.array([segment.end_s for segment in result.segments])
-    gpus = np.array([segment.allocation.gpus * segment.allocation.share / 1000 for segment in result.segments])
+    gpus = np.array(
+        [segment.allocation.gpus * segment.allocation.share / 1000 for segment in result.segments]
+    )
     held = _integral(starts, gpus, edges) - _integral(ends, gpus, edges)
     return edges[:-1], np.diff(held) / (width * result.size)
 

@@ -16,7 +16,13 @@ from foretrain.scheduling.result import Column, Result
 from foretrain.units import format_dollars, format_seconds
 
 _COLORS = ("#3b7dd8", "#d9822b", "#4c9f70", "#b3261e", "#b07aa1", "#c9a227", "#1f4e8c", "#8a8f98")
-_REASONS = {"finished": "#4c9f70", "lease": "#6fa8dc", "preempted": "#d9822b", "failed": "#b3261e", "node failed": "#7a1a14"}
+_REASONS = {
+    "finished": "#4c9f70",
+    "lease": "#6fa8dc",
+    "preempted": "#d9822b",
+    "failed": "#b3261e",
+    "node failed": "#7a1a14",
+}
 _MAX_BARS = 4000
 _MAX_POINTS = 500
 _TICKS = {
@@ -52,7 +58,9 @@ def page(results: Sequence[Result], title: str) -> str:
     script = offline.get_plotlyjs().replace("https://cdn.", "https://offline.invalid/")
     first = results[0]
     about = f"{len(first.jobs):,} jobs on {first.size:,} GPUs of {len(first.machines):,} nodes"
-    body = "\n".join(f"<section><h2>{heading}</h2>\n{content}</section>" for heading, content in _sections(results))
+    body = "\n".join(
+        f"<section><h2>{heading}</h2>\n{content}</section>" for heading, content in _sections(results)
+    )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>foretrain: {html.escape(title)}</title><style>{_STYLE}</style><script>{script}</script></head>\n<body><main>\n"
@@ -91,7 +99,9 @@ def _table(results: Sequence[Result]) -> str:
     heads = next(iter(rows.values()))
     heading = "".join(f"<th>{html.escape(name)}</th>" for name in ("policy", *heads))
     cells = "\n".join(
-        f"<tr><td>{html.escape(policy)}</td>" + "".join(f"<td>{html.escape(value)}</td>" for value in row.values()) + "</tr>"
+        f"<tr><td>{html.escape(policy)}</td>"
+        + "".join(f"<td>{html.escape(value)}</td>" for value in row.values())
+        + "</tr>"
         for policy, row in rows.items()
     )
     return f"<table><tr>{heading}</tr>\n{cells}</table>"
@@ -102,7 +112,13 @@ def _utilization(results: Sequence[Result]) -> Any:
     figure.update_yaxes(range=[0, 103])
     for place, result in enumerate(results):
         times, held = utilization_over_time(result, _MAX_POINTS)
-        figure.add_scatter(x=(times / 3600).round(3), y=(held * 100).round(2), name=result.policy, mode="lines", line=_line(place, "hv"))
+        figure.add_scatter(
+            x=(times / 3600).round(3),
+            y=(held * 100).round(2),
+            name=result.policy,
+            mode="lines",
+            line=_line(place, "hv"),
+        )
     return figure
 
 
@@ -124,14 +140,22 @@ def _waits(results: Sequence[Result]) -> Any:
 
 def _cdf(figure: Any, values: Column, name: str, place: int) -> None:
     shares = np.linspace(0.0, 100.0, min(_MAX_POINTS, len(values)) + 1)
-    figure.add_scatter(x=np.percentile(values, shares).round(3), y=shares.round(2), name=name, mode="lines", line=_line(place, "linear"))
+    figure.add_scatter(
+        x=np.percentile(values, shares).round(3),
+        y=shares.round(2),
+        name=name,
+        mode="lines",
+        line=_line(place, "linear"),
+    )
 
 
 def _gantt(result: Result) -> Any:
     """The longest stretches, a row per GPU."""
     figure = _figure("time in h", "")
     longest = sorted(result.segments, key=lambda segment: segment.start_s - segment.end_s)
-    bars = [(segment, place) for segment in longest[:_MAX_BARS] for place in segment.allocation.places()][:_MAX_BARS]
+    bars = [(segment, place) for segment in longest[:_MAX_BARS] for place in segment.allocation.places()][
+        :_MAX_BARS
+    ]
     for reason, color in _REASONS.items():
         mine = [(segment, place) for segment, place in bars if segment.reason == reason]
         if mine:
@@ -143,7 +167,12 @@ def _gantt(result: Result) -> Any:
                 hovertext=[result.jobs[segment.job].name for segment, _ in mine], hoverinfo="text+name",
             )  # fmt: skip
     rows = sorted({place for _, place in bars}, reverse=True)
-    figure.update_layout(barmode="overlay", height=min(1400, 160 + 14 * len(rows)), bargap=0.1, legend_title_text="how a stretch ended:")
+    figure.update_layout(
+        barmode="overlay",
+        height=min(1400, 160 + 14 * len(rows)),
+        bargap=0.1,
+        legend_title_text="how a stretch ended:",
+    )
     names = [f"{node}:{gpu}" for node, gpu in rows]
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=names, title="node:GPU")
     return figure
@@ -151,7 +180,9 @@ def _gantt(result: Result) -> Any:
 
 def _note(result: Result) -> str:
     count = sum(segment.allocation.gpus for segment in result.segments)
-    return f'<p class="dim">The {_MAX_BARS:,} longest of {count:,} stretches.</p>' if count > _MAX_BARS else ""
+    return (
+        f'<p class="dim">The {_MAX_BARS:,} longest of {count:,} stretches.</p>' if count > _MAX_BARS else ""
+    )
 
 
 def _line(place: int, shape: str) -> dict[str, Any]:
@@ -162,7 +193,10 @@ def _figure(x: str, y: str) -> Any:
     _, objects = _plotly()
     figure = objects.Figure()
     figure.update_layout(
-        template="plotly_white", height=360, margin={"l": 60, "r": 20, "t": 20, "b": 50}, legend={"orientation": "h", "y": 1.1}
+        template="plotly_white",
+        height=360,
+        margin={"l": 60, "r": 20, "t": 20, "b": 50},
+        legend={"orientation": "h", "y": 1.1},
     )
     figure.update_xaxes(title=x)
     figure.update_yaxes(title=y)
@@ -170,7 +204,9 @@ def _figure(x: str, y: str) -> Any:
 
 
 def _drawn(figure: Any) -> str:
-    text: str = figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True})
+    text: str = figure.to_html(
+        full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True}
+    )
     return text
 
 

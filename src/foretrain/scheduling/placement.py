@@ -66,7 +66,12 @@ class Random(Placement):
         self._draw = random.Random(seed)
 
     def choose(self, machines: Machines, pool: Pool, gpus: int) -> Counts:
-        places = [node for free in range(1, len(pool.by_free)) for node in bits(pool.by_free[free]) for _ in range(free)]
+        places = [
+            node
+            for free in range(1, len(pool.by_free))
+            for node in bits(pool.by_free[free])
+            for _ in range(free)
+        ]
         counts: dict[int, int] = {}
         for node in self._draw.sample(places, gpus):
             counts[node] = counts.get(node, 0) + 1
@@ -85,7 +90,9 @@ class TopologyAware(Placement):
         if fitting:
             return pack(pool, gpus, pool.rack_nodes[min(fitting)[1]])
         counts: Counts = []
-        for free, rack in sorted(((free, rack) for rack, free in pool.rack_free.items()), key=lambda pair: (-pair[0], pair[1])):
+        for free, rack in sorted(
+            ((free, rack) for rack, free in pool.rack_free.items()), key=lambda pair: (-pair[0], pair[1])
+        ):
             part = min(free, gpus)
             if part:
                 counts += pack(pool, part, pool.rack_nodes[rack])

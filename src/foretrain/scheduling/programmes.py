@@ -40,10 +40,16 @@ def fairest(worth: Column, gpus: Column, counts: Column) -> Column:
     return _centre(worth, gpus, counts)[0].round(_DIGITS)
 
 
-def least_worst_ratio(rates: Column, left: Column, since_s: Column, alone_s: Column, gpus: Column, counts: Column) -> Column:
+def least_worst_ratio(
+    rates: Column, left: Column, since_s: Column, alone_s: Column, gpus: Column, counts: Column
+) -> Column:
     """Shares x for which the largest ``(since_s + left / sum(rates * x)) / alone_s`` of a job is smallest."""
     if has_ecos():
-        found = _Programme(rates.shape, gpus, counts, above=1, below=len(left)).with_ratios(rates, left, since_s, alone_s).solve()
+        found = (
+            _Programme(rates.shape, gpus, counts, above=1, below=len(left))
+            .with_ratios(rates, left, since_s, alone_s)
+            .solve()
+        )
         if found is not None:
             return _shares(found[1 : 1 + rates.size], rates.shape)
 
@@ -81,7 +87,9 @@ class _Programme:
     Rows and columns stand in the order in which CVXPY gives them to ECOS, so that its rounding is the same.
     """
 
-    def __init__(self, shape: tuple[int, ...], gpus: Column, counts: Column, *, above: int = 0, below: int = 0) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], gpus: Column, counts: Column, *, above: int = 0, below: int = 0
+    ) -> None:
         self._jobs, self._kinds = shape
         self._above, self._size = above, above + self._jobs * self._kinds + below
         self._entries: list[tuple[Sequence[int], Sequence[int], Sequence[float]]] = []
@@ -104,7 +112,11 @@ class _Programme:
         for column in range(self._above, self._above + self._jobs * self._kinds):
             self._row([column], [-1.0], 0.0)
         for kind in range(self._kinds):
-            self._row([self._place(job, kind) for job in range(self._jobs)], self._gpus.tolist(), float(self._counts[kind]))
+            self._row(
+                [self._place(job, kind) for job in range(self._jobs)],
+                self._gpus.tolist(),
+                float(self._counts[kind]),
+            )
         for job in range(self._jobs):
             self._row(self._of(job), [1.0] * self._kinds, 1.0)
         return self
@@ -138,7 +150,9 @@ class _Programme:
         """The variables; None where there is no solution."""
         from scipy.sparse import csc_matrix
 
-        rows, columns, values = (np.concatenate([entry[part] for entry in self._entries]) for part in range(3))
+        rows, columns, values = (
+            np.concatenate([entry[part] for entry in self._entries]) for part in range(3)
+        )
         shape = (len(self._bounds), self._size)
         limits = csc_matrix((values.astype(float), (rows.astype(int), columns.astype(int))), shape=shape)
         limits.sort_indices()

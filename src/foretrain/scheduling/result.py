@@ -51,7 +51,12 @@ class Result:
 
     @classmethod
     def of(
-        cls, policy: str, jobs: Sequence[Active], finish_s: Sequence[float], segments: Sequence[Segment], machines: Sequence[Machine]
+        cls,
+        policy: str,
+        jobs: Sequence[Active],
+        finish_s: Sequence[float],
+        segments: Sequence[Segment],
+        machines: Sequence[Machine],
     ) -> Result:
         def column(name: str) -> Column:
             return np.array([getattr(job, name) for job in jobs], dtype=float)

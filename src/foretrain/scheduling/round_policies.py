@@ -108,8 +108,13 @@ class FinishTimeFairness(RoundPolicy):
     def _time_alone(self, jobs: Sequence[Leased], left: Column, alone: Column) -> Column:
         for job, now_left in zip(jobs, left, strict=True):
             before_left, before_rate = self._before.get(job.number, (now_left, 1.0))
-            self._alone_s[job.number] = self._alone_s.get(job.number, 0.0) + (before_left - now_left) / before_rate
-        self._before = {job.number: (float(now_left), float(rate)) for job, now_left, rate in zip(jobs, left, alone, strict=True)}
+            self._alone_s[job.number] = (
+                self._alone_s.get(job.number, 0.0) + (before_left - now_left) / before_rate
+            )
+        self._before = {
+            job.number: (float(now_left), float(rate))
+            for job, now_left, rate in zip(jobs, left, alone, strict=True)
+        }
         return np.array([self._alone_s[job.number] for job in jobs]) + left / alone
 
 
@@ -128,7 +133,9 @@ class MinTotalDuration(RoundPolicy):
     def allot(self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float) -> Column:
         rates, gpus, counts = _rates(jobs, devices), _gpus(jobs), _counts(devices)
         if not self.knows_devices and _REFERENCE in devices:
-            rates = np.repeat(np.maximum(rates[:, [list(devices).index(_REFERENCE)]], 1e-9), len(devices), axis=1)
+            rates = np.repeat(
+                np.maximum(rates[:, [list(devices).index(_REFERENCE)]], 1e-9), len(devices), axis=1
+            )
         left = np.array([job.left for job in jobs])
         return soonest(rates, left, gpus, counts)
 

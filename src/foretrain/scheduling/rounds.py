@@ -63,7 +63,9 @@ class RoundPolicy(ABC):
         self.seed = seed
 
     @abstractmethod
-    def allot(self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float) -> npt.NDArray[np.float64]:
+    def allot(
+        self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float
+    ) -> npt.NDArray[np.float64]:
         """Shares of time, one row per job and one column per kind of device."""
 
 
@@ -102,11 +104,15 @@ class Rounds:
 
     def _lease(self, number: int, job: TraceJob) -> Leased:
         rates = {
-            device: self._speeds.rate(job, device, (job.gpus,)) if count >= job.gpus and job.device in (None, device) else 0.0
+            device: self._speeds.rate(job, device, (job.gpus,))
+            if count >= job.gpus and job.device in (None, device)
+            else 0.0
             for device, count in self._devices.items()
         }
         if max(rates.values()) <= 0:
-            raise InputError(f"trace: job {job.name!r} ({job.kind}) needs {job.gpus} GPUs of one kind, and runs on none of the cluster's")
+            raise InputError(
+                f"trace: job {job.name!r} ({job.kind}) needs {job.gpus} GPUs of one kind, and runs on none of the cluster's"
+            )
         work = self._speeds.work(job)
         return Leased(number, job, work, rates, work)
 
@@ -127,7 +133,9 @@ class Rounds:
             elif self._stale:
                 now_s = self._last_s + self._reset_s
             else:
-                raise InputError(f"policy {self._policy.name}: leaves {len(self._active):,} jobs waiting for ever")
+                raise InputError(
+                    f"policy {self._policy.name}: leaves {len(self._active):,} jobs waiting for ever"
+                )
         return self._result()
 
     def _admit(self, job: Leased) -> None:
@@ -153,7 +161,10 @@ class Rounds:
 
     def _leases(self) -> list[tuple[Leased, str]]:
         """Who runs where in the next round: kind by kind, by priority, whoever fits."""
-        kinds = sorted(self._devices, key=lambda device: (_FASTEST_FIRST.index(device) if device in _FASTEST_FIRST else -1, device))
+        kinds = sorted(
+            self._devices,
+            key=lambda device: (_FASTEST_FIRST.index(device) if device in _FASTEST_FIRST else -1, device),
+        )
         if not self._policy.knows_devices:
             self._order.shuffle(kinds)
         left, leased, leases = dict(self._devices), set(), []
@@ -184,7 +195,9 @@ class Rounds:
         free = {device: list(places) for device, places in self._places.items()}
         for job, device in leases:
             rate = job.rates[device]
-            whole = rate * self._round_s if self._speeds_are_continuous(job) else float(int(rate * self._round_s))
+            whole = (
+                rate * self._round_s if self._speeds_are_continuous(job) else float(int(rate * self._round_s))
+            )
             steps = min(whole or 1.0, job.left)
             took_s = steps / rate
             end_s = max(end_s, now_s + took_s)
@@ -195,7 +208,13 @@ class Rounds:
                 job.first_start_s = now_s
             done = job.left <= 0
             self._segments.append(
-                Segment(job.number, now_s, now_s + took_s, "finished" if done else "lease", _allocation(free[device], job.gpus))
+                Segment(
+                    job.number,
+                    now_s,
+                    now_s + took_s,
+                    "finished" if done else "lease",
+                    _allocation(free[device], job.gpus),
+                )
             )
             if done:
                 self._finish_s[job.number] = now_s + took_s

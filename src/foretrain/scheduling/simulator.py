@@ -47,7 +47,9 @@ class Settings:
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"settings.{name}: {getattr(self, name)!r} is not a time of at least 0")
         if not self.checkpoint_every_s > 0:
-            raise InputError(f"settings.checkpoint_every_s: {self.checkpoint_every_s!r} is not a time above 0")
+            raise InputError(
+                f"settings.checkpoint_every_s: {self.checkpoint_every_s!r} is not a time above 0"
+            )
 
 
 class Active:
@@ -59,7 +61,13 @@ class Active:
     )  # fmt: skip
 
     def __init__(
-        self, number: int, spec: TraceJob, work: float, estimated_work: float, nominal_rate: float, pools: tuple[Pool, ...] = ()
+        self,
+        number: int,
+        spec: TraceJob,
+        work: float,
+        estimated_work: float,
+        nominal_rate: float,
+        pools: tuple[Pool, ...] = (),
     ) -> None:
         self.number = number
         self.spec = spec
@@ -140,11 +148,17 @@ class Simulation:
             most = max((pool.size for pool in allowed), default=0)
             if most < job.fewest:
                 where = f"of {job.device} " if job.device else "of one kind "
-                raise InputError(f"trace: job {job.name!r} needs {job.fewest} GPUs {where}and the cluster has {most}")
+                raise InputError(
+                    f"trace: job {job.name!r} needs {job.fewest} GPUs {where}and the cluster has {most}"
+                )
             large = [pool for pool in allowed if pool.size >= job.fewest]
-            usable = tuple(pool for pool in large if self._rate(job, pool.device, self._packed(pool, job.gpus)) > 0)
+            usable = tuple(
+                pool for pool in large if self._rate(job, pool.device, self._packed(pool, job.gpus)) > 0
+            )
             if not usable:
-                raise InputError(f"trace: job {job.name!r} ({job.kind}) runs on none of the cluster's devices")
+                raise InputError(
+                    f"trace: job {job.name!r} ({job.kind}) runs on none of the cluster's devices"
+                )
             self._usable[key] = usable
         return self._usable[key]
 
@@ -196,7 +210,9 @@ class Simulation:
 
     def rate_on(self, job: Active, gpus: int) -> float:
         """Work per second on so many GPUs of the fastest device, packed; for policies that choose sizes."""
-        return max(self._rate(job.spec, pool.device, self._packed(pool, gpus)) for pool in self.pools_for(job))
+        return max(
+            self._rate(job.spec, pool.device, self._packed(pool, gpus)) for pool in self.pools_for(job)
+        )
 
     def _packed(self, pool: Pool, gpus: int) -> tuple[int, ...]:
         per_node = len(pool.by_free) - 1
@@ -205,26 +221,38 @@ class Simulation:
 
     # What policies may do
 
-    def start(self, job: Active, *, gpus: int | None = None, pool: Pool | None = None, on: Allocation | None = None) -> None:
+    def start(
+        self, job: Active, *, gpus: int | None = None, pool: Pool | None = None, on: Allocation | None = None
+    ) -> None:
         """Run a waiting job: on GPUs that the placement chooses, or on those given."""
         self._known(job, "start")
         self._acts += 1
         if self._acts > _MOST_ACTS * (len(self.waiting) + len(self.running) + 1):
-            raise self._misbehaved(f"starts jobs {self._acts:,} times at one moment and comes to no end (last: {job.spec.name!r})")
+            raise self._misbehaved(
+                f"starts jobs {self._acts:,} times at one moment and comes to no end (last: {job.spec.name!r})"
+            )
         if job.allocation is not None:
             raise self._misbehaved(f"starts job {job.spec.name!r}, which is running already")
         if job.number not in self.waiting:
-            raise self._misbehaved(f"starts job {job.spec.name!r}, which is not waiting (finished, or not yet there)")
+            raise self._misbehaved(
+                f"starts job {job.spec.name!r}, which is not waiting (finished, or not yet there)"
+            )
         count = job.gpus if gpus is None else gpus
         if not job.spec.fewest <= count <= job.spec.most:
-            raise self._misbehaved(f"gives job {job.spec.name!r} {count} GPUs; it takes {job.spec.fewest} to {job.spec.most}")
+            raise self._misbehaved(
+                f"gives job {job.spec.name!r} {count} GPUs; it takes {job.spec.fewest} to {job.spec.most}"
+            )
         allocation = on if on is not None else self._place(job, count, pool)
         if allocation.gpus != count or sum(allocation.shape) != count:
-            raise self._misbehaved(f"gives job {job.spec.name!r} {sum(allocation.shape)} GPUs where it says {count}")
+            raise self._misbehaved(
+                f"gives job {job.spec.name!r} {sum(allocation.shape)} GPUs where it says {count}"
+            )
         try:
             self.machines.take(allocation)
         except (DoubleAllocation, IndexError) as error:
-            raise self._misbehaved(f"gives job {job.spec.name!r} GPUs that it cannot have: {first_line(error)}") from error
+            raise self._misbehaved(
+                f"gives job {job.spec.name!r} GPUs that it cannot have: {first_line(error)}"
+            ) from error
         del self.waiting[job.number]
         self._run(job, allocation)
 
@@ -361,9 +389,13 @@ class Simulation:
             job.first_start_s = self.now
         job.rate = self._rate(job.spec, self.machines.pools[allocation.pool].device, allocation.shape)
         if job.rate <= 0:
-            raise self._misbehaved(f"runs job {job.spec.name!r} on {self.machines.pools[allocation.pool].device}, where it cannot run")
+            raise self._misbehaved(
+                f"runs job {job.spec.name!r} on {self.machines.pools[allocation.pool].device}, where it cannot run"
+            )
         self.running[job.number] = job
-        self._events.push(job.ready_s + max(job.work - job.done, 0.0) / job.rate, Kind.FINISH, job, job.version)
+        self._events.push(
+            job.ready_s + max(job.work - job.done, 0.0) / job.rate, Kind.FINISH, job, job.version
+        )
         until = self._failures.of_job(job.number, job.starts, allocation.gpus)
         if until < math.inf:
             self._events.push(self.now + until, Kind.JOB_FAILURE, job, job.version)
@@ -407,7 +439,9 @@ class Simulation:
     def _set_outages(self) -> None:
         for outage in self.settings.failures.outages:
             if outage.node >= len(self.machines.machines):
-                raise InputError(f"failures: node {outage.node} is not one of the cluster's {len(self.machines.machines)}")
+                raise InputError(
+                    f"failures: node {outage.node} is not one of the cluster's {len(self.machines.machines)}"
+                )
             self._events.push(outage.time_s, Kind.NODE_FAILURE, (outage.node, outage.repair_s))
         for node in range(len(self.machines.machines)):
             self._set_failure(node)
@@ -420,10 +454,16 @@ class Simulation:
     def _fail_node(self, node: int, repair_s: float | None) -> bool:
         if not self.machines.is_up(node):
             return False
-        for job in [job for job in self.running.values() if job.allocation and any(part[0] == node for part in job.allocation.parts)]:
+        for job in [
+            job
+            for job in self.running.values()
+            if job.allocation and any(part[0] == node for part in job.allocation.parts)
+        ]:
             self._fail(job, "node failed")
         self.machines.take_down(node)
-        self._events.push(self.now + (self._failures.repair_of(node) if repair_s is None else repair_s), Kind.REPAIR, node)
+        self._events.push(
+            self.now + (self._failures.repair_of(node) if repair_s is None else repair_s), Kind.REPAIR, node
+        )
         return True
 
     # Small things
@@ -436,7 +476,11 @@ class Simulation:
         return rate
 
     def _known(self, job: object, verb: str) -> None:
-        if not isinstance(job, Active) or not 0 <= job.number < len(self.jobs) or self.jobs[job.number] is not job:
+        if (
+            not isinstance(job, Active)
+            or not 0 <= job.number < len(self.jobs)
+            or self.jobs[job.number] is not job
+        ):
             raise self._misbehaved(f"wants to {verb} {job!r}, which is no job of this simulation")
 
     def _misbehaved(self, what: str) -> PolicyError:
@@ -448,7 +492,9 @@ class Simulation:
         except ForetrainError:
             raise
         except (Exception, SystemExit) as error:
-            raise self._misbehaved(f"{hook.__name__} raised {type(error).__name__}: {first_line(error)}") from error
+            raise self._misbehaved(
+                f"{hook.__name__} raised {type(error).__name__}: {first_line(error)}"
+            ) from error
 
     def _result(self) -> Result:
         return Result.of(self.policy.name, self.jobs, self._finish_s, self._segments, self.machines.machines)

@@ -41,14 +41,21 @@ class Speeds(ABC):
 class TraceSpeeds(Speeds):
     """The trace's own durations. On more or fewer GPUs than asked for Amdahl's law holds; each further node may cost some speed."""
 
-    def __init__(self, devices: Mapping[str, float] | None = None, slowdown_per_node: float = 0.0, parallel: float = _PARALLEL) -> None:
+    def __init__(
+        self,
+        devices: Mapping[str, float] | None = None,
+        slowdown_per_node: float = 0.0,
+        parallel: float = _PARALLEL,
+    ) -> None:
         self._devices = dict(devices or {})
         self._slowdown = slowdown_per_node
         self._parallel = parallel
 
     def work(self, job: TraceJob) -> float:
         if job.duration_s is None:
-            raise InputError(f"trace: job {job.name!r} has steps and no duration; give a table of throughputs")
+            raise InputError(
+                f"trace: job {job.name!r} has steps and no duration; give a table of throughputs"
+            )
         return job.duration_s
 
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
@@ -76,15 +83,21 @@ class ThroughputTable(Speeds):
             text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else read_text(path)
             document = json.loads(text)
             table = {
-                (device, *_job_type(key)): float(rates["null"]) for device, entries in document.items() for key, rates in entries.items()
+                (device, *_job_type(key)): float(rates["null"])
+                for device, entries in document.items()
+                for key, rates in entries.items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SyntaxError) as error:
-            raise InputError(f"{path}: not a table of throughputs by device, (job type, GPUs) and partner ({error})") from error
+            raise InputError(
+                f"{path}: not a table of throughputs by device, (job type, GPUs) and partner ({error})"
+            ) from error
         return cls(table, str(path))
 
     def work(self, job: TraceJob) -> float:
         if job.steps is None:
-            raise InputError(f"trace: job {job.name!r} has no number of steps, which a table of throughputs needs")
+            raise InputError(
+                f"trace: job {job.name!r} has no number of steps, which a table of throughputs needs"
+            )
         return job.steps
 
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
@@ -138,7 +151,9 @@ class PredictedSpeeds(Speeds):
         if template.workload.training.total_steps is not None and job.duration_s is None:
             return template.workload.training.total_steps
         device = job.device or template.cluster.device.name
-        return self._otherwise.work(job) / self.step_s(job.kind, device, self._packed(template, device, job.gpus))
+        return self._otherwise.work(job) / self.step_s(
+            job.kind, device, self._packed(template, device, job.gpus)
+        )
 
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
         if job.kind not in self._templates:
@@ -153,14 +168,20 @@ class PredictedSpeeds(Speeds):
             try:
                 forecast = self._predictor.predict(job)
             except UnsupportedJob as error:
-                raise InputError(f"template {kind} on {'+'.join(map(str, shape))} GPUs of {device}: {error}") from error
+                raise InputError(
+                    f"template {kind} on {'+'.join(map(str, shape))} GPUs of {device}: {error}"
+                ) from error
             if "step_time_s" not in forecast.quantities:
-                raise ForetrainError(f"predictor {self._predictor.name}: gives no step_time_s, which the simulator needs")
+                raise ForetrainError(
+                    f"predictor {self._predictor.name}: gives no step_time_s, which the simulator needs"
+                )
             self._step_s[key] = forecast.quantities["step_time_s"].median
         return self._step_s[key]
 
     def _packed(self, template: Job, device: str, gpus: int) -> Shape:
-        per_node = int(self._sections.get(device, {}).get("devices_per_node", template.cluster.devices_per_node))
+        per_node = int(
+            self._sections.get(device, {}).get("devices_per_node", template.cluster.devices_per_node)
+        )
         full, rest = divmod(gpus, per_node)
         return (per_node,) * full + ((rest,) if rest else ())
 
@@ -177,8 +198,12 @@ def placed(template: Job, device: str, shape: Shape, nodes_and_links: Mapping[st
     plan, training = template.plan, template.workload.training
     split = plan.tensor * plan.pipeline * plan.context
     if gpus % split:
-        raise InputError(f"gpus: {gpus} is not a multiple of the template's tensor x pipeline x context = {split}")
+        raise InputError(
+            f"gpus: {gpus} is not a multiple of the template's tensor x pipeline x context = {split}"
+        )
     data = gpus // split
     batch = math.ceil(training.global_batch / (plan.data or 1)) * data
-    workload = dataclasses.replace(template.workload, training=dataclasses.replace(training, global_batch=batch))
+    workload = dataclasses.replace(
+        template.workload, training=dataclasses.replace(training, global_batch=batch)
+    )
     return Job(workload=workload, cluster=cluster, plan=dataclasses.replace(plan, data=data))

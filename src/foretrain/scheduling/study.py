@@ -40,17 +40,25 @@ class SpeedSource:
 
     def __post_init__(self) -> None:
         if (self.predictor is None) != (self.templates is None):
-            raise InputError("predictor: needs templates, a folder with a job file for each job type (and templates need a predictor)")
+            raise InputError(
+                "predictor: needs templates, a folder with a job file for each job type (and templates need a predictor)"
+            )
 
     def make(self) -> Speeds:
-        table = ThroughputTable.load(self.throughputs) if self.throughputs else TraceSpeeds(slowdown_per_node=self.slowdown_per_node)
+        table = (
+            ThroughputTable.load(self.throughputs)
+            if self.throughputs
+            else TraceSpeeds(slowdown_per_node=self.slowdown_per_node)
+        )
         if self.predictor is None or self.templates is None:
             return table
         files = sorted(self.templates.glob("*.toml"))
         if not files:
             raise InputError(f"templates: {self.templates} holds no job files (*.toml)")
         templates = {file.stem: _template(file) for file in files}
-        return PredictedSpeeds(predictors.get(self.predictor), templates, otherwise=table, sections=self.sections)
+        return PredictedSpeeds(
+            predictors.get(self.predictor), templates, otherwise=table, sections=self.sections
+        )
 
 
 def _template(file: Path) -> Job:
@@ -82,7 +90,9 @@ class Scenario:
     @property
     def in_rounds(self) -> bool:
         """Gavel's policies always, the others never; first in, first out as asked."""
-        return self.policy in ROUND_POLICIES and (self.rounds_s is not None or self.policy not in policies.names())
+        return self.policy in ROUND_POLICIES and (
+            self.rounds_s is not None or self.policy not in policies.names()
+        )
 
     @property
     def estimates_are(self) -> str:
@@ -99,7 +109,9 @@ class Scenario:
     def run(self, trace: Trace, tell: Callable[[int], None] = lambda _: None) -> Result:
         if self.in_rounds:
             policy, speeds = round_policy(self.policy, self.seed), self.speeds.make()
-            return Rounds(trace.jobs, self.machines, policy, speeds, round_s=self.rounds_s or 360.0, seed=self.seed).run()
+            return Rounds(
+                trace.jobs, self.machines, policy, speeds, round_s=self.rounds_s or 360.0, seed=self.seed
+            ).run()
         return Simulation(
             trace.jobs,
             self.machines,
@@ -131,7 +143,10 @@ def runnable(trace: Trace, scenario: Scenario) -> Trace:
     known = [job for job in trace.jobs if table.knows(job, devices)]
     if not known:
         raise InputError(f"{path}: has no throughput of any job of {trace.name}")
-    lost, reason = len(trace.jobs) - len(known), f"no throughput of that job type on that many GPUs in {path.name}"
+    lost, reason = (
+        len(trace.jobs) - len(known),
+        f"no throughput of that job type on that many GPUs in {path.name}",
+    )
     if not lost:
         return trace
     first = next(number for number, job in enumerate(trace.jobs, start=1) if not table.knows(job, devices))
@@ -139,10 +154,17 @@ def runnable(trace: Trace, scenario: Scenario) -> Trace:
     return dataclasses.replace(trace, jobs=known, malformed=Malformed(counts=counts, first=firsts))
 
 
-def run_scenario(trace: Trace, scenario: Scenario, *, keep: bool = False, tell: Callable[[int], None] = lambda _: None) -> Outcome:
+def run_scenario(
+    trace: Trace, scenario: Scenario, *, keep: bool = False, tell: Callable[[int], None] = lambda _: None
+) -> Outcome:
     """One simulation in this process."""
     result = scenario.run(trace, tell)
-    return Outcome(scenario=scenario, metrics=metrics(result), groups=metrics_by_group(result), result=result if keep else None)
+    return Outcome(
+        scenario=scenario,
+        metrics=metrics(result),
+        groups=metrics_by_group(result),
+        result=result if keep else None,
+    )
 
 
 def run_all(
@@ -157,7 +179,11 @@ def run_all(
     """All simulations, in the order given, from parallel processes or a Ray cluster; ``done`` hears how many have ended."""
     items = [(scenario, keep(scenario)) for scenario in scenarios]
     workers = processes or os.cpu_count() or 1
-    return list(fan_out(_run_one, items, shared=trace, processes=workers, ray=ray, progress=lambda count, _: done(count)))
+    return list(
+        fan_out(
+            _run_one, items, shared=trace, processes=workers, ray=ray, progress=lambda count, _: done(count)
+        )
+    )
 
 
 def _run_one(trace: Trace, item: tuple[Scenario, bool]) -> Outcome:

@@ -35,7 +35,9 @@ class Workload:
             if not getattr(self, name) > 0:
                 raise invalid(f"generate.{name}", getattr(self, name), "above zero")
         if not 0 <= self.elastic <= 1 or self.spread < 0:
-            raise InputError(f"generate: elastic = {self.elastic} and spread = {self.spread} are not a share and a number of at least 0")
+            raise InputError(
+                f"generate: elastic = {self.elastic} and spread = {self.spread} are not a share and a number of at least 0"
+            )
 
     @classmethod
     def read(cls, text: str) -> Workload:

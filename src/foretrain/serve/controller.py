@@ -66,7 +66,9 @@ class Resources:
         gpus = sum(node.gpus for node in self.nodes)
         if gpus and device is None:
             kinds = ", ".join(sorted({node.gpu_kind for node in self.nodes if node.gpu_kind}))
-            raise InputError(f"cluster.device: missing; {gpus} GPUs{f' ({kinds})' if kinds else ''} were found, name what they are, or cpu")
+            raise InputError(
+                f"cluster.device: missing; {gpus} GPUs{f' ({kinds})' if kinds else ''} were found, name what they are, or cpu"
+            )
         if cores_per_device < 1:
             raise invalid("cluster.cores_per_device", cores_per_device, "1 or more")
         used = self.used(on_gpus, cores_per_device)
@@ -90,19 +92,28 @@ class Resources:
             raise InputError("cluster.device: a GPU, but none was found")
         if not found:
             raise invalid(
-                "cluster.cores_per_device", cores_per_device, f"at most the {max(node.cores for node in self.nodes)} cores of a node"
+                "cluster.cores_per_device",
+                cores_per_device,
+                f"at most the {max(node.cores for node in self.nodes)} cores of a node",
             )
         return found
 
     def notes(self, job: Job) -> tuple[str, ...]:
         """What a job on this cluster takes as simpler than it is."""
         device = job.cluster.device
-        used, kept = self.used(not device.is_cpu, device.cores if device.is_cpu else 1), job.cluster.devices_per_node
+        used, kept = (
+            self.used(not device.is_cpu, device.cores if device.is_cpu else 1),
+            job.cluster.devices_per_node,
+        )
         found = []
         if len(used) < len(self.nodes):
-            found.append(f"cluster: {len(self.nodes) - len(used)} of {len(self.nodes)} nodes have no room for a worker and are left out")
+            found.append(
+                f"cluster: {len(self.nodes) - len(used)} of {len(self.nodes)} nodes have no room for a worker and are left out"
+            )
         if max(_rooms(used, not device.is_cpu, device.cores if device.is_cpu else 1)) > kept:
-            found.append(f"cluster: its nodes differ; {kept} workers on each, as many as the smallest has room for")
+            found.append(
+                f"cluster: its nodes differ; {kept} workers on each, as many as the smallest has room for"
+            )
         return tuple(found)
 
 
@@ -118,7 +129,9 @@ def local_resources() -> Resources:
         nodes=(
             NodeResources(
                 name=platform.node() or "localhost",
-                cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+                cores=len(os.sched_getaffinity(0))
+                if hasattr(os, "sched_getaffinity")
+                else os.cpu_count() or 1,
                 memory_bytes=memory_limit(),
                 gpus=gpu_count(),
                 link_bytes_per_s=link_speed(),
@@ -134,7 +147,9 @@ def ray_resources(address: str | None = None) -> Resources:
 
     if not ray.is_initialized():
         if address is None:
-            raise InputError("address: missing, and this process is connected to no Ray cluster; give the one to ask, such as auto")
+            raise InputError(
+                "address: missing, and this process is connected to no Ray cluster; give the one to ask, such as auto"
+            )
         connect(address, field="address")
     alive = [node for node in ray.nodes() if node.get("Alive")]
     if not alive:
@@ -228,7 +243,9 @@ class Controller:
         self.resources, self.records = resources, records
         self._tracing, self._writing, self._collecting = threading.Lock(), threading.Lock(), threading.Lock()
 
-    def ask(self, job: Job | Mapping[str, Any], *, device: str | None = None, cores_per_device: int = 1) -> Answer:
+    def ask(
+        self, job: Job | Mapping[str, Any], *, device: str | None = None, cores_per_device: int = 1
+    ) -> Answer:
         """Check, complete, embed, predict, record.
 
         A job without a cluster gets the one that is there, with a worker for each GPU (``device`` says which) or for so many cores.
@@ -240,7 +257,9 @@ class Controller:
                 job, found = self._complete(job, device, cores_per_device)
             forecast = self._forecast(job)
             if found is not None:
-                forecast = dataclasses.replace(forecast, assumptions=(*forecast.assumptions, *found.notes(job)))
+                forecast = dataclasses.replace(
+                    forecast, assumptions=(*forecast.assumptions, *found.notes(job))
+                )
         except ForetrainError as error:
             self._record({"job": job.to_dict() if isinstance(job, Job) else job, "refused": str(error)})
             raise
@@ -255,7 +274,9 @@ class Controller:
             capture_job(job)
         return self.predictor.predict(job)
 
-    def _complete(self, data: Mapping[str, Any], device: str | None, cores_per_device: int) -> tuple[Job, Resources | None]:
+    def _complete(
+        self, data: Mapping[str, Any], device: str | None, cores_per_device: int
+    ) -> tuple[Job, Resources | None]:
         """A job from its tables, on the cluster that is there when it names none."""
         if not isinstance(data, Mapping):
             raise invalid("job", data, "a table with model, training and, if known, cluster and plan")
@@ -268,7 +289,11 @@ class Controller:
     def _record(self, line: Mapping[str, Any]) -> None:
         if self.records is None:
             return
-        stamped = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "predictor": self.predictor.name, **line}
+        stamped = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "predictor": self.predictor.name,
+            **line,
+        }
         with self._writing:
             append_lines(self.records, [json.dumps(stamped, sort_keys=True, default=str)])
 
@@ -276,7 +301,9 @@ class Controller:
 def _line(answer: Answer) -> dict[str, Any]:
     return {
         "job": answer.forecast.job.to_dict(),
-        "quantities": {name: [one.median, one.low, one.high] for name, one in answer.forecast.quantities.items()},
+        "quantities": {
+            name: [one.median, one.low, one.high] for name, one in answer.forecast.quantities.items()
+        },
         "assumptions": list(answer.forecast.assumptions),
         "resources": None if answer.resources is None else dataclasses.asdict(answer.resources),
         "seconds": answer.seconds,

@@ -45,7 +45,9 @@ class CachingAllocator:
         pool = int(size > _SMALL)
         free = self._free[pool]
         position = bisect_left(free, (size, 0))
-        block = self._free_at.pop(free.pop(position)[1]) if position < len(free) else self._segment(size, pool)
+        block = (
+            self._free_at.pop(free.pop(position)[1]) if position < len(free) else self._segment(size, pool)
+        )
         remaining = block.size - size
         if remaining >= _UNIT and (pool == 0 or remaining > _SMALL):
             rest = _Block(block.address + size, remaining, pool, block, block.next, True)
@@ -120,7 +122,11 @@ def profile_memory(
     ``persistent_bytes`` are library workspaces that stay allocated, one size each.
     """
     allocator = CachingAllocator()
-    held = {number: allocator.allocate(b.size_bytes) for number, b in enumerate(graph.buffers) if b.born < 0 and b.size_bytes}
+    held = {
+        number: allocator.allocate(b.size_bytes)
+        for number, b in enumerate(graph.buffers)
+        if b.born < 0 and b.size_bytes
+    }
     for size in persistent_bytes:
         allocator.allocate(size)
     schedule = _schedule(graph)
@@ -149,7 +155,11 @@ def _schedule(graph: OpGraph) -> list[tuple[list[int], list[int]]]:
 
 
 def _replay(
-    graph: OpGraph, schedule: list[tuple[list[int], list[int]]], needs: list[int], allocator: CachingAllocator, held: dict[int, _Block]
+    graph: OpGraph,
+    schedule: list[tuple[list[int], list[int]]],
+    needs: list[int],
+    allocator: CachingAllocator,
+    held: dict[int, _Block],
 ) -> int:
     """Play one step; the op at which the peak was reached."""
     sizes = [buffer.size_bytes for buffer in graph.buffers]
@@ -169,7 +179,9 @@ def _replay(
     return peak_op
 
 
-def _categories(graph: OpGraph, peak_op: int, needs: list[int], persistent_bytes: int, total: int) -> dict[Category | str, int]:
+def _categories(
+    graph: OpGraph, peak_op: int, needs: list[int], persistent_bytes: int, total: int
+) -> dict[Category | str, int]:
     sizes: dict[Category | str, int] = dict.fromkeys(CATEGORIES, 0)
     for buffer in graph.buffers:
         if buffer.born < 0 or buffer.born <= peak_op <= buffer.dies:

@@ -115,11 +115,20 @@ _NANOTRON = Profile(
     waits_each_step=True,
     waits_at_messages=True,
     metadata_messages=2,
-    stalls_s=(1.5e-3, 2.6e-3),  # seen in all its public runs on H100 with tensor and pipeline over several nodes, at any batch and width
+    stalls_s=(
+        1.5e-3,
+        2.6e-3,
+    ),  # seen in all its public runs on H100 with tensor and pipeline over several nodes, at any batch and width
     balances_by="work",
     logs_memory_of="first",
 )
-_FSDP = Profile(flash_attention=True, attention_generation=2, casts_shards=True, clips_gradients=True, waits_each_step=True)
+_FSDP = Profile(
+    flash_attention=True,
+    attention_generation=2,
+    casts_shards=True,
+    clips_gradients=True,
+    waits_each_step=True,
+)
 
 _PROFILES: dict[Framework, Profile] = {
     "pytorch": _PYTORCH,
@@ -129,9 +138,15 @@ _PROFILES: dict[Framework, Profile] = {
     "llm-foundry": dataclasses.replace(_FSDP, fusion=Fusion(losses=True), attention_generation=1),
     "fms-fsdp": _FSDP,
     "torchtitan": dataclasses.replace(
-        _FSDP, fusion=Fusion(norms=True), selective_recompute="half", reduces_in_fp32=True, optimizers=_MEGATRON.optimizers
+        _FSDP,
+        fusion=Fusion(norms=True),
+        selective_recompute="half",
+        reduces_in_fp32=True,
+        optimizers=_MEGATRON.optimizers,
     ),
-    "internevo": dataclasses.replace(_MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, overlaps_tensor=False),
+    "internevo": dataclasses.replace(
+        _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, overlaps_tensor=False
+    ),
 }
 
 
@@ -157,7 +172,14 @@ def _megatron(found: Profile, job: Job) -> Profile:
     if (job.workload.model.config or {}).get("attn_implementation") == "eager":
         found = dataclasses.replace(found, flash_attention=False)
     if job.workload.training.precision == "fp16" and job.plan.recompute == "full":
-        found = dataclasses.replace(found, flash_attention=False, fuses_softmax=True, overlaps_tensor_forward=False, host=1.1, step_s=0.0)
+        found = dataclasses.replace(
+            found,
+            flash_attention=False,
+            fuses_softmax=True,
+            overlaps_tensor_forward=False,
+            host=1.1,
+            step_s=0.0,
+        )
     return found
 
 

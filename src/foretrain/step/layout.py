@@ -37,7 +37,19 @@ KINDS: dict[str, Kind] = {
 _MESSAGE_HOST_S = 60e-6
 _SLOWDOWN = 0.10
 """Hidden communication takes this share of its time from the computation beside it: both use memory and processors."""
-_PERMUTATIONS = ("index", "index_put", "sort", "scatter", "gather", "index_add", "scatter_add", "histc", "bincount", "cumsum", "topk")
+_PERMUTATIONS = (
+    "index",
+    "index_put",
+    "sort",
+    "scatter",
+    "gather",
+    "index_add",
+    "scatter_add",
+    "histc",
+    "bincount",
+    "cumsum",
+    "topk",
+)
 _KERNEL_S = 3e-6
 
 
@@ -112,7 +124,9 @@ class Calls:
     """Which collectives leave the node."""
 
     def tuned(self, tuning: Tuning) -> Calls:
-        own = np.where(self.attends, tuning.attention, np.where(self.multiplies, tuning.products, tuning.traffic))
+        own = np.where(
+            self.attends, tuning.attention, np.where(self.multiplies, tuning.products, tuning.traffic)
+        )
         factor = np.where(self.communicates, np.where(self.outside, tuning.outside, tuning.inside), own)
         return dataclasses.replace(self, host_s=self.host_s * tuning.host, device_s=self.device_s * factor)
 
@@ -140,7 +154,15 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
     )
 
 
-def cost_calls(job: Job, graph: OpGraph, costs: CostModel, host: HostModel, network: Collectives, teams: Teams, gap_s: float) -> Calls:
+def cost_calls(
+    job: Job,
+    graph: OpGraph,
+    costs: CostModel,
+    host: HostModel,
+    network: Collectives,
+    teams: Teams,
+    gap_s: float,
+) -> Calls:
     device, share = slowest_device(job, graph, costs)
     precision = job.workload.training.precision
     own = [operator for operator in graph.operators if operator.name not in COLLECTIVES]
@@ -153,10 +175,14 @@ def cost_calls(job: Job, graph: OpGraph, costs: CostModel, host: HostModel, netw
     device_s *= _as_the_framework_has_it(graph.operators, device, profile(job))
     device_s += gap_s * kernels * ~moving
     for i in np.flatnonzero(moving).tolist():
-        device_s[i] = collective_s(graph.operators[i], network, teams, profile(job).tensor_message_s if on_efa(job) else 0.0)
+        device_s[i] = collective_s(
+            graph.operators[i], network, teams, profile(job).tensor_message_s if on_efa(job) else 0.0
+        )
     pairs, which = np.unique(graph.operator_index * len(PHASES) + graph.phase_index, return_inverse=True)
     issued = [divmod(pair, len(PHASES)) for pair in pairs.tolist()]
-    issue_s = host.issue_time_s([graph.operators[operator] for operator, _ in issued], [PHASES[phase] for _, phase in issued])
+    issue_s = host.issue_time_s(
+        [graph.operators[operator] for operator, _ in issued], [PHASES[phase] for _, phase in issued]
+    )
     host_s = issue_s[which] * profile(job).host
     communicates = moving[graph.operator_index]
     host_s[communicates] = COLLECTIVE_HOST_S
@@ -164,7 +190,10 @@ def cost_calls(job: Job, graph: OpGraph, costs: CostModel, host: HostModel, netw
     if device.is_cpu:  # the thread that issues an operator also runs it
         crowded = crowding(job.cluster.devices_per_node * device.cores)
         on_host, host_s = np.where(communicates, on_host, on_host * crowded), np.zeros(len(host_s))
-    outside = [operator.name in COLLECTIVES and teams.named(operator.overload).nodes > 1 for operator in graph.operators]
+    outside = [
+        operator.name in COLLECTIVES and teams.named(operator.overload).nodes > 1
+        for operator in graph.operators
+    ]
     multiplies = [operator.flops > 0 and operator.name != FUSED for operator in graph.operators]
     attends = ["attention" in operator.name for operator in graph.operators]
     return Calls(
@@ -182,7 +211,9 @@ def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column) 
     """Indexing at the speed of a copy."""
     for i, operator in enumerate(operators):
         if operator.name in _PERMUTATIONS:
-            device_s[i] = min(device_s[i], _KERNEL_S + operator.bytes / (COPY_SHARE * device.memory_bytes_per_s))
+            device_s[i] = min(
+                device_s[i], _KERNEL_S + operator.bytes / (COPY_SHARE * device.memory_bytes_per_s)
+            )
 
 
 def _as_the_framework_has_it(operators: Sequence[Operator], device: Device, habits: Profile) -> Column:
@@ -201,7 +232,10 @@ def slowest_device(job: Job, graph: OpGraph, costs: CostModel) -> tuple[Device, 
     if len({group.device.name for group in groups}) == 1:
         return groups[0].device, 1.0
     own = [operator for operator in graph.operators if operator.name not in COLLECTIVES]
-    times = [float(costs.device_time_s(own, group.device, job.workload.training.precision).sum()) for group in groups]
+    times = [
+        float(costs.device_time_s(own, group.device, job.workload.training.precision).sum())
+        for group in groups
+    ]
     slowest = max(range(len(groups)), key=lambda i: times[i])
     if job.plan.balance == "even":
         return groups[slowest].device, 1.0
@@ -218,7 +252,9 @@ def on_efa(job: Job) -> bool:
     return any(group.inter_node.kind == "efa" for group in job.cluster.groups)
 
 
-def collective_s(operator: Operator, network: Collectives, teams: Teams, tensor_message_s: float = 0.0) -> float:
+def collective_s(
+    operator: Operator, network: Collectives, teams: Teams, tensor_message_s: float = 0.0
+) -> float:
     """One call of a collective that the graph holds."""
     members = teams.named(operator.overload)
     least = tensor_message_s * members.size if operator.overload == "tensor" and members.nodes > 1 else 0.0
@@ -227,4 +263,9 @@ def collective_s(operator: Operator, network: Collectives, teams: Teams, tensor_
 
 def message_bytes(operator: Operator) -> float:
     """The size of a collective as ``Collectives`` counts it."""
-    return float(sum(spec.size_bytes for spec in (operator.outputs if operator.name == "all_gather" else operator.inputs)))
+    return float(
+        sum(
+            spec.size_bytes
+            for spec in (operator.outputs if operator.name == "all_gather" else operator.inputs)
+        )
+    )

@@ -90,7 +90,10 @@ def blocks(graph: OpGraph) -> tuple[Block, ...]:
     stack = graph.stack
     if stack is None:
         placed = _place_by_name(graph.weights, keys)
-        return tuple(Block(piece=piece, weights=tuple(placed[key]), is_layer=bool(key)) for key, piece in zip(keys, pieces, strict=True))
+        return tuple(
+            Block(piece=piece, weights=tuple(placed[key]), is_layer=bool(key))
+            for key, piece in zip(keys, pieces, strict=True)
+        )
     by_layer: dict[int | None, list[Weight]] = {}
     for weight in graph.weights:
         by_layer.setdefault(stack.layer_of(weight.name), []).append(weight)
@@ -233,7 +236,9 @@ def stages(job: Job, graph: OpGraph, *, by_work: bool = False) -> tuple[Stage, .
     if plan.pipeline == 1:
         return (Stage(index=0, chunks=(everything,)),)
     if plan.pipeline > len(layers):
-        raise InputError(f"plan.pipeline: {plan.pipeline} stages are more than the {len(layers)} layers of the model")
+        raise InputError(
+            f"plan.pipeline: {plan.pipeline} stages are more than the {len(layers)} layers of the model"
+        )
     chunks = virtual_stages(plan, len(layers))
     parts = _split(everything, graph, plan.pipeline * chunks, by_work=by_work)
     return tuple(Stage(index=i, chunks=tuple(parts[i :: plan.pipeline])) for i in range(plan.pipeline))
@@ -251,7 +256,11 @@ def virtual_stages(plan: Plan, layers: int) -> int:
             )
         return plan.virtual_stages
     own = math.ceil(layers / plan.pipeline)
-    return max(divisor for divisor in range(1, min(own, _MOST_CHUNKS) + 1) if own % divisor == 0 and divisor * plan.pipeline <= layers)
+    return max(
+        divisor
+        for divisor in range(1, min(own, _MOST_CHUNKS) + 1)
+        if own % divisor == 0 and divisor * plan.pipeline <= layers
+    )
 
 
 def _split(everything: Sequence[Block], graph: OpGraph, parts: int, *, by_work: bool) -> list[Chunk]:
@@ -261,7 +270,10 @@ def _split(everything: Sequence[Block], graph: OpGraph, parts: int, *, by_work: 
     layers = everything[first:last]
     flops = graph.column("flops")
     work = [float(flops[block.piece.forward].sum()) if by_work else 1.0 for block in layers]
-    ends = [float(flops[block.piece.forward].sum()) if by_work else 0.0 for block in (everything[0], everything[-1])]
+    ends = [
+        float(flops[block.piece.forward].sum()) if by_work else 0.0
+        for block in (everything[0], everything[-1])
+    ]
     cuts = _cuts(work, ends[0] * (first > 0), ends[1] * (last < len(everything)), parts)
     chunks = [tuple(layers[start:end]) for start, end in zip([0, *cuts], [*cuts, len(layers)], strict=True)]
     chunks[0] = (*everything[:first], *chunks[0])

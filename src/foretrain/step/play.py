@@ -14,7 +14,16 @@ from foretrain.costs.collectives import Kind
 from foretrain.graph import ITEM_BYTES, PHASES, OpGraph
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile
-from foretrain.step.layout import COLLECTIVE_HOST_S, COPY_SHARE, KINDS, Layout, Tuning, memory_rate, message_bytes, on_efa
+from foretrain.step.layout import (
+    COLLECTIVE_HOST_S,
+    COPY_SHARE,
+    KINDS,
+    Layout,
+    Tuning,
+    memory_rate,
+    message_bytes,
+    on_efa,
+)
 from foretrain.step.partition import COLLECTIVES, Block, Index, Stage, blocks
 from foretrain.step.playback import Column, Span, StageWork, Step, Work, play_pipeline, play_rank, span, total
 from foretrain.step.rank_memory import RankMemory, rank_memory
@@ -68,7 +77,9 @@ def play(layout: Layout, step_overhead_s: float) -> RanksForecast:
         forward_s=(total(busiest.forward) * layout.job.accumulation).alone_s,
         backward_s=(total(busiest.backward[::-1]) * layout.job.accumulation).alone_s,
         optimizer_s=busiest.optimizer.alone_s,
-        device_busy_s=min(step.time_s, passes.device_s * layout.job.accumulation + busiest.optimizer.device_s),
+        device_busy_s=min(
+            step.time_s, passes.device_s * layout.job.accumulation + busiest.optimizer.device_s
+        ),
         host_issue_s=passes.host_s * layout.job.accumulation + busiest.optimizer.host_s + step_overhead_s,
         kernels=_kernels(layout, stage),
         sent_bytes=_sent_bytes(layout, stage),
@@ -78,7 +89,10 @@ def play(layout: Layout, step_overhead_s: float) -> RanksForecast:
 def _works(layout: Layout, step_overhead_s: float) -> list[Work]:
     pieces = {id(block.piece): block for stage in layout.stages for block in stage.blocks}
     passes = {piece: _passes(layout, block) for piece, block in pieces.items()}
-    return [_work(layout, stage, step_overhead_s, [passes[id(block.piece)] for block in stage.blocks]) for stage in layout.stages]
+    return [
+        _work(layout, stage, step_overhead_s, [passes[id(block.piece)] for block in stage.blocks])
+        for stage in layout.stages
+    ]
 
 
 def _step(layout: Layout, works: Sequence[Work], step_overhead_s: float) -> Step:
@@ -133,7 +147,9 @@ def _within_power(layout: Layout, step_overhead_s: float) -> Layout:
 def _work(layout: Layout, stage: Stage, step_overhead_s: float, passes: Sequence[tuple[Span, Span]]) -> Work:
     plan, habits = layout.job.plan, layout.profile
     gathers, reduces = _shard_traffic(layout, stage) if plan.shard == "zero3" else ((), ())
-    buckets, after_backward, after_optimizer = ((), 0.0, 0.0) if plan.shard == "zero3" else _replica_traffic(layout, stage)
+    buckets, after_backward, after_optimizer = (
+        ((), 0.0, 0.0) if plan.shard == "zero3" else _replica_traffic(layout, stage)
+    )
     return Work(
         forward=tuple(forward for forward, _ in passes),
         backward=tuple(backward for _, backward in passes),
@@ -154,7 +170,9 @@ def _passes(layout: Layout, block: Block) -> tuple[Span, Span]:
     """The forward and the backward pass of a block; recomputation comes before the latter."""
     hides_forward = layout.profile.overlaps_tensor_forward and layout.job.plan.sequence_parallel
     forward = _span(layout, block.piece.forward, hides=hides_forward)
-    backward = _span(layout, block.piece.backward, hides=layout.profile.overlaps_tensor) + _accumulation(layout, block)
+    backward = _span(layout, block.piece.backward, hides=layout.profile.overlaps_tensor) + _accumulation(
+        layout, block
+    )
     recompute = layout.job.plan.recompute
     if recompute == "full" and block.is_layer:
         return forward, forward + backward
@@ -167,7 +185,10 @@ def _passes(layout: Layout, block: Block) -> tuple[Span, Span]:
 
 def _accumulation(layout: Layout, block: Block) -> Span:
     """Adding low-precision gradients to fp32 ones, as far as the captured step does not: 10 bytes each, 6 of which it may have."""
-    if not layout.profile.keeps_fp32_gradients or layout.job.workload.training.precision not in ("bf16", "fp8"):
+    if not layout.profile.keeps_fp32_gradients or layout.job.workload.training.precision not in (
+        "bf16",
+        "fp8",
+    ):
         return Span()
     moved = (block.dense + block.experts) * (4.0 if layout.graph.accumulates else 10.0)
     seconds = moved / (COPY_SHARE * memory_rate(layout.job)) * layout.tuning.traffic
@@ -183,7 +204,11 @@ def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:
 
 def _attention(graph: OpGraph, calls: Index) -> Index:
     """The calls between the projections of attention: what selective recomputation runs again."""
-    chosen = [i for i in calls.tolist() if "attention" in graph.ops[i].operator.name or graph.ops[i].operator.name in ("bmm", "_softmax")]
+    chosen = [
+        i
+        for i in calls.tolist()
+        if "attention" in graph.ops[i].operator.name or graph.ops[i].operator.name in ("bmm", "_softmax")
+    ]
     return np.array(chosen, dtype=np.int64)
 
 
@@ -217,9 +242,17 @@ def _optimizer(layout: Layout, stage: Stage) -> Span:
     """The traced optimizer, scaled to the parameters that the rank updates; and clipping, which reads the gradients twice."""
     plan, graph, calls = layout.job.plan, layout.graph, layout.calls
     index = np.flatnonzero(graph.phase_index == PHASES.index("optimizer"))
-    traced = sum(weight.elements for block in _traced_blocks(graph) for weight in block.weights if weight.trainable)
-    dense, experts = (1, 1) if plan.shard == "none" else (layout.teams.data.size, layout.teams.expert_data.size)
-    updated = sum(weight.elements / (experts if weight.expert else dense) for weight in stage.weights if weight.trainable)
+    traced = sum(
+        weight.elements for block in _traced_blocks(graph) for weight in block.weights if weight.trainable
+    )
+    dense, experts = (
+        (1, 1) if plan.shard == "none" else (layout.teams.data.size, layout.teams.expert_data.size)
+    )
+    updated = sum(
+        weight.elements / (experts if weight.expert else dense)
+        for weight in stage.weights
+        if weight.trainable
+    )
     share = updated / max(1, traced)
     device_s = calls.device_s[index] * share
     if plan.offload:
@@ -268,8 +301,13 @@ def _shard_traffic(layout: Layout, stage: Stage) -> tuple[tuple[float, ...], tup
         return (), ()
     factor = layout.tuning.team(data)
     held = np.array([float(block.dense) for block in stage.blocks])
-    gathers = layout.network.time_s("all_gather", held * _wire_bytes(layout, 1.0, gradients=False), data) * factor
-    reduces = layout.network.time_s("reduce_scatter", held * _wire_bytes(layout, 1.0, gradients=True), data) * factor
+    gathers = (
+        layout.network.time_s("all_gather", held * _wire_bytes(layout, 1.0, gradients=False), data) * factor
+    )
+    reduces = (
+        layout.network.time_s("reduce_scatter", held * _wire_bytes(layout, 1.0, gradients=True), data)
+        * factor
+    )
     return tuple(gathers.tolist()), tuple(reduces.tolist())
 
 
@@ -289,11 +327,15 @@ def _replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, flo
     own = layout.teams.expert_data
     after = 0.0
     if experts and own.size > 1:
-        after = layout.network.time_s(kind, _wire_bytes(layout, experts, gradients=True), own) * layout.tuning.team(own)
+        after = layout.network.time_s(
+            kind, _wire_bytes(layout, experts, gradients=True), own
+        ) * layout.tuning.team(own)
     gather = 0.0
     if plan.shard in ("zero1", "zero2"):
         dense = float(sum(block.dense for block in stage.blocks))
-        gather = layout.network.time_s("all_gather", _wire_bytes(layout, dense, gradients=False), data) * factor
+        gather = (
+            layout.network.time_s("all_gather", _wire_bytes(layout, dense, gradients=False), data) * factor
+        )
     if habits.overlaps_reduce:
         return tuple(times), after, 0.0 if habits.overlaps_gather else gather
     return (), after + sum(seconds for _, seconds in times), 0.0 if habits.overlaps_gather else gather
@@ -335,9 +377,15 @@ def _pipeline(layout: Layout, works: Sequence[Work], step_overhead_s: float) -> 
             first += len(chunk)
             least = _stall_s(layout) * sum(block.is_layer for block in chunk)
             fetched, handed = sum(work.gathers_s[part]), sum(work.reduces_s[part])
-            forward.append(max(_lasting(total(work.forward[part]), habits) + layout.tuning.message_s, least / 3, fetched))
+            forward.append(
+                max(_lasting(total(work.forward[part]), habits) + layout.tuning.message_s, least / 3, fetched)
+            )
             backward.append(
-                max(_lasting(total(work.backward[part][::-1]), habits) + layout.tuning.message_s, least * 2 / 3, fetched + handed)
+                max(
+                    _lasting(total(work.backward[part][::-1]), habits) + layout.tuning.message_s,
+                    least * 2 / 3,
+                    fetched + handed,
+                )
             )
         own.append(StageWork(forward_s=tuple(forward), backward_s=tuple(backward), tail_s=_tail_s(work)))
     time_s, busiest, slots = play_pipeline(own, job.accumulation, message, job.plan.schedule)
@@ -365,7 +413,9 @@ def _stall_s(layout: Layout) -> float:
     once, each = layout.profile.stalls_s if on_efa(layout.job) else (0.0, 0.0)
     across = layout.teams.tensor.nodes**_STALLS_OVER_NODES
     return (
-        (once + each * tensor) * across * layout.tuning.stalls if tensor > 1 and layout.job.cluster.nodes > 1 and stages.size > 1 else 0.0
+        (once + each * tensor) * across * layout.tuning.stalls
+        if tensor > 1 and layout.job.cluster.nodes > 1 and stages.size > 1
+        else 0.0
     )
 
 
@@ -410,13 +460,19 @@ def _sent_bytes(layout: Layout, stage: Stage) -> float:
     plan, network, teams = layout.job.plan, layout.network, layout.teams
     dense = float(sum(block.dense for block in stage.blocks))
     gradients = _wire_bytes(layout, dense, gradients=True)
-    sent = network.traffic_bytes("all_reduce" if plan.shard == "none" else "reduce_scatter", gradients, teams.data)
+    sent = network.traffic_bytes(
+        "all_reduce" if plan.shard == "none" else "reduce_scatter", gradients, teams.data
+    )
     if plan.shard != "none":
         times = 2 * layout.job.accumulation if plan.shard == "zero3" else 1
-        sent += times * network.traffic_bytes("all_gather", _wire_bytes(layout, dense, gradients=False), teams.data)
+        sent += times * network.traffic_bytes(
+            "all_gather", _wire_bytes(layout, dense, gradients=False), teams.data
+        )
     for i in _calls(stage)[layout.calls.communicates[_calls(stage)]].tolist():
         operator = layout.graph.ops[i].operator
-        once = network.traffic_bytes(KINDS[operator.name], message_bytes(operator), teams.named(operator.overload))
+        once = network.traffic_bytes(
+            KINDS[operator.name], message_bytes(operator), teams.named(operator.overload)
+        )
         sent += layout.job.accumulation * once
     if plan.pipeline > 1:
         sent += 2.0 * layout.job.accumulation * stage.chunks[0][-1].piece.handed_on_bytes
@@ -425,4 +481,6 @@ def _sent_bytes(layout: Layout, stage: Stage) -> float:
 
 def _calls(stage: Stage) -> Index:
     """All calls of a micro-batch on a stage."""
-    return np.concatenate([index for block in stage.blocks for index in (block.piece.forward, block.piece.backward)])
+    return np.concatenate(
+        [index for block in stage.blocks for index in (block.piece.forward, block.piece.backward)]
+    )

@@ -51,7 +51,9 @@ class Span:
         if times < 1:
             return Span()
         again = (times - 1) * max(self.host_s, self.device_s)
-        return Span(times * self.host_s, times * self.device_s, self.alone_s + again, times * self.communication_s)
+        return Span(
+            times * self.host_s, times * self.device_s, self.alone_s + again, times * self.communication_s
+        )
 
     @property
     def steady_s(self) -> float:
@@ -155,8 +157,15 @@ class Step:
 
     def scaled(self, factor: float) -> Step:
         """All times by a factor."""
-        times = {one.name: getattr(self, one.name) * factor for one in dataclasses.fields(self) if one.name.endswith("_s")}
-        slots = tuple(dataclasses.replace(slot, start_s=slot.start_s * factor, end_s=slot.end_s * factor) for slot in self.slots)
+        times = {
+            one.name: getattr(self, one.name) * factor
+            for one in dataclasses.fields(self)
+            if one.name.endswith("_s")
+        }
+        slots = tuple(
+            dataclasses.replace(slot, start_s=slot.start_s * factor, end_s=slot.end_s * factor)
+            for slot in self.slots
+        )
         return dataclasses.replace(self, **times, slots=slots)
 
 
@@ -188,12 +197,16 @@ def play_rank(work: Work, accumulation: int) -> Step:
     exposed = blocks.communication_s * accumulation + waited
     computing += work.slowdown * hidden
     host_s = max(0.0, time_s - exposed - computing)
-    return Step(time_s=time_s, exposed_s=exposed, computing_s=computing, host_s=host_s, slots=_from_zero(clock.slots))
+    return Step(
+        time_s=time_s, exposed_s=exposed, computing_s=computing, host_s=host_s, slots=_from_zero(clock.slots)
+    )
 
 
 def _from_zero(slots: Sequence[Slot]) -> tuple[Slot, ...]:
     start = min((slot.start_s for slot in slots), default=0.0)
-    return tuple(dataclasses.replace(slot, start_s=slot.start_s - start, end_s=slot.end_s - start) for slot in slots)
+    return tuple(
+        dataclasses.replace(slot, start_s=slot.start_s - start, end_s=slot.end_s - start) for slot in slots
+    )
 
 
 def _two_steps(work: Work, micro_batches: int) -> tuple[float, _Clock]:
@@ -296,12 +309,19 @@ def play_pipeline(
     more = per_round * (micro_batches - laid_out)
     busiest = max(own) * micro_batches
     slots += [
-        Slot(i, "compute", "gradients, optimizer", end, end + stage.tail_s) for i, (end, stage) in enumerate(zip(ends, stages, strict=True))
+        Slot(i, "compute", "gradients, optimizer", end, end + stage.tail_s)
+        for i, (end, stage) in enumerate(zip(ends, stages, strict=True))
     ]
-    return max(end + stage.tail_s for end, stage in zip(ends, stages, strict=True)) + more, busiest, tuple(slots)
+    return (
+        max(end + stage.tail_s for end, stage in zip(ends, stages, strict=True)) + more,
+        busiest,
+        tuple(slots),
+    )
 
 
-def _lay_out(stages: Sequence[StageWork], micro_batches: int, message_s: float, schedule: str) -> tuple[list[float], list[Slot]]:
+def _lay_out(
+    stages: Sequence[StageWork], micro_batches: int, message_s: float, schedule: str
+) -> tuple[list[float], list[Slot]]:
     """Play the stages' tasks, each in its stage's order and after what it depends on; when each stage ends."""
     count, chunks = len(stages), len(stages[0].forward_s)
     queues = [list(_order(stage, count, chunks, micro_batches, schedule)) for stage in range(count)]
@@ -320,9 +340,19 @@ def _lay_out(stages: Sequence[StageWork], micro_batches: int, message_s: float, 
                 ready = 0.0 if needed is None else ended[needed] + (message_s if needed[0] != stage else 0.0)
                 kind, chunk, micro_batch = task
                 start = max(free[stage], ready)
-                free[stage] = start + (stages[stage].forward_s if kind == "F" else stages[stage].backward_s)[chunk]
+                free[stage] = (
+                    start + (stages[stage].forward_s if kind == "F" else stages[stage].backward_s)[chunk]
+                )
                 ended[stage, task] = free[stage]
-                slots.append(Slot(stage, "compute", f"{kind}{micro_batch}" + (f".{chunk}" if chunks > 1 else ""), start, free[stage]))
+                slots.append(
+                    Slot(
+                        stage,
+                        "compute",
+                        f"{kind}{micro_batch}" + (f".{chunk}" if chunks > 1 else ""),
+                        start,
+                        free[stage],
+                    )
+                )
                 position[stage] += 1
                 waiting = True
     return free, slots
@@ -377,7 +407,14 @@ def trace_events(slots: Sequence[Slot], name: str) -> Iterator[dict[str, Any]]:
     for slot in slots:
         start, end = round(slot.start_s * 1e6, 3), round(slot.end_s * 1e6, 3)
         times = {"ts": start, "dur": round(end - start, 3)}
-        yield {"ph": "X", "pid": slot.stage, "tid": lanes[slot.lane], "name": slot.name, "cat": slot.lane, **times}
+        yield {
+            "ph": "X",
+            "pid": slot.stage,
+            "tid": lanes[slot.lane],
+            "name": slot.name,
+            "cat": slot.lane,
+            **times,
+        }
 
 
 def shares(step: Step) -> Mapping[str, float]:

@@ -65,7 +65,14 @@ class _Held:
 
 
 def rank_memory(
-    job: Job, graph: OpGraph, stage: Stage, stages: int, profile: Profile, workspace_bytes: float = 0.0, *, stalled: bool = False
+    job: Job,
+    graph: OpGraph,
+    stage: Stage,
+    stages: int,
+    profile: Profile,
+    workspace_bytes: float = 0.0,
+    *,
+    stalled: bool = False,
 ) -> RankMemory:
     """The peak of a rank of ``stage``: at the turn from forward to backward, or later as gradients replace activations.
 
@@ -84,14 +91,19 @@ def rank_memory(
     categories = {
         "weights": weights * held.share(sharded=sharded) / max(1.0, held.share(sharded=False)),
         "gradients": sizes.gradient * held.share(sharded=plan.shard in _SHARDS_GRADIENTS) + fleeting,
-        "optimizer_state": 0.0 if plan.offload else sizes.state * held.share(sharded=plan.shard in _SHARDS_STATE),
+        "optimizer_state": 0.0
+        if plan.offload
+        else sizes.state * held.share(sharded=plan.shard in _SHARDS_STATE),
         "activations": kept,
         "temporaries": working,
         "buffers": _gathered_bytes(job, stage, profile, held) + _bucket_bytes(plan, profile, held, own),
-        "workspaces": workspace_bytes + max(sum(library_workspaces(group.device)) for group in job.cluster.groups),
+        "workspaces": workspace_bytes
+        + max(sum(library_workspaces(group.device)) for group in job.cluster.groups),
     }
     return RankMemory(
-        stage=stage.index, by_category=categories, cached_bytes=_cached_bytes(job, graph, stage, profile, kept, stalled=stalled)
+        stage=stage.index,
+        by_category=categories,
+        cached_bytes=_cached_bytes(job, graph, stage, profile, kept, stalled=stalled),
     )
 
 
@@ -127,7 +139,12 @@ def _tied_elements(graph: OpGraph) -> int:
     """Elements of parameters that the first and the last block share: a pipeline holds them at both of its ends."""
     everything = blocks(graph)
     first, last = (
-        {buffer for i in block.piece.forward.tolist() for buffer in graph.ops[i].reads if graph.buffers[buffer].category == "weights"}
+        {
+            buffer
+            for i in block.piece.forward.tolist()
+            for buffer in graph.ops[i].reads
+            if graph.buffers[buffer].category == "weights"
+        }
         for block in (everything[0], everything[-1])
     )
     shared: set[int] = first & last
@@ -135,12 +152,18 @@ def _tied_elements(graph: OpGraph) -> int:
 
 
 def _sizes(job: Job, graph: OpGraph, profile: Profile) -> _Sizes:
-    traced = sum(weight.elements for weight in graph.weights if _is_traced(graph, weight.name) and weight.trainable)
-    state = sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "optimizer_state") / max(1, traced)
+    traced = sum(
+        weight.elements for weight in graph.weights if _is_traced(graph, weight.name) and weight.trainable
+    )
+    state = sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "optimizer_state") / max(
+        1, traced
+    )
     own = _weight_bytes(graph)
     if profile.keeps_fp32_gradients:
         persistent = own if job.workload.training.precision == "fp16" else _FP32
-        return _Sizes(gradient=persistent, fleeting_gradient=own if profile.uses_ddp_beside else 0.0, state=state)
+        return _Sizes(
+            gradient=persistent, fleeting_gradient=own if profile.uses_ddp_beside else 0.0, state=state
+        )
     if job.accumulation > 1 or profile.bucket_bytes == 0:
         return _Sizes(gradient=own, fleeting_gradient=0.0, state=state)
     return _Sizes(gradient=0.0, fleeting_gradient=own, state=state)
@@ -156,7 +179,10 @@ def _gathered_bytes(job: Job, stage: Stage, profile: Profile, held: _Held) -> fl
     if job.plan.shard != "zero3" or held.replicas == 1:
         return 0.0
     low = profile.casts_shards and job.workload.training.precision.startswith("amp")
-    return 2.0 * max(((block.dense + block.experts) * 2 if low else block.weight_bytes for block in stage.blocks), default=0)
+    return 2.0 * max(
+        ((block.dense + block.experts) * 2 if low else block.weight_bytes for block in stage.blocks),
+        default=0,
+    )
 
 
 def _bucket_bytes(plan: Plan, profile: Profile, held: _Held, own: int) -> float:
@@ -189,11 +215,16 @@ def in_flight(plan: Plan, stage: int, chunks: int, micro_batches: int) -> tuple[
     return tuple(turns.count(chunk) for chunk in range(chunks))
 
 
-def _passes(job: Job, graph: OpGraph, stage: Stage, sizes: _Sizes, profile: Profile) -> tuple[float, float, float]:
+def _passes(
+    job: Job, graph: OpGraph, stage: Stage, sizes: _Sizes, profile: Profile
+) -> tuple[float, float, float]:
     """Activations, temporaries and fleeting gradients at the moment when they are most together."""
     plan = job.plan
     counts = in_flight(plan, stage.index, len(stage.chunks), job.accumulation)
-    everything = sum(count * sum(_kept(block, plan, profile) for block in chunk) for count, chunk in zip(counts, stage.chunks, strict=True))
+    everything = sum(
+        count * sum(_kept(block, plan, profile) for block in chunk)
+        for count, chunk in zip(counts, stage.chunks, strict=True)
+    )
     best = (everything, 0.0, 0.0)
     for count, chunk in zip(counts, stage.chunks, strict=True):
         if count:
@@ -229,12 +260,20 @@ def _working(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> floa
     if _recomputed(block, plan):
         return float(block.piece.working_bytes + block.piece.kept_bytes)
     logits = _logits_bytes(graph, block) if profile.loss_copies is not None else 0
-    return (profile.loss_copies - 1) * logits if logits and profile.loss_copies is not None else float(block.piece.working_bytes)
+    return (
+        (profile.loss_copies - 1) * logits
+        if logits and profile.loss_copies is not None
+        else float(block.piece.working_bytes)
+    )
 
 
 def _logits_bytes(graph: OpGraph, block: Block) -> int:
     """Size of the logits in fp32, where a block ends in a product whose result becomes fp32; else 0."""
-    products = [graph.ops[i].operator for i in block.piece.forward.tolist() if graph.ops[i].operator.name in ("mm", "addmm")]
+    products = [
+        graph.ops[i].operator
+        for i in block.piece.forward.tolist()
+        if graph.ops[i].operator.name in ("mm", "addmm")
+    ]
     if block.is_layer or not products:
         return 0
     size = products[-1].outputs[0].numel * _FP32
@@ -245,7 +284,9 @@ def _logits_bytes(graph: OpGraph, block: Block) -> int:
 # The allocator
 
 
-def _cached_bytes(job: Job, graph: OpGraph, stage: Stage, profile: Profile, kept: float, *, stalled: bool) -> float:
+def _cached_bytes(
+    job: Job, graph: OpGraph, stage: Stage, profile: Profile, kept: float, *, stalled: bool
+) -> float:
     """Beside tensors: split blocks, blocks whose collectives have not run yet, and segments for what fits in no block of activations."""
     logits = max((_logits_bytes(graph, block) for block in stage.blocks), default=0)
     largest = max((weight.elements * ITEM_BYTES[weight.dtype] for weight in stage.weights), default=0)
@@ -267,6 +308,8 @@ def _passes_ahead(job: Job, stage: Stage, *, stalled: bool) -> float:
 
 def _fetched_bytes(graph: OpGraph, block: Block) -> int:
     """What tensor parallelism gathers in a forward pass and lets go."""
-    gathers = (graph.ops[i] for i in block.piece.forward.tolist() if graph.ops[i].operator.name == "all_gather")
+    gathers = (
+        graph.ops[i] for i in block.piece.forward.tolist() if graph.ops[i].operator.name == "all_gather"
+    )
     written = (graph.buffers[buffer] for op in gathers for buffer in op.writes)
     return sum(buffer.size_bytes for buffer in written if buffer.category == "temporaries")

@@ -35,7 +35,14 @@ class Stream:
         return float((self.end - self.start).sum())
 
 
-def run(op: npt.NDArray[np.int64], host_s: Column, device_s: Column, waits: npt.NDArray[np.bool_], *, host_start_s: float = 0.0) -> Stream:
+def run(
+    op: npt.NDArray[np.int64],
+    host_s: Column,
+    device_s: Column,
+    waits: npt.NDArray[np.bool_],
+    *,
+    host_start_s: float = 0.0,
+) -> Stream:
     """Play calls through one host thread and one device queue.
 
     A kernel starts when it has been issued and the one before it has ended: ``end[i] = D[i] + max(issued[j] - D[j-1], j <= i)``
@@ -50,7 +57,11 @@ def run(op: npt.NDArray[np.int64], host_s: Column, device_s: Column, waits: npt.
         part = slice(first, last)
         issued[part] = clock + np.cumsum(host_s[part])
         done = np.cumsum(device_s[part])
-        slack = np.maximum.accumulate(issued[part] - np.concatenate(([0.0], done[:-1]))) if last > first else issued[part]
+        slack = (
+            np.maximum.accumulate(issued[part] - np.concatenate(([0.0], done[:-1])))
+            if last > first
+            else issued[part]
+        )
         end[part] = done + np.maximum(slack, free)
         if last > first:
             free = float(end[last - 1])
@@ -108,7 +119,9 @@ class Timeline:
         if not len(op):
             return overhead_s
         host = np.concatenate([[overhead_s + self.host_s[op[0]]], self.host_s[op[1:]]])
-        twice = run(np.tile(op, 2), np.tile(host, 2), np.tile(self._occupied_s[op], 2), np.tile(self._waits[op], 2))
+        twice = run(
+            np.tile(op, 2), np.tile(host, 2), np.tile(self._occupied_s[op], 2), np.tile(self._waits[op], 2)
+        )
         return float(twice.end[-1] - once.end[-1])
 
     def phase_time_s(self, phase: Phase) -> float:
@@ -144,7 +157,11 @@ class Timeline:
         totals: dict[str, float] = {}
         for op, value in zip(self.graph.ops, weights.tolist(), strict=True):
             if value:
-                name = {"phase": op.phase, "operator": op.operator.name, "layer": op.layer or f"({op.phase})"}[what]
+                name = {
+                    "phase": op.phase,
+                    "operator": op.operator.name,
+                    "layer": op.layer or f"({op.phase})",
+                }[what]
                 totals[name] = totals.get(name, 0.0) + value
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
@@ -160,7 +177,9 @@ class Timeline:
             host_us, device_us = self.host_s[index] * 1e6, self.device_s[index] * 1e6
             details = {"layer": op.layer, "phase": op.phase}
             if host_us:
-                yield _event(op.operator.name, op.phase, 0, stream.issued[position] * 1e6 - host_us, host_us, details)
+                yield _event(
+                    op.operator.name, op.phase, 0, stream.issued[position] * 1e6 - host_us, host_us, details
+                )
             if device_us:
                 shapes = [list(spec.shape) for spec in op.operator.inputs[:4]]
                 more = {**details, "inputs": shapes, "flops": op.operator.flops, "bytes": op.operator.bytes}
@@ -177,10 +196,18 @@ class Timeline:
         live = np.cumsum(change)
         when = dict(zip(stream.op.tolist(), stream.issued.tolist(), strict=True))
         for index, time_s in sorted(when.items(), key=lambda item: item[1]):
-            yield {"ph": "C", "pid": 0, "name": "memory", "ts": time_s * 1e6, "args": {"bytes": int(live[index])}}
+            yield {
+                "ph": "C",
+                "pid": 0,
+                "name": "memory",
+                "ts": time_s * 1e6,
+                "args": {"bytes": int(live[index])},
+            }
 
 
-def _event(name: str, category: str, thread: int, start_us: float, length_us: float, details: Mapping[str, Any]) -> dict[str, Any]:
+def _event(
+    name: str, category: str, thread: int, start_us: float, length_us: float, details: Mapping[str, Any]
+) -> dict[str, Any]:
     return {
         "ph": "X",
         "pid": 0,

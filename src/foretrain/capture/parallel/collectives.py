@@ -23,7 +23,9 @@ _SCHEMAS = {
 
 def _all_reduce(x: torch.Tensor) -> torch.Tensor:
     """The same storage as another tensor, which autograd does not take for a view."""
-    return torch.empty(0, dtype=x.dtype, device="meta").set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+    return torch.empty(0, dtype=x.dtype, device="meta").set_(
+        x.untyped_storage(), x.storage_offset(), x.shape, x.stride()
+    )
 
 
 def _all_gather(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
@@ -41,7 +43,12 @@ def _all_to_all(x: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def _library() -> torch.library.Library:
     library = torch.library.Library(NAMESPACE, "DEF")
-    kernels = {"all_reduce": _all_reduce, "all_gather": _all_gather, "reduce_scatter": _reduce_scatter, "all_to_all": _all_to_all}
+    kernels = {
+        "all_reduce": _all_reduce,
+        "all_gather": _all_gather,
+        "reduce_scatter": _reduce_scatter,
+        "all_to_all": _all_to_all,
+    }
     for name, schema in _SCHEMAS.items():
         for group in ("tensor", "context", "expert"):
             library.define(f"{name}.{group}{schema}")

@@ -25,7 +25,11 @@ def expert_modules(module: nn.Module) -> dict[str, nn.Module]:
 
 def _experts(module: nn.Module) -> int | None:
     """How many experts a module holds; None where it is not a holder of experts."""
-    blocks = {parameter.shape[0] for parameter in module._parameters.values() if parameter is not None and parameter.dim() == 3}
+    blocks = {
+        parameter.shape[0]
+        for parameter in module._parameters.values()
+        if parameter is not None and parameter.dim() == 3
+    }
     count = getattr(module, "num_experts", None)
     return count if isinstance(count, int) and blocks == {count} else None
 
@@ -39,7 +43,12 @@ def route_tokens(module: nn.Module) -> None:
     """Let tokens meet the experts that they chose where a model runs every expert on every token (Llama 4 in transformers)."""
     for block in module.modules():
         experts = getattr(block, "experts", None)
-        if isinstance(experts, nn.Module) and _experts(experts) is not None and not takes_routes(experts) and hasattr(block, "router"):
+        if (
+            isinstance(experts, nn.Module)
+            and _experts(experts) is not None
+            and not takes_routes(experts)
+            and hasattr(block, "router")
+        ):
             _route(block, experts)
 
 
@@ -77,7 +86,9 @@ def split_experts(module: nn.Module, plan: Plan) -> frozenset[int]:
     cut: set[int] = set()
     for path, holder in holders.items():
         if not takes_routes(holder):
-            raise UnsupportedJob(f"plan.expert: {path} ({type(holder).__name__}) is not called with the experts that tokens chose")
+            raise UnsupportedJob(
+                f"plan.expert: {path} ({type(holder).__name__}) is not called with the experts that tokens chose"
+            )
         count = _experts(holder)
         assert count is not None
         if count % plan.expert:
@@ -101,7 +112,9 @@ def _keep_part(holder: nn.Module, count: int, degree: int) -> set[int]:
 def _dispatched(compute: Callable[..., torch.Tensor], local: int) -> Callable[..., torch.Tensor]:
     """Sort rows by the rank of their expert, exchange, compute those that came, exchange back, and sum each token's rows."""
 
-    def forward(hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def forward(
+        hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, *rest: Any
+    ) -> torch.Tensor:
         tokens, choices = top_k_index.shape
         chosen, order = torch.sort(top_k_index.reshape(-1))
         rows = exchange(hidden_states[order // choices], "expert")

@@ -13,7 +13,14 @@ from foretrain.errors import InputError
 
 _HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nheads")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
-_HEAD_WIDTH = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim", "qk_head_dim", "dim_head")
+_HEAD_WIDTH = (
+    "head_dim",
+    "head_size",
+    "attention_head_size",
+    "key_value_proj_dim",
+    "qk_head_dim",
+    "dim_head",
+)
 _GROUPS = ("num_key_value_groups", "n_rep", "num_queries_per_kv")
 _WIDTHS = ("split_size", "all_head_size", "attn_dim", "inner_dim", "embed_dim")
 _EXPERT_WIDTHS = ("intermediate_dim", "intermediate_size", "expert_dim", "moe_intermediate_size")
@@ -79,7 +86,9 @@ class Narrowing:
         if queries % self._degree:
             raise InputError(f"plan.tensor: {self._degree} does not divide the {queries} attention heads")
         if keys % self._degree and self._degree % keys:
-            raise InputError(f"plan.tensor: {self._degree} neither divides the {keys} key and value heads nor is a multiple of them")
+            raise InputError(
+                f"plan.tensor: {self._degree} neither divides the {keys} key and value heads nor is a multiple of them"
+            )
         return _Heads(queries, keys, queries // self._degree, max(1, keys // self._degree))
 
     def _part_of(self, path: str, width: int, heads: _Heads | None) -> int:
@@ -131,7 +140,11 @@ class Narrowing:
             if layers and not layers & cut:
                 continue
             config = getattr(child, "config", None)
-            holders |= {id(one): one for one in (child, config, getattr(config, "text_config", None)) if one is not None}
+            holders |= {
+                id(one): one
+                for one in (child, config, getattr(config, "text_config", None))
+                if one is not None
+            }
         for holder in holders.values():
             queries, keys = _first(holder, _HEADS), _first(holder, _KEY_HEADS)
             if queries is not None and queries % self._degree == 0:
@@ -163,7 +176,9 @@ class Narrowing:
         part = -(-whole // self._degree)
         if isinstance(layer, nn.Embedding):
             layer.num_embeddings = part
-            layer.padding_idx = layer.padding_idx if layer.padding_idx is not None and layer.padding_idx < part else None
+            layer.padding_idx = (
+                layer.padding_idx if layer.padding_idx is not None and layer.padding_idx < part else None
+            )
         self._resize(layer, dim, part)
         for child in self._module.modules():
             for holder in (child, getattr(child, "config", None)):
@@ -190,7 +205,9 @@ class Narrowing:
     def _cut(self, parameter: nn.Parameter, dim: int, size: int) -> None:
         """Put a part in the place of a parameter, wherever it is used."""
         shape = [*parameter.shape[:dim], size, *parameter.shape[dim + 1 :]]
-        part = nn.Parameter(torch.empty(shape, dtype=parameter.dtype, device=parameter.device), parameter.requires_grad)
+        part = nn.Parameter(
+            torch.empty(shape, dtype=parameter.dtype, device=parameter.device), parameter.requires_grad
+        )
         self._whole[id(part)] = part, parameter.shape[dim]
         holders = self._holders.pop(parameter)
         for owner, name in holders:

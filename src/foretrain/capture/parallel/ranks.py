@@ -62,7 +62,9 @@ def _trace(job: Job, accumulate: bool, info: Mapping[str, Any], *, by_layers: bo
         raise _NotByLayers
     context.check(job.workload.model.label)
     info = {**graph.info, "assumptions": notes} if (notes := _assumptions(plan, graph)) else graph.info
-    return dataclasses.replace(graph, weights=weights, stack=stack, parameters=sum(weight.elements for weight in weights), info=info)
+    return dataclasses.replace(
+        graph, weights=weights, stack=stack, parameters=sum(weight.elements for weight in weights), info=info
+    )
 
 
 @contextlib.contextmanager
@@ -88,10 +90,14 @@ def _load(job: Job) -> LoadedModel:
     if training.sequence is None:
         raise InputError(f"plan.context: {context} splits sequences, but the job has no training.sequence")
     if training.sequence % context:
-        raise InputError(f"plan.context: {context} does not divide the {training.sequence} tokens of training.sequence")
+        raise InputError(
+            f"plan.context: {context} does not divide the {training.sequence} tokens of training.sequence"
+        )
     local = dataclasses.replace(training, sequence=training.sequence // context)
     loaded = load_model(dataclasses.replace(job.workload, training=local), job.micro_batch)
-    return dataclasses.replace(loaded, inputs=_cut_sequences(loaded.inputs, training.sequence, training.sequence // context))
+    return dataclasses.replace(
+        loaded, inputs=_cut_sequences(loaded.inputs, training.sequence, training.sequence // context)
+    )
 
 
 def _cut_sequences(inputs: Any, whole: int, local: int) -> Any:

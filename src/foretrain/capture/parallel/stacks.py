@@ -29,11 +29,20 @@ def block_lists(module: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
 
 def find_stack(module: nn.Module) -> Stack | None:
     """The list that holds most of the model's weights beside its embeddings, if only a few of its blocks are distinct."""
-    sizes = {path: _elements(blocks) for path, blocks in block_lists(module).items() if len(blocks) >= _LEAST and _is_numbered(blocks)}
+    sizes = {
+        path: _elements(blocks)
+        for path, blocks in block_lists(module).items()
+        if len(blocks) >= _LEAST and _is_numbered(blocks)
+    }
     if not sizes:
         return None
     path = max(sizes, key=sizes.__getitem__)
-    embeddings = {id(p): p.numel() for child in module.modules() if isinstance(child, nn.Embedding) for p in child.parameters()}
+    embeddings = {
+        id(p): p.numel()
+        for child in module.modules()
+        if isinstance(child, nn.Embedding)
+        for p in child.parameters()
+    }
     if 2 * sizes[path] < _elements(module) - sum(embeddings.values()):
         return None
     return _stack_of(path, list(module.get_submodule(path).children()))
@@ -105,7 +114,8 @@ def _counting_keys(described: list[dict[Any, Any]]) -> set[Any]:
     return {
         key
         for key, start in first.items()
-        if type(start) is int and all(type(one.get(key)) is int and one[key] == start + i for i, one in enumerate(described))
+        if type(start) is int
+        and all(type(one.get(key)) is int and one[key] == start + i for i, one in enumerate(described))
     }
 
 
@@ -114,7 +124,10 @@ def _describe(block: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
     for path, module in block.named_modules():
         yield (path, "class"), type(module)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            yield (path, name), None if tensor is None else (tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+            yield (
+                (path, name),
+                None if tensor is None else (tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad),
+            )
         for name, value in vars(module).items():
             if name not in _INTERNAL:
                 yield (path, name), _plain(value)

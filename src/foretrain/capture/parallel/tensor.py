@@ -15,7 +15,15 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from foretrain.capture.parallel.collectives import all_gather, copy_to, gather, reduce_from, scatter, take_slice, vocabulary_cross_entropy
+from foretrain.capture.parallel.collectives import (
+    all_gather,
+    copy_to,
+    gather,
+    reduce_from,
+    scatter,
+    take_slice,
+    vocabulary_cross_entropy,
+)
 from foretrain.capture.parallel.experts import expert_modules, takes_routes
 from foretrain.capture.parallel.narrowing import Narrowing
 from foretrain.capture.parallel.stacks import block_lists
@@ -78,9 +86,17 @@ class TensorParallel:
     def _check_cover(self, roles: Mapping[str, str]) -> None:
         """Refuse to leave a good part of the blocks' work on every rank because its layers have unknown names."""
         blocks = tuple(f"{path}." for path in block_lists(self._module))
-        sizes = {path: child.weight.numel() for path, child in self._module.named_modules() if is_linear(child) and path.startswith(blocks)}
+        sizes = {
+            path: child.weight.numel()
+            for path, child in self._module.named_modules()
+            if is_linear(child) and path.startswith(blocks)
+        }
         unknown = [path for path in sizes if path not in roles]
-        if "column" not in roles.values() or "row" not in roles.values() or 4 * sum(sizes[path] for path in unknown) > sum(sizes.values()):
+        if (
+            "column" not in roles.values()
+            or "row" not in roles.values()
+            or 4 * sum(sizes[path] for path in unknown) > sum(sizes.values())
+        ):
             listed = seen_layers(unknown or sizes)
             raise UnsupportedJob(
                 f"plan.tensor: it is not known how to cut {listed} of {type(self._module).__name__};"
@@ -88,7 +104,9 @@ class TensorParallel:
             )
 
     def _split(self, roles: Mapping[str, str], whole_experts: bool) -> None:
-        columns, rows = ([path for path, role in roles.items() if role == wanted] for wanted in ("column", "row"))
+        columns, rows = (
+            [path for path, role in roles.items() if role == wanted] for wanted in ("column", "row")
+        )
         holders = {} if whole_experts else expert_modules(self._module)
         narrowing = Narrowing(self._module, self._degree)
         narrowing.narrow(columns, rows)
@@ -97,7 +115,9 @@ class TensorParallel:
             after(self._module.get_submodule(path), self._leave)
         for path, holder in holders.items():
             if not takes_routes(holder):
-                raise UnsupportedJob(f"plan.tensor: {path} ({type(holder).__name__}) is not called with the experts that tokens chose")
+                raise UnsupportedJob(
+                    f"plan.tensor: {path} ({type(holder).__name__}) is not called with the experts that tokens chose"
+                )
             narrowing.narrow_experts(path, holder)
             self._connect_experts(holder)
         for path in [path for path, role in roles.items() if role == "vocab"]:
@@ -118,10 +138,16 @@ class TensorParallel:
     # Communication
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
-        return gather(x, _sequence_dim(x), self._degree, "tensor") if self._by_sequence else copy_to(x, "tensor")
+        return (
+            gather(x, _sequence_dim(x), self._degree, "tensor") if self._by_sequence else copy_to(x, "tensor")
+        )
 
     def _leave(self, x: torch.Tensor) -> torch.Tensor:
-        return scatter(x, _sequence_dim(x), self._degree, "tensor") if self._by_sequence else reduce_from(x, "tensor")
+        return (
+            scatter(x, _sequence_dim(x), self._degree, "tensor")
+            if self._by_sequence
+            else reduce_from(x, "tensor")
+        )
 
     def _connect_columns(self, columns: list[str]) -> None:
         """Column layers with the same input share its communication.
@@ -146,14 +172,18 @@ class TensorParallel:
 
     def _enter_region(self, region: nn.Module, layers: list[nn.Module]) -> None:
         if self._keeps_parts:
-            keeping_parts(region, layers, self._enter, lambda x: all_gather(x, _sequence_dim(x), self._degree, "tensor"))
+            keeping_parts(
+                region, layers, self._enter, lambda x: all_gather(x, _sequence_dim(x), self._degree, "tensor")
+            )
         else:
             before(region, self._enter)
 
     def _connect_experts(self, holder: nn.Module) -> None:
         compute = holder.forward
 
-        def forward(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, *rest: Any) -> torch.Tensor:
+        def forward(
+            hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, *rest: Any
+        ) -> torch.Tensor:
             if self._by_sequence:
                 index = gather(index, 0, self._degree, "tensor")
                 weights = gather(weights, 0, self._degree, "tensor")
@@ -166,9 +196,15 @@ class TensorParallel:
         if not self._by_sequence:
             return
         inside = {id(region) for region in self._regions}
-        lists = {path: b for path, b in block_lists(self._module).items() if any(id(m) in inside for m in b.modules())}
+        lists = {
+            path: b
+            for path, b in block_lists(self._module).items()
+            if any(id(m) in inside for m in b.modules())
+        }
         if not lists:
-            raise UnsupportedJob(f"plan.sequence_parallel: {type(self._module).__name__} has no list of repeated blocks")
+            raise UnsupportedJob(
+                f"plan.sequence_parallel: {type(self._module).__name__} has no list of repeated blocks"
+            )
         for path, blocks in lists.items():
             members = list(blocks.children())
             before(members[0], self._begin)

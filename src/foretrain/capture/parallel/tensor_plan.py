@@ -24,7 +24,12 @@ o_proj out_proj c_proj dense_4h_to_h down_proj fc2 linear2 lin2 out_lin Wo wo w2
 )
 _KEYS_AND_VALUES = frozenset("k_proj v_proj key value k v k_lin v_lin wk wv".split())
 _FUSED = frozenset("qkv_proj qkv Wqkv c_attn query_key_value linear_qkv qkv_lin".split())
-_DENSE = (("intermediate.dense", "column"), ("output.dense", "row"), ("attention.dense", "row"), ("self_attn.dense", "row"))
+_DENSE = (
+    ("intermediate.dense", "column"),
+    ("output.dense", "row"),
+    ("attention.dense", "row"),
+    ("self_attn.dense", "row"),
+)
 """Endings of layers that are called ``dense`` whatever they do."""
 
 

@@ -39,12 +39,18 @@ def at_exit(module: nn.Module, change: Change) -> None:
     """Change the (first) tensor that a module returns, outside of the module."""
 
     def changed(_module: nn.Module, _args: Any, output: Any) -> Any:
-        return change(output) if isinstance(output, torch.Tensor) else type(output)((change(output[0]), *output[1:]))
+        return (
+            change(output)
+            if isinstance(output, torch.Tensor)
+            else type(output)((change(output[0]), *output[1:]))
+        )
 
     module.register_forward_hook(changed)
 
 
-def keeping_parts(module: nn.Module, layers: Iterable[nn.Module], gather: Change, gather_again: Change) -> None:
+def keeping_parts(
+    module: nn.Module, layers: Iterable[nn.Module], gather: Change, gather_again: Change
+) -> None:
     """Gather what a module is called with; its ``layers`` keep the part for the backward pass, where it is gathered again."""
     forward = module.forward
     running: list[_Part] = []

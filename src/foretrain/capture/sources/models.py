@@ -156,7 +156,9 @@ def _timm(workload: Workload, batch: int, device: str) -> LoadedModel:
     if not timm.is_model(model.name):
         raise unknown("model.name", model.name, timm.list_models(), "a timm model;")
     with _building(f"model {model.name}"):
-        module = _build(lambda: timm.create_model(model.name, **_class_argument(model.args, workload.training)), device)
+        module = _build(
+            lambda: timm.create_model(model.name, **_class_argument(model.args, workload.training)), device
+        )
     defaults: Mapping[str, Any] = getattr(module, "default_cfg", None) or {}
     size = _image(workload.training, tuple(defaults.get("input_size", (3, 224, 224))))
     return LoadedModel(module=module, inputs=(_numbers((batch, *size), device),), loss=classifier_loss())
@@ -171,7 +173,9 @@ def _torchvision(workload: Workload, batch: int, device: str) -> LoadedModel:
     arguments = _class_argument(model.args, workload.training)
     if model.name in ("googlenet", "inception_v3"):
         arguments = {"init_weights": False, **arguments}
-    if "image_size" in inspect.signature(models.get_model_builder(model.name)).parameters or model.name.startswith("vit_"):
+    if "image_size" in inspect.signature(
+        models.get_model_builder(model.name)
+    ).parameters or model.name.startswith("vit_"):
         arguments = {"image_size": _image(workload.training, (3, 224, 224))[-1], **arguments}
     with _building(f"model {model.name}"):
         module = _build(lambda: models.get_model(model.name, **arguments), device)
@@ -181,7 +185,11 @@ def _torchvision(workload: Workload, batch: int, device: str) -> LoadedModel:
 
 def _class_argument(args: Mapping[str, Any], training: Training) -> dict[str, Any]:
     """Constructor arguments; ``training.classes`` stands for ``num_classes`` where the arguments do not give it."""
-    return dict(args) if "num_classes" in args or training.classes is None else {"num_classes": training.classes, **args}
+    return (
+        dict(args)
+        if "num_classes" in args or training.classes is None
+        else {"num_classes": training.classes, **args}
+    )
 
 
 def import_zoo(name: str) -> Any:
@@ -211,7 +219,9 @@ _KEPT: list[torch.library.Library] = []
 def _transformers(workload: Workload, batch: int, device: str) -> LoadedModel:
     _quiet_zoo_import()
     with _building(f"model {workload.model.label}"):
-        module, inputs, tokens = load_transformers(workload.model, workload.training, batch, lambda build: _build(build, device), device)
+        module, inputs, tokens = load_transformers(
+            workload.model, workload.training, batch, lambda build: _build(build, device), device
+        )
     return LoadedModel(module=module, inputs=inputs, loss=classifier_loss(), tokens=tokens)
 
 
@@ -260,7 +270,10 @@ def _call_on(device: str, build: Callable[[], Any]) -> Any:
 def _beside(path: Path) -> Iterator[None]:
     """The folder of a user's file is importable; what was imported from it is forgotten, as another job's may have the same name."""
     folder, before = str(path.parent.resolve()), set(sys.modules)
-    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a module edited within a second would be taken from its bytecode
+    writes, sys.dont_write_bytecode = (
+        sys.dont_write_bytecode,
+        True,
+    )  # a module edited within a second would be taken from its bytecode
     sys.path.insert(0, folder)
     try:
         yield
@@ -297,7 +310,9 @@ def _default_inputs(training: Training, batch: int, device: str) -> tuple[torch.
     if training.sequence is not None:
         make = torch.empty if device == "meta" else torch.zeros
         return (make(batch, training.sequence, dtype=torch.long, device=device),)
-    raise InputError("training.image: missing; the model function returned no inputs, so give training.image or training.sequence")
+    raise InputError(
+        "training.image: missing; the model function returned no inputs, so give training.image or training.sequence"
+    )
 
 
 def _onnx(workload: Workload, batch: int, device: str) -> LoadedModel:
@@ -319,7 +334,9 @@ def _onnx_on(path: Path, batch: int, device: str) -> tuple[torch.nn.Module, tupl
 
     module, examples = build(path, batch=batch, keep_data=True)
     inputs = [torch.zeros(example.shape, dtype=example.dtype, device=device) for example in examples]
-    return module.to(device), tuple(value.normal_() if value.is_floating_point() else value for value in inputs)
+    return module.to(device), tuple(
+        value.normal_() if value.is_floating_point() else value for value in inputs
+    )
 
 
 _SOURCES: dict[str, Callable[[Workload, int, str], LoadedModel]] = {

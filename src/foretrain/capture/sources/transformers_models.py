@@ -47,7 +47,9 @@ def load_transformers(
     auto = getattr(transformers, _AUTO_CLASS[task])
     kwargs = {} if attention is None else {"attn_implementation": attention}
     module = build(lambda: auto.from_config(config, **kwargs))
-    inputs = _INPUTS[task](_Shapes(config, training, batch, getattr(module, "main_input_name", "input_ids"), device))
+    inputs = _INPUTS[task](
+        _Shapes(config, training, batch, getattr(module, "main_input_name", "input_ids"), device)
+    )
     tokens = batch * training.sequence if training.sequence else 0
     return module, inputs, tokens
 
@@ -66,7 +68,10 @@ def _config(transformers: Any, model: Model, training: Training) -> tuple[Any, s
     config = transformers.AutoConfig.for_model(model_type, **given)
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+    if (
+        getattr(config, "is_encoder_decoder", False)
+        and getattr(config, "decoder_start_token_id", None) is None
+    ):
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     return config, attention
 
@@ -83,7 +88,13 @@ class _Shapes:
     """The tensors that tasks are made of: random on a device. On meta token ids are real, as a model may look at them (for padding, say)."""
 
     def __init__(self, config: Any, training: Training, batch: int, main_input: str, device: str) -> None:
-        self.config, self.training, self.batch, self.main_input, self.device = config, training, batch, main_input, device
+        self.config, self.training, self.batch, self.main_input, self.device = (
+            config,
+            training,
+            batch,
+            main_input,
+            device,
+        )
 
     def numbers(self, *shape: int) -> torch.Tensor:
         return (torch.empty if self.device == "meta" else torch.randn)(shape, device=self.device)
@@ -130,7 +141,9 @@ class _Shapes:
         length = self.training.sequence or 16000
         if hasattr(self.config, "num_mel_bins"):
             if getattr(self.config, "max_source_positions", 0) and self.config.model_type == "whisper":
-                return self.numbers(self.batch, self.config.num_mel_bins, 2 * self.config.max_source_positions)
+                return self.numbers(
+                    self.batch, self.config.num_mel_bins, 2 * self.config.max_source_positions
+                )
             frames = getattr(self.config, "max_length", None) or length
             return self.numbers(self.batch, frames, self.config.num_mel_bins)
         return self.numbers(self.batch, length)
@@ -145,7 +158,10 @@ def _masked_image(shapes: _Shapes) -> dict[str, Any]:
     pixels = shapes.pixels()
     patches = (pixels.shape[-1] // shapes.config.patch_size) ** 2
     masked = shapes.integers(3, shapes.batch, patches)
-    return {"pixel_values": pixels, "bool_masked_pos": torch.empty_like(masked, dtype=torch.bool) if masked.is_meta else masked == 1}
+    return {
+        "pixel_values": pixels,
+        "bool_masked_pos": torch.empty_like(masked, dtype=torch.bool) if masked.is_meta else masked == 1,
+    }
 
 
 def _audio_input(shapes: _Shapes) -> dict[str, Any]:
@@ -193,7 +209,12 @@ _INPUTS: dict[str, Callable[[_Shapes], dict[str, Any]]] = {
     "pretraining": _labelled_ids,
     "token-classification": lambda s: {**_labelled_tokens(s), **_mask(s)},
     "sequence-classification": lambda s: {"input_ids": s.ids(), "labels": s.label(), **_mask(s)},
-    "question-answering": lambda s: {"input_ids": s.ids(), "start_positions": s.position(), "end_positions": s.position(), **_mask(s)},
+    "question-answering": lambda s: {
+        "input_ids": s.ids(),
+        "start_positions": s.position(),
+        "end_positions": s.position(),
+        **_mask(s),
+    },
     "multiple-choice": _multiple_choice,
     "image-classification": lambda s: {"pixel_values": s.pixels(), "labels": s.label()},
     "semantic-segmentation": lambda s: {"pixel_values": s.pixels(), "labels": _image_side(s)},

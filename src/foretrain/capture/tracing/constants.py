@@ -67,7 +67,9 @@ class Constants:
             return None
         if self._guessed:
             self._assume_balance()
-        values = func(*tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()})
+        values = func(
+            *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
+        )
         return tree_map(self._known_on_meta, values)
 
     def without_masks(self, func: Any, args: Any) -> Any:
@@ -76,8 +78,12 @@ class Constants:
             return args
         indices: list[Any] = []
         for index in args[1]:
-            mask = self.answer(index) if isinstance(index, torch.Tensor) and index.dtype == torch.bool else None
-            indices += [index] if mask is None else [self._known_on_meta(one) for one in mask.nonzero(as_tuple=True)]
+            mask = (
+                self.answer(index) if isinstance(index, torch.Tensor) and index.dtype == torch.bool else None
+            )
+            indices += (
+                [index] if mask is None else [self._known_on_meta(one) for one in mask.nonzero(as_tuple=True)]
+            )
         return (args[0], indices, *args[2:])
 
     def _known_on_meta(self, value: Any) -> Any:
@@ -98,14 +104,22 @@ class Constants:
         outputs = [tensor for tensor in tensors_in(output) if tensor.is_meta]
         if func not in _FACTORIES and (not known or any(value is None for value in known)):
             if func._schema.is_mutable:
-                written = (value for argument, value in zip(func._schema.arguments, args, strict=False) if argument.is_write)
-                self._spoilt.update(tensor.untyped_storage()._cdata for tensor in (*outputs, *tensors_in(tuple(written))))
+                written = (
+                    value
+                    for argument, value in zip(func._schema.arguments, args, strict=False)
+                    if argument.is_write
+                )
+                self._spoilt.update(
+                    tensor.untyped_storage()._cdata for tensor in (*outputs, *tensors_in(tuple(written)))
+                )
             self._guess(func, args, kwargs, output)
             return
         if not outputs or sum(tensor.numel() for tensor in outputs) > _LARGEST or not _repeatable(func):
             return
         try:
-            values = func(*tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()})
+            values = func(
+                *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
+            )
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
             return
         for tensor, value in zip(outputs, tensors_in(values), strict=False):
@@ -147,7 +161,9 @@ class Answering(TorchDispatchMode):
 
 
 def _repeatable(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded not in func.tags and not func._schema.name.startswith("aten::empty")
+    return torch.Tag.nondeterministic_seeded not in func.tags and not func._schema.name.startswith(
+        "aten::empty"
+    )
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

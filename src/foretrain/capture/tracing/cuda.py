@@ -43,9 +43,23 @@ _DTYPE_FLOAT = """
 prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord
 sum sum.dim_IntList
 """.split()
-_PROMOTE = ["addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot", "scatter_add"]
+_PROMOTE = [
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "vdot",
+    "grid_sampler",
+    "index_put",
+    "tensordot",
+    "scatter_add",
+]
 
-Keys = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
+Keys = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+]
 """Keys, values and mask of an attention call as other ranks complete them."""
 
 _keys: Keys | None = None
@@ -98,7 +112,11 @@ def _nested_regions() -> Iterator[None]:
     original = {name: getattr(torch.autocast, name) for name in ("__init__", "__enter__", "__exit__")}
 
     def init(
-        self: Any, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = None
+        self: Any,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
     ) -> None:
         self.ours = (dtype or _low_dtype or torch.float16) if enabled else None
         self.is_ours = device_type in ("cuda", "meta")
@@ -134,7 +152,13 @@ def _register() -> tuple[torch.library.Library, ...]:
     fallbacks.fallback(torch.library.fallthrough_kernel, "AutocastHPU")
     fallbacks.fallback(torch.library.fallthrough_kernel, "AutocastIPU")
     library = torch.library.Library("aten", "IMPL")
-    lists = ((_TO_LOW, _cast_low), (_TO_HALF, _cast_half), (_TO_FLOAT, _cast_float), (_DTYPE_FLOAT, _ask_float), (_PROMOTE, _cast_widest))
+    lists = (
+        (_TO_LOW, _cast_low),
+        (_TO_HALF, _cast_half),
+        (_TO_FLOAT, _cast_float),
+        (_DTYPE_FLOAT, _ask_float),
+        (_PROMOTE, _cast_widest),
+    )
     for names, adapt in lists:
         for name in names:
             if (overload := _overload(name)) is not None:
@@ -152,7 +176,9 @@ def _overload(name: str) -> Any:
 # Casts
 
 
-def _autocast_kernel(overload: Any, adapt: Callable[[Any, list[Any], dict[str, Any]], None]) -> Callable[..., Any]:
+def _autocast_kernel(
+    overload: Any, adapt: Callable[[Any, list[Any], dict[str, Any]], None]
+) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_CASTS)):
             positional = list(args)
@@ -163,7 +189,12 @@ def _autocast_kernel(overload: Any, adapt: Callable[[Any, list[Any], dict[str, A
 
 
 def _eligible(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_meta and value.is_floating_point() and value.dtype != torch.float64
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_meta
+        and value.is_floating_point()
+        and value.dtype != torch.float64
+    )
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -171,7 +202,13 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         return type(value)(_cast(item, dtype) for item in value)
     if not _eligible(value) or value.dtype == dtype:
         return value
-    if dtype == _low_dtype and value.dtype == torch.float32 and value.requires_grad and value.is_leaf and not value._is_view():
+    if (
+        dtype == _low_dtype
+        and value.dtype == torch.float32
+        and value.requires_grad
+        and value.is_leaf
+        and not value._is_view()
+    ):
         if id(value) not in _weight_casts:
             _weight_casts[id(value)] = value.to(dtype)
         return _weight_casts[id(value)]
@@ -197,7 +234,11 @@ def _cast_float(_overload: Any, args: list[Any], kwargs: dict[str, Any]) -> None
 
 
 def _cast_widest(_overload: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
-    flat = [item for value in (*args, *kwargs.values()) for item in (value if isinstance(value, list | tuple) else (value,))]
+    flat = [
+        item
+        for value in (*args, *kwargs.values())
+        for item in (value if isinstance(value, list | tuple) else (value,))
+    ]
     if any(_eligible(item) and item.dtype == torch.float32 for item in flat):
         _cast_all(args, kwargs, torch.float32)
 
@@ -258,12 +299,16 @@ def _attention(
     """
     if not query.is_meta:
         plain = aten.scaled_dot_product_attention.default
-        return _below(plain, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return _below(
+            plain, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     square = query.shape[-2] == key.shape[-2]
     if _keys is not None:
         key, value, attn_mask = _keys(key, value, attn_mask)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
+            attn_mask.logical_not(), float("-inf")
+        )
     if _fits_flash(query, key, value, attn_mask, square or not is_causal):
         return _flash(query, key, value, dropout_p, is_causal, scale)
     if _fits_efficient(query, key, value, attn_mask, dropout_p):
@@ -272,26 +317,38 @@ def _attention(
         efficient = aten._scaled_dot_product_efficient_attention.default
         return efficient(query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale)[0]
     plain = aten._scaled_dot_product_attention_math.default
-    return plain(query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+    return plain(
+        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
 
 
 def _fits_fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    return query.dim() == 4 and query.shape[-1] == key.shape[-1] and all(t.stride(-1) == 1 for t in (query, key, value))
+    return (
+        query.dim() == 4
+        and query.shape[-1] == key.shape[-1]
+        and all(t.stride(-1) == 1 for t in (query, key, value))
+    )
 
 
 def _is_half(tensor: torch.Tensor) -> bool:
     return tensor.dtype in (torch.float16, torch.bfloat16)
 
 
-def _fits_flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, square: bool) -> bool:
+def _fits_flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, square: bool
+) -> bool:
     same_width = query.shape[-1] == value.shape[-1] <= 256
     return _fits_fused(query, key, value) and _is_half(query) and mask is None and square and same_width
 
 
-def _fits_efficient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float) -> bool:
+def _fits_efficient(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float
+) -> bool:
     """Any float dtype and a mask; not fewer key than query heads, nor a learned mask together with dropout."""
     learned = mask is not None and mask.requires_grad
-    return _fits_fused(query, key, value) and query.shape[1] == key.shape[1] and not (learned and dropout_p > 0)
+    return (
+        _fits_fused(query, key, value) and query.shape[1] == key.shape[1] and not (learned and dropout_p > 0)
+    )
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
@@ -302,12 +359,21 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(mask, (0, 8 - width % 8))[..., :width]
 
 
-def _flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Any:
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Any:
     width = query.shape[-1]
     scale = width**-0.5 if scale is None else scale
     if width % 8:
         query, key, value = (torch.nn.functional.pad(t, (0, 8 - width % 8)) for t in (query, key, value))
-    result = aten._scaled_dot_product_flash_attention.default(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+    result = aten._scaled_dot_product_flash_attention.default(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
     return result if result.shape[-1] == width else result[..., :width]
 
 
@@ -320,8 +386,12 @@ def _rnn(kind: str, mode: int) -> Callable[..., Any]:
         bidirectional: bool, batch_first: bool,
     ) -> Any:  # fmt: skip
         if not x.is_meta:
-            return _below(plain, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-        return _cudnn_rnn(mode, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, [])
+            return _below(
+                plain, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+            )
+        return _cudnn_rnn(
+            mode, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, []
+        )
 
     return kernel
 
@@ -335,9 +405,13 @@ def _packed_rnn(kind: str, mode: int) -> Callable[..., Any]:
         train: bool, bidirectional: bool,
     ) -> Any:  # fmt: skip
         if not x.is_meta:
-            return _below(plain, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+            return _below(
+                plain, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
+            )
         sizes = batch_sizes.tolist() if not batch_sizes.is_meta else [1]
-        return _cudnn_rnn(mode, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, False, sizes)
+        return _cudnn_rnn(
+            mode, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, False, sizes
+        )
 
     return kernel
 
@@ -376,6 +450,11 @@ _CUDA_KERNELS: dict[str, Callable[..., Any]] = {
     "softmax.int": _softmax(aten.softmax.int, aten._softmax.default),
     "log_softmax.int": _softmax(aten.log_softmax.int, aten._log_softmax.default),
     "scaled_dot_product_attention": _attention,
-    **{f"{kind}.input": _rnn(kind, mode) for mode, kind in enumerate(("rnn_relu", "rnn_tanh", "lstm", "gru"))},
-    **{f"{kind}.data": _packed_rnn(kind, mode) for mode, kind in enumerate(("rnn_relu", "rnn_tanh", "lstm", "gru"))},
+    **{
+        f"{kind}.input": _rnn(kind, mode) for mode, kind in enumerate(("rnn_relu", "rnn_tanh", "lstm", "gru"))
+    },
+    **{
+        f"{kind}.data": _packed_rnn(kind, mode)
+        for mode, kind in enumerate(("rnn_relu", "rnn_tanh", "lstm", "gru"))
+    },
 }

@@ -19,10 +19,15 @@ class OnMeta(TorchFunctionMode):
             return args[0]
         moves = func is torch.Tensor.to
         leaving = moves and args[0].is_meta
-        if "device" in kwargs and (_is(kwargs["device"], "cuda") or (leaving and _is(kwargs["device"], "cpu"))):
+        if "device" in kwargs and (
+            _is(kwargs["device"], "cuda") or (leaving and _is(kwargs["device"], "cpu"))
+        ):
             kwargs["device"] = "meta"
         if moves:
-            args = (args[0], *("meta" if _is(one, "cuda") or (leaving and _is(one, "cpu")) else one for one in args[1:]))
+            args = (
+                args[0],
+                *("meta" if _is(one, "cuda") or (leaving and _is(one, "cpu")) else one for one in args[1:]),
+            )
         return func(*args, **kwargs)
 
 

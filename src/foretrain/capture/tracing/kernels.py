@@ -54,14 +54,24 @@ def _rnn(
     packed = x.dim() == 2  # all steps of a packed sequence in one dimension
     steps = x.shape[:1] if packed else (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
     output = x.new_empty((*steps, (proj_size or hidden_size) * directions))
-    kept = int(_RESERVED[mode] * math.prod(steps) * num_layers * directions * hidden_size) * x.element_size() if train else 0
+    kept = (
+        int(_RESERVED[mode] * math.prod(steps) * num_layers * directions * hidden_size) * x.element_size()
+        if train
+        else 0
+    )
     cell = torch.empty(0, device="meta") if cx is None else torch.empty_like(cx)
     output = output.transpose(0, 1) if batch_first and not packed else output
     return output, torch.empty_like(hx), cell, x.new_empty(kept, dtype=torch.uint8), x.new_empty(0)
 
 
 def _rnn_backward(
-    x: torch.Tensor, weights: list[torch.Tensor], _stride: int, _weight_buf: Any, hx: torch.Tensor, cx: torch.Tensor | None, *_rest: Any
+    x: torch.Tensor,
+    weights: list[torch.Tensor],
+    _stride: int,
+    _weight_buf: Any,
+    hx: torch.Tensor,
+    cx: torch.Tensor | None,
+    *_rest: Any,
 ) -> tuple[Any, ...]:
     cell = torch.empty(0, device="meta") if cx is None else torch.empty_like(cx)
     return torch.empty_like(x), torch.empty_like(hx), cell, [torch.empty_like(weight) for weight in weights]
@@ -73,7 +83,9 @@ def _convolution(x: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Ten
     return _like_cudnn(output, x, weight)
 
 
-def _convolution_backward(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *args: Any) -> tuple[torch.Tensor | None, ...]:
+def _convolution_backward(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *args: Any
+) -> tuple[torch.Tensor | None, ...]:
     first, *rest = aten.convolution_backward.default(gradient, x, weight, *args)
     return None if first is None else _like_cudnn(first, x, weight), *rest
 
@@ -96,7 +108,9 @@ def _layer_norm_backward(gradient: torch.Tensor, *args: Any) -> tuple[torch.Tens
     return None if output is None else torch.empty(output.shape, dtype=output.dtype, device="meta"), *rest
 
 
-def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, *_rest: Any, **_more: Any) -> torch.Tensor:
+def _grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, *_rest: Any, **_more: Any
+) -> torch.Tensor:
     """One matrix product per expert, for any dtype: rows (or columns, or the summed dimension) are cut at ``offs``."""
     if a.dim() == b.dim() == 2:
         assert offs is not None

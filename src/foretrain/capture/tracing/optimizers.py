@@ -34,7 +34,12 @@ _TORCH: dict[str, tuple[str, dict[str, Any]]] = {
 class StepFunction:
     """An optimizer whose state exists: calling it runs one step over the gradients of its parameters."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer, masters: list[torch.Tensor] | None) -> None:
+    def __init__(
+        self,
+        parameters: list[torch.nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        masters: list[torch.Tensor] | None,
+    ) -> None:
         self._parameters = parameters
         self._optimizer = optimizer
         self._masters = masters
@@ -53,15 +58,21 @@ class StepFunction:
         """What the optimizer keeps between steps on the device, fp32 masters included."""
         yield from self._masters or ()
         for state in self._optimizer.state.values():
-            yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.is_meta)
+            yield from (
+                value for value in state.values() if isinstance(value, torch.Tensor) and value.is_meta
+            )
 
 
-def build_optimizer(name: str, parameters: list[torch.nn.Parameter], *, master_weights: bool = False) -> StepFunction:
+def build_optimizer(
+    name: str, parameters: list[torch.nn.Parameter], *, master_weights: bool = False
+) -> StepFunction:
     """The optimizer ``name`` over ``parameters``, with the state it has after its first step."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         raise CaptureError("model: it has no trainable parameter; use training.mode = 'infer'")
-    masters = [torch.nn.Parameter(parameter.detach().float()) for parameter in trained] if master_weights else None
+    masters = (
+        [torch.nn.Parameter(parameter.detach().float()) for parameter in trained] if master_weights else None
+    )
     targets = masters if masters is not None else trained
     with _fused_on_meta():
         optimizer = optimizer_of(name, targets)
@@ -87,14 +98,20 @@ def _from_torch(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.
 
 def _fused_on_meta() -> contextlib.AbstractContextManager[Any]:
     """torch checks that fused optimizers get tensors of a GPU; here meta stands for one."""
-    return unittest.mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", return_value=["meta", "cuda"])
+    return unittest.mock.patch(
+        "torch.optim.optimizer._get_fused_kernels_supported_devices", return_value=["meta", "cuda"]
+    )
 
 
 class _AnyAnswer(TorchDispatchMode):
     """Some optimizers look at norms of weights; for the shape of a step any number will do."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return 1.0 if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta else func(*args, **(kwargs or {}))
+        return (
+            1.0
+            if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta
+            else func(*args, **(kwargs or {}))
+        )
 
 
 def _muon(_name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -109,7 +126,9 @@ class _Joined(torch.optim.Optimizer):
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         self.parts = parts
-        super().__init__([p for part in self.parts for group in part.param_groups for p in group["params"]], {})
+        super().__init__(
+            [p for part in self.parts for group in part.param_groups for p in group["params"]], {}
+        )
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for part in self.parts:
@@ -128,7 +147,10 @@ class _Lamb(torch.optim.Optimizer):
         gradients = [p.grad for p in parameters]
         for parameter in parameters:
             if parameter not in self.state:
-                self.state[parameter] = {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+                self.state[parameter] = {
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
         average = [self.state[p]["exp_avg"] for p in parameters]
         square = [self.state[p]["exp_avg_sq"] for p in parameters]
         torch._foreach_lerp_(average, gradients, 0.1)

@@ -55,21 +55,37 @@ def trace_step(
     module.train(mode == "train")
     recorder = Recorder(module, inputs, constants, own_gradients)
     with _error_context(recorder):
-        step = build_optimizer(optimizer, list(module.parameters()), master_weights=master_weights) if mode == "train" else None
+        step = (
+            build_optimizer(optimizer, list(module.parameters()), master_weights=master_weights)
+            if mode == "train"
+            else None
+        )
     if step is not None:
         recorder.hold(list(step.state_tensors()), "optimizer_state")
         if accumulate:
             for parameter in module.parameters():
                 parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
     with recorder, _error_context(recorder):
-        _run(recorder, module, inputs, loss, step, AUTOCAST_DTYPES.get(precision), around or contextlib.nullcontext())
+        _run(
+            recorder,
+            module,
+            inputs,
+            loss,
+            step,
+            AUTOCAST_DTYPES.get(precision),
+            around or contextlib.nullcontext(),
+        )
     graph = recorder.finish(samples=samples, tokens=tokens, accumulates=accumulate, info=info or {})
     module.zero_grad(set_to_none=True)
     return graph
 
 
 def _prepare(
-    module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], precision: str, channels_last: bool, constants: Constants
+    module: torch.nn.Module,
+    inputs: tuple[Any, ...] | Mapping[str, Any],
+    precision: str,
+    channels_last: bool,
+    constants: Constants,
 ) -> tuple[torch.nn.Module, tuple[Any, ...] | Mapping[str, Any]]:
     """The module and its inputs on meta, in the weight dtype and memory format of the job; real integer inputs stay known."""
     module = module.to("meta")
@@ -99,7 +115,13 @@ def _run(
     low_dtype: torch.dtype | None, around: contextlib.AbstractContextManager[Any],
 ) -> None:  # fmt: skip
     recorder.phase = "forward"
-    with _Answers(recorder.constants), cuda_behaviour(low_dtype), torch.set_grad_enabled(step is not None), recorder.layers(), around:
+    with (
+        _Answers(recorder.constants),
+        cuda_behaviour(low_dtype),
+        torch.set_grad_enabled(step is not None),
+        recorder.layers(),
+        around,
+    ):
         output = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
         value = loss(output) if loss is not None and step is not None else None
     if step is None:
@@ -109,7 +131,10 @@ def _run(
     del output
     recorder.end_forward()
     recorder.phase = "backward"
-    with _Answers(recorder.constants), recorder.layers(recompute=functools.partial(cuda_behaviour, low_dtype)):
+    with (
+        _Answers(recorder.constants),
+        recorder.layers(recompute=functools.partial(cuda_behaviour, low_dtype)),
+    ):
         value.backward()
     recorder.mark_gradients(module)
     recorder.phase = "optimizer"
@@ -132,14 +157,24 @@ class _Answers(OnMeta):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-_QUESTIONS = {torch.Tensor.__format__, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.cpu}
+_QUESTIONS = {
+    torch.Tensor.__format__,
+    torch.Tensor.tolist,
+    torch.Tensor.numpy,
+    torch.Tensor.__array__,
+    torch.Tensor.cpu,
+}
 
 
 class Recorder(TorchDispatchMode):
     """Watches every operator that reaches the meta device, and every storage from its birth to its release."""
 
     def __init__(
-        self, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], constants: Constants, own_gradients: bool = False
+        self,
+        module: torch.nn.Module,
+        inputs: tuple[Any, ...] | Mapping[str, Any],
+        constants: Constants,
+        own_gradients: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.constants = constants
@@ -176,7 +211,9 @@ class Recorder(TorchDispatchMode):
         return self._layer[-1]
 
     @contextlib.contextmanager
-    def layers(self, recompute: Callable[[], contextlib.AbstractContextManager[None]] | None = None) -> Iterator[None]:
+    def layers(
+        self, recompute: Callable[[], contextlib.AbstractContextManager[None]] | None = None
+    ) -> Iterator[None]:
         """Follow which module is running, by its path in the model.
 
         Modules that run during the backward pass recompute activations: they do so inside the context ``recompute``.
@@ -229,15 +266,24 @@ class Recorder(TorchDispatchMode):
         inputs: list[torch.Tensor] = []
         named = _describe(func, args, kwargs, inputs)
         outputs = list(tensors_in(output))
-        if not any(tensor.is_meta for tensor in (*inputs, *outputs)) or (not inputs and not any(tensor.numel() for tensor in outputs)):
+        if not any(tensor.is_meta for tensor in (*inputs, *outputs)) or (
+            not inputs and not any(tensor.numel() for tensor in outputs)
+        ):
             return
         index = len(self._ops)
         written = list(_mutated(func, args, kwargs))
-        reads = tuple(dict.fromkeys(self._buffer(tensor, "inputs", born=-1) for tensor in inputs if tensor.is_meta))
+        reads = tuple(
+            dict.fromkeys(self._buffer(tensor, "inputs", born=-1) for tensor in inputs if tensor.is_meta)
+        )
         fresh = len(self._buffers)
         results = [self._buffer(tensor, "temporaries", born=index) for tensor in outputs if tensor.is_meta]
         writes = tuple(
-            dict.fromkeys([*(b for b in results if b >= fresh), *(self._buffer(t, "inputs", born=-1) for t in written if t.is_meta)])
+            dict.fromkeys(
+                [
+                    *(b for b in results if b >= fresh),
+                    *(self._buffer(t, "inputs", born=-1) for t in written if t.is_meta),
+                ]
+            )
         )
         operator = self._operator(func, named, inputs, outputs, written, changes=bool(writes))
         self._ops.append(Op(operator, self.phase, self._current_layer(), reads, writes))
@@ -258,10 +304,14 @@ class Recorder(TorchDispatchMode):
             name = cuda_name(func, args, input_specs)
             launches = changes and traffic.launches(name)
             read, write = (
-                traffic.bytes_moved(name, args, input_specs, output_specs, tuple(map(self._spec, written))) if launches else (0, 0)
+                traffic.bytes_moved(name, args, input_specs, output_specs, tuple(map(self._spec, written)))
+                if launches
+                else (0, 0)
             )
             count = flops(name, args, input_specs, output_specs) if launches else 0
-            self._operators[key] = Operator(name, func._overloadname, input_specs, output_specs, args, count, read, write, launches)
+            self._operators[key] = Operator(
+                name, func._overloadname, input_specs, output_specs, args, count, read, write, launches
+            )
         return self._operators[key]
 
     def _spec(self, tensor: torch.Tensor) -> TensorSpec:
@@ -304,7 +354,9 @@ class Recorder(TorchDispatchMode):
         if node is None or node.name() == "torch::autograd::AccumulateGrad":
             return self._owners.get(id(getattr(node, "variable", None)), "")
         position = bisect_left(self._sequence, node._sequence_nr())
-        return self._sequence_layer[min(position, len(self._sequence_layer) - 1)] if self._sequence_layer else ""
+        return (
+            self._sequence_layer[min(position, len(self._sequence_layer) - 1)] if self._sequence_layer else ""
+        )
 
     def end_forward(self) -> None:
         """Whatever the forward pass made and has not released by now is kept for the backward pass."""
@@ -320,7 +372,10 @@ class Recorder(TorchDispatchMode):
 
     def finish(self, *, samples: int, tokens: int, accumulates: bool, info: Mapping[str, Any]) -> OpGraph:
         end = len(self._ops)
-        buffers = tuple(Buffer(size, category, born, end if dies is None else dies) for size, category, born, dies in self._buffers)
+        buffers = tuple(
+            Buffer(size, category, born, end if dies is None else dies)
+            for size, category, born, dies in self._buffers
+        )
         self._watches.clear()
         if self.constants.assumptions:
             info = {**info, "assumptions": self.constants.assumptions}
@@ -346,7 +401,10 @@ def _owners(module: torch.nn.Module) -> dict[int, str]:
 
 def _describe(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> dict[str, Any]:
     """Arguments by name, as plain values; tensors are collected in ``inputs`` and written as "%number"."""
-    described = {argument.name: _plain(value, inputs) for argument, value in zip(func._schema.arguments, args, strict=False)}
+    described = {
+        argument.name: _plain(value, inputs)
+        for argument, value in zip(func._schema.arguments, args, strict=False)
+    }
     described.update({name: _plain(value, inputs) for name, value in kwargs.items()})
     return {name: value for name, value in described.items() if value is not None}
 
@@ -392,6 +450,9 @@ def _error_context(recorder: Recorder) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     first = first_line(error)
-    if any(sign in first.lower() for sign in ("meta tensor", "_local_scalar_dense", "data-dependent", "data-independent")):
+    if any(
+        sign in first.lower()
+        for sign in ("meta tensor", "_local_scalar_dense", "data-dependent", "data-independent")
+    ):
         return f"control flow that depends on data cannot be traced ({first[:120]})"
     return f"{type(error).__name__}: {first}"

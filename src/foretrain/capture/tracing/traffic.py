@@ -23,7 +23,9 @@ _NO_LAUNCH = frozenset(
 )
 """Calls that only allocate or describe. Views launch nothing either, but they show by writing no buffer."""
 
-_GATHERS = frozenset({"embedding", "index_select", "gather", "index", "take", "_embedding_bag", "slice_backward"})
+_GATHERS = frozenset(
+    {"embedding", "index_select", "gather", "index", "take", "_embedding_bag", "slice_backward"}
+)
 """Read only the selected rows of their first operand, however large it is."""
 
 
@@ -32,10 +34,16 @@ def launches(name: str) -> bool:
 
 
 def bytes_moved(
-    name: str, args: Mapping[str, Any], inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], written: tuple[TensorSpec, ...]
+    name: str,
+    args: Mapping[str, Any],
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    written: tuple[TensorSpec, ...],
 ) -> tuple[int, int]:
     """Bytes (read, written) of one call: each operand once, each result once."""
-    write = sum(spec.size_bytes for spec in outputs) if not written else sum(spec.size_bytes for spec in written)
+    write = (
+        sum(spec.size_bytes for spec in outputs) if not written else sum(spec.size_bytes for spec in written)
+    )
     if name in _GATHERS and inputs:
         rest = sum(spec.size_bytes for spec in inputs[1:])
         return rest + write, write

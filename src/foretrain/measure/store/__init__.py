@@ -11,7 +11,17 @@ from pathlib import Path
 from foretrain.cluster import Catalog
 from foretrain.job import Run
 from foretrain.measure.store.database import Added, Store, hide_password
-from foretrain.measure.store.entries import EVERYTHING, Entry, Filter, HalfLine, Report, Runs, StoreError, content_hash, log
+from foretrain.measure.store.entries import (
+    EVERYTHING,
+    Entry,
+    Filter,
+    HalfLine,
+    Report,
+    Runs,
+    StoreError,
+    content_hash,
+    log,
+)
 from foretrain.measure.store.lines import RunsFile, append_run, parse_run, raw_lines
 
 __all__ = [
@@ -41,7 +51,11 @@ def open_store(where: str | Path, *, report: Report = log.warning) -> Runs:
 
 
 def open_runs(
-    where: str | Path, *, select: Filter = EVERYTHING, catalog: Catalog | None = None, report: Report = log.warning
+    where: str | Path,
+    *,
+    select: Filter = EVERYTHING,
+    catalog: Catalog | None = None,
+    report: Report = log.warning,
 ) -> Iterator[tuple[int | str, Run]]:
     """The runs of a ``.jsonl`` file with their line numbers, or those behind a URL with their ids."""
     with open_store(where, report=report) as store:

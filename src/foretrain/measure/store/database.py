@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 from foretrain.cluster import Catalog
 from foretrain.errors import invalid
 from foretrain.job import Run
-from foretrain.measure.store.entries import COLUMNS, EVERYTHING, Entry, Filter, Runs, StoreError, checked_prefix
+from foretrain.measure.store.entries import (
+    COLUMNS,
+    EVERYTHING,
+    Entry,
+    Filter,
+    Runs,
+    StoreError,
+    checked_prefix,
+)
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -47,7 +55,9 @@ def _tables() -> _Tables:
     from sqlalchemy.dialects.postgresql import JSONB
 
     schema = sa.MetaData()
-    version = sa.Table("foretrain_store", schema, sa.Column("layout", sa.Integer, primary_key=True, autoincrement=False))
+    version = sa.Table(
+        "foretrain_store", schema, sa.Column("layout", sa.Integer, primary_key=True, autoincrement=False)
+    )
     runs = sa.Table(
         "foretrain_runs",
         schema,
@@ -99,7 +109,9 @@ class Store(Runs):
         layout = self._layout()
         if layout is None:
             if not create:
-                raise StoreError(f"{self.name}: it holds no runs yet; `foretrain runs import` makes it a store")
+                raise StoreError(
+                    f"{self.name}: it holds no runs yet; `foretrain runs import` makes it a store"
+                )
             with self._transaction(writes=True) as connection:
                 table = _tables().version
                 table.metadata.create_all(connection)
@@ -107,7 +119,9 @@ class Store(Runs):
                     connection.execute(table.insert().values(layout=LAYOUT))
             layout = self._layout() or LAYOUT
         if layout > LAYOUT:
-            raise StoreError(f"{self.name}: the store has layout {layout} and this foretrain knows {LAYOUT}; update foretrain")
+            raise StoreError(
+                f"{self.name}: the store has layout {layout} and this foretrain knows {LAYOUT}; update foretrain"
+            )
 
     def _layout(self) -> int | None:
         import sqlalchemy as sa
@@ -123,7 +137,10 @@ class Store(Runs):
         import sqlalchemy as sa
 
         try:
-            with self._engine.connect() as connection, connection.execution_options(foretrain_writes=writes).begin():
+            with (
+                self._engine.connect() as connection,
+                connection.execution_options(foretrain_writes=writes).begin(),
+            ):
                 if writes and self._engine.dialect.name == "postgresql":
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITER_LOCK)))
                 yield connection
@@ -146,7 +163,9 @@ class Store(Runs):
 
         runs, now = _tables().runs, datetime.datetime.now(datetime.UTC)
         insert = postgresql.insert(runs) if connection.dialect.name == "postgresql" else sqlite.insert(runs)
-        insert_new = insert.on_conflict_do_nothing(index_elements=[runs.c.hash]).returning(runs.c.id, runs.c.hash)
+        insert_new = insert.on_conflict_do_nothing(index_elements=[runs.c.hash]).returning(
+            runs.c.id, runs.c.hash
+        )
         added = connection.execute(insert_new, [_row(entry, now) for entry in entries]).all()
         measured = {entry.id: entry.document["measured"] for entry in entries}
         figures = [
@@ -158,7 +177,9 @@ class Store(Runs):
             connection.execute(_tables().measured.insert(), figures)
         return len(added)
 
-    def runs(self, where: Filter = EVERYTHING, *, catalog: Catalog | None = None) -> Iterator[tuple[int | str, Run]]:
+    def runs(
+        self, where: Filter = EVERYTHING, *, catalog: Catalog | None = None
+    ) -> Iterator[tuple[int | str, Run]]:
         catalog = catalog or Catalog.load()
         for entry in self.entries(where):
             yield entry.short_id, entry.run(catalog)
@@ -174,7 +195,12 @@ class Store(Runs):
             first = 0 if last is None else connection.scalar(newest_first.offset(last - 1)) or 0
         after = first - 1
         while after < end:
-            page = sa.select(runs).where(*conditions, runs.c.id > after, runs.c.id <= end).order_by(runs.c.id).limit(_PAGE)
+            page = (
+                sa.select(runs)
+                .where(*conditions, runs.c.id > after, runs.c.id <= end)
+                .order_by(runs.c.id)
+                .limit(_PAGE)
+            )
             with self._transaction() as connection:
                 rows = connection.execute(page).all()
             yield from map(_entry, rows)
@@ -184,14 +210,21 @@ class Store(Runs):
         import sqlalchemy as sa
 
         with self._transaction() as connection:
-            return connection.scalar(sa.select(sa.func.count()).select_from(_tables().runs).where(*_conditions(where))) or 0
+            return (
+                connection.scalar(
+                    sa.select(sa.func.count()).select_from(_tables().runs).where(*_conditions(where))
+                )
+                or 0
+            )
 
     def get(self, prefix: str) -> Entry:
         import sqlalchemy as sa
 
         runs = _tables().runs
         with self._transaction() as connection:
-            rows = connection.execute(sa.select(runs).where(runs.c.hash.startswith(checked_prefix(prefix))).limit(2)).all()
+            rows = connection.execute(
+                sa.select(runs).where(runs.c.hash.startswith(checked_prefix(prefix))).limit(2)
+            ).all()
         return self._only(map(_entry, rows), prefix)
 
 
@@ -217,9 +250,13 @@ def _conditions(where: Filter) -> list[sa.ColumnElement[bool]]:
             mark = ", " if name == "device" else ""
             text = "%".join(re.sub(r"([\\%_])", r"\\\1", part) for part in pattern.split("*"))
             text = f"%{mark}{text}{mark}%" if mark else text
-            conditions.append(sa.func.lower(mark + runs.c[name] + mark).like(sa.func.lower(text), escape="\\"))
+            conditions.append(
+                sa.func.lower(mark + runs.c[name] + mark).like(sa.func.lower(text), escape="\\")
+            )
     if where.quantity is not None:
-        conditions.append(runs.c.id.in_(sa.select(measured.c.run_id).where(measured.c.quantity == where.quantity)))
+        conditions.append(
+            runs.c.id.in_(sa.select(measured.c.run_id).where(measured.c.quantity == where.quantity))
+        )
     return conditions
 
 
@@ -237,7 +274,9 @@ def _reason(error: Exception, url: sa.URL) -> str:
     """What went wrong, on one line."""
     text = " ".join(str(getattr(error, "orig", None) or error).split())
     secrets = [url.password, *(value for key, value in url.query.items() if "passw" in key.lower())]
-    return functools.reduce(lambda shown, secret: shown.replace(str(secret), "***") if secret else shown, secrets, text)
+    return functools.reduce(
+        lambda shown, secret: shown.replace(str(secret), "***") if secret else shown, secrets, text
+    )
 
 
 def _url(where: str | Path) -> sa.URL:
@@ -261,7 +300,12 @@ def _url(where: str | Path) -> sa.URL:
 
 def _find_file(url: sa.URL, name: str, create: bool) -> None:
     """SQLite would make an empty file for a mistyped name, and none in a folder that is not there."""
-    if url.drivername != "sqlite" or not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+    if (
+        url.drivername != "sqlite"
+        or not url.database
+        or url.database == ":memory:"
+        or url.database.startswith("file:")
+    ):
         return
     path = Path(url.database)
     if not create and not path.exists():
@@ -278,7 +322,9 @@ def _engine(url: sa.URL) -> sa.Engine:
     sqlite = url.drivername == "sqlite"
     patience = {"timeout": 60} if sqlite else {"connect_timeout": 10}
     try:
-        engine = sa.create_engine(url, connect_args={key: value for key, value in patience.items() if key not in url.query})
+        engine = sa.create_engine(
+            url, connect_args={key: value for key, value in patience.items() if key not in url.query}
+        )
     except ImportError as error:
         raise StoreError("a store in PostgreSQL needs psycopg: pip install 'foretrain[store]'") from error
     if sqlite:
@@ -294,4 +340,6 @@ def _manual_transactions(connection: Any, _: object) -> None:
 
 def _begin(connection: sa.Connection) -> None:
     """A writer takes the lock at once: when it has to wait, it waits before it has read anything."""
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("foretrain_writes") else "BEGIN")
+    connection.exec_driver_sql(
+        "BEGIN IMMEDIATE" if connection.get_execution_options().get("foretrain_writes") else "BEGIN"
+    )

@@ -63,7 +63,9 @@ class Entry:
             model=run.job.workload.model.label[:_LONGEST],
             device=", ".join(devices),
             document=document,
-            base=str(run.job.workload.base.absolute()) if run.job.workload.model.source in FILE_SOURCES else "",
+            base=str(run.job.workload.base.absolute())
+            if run.job.workload.model.source in FILE_SOURCES
+            else "",
         )
 
     @property
@@ -72,7 +74,9 @@ class Entry:
 
     def run(self, catalog: Catalog | None = None) -> Run:
         if self.format > FORMAT:
-            raise StoreError(f"run {self.short_id}: it is in format {self.format} and this foretrain reads {FORMAT}; update foretrain")
+            raise StoreError(
+                f"run {self.short_id}: it is in format {self.format} and this foretrain reads {FORMAT}; update foretrain"
+            )
         try:
             return Run.read(self.document, catalog=catalog, base=Path(self.base))
         except InputError as error:
@@ -136,7 +140,9 @@ class Filter:
 
     def matches(self, entry: Entry) -> bool:
         asked = {name: pattern for name in COLUMNS if (pattern := getattr(self, name)) is not None}
-        fits = all(any(_fits(part, asked[name]) for part in _parts(name, getattr(entry, name))) for name in asked)
+        fits = all(
+            any(_fits(part, asked[name]) for part in _parts(name, getattr(entry, name))) for name in asked
+        )
         return fits and (self.quantity is None or self.quantity in entry.document["measured"])
 
 
@@ -148,7 +154,10 @@ def _parts(name: str, value: str) -> list[str]:
 
 
 def _fits(value: str, pattern: str) -> bool:
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), value, re.IGNORECASE | re.DOTALL) is not None
+    return (
+        re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), value, re.IGNORECASE | re.DOTALL)
+        is not None
+    )
 
 
 class Runs(abc.ABC):
@@ -162,7 +171,9 @@ class Runs(abc.ABC):
         """The runs as they are kept, read as they are asked for; with ``last``, only so many of the newest."""
 
     @abc.abstractmethod
-    def runs(self, where: Filter = EVERYTHING, *, catalog: Catalog | None = None) -> Iterator[tuple[int | str, Run]]:
+    def runs(
+        self, where: Filter = EVERYTHING, *, catalog: Catalog | None = None
+    ) -> Iterator[tuple[int | str, Run]]:
         """The runs, each with its line number or its id."""
 
     @abc.abstractmethod
@@ -186,11 +197,17 @@ class Runs(abc.ABC):
         if not entries:
             raise InputError(f"id: no run in {self.name} has an id that starts with {prefix!r}")
         if len(entries) > 1:
-            raise InputError(f"id: several runs in {self.name} have an id that starts with {prefix!r}; give more of it")
+            raise InputError(
+                f"id: several runs in {self.name} have an id that starts with {prefix!r}; give more of it"
+            )
         return entries[0]
 
 
 def checked_prefix(prefix: str) -> str:
     if not re.fullmatch("[0-9a-fA-F]{1,64}", prefix):
-        raise invalid("id", prefix, "the start of an id (digits and the letters a to f), as `foretrain runs list` prints it")
+        raise invalid(
+            "id",
+            prefix,
+            "the start of an id (digits and the letters a to f), as `foretrain runs list` prints it",
+        )
     return prefix.lower()

@@ -17,7 +17,16 @@ from typing import Any, final
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
 from foretrain.job import Run
-from foretrain.measure.store.entries import EVERYTHING, Entry, Filter, HalfLine, Report, Runs, checked_prefix, log
+from foretrain.measure.store.entries import (
+    EVERYTHING,
+    Entry,
+    Filter,
+    HalfLine,
+    Report,
+    Runs,
+    checked_prefix,
+    log,
+)
 
 
 def append_run(path: Path, run: Mapping[str, Any], *, report: Report = log.warning) -> None:
@@ -83,7 +92,9 @@ def _mend_end(handle: int, path: Path, report: Report) -> None:
     finally:
         os.close(other)
     os.ftruncate(handle, os.fstat(handle).st_size - len(end))
-    report(f"{path}: half a line ({len(end):,} bytes), left by an interrupted program, was put aside in {aside}")
+    report(
+        f"{path}: half a line ({len(end):,} bytes), left by an interrupted program, was put aside in {aside}"
+    )
 
 
 def _after_last_break(handle: int) -> bytes:
@@ -108,7 +119,11 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
     try:
         with path.open("rb") as file:
-            lines = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) if path.suffix == ".zst" else None
+            lines = (
+                zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+                if path.suffix == ".zst"
+                else None
+            )
             source = _until_now(file) if lines is None else io.BufferedReader(lines)
             for number, line in enumerate(source, start=1):
                 if line.strip():
@@ -150,7 +165,9 @@ class RunsFile(Runs):
     def __init__(self, path: Path, *, report: Report = log.warning) -> None:
         self.path, self.name, self._report = path, str(path), report
 
-    def runs(self, where: Filter = EVERYTHING, *, catalog: Catalog | None = None) -> Iterator[tuple[int | str, Run]]:
+    def runs(
+        self, where: Filter = EVERYTHING, *, catalog: Catalog | None = None
+    ) -> Iterator[tuple[int | str, Run]]:
         catalog = catalog or Catalog.load()
         for number, line in raw_lines(self.path):
             try:

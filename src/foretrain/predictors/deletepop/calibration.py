@@ -20,7 +20,12 @@ from foretrain.job import Run
 from foretrain.predictors.whitebox import build_timeline
 from foretrain.step.timeline import Timeline
 
-TIMES: dict[str, Phase | None] = {"step_time_s": None, "device_busy_s": None, "forward_time_s": "forward", "backward_time_s": "backward"}
+TIMES: dict[str, Phase | None] = {
+    "step_time_s": None,
+    "device_busy_s": None,
+    "forward_time_s": "forward",
+    "backward_time_s": "backward",
+}
 """Measured quantities that calibration uses, and the phase that each is of."""
 
 NO_RUNS = "runs: none has a step, phase or busy time that can be learned from; calibration needs at least one"
@@ -51,18 +56,27 @@ class _Observations:
 
     @classmethod
     def join(cls, parts: Sequence[_Observations]) -> _Observations:
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(cls)))
+        return cls(
+            *(
+                np.concatenate([getattr(part, field.name) for part in parts])
+                for field in dataclasses.fields(cls)
+            )
+        )
 
     def errors(self, logs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Logarithms of forecast over measured; ``logs`` are of the common factor, of each group's own and of the host's speed."""
         device = self.groups @ np.exp(logs[0] + logs[1:-1]) + self.gaps_s
         host = self.host_s * np.exp(-logs[-1])
         largest = np.maximum(device, host)
-        total = largest * ((device / largest) ** _SHARPNESS + (host / largest) ** _SHARPNESS) ** (1 / _SHARPNESS)
+        total = largest * ((device / largest) ** _SHARPNESS + (host / largest) ** _SHARPNESS) ** (
+            1 / _SHARPNESS
+        )
         return np.asarray(np.log(total / self.measured_s))
 
 
-def calibrate(costs: LearnedCosts, host: DispatchHost, runs: Sequence[Run], gap_s: float) -> tuple[dict[str, float], float, dict[str, Any]]:
+def calibrate(
+    costs: LearnedCosts, host: DispatchHost, runs: Sequence[Run], gap_s: float
+) -> tuple[dict[str, float], float, dict[str, Any]]:
     """From runs of one device: a factor for each group, the host's speed, and a report of the error before, and after on runs left out."""
     cases = []
     for run in runs:
@@ -82,26 +96,48 @@ def _observe(costs: LearnedCosts, host: DispatchHost, run: Run, gap_s: float) ->
     timeline = build_timeline(run.job, graph, costs, host, gap_s=gap_s)
     device, precision = run.job.cluster.device, run.job.workload.training.precision
     groups = [
-        GROUPS.index(group_of(describe_once(operator, device, precision))) if operator.launches else 0 for operator in graph.operators
+        GROUPS.index(group_of(describe_once(operator, device, precision))) if operator.launches else 0
+        for operator in graph.operators
     ]
     belongs = np.array(groups)[graph.operator_index]
     observations = []
     for quantity, phase in TIMES.items():
         measured = run.measured.get(quantity)
-        chosen = np.ones(len(graph.ops), dtype=np.bool_) if phase is None else graph.phase_index == PHASES.index(phase)
+        chosen = (
+            np.ones(len(graph.ops), dtype=np.bool_)
+            if phase is None
+            else graph.phase_index == PHASES.index(phase)
+        )
         if measured is not None and measured > 0 and chosen.any():
-            observations.append(_part(timeline, belongs, chosen, measured, busy=quantity == "device_busy_s", whole=phase is None))
+            observations.append(
+                _part(
+                    timeline, belongs, chosen, measured, busy=quantity == "device_busy_s", whole=phase is None
+                )
+            )
     return observations
 
 
 def _part(
-    timeline: Timeline, belongs: npt.NDArray[np.int64], chosen: npt.NDArray[np.bool_], measured_s: float, *, busy: bool, whole: bool
+    timeline: Timeline,
+    belongs: npt.NDArray[np.int64],
+    chosen: npt.NDArray[np.bool_],
+    measured_s: float,
+    *,
+    busy: bool,
+    whole: bool,
 ) -> _Observations:
-    repeats = np.where(timeline.graph.phase_index == PHASES.index("optimizer"), 1.0, float(timeline.accumulation)) * chosen
-    groups = np.bincount(belongs, weights=timeline.device_s * repeats, minlength=len(GROUPS)).astype(np.float64)
+    repeats = (
+        np.where(timeline.graph.phase_index == PHASES.index("optimizer"), 1.0, float(timeline.accumulation))
+        * chosen
+    )
+    groups = np.bincount(belongs, weights=timeline.device_s * repeats, minlength=len(GROUPS)).astype(
+        np.float64
+    )
     gaps_s = 0.0 if busy else float((timeline.kernels_per_call * repeats).sum()) * timeline.gap_s
     host_s = 0.0 if busy else float((timeline.host_s * repeats).sum()) + whole * timeline.step_overhead_s
-    return _Observations(groups[None], np.array([gaps_s]), np.array([host_s]), np.array([measured_s]), np.ones(1))
+    return _Observations(
+        groups[None], np.array([gaps_s]), np.array([host_s]), np.array([measured_s]), np.ones(1)
+    )
 
 
 def _solve(observations: _Observations, apart: float) -> tuple[dict[str, float], float]:
@@ -115,11 +151,15 @@ def _solve(observations: _Observations, apart: float) -> tuple[dict[str, float],
     for _ in range(2):
 
         def residuals(logs: npt.NDArray[np.float64], noise: float = noise) -> npt.NDArray[np.float64]:
-            return np.concatenate([robust(observations.errors(logs) / noise) * np.sqrt(observations.weights), logs / expected])
+            return np.concatenate(
+                [robust(observations.errors(logs) / noise) * np.sqrt(observations.weights), logs / expected]
+            )
 
         logs = least_squares(residuals, logs).x
         noise = max(_LEAST_NOISE, 1.4826 * float(np.median(np.abs(observations.errors(logs)))))
-    return {group: float(np.exp(logs[0] + own)) for group, own in zip(GROUPS, logs[1:-1], strict=True)}, float(np.exp(logs[-1]))
+    return {
+        group: float(np.exp(logs[0] + own)) for group, own in zip(GROUPS, logs[1:-1], strict=True)
+    }, float(np.exp(logs[-1]))
 
 
 def robust(errors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -144,7 +184,9 @@ def _choose(cases: Sequence[_Observations]) -> tuple[float, dict[str, float]]:
 def _left_out_error(cases: Sequence[_Observations], apart: float) -> float:
     errors: list[float] = []
     for fold in range(min(_FOLDS, len(cases))):
-        factors, speed = _solve(_Observations.join([case for i, case in enumerate(cases) if i % _FOLDS != fold]), apart)
+        factors, speed = _solve(
+            _Observations.join([case for i, case in enumerate(cases) if i % _FOLDS != fold]), apart
+        )
         logs = np.array([0.0, *(np.log(factors[group]) for group in GROUPS), np.log(speed)])
         errors += _relative(_Observations.join(cases[fold::_FOLDS]), logs)
     return statistics.fmean(errors)

@@ -19,7 +19,14 @@ from foretrain.job import Job, Run
 from foretrain.predictors import conformal
 from foretrain.predictors.base import Benefit, OperatorPredictor, is_source
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.whitebox import MEMORY_QUANTITIES, QUANTITIES, Spread, forecast_one_device, host_beside, needs_ranks
+from foretrain.predictors.whitebox import (
+    MEMORY_QUANTITIES,
+    QUANTITIES,
+    Spread,
+    forecast_one_device,
+    host_beside,
+    needs_ranks,
+)
 from foretrain.step.timeline import Timeline
 
 OPERATORS = "operators.safetensors"
@@ -77,7 +84,12 @@ class DeletePopPredictor(OperatorPredictor):
         device = job.cluster.device
         spread = functools.partial(self._spread, device)
         return forecast_one_device(
-            job, self.costs, host_beside(job, self.host_of(device.name)), spread, predictor=self.name, gap_s=KERNEL_GAP_S
+            job,
+            self.costs,
+            host_beside(job, self.host_of(device.name)),
+            spread,
+            predictor=self.name,
+            gap_s=KERNEL_GAP_S,
         )
 
     def _predict_ranks(self, job: Job) -> Forecast:
@@ -96,13 +108,20 @@ class DeletePopPredictor(OperatorPredictor):
         """Calibrate to runs: those of one GPU by device, those of many by device and framework. They are traced as they come."""
         from foretrain.predictors.deletepop.calibration import NO_RUNS, TIMES, calibrate
 
-        kept = self._keep(_spaced(list(runs)), lambda run: _why_not_ranks(run) if _in_ranks(run.job) else _why_not(run, TIMES))
+        kept = self._keep(
+            _spaced(list(runs)),
+            lambda run: _why_not_ranks(run) if _in_ranks(run.job) else _why_not(run, TIMES),
+        )
         if not kept:
             raise InputError(NO_RUNS)
         reports: dict[str, dict[str, Any]] = {}
-        for device, mine in sorted(_by(kept, lambda run: "" if _in_ranks(run.job) else run.job.cluster.device.name).items()):
+        for device, mine in sorted(
+            _by(kept, lambda run: "" if _in_ranks(run.job) else run.job.cluster.device.name).items()
+        ):
             if device:
-                factors, speed, reports[device] = calibrate(self.costs, self.host_of(device), mine, KERNEL_GAP_S)
+                factors, speed, reports[device] = calibrate(
+                    self.costs, self.host_of(device), mine, KERNEL_GAP_S
+                )
                 self.costs = self.costs.scaled(device, {**factors, _HOST: speed})
             else:
                 reports.update(self._fit_ranks(mine))
@@ -121,7 +140,10 @@ class DeletePopPredictor(OperatorPredictor):
             for run in mine:
                 try:
                     layout, overhead_s = layout_of(
-                        run.job, self.costs, self.host_of(run.job.cluster.groups[0].device.name), gap_s=KERNEL_GAP_S
+                        run.job,
+                        self.costs,
+                        self.host_of(run.job.cluster.groups[0].device.name),
+                        gap_s=KERNEL_GAP_S,
                     )
                     cases.append(Case(run=run, layout=layout, overhead_s=overhead_s))
                 except ForetrainError as error:
@@ -153,7 +175,9 @@ class DeletePopPredictor(OperatorPredictor):
         self.costs = fit_costs(operators, tell)
         names = dispatch_costs(operators) or self.host.names
         self.host = (
-            fit_host(DispatchHost(names=names), self.costs, kept, KERNEL_GAP_S) if kept else dataclasses.replace(self.host, names=names)
+            fit_host(DispatchHost(names=names), self.costs, kept, KERNEL_GAP_S)
+            if kept
+            else dataclasses.replace(self.host, names=names)
         )
         self.about = {"sources": list(sources)}
         self._operators = lambda: operators
@@ -164,7 +188,9 @@ class DeletePopPredictor(OperatorPredictor):
 
         kept = [one for one in self._operators() if one.known_without(families) and one.device not in devices]
         if not kept:
-            raise InputError(f"operators: none is left without {', '.join(sorted(families | devices))}; learn from more of them")
+            raise InputError(
+                f"operators: none is left without {', '.join(sorted(families | devices))}; learn from more of them"
+            )
         self.costs = fit_costs(kept)
         self.host = dataclasses.replace(self.host, names=dispatch_costs(kept) or self.host.names)
         self.about = {key: value for key, value in self.about.items() if key != "calibrations"}
@@ -195,16 +221,24 @@ class DeletePopPredictor(OperatorPredictor):
     def host_of(self, device: str) -> DispatchHost:
         """The host as a calibration found it beside this device."""
         speed = self.costs.scales.get(device, {}).get(_HOST, 1.0)
-        return dataclasses.replace(self.host, speed=self.host.speed * speed, step_overhead_s=self.host.step_overhead_s / speed)
+        return dataclasses.replace(
+            self.host, speed=self.host.speed * speed, step_overhead_s=self.host.step_overhead_s / speed
+        )
 
     def _ranks_spread(self, calibrated: bool, job: Job) -> Spread:
         known = conformal.shipped()["many devices, calibrated" if calibrated else "many devices"]
-        return Spread(time=known["step_time_s"], memory=known["reserved_memory_bytes"], count=Factors(0.6, 0.8, 1.25, 1.6))
+        return Spread(
+            time=known["step_time_s"],
+            memory=known["reserved_memory_bytes"],
+            count=Factors(0.6, 0.8, 1.25, 1.6),
+        )
 
     def _spread(self, device: Device, timeline: Timeline) -> Spread:
         """How far held-out runs lay from their forecasts, in the case that this one belongs to."""
         if self.costs.knows(device):
-            case = "host-bound" if timeline.device_busy_s < HOST_BOUND * timeline.step_time_s else "device-bound"
+            case = (
+                "host-bound" if timeline.device_busy_s < HOST_BOUND * timeline.step_time_s else "device-bound"
+            )
         else:
             case = "calibrated" if device.name in self.costs.scales else "data sheet"
         known, memory = conformal.shipped()[case], conformal.shipped()["device-bound"]
@@ -212,7 +246,10 @@ class DeletePopPredictor(OperatorPredictor):
             time=known["step_time_s"],
             memory=memory["peak_memory_bytes"],
             count=Factors(0.6, 0.8, 1.25, 1.6),
-            quantities={**{name: value for name, value in memory.items() if name in MEMORY_QUANTITIES}, **known},
+            quantities={
+                **{name: value for name, value in memory.items() if name in MEMORY_QUANTITIES},
+                **known,
+            },
         )
 
 
@@ -226,7 +263,9 @@ def _operators_of(datasets: Sequence[Mapping[str, Any]]) -> Iterator[MeasuredOpe
     for source in datasets:
         places = [path for path in (Path(source["file"]), OWN_OPERATORS) if is_source(path, source)]
         if not places:
-            raise InputError(f"{source['file']}: gone or changed since the predictor learned from it, so no part of it can be left out")
+            raise InputError(
+                f"{source['file']}: gone or changed since the predictor learned from it, so no part of it can be left out"
+            )
         yield from load_measured(places[0], source["device"])
 
 

@@ -67,12 +67,18 @@ class Calibration:
     residuals: Residuals | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {"tuning": dataclasses.asdict(self.tuning), "residuals": None if self.residuals is None else self.residuals.to_dict()}
+        return {
+            "tuning": dataclasses.asdict(self.tuning),
+            "residuals": None if self.residuals is None else self.residuals.to_dict(),
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
         residuals = data.get("residuals")
-        return cls(tuning=Tuning(**data["tuning"]), residuals=None if residuals is None else Residuals.from_dict(residuals))
+        return cls(
+            tuning=Tuning(**data["tuning"]),
+            residuals=None if residuals is None else Residuals.from_dict(residuals),
+        )
 
     def step_s(self, case: Case) -> float:
         factor = 1.0 if self.residuals is None else self.residuals.factor(case.run.job)
@@ -93,7 +99,9 @@ def calibrate_ranks(
             parts = [timed[i::_FOLDS] for i in range(_FOLDS)]
             crossed = [(part, _learn([case for case in timed if case not in part])) for part in parts]
             report["error_after"] = statistics.fmean(_error(part, by_others) for part, by_others in crossed)
-            if statistics.fmean(_log_error(part, by_others) for part, by_others in crossed) > _log_error(timed, Calibration()):
+            if statistics.fmean(_log_error(part, by_others) for part, by_others in crossed) > _log_error(
+                timed, Calibration()
+            ):
                 found = Calibration()
     return dataclasses.replace(found, tuning=_with_memory(found.tuning, cases, logged)), report
 
@@ -106,12 +114,16 @@ def _learn(cases: Sequence[Case], rounds: int = 1) -> Calibration:
 
 def _error(cases: Sequence[Case], calibration: Calibration) -> float:
     """Mean absolute relative error of the step time."""
-    return statistics.fmean(abs(calibration.step_s(case) / case.run.measured["step_time_s"] - 1) for case in cases)
+    return statistics.fmean(
+        abs(calibration.step_s(case) / case.run.measured["step_time_s"] - 1) for case in cases
+    )
 
 
 def _log_error(cases: Sequence[Case], calibration: Calibration) -> float:
     """Mean absolute logarithm of forecast over measured, which counts too much and too little alike."""
-    return statistics.fmean(abs(float(np.log(calibration.step_s(case) / case.run.measured["step_time_s"]))) for case in cases)
+    return statistics.fmean(
+        abs(float(np.log(calibration.step_s(case) / case.run.measured["step_time_s"]))) for case in cases
+    )
 
 
 def _tuning(names: Sequence[str], values: Vector) -> Tuning:
@@ -128,7 +140,9 @@ def _that_matter(cases: Sequence[Case]) -> list[str]:
     """What of a calibration changes any of the steps."""
     plain = np.array([case.step_s(Tuning()) for case in cases])
     names = [*_FACTORS, "step_s"]
-    changed = {name: np.array([case.step_s(_tuning([name], np.array([0.3]))) for case in cases]) for name in names}
+    changed = {
+        name: np.array([case.step_s(_tuning([name], np.array([0.3]))) for case in cases]) for name in names
+    }
     return [name for name in names if np.abs(np.log(changed[name] / plain)).max() > _NOTICED]
 
 
@@ -154,13 +168,17 @@ def _solve(cases: Sequence[Case], rounds: int = 1) -> Tuning:
     return _tuning(names, values)
 
 
-def _with_memory(tuning: Tuning, cases: Sequence[Case], logged: Callable[[Layout, Sequence[RankMemory]], RankMemory]) -> Tuning:
+def _with_memory(
+    tuning: Tuning, cases: Sequence[Case], logged: Callable[[Layout, Sequence[RankMemory]], RankMemory]
+) -> Tuning:
     """The factor on activations and the bytes beside them that bring the memory of the logged rank to the runs."""
     from scipy.optimize import least_squares
 
     rows = []
     for case in cases:
-        allocated, reserved = (case.run.measured.get(name) for name in ("peak_memory_bytes", "reserved_memory_bytes"))
+        allocated, reserved = (
+            case.run.measured.get(name) for name in ("peak_memory_bytes", "reserved_memory_bytes")
+        )
         found = logged(case.layout, play(case.layout, case.overhead_s).memory)
         moving = found.by_category["activations"] + found.by_category["temporaries"]
         if allocated:
@@ -172,7 +190,9 @@ def _with_memory(tuning: Tuning, cases: Sequence[Case], logged: Callable[[Layout
     fixed, moving, measured_bytes = np.array(rows).T
 
     def residuals(values: Vector) -> Vector:
-        errors = np.log(np.maximum(fixed + moving * np.exp(values[0]) + values[1] * _GIB, 1.0) / measured_bytes)
+        errors = np.log(
+            np.maximum(fixed + moving * np.exp(values[0]) + values[1] * _GIB, 1.0) / measured_bytes
+        )
         return np.concatenate([robust(errors / _NOISE), values / _MEMORY_SPREAD])
 
     factor, beside = least_squares(residuals, np.zeros(2)).x

@@ -47,15 +47,22 @@ class Residuals:
         for spread in _SPREADS:
             for length in _LENGTHS:
                 for noise in _NOISES:
-                    inverse = np.linalg.inv(_kernel(numbers, names, numbers, names, spread, length) + noise**2 * np.eye(len(target)))
-                    left_out = inverse @ target / np.diag(inverse)  # what each run's own residual is beside the forecast from the others
+                    inverse = np.linalg.inv(
+                        _kernel(numbers, names, numbers, names, spread, length)
+                        + noise**2 * np.eye(len(target))
+                    )
+                    left_out = (
+                        inverse @ target / np.diag(inverse)
+                    )  # what each run's own residual is beside the forecast from the others
                     error = float(np.mean(np.abs(np.expm1(-left_out))))
                     if error < 0.98 * least:
                         best, least = cls(numbers, names, inverse @ target, spread, length), error
         return best
 
     def factor(self, job: Job) -> float:
-        near = _kernel(np.array([_numbers(job)]), (_names(job),), self.numbers, self.names, self.spread, self.length)
+        near = _kernel(
+            np.array([_numbers(job)]), (_names(job),), self.numbers, self.names, self.spread, self.length
+        )
         return math.exp(float((near @ self.weights).item()))
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +74,9 @@ class Residuals:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         names = tuple(tuple(one) for one in data["names"])
-        return cls(np.array(data["numbers"]), names, np.array(data["weights"]), data["spread"], data["length"])
+        return cls(
+            np.array(data["numbers"]), names, np.array(data["weights"]), data["spread"], data["length"]
+        )
 
 
 def _without_outliers(logs: Matrix) -> Matrix:
@@ -91,7 +100,9 @@ def _numbers(job: Job) -> list[float]:
         job.cluster.nodes,
         size,
     )
-    return [math.log2(value) for value in values] + [math.log2(max(1, group.device.cores)) for group in job.cluster.groups[:1]]
+    return [math.log2(value) for value in values] + [
+        math.log2(max(1, group.device.cores)) for group in job.cluster.groups[:1]
+    ]
 
 
 def _names(job: Job) -> tuple[str, ...]:
@@ -107,8 +118,18 @@ def _names(job: Job) -> tuple[str, ...]:
 
 
 def _kernel(
-    left: Matrix, left_names: Sequence[Sequence[str]], right: Matrix, right_names: Sequence[Sequence[str]], spread: float, length: float
+    left: Matrix,
+    left_names: Sequence[Sequence[str]],
+    right: Matrix,
+    right_names: Sequence[Sequence[str]],
+    spread: float,
+    length: float,
 ) -> Matrix:
     distance = ((left[:, None, :] - right[None, :, :]) ** 2).sum(axis=-1)
-    differing = np.array([[sum(a != b for a, b in zip(one, other, strict=True)) for other in right_names] for one in left_names])
+    differing = np.array(
+        [
+            [sum(a != b for a, b in zip(one, other, strict=True)) for other in right_names]
+            for one in left_names
+        ]
+    )
     return np.asarray(spread**2 * np.exp(-(distance + _APART**2 * differing) / (2 * length**2)))

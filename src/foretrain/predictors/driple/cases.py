@@ -62,20 +62,28 @@ class Cases:
         places = {key: number for number, key in enumerate(graphs)}
         whitebox = Whitebox(schedules or deletepop(), levels)
         schedule = [scaled(whitebox.figures(job)) for job in jobs] if improved else []
-        settings = [np.concatenate([setting_columns(job, graphs[key]), says]) for job, key, says in zip(jobs, keys, schedule, strict=False)]
+        settings = [
+            np.concatenate([setting_columns(job, graphs[key]), says])
+            for job, key, says in zip(jobs, keys, schedule, strict=False)
+        ]
         return cls(
             graphs=[_groups(graph, improved) for graph in graphs.values()],
             graph_of=np.array([places[key] for key in keys], dtype=np.int64),
             settings=np.array(settings).reshape(len(jobs), -1),
             schedule=np.array(schedule).reshape(len(jobs), -1),
             silent=np.array([not exchanges(job) for job in jobs]),
-            measured=np.stack(measured) if measured is not None else np.full((len(jobs), len(TARGETS)), np.nan),
+            measured=np.stack(measured)
+            if measured is not None
+            else np.full((len(jobs), len(TARGETS)), np.nan),
         )
 
     def part(self, rows: Sequence[int]) -> Cases:
         """Some of the jobs."""
         index = np.array(rows, dtype=np.int64)
-        columns = {name: getattr(self, name)[index] for name in ("graph_of", "settings", "schedule", "silent", "measured")}
+        columns = {
+            name: getattr(self, name)[index]
+            for name in ("graph_of", "settings", "schedule", "silent", "measured")
+        }
         return Cases(graphs=self.graphs, **columns)
 
     def samples(self) -> Samples:
@@ -87,7 +95,9 @@ class Cases:
         if self.schedule.shape[1]:
             targets = targets - self.schedule
             targets[np.ix_(self.silent, NETWORK_FIGURES)] = np.nan
-        found: Samples = network_module().Samples(graphs=self.graphs, graph_of=self.graph_of, settings=self.settings, targets=targets)
+        found: Samples = network_module().Samples(
+            graphs=self.graphs, graph_of=self.graph_of, settings=self.settings, targets=targets
+        )
         return found.part(range(len(self.graph_of)))
 
     def figures(self, learned: Array) -> Array:
@@ -112,7 +122,9 @@ def deletepop() -> DeletePopPredictor:
 def network_module() -> ModuleType:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch_geometric scripts its own functions as it is imported
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # torch_geometric scripts its own functions as it is imported
             from foretrain.predictors.driple import network as driple_network
     except ModuleNotFoundError as error:
         library = str(error.name).partition(".")[0]

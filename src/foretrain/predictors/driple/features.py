@@ -45,7 +45,9 @@ def figures_of(run: Run) -> Array | None:
     resources = run.provenance.get("resources") or {}
     known: Mapping[str, float] = resources.get("figures") or {}
     ends = (resources.get("series") or {}).get("ends_s") or ()
-    found = np.array([known.get(name, run.measured.get(name, math.nan)) for name in TARGETS], dtype=np.float64)
+    found = np.array(
+        [known.get(name, run.measured.get(name, math.nan)) for name in TARGETS], dtype=np.float64
+    )
     if known and not ends:
         return None
     if known:
@@ -80,7 +82,9 @@ CERTAIN_ALONE = NETWORK_FIGURES | np.array([name.startswith("device") and name i
 def without_network(figures: Array) -> Array:
     """The figures of jobs in which nothing goes over the network: idle throughout."""
     result = figures.copy()
-    result[..., NETWORK_FIGURES] = [float(name.endswith("idle_s")) for name, there in zip(TARGETS, NETWORK_FIGURES, strict=True) if there]
+    result[..., NETWORK_FIGURES] = [
+        float(name.endswith("idle_s")) for name, there in zip(TARGETS, NETWORK_FIGURES, strict=True) if there
+    ]
     return result
 
 
@@ -111,7 +115,11 @@ def setting_columns(job: Job, graph: OpGraph) -> Array:
     """As ``SETTING_COLUMNS`` names them: the setting, and how the work of the step compares with what the setting can do."""
     cluster, device, servers = job.cluster, job.cluster.device, float(bool(job.plan.servers))
     workers, precision = cluster.world_size, job.workload.training.precision.removeprefix("amp-")
-    rate, bandwidth, link = device.peak_flops(precision), device.memory_bytes_per_s, _link(job).bandwidth_bytes_per_s
+    rate, bandwidth, link = (
+        device.peak_flops(precision),
+        device.memory_bytes_per_s,
+        _link(job).bandwidth_bytes_per_s,
+    )
     compute_s, memory_s = graph.total("flops") / rate, graph.total("bytes") / bandwidth
     exchanged = 4.0 * max(graph.parameters, 1) * (2.0 * workers if servers else 2.0 * (workers - 1) / workers)
     busy_s, exchange_s = max(compute_s + memory_s, 1e-6), max(exchanged / link, 1e-6)
@@ -164,7 +172,11 @@ def reference_groups(graph: OpGraph, *, groups: int = GROUPS, seed: int = 42) ->
     members = [sorted(group) for group in found]
     group_of = {i: number for number, group in enumerate(members) for i in group}
     rows = [
-        [sum(_output_bytes(graph.ops[i].operator) for i in group), len(group), sum(counts[names[i]] / len(kept) for i in group)]
+        [
+            sum(_output_bytes(graph.ops[i].operator) for i in group),
+            len(group),
+            sum(counts[names[i]] / len(kept) for i in group),
+        ]
         for group in members
     ]
     nodes = np.array(rows, dtype=np.float32)
@@ -189,15 +201,21 @@ def directed_groups(graph: OpGraph, *, groups: int = GROUPS) -> Groups:
     """The improved graph: a node per layer and phase, edges with the flow of data, sizes as logarithms."""
     node = _node_of_op([op.layer for op in graph.ops], graph.phase_index.tolist(), groups)
     count = int(node.max(initial=-1)) + 1
-    kinds = np.array([KINDS.index(kind_of(one)) for one in graph.operators], dtype=np.int64)[graph.operator_index]
+    kinds = np.array([KINDS.index(kind_of(one)) for one in graph.operators], dtype=np.int64)[
+        graph.operator_index
+    ]
     launched = graph.column("launches")
 
     def by_node(column: Array) -> Array:
         return np.bincount(node, weights=column, minlength=count).astype(np.float64)
 
     flops, size = by_node(graph.column("flops")), by_node(graph.column("bytes") * launched)
-    outputs = np.array([_output_bytes(one) for one in graph.operators], dtype=np.float64)[graph.operator_index]
-    weights = np.array([_weight_elements(one) for one in graph.operators], dtype=np.float64)[graph.operator_index]
+    outputs = np.array([_output_bytes(one) for one in graph.operators], dtype=np.float64)[
+        graph.operator_index
+    ]
+    weights = np.array([_weight_elements(one) for one in graph.operators], dtype=np.float64)[
+        graph.operator_index
+    ]
     phases = np.zeros((count, len(PHASES)))
     phases[node, graph.phase_index] = 1.0
     mixture = np.zeros((count, len(KINDS)))
@@ -222,8 +240,13 @@ def whole_columns(graph: OpGraph) -> Array:
     """As ``WHOLE_COLUMNS`` names them."""
     launched = graph.column("launches")
     size = graph.column("bytes") * launched
-    held = {name: sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == name) for name in CATEGORIES}
-    kinds = np.array([KINDS.index(kind_of(one)) for one in graph.operators], dtype=np.int64)[graph.operator_index]
+    held = {
+        name: sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == name)
+        for name in CATEGORIES
+    }
+    kinds = np.array([KINDS.index(kind_of(one)) for one in graph.operators], dtype=np.int64)[
+        graph.operator_index
+    ]
     parameters, flops = max(graph.parameters, 1), max(graph.total("flops"), 1.0)
     figures = [
         *(graph.total("flops", phase) for phase in PHASES[:2]), *(float(size[graph.phase_index == i].sum()) for i in range(len(PHASES))),
@@ -234,7 +257,11 @@ def whole_columns(graph: OpGraph) -> Array:
     return np.array([*np.log1p(figures), *ratios, *mixture])
 
 
-_COARSER = {"depthwise convolution": "depthwise", "grouped convolution": "convolution", "pointwise convolution": "convolution"}
+_COARSER = {
+    "depthwise convolution": "depthwise",
+    "grouped convolution": "convolution",
+    "pointwise convolution": "convolution",
+}
 
 
 def kind_of(operator: Operator) -> str:
@@ -246,7 +273,16 @@ def kind_of(operator: Operator) -> str:
 def graph_key(job: Job) -> str:
     """A text that jobs share when one rank's step of them is the same graph."""
     model, training = job.workload.model, job.workload.training
-    what = [model.source, model.name, dict(model.args), model.task, model.config, str(job.workload.base), training.image, training.sequence]
+    what = [
+        model.source,
+        model.name,
+        dict(model.args),
+        model.task,
+        model.config,
+        str(job.workload.base),
+        training.image,
+        training.sequence,
+    ]
     how = [
         training.classes,
         training.mode,
@@ -263,7 +299,11 @@ def _launched_edges(graph: OpGraph) -> Iterable[tuple[int, int]]:
     """Between launched operators; views and allocations hand on what they were given."""
     source: dict[int, frozenset[int]] = {}
     for i, op in enumerate(graph.ops):
-        reads = frozenset().union(*(source.get(one, frozenset()) for one in graph.producers(i))) if graph.producers(i) else frozenset()
+        reads = (
+            frozenset().union(*(source.get(one, frozenset()) for one in graph.producers(i)))
+            if graph.producers(i)
+            else frozenset()
+        )
         if op.operator.launches:
             yield from ((a, i) for a in reads)
             source[i] = frozenset({i})
@@ -277,7 +317,10 @@ def _node_of_op(layers: Sequence[str], phases: Sequence[int], most: int) -> npt.
     for depth in range(deepest, 0, -1):
         numbers: dict[tuple[str, int], int] = {}
         cut = {layer: ".".join(layer.split(".")[:depth]) for layer in set(layers)}
-        found = [numbers.setdefault((cut[layer], phase), len(numbers)) for layer, phase in zip(layers, phases, strict=True)]
+        found = [
+            numbers.setdefault((cut[layer], phase), len(numbers))
+            for layer, phase in zip(layers, phases, strict=True)
+        ]
         if len(numbers) <= most:
             return np.array(found, dtype=np.int64)
         if depth == 1:
@@ -303,5 +346,7 @@ def _networkx() -> Any:
     try:
         import networkx
     except ModuleNotFoundError as error:
-        raise ForetrainError("networkx is not installed; driple's reference mode needs foretrain[learn]") from error
+        raise ForetrainError(
+            "networkx is not installed; driple's reference mode needs foretrain[learn]"
+        ) from error
     return networkx

@@ -15,7 +15,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
-from torch_geometric.nn import DirGNNConv, GATConv, GCNConv, GINConv, GraphConv, SAGEConv, Set2Set, global_add_pool, global_max_pool
+from torch_geometric.nn import (
+    DirGNNConv,
+    GATConv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    SAGEConv,
+    Set2Set,
+    global_add_pool,
+    global_max_pool,
+)
 
 from foretrain.predictors.driple.features import Array, Groups
 from foretrain.predictors.neural import one_thread, read_members, write_members
@@ -127,7 +137,10 @@ class DirectedBody(nn.Module):
         hidden = torch.relu(self.enter(nodes))
         for convolution in self.convolutions:
             hidden = hidden + self.drop(torch.relu(convolution(hidden, batch.edge_index)))
-        pooled = [global_add_pool(hidden * batch.share[:, None], batch.batch), global_max_pool(hidden, batch.batch)]
+        pooled = [
+            global_add_pool(hidden * batch.share[:, None], batch.batch),
+            global_max_pool(hidden, batch.batch),
+        ]
         return torch.tanh(self.leave(torch.cat(pooled, dim=1)))
 
 
@@ -172,7 +185,11 @@ class Member(nn.Module):
 
     def standardise(self, samples: Samples) -> None:
         """By mean and deviation; the nodes of the reference by the largest value, as Driple does."""
-        rows = {"node": np.concatenate([graph.nodes for graph in samples.graphs]), "beside": _beside(samples), "target": samples.targets}
+        rows = {
+            "node": np.concatenate([graph.nodes for graph in samples.graphs]),
+            "beside": _beside(samples),
+            "target": samples.targets,
+        }
         for name, values in rows.items():
             if not values.shape[1]:
                 continue
@@ -186,18 +203,24 @@ class Member(nn.Module):
             if name == "target":
                 self.known.copy_(torch.from_numpy((scale > 1e-6).astype(np.float32)))
             getattr(self, f"{name}_mean").copy_(torch.from_numpy(mean))
-            getattr(self, f"{name}_scale").copy_(torch.from_numpy(np.maximum(scale, 1e-6 if name == "target" else 1e-2)))
+            getattr(self, f"{name}_scale").copy_(
+                torch.from_numpy(np.maximum(scale, 1e-6 if name == "target" else 1e-2))
+            )
 
 
 def _reference_head(width: int, targets: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, targets))
+    return nn.Sequential(
+        nn.Linear(width, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, targets)
+    )
 
 
 def _improved_head(width: int, targets: int) -> nn.Sequential:
     leave = nn.Linear(WIDTH, targets)
     nn.init.zeros_(leave.weight)
     nn.init.zeros_(leave.bias)
-    return nn.Sequential(nn.Linear(width, WIDTH), nn.SiLU(), nn.Dropout(_DROPOUT), nn.Linear(WIDTH, WIDTH), nn.SiLU(), leave)
+    return nn.Sequential(
+        nn.Linear(width, WIDTH), nn.SiLU(), nn.Dropout(_DROPOUT), nn.Linear(WIDTH, WIDTH), nn.SiLU(), leave
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +239,9 @@ class Network:
             return np.asarray(np.mean([_apply(member, batched(samples)) for member in self.members], axis=0))
 
     def save(self, path: Path) -> None:
-        write_members(path, self.members, {"format": FORMAT, "kind": self.kind, "sizes": self.members[0].sizes})
+        write_members(
+            path, self.members, {"format": FORMAT, "kind": self.kind, "sizes": self.members[0].sizes}
+        )
 
 
 def load(path: Path) -> Network:
@@ -234,7 +259,12 @@ def load(path: Path) -> Network:
 
 
 def train(
-    samples: Samples, groups: Sequence[str], kind: Kind = "improved", *, seed: int = 0, members: int | None = None
+    samples: Samples,
+    groups: Sequence[str],
+    kind: Kind = "improved",
+    *,
+    seed: int = 0,
+    members: int | None = None,
 ) -> tuple[Network, Array]:
     """The network, and for each run the figures of a member that had not seen its group (any member, when there are few groups)."""
     count = members or (MEMBERS if kind == "improved" else 1)
@@ -285,7 +315,9 @@ def _tailored(member: Member, samples: Samples) -> Member:
     inner, beside = member.inner(batch, graph_of, beside)
     parts = [inner, beside] if member.direct is not None else [inner]
     scales = [_size(part) for part in parts]
-    columns = torch.cat([torch.ones(len(inner), 1), *(part / scale for part, scale in zip(parts, scales, strict=True))], dim=1)
+    columns = torch.cat(
+        [torch.ones(len(inner), 1), *(part / scale for part, scale in zip(parts, scales, strict=True))], dim=1
+    )
     wanted = (targets - member.target_mean) / member.target_scale
     penalty = torch.full((columns.shape[1],), _RIDGE)
     penalty[0] = _RIDGE_OF_OFFSET
@@ -312,7 +344,10 @@ def _meet(member: Member, targets: Array) -> None:
     """Figures that the network has not seen differ: their mean and deviation are those of the new runs."""
     for figure in np.flatnonzero(np.isfinite(targets).any(axis=0) & (member.known.numpy() == 0)).tolist():
         values = targets[np.isfinite(targets[:, figure]), figure]
-        member.target_mean[figure], member.target_scale[figure] = float(values.mean()), max(float(values.std()), 1e-6)
+        member.target_mean[figure], member.target_scale[figure] = (
+            float(values.mean()),
+            max(float(values.std()), 1e-6),
+        )
         member.known[figure] = float(values.std() > 1e-6)
 
 
@@ -373,7 +408,11 @@ def _loss(member: Member, inputs: tuple[Batch, Tensor, Tensor, Tensor]) -> Tenso
     wanted = torch.nan_to_num(wanted)
     found = member(batch, graph_of, beside)
     robust = member.kind == "improved"
-    each = nn.functional.smooth_l1_loss(found, wanted, beta=_BEND, reduction="none") if robust else (found - wanted) ** 2
+    each = (
+        nn.functional.smooth_l1_loss(found, wanted, beta=_BEND, reduction="none")
+        if robust
+        else (found - wanted) ** 2
+    )
     return (each * weight).sum() / weight.sum().clamp(min=1.0)
 
 
@@ -387,10 +426,17 @@ def _apply(member: Member, inputs: tuple[Batch, Tensor, Tensor, Tensor]) -> Arra
 def batched(samples: Samples) -> tuple[Batch, Tensor, Tensor, Tensor]:
     """The graphs, the graph of each run, what a network reads beside it, and the figures."""
     data = [
-        Data(x=torch.from_numpy(g.nodes), edge_index=torch.from_numpy(g.edges), share=torch.from_numpy(g.share), num_nodes=len(g.nodes))
+        Data(
+            x=torch.from_numpy(g.nodes),
+            edge_index=torch.from_numpy(g.edges),
+            share=torch.from_numpy(g.share),
+            num_nodes=len(g.nodes),
+        )
         for g in samples.graphs
     ]
-    beside, targets = (torch.from_numpy(values.astype(np.float32)) for values in (_beside(samples), samples.targets))
+    beside, targets = (
+        torch.from_numpy(values.astype(np.float32)) for values in (_beside(samples), samples.targets)
+    )
     return Batch.from_data_list(data), torch.from_numpy(samples.graph_of), beside, targets
 
 

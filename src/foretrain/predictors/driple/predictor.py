@@ -71,7 +71,9 @@ class DriplePredictor(Predictor):
     quantities: ClassVar[frozenset[str]] = frozenset(MEANS)
     learns: ClassVar[bool] = True
 
-    def __init__(self, mode: Mode = "improved", kind: Kind = "gcn", seed: int = 0, learned: Learned | None = None) -> None:
+    def __init__(
+        self, mode: Mode = "improved", kind: Kind = "gcn", seed: int = 0, learned: Learned | None = None
+    ) -> None:
         if mode not in ("improved", "reference"):
             raise invalid("mode", mode, "improved or reference")
         self.mode, self.kind, self.seed, self.learned_ = mode, kind, seed, learned
@@ -93,10 +95,18 @@ class DriplePredictor(Predictor):
             if math.isfinite(values[i]):
                 quantities[name] = _estimate(i, values, learned.spread[i])
         if not quantities:
-            raise UnsupportedJob(f"driple: the runs of {job.cluster.device.name} that it learned from have none of {', '.join(MEANS)}")
-        notes = [] if setting_of(job) in learned.settings else [f"driple has learned from no run of the setting {setting_of(job)}"]
+            raise UnsupportedJob(
+                f"driple: the runs of {job.cluster.device.name} that it learned from have none of {', '.join(MEANS)}"
+            )
+        notes = (
+            []
+            if setting_of(job) in learned.settings
+            else [f"driple has learned from no run of the setting {setting_of(job)}"]
+        )
         if job.cluster.devices_per_node > 1 and "network_tx_bytes_per_s" in quantities:
-            notes.append("bytes per second are those of the network interface, of all workers of a node together")
+            notes.append(
+                "bytes per second are those of the network interface, of all workers of a node together"
+            )
         return Forecast(
             job=job, predictor=self.name, quantities=quantities, memory_capacity_bytes=job.cluster.device.memory_bytes, assumptions=tuple(notes),
         )  # fmt: skip
@@ -126,24 +136,39 @@ class DriplePredictor(Predictor):
         self.left_out_ = tuple(left_out)
         if not known:
             raise InputError("runs: none has resource figures or utilisation; driple needs at least one")
-        levels = self.learned_.levels if self._transfers and self.learned_ else Whitebox(deletepop()).fit(known).levels
-        data = Cases.of([run.job for run in known], [_figures(run) for run in known], improved=self.mode == "improved", levels=levels)
+        levels = (
+            self.learned_.levels
+            if self._transfers and self.learned_
+            else Whitebox(deletepop()).fit(known).levels
+        )
+        data = Cases.of(
+            [run.job for run in known],
+            [_figures(run) for run in known],
+            improved=self.mode == "improved",
+            levels=levels,
+        )
         kin = [family(run.job.workload.model) for run in known]
         keys = [self._network_of(run.job) for run in known]
         networks, held_out = (self._transfer if self._transfers else self._train)(data, kin, keys)
         self._keep(known, data, networks, data.figures(held_out), levels)
         return self
 
-    def _train(self, data: Cases, kin: Sequence[str], keys: Sequence[str]) -> tuple[dict[str, Network], Array]:
+    def _train(
+        self, data: Cases, kin: Sequence[str], keys: Sequence[str]
+    ) -> tuple[dict[str, Network], Array]:
         network = network_module()
         kind = "improved" if self.mode == "improved" else self.kind
         held_out = np.full((len(kin), len(TARGETS)), np.nan)
         networks = {}
         for key, rows in _rows_by(keys).items():
-            networks[key], held_out[rows] = network.train(data.part(rows).samples(), [kin[i] for i in rows], kind, seed=self.seed)
+            networks[key], held_out[rows] = network.train(
+                data.part(rows).samples(), [kin[i] for i in rows], kind, seed=self.seed
+            )
         return networks, held_out
 
-    def _transfer(self, data: Cases, kin: Sequence[str], keys: Sequence[str]) -> tuple[dict[str, Network], Array]:
+    def _transfer(
+        self, data: Cases, kin: Sequence[str], keys: Sequence[str]
+    ) -> tuple[dict[str, Network], Array]:
         network, before = network_module(), self._state()
         networks = dict(before.networks)
         held_out = np.full((len(kin), len(TARGETS)), np.nan)
@@ -153,7 +178,14 @@ class DriplePredictor(Predictor):
             networks[key] = network.transfer(start, data.part(rows).samples())
         return networks, held_out
 
-    def _keep(self, runs: Sequence[Run], data: Cases, networks: Mapping[str, Network], held_out: Array, levels: Levels) -> None:
+    def _keep(
+        self,
+        runs: Sequence[Run],
+        data: Cases,
+        networks: Mapping[str, Network],
+        held_out: Array,
+        levels: Levels,
+    ) -> None:
         before = self.learned_ if self._transfers else None
         residuals = scaled(data.measured) - scaled(held_out)
         spread = _spread(residuals) if before is None else before.spread
@@ -162,15 +194,23 @@ class DriplePredictor(Predictor):
         for device in sorted(set(devices.tolist())):
             present = np.isfinite(data.measured[devices == device]).any(axis=0)
             measured[device] = tuple(name for name, there in zip(TARGETS, present, strict=True) if there)
-        settings = frozenset(setting_of(run.job) for run in runs) | (before.settings if before else frozenset())
-        self.learned_ = Learned(networks=networks, levels=levels, settings=settings, measured=measured, spread=spread)
+        settings = frozenset(setting_of(run.job) for run in runs) | (
+            before.settings if before else frozenset()
+        )
+        self.learned_ = Learned(
+            networks=networks, levels=levels, settings=settings, measured=measured, spread=spread
+        )
         busy = TARGETS.index("device_utilization")
         mean = np.nanmean(data.measured[:, busy])
-        errors = [float(np.nanmean(np.abs(guess - data.measured[:, busy]))) for guess in (mean, held_out[:, busy])]
+        errors = [
+            float(np.nanmean(np.abs(guess - data.measured[:, busy]))) for guess in (mean, held_out[:, busy])
+        ]
         if before is not None:  # no run was left out: what is known is how far the network was off as it came
             self.benefits_ = {"device_utilization": Benefit(runs=len(runs), error_before=errors[1])}
         elif all(map(math.isfinite, errors)):
-            self.benefits_ = {"device_utilization": Benefit(runs=len(runs), error_before=errors[0], error_after=errors[1])}
+            self.benefits_ = {
+                "device_utilization": Benefit(runs=len(runs), error_before=errors[0], error_after=errors[1])
+            }
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         """The networks are forgotten until ``fit``."""
@@ -242,9 +282,14 @@ def resources(job: Job) -> Resources:
     chosen = np.where(np.isfinite(learned), learned, plain)
     window_s = window.period_s * len(window.values["network_tx"])
     chosen[SPANS] *= window_s
-    by = {name: "driple" if math.isfinite(value) else "white box" for name, value in zip(TARGETS, learned, strict=True)}
+    by = {
+        name: "driple" if math.isfinite(value) else "white box"
+        for name, value in zip(TARGETS, learned, strict=True)
+    }
     figures = dict(zip(TARGETS, chosen.tolist(), strict=True))
-    return Resources(figures=figures, by=by, window_s=window_s, steps=whitebox.use(job, _DRAWN_STEPS, _DRAWN_STEPS * 100))
+    return Resources(
+        figures=figures, by=by, window_s=window_s, steps=whitebox.use(job, _DRAWN_STEPS, _DRAWN_STEPS * 100)
+    )
 
 
 def _rows_by(keys: Sequence[str]) -> dict[str, list[int]]:
@@ -252,7 +297,9 @@ def _rows_by(keys: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _columns(mode: str) -> list[str]:
-    return [*NODE_COLUMNS, *WHOLE_COLUMNS, *SETTING_COLUMNS, *TARGETS] if mode == "improved" else list(TARGETS)
+    return (
+        [*NODE_COLUMNS, *WHOLE_COLUMNS, *SETTING_COLUMNS, *TARGETS] if mode == "improved" else list(TARGETS)
+    )
 
 
 def _usable(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
@@ -281,8 +328,17 @@ def _spread(residuals: Array) -> Array:
     rows = []
     for column in residuals.T:
         known = column[np.isfinite(column)]
-        bounds = np.quantile(known, _QUANTILES) if len(known) >= 2 * _FEW else np.array([-0.8, -0.4, 0.4, 0.8])
-        rows.append([min(bounds[0], bounds[1], 0.0), min(bounds[1], 0.0), max(bounds[2], 0.0), max(bounds[3], bounds[2], 0.0)])
+        bounds = (
+            np.quantile(known, _QUANTILES) if len(known) >= 2 * _FEW else np.array([-0.8, -0.4, 0.4, 0.8])
+        )
+        rows.append(
+            [
+                min(bounds[0], bounds[1], 0.0),
+                min(bounds[1], 0.0),
+                max(bounds[2], 0.0),
+                max(bounds[3], bounds[2], 0.0),
+            ]
+        )
     return np.array(rows)
 
 

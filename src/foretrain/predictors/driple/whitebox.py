@@ -13,7 +13,15 @@ import numpy as np
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.driple.features import MEANS, RESOURCES, TARGETS, TWELVE, Array, exchanges, figures_of
+from foretrain.predictors.driple.features import (
+    MEANS,
+    RESOURCES,
+    TARGETS,
+    TWELVE,
+    Array,
+    exchanges,
+    figures_of,
+)
 
 PERIOD_S = 0.05
 THRESHOLD = 0.1
@@ -79,7 +87,11 @@ class Whitebox:
 
     def fit(self, runs: Sequence[Run]) -> Self:
         """Find the constants; the schedule itself stays as it is."""
-        known = [(run, figures) for run in runs if (figures := figures_of(run)) is not None and run.job.cluster.device.is_cpu]
+        known = [
+            (run, figures)
+            for run in runs
+            if (figures := figures_of(run)) is not None and run.job.cluster.device.is_cpu
+        ]
         if not known:
             return self
         steps = [self._step(run.job) for run, _ in known]
@@ -116,7 +128,12 @@ def _step_of(job: Job, forecast: Forecast) -> _Step:
             lanes[slot.lane].append((slot.start_s, slot.end_s))
     moved = _moved_bytes(job, forecast)
     return _Step(
-        time_s=time_s, computing=lanes["compute"], moving=lanes["network"], bytes_moved=moved, allocated_bytes=allocated, sync=sync
+        time_s=time_s,
+        computing=lanes["compute"],
+        moving=lanes["network"],
+        bytes_moved=moved,
+        allocated_bytes=allocated,
+        sync=sync,
     )
 
 
@@ -144,7 +161,9 @@ def _use(step: _Step, levels: Levels, steps: int | None = None, samples: int | N
     rate = moving * (step.bytes_moved * levels.traffic[step.sync] / seconds) if seconds > 0 else moving
     held = step.memory_share
     if held is None:
-        held = (levels.process_bytes + levels.tensors * step.allocated_bytes) / float(levels.limit_bytes or 1.0)
+        held = (levels.process_bytes + levels.tensors * step.allocated_bytes) / float(
+            levels.limit_bytes or 1.0
+        )
     device = np.minimum(1.0, busy + waiting * (1.0 - busy))
     values = (device, np.full(samples, min(held, 1.0)), rate, rate)
     return Use(period_s=window / samples, values=dict(zip(RESOURCES, values, strict=True)))
@@ -172,7 +191,15 @@ def figures_in(use: Use) -> Array:
     for name, mean in zip(RESOURCES, MEANS, strict=True):
         values = use.values[name]
         found[mean] = float(values.mean())
-        found.update(dict(zip([one for one in TWELVE if one.startswith(name)], _three(values, _FLOORS[name]), strict=True)))
+        found.update(
+            dict(
+                zip(
+                    [one for one in TWELVE if one.startswith(name)],
+                    _three(values, _FLOORS[name]),
+                    strict=True,
+                )
+            )
+        )
     return np.array([found[name] for name in TARGETS])
 
 
@@ -183,7 +210,9 @@ def _three(values: Array, floor: float) -> tuple[float, float, float]:
     pieces = np.split(np.arange(len(values)), edges)
     on = [piece for piece in pieces if active[piece[0]]]
     off = [piece for piece in pieces if not active[piece[0]]]
-    lengths = [float(np.mean([len(piece) for piece in some])) / len(values) if some else 0.0 for some in (off, on)]
+    lengths = [
+        float(np.mean([len(piece) for piece in some])) / len(values) if some else 0.0 for some in (off, on)
+    ]
     return lengths[0], lengths[1], float(np.mean([values[piece].max() for piece in on])) if on else 0.0
 
 
@@ -192,15 +221,23 @@ def _three(values: Array, floor: float) -> tuple[float, float, float]:
 
 def _with_memory(levels: Levels, known: Sequence[tuple[Run, Array]], steps: Sequence[_Step]) -> Levels:
     """By least squares of relative errors."""
-    limits = [float((run.provenance.get("resources") or {}).get("memory_limit_bytes", math.nan)) for run, _ in known]
+    limits = [
+        float((run.provenance.get("resources") or {}).get("memory_limit_bytes", math.nan)) for run, _ in known
+    ]
     limit = float(np.nanmedian(limits)) if np.isfinite(limits).any() else math.nan
-    measured = np.array([figures[TARGETS.index("memory_utilization_peak")] for _, figures in known]) * np.array(limits)
+    measured = np.array(
+        [figures[TARGETS.index("memory_utilization_peak")] for _, figures in known]
+    ) * np.array(limits)
     rows = np.array([[1.0, step.allocated_bytes] for step in steps])
     kept = np.isfinite(measured) & (measured > 0)
     if kept.sum() < 2:
         return levels
-    (process, tensors), *_ = np.linalg.lstsq(rows[kept] / measured[kept, None], np.ones(int(kept.sum())), rcond=None)
-    return dataclasses.replace(levels, process_bytes=max(0.0, float(process)), tensors=max(0.0, float(tensors)), limit_bytes=limit)
+    (process, tensors), *_ = np.linalg.lstsq(
+        rows[kept] / measured[kept, None], np.ones(int(kept.sum())), rcond=None
+    )
+    return dataclasses.replace(
+        levels, process_bytes=max(0.0, float(process)), tensors=max(0.0, float(tensors)), limit_bytes=limit
+    )
 
 
 def _fitted(levels: Levels, sync: str, steps: Sequence[_Step], measured: Array) -> Levels:
@@ -209,10 +246,14 @@ def _fitted(levels: Levels, sync: str, steps: Sequence[_Step], measured: Array) 
     Utilisation alone does not tell: whether a waiting CPU counts as active hangs on its being above the threshold.
     """
     rate = TARGETS.index("network_tx_bytes_per_s")
-    ratio = float(np.nanmedian(measured[:, rate] / np.array([step.bytes_moved / step.time_s for step in steps])))
+    ratio = float(
+        np.nanmedian(measured[:, rate] / np.array([step.bytes_moved / step.time_s for step in steps]))
+    )
     errors = []
     for waiting in _WAITING:
-        levels = dataclasses.replace(levels, traffic={**levels.traffic, sync: ratio}, waiting={**levels.waiting, sync: waiting})
+        levels = dataclasses.replace(
+            levels, traffic={**levels.traffic, sync: ratio}, waiting={**levels.waiting, sync: waiting}
+        )
         found = np.stack([figures_in(_use(step, levels)) for step in steps])
         errors.append((float(np.nanmean(np.abs(found - measured)[:, _DEVICE])), levels))
     return min(errors, key=lambda one: one[0])[1]

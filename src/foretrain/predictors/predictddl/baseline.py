@@ -30,11 +30,43 @@ _LINK_TERMS = (
 BASELINE = (*_DEVICE_TERMS, *_LINK_TERMS, "calls", "crowding", "crowding by servers", "overlap")
 """The parameters, each as the logarithm of its ratio to a first guess."""
 _GUESS = np.log(
-    [*([2.0] * len(COMPUTING)), *([80.0] * (len(MOVING) + 3)), 1e-4, 1.0, 0.3, 1e-2, 1e-2, 1.0, 0.3, 1e-2, 1e-2, 3e-5, 0.05, 0.05, 0.05]
+    [
+        *([2.0] * len(COMPUTING)),
+        *([80.0] * (len(MOVING) + 3)),
+        1e-4,
+        1.0,
+        0.3,
+        1e-2,
+        1e-2,
+        1.0,
+        0.3,
+        1e-2,
+        1e-2,
+        3e-5,
+        0.05,
+        0.05,
+        0.05,
+    ]
 )
 """Of one core of a CPU, whose memory rate is that of the whole machine; of arithmetic, the part above 1."""
 _ON_A_GPU = np.log(
-    [*([1.0] * len(COMPUTING)), *([1.5] * (len(MOVING) + 3)), 1e-6, 1.0, 0.3, 1e-3, 1e-3, 1.0, 0.3, 1e-3, 1e-3, 1e-5, 0.01, 0.05, 2.0]
+    [
+        *([1.0] * len(COMPUTING)),
+        *([1.5] * (len(MOVING) + 3)),
+        1e-6,
+        1.0,
+        0.3,
+        1e-3,
+        1e-3,
+        1.0,
+        0.3,
+        1e-3,
+        1e-3,
+        1e-5,
+        0.01,
+        0.05,
+        2.0,
+    ]
 )
 _LOOSE, _NOISE = 2.0, 0.12
 """How far a parameter may lie from its guess, and a run from the baseline, as standard deviations of logarithms."""
@@ -64,10 +96,21 @@ def physics(works: Sequence[Work], jobs: Sequence[Job]) -> Physics:
     """Seconds at peak rates by family, calls, and what is sent."""
     workers = np.array([job.cluster.world_size for job in jobs], dtype=np.float64)
     served = np.array([bool(job.plan.servers) for job in jobs], dtype=np.float64)
-    arithmetic, traffic = (np.array([getattr(work, name) for work in works]) for name in ("arithmetic_s", "traffic_s"))
+    arithmetic, traffic = (
+        np.array([getattr(work, name) for work in works]) for name in ("arithmetic_s", "traffic_s")
+    )
     moved = dict(zip(FAMILIES, traffic.T, strict=True))
-    dense, sparse = moved["convolution"] + moved["pointwise convolution"], moved["grouped convolution"] + moved["depthwise convolution"]
-    columns = [*arithmetic.T[: len(COMPUTING)], *(moved[name] for name in MOVING), dense, sparse, moved["product"]]
+    dense, sparse = (
+        moved["convolution"] + moved["pointwise convolution"],
+        moved["grouped convolution"] + moved["depthwise convolution"],
+    )
+    columns = [
+        *arithmetic.T[: len(COMPUTING)],
+        *(moved[name] for name in MOVING),
+        dense,
+        sparse,
+        moved["product"],
+    ]
     sent_s = np.array([work.parameters for work in works]) * 4 / _LINK_BYTES_PER_S
     others, alone = workers - 1, 1 - served
     reduces = (others > 0) * alone
@@ -109,7 +152,9 @@ def fit_baseline(terms: Physics, targets: Array, near: Array | None = None) -> A
     start, loose = (np.zeros(len(BASELINE)), _LOOSE) if near is None else (near, OWN)
 
     def misfit(logs: Array) -> Array:
-        return np.concatenate([(baseline(np.clip(logs, -9, 9), terms) - targets) / _NOISE, (logs - start) / loose])
+        return np.concatenate(
+            [(baseline(np.clip(logs, -9, 9), terms) - targets) / _NOISE, (logs - start) / loose]
+        )
 
     found = least_squares(misfit, start, loss="soft_l1", f_scale=2.0, max_nfev=60)
     return np.clip(np.asarray(found.x, dtype=np.float64), -9, 9)

@@ -69,7 +69,10 @@ def batch_of(graphs: Sequence[Primitives]) -> GraphBatch:
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     features = np.concatenate([np.hstack([np.log1p(graph.kinds), graph.shapes]) for graph in graphs])
     pieces = [paths(graph) for graph in graphs]
-    sources, targets = (np.concatenate([piece[i] + start for piece, start in zip(pieces, starts, strict=False)]) for i in (0, 1))
+    sources, targets = (
+        np.concatenate([piece[i] + start for piece, start in zip(pieces, starts, strict=False)])
+        for i in (0, 1)
+    )
     lengths = np.concatenate([piece[2] for piece in pieces])
     return GraphBatch(
         features=torch.from_numpy(features.astype(np.float32)),
@@ -88,7 +91,9 @@ def paths(graph: Primitives) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
     count = len(graph.kinds)
     if not graph.edges.shape[1]:
         return (np.zeros(0, dtype=np.int64),) * 3
-    joined = csr_array((np.ones(graph.edges.shape[1]), (graph.edges[0], graph.edges[1])), shape=(count, count))
+    joined = csr_array(
+        (np.ones(graph.edges.shape[1]), (graph.edges[0], graph.edges[1])), shape=(count, count)
+    )
     distance = dijkstra(joined, unweighted=True, limit=FAR)
     sources, targets = np.nonzero(np.isfinite(distance) & (distance > 0))
     return sources.astype(np.int64), targets.astype(np.int64), distance[sources, targets].astype(np.int64)
@@ -160,7 +165,10 @@ class HyperNetwork(nn.Module):
             message = torch.zeros(len(wave.nodes), SIZE).index_add(0, wave.targets, heard)
             new = self.cell(message, hidden[wave.nodes])
             hidden = hidden.index_copy(0, wave.nodes, new)
-            near, far = near.index_copy(0, wave.nodes, self.near(new)), far.index_copy(0, wave.nodes, self.far(new))
+            near, far = (
+                near.index_copy(0, wave.nodes, self.near(new)),
+                far.index_copy(0, wave.nodes, self.far(new)),
+            )
         return hidden
 
     def tensors_of(self, node: Tensor, layer: Layer) -> Tensor:
@@ -190,7 +198,11 @@ class Embedding:
 
     def save(self, path: Path) -> None:
         """One safetensors file without the decoders; the facts are JSON in its header."""
-        tensors = {name: tensor for name, tensor in self.network.state_dict().items() if not name.startswith(_DECODERS)}
+        tensors = {
+            name: tensor
+            for name, tensor in self.network.state_dict().items()
+            if not name.startswith(_DECODERS)
+        }
         header = {"format": FORMAT, "kinds": KINDS, "shapes": SHAPES, **self.facts}
         write_weights(path, tensors, header)
 
@@ -198,8 +210,14 @@ class Embedding:
 def load(path: Path) -> Embedding:
     """What ``Embedding.save`` wrote."""
     header, tensors = read_weights(path, "an embedding")
-    if (header.get("format"), tuple(header.get("kinds", ())), tuple(header.get("shapes", ()))) != (FORMAT, KINDS, SHAPES):
-        raise InputError(f"{path}: format {header.get('format')!r} is not {FORMAT!r} of this version's primitives; train it again")
+    if (header.get("format"), tuple(header.get("kinds", ())), tuple(header.get("shapes", ()))) != (
+        FORMAT,
+        KINDS,
+        SHAPES,
+    ):
+        raise InputError(
+            f"{path}: format {header.get('format')!r} is not {FORMAT!r} of this version's primitives; train it again"
+        )
     network = HyperNetwork()
     network.load_state_dict(tensors, strict=False)
     return Embedding(network.eval(), header)
@@ -248,7 +266,9 @@ def train_costs(
                 found = [(network.costs(network(batch)) - scaled[places]).abs() for places, batch in test]
             error = float(torch.cat(found).mean())
             tell(f"costs: epoch {epoch + 1}: held-out error {error:.3f} standard deviations")
-    return Embedding(network.eval(), {"objective": "costs", "seed": seed, "graphs": len(graphs), "held_out_error": error})
+    return Embedding(
+        network.eval(), {"objective": "costs", "seed": seed, "graphs": len(graphs), "held_out_error": error}
+    )
 
 
 def train_parameters(
@@ -273,7 +293,9 @@ def train_parameters(
         for step in range(steps):
             chosen = order.sample(list(known), at_once)
             places = inside[torch.randint(len(inside), (64,))]
-            loss = torch.stack([F.cross_entropy(run(network, sketch, images[places]), labels[places]) for sketch in chosen]).mean()
+            loss = torch.stack(
+                [F.cross_entropy(run(network, sketch, images[places]), labels[places]) for sketch in chosen]
+            ).mean()
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -283,7 +305,10 @@ def train_parameters(
                 tell(f"parameters: step {step + 1}: loss {loss.item():.3f}")
         accuracy = _accuracy(network, unseen[:20], images[test], labels[test])
     tell(f"parameters: digits classified by predicted weights of unseen networks: {accuracy:.1%}")
-    return Embedding(network.eval(), {"objective": "parameters", "seed": seed, "graphs": len(sketches), "accuracy": accuracy})
+    return Embedding(
+        network.eval(),
+        {"objective": "parameters", "seed": seed, "graphs": len(sketches), "accuracy": accuracy},
+    )
 
 
 def run(network: HyperNetwork, sketch: Sketch, images: Tensor) -> Tensor:
@@ -301,7 +326,13 @@ def _apply(network: HyperNetwork, layer: Layer, node: Tensor, inputs: Sequence[T
     if layer.kind == "product":
         return first.flatten(1) @ network.tensors_of(node, layer)[:, :, 0, 0].T
     if "convolution" in layer.kind:
-        out = F.conv2d(first, network.tensors_of(node, layer), stride=layer.stride, padding=layer.kernel // 2, groups=layer.groups)
+        out = F.conv2d(
+            first,
+            network.tensors_of(node, layer),
+            stride=layer.stride,
+            padding=layer.kernel // 2,
+            groups=layer.groups,
+        )
         return torch.relu(F.batch_norm(out, None, None, training=True)) if layer.normalised else out
     if layer.kind == "pooling":
         return F.max_pool2d(first, 2)
@@ -326,7 +357,9 @@ def _accuracy(network: HyperNetwork, sketches: Sequence[Sketch], images: Tensor,
     return float(torch.stack(right).mean())
 
 
-def _by_size(graphs: Sequence[Primitives], places: Sequence[int], size: int) -> list[tuple[Tensor, GraphBatch]]:
+def _by_size(
+    graphs: Sequence[Primitives], places: Sequence[int], size: int
+) -> list[tuple[Tensor, GraphBatch]]:
     """Graphs of like size together: a batch takes as many steps as its deepest graph."""
     ordered = sorted(places, key=lambda i: len(graphs[i].kinds))
     parts = [ordered[first : first + size] for first in range(0, len(ordered), size)]

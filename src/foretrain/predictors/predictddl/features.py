@@ -39,7 +39,13 @@ def dataset_type(job: Job) -> str:
 
 # Families of operators
 
-COMPUTING = ("convolution", "pointwise convolution", "grouped convolution", "depthwise convolution", "product")
+COMPUTING = (
+    "convolution",
+    "pointwise convolution",
+    "grouped convolution",
+    "depthwise convolution",
+    "product",
+)
 MOVING = ("normalisation", "pooling", "optimizer", "other")
 FAMILIES = (*COMPUTING, *MOVING)
 FAMILY_COLUMNS = (
@@ -64,7 +70,13 @@ class Work:
     @property
     def columns(self) -> Array:
         """As ``FAMILY_COLUMNS`` names them."""
-        sums = (self.calls, self.parameters, self.arithmetic_s.sum() * 1e6, self.traffic_s.sum() * 1e6, self.activations_bytes)
+        sums = (
+            self.calls,
+            self.parameters,
+            self.arithmetic_s.sum() * 1e6,
+            self.traffic_s.sum() * 1e6,
+            self.activations_bytes,
+        )
         seconds = np.concatenate([self.arithmetic_s[: len(COMPUTING)], self.traffic_s])
         return np.concatenate([np.log1p(seconds * 1e6), np.log1p(sums)])
 
@@ -114,8 +126,12 @@ def _summed(graph: OpGraph) -> _Sums:
         return np.bincount(places, column, count).astype(np.float64)
 
     def parts(share: Array) -> tuple[Array, ...]:
-        flops = sums(forms * len(FAMILIES) + kinds, graph.column("flops") * share, len(_FORMATS) * len(FAMILIES))
-        return flops, *(sums(kinds, column, len(FAMILIES)) for column in (graph.column("bytes") * share, share))
+        flops = sums(
+            forms * len(FAMILIES) + kinds, graph.column("flops") * share, len(_FORMATS) * len(FAMILIES)
+        )
+        return flops, *(
+            sums(kinds, column, len(FAMILIES)) for column in (graph.column("bytes") * share, share)
+        )
 
     return parts(launched * ~optimizer), parts(launched * optimizer)
 
@@ -264,8 +280,16 @@ def _shape(ops: Sequence[Op], samples: int) -> list[float]:
     output = first.outputs[0].shape
     weight = first.tensor("weight") or first.tensor("mat2")
     parameters = weight.numel if weight is not None else 0
-    channels_in = weight.shape[1] if weight is not None and len(weight.shape) > 1 else output[1] if len(output) > 1 else 1
-    channels, positions = (output[1], math.prod(output[2:])) if len(output) > 2 else (output[-1] if output else 1, 1)
+    channels_in = (
+        weight.shape[1]
+        if weight is not None and len(weight.shape) > 1
+        else output[1]
+        if len(output) > 1
+        else 1
+    )
+    channels, positions = (
+        (output[1], math.prod(output[2:])) if len(output) > 2 else (output[-1] if output else 1, 1)
+    )
     kernel = math.sqrt(math.prod(weight.shape[2:])) if weight is not None else 0.0
     return shape_row(
         channels, channels_in, positions, kernel, parameters,
@@ -274,7 +298,13 @@ def _shape(ops: Sequence[Op], samples: int) -> list[float]:
 
 
 def shape_row(
-    channels: float, channels_in: float, positions: float, kernel: float, parameters: float, flops: float, size: float
+    channels: float,
+    channels_in: float,
+    positions: float,
+    kernel: float,
+    parameters: float,
+    flops: float,
+    size: float,
 ) -> list[float]:
     """As ``SHAPES`` names it, of about unit size."""
     return [
@@ -308,4 +338,15 @@ def cost_targets(graph: Primitives) -> Array:
     )
     computing = [by_kind_flops[KINDS.index(name)] for name in COMPUTING]
     parameters = np.expm1(graph.shapes[:, 4] * 10).sum()
-    return np.log1p([*computing, *by_kind_bytes, *by_kind_time, flops.sum(), size.sum(), outputs.sum(), parameters, len(graph.kinds)])
+    return np.log1p(
+        [
+            *computing,
+            *by_kind_bytes,
+            *by_kind_time,
+            flops.sum(),
+            size.sum(),
+            outputs.sum(),
+            parameters,
+            len(graph.kinds),
+        ]
+    )

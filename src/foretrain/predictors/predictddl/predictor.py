@@ -115,11 +115,15 @@ class PredictDDLPredictor(Predictor):
         trained = state.get(kind)
         if trained is None:
             known = ", ".join(sorted(state)) or "none"
-            raise UnsupportedJob(f"training: dataset type {kind!r} has no trained predictor (there is: {known}); {_TRAIN}")
+            raise UnsupportedJob(
+                f"training: dataset type {kind!r} has no trained predictor (there is: {known}); {_TRAIN}"
+            )
         refused = trained.refuses(job)
         if refused is not None:
             learned = ", ".join(trained.settings[refused])
-            raise UnsupportedJob(f"{refused}: {settings(job)[refused]!r}; the predictor of {kind!r} learned from {learned}; {_TRAIN}")
+            raise UnsupportedJob(
+                f"{refused}: {settings(job)[refused]!r}; the predictor of {kind!r} learned from {learned}; {_TRAIN}"
+            )
         return trained
 
     def fit(self, runs: Iterable[Run]) -> Self:
@@ -139,8 +143,14 @@ class PredictDDLPredictor(Predictor):
                 failures.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
         self.left_out_ = tuple(failures)
         if not known:
-            raise InputError("runs: none has a step time under data parallelism; predictddl needs at least one")
-        self._learn([run for run, _, _ in known], [work for _, work, _ in known], np.array([row for _, _, row in known]))
+            raise InputError(
+                "runs: none has a step time under data parallelism; predictddl needs at least one"
+            )
+        self._learn(
+            [run for run, _, _ in known],
+            [work for _, work, _ in known],
+            np.array([row for _, _, row in known]),
+        )
         return self
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
@@ -162,7 +172,9 @@ class PredictDDLPredictor(Predictor):
         types = [dataset_type(run.job) for run in runs]
         groups = [run.job.workload.model.label for run in runs]
         terms = physics(works, [run.job for run in runs]) if self.form == "ratio" else None
-        problem = Problem(rows=rows, terms=terms, targets=np.log(step_times(runs)), groups=groups, types=types)
+        problem = Problem(
+            rows=rows, terms=terms, targets=np.log(step_times(runs)), groups=groups, types=types
+        )
         choices = choose(problem, self.candidates)
         baselines = problem.baselines(np.ones(len(runs), dtype=np.bool_))
         rest = problem.targets - problem.based(baselines)
@@ -174,7 +186,14 @@ class PredictDDLPredictor(Predictor):
             errors = problem.targets[mine] - choice.held_out
             made_with = [settings(run.job) for run, is_mine in zip(runs, mine, strict=True) if is_mine]
             learned[kind] = Trained.of(
-                model, rows[mine], errors, labels[mine], made_with, baseline=baselines.get(kind), chosen=choice.name, errors=choice.errors
+                model,
+                rows[mine],
+                errors,
+                labels[mine],
+                made_with,
+                baseline=baselines.get(kind),
+                chosen=choice.name,
+                errors=choice.errors,
             )
         earlier = {} if self._fresh or self.trained_ is None else self.trained_
         self.trained_ = {**earlier, **learned}
@@ -200,7 +219,12 @@ class PredictDDLPredictor(Predictor):
         state = self._state()
         tensors: dict[str, npt.NDArray[Any]] = {}
         for number, trained in enumerate(state.values()):
-            tensors.update({f"{number}/{name}": np.ascontiguousarray(array) for name, array in trained.to_arrays().items()})
+            tensors.update(
+                {
+                    f"{number}/{name}": np.ascontiguousarray(array)
+                    for name, array in trained.to_arrays().items()
+                }
+            )
         write_atomically(folder / _ARRAYS, save(tensors))
         if self.embedding is not None:
             self._embedder().network.save(folder / _EMBEDDING)
@@ -224,7 +248,8 @@ class PredictDDLPredictor(Predictor):
         made._fresh = False
         try:
             made.trained_ = {
-                facts["type"]: Trained.read(facts, some(tensors, f"{number}/")) for number, facts in enumerate(document["types"])
+                facts["type"]: Trained.read(facts, some(tensors, f"{number}/"))
+                for number, facts in enumerate(document["types"])
             }
         except KeyError as error:
             raise InputError(f"{folder}: lacks {error.args[0]!r}; fit it again") from error
@@ -265,7 +290,9 @@ def _digest(graph: OpGraph) -> str:
 def embedding_module() -> ModuleType:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch_geometric scripts its own functions as it is imported
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # torch_geometric scripts its own functions as it is imported
             from foretrain.predictors.predictddl import embedding as predictddl_embedding
     except ModuleNotFoundError as error:
         library = str(error.name).partition(".")[0]
@@ -273,13 +300,19 @@ def embedding_module() -> ModuleType:
     return predictddl_embedding
 
 
-def _benefits(choices: Mapping[str, Choice], types: Sequence[str], devices: Sequence[str]) -> dict[str, Benefit]:
+def _benefits(
+    choices: Mapping[str, Choice], types: Sequence[str], devices: Sequence[str]
+) -> dict[str, Benefit]:
     """By device: the error of the constant (in ratio form: of the baseline alone) and of what was chosen, on left-out architectures."""
     found = {}
     for device in sorted(set(devices)):
         mine = [choices[kind] for kind, name in zip(types, devices, strict=True) if name == device]
-        before = float(np.mean([choice.errors.get("constant", max(choice.errors.values())) for choice in mine]))
+        before = float(
+            np.mean([choice.errors.get("constant", max(choice.errors.values())) for choice in mine])
+        )
         found[device] = Benefit(
-            runs=len(mine), error_before=before, error_after=float(np.mean([choice.errors[choice.name] for choice in mine]))
+            runs=len(mine),
+            error_before=before,
+            error_after=float(np.mean([choice.errors[choice.name] for choice in mine])),
         )
     return found

@@ -40,10 +40,18 @@ class Sketch:
     layers: list[Layer] = field(default_factory=list)
 
     def convolve(
-        self, source: int | None, channels: int, kernel: int = 3, stride: int = 1, groups: int = 1, normalised: bool = True
+        self,
+        source: int | None,
+        channels: int,
+        kernel: int = 3,
+        stride: int = 1,
+        groups: int = 1,
+        normalised: bool = True,
     ) -> int:
         inward, side = self._of(source)
-        kind = "grouped convolution" if groups > 1 else "pointwise convolution" if kernel == 1 else "convolution"
+        kind = (
+            "grouped convolution" if groups > 1 else "pointwise convolution" if kernel == 1 else "convolution"
+        )
         if groups == inward == channels:
             kind = "depthwise convolution"
         return self._add(Layer(
@@ -55,16 +63,35 @@ class Sketch:
         """A sum, a concatenation or a scaling of nodes."""
         channels = [self.layers[source].channels for source in sources]
         total = sum(channels) if kind == "concat" else channels[0]
-        return self._add(Layer(kind=kind, sources=tuple(sources), channels_in=total, channels=total, side=self.layers[sources[0]].side))
+        return self._add(
+            Layer(
+                kind=kind,
+                sources=tuple(sources),
+                channels_in=total,
+                channels=total,
+                side=self.layers[sources[0]].side,
+            )
+        )
 
     def pool(self, source: int, *, whole: bool = False) -> int:
         channels, side = self._of(source)
         kind, new = ("global average", 1) if whole else ("pooling", side // 2)
-        return self._add(Layer(kind=kind, sources=(source,), channels_in=channels, channels=channels, side=new, stride=1 if whole else 2))
+        return self._add(
+            Layer(
+                kind=kind,
+                sources=(source,),
+                channels_in=channels,
+                channels=channels,
+                side=new,
+                stride=1 if whole else 2,
+            )
+        )
 
     def classify(self, source: int, classes: int) -> int:
         channels, _ = self._of(source)
-        return self._add(Layer(kind="product", sources=(source,), channels_in=channels, channels=classes, side=1))
+        return self._add(
+            Layer(kind="product", sources=(source,), channels_in=channels, channels=classes, side=1)
+        )
 
     def primitives(self) -> Primitives:
         """The graph that capturing the network would give, up to constants in the traffic."""
@@ -73,7 +100,9 @@ class Sketch:
             kinds[number, KINDS.index(layer.kind)] = 1
             if layer.normalised:
                 kinds[number, [KINDS.index("normalisation"), KINDS.index("activation")]] = 1
-        edges = sorted((source, number) for number, layer in enumerate(self.layers) for source in set(layer.sources))
+        edges = sorted(
+            (source, number) for number, layer in enumerate(self.layers) for source in set(layer.sources)
+        )
         return Primitives(
             kinds=kinds,
             shapes=np.array([self._shape(layer) for layer in self.layers]),
@@ -83,14 +112,29 @@ class Sketch:
     def _shape(self, layer: Layer) -> list[float]:
         positions, learns = layer.side**2, layer.kind == "product" or "convolution" in layer.kind
         parameters = layer.channels * layer.channels_in // layer.groups * layer.kernel**2 if learns else 0
-        read = sum(self.layers[source].channels * self.layers[source].side ** 2 for source in layer.sources) or 3 * self.side**2
+        read = (
+            sum(self.layers[source].channels * self.layers[source].side ** 2 for source in layer.sources)
+            or 3 * self.side**2
+        )
         written = layer.channels * positions
         moved = 4 * (read + written * (5 if layer.normalised else 1)) + 4 * parameters / _BATCH
         inward = layer.channels_in // layer.groups
-        return shape_row(layer.channels, inward, positions, layer.kernel if learns else 0, parameters, 2 * parameters * positions, moved)
+        return shape_row(
+            layer.channels,
+            inward,
+            positions,
+            layer.kernel if learns else 0,
+            parameters,
+            2 * parameters * positions,
+            moved,
+        )
 
     def _of(self, source: int | None) -> tuple[int, int]:
-        return (self.channels, self.side) if source is None else (self.layers[source].channels, self.layers[source].side)
+        return (
+            (self.channels, self.side)
+            if source is None
+            else (self.layers[source].channels, self.layers[source].side)
+        )
 
     def _add(self, layer: Layer) -> int:
         self.layers.append(layer)
@@ -112,7 +156,9 @@ def _residual(net: Sketch, source: int, channels: int, stride: int, draw: random
 def _bottleneck(net: Sketch, source: int, channels: int, stride: int, draw: random.Random) -> int:
     inner = max(8, channels // 4)
     groups = draw.choice([1, 1, 4, 8])
-    wide = net.convolve(net.convolve(source, inner, 1), inner, 3, stride, groups if inner % groups == 0 else 1)
+    wide = net.convolve(
+        net.convolve(source, inner, 1), inner, 3, stride, groups if inner % groups == 0 else 1
+    )
     return net.join("sum", (net.convolve(wide, channels, 1), _shortcut(net, source, channels, stride)))
 
 
@@ -120,7 +166,9 @@ def _inverted(net: Sketch, source: int, channels: int, stride: int, draw: random
     wide = net.layers[source].channels * draw.choice([2, 4, 6])
     deep = net.convolve(net.convolve(source, wide, 1), wide, 3, stride, wide)
     if draw.random() < 0.5:
-        gate = net.convolve(net.convolve(net.pool(deep, whole=True), max(4, wide // 16), 1), wide, 1, normalised=False)
+        gate = net.convolve(
+            net.convolve(net.pool(deep, whole=True), max(4, wide // 16), 1), wide, 1, normalised=False
+        )
         deep = net.join("scale", (deep, gate))
     out = net.convolve(deep, channels, 1)
     same = stride == 1 and net.layers[source].channels == channels
@@ -142,10 +190,18 @@ def _shortcut(net: Sketch, source: int, channels: int, stride: int) -> int:
     return net.convolve(source, channels, 1, stride)
 
 
-_BLOCKS: tuple[Callable[[Sketch, int, int, int, random.Random], int], ...] = (_plain, _residual, _bottleneck, _inverted, _dense)
+_BLOCKS: tuple[Callable[[Sketch, int, int, int, random.Random], int], ...] = (
+    _plain,
+    _residual,
+    _bottleneck,
+    _inverted,
+    _dense,
+)
 
 
-def sketch(seed: int, *, side: int | None = None, widest: int = 512, deepest: int = 16, classes: int = 10) -> Sketch:
+def sketch(
+    seed: int, *, side: int | None = None, widest: int = 512, deepest: int = 16, classes: int = 10
+) -> Sketch:
     """A network of stages of like blocks, each half as large and wider than the one before."""
     draw = random.Random(seed)
     net = Sketch(side or draw.choice([32, 64, 128, 224]))

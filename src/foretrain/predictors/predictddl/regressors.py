@@ -83,7 +83,9 @@ class LogLinear(Regressor):
     def fit(self, rows: Array, targets: Array) -> Self:
         self.middle_ = float(targets.mean())
         square = rows.T @ rows + self.ridge * np.eye(rows.shape[1])
-        self.weights_ = np.asarray(np.linalg.solve(square, rows.T @ (targets - self.middle_)), dtype=np.float64)
+        self.weights_ = np.asarray(
+            np.linalg.solve(square, rows.T @ (targets - self.middle_)), dtype=np.float64
+        )
         return self
 
     def predict(self, rows: Array) -> Array:
@@ -139,7 +141,11 @@ class Polynomial(_Kernel):
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
         made = cls()
-        made.rows_, made.weights_, made.middle_ = arrays["rows"], arrays["weights"], float(arrays["middle"][0])
+        made.rows_, made.weights_, made.middle_ = (
+            arrays["rows"],
+            arrays["weights"],
+            float(arrays["middle"][0]),
+        )
         return made
 
 
@@ -159,18 +165,28 @@ class SupportVectors(_Kernel):
 
     def fit(self, rows: Array, targets: Array) -> Self:
         svm = _sklearn("svm")
-        model = svm.SVR(C=self.cost, epsilon=0.03, gamma=self.breadth / max(rows.shape[1], 1)).fit(rows, targets)
+        model = svm.SVR(C=self.cost, epsilon=0.03, gamma=self.breadth / max(rows.shape[1], 1)).fit(
+            rows, targets
+        )
         self.rows_, self.weights_ = np.asarray(model.support_vectors_), np.asarray(model.dual_coef_[0])
         self.middle_ = float(model.intercept_[0])
         return self
 
     def to_arrays(self) -> Arrays:
-        return {"rows": self.rows_, "weights": self.weights_, "middle": np.array([self.middle_, self.breadth])}
+        return {
+            "rows": self.rows_,
+            "weights": self.weights_,
+            "middle": np.array([self.middle_, self.breadth]),
+        }
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
         made = cls(breadth=float(arrays["middle"][1]))
-        made.rows_, made.weights_, made.middle_ = arrays["rows"], arrays["weights"], float(arrays["middle"][0])
+        made.rows_, made.weights_, made.middle_ = (
+            arrays["rows"],
+            arrays["weights"],
+            float(arrays["middle"][0]),
+        )
         return made
 
 
@@ -191,7 +207,9 @@ class Perceptron(Regressor):
         import warnings
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", exceptions.ConvergenceWarning)  # stopping early is part of the method
+            warnings.simplefilter(
+                "ignore", exceptions.ConvergenceWarning
+            )  # stopping early is part of the method
             network.fit(rows, targets)
         (self.enter_, self.leave_), (self.lift_, self.end_) = network.coefs_, network.intercepts_
         return self
@@ -205,7 +223,9 @@ class Perceptron(Regressor):
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
         made = cls()
-        made.enter_, made.leave_, made.lift_, made.end_ = (arrays[name] for name in ("enter", "leave", "lift", "end"))
+        made.enter_, made.leave_, made.lift_, made.end_ = (
+            arrays[name] for name in ("enter", "leave", "lift", "end")
+        )
         return made
 
 
@@ -216,9 +236,16 @@ class Boosting(Regressor):
     kind: ClassVar[str] = "boosting"
 
     def fit(self, rows: Array, targets: Array) -> Self:
-        settings = {"num_leaves": 8, "learning_rate": 0.06, "min_data_in_leaf": min(10, max(1, len(rows) // 4)), "lambda_l2": 1.0}
+        settings = {
+            "num_leaves": 8,
+            "learning_rate": 0.06,
+            "min_data_in_leaf": min(10, max(1, len(rows) // 4)),
+            "lambda_l2": 1.0,
+        }
         self.middle_ = float(targets.mean())
-        self.forest_ = grow(rows, targets - self.middle_, np.ones(len(rows)), trees=200, feature_fraction=0.5, **settings)
+        self.forest_ = grow(
+            rows, targets - self.middle_, np.ones(len(rows)), trees=200, feature_fraction=0.5, **settings
+        )
         return self
 
     def predict(self, rows: Array) -> Array:
@@ -297,7 +324,11 @@ class Problem:
             return {}
         shared = fit_baseline(self.terms[inside], self.targets[inside])
         of_type = {kind: inside & (np.array(self.types) == kind) for kind in dict.fromkeys(self.types)}
-        return {kind: fit_baseline(self.terms[mine], self.targets[mine], shared) for kind, mine in of_type.items() if mine.any()}
+        return {
+            kind: fit_baseline(self.terms[mine], self.targets[mine], shared)
+            for kind, mine in of_type.items()
+            if mine.any()
+        }
 
     def based(self, baselines: Mapping[str, Array]) -> Array:
         """The baseline of every run whose type has one; 0 in the paper's form."""
@@ -320,7 +351,9 @@ class Choice:
     """The chosen one's logarithm of each run's step time, learned without its group."""
 
 
-def choose(problem: Problem, candidates: Sequence[str] = tuple(CANDIDATES), folds: int = 5) -> dict[str, Choice]:
+def choose(
+    problem: Problem, candidates: Sequence[str] = tuple(CANDIDATES), folds: int = 5
+) -> dict[str, Choice]:
     """Group k-fold cross-validation over architectures; the baseline is fitted anew in each fold."""
     part, types = _parts(problem.groups, folds), np.array(problem.types)
     held_out = {name: np.full(len(types), np.nan) for name in candidates}
@@ -331,7 +364,9 @@ def choose(problem: Problem, candidates: Sequence[str] = tuple(CANDIDATES), fold
             if not (inside.any() and outside.any()):
                 continue
             for name in candidates:
-                model = Scaled.learn(CANDIDATES[name](), problem.rows[inside], (problem.targets - base)[inside])
+                model = Scaled.learn(
+                    CANDIDATES[name](), problem.rows[inside], (problem.targets - base)[inside]
+                )
                 held_out[name][outside] = base[outside] + model.predict(problem.rows[outside])
     return {kind: _best(held_out, problem.targets, types == kind) for kind in dict.fromkeys(problem.types)}
 
@@ -339,9 +374,13 @@ def choose(problem: Problem, candidates: Sequence[str] = tuple(CANDIDATES), fold
 def _best(held_out: Mapping[str, Array], targets: Array, mine: npt.NDArray[np.bool_]) -> Choice:
     """The candidate with the smallest error; the first one where no run could be held out."""
     errors = {name: np.abs(np.expm1(np.clip(logs - targets, -5, 5)))[mine] for name, logs in held_out.items()}
-    means = {name: float(np.nanmean(some)) if np.isfinite(some).any() else 1.0 for name, some in errors.items()}
+    means = {
+        name: float(np.nanmean(some)) if np.isfinite(some).any() else 1.0 for name, some in errors.items()
+    }
     best = min(means, key=lambda name: means[name])
-    return Choice(name=best, errors=means, held_out=np.where(np.isnan(held_out[best]), targets, held_out[best])[mine])
+    return Choice(
+        name=best, errors=means, held_out=np.where(np.isnan(held_out[best]), targets, held_out[best])[mine]
+    )
 
 
 def _parts(groups: Sequence[str], folds: int) -> npt.NDArray[np.int64]:

@@ -45,7 +45,13 @@ class Trained:
 
     @classmethod
     def of(
-        cls, model: Scaled, rows: Array, left: Array, groups: npt.NDArray[np.str_], made_with: Sequence[Mapping[str, str]], **more: Any
+        cls,
+        model: Scaled,
+        rows: Array,
+        left: Array,
+        groups: npt.NDArray[np.str_],
+        made_with: Sequence[Mapping[str, str]],
+        **more: Any,
     ) -> Trained:
         """From the rows of runs, their architectures and settings, and the logarithms that were ``left`` when each was held out."""
         apart = _apart(model, rows, groups)
@@ -58,7 +64,9 @@ class Trained:
 
     def refuses(self, job: Job) -> str | None:
         """The field that no run tells anything of."""
-        if job.cluster.device.is_cpu not in {name.startswith("cpu") for name in self.settings["cluster.device"]}:
+        if job.cluster.device.is_cpu not in {
+            name.startswith("cpu") for name in self.settings["cluster.device"]
+        }:
             return "cluster.device"
         return None if settings(job)["training.mode"] in self.settings["training.mode"] else "training.mode"
 
@@ -83,7 +91,14 @@ class Trained:
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         own = {f"regressor/{name}": array for name, array in self.model.regressor.to_arrays().items()}
         more = {} if self.baseline is None else {"baseline": self.baseline}
-        return {**own, **more, "mean": self.model.mean, "deviation": self.model.deviation, "bounds": self.model.bounds, "seen": self.seen}
+        return {
+            **own,
+            **more,
+            "mean": self.model.mean,
+            "deviation": self.model.deviation,
+            "bounds": self.model.bounds,
+            "seen": self.seen,
+        }
 
     def to_facts(self) -> dict[str, Any]:
         """What is no array, as JSON."""
@@ -114,7 +129,8 @@ def settings(job: Job) -> dict[str, str]:
     """What runs must share with a job to tell of it, beside what the columns tell; by field."""
     training, device = job.workload.training, job.cluster.device
     of_training = {
-        name: str(getattr(training, name)) for name in ("mode", "precision", "optimizer", "channels_last", "compile", "framework")
+        name: str(getattr(training, name))
+        for name in ("mode", "precision", "optimizer", "channels_last", "compile", "framework")
     }
     cores = str(device.cores) if device.is_cpu else "none"
     return {
@@ -128,7 +144,9 @@ def _joined(several: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     return {name: sorted({one[name] for one in several}) for name in several[0]}
 
 
-def _nearest(model: Scaled, rows: npt.NDArray[np.floating[Any]], others: npt.NDArray[np.floating[Any]]) -> Array:
+def _nearest(
+    model: Scaled, rows: npt.NDArray[np.floating[Any]], others: npt.NDArray[np.floating[Any]]
+) -> Array:
     """The root mean square distance of each row to the nearest of others, in standard deviations of the columns that vary."""
     varies = np.isfinite(model.deviation)
     here, there = (((some - model.mean) / model.deviation)[:, varies] for some in (rows, others))

@@ -57,13 +57,19 @@ class Table:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            field.name: None if (column := getattr(self, field.name)) is None else column.tolist() for field in dataclasses.fields(self)
+            field.name: None if (column := getattr(self, field.name)) is None else column.tolist()
+            for field in dataclasses.fields(self)
         }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Table:
-        columns = {name: None if values is None else np.array(values, dtype=np.float64) for name, values in document.items()}
-        columns["levels"] = np.array(document["levels"], dtype=np.float64).reshape(len(document["workers"]), -1)
+        columns = {
+            name: None if values is None else np.array(values, dtype=np.float64)
+            for name, values in document.items()
+        }
+        columns["levels"] = np.array(document["levels"], dtype=np.float64).reshape(
+            len(document["workers"]), -1
+        )
         return cls(**columns)  # type: ignore[arg-type]
 
 
@@ -103,10 +109,18 @@ class Encoding:
 
     @classmethod
     def of(cls, jobs: Sequence[Job], *, graphs: bool) -> Encoding:
-        found = {name: {str(value(job)): value(job) for job in jobs if value(job) is not None} for name, value in SETTINGS.items()}
-        return cls(settings={name: tuple(values[text] for text in sorted(values)) for name, values in found.items()}, graphs=graphs)
+        found = {
+            name: {str(value(job)): value(job) for job in jobs if value(job) is not None}
+            for name, value in SETTINGS.items()
+        }
+        return cls(
+            settings={name: tuple(values[text] for text in sorted(values)) for name, values in found.items()},
+            graphs=graphs,
+        )
 
-    def table(self, jobs: Sequence[Job], steps: Sequence[float], forecasts_s: Sequence[float] | None = None) -> Table:
+    def table(
+        self, jobs: Sequence[Job], steps: Sequence[float], forecasts_s: Sequence[float] | None = None
+    ) -> Table:
         """The columns; ``forecasts_s`` are of a step. A setting that no run has is refused."""
         rows = np.array([[*_numbers(job), *_work(job, self.graphs)] for job in jobs], dtype=np.float64)
         counts = np.array(steps, dtype=np.float64)
@@ -122,21 +136,33 @@ class Encoding:
         for name, known in self.settings.items():
             value = SETTINGS[name](job)
             if value is not None and known and value not in known:
-                raise UnsupportedJob(f"{name}: {value!r}; the runs of this model have {', '.join(map(repr, known))}")
+                raise UnsupportedJob(
+                    f"{name}: {value!r}; the runs of this model have {', '.join(map(repr, known))}"
+                )
             levels += [float(value == other) for other in known[1:]]
         return levels
 
     def to_dict(self) -> dict[str, Any]:
-        return {"settings": {name: list(values) for name, values in self.settings.items()}, "graphs": self.graphs}
+        return {
+            "settings": {name: list(values) for name, values in self.settings.items()},
+            "graphs": self.graphs,
+        }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Encoding:
-        return cls(settings={name: tuple(values) for name, values in document["settings"].items()}, graphs=document["graphs"])
+        return cls(
+            settings={name: tuple(values) for name, values in document["settings"].items()},
+            graphs=document["graphs"],
+        )
 
 
 def _numbers(job: Job) -> tuple[float, float, float]:
     device = job.cluster.device
-    return float(job.cluster.world_size), float(job.cluster.nodes), float(device.cores or 1) if device.is_cpu else 1.0
+    return (
+        float(job.cluster.world_size),
+        float(job.cluster.nodes),
+        float(device.cores or 1) if device.is_cpu else 1.0,
+    )
 
 
 def _work(job: Job, graphs: bool) -> tuple[float, float]:

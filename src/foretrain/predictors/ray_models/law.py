@@ -43,10 +43,15 @@ class Law:
         from scipy.optimize import least_squares
 
         logs = np.log(times_s)
-        typical_s, typical_work = float(np.exp((logs - np.log(table.steps)).mean())), float(np.exp(np.log(table.work).mean()))
+        typical_s, typical_work = (
+            float(np.exp((logs - np.log(table.steps)).mean())),
+            float(np.exp(np.log(table.work).mean())),
+        )
         count = table.levels.shape[1]
         means = np.concatenate([_MEANS, np.zeros(2 * count)])
-        deviations = np.concatenate([_DEVIATIONS, np.full(count, _LEVEL_COMPUTING), np.full(count, _LEVEL_EXCHANGING)])
+        deviations = np.concatenate(
+            [_DEVIATIONS, np.full(count, _LEVEL_COMPUTING), np.full(count, _LEVEL_EXCHANGING)]
+        )
 
         def misses(numbers: Array) -> Array:
             told = cls(numbers=numbers, typical_s=typical_s, typical_work=typical_work).log_times(table)
@@ -64,9 +69,15 @@ class Law:
         computing_level, exchanging_level = self.numbers[13 : 13 + count], self.numbers[13 + count :]
         near, far = table.per_node, table.nodes
         scaled = shares[1] * (table.work / self.typical_work) * table.cores ** (-1.2 * _sigmoid(cores))
-        computing = (shares[0] + scaled) * (1 + np.exp(crowding - 2) * np.log(near)) * np.exp(table.levels @ computing_level)
+        computing = (
+            (shares[0] + scaled)
+            * (1 + np.exp(crowding - 2) * np.log(near))
+            * np.exp(table.levels @ computing_level)
+        )
         inside = (near > 1) * (shares[2] + shares[3] * np.log(near) + shares[4] * (near - 1))
-        between = (far > 1) * (shares[5] + shares[6] * np.log(far) + shares[7] * np.log(near) + shares[8] * (far - 1))
+        between = (far > 1) * (
+            shares[5] + shares[6] * np.log(far) + shares[7] * np.log(near) + shares[8] * (far - 1)
+        )
         exchanging = (inside + between) * np.exp(table.levels @ exchanging_level)
         power = 1 + 9 * _sigmoid(overlap)
         larger = np.maximum(computing, exchanging)
@@ -130,7 +141,9 @@ def _selected(rows: Array) -> tuple[int, ...]:
     return forward_selection(rows.shape[1], error, start=(0,), most=6)
 
 
-def forward_selection(count: int, error: Callable[[list[int]], float], *, start: tuple[int, ...] = (), most: int) -> tuple[int, ...]:
+def forward_selection(
+    count: int, error: Callable[[list[int]], float], *, start: tuple[int, ...] = (), most: int
+) -> tuple[int, ...]:
     """Of so many terms, one after the other that which lowers the error of left-out runs most, until none lowers it by two percent."""
     chosen, best = list(start), np.inf
     while len(chosen) < min(most, count):

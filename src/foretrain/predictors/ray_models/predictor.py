@@ -72,12 +72,17 @@ class RayModelsPredictor(Predictor):
         self.workloads_ = {}
         for key, mine in by_model.items():
             if len(mine) < _FEWEST:
-                left_out += [f"{run.job.workload.model.label}: only {len(mine)} runs of it; {_FEWEST} are needed" for run in mine]
+                left_out += [
+                    f"{run.job.workload.model.label}: only {len(mine)} runs of it; {_FEWEST} are needed"
+                    for run in mine
+                ]
             else:
                 self.workloads_[key] = self._learn(mine)
         self.left_out_ = tuple(left_out)
         if not self.workloads_:
-            raise InputError(f"runs: no model has {_FEWEST} runs with a time; ray_models learns each model from runs of its own")
+            raise InputError(
+                f"runs: no model has {_FEWEST} runs with a time; ray_models learns each model from runs of its own"
+            )
         return self
 
     def predict(self, job: Job) -> Forecast:
@@ -87,13 +92,17 @@ class RayModelsPredictor(Predictor):
         known = self.workloads_.get(job.workload.model.key)
         if known is None:
             have = ", ".join(sorted({workload.label for workload in self.workloads_.values()})[:8])
-            raise UnsupportedJob(f"model: no run of {job.workload.model.label!r}; ray_models has learned {have}")
+            raise UnsupportedJob(
+                f"model: no run of {job.workload.model.label!r}; ray_models has learned {have}"
+            )
         step_s = self._forecast_s(job) if known.physics else None
         step, spread, notes = _told(known, job, step_s)
         forecast = forecast_around(job, self.name, step, spread, notes)
         return _with_whole(forecast, known, step_s) if "whole" in known.models else forecast
 
-    def checks(self, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, list[Check]]:
+    def checks(
+        self, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> dict[str, list[Check]]:
         """By model, how well its other runs forecast each, with the choice of recipes made without it."""
         found: dict[str, list[Check]] = {}
         for workload in self.workloads_.values():
@@ -110,9 +119,14 @@ class RayModelsPredictor(Predictor):
 
     def _learn(self, runs: Sequence[Run]) -> Workload:
         encoding, tables = self.tables(runs)
-        models = {kind: ScaleModel.fit(table, times_s, self.budget, self.progress) for kind, (table, times_s) in tables.items()}
+        models = {
+            kind: ScaleModel.fit(table, times_s, self.budget, self.progress)
+            for kind, (table, times_s) in tables.items()
+        }
         physics = any(table.forecast_s is not None for table, _ in tables.values())
-        return Workload(label=runs[0].job.workload.model.label, encoding=encoding, physics=physics, models=models)
+        return Workload(
+            label=runs[0].job.workload.model.label, encoding=encoding, physics=physics, models=models
+        )
 
     def tables(self, runs: Sequence[Run]) -> tuple[Encoding, dict[Kind, tuple[Table, Array]]]:
         """The runs of one model as columns and times: of steps, and of epochs or whole trainings, where there are enough."""
@@ -182,7 +196,11 @@ def _check(job: Job) -> None:
 def _measured(run: Run, kind: Kind) -> tuple[float, float] | None:
     """Steps and seconds: of one step, of an epoch, or of the whole training where no epoch was timed."""
     training = run.job.workload.training
-    steps = {"step_time_s": 1} if kind == "step" else {"epoch_time_s": training.steps_per_epoch, "total_time_s": training.total_steps}
+    steps = (
+        {"step_time_s": 1}
+        if kind == "step"
+        else {"epoch_time_s": training.steps_per_epoch, "total_time_s": training.total_steps}
+    )
     for name, count in steps.items():
         if count and 0 < run.measured.get(name, 0.0) < math.inf:
             return float(count), run.measured[name]

@@ -38,7 +38,11 @@ class Choice:
     spread: Factors
 
     def to_dict(self) -> dict[str, Any]:
-        return {"recipes": [recipe.to_dict() for recipe in self.recipes], "weights": list(self.weights), "spread": list(self.spread)}
+        return {
+            "recipes": [recipe.to_dict() for recipe in self.recipes],
+            "weights": list(self.weights),
+            "spread": list(self.spread),
+        }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Choice:
@@ -60,15 +64,23 @@ class ScaleModel:
 
     @classmethod
     def fit(
-        cls, table: Table, times_s: Array, budget: Budget, progress: Callable[[int, int], None] = lambda done, total: None
+        cls,
+        table: Table,
+        times_s: Array,
+        budget: Budget,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> ScaleModel:
         """Choose recipes on these runs alone, and learn them."""
         if len(table) < _CHOOSE_FROM:
-            able = tuple(recipe for recipe in FEW if recipe.mean != "forecast" or table.forecast_s is not None)
+            able = tuple(
+                recipe for recipe in FEW if recipe.mean != "forecast" or table.forecast_s is not None
+            )
             few = Choice(recipes=able, weights=(1 / len(able),) * len(able), spread=UNSURE)
             return cls(table, times_s, few, few)
         trials = search(table, times_s, budget, progress)
-        inside = _choose(trials, lambda trial: (trial.inside_error, trial.beyond_error), lambda trial: trial.inside)
+        inside = _choose(
+            trials, lambda trial: (trial.inside_error, trial.beyond_error), lambda trial: trial.inside
+        )
         beyond = _choose(
             trials,
             lambda trial: (trial.beyond_error, trial.inside_error),
@@ -111,19 +123,29 @@ class ScaleModel:
     def from_dict(cls, document: Mapping[str, Any]) -> ScaleModel:
         """Learned again from the same runs by the same recipes, which gives the same model."""
         choices = [Choice.from_dict(document[name]) for name in ("inside", "beyond")]
-        return cls(Table.from_dict(document["table"]), np.array(document["times_s"], dtype=np.float64), *choices)
+        return cls(
+            Table.from_dict(document["table"]), np.array(document["times_s"], dtype=np.float64), *choices
+        )
 
 
-def _choose(trials: Sequence[Trial], errors: Callable[[Trial], tuple[float, float]], misses: Callable[[Trial], Array]) -> Choice:
+def _choose(
+    trials: Sequence[Trial], errors: Callable[[Trial], tuple[float, float]], misses: Callable[[Trial], Array]
+) -> Choice:
     """The best recipes by their errors on this side and on the other, one of each mean and technique, weighed by how good they are."""
     merits = sorted((_merit(trial.recipe, *errors(trial)), i) for i, trial in enumerate(trials))
-    different = {(trials[i].recipe.mean, trials[i].recipe.technique): (merit, i) for merit, i in reversed(merits)}
+    different = {
+        (trials[i].recipe.mean, trials[i].recipe.technique): (merit, i) for merit, i in reversed(merits)
+    }
     scored = sorted(different.values())[:_BLEND]
     kept = [(merit, trials[i]) for merit, i in scored if merit <= 2 * scored[0][0]]
     weights = np.array([1 / max(merit, 1e-4) ** 2 for merit, _ in kept])
     weights /= weights.sum()
     blend = np.average([misses(trial) for _, trial in kept], axis=0, weights=weights)
-    return Choice(recipes=tuple(trial.recipe for _, trial in kept), weights=tuple(weights.tolist()), spread=_spread(blend))
+    return Choice(
+        recipes=tuple(trial.recipe for _, trial in kept),
+        weights=tuple(weights.tolist()),
+        spread=_spread(blend),
+    )
 
 
 def _merit(recipe: Recipe, here: float, there: float) -> float:
@@ -149,7 +171,10 @@ def _spread(misses: Array) -> Factors:
 def _at_least(choice: Choice, other: Choice) -> Choice:
     """Beyond the runs, an interval that is nowhere narrower than inside."""
     one, two = choice.spread, other.spread
-    low, high = (min(one.low_95, two.low_95), min(one.low, two.low)), (max(one.high, two.high), max(one.high_95, two.high_95))
+    low, high = (
+        (min(one.low_95, two.low_95), min(one.low, two.low)),
+        (max(one.high, two.high), max(one.high_95, two.high_95)),
+    )
     return Choice(recipes=choice.recipes, weights=choice.weights, spread=Factors(*low, *high))
 
 
@@ -167,7 +192,12 @@ class Check:
     ernest_error: float
 
 
-def check(table: Table, times_s: Array, budget: Budget, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Check]:
+def check(
+    table: Table,
+    times_s: Array,
+    budget: Budget,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Check]:
     """In every number with three values or more: inner values from the others, and the largest third from what is below."""
     several = [name for name in NUMBERS if name != "traffic" and len(np.unique(table.number(name))) > 2]
     wanted = [
@@ -180,18 +210,25 @@ def check(table: Table, times_s: Array, budget: Budget, progress: Callable[[int,
     shared = (table, times_s, Budget(starters=budget.starters))
     parts = [part for _, _, part in wanted]
     found: dict[tuple[str, str], list[tuple[Array, Array]]] = {}
-    errors = fan_out(_errors, parts, shared=shared, processes=budget.processes, ray=budget.ray, progress=progress)
+    errors = fan_out(
+        _errors, parts, shared=shared, processes=budget.processes, ray=budget.ray, progress=progress
+    )
     for (name, kind, _), pair in zip(wanted, errors, strict=True):
         found.setdefault((name, kind), []).append(pair)
     return [_check(name, kind, pairs) for (name, kind), pairs in found.items()]
 
 
-_KINDS: Mapping[str, Callable[[Array], list[Part]]] = {"interpolation": interpolation, "extrapolation": extrapolation}
+_KINDS: Mapping[str, Callable[[Array], list[Part]]] = {
+    "interpolation": interpolation,
+    "extrapolation": extrapolation,
+}
 
 
 def _check(name: str, kind: str, pairs: Sequence[tuple[Array, Array]]) -> Check:
     own, ernest = (np.concatenate([pair[i] for pair in pairs]) for i in (0, 1))
-    return Check(dimension=name, kind=kind, runs=len(own), error=float(own.mean()), ernest_error=float(ernest.mean()))
+    return Check(
+        dimension=name, kind=kind, runs=len(own), error=float(own.mean()), ernest_error=float(ernest.mean())
+    )
 
 
 def _errors(shared: tuple[Table, Array, Budget], part: Part) -> tuple[Array, Array]:
@@ -217,4 +254,6 @@ def ernest_times_s(known: Table, times_s: Array, asked: Table) -> Array:
 
 
 def _ernest(table: Table) -> Array:
-    return np.column_stack([np.ones(len(table)), table.work * table.steps, np.log(table.workers), table.workers])
+    return np.column_stack(
+        [np.ones(len(table)), table.work * table.steps, np.log(table.workers), table.workers]
+    )

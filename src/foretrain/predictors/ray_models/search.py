@@ -87,12 +87,17 @@ def try_recipes(shared: tuple[Table, Array], recipes: Sequence[Recipe]) -> list[
     if not able:
         return []
     wanted = tuple(mean for mean in MEANS if any(recipe.mean == mean for recipe in able))
-    misses = [[_misses(able, wanted, table, times_s, part) for part in parts] for parts in (_inside(table), _beyond(table))]
+    misses = [
+        [_misses(able, wanted, table, times_s, part) for part in parts]
+        for parts in (_inside(table), _beyond(table))
+    ]
     joined = [np.concatenate(parts, axis=1) if parts else np.zeros((len(able), 0)) for parts in misses]
     return [Trial(recipe=recipe, inside=joined[0][i], beyond=joined[1][i]) for i, recipe in enumerate(able)]
 
 
-def _misses(recipes: Sequence[Recipe], wanted: Sequence[Mean], table: Table, times_s: Array, part: Part) -> Array:
+def _misses(
+    recipes: Sequence[Recipe], wanted: Sequence[Mean], table: Table, times_s: Array, part: Part
+) -> Array:
     train, test = part
     known, known_s, asked = table.take(train), times_s[train], table.take(test)
     means = means_of(known, known_s, wanted)
@@ -137,7 +142,12 @@ class Budget:
             raise InputError(f"trials: {self.trials} is not 0 or more")
 
 
-def search(table: Table, times_s: Array, budget: Budget, progress: Callable[[int, int], None] = lambda done, total: None) -> list[Trial]:
+def search(
+    table: Table,
+    times_s: Array,
+    budget: Budget,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Trial]:
     """The starters, and then what Optuna's sampler proposes in the light of them, a batch at a time."""
     with Crew(try_recipes, shared=(table, times_s), processes=budget.processes, ray=budget.ray) as crew:
         trials = [trial for batch in crew.run(_dealt(budget.starters)) for trial in batch]
@@ -153,19 +163,31 @@ def _dealt(recipes: Sequence[Recipe]) -> list[list[Recipe]]:
 
 
 def _proposed(
-    crew: Crew[list[Trial]], study: optuna.Study, table: Table, budget: Budget, progress: Callable[[int, int], None]
+    crew: Crew[list[Trial]],
+    study: optuna.Study,
+    table: Table,
+    budget: Budget,
+    progress: Callable[[int, int], None],
 ) -> list[Trial]:
     """What the sampler proposes, until trials or time are spent; the best of an interrupted search first, to have their errors one by one."""
     begun = time.monotonic()
     means = tuple(mean for mean in MEANS if mean != "forecast" or table.forecast_s is not None)
-    told = [one for one in study.get_trials(deepcopy=False) if one.value is not None and "recipe" in one.user_attrs]
+    told = [
+        one
+        for one in study.get_trials(deepcopy=False)
+        if one.value is not None and "recipe" in one.user_attrs
+    ]
     best = sorted(told, key=lambda one: float(one.value or 0.0))[:BATCH]
-    trials = [trial for batch in crew.run([[Recipe(**one.user_attrs["recipe"])] for one in best]) for trial in batch]
+    trials = [
+        trial for batch in crew.run([[Recipe(**one.user_attrs["recipe"])] for one in best]) for trial in batch
+    ]
     done = len(study.get_trials(deepcopy=False))
     while done < budget.trials and time.monotonic() - begun < budget.seconds:
         asked = [study.ask() for _ in range(min(BATCH, budget.trials - done))]
         recipes = [propose(one, means) for one in asked]
-        for one, recipe, (trial,) in zip(asked, recipes, crew.run([[recipe] for recipe in recipes]), strict=True):
+        for one, recipe, (trial,) in zip(
+            asked, recipes, crew.run([[recipe] for recipe in recipes]), strict=True
+        ):
             one.set_user_attr("recipe", recipe.to_dict())
             study.tell(one, min(trial.inside_error, _HOPELESS) + min(trial.beyond_error, _HOPELESS))
             trials.append(trial)
@@ -187,7 +209,12 @@ def _study(table: Table, times_s: Array, path: Path | None) -> optuna.Study:
     from optuna.storages.journal import JournalFileBackend
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    return optuna.create_study(study_name=name, sampler=sampler, storage=JournalStorage(JournalFileBackend(str(path))), load_if_exists=True)
+    return optuna.create_study(
+        study_name=name,
+        sampler=sampler,
+        storage=JournalStorage(JournalFileBackend(str(path))),
+        load_if_exists=True,
+    )
 
 
 def propose(trial: optuna.Trial, means: Sequence[Mean] = MEANS) -> Recipe:
@@ -200,7 +227,14 @@ def propose(trial: optuna.Trial, means: Sequence[Mean] = MEANS) -> Recipe:
     linear = technique in ("ridge", "stepwise")
     degree = trial.suggest_int("degree", 1, 2) if linear else 1
     select = trial.suggest_categorical("select", [False, True]) if linear else False
-    return Recipe(mean=mean, technique=technique, terms=terms, degree=degree, select=select, settings=_settings(trial, technique))
+    return Recipe(
+        mean=mean,
+        technique=technique,
+        terms=terms,
+        degree=degree,
+        select=select,
+        settings=_settings(trial, technique),
+    )
 
 
 _RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
@@ -219,6 +253,12 @@ _CHOICES: Mapping[str, Mapping[str, Sequence[float]]] = {
 
 
 def _settings(trial: optuna.Trial, technique: str) -> dict[str, float]:
-    ranges = {name: trial.suggest_float(f"{technique} {name}", *bounds, log=True) for name, bounds in _RANGES.get(technique, {}).items()}
-    choices = {name: trial.suggest_categorical(f"{technique} {name}", list(values)) for name, values in _CHOICES.get(technique, {}).items()}
+    ranges = {
+        name: trial.suggest_float(f"{technique} {name}", *bounds, log=True)
+        for name, bounds in _RANGES.get(technique, {}).items()
+    }
+    choices = {
+        name: trial.suggest_categorical(f"{technique} {name}", list(values))
+        for name, values in _CHOICES.get(technique, {}).items()
+    }
     return {**ranges, **choices}

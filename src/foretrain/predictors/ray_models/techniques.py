@@ -42,7 +42,10 @@ class Recipe:
 
     @property
     def label(self) -> str:
-        parts = [self.technique if self.technique != "none" else "", f"on {self.mean}" if self.mean != "none" else ""]
+        parts = [
+            self.technique if self.technique != "none" else "",
+            f"on {self.mean}" if self.mean != "none" else "",
+        ]
         extras = [
             *(["rich terms"] if self.terms == "rich" else []),
             *([f"degree {self.degree}"] if self.degree > 1 else []),
@@ -64,7 +67,9 @@ def technique(name: str) -> Callable[[Technique], Technique]:
     return register
 
 
-def means_of(table: Table, times_s: Array, wanted: Sequence[Mean] = MEANS) -> dict[Mean, Callable[[Table], Array]]:
+def means_of(
+    table: Table, times_s: Array, wanted: Sequence[Mean] = MEANS
+) -> dict[Mean, Callable[[Table], Array]]:
     """The logarithm of the mean of each kind that these runs allow."""
     found: dict[Mean, Callable[[Table], Array]] = {}
     for name in wanted:
@@ -84,7 +89,9 @@ def _log_forecast(table: Table) -> Array:
     return np.log(table.forecast_s)
 
 
-def learn(recipe: Recipe, table: Table, times_s: Array, mean: Callable[[Table], Array]) -> Callable[[Table], Array]:
+def learn(
+    recipe: Recipe, table: Table, times_s: Array, mean: Callable[[Table], Array]
+) -> Callable[[Table], Array]:
     """The logarithm of the time by one recipe."""
     left = np.log(times_s) - mean(table)
     if recipe.technique == "none":
@@ -103,11 +110,25 @@ def learn(recipe: Recipe, table: Table, times_s: Array, mean: Callable[[Table], 
 
 def terms(table: Table, kind: Literal["logs", "rich"]) -> Array:
     """Columns that a technique may take: logarithms and settings; or inverses, roots and Ernest's terms as well."""
-    numbers = [np.log(table.workers), table.workers > 1, np.log(table.nodes), table.nodes > 1, np.log(table.work), np.log(table.traffic)]
+    numbers = [
+        np.log(table.workers),
+        table.workers > 1,
+        np.log(table.nodes),
+        table.nodes > 1,
+        np.log(table.work),
+        np.log(table.traffic),
+    ]
     logs = [*numbers, np.log(table.cores), np.log(table.steps), *table.levels.T]
     if kind == "logs":
         return np.column_stack(logs).astype(np.float64)
-    rich = [1 / table.workers, 1 / table.nodes, 1 / table.cores, np.sqrt(table.workers), np.sqrt(table.nodes), np.sqrt(table.work)]
+    rich = [
+        1 / table.workers,
+        1 / table.nodes,
+        1 / table.cores,
+        np.sqrt(table.workers),
+        np.sqrt(table.nodes),
+        np.sqrt(table.work),
+    ]
     ernest = [table.work, table.work / table.cores, table.workers, np.sqrt(table.work) / table.cores]
     return np.column_stack([*logs, *rich, *ernest]).astype(np.float64)
 
@@ -125,7 +146,9 @@ class Pipeline:
     def of(cls, recipe: Recipe, table: Table, targets: Array) -> Pipeline:
         rows = terms(table, recipe.terms)
         scale = rows.std(axis=0)
-        made = cls(recipe=recipe, middle=rows.mean(axis=0), scale=np.where(scale > 1e-9, scale, np.inf), kept=())
+        made = cls(
+            recipe=recipe, middle=rows.mean(axis=0), scale=np.where(scale > 1e-9, scale, np.inf), kept=()
+        )
         count = made._all(table).shape[1]
         whole = dataclasses.replace(made, kept=tuple(range(count)))
         if not recipe.select or count < 2:
@@ -142,7 +165,9 @@ class Pipeline:
         if self.recipe.degree < 2:
             return varied
         count = varied.shape[1]
-        return np.column_stack([varied, *(varied[:, i] * varied[:, j] for i in range(count) for j in range(i, count))])
+        return np.column_stack(
+            [varied, *(varied[:, i] * varied[:, j] for i in range(count) for j in range(i, count))]
+        )
 
 
 def _selected(rows: Array, targets: Array) -> tuple[int, ...]:
@@ -156,7 +181,9 @@ def _left_out(rows: Array, targets: Array, parts: Indices) -> float:
         known = parts != part
         misses.append(
             np.abs(
-                targets[~known] - targets[known].mean() - rows[~known] @ _ridge(rows[known], targets[known] - targets[known].mean(), 0.1)
+                targets[~known]
+                - targets[known].mean()
+                - rows[~known] @ _ridge(rows[known], targets[known] - targets[known].mean(), 0.1)
             )
         )
     return float(np.concatenate(misses).mean())
@@ -166,7 +193,9 @@ def _left_out(rows: Array, targets: Array, parts: Indices) -> float:
 
 
 def _ridge(rows: Array, targets: Array, penalty: float) -> Array:
-    return np.asarray(np.linalg.solve(rows.T @ rows + penalty * np.eye(rows.shape[1]), rows.T @ targets), dtype=np.float64)
+    return np.asarray(
+        np.linalg.solve(rows.T @ rows + penalty * np.eye(rows.shape[1]), rows.T @ targets), dtype=np.float64
+    )
 
 
 @technique("ridge")
@@ -180,13 +209,19 @@ def stepwise(rows: Array, targets: Array, settings: Mapping[str, float]) -> Tell
     """Draper and Smith: a term enters at p < 0.05, and leaves again at p > 0.1."""
     chosen: list[int] = []
     for _ in range(2 * rows.shape[1]):
-        chances = {new: _chance(rows[:, [*chosen, new]], targets) for new in range(rows.shape[1]) if new not in chosen}
+        chances = {
+            new: _chance(rows[:, [*chosen, new]], targets)
+            for new in range(rows.shape[1])
+            if new not in chosen
+        }
         new = min(chances, key=lambda one: chances[one][-1], default=None)
         if new is None or chances[new][-1] >= settings.get("enter", 0.05):
             break
         chosen.append(new)
         chosen = [
-            one for one, chance in zip(chosen, _chance(rows[:, chosen], targets), strict=True) if chance <= settings.get("leave", 0.1)
+            one
+            for one, chance in zip(chosen, _chance(rows[:, chosen], targets), strict=True)
+            if chance <= settings.get("leave", 0.1)
         ]
     weights: Array = np.asarray(np.linalg.lstsq(rows[:, chosen], targets, rcond=None)[0])
     return lambda others: others[:, chosen] @ weights
@@ -214,7 +249,9 @@ def gaussian_process(rows: Array, targets: Array, settings: Mapping[str, float])
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern, WhiteKernel
 
-    kernel = ConstantKernel(0.02, (1e-4, 1.0)) * Matern(2.0, (0.5, 10.0), nu=2.5) + WhiteKernel(0.003, (1e-4, 0.1))
+    kernel = ConstantKernel(0.02, (1e-4, 1.0)) * Matern(2.0, (0.5, 10.0), nu=2.5) + WhiteKernel(
+        0.003, (1e-4, 0.1)
+    )
     if settings.get("linear", 1.0):
         kernel += ConstantKernel(0.05, (1e-5, 10.0)) * DotProduct(0.0, "fixed")
     with warnings.catch_warnings():
@@ -228,7 +265,11 @@ def tree(rows: Array, targets: Array, settings: Mapping[str, float]) -> Tell:
     from sklearn.tree import DecisionTreeRegressor
 
     return _fitted(
-        DecisionTreeRegressor(max_depth=int(settings.get("depth", 6)), min_samples_leaf=int(settings.get("leaf", 1)), random_state=0),
+        DecisionTreeRegressor(
+            max_depth=int(settings.get("depth", 6)),
+            min_samples_leaf=int(settings.get("leaf", 1)),
+            random_state=0,
+        ),
         rows,
         targets,
     )
@@ -239,22 +280,40 @@ def forest(rows: Array, targets: Array, settings: Mapping[str, float]) -> Tell:
     from sklearn.ensemble import ExtraTreesRegressor
 
     leaf, count = int(settings.get("leaf", 1)), int(settings.get("trees", 50))
-    return _fitted(ExtraTreesRegressor(n_estimators=count, min_samples_leaf=leaf, random_state=0), rows, targets)
+    return _fitted(
+        ExtraTreesRegressor(n_estimators=count, min_samples_leaf=leaf, random_state=0), rows, targets
+    )
 
 
 @technique("boosting")
 def boosting(rows: Array, targets: Array, settings: Mapping[str, float]) -> Tell:
     from sklearn.ensemble import GradientBoostingRegressor
 
-    rate, depth, count = settings.get("rate", 0.1), int(settings.get("depth", 3)), int(settings.get("trees", 60))
-    return _fitted(GradientBoostingRegressor(n_estimators=count, learning_rate=rate, max_depth=depth, random_state=0), rows, targets)
+    rate, depth, count = (
+        settings.get("rate", 0.1),
+        int(settings.get("depth", 3)),
+        int(settings.get("trees", 60)),
+    )
+    return _fitted(
+        GradientBoostingRegressor(n_estimators=count, learning_rate=rate, max_depth=depth, random_state=0),
+        rows,
+        targets,
+    )
 
 
 @technique("svr")
 def svr(rows: Array, targets: Array, settings: Mapping[str, float]) -> Tell:
     from sklearn.svm import SVR
 
-    return _fitted(SVR(C=settings.get("cost", 3.0), epsilon=settings.get("margin", 0.02), gamma=settings.get("gamma", 0.1)), rows, targets)
+    return _fitted(
+        SVR(
+            C=settings.get("cost", 3.0),
+            epsilon=settings.get("margin", 0.02),
+            gamma=settings.get("gamma", 0.1),
+        ),
+        rows,
+        targets,
+    )
 
 
 @technique("mlp")
@@ -263,7 +322,14 @@ def mlp(rows: Array, targets: Array, settings: Mapping[str, float]) -> Tell:
 
     width, penalty = int(settings.get("width", 16)), settings.get("penalty", 0.01)
     return _fitted(
-        MLPRegressor(hidden_layer_sizes=(width, width), activation="tanh", solver="lbfgs", alpha=penalty, max_iter=300, random_state=0),
+        MLPRegressor(
+            hidden_layer_sizes=(width, width),
+            activation="tanh",
+            solver="lbfgs",
+            alpha=penalty,
+            max_iter=300,
+            random_state=0,
+        ),
         rows,
         targets,
     )

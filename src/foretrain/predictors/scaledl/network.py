@@ -52,11 +52,16 @@ class Member(nn.Module):
         leave = nn.Linear(HIDDEN, 1)
         nn.init.zeros_(leave.weight)
         nn.init.zeros_(leave.bias)
-        self.readout = nn.Sequential(nn.Linear(2 * HIDDEN + run_columns, HIDDEN), nn.ReLU(), nn.Dropout(_DROPOUT), leave)
+        self.readout = nn.Sequential(
+            nn.Linear(2 * HIDDEN + run_columns, HIDDEN), nn.ReLU(), nn.Dropout(_DROPOUT), leave
+        )
 
     def standardise(self, graphs: Sequence[LayerGraph]) -> None:
         """Features of mean 0 and variance 1 over these graphs; of few, nearly equal ones nothing is blown up."""
-        for name, rows in (("node", np.concatenate([graph.nodes for graph in graphs])), ("run", np.stack([graph.run for graph in graphs]))):
+        for name, rows in (
+            ("node", np.concatenate([graph.nodes for graph in graphs])),
+            ("run", np.stack([graph.run for graph in graphs])),
+        ):
             getattr(self, f"{name}_mean").copy_(torch.from_numpy(rows.mean(axis=0)))
             getattr(self, f"{name}_scale").copy_(torch.from_numpy(np.maximum(rows.std(axis=0), 0.1)))
 
@@ -64,7 +69,10 @@ class Member(nn.Module):
         hidden = torch.relu(self.enter((batch.x - self.node_mean) / self.node_scale))
         for convolution in self.convolutions:
             hidden = hidden + self.drop(torch.relu(convolution(hidden, batch.edge_index)))
-        pooled = [global_mean_pool(hidden, batch.batch), global_add_pool(hidden * batch.share[:, None], batch.batch)]
+        pooled = [
+            global_mean_pool(hidden, batch.batch),
+            global_add_pool(hidden * batch.share[:, None], batch.batch),
+        ]
         run = ((batch.run - self.run_mean) / self.run_scale).clamp(-3, 3)
         raw: Tensor = self.readout(torch.cat([*pooled, run], dim=1)).squeeze(1)
         return self.bound * torch.tanh(raw / self.bound)
@@ -104,7 +112,12 @@ def load(path: Path) -> Network:
 
 
 def train(
-    graphs: Sequence[LayerGraph], measured_s: Array, groups: Sequence[str], *, seed: int = 0, bound: float = BOUND
+    graphs: Sequence[LayerGraph],
+    measured_s: Array,
+    groups: Sequence[str],
+    *,
+    seed: int = 0,
+    bound: float = BOUND,
 ) -> tuple[Network, Array]:
     """The network, and for each run the step time that a member which had not seen its group gives (any member, when there are few groups)."""
     targets = np.log(measured_s / np.array([graph.base_s for graph in graphs]))
@@ -173,7 +186,9 @@ def _apply(member: Member, batches: Sequence[Batch]) -> Array:
 
 def _batches(data: Sequence[Data], size: int) -> list[Batch]:
     """Graphs joined once: joining them takes as long as learning from them."""
-    return [Batch.from_data_list(list(data[first : first + size])) for first in range(0, len(data), max(size, 1))]
+    return [
+        Batch.from_data_list(list(data[first : first + size])) for first in range(0, len(data), max(size, 1))
+    ]
 
 
 def _data(graph: LayerGraph, target: float = 0.0) -> Data:

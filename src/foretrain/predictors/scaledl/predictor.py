@@ -87,7 +87,9 @@ class ScaleDLPredictor(Predictor):
     }  # fmt: skip
     learns: ClassVar[bool] = True
 
-    def __init__(self, operators: DeletePopPredictor | None = None, learned: Learned | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, operators: DeletePopPredictor | None = None, learned: Learned | None = None, seed: int = 0
+    ) -> None:
         self.operators, self.learned_, self.seed = operators, learned, seed
         self._fresh = operators is None and learned is None
 
@@ -103,7 +105,9 @@ class ScaleDLPredictor(Predictor):
         spread = Spread(time=learned.factors, memory=MEMORY, count=learned.factors)
         operators = self._operators()
         host = operators.host_of(job.cluster.device.name)
-        plain = forecast_one_device(job, operators.costs, host, spread, predictor=self.name, gap_s=KERNEL_GAP_S)
+        plain = forecast_one_device(
+            job, operators.costs, host, spread, predictor=self.name, gap_s=KERNEL_GAP_S
+        )
         assert plain.timeline is not None
         factor, note = self._correction(learned, job, plain.timeline)
         quantities = whole_training(job, spread.around("step_time_s", plain.timeline.step_time_s * factor))
@@ -130,7 +134,9 @@ class ScaleDLPredictor(Predictor):
                 left_out.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
         self.left_out_ = tuple(left_out)
         if not known:
-            raise InputError("runs: none is of one device and has a step time; the network needs at least one")
+            raise InputError(
+                "runs: none is of one device and has a step time; the network needs at least one"
+            )
         measured = np.array([run.measured["step_time_s"] for run, _ in known])
         kin = [family(run.job.workload.model) for run, _ in known]
         trained, held_out = network.train([graph for _, graph in known], measured, kin, seed=self.seed)
@@ -163,7 +169,9 @@ class ScaleDLPredictor(Predictor):
             raise UnsupportedJob("no step_time_s")
         operators = self._operators()
         host = operators.host_of(run.job.cluster.device.name)
-        return layer_graph(build_timeline(run.job, capture_job(run.job), operators.costs, host, gap_s=KERNEL_GAP_S))
+        return layer_graph(
+            build_timeline(run.job, capture_job(run.job), operators.costs, host, gap_s=KERNEL_GAP_S)
+        )
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
         """The network; and the operator models, when they are not those of the package."""
@@ -188,7 +196,9 @@ class ScaleDLPredictor(Predictor):
             devices=frozenset(document["devices"]),
             factors=Factors(*document["factors"]),
         )
-        return cls(DeletePopPredictor.load(folder / _OPERATORS) if document["own_operators"] else None, learned)
+        return cls(
+            DeletePopPredictor.load(folder / _OPERATORS) if document["own_operators"] else None, learned
+        )
 
     def _operators(self) -> DeletePopPredictor:
         if self.operators is None:
@@ -225,18 +235,26 @@ def layer_graph(timeline: Timeline) -> LayerGraph:
     def by_node(column: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         return np.bincount(node, weights=column * repeats, minlength=count).astype(np.float64)
 
-    device_s, host_s, kernels = by_node(timeline.device_s), by_node(timeline.host_s), by_node(timeline.kernels_per_call)
+    device_s, host_s, kernels = (
+        by_node(timeline.device_s),
+        by_node(timeline.host_s),
+        by_node(timeline.kernels_per_call),
+    )
     flops, size, launches = (by_node(graph.column(name)) for name in ("flops", "bytes", "launches"))
     phases = np.zeros((count, len(PHASES)))
     phases[node, graph.phase_index] = 1.0
     share, host_share = device_s / max(device_s.sum(), 1e-12), host_s / max(host_s.sum(), 1e-12)
     sizes = (device_s / 1e-6, host_s / 1e-6, flops / 1e6, size / 1e3, kernels, launches)
-    pairs = {(int(node[source]), int(node[i])) for i in range(len(graph.ops)) for source in graph.producers(i)}
+    pairs = {
+        (int(node[source]), int(node[i])) for i in range(len(graph.ops)) for source in graph.producers(i)
+    }
     edges = np.array(sorted((a, b) for a, b in pairs if a != b), dtype=np.int64).reshape(-1, 2).T
     device_total, host_total = timeline.device_busy_s, timeline.host_issue_s
     run = np.log(np.maximum([device_total, host_total, host_total / max(device_total, 1e-9)], 1e-9))
     return LayerGraph(
-        nodes=np.column_stack([*(np.log1p(column) for column in sizes), share, host_share, phases]).astype(np.float32),
+        nodes=np.column_stack([*(np.log1p(column) for column in sizes), share, host_share, phases]).astype(
+            np.float32
+        ),
         edges=np.ascontiguousarray(edges),
         share=share.astype(np.float32),
         run=run.astype(np.float32),
@@ -250,7 +268,10 @@ def _node_of_op(layers: Sequence[str], phases: Sequence[str]) -> npt.NDArray[np.
     for depth in range(deepest, 0, -1):
         numbers: dict[tuple[str, str], int] = {}
         cut = {layer: ".".join(layer.split(".")[:depth]) for layer in set(layers)}
-        found = [numbers.setdefault((cut[layer], phase), len(numbers)) for layer, phase in zip(layers, phases, strict=True)]
+        found = [
+            numbers.setdefault((cut[layer], phase), len(numbers))
+            for layer, phase in zip(layers, phases, strict=True)
+        ]
         if len(numbers) <= NODES_AT_MOST or depth == 1:
             return np.array(found, dtype=np.int64)
     return np.zeros(0, dtype=np.int64)
@@ -262,7 +283,9 @@ def _node_of_op(layers: Sequence[str], phases: Sequence[str]) -> npt.NDArray[np.
 def intervals(ratios: npt.NDArray[np.float64]) -> Factors:
     """Measured over forecast, as bounds of the 95 % and the 80 % interval; few runs leave them wide."""
     widen = 1.0 + 2.0 / np.sqrt(len(ratios))
-    low_95, low, high, high_95 = np.exp(widen * np.quantile(np.log(ratios), [0.025, 0.1, 0.9, 0.975])).tolist()
+    low_95, low, high, high_95 = np.exp(
+        widen * np.quantile(np.log(ratios), [0.025, 0.1, 0.9, 0.975])
+    ).tolist()
     return Factors(min(low_95, low, 0.95), min(low, 0.97), max(high, 1.03), max(high_95, high, 1.05))
 
 
@@ -272,7 +295,9 @@ def _check_gpu(job: Job) -> None:
         raise UnsupportedJob("cluster.device: cpu; scaledl forecasts steps on GPUs")
 
 
-def _benefit(measured: npt.NDArray[np.float64], base: npt.NDArray[np.float64], held_out: npt.NDArray[np.float64]) -> Benefit:
+def _benefit(
+    measured: npt.NDArray[np.float64], base: npt.NDArray[np.float64], held_out: npt.NDArray[np.float64]
+) -> Benefit:
     before, after = (float(np.abs(forecast / measured - 1).mean()) for forecast in (base, held_out))
     return Benefit(runs=len(measured), error_before=before, error_after=after)
 
@@ -287,7 +312,9 @@ def _shipped() -> Learned:
 def _network_module() -> ModuleType:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch_geometric scripts its own functions as it is imported
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # torch_geometric scripts its own functions as it is imported
             from foretrain.predictors.scaledl import network as scaledl_network
     except ModuleNotFoundError as error:
         library = str(error.name).partition(".")[0]

@@ -53,7 +53,9 @@ def _own(name: str, path: Path, attribute: str) -> Policy:
         spec.loader.exec_module(module)
         made = getattr(module, attribute)()
     except (Exception, SystemExit) as error:
-        raise InputError(f"policy {name}: cannot be loaded ({type(error).__name__}: {first_line(error)})") from error
+        raise InputError(
+            f"policy {name}: cannot be loaded ({type(error).__name__}: {first_line(error)})"
+        ) from error
     if not isinstance(made, Policy):
         raise InputError(f"policy {name}: {attribute} is not a foretrain.scheduling.policies.Policy")
     type(made).name = name

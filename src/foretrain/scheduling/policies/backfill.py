@@ -136,7 +136,9 @@ class EasyBackfill(Policy):
                     break
         return (-1, math.inf, 0) if best is None else (best[1], best[0], best[2])
 
-    def _candidate(self, cluster: Simulation, head: Active, reserved: int, time_s: float, extra: int) -> tuple[Active, Pool] | None:
+    def _candidate(
+        self, cluster: Simulation, head: Active, reserved: int, time_s: float, extra: int
+    ) -> tuple[Active, Pool] | None:
         """The first job behind the head that may start now, and where."""
         window = time_s - cluster.now + _SLACK_S
         best: tuple[Active, Pool] | None = None

@@ -42,7 +42,12 @@ class Profile:
                 continue
             end_s = self._times[place] + time_s - _SLACK_S
             short = next(
-                (later for later in range(place + 1, len(self._times)) if self._times[later] < end_s and self._free[later] < gpus), None
+                (
+                    later
+                    for later in range(place + 1, len(self._times))
+                    if self._times[later] < end_s and self._free[later] < gpus
+                ),
+                None,
             )
             if short is None:
                 return self._times[place]
@@ -75,7 +80,10 @@ class ConservativeBackfill(Policy):
         profiles = {pool.number: self._profile(cluster, pool) for pool in cluster.machines.pools}
         for job in sorted(cluster.waiting.values(), key=lambda job: (job.arrival_s, job.number)):
             time_s = max(cluster.remaining_s(job), _SLACK_S)
-            options = [(profiles[pool.number].earliest(job.gpus, time_s), pool.number) for pool in cluster.pools_for(job)]
+            options = [
+                (profiles[pool.number].earliest(job.gpus, time_s), pool.number)
+                for pool in cluster.pools_for(job)
+            ]
             start_s, number = min(options)
             if start_s <= cluster.now:
                 cluster.start(job, pool=cluster.machines.pools[number])

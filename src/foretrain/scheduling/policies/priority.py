@@ -62,7 +62,10 @@ class Greedy(Policy):
         return [
             (*heap[0], asked)
             for asked, heap in self._heaps.items()
-            if heap and (asked[0] <= room or sharing or (worst is not None and self.beats(cluster, heap[0][0], worst)))
+            if heap
+            and (
+                asked[0] <= room or sharing or (worst is not None and self.beats(cluster, heap[0][0], worst))
+            )
         ]
 
     def _worst_key(self, cluster: Simulation) -> Key | None:

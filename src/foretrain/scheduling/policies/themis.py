@@ -43,7 +43,9 @@ class Themis(Policy):
             left[job.allocation.pool] += job.allocation.gpus
         winners: dict[int, None] = {}
         for job in self._worst_first(cluster, [*cluster.running.values(), *cluster.waiting.values()]):
-            pools = [job.allocation.pool] if job.allocation else [pool.number for pool in cluster.pools_for(job)]
+            pools = (
+                [job.allocation.pool] if job.allocation else [pool.number for pool in cluster.pools_for(job)]
+            )
             pool = next((pool for pool in pools if left[pool] >= job.gpus), None)
             if pool is not None:
                 left[pool] -= job.gpus

@@ -49,7 +49,12 @@ def read_trace(path: Path, format: str | None = None) -> Trace:
     if not jobs:
         reasons = "; ".join(malformed.result().lines())
         raise InputError(f"{path}: holds no jobs in the format {name}" + (f" ({reasons})" if reasons else ""))
-    return Trace(name=path.name, format=name, jobs=in_order(jobs, from_zero=name != "gavel"), malformed=malformed.result())
+    return Trace(
+        name=path.name,
+        format=name,
+        jobs=in_order(jobs, from_zero=name != "gavel"),
+        malformed=malformed.result(),
+    )
 
 
 def _format(path: Path, lines: Sequence[str]) -> str:
@@ -81,5 +86,7 @@ def write_trace(path: Path, jobs: Sequence[TraceJob]) -> None:
     writer.writerow(tables.OWN)
     for job in jobs:
         values = [getattr(job, name) for name in tables.OWN]
-        writer.writerow(["" if value is None else repr(value) if isinstance(value, float) else value for value in values])
+        writer.writerow(
+            ["" if value is None else repr(value) if isinstance(value, float) else value for value in values]
+        )
     write_atomically(path, text.getvalue())

@@ -30,7 +30,9 @@ def lines_of(path: Path) -> list[str]:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
-def dictionaries(lines: Sequence[str], heading: Sequence[str] | None = None) -> Iterator[tuple[int, dict[str, str] | None]]:
+def dictionaries(
+    lines: Sequence[str], heading: Sequence[str] | None = None
+) -> Iterator[tuple[int, dict[str, str] | None]]:
     """Rows of a CSV file with the numbers of their lines; None for one with too few or too many cells."""
     reader = csv.reader(lines)
     names = list(heading) if heading is not None else next(reader, [])
@@ -39,7 +41,9 @@ def dictionaries(lines: Sequence[str], heading: Sequence[str] | None = None) -> 
             yield reader.line_num, dict(zip(names, cells, strict=True)) if len(cells) == len(names) else None
 
 
-def read_rows(rows: Iterator[tuple[int, Row | None]], job_of: Callable[[Row, int], TraceJob], malformed: MalformedLines) -> list[TraceJob]:
+def read_rows(
+    rows: Iterator[tuple[int, Row | None]], job_of: Callable[[Row, int], TraceJob], malformed: MalformedLines
+) -> list[TraceJob]:
     """A job from each row; what is none is counted."""
     jobs = []
     for number, row in rows:

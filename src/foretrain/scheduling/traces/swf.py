@@ -32,6 +32,12 @@ def read_swf(lines: Sequence[str], malformed: MalformedLines) -> list[TraceJob]:
             malformed.add(number, "no processors or no run time")
             continue
         jobs.append(
-            TraceJob(name=f"{values[0]:.0f}", arrival_s=values[1], duration_s=values[3], gpus=gpus, group=f"queue {values[14]:.0f}")
+            TraceJob(
+                name=f"{values[0]:.0f}",
+                arrival_s=values[1],
+                duration_s=values[3],
+                gpus=gpus,
+                group=f"queue {values[14]:.0f}",
+            )
         )
     return jobs

@@ -43,7 +43,12 @@ def alibaba_2023(row: Row, number: int) -> TraceJob:
         raise NoJob("deletion_time is not after scheduled_time")
     share = number_of(row, "gpu_milli") / 1000
     return TraceJob(
-        name=row["name"], arrival_s=arrival, duration_s=duration, gpus=gpus, share=share if gpus == 1 else 1.0, group=row.get("qos", "")
+        name=row["name"],
+        arrival_s=arrival,
+        duration_s=duration,
+        gpus=gpus,
+        share=share if gpus == 1 else 1.0,
+        group=row.get("qos", ""),
     )
 
 
@@ -67,7 +72,18 @@ def alibaba_2025(row: Row, number: int) -> TraceJob:
     )
 
 
-ALIBABA_2020 = ("job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type")
+ALIBABA_2020 = (
+    "job_name",
+    "task_name",
+    "inst_num",
+    "status",
+    "start_time",
+    "end_time",
+    "plan_cpu",
+    "plan_mem",
+    "plan_gpu",
+    "gpu_type",
+)
 """The columns of Alibaba's pai_task_table, which has no heading."""
 
 
@@ -95,9 +111,15 @@ def alibaba_2020(row: Row, number: int) -> TraceJob:
 
 def pollux(row: Row, number: int) -> TraceJob:
     """Workloads of the Pollux simulator: time, name, application, num_replicas, batch_size, and a duration or a number of steps."""
-    sized = {key: positive(row, column) for key, column in (("duration_s", "duration"), ("steps", "steps")) if row.get(column, "").strip()}
+    sized = {
+        key: positive(row, column)
+        for key, column in (("duration_s", "duration"), ("steps", "steps"))
+        if row.get(column, "").strip()
+    }
     if not sized:
-        raise NoJob("neither a duration nor a number of steps (Pollux leaves them to its applications; add a column duration or steps)")
+        raise NoJob(
+            "neither a duration nor a number of steps (Pollux leaves them to its applications; add a column duration or steps)"
+        )
     gpus = count_of(row, "num_replicas")
     return TraceJob(
         name=row["name"],
@@ -122,7 +144,20 @@ def tiresias(row: Row, number: int) -> TraceJob:
     )
 
 
-OWN = ("name", "arrival_s", "duration_s", "steps", "gpus", "group", "kind", "device", "share", "least_gpus", "most_gpus", "weight")
+OWN = (
+    "name",
+    "arrival_s",
+    "duration_s",
+    "steps",
+    "gpus",
+    "group",
+    "kind",
+    "device",
+    "share",
+    "least_gpus",
+    "most_gpus",
+    "weight",
+)
 """The columns of the project's own format; name, arrival_s, gpus and a duration or steps are needed."""
 
 
@@ -154,8 +189,14 @@ HEADINGS: dict[str, tuple[frozenset[str], Callable[[Row, int], TraceJob]]] = {
     "own": (frozenset({"name", "arrival_s", "gpus"}), own),
     "philly": (frozenset({"timestamp", "duration", "num_gpus", "cluster"}), philly),
     "helios": (frozenset({"job_id", "gpu_num", "submit_time", "duration"}), helios),
-    "alibaba-2023": (frozenset({"name", "num_gpu", "gpu_milli", "creation_time", "deletion_time"}), alibaba_2023),
-    "alibaba-2025": (frozenset({"instance_sn", "gpu_request", "creation_time", "scheduled_time", "deletion_time"}), alibaba_2025),
+    "alibaba-2023": (
+        frozenset({"name", "num_gpu", "gpu_milli", "creation_time", "deletion_time"}),
+        alibaba_2023,
+    ),
+    "alibaba-2025": (
+        frozenset({"instance_sn", "gpu_request", "creation_time", "scheduled_time", "deletion_time"}),
+        alibaba_2025,
+    ),
     "pollux": (frozenset({"time", "name", "application", "num_replicas"}), pollux),
     "tiresias": (frozenset({"job_id", "num_gpu", "submit_time", "model_name", "duration"}), tiresias),
 }

@@ -50,7 +50,12 @@ def _linear(step: Step, chains: _Chains) -> _Match | None:
         return None
     for product, bias in _either_way(step):
         matmul = chains.maker(product, "MatMul")
-        if matmul and chains.rank(bias) == 1 and chains.rank(matmul.arguments[1]) == 2 and _fits(matmul, bias, chains):
+        if (
+            matmul
+            and chains.rank(bias) == 1
+            and chains.rank(matmul.arguments[1]) == 2
+            and _fits(matmul, bias, chains)
+        ):
             return linear, (*matmul.arguments, bias), {}, (matmul,)
     return None
 
@@ -173,7 +178,9 @@ def fuse(plan: Plan) -> Plan:
     """The plan with every chain that matches a pattern replaced by one step, at the place of its last one."""
     uses = Counter(name for step in plan.steps for name in step.needs)
     uses.update(plan.outputs)
-    chains = _Chains(plan=plan, makers={name: step for step in plan.steps for name in step.outputs}, uses=uses)
+    chains = _Chains(
+        plan=plan, makers={name: step for step in plan.steps for name in step.outputs}, uses=uses
+    )
     replaced: dict[str, Step] = {}
     dropped: set[str] = set()
     for step in plan.steps:

@@ -34,7 +34,11 @@ class Node:
     attributes: dict[str, Any]
 
     def __str__(self) -> str:
-        return f"node {self.name!r} ({self.kind})" if self.name else f"a {self.kind} node (its output: {self.outputs[0]!r})"
+        return (
+            f"node {self.name!r} ({self.kind})"
+            if self.name
+            else f"a {self.kind} node (its output: {self.outputs[0]!r})"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,7 +193,9 @@ class _Run:
         for i, (name, tensor) in enumerate(zip(node.inputs, tensors, strict=True)):
             if tensor is None:
                 arguments.append(None)
-            elif not tensor.is_meta and (i in operator.reads or (on_meta and i in operator.scalars and tensor.ndim == 0)):
+            elif not tensor.is_meta and (
+                i in operator.reads or (on_meta and i in operator.scalars and tensor.ndim == 0)
+            ):
                 arguments.append(tensor.tolist())
             else:
                 arguments.append(Ref(name))
@@ -209,11 +215,17 @@ class _Run:
         self.values.update(branch.tensors)
         self.visit_all(branch.nodes)
         for inner, outer in zip(branch.outputs, node.outputs, strict=True):
-            link = Node(kind="Identity", domain="", name=node.name, inputs=(inner,), outputs=(outer,), attributes={})
+            link = Node(
+                kind="Identity", domain="", name=node.name, inputs=(inner,), outputs=(outer,), attributes={}
+            )
             self._visit(link)
 
     def _reason(self, node: Node, error: Exception) -> str:
-        unknown = [name for name in _read_inputs(node, self.opset) if name in self.values and self.values[name].is_meta]
+        unknown = [
+            name
+            for name in _read_inputs(node, self.opset)
+            if name in self.values and self.values[name].is_meta
+        ]
         if unknown:
             return f"the shape of its output depends on the values of {', '.join(unknown)}, known only when data is there"
         said = str(error).splitlines()[:1]

@@ -24,7 +24,10 @@ class InputShapes:
 
 def input_shapes(inputs: Mapping[str, Dims], batch: int | None) -> InputShapes:
     """Dynamic batch dimensions get the batch asked for, or 1; a fixed batch of 1 is replaced where none is dynamic."""
-    shapes = {name: tuple(_size(name, i, dim, batch or 1) for i, dim in enumerate(dims)) for name, dims in inputs.items()}
+    shapes = {
+        name: tuple(_size(name, i, dim, batch or 1) for i, dim in enumerate(dims))
+        for name, dims in inputs.items()
+    }
     dynamic = any(isinstance(dim, str) for dims in inputs.values() for dim in dims)
     firsts = {shape[0] for shape in shapes.values() if shape}
     if batch is None or dynamic or batch in firsts:

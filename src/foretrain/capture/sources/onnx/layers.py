@@ -32,7 +32,9 @@ def gemm(
     transB: int = 0,  # noqa: N803
 ) -> Tensor:
     x, weight = (x.t() if transA else x), (y if transB else y.t())
-    if alpha == 1.0 and (bias is None or (beta == 1.0 and bias.ndim == 1 and bias.shape[0] == weight.shape[0])):
+    if alpha == 1.0 and (
+        bias is None or (beta == 1.0 and bias.ndim == 1 and bias.shape[0] == weight.shape[0])
+    ):
         return F.linear(x, weight, bias)
     if bias is None:
         return alpha * torch.mm(x, weight.t())
@@ -169,18 +171,24 @@ def layer_norm(
 
 
 @register("RMSNormalization", "SimplifiedLayerNormalization")
-def rms_norm(x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Tensor:
+def rms_norm(
+    x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Tensor:
     shape = x.shape[axis:]
     return F.rms_norm(x, shape, _affine(scale, shape), epsilon)
 
 
 @register("GroupNormalization", since=21)
-def group_norm(x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1) -> Tensor:
+def group_norm(
+    x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
+) -> Tensor:
     return F.group_norm(x, num_groups, scale, bias, epsilon)
 
 
 @register("GroupNormalization")
-def group_norm_by_group(x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5) -> Tensor:
+def group_norm_by_group(
+    x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5
+) -> Tensor:
     """Before opset 21 there is one scale and one bias per group."""
     each = x.shape[1] // num_groups
     return F.group_norm(x, num_groups, scale.repeat_interleave(each), bias.repeat_interleave(each), epsilon)
@@ -192,7 +200,9 @@ def instance_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e
 
 
 @register("LRN")
-def local_response_norm(x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
+def local_response_norm(
+    x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
+) -> Tensor:
     return F.local_response_norm(x, size, alpha, beta, bias)
 
 
@@ -260,12 +270,15 @@ def _flat_weights(w: Tensor, r: Tensor, b: Tensor | None, order: Sequence[int]) 
     return flat
 
 
-def _check_recurrence(lengths: Tensor | None, direction: str, layout: int, activations: list[str] | None) -> None:
+def _check_recurrence(
+    lengths: Tensor | None, direction: str, layout: int, activations: list[str] | None
+) -> None:
     refused = {
         "sequence_lens": lengths is not None,
         "direction=reverse": direction == "reverse",
         "layout=1": layout == 1,
-        "activations other than the default": not {name.lower() for name in activations or ()} <= {"sigmoid", "tanh"},
+        "activations other than the default": not {name.lower() for name in activations or ()}
+        <= {"sigmoid", "tanh"},
     }
     if found := [name for name, present in refused.items() if present]:
         raise NotImplementedError(", ".join(found))

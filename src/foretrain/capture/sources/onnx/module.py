@@ -15,7 +15,16 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 from torch import Tensor, nn
 
 from foretrain.capture.sources.onnx.fusion import fuse
-from foretrain.capture.sources.onnx.graph import Graph, Node, Plan, Ref, call, check_supported, specialise, value_names
+from foretrain.capture.sources.onnx.graph import (
+    Graph,
+    Node,
+    Plan,
+    Ref,
+    call,
+    check_supported,
+    specialise,
+    value_names,
+)
 from foretrain.capture.sources.onnx.inputs import InputShapes, input_shapes
 from foretrain.capture.sources.onnx.ops import DTYPES
 from foretrain.errors import CaptureError, invalid
@@ -128,7 +137,9 @@ class OnnxModule(nn.Module):
         needed_later = set(self._outputs) | set(self._attributes)
         endings: list[tuple[str, ...]] = []
         for step in reversed(self._steps):
-            ending = [name for name in dict.fromkeys((*step.needs, *step.outputs)) if name not in needed_later]
+            ending = [
+                name for name in dict.fromkeys((*step.needs, *step.outputs)) if name not in needed_later
+            ]
             needed_later.update(ending)
             endings.append(tuple(ending))
         return endings[::-1]
@@ -167,7 +178,9 @@ class _Source:
             raise CaptureError("holds no ONNX graph")
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
-        opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
+        opset = max(
+            (entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1
+        )
         return cls(path=path, model=model, opset=opset)
 
     def graph(self) -> Graph:
@@ -190,7 +203,9 @@ class _Source:
         nodes = tuple(self._node(node) for node in proto.node if node.op_type != "Constant")
         constants = _constants(proto)
         weights = {name for node in nodes if node.kind in _WEIGHTED for name in node.inputs}
-        weights |= {tensor.name for tensor in proto.initializer if tensor.name in weights or not self._is_mask(tensor)}
+        weights |= {
+            tensor.name for tensor in proto.initializer if tensor.name in weights or not self._is_mask(tensor)
+        }
         known = value_names(nodes, self.opset) | (constants.keys() - weights)
         tensors = {name: self._constant(tensor, known=name in known) for name, tensor in constants.items()}
         return Graph(
@@ -259,7 +274,9 @@ def _trained(nodes: tuple[Node, ...], weights: dict[str, Tensor]) -> frozenset[s
     """The float weights of a graph and its subgraphs, less running statistics and what is a known constant."""
     statistics = {name for node in nodes if node.kind == "BatchNormalization" for name in node.inputs[3:5]}
     own = {name for name, tensor in weights.items() if tensor.is_meta and tensor.is_floating_point()}
-    inner = (value.trained for node in nodes for value in node.attributes.values() if isinstance(value, Graph))
+    inner = (
+        value.trained for node in nodes for value in node.attributes.values() if isinstance(value, Graph)
+    )
     return frozenset(own - statistics).union(*inner)
 
 
@@ -291,7 +308,9 @@ def _constant_of(node: Any) -> Any:
 
 def _dtype(code: int, name: str) -> torch.dtype:
     if code not in DTYPES:
-        raise CaptureError(f"tensor {name!r}: the type {onnx.TensorProto.DataType.Name(code)} has no torch equivalent")
+        raise CaptureError(
+            f"tensor {name!r}: the type {onnx.TensorProto.DataType.Name(code)} has no torch equivalent"
+        )
     return DTYPES[code]
 
 

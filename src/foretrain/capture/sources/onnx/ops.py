@@ -251,7 +251,13 @@ def arg_min(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: i
 
 @register("TopK", reads=(1,))
 def top_k(
-    x: Tensor, count: list[int] | None = None, *, k: int = 1, axis: int = -1, largest: int = 1, sorted: int = 1
+    x: Tensor,
+    count: list[int] | None = None,
+    *,
+    k: int = 1,
+    axis: int = -1,
+    largest: int = 1,
+    sorted: int = 1,
 ) -> tuple[Tensor, Tensor]:
     values, indices = x.topk(count[0] if count else k, axis, bool(largest), bool(sorted))
     return values, indices

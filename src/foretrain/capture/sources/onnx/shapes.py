@@ -58,7 +58,9 @@ def identity(x: Tensor) -> Tensor:
 
 
 @register("Reshape", reads=(1,))
-def reshape(x: Tensor, sizes: list[int] | None = None, *, shape: list[int] | None = None, allowzero: int = 0) -> Tensor:
+def reshape(
+    x: Tensor, sizes: list[int] | None = None, *, shape: list[int] | None = None, allowzero: int = 0
+) -> Tensor:
     target = list(sizes if sizes is not None else shape or [])
     if not allowzero:
         target = [x.shape[i] if size == 0 else size for i, size in enumerate(target)]
@@ -83,7 +85,9 @@ def squeeze(x: Tensor, axes_input: list[int] | None = None, *, axes: list[int] |
 
 
 @register("Unsqueeze", reads=(1,))
-def unsqueeze(x: Tensor, axes_input: list[int] | int | None = None, *, axes: list[int] | None = None) -> Tensor:
+def unsqueeze(
+    x: Tensor, axes_input: list[int] | int | None = None, *, axes: list[int] | None = None
+) -> Tensor:
     added = (axes or []) if axes_input is None else axes_input
     added = [added] if isinstance(added, int) else added
     rank = x.ndim + len(added)
@@ -132,12 +136,20 @@ def _slice(x: Tensor, axis: int, start: int, end: int, step: int) -> Tensor:
 
 
 @register("Slice")
-def slice_by_attributes(x: Tensor, *, starts: list[int], ends: list[int], axes: list[int] | None = None) -> Tensor:
+def slice_by_attributes(
+    x: Tensor, *, starts: list[int], ends: list[int], axes: list[int] | None = None
+) -> Tensor:
     return slice_by_inputs(x, starts, ends, axes)
 
 
 @register("Slice", since=10, reads=(1, 2, 3, 4))
-def slice_by_inputs(x: Tensor, starts: list[int], ends: list[int], axes: list[int] | None = None, steps: list[int] | None = None) -> Tensor:
+def slice_by_inputs(
+    x: Tensor,
+    starts: list[int],
+    ends: list[int],
+    axes: list[int] | None = None,
+    steps: list[int] | None = None,
+) -> Tensor:
     axes = list(range(len(starts))) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
@@ -205,7 +217,9 @@ _SCATTER = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 @register("ScatterElements", "Scatter")
-def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none") -> Tensor:
+def scatter_elements(
+    x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = "none"
+) -> Tensor:
     if reduction == "none":
         return x.scatter(axis, indices.long(), updates)
     return x.scatter_reduce(axis, indices.long(), updates, _SCATTER[reduction])

@@ -21,7 +21,9 @@ def _by_rank(spatial: int, *functions: Callable[..., Any]) -> Callable[..., Any]
     return functions[spatial - 1]
 
 
-def _same_pads(x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], upper: bool) -> list[int]:
+def _same_pads(
+    x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], upper: bool
+) -> list[int]:
     begins, ends = [], []
     for size, k, stride, dilation in zip(x.shape[2:], kernel, strides, dilations, strict=True):
         total = max((-(-size // stride) - 1) * stride + (k - 1) * dilation + 1 - size, 0)
@@ -50,7 +52,9 @@ def _torch_pads(pads: Sequence[int]) -> list[int]:
     return [pad for i in reversed(range(half)) for pad in (pads[i], pads[half + i])]
 
 
-def _split_pads(x: Tensor, pads: Sequence[int], fill: float, most: Sequence[int] | None = None) -> tuple[Tensor, list[int]]:
+def _split_pads(
+    x: Tensor, pads: Sequence[int], fill: float, most: Sequence[int] | None = None
+) -> tuple[Tensor, list[int]]:
     """What the kernel can pad itself, after padding the tensor first where the two sides differ or exceed ``most``."""
     half = len(pads) // 2
     begins, ends = list(pads[:half]), list(pads[half:])
@@ -247,5 +251,7 @@ def resize(
 
 
 @register("Upsample", "Resize", reads=(1,))
-def upsample(x: Tensor, factors: list[float] | None = None, *, scales: list[float] | None = None, mode: str = "nearest") -> Tensor:
+def upsample(
+    x: Tensor, factors: list[float] | None = None, *, scales: list[float] | None = None, mode: str = "nearest"
+) -> Tensor:
     return resize(x, None, factors or scales, mode=mode, coordinate_transformation_mode="asymmetric")
