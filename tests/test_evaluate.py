@@ -320,9 +320,8 @@ def folds_of(runs: Sequence[Run], split: str, **options: int) -> list[Fold]:
     try:
         return split_runs(runs, split, **options)
     except InputError as error:
-        assert str(error).startswith(
-            (f"split: {split} needs runs of at least two", f"split: {split} needs runs with three")
-        )  # noqa: PT017
+        expected = (f"split: {split} needs runs of at least two", f"split: {split} needs runs with three")
+        assert str(error).startswith(expected)  # noqa: PT017
         return []
 
 
