@@ -15,7 +15,8 @@ from foretrain.capture import capture
 from foretrain.capture.sources.models import classifier_loss
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.errors import CaptureError
-from foretrain.graph import Buffer, Category, OpGraph, Phase, _to_json
+from foretrain.graph import Buffer, Category, OpGraph, Phase
+from foretrain.graph.ir import _to_json
 from foretrain.step.allocator import profile_memory
 
 IMAGE = torch.zeros(2, 3, 8, 8)

@@ -16,6 +16,7 @@ from foretrain.costs.measured import MeasuredOperator
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.graph import TensorSpec
 from foretrain.job import Job, Run
+from foretrain.predictors import scaledl as package
 from foretrain.predictors.checks import check_predictor, on_two_devices
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.scaledl import predictor as scaledl
@@ -216,7 +217,7 @@ def test_without_forgets_the_network_and_learns_the_operators_anew(
 
 
 def test_without_the_extra_it_says_what_to_install(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(predictors, "scaledl_network", raising=False)
+    monkeypatch.delattr(package, "network", raising=False)
     monkeypatch.delitem(sys.modules, "foretrain.predictors.scaledl.network", raising=False)
     monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
     scaledl._shipped.cache_clear()
