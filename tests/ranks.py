@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
-from foretrain.forecast import Estimate, Forecast, whole_training
+import steps
+from foretrain.forecast import Estimate, Forecast, RankMemory, whole_training
 from foretrain.job import Job
-from foretrain.step.playback import Span, StageWork, Step, Work, play_pipeline, play_rank
-from foretrain.step.rank_memory import RankMemory
+from foretrain.step.play import Step
+from foretrain.step.playback import StageWork, StepTime, Work, play_pipeline, play_rank
+from foretrain.step.spans import Span
 
 GIB = 2**30
 
@@ -37,7 +40,7 @@ def memory(stages: int) -> tuple[RankMemory, ...]:
     )
 
 
-def pipeline(stages: int, micro_batches: int, schedule: str = "1f1b") -> Step:
+def pipeline(stages: int, micro_batches: int, schedule: str = "1f1b") -> StepTime:
     works = [
         StageWork(forward_s=(0.010 + 0.001 * i,), backward_s=(0.020,), tail_s=0.005) for i in range(stages)
     ]
@@ -48,10 +51,10 @@ def pipeline(stages: int, micro_batches: int, schedule: str = "1f1b") -> Step:
         "bubble_s": time_s - busiest,
         "host_s": 0.0,
     }
-    return Step(time_s=time_s * 1.02, straggler_s=time_s * 0.02, slots=slots, **parts)
+    return StepTime(time_s=time_s * 1.02, straggler_s=time_s * 0.02, slots=slots, **parts)
 
 
-def rank(micro_batches: int = 2, blocks: int = 3) -> Step:
+def rank(micro_batches: int = 2, blocks: int = 3) -> StepTime:
     """One stage: blocks whose parameters are fetched and whose gradients are handed out beside the computation."""
     work = Work(
         forward=(Span(0.001, 0.004, 0.005),) * blocks, backward=(Span(0.002, 0.008, 0.009),) * blocks, optimizer=Span(0.001, 0.003, 0.003),
@@ -60,26 +63,36 @@ def rank(micro_batches: int = 2, blocks: int = 3) -> Step:
     return play_rank(work, micro_batches)
 
 
+def step_of(of: Job, time: StepTime, ranks: tuple[RankMemory, ...]) -> Step:
+    """A step of this time, whose stages run the same few calls."""
+    made = steps.step(["forward", "backward", "optimizer"], [1e-4] * 3, [time.computing_s / 3] * 3)
+    layout = dataclasses.replace(made.layout, job=of, stages=made.layout.stages * of.plan.pipeline)
+    return dataclasses.replace(made, layout=layout, time=time, memory=ranks, device_busy_s=time.computing_s)
+
+
 def forecast(
-    of: Job | None = None, step: Step | None = None, ranks: Sequence[RankMemory] | None = None
+    of: Job | None = None, time: StepTime | None = None, ranks: Sequence[RankMemory] | None = None
 ) -> Forecast:
     """The step of a job, with the memory of the last stage as the quantities, which is what megatron logs."""
     of = of or job()
-    step = step or pipeline(of.plan.pipeline, of.accumulation)
+    time = time or pipeline(of.plan.pipeline, of.accumulation)
     ranks = tuple(ranks or memory(of.plan.pipeline))
     logged = ranks[-1].allocated_bytes
-    fullest = max(ranks, key=lambda one: one.allocated_bytes)
-    quantities = whole_training(of, around(step.time_s))
+    quantities = whole_training(of, around(time.time_s))
     quantities |= {
         "peak_memory_bytes": around(logged),
         "reserved_memory_bytes": around(logged * 1.1),
-        "device_busy_s": around(step.computing_s),
+        "device_busy_s": around(time.computing_s),
     }
     quantities |= {f"network_{way}_bytes_per_s": around(3e9) for way in ("tx", "rx")}
     return Forecast(
-        job=of, predictor="made up", quantities=quantities, memory_by_category={name: int(size) for name, size in fullest.by_category.items()},
-        memory_capacity_bytes=80 * GIB, bound="computation", step=step, rank_memory=ranks,
-    )  # fmt: skip
+        job=of,
+        predictor="made up",
+        quantities=quantities,
+        bound="computation",
+        step=step_of(of, time, ranks),
+        ranks=ranks,
+    )
 
 
 def around(median: float) -> Estimate:

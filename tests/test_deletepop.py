@@ -117,7 +117,8 @@ def test_the_benefit_is_told(folder: Path) -> None:
     assert benefit.error_before == pytest.approx(1 / 3, abs=0.05)
     assert benefit.error_after is not None
     assert benefit.error_after < 0.1
-    assert predictor.about["calibrations"]["a100-sxm-80gb"]["runs"] == 10
+    assert predictor.calibrations_["a100-sxm-80gb"].benefit == predictor.benefits_["a100-sxm-80gb"]
+    assert predictor.benefits_["a100-sxm-80gb"].runs == 10
 
 
 def test_right_forecasts_are_left_alone(folder: Path) -> None:
@@ -216,7 +217,8 @@ def test_a_saved_predictor_is_found_by_its_folder(folder: Path, tmp_path: Path) 
     for which in (tmp_path / "mine", str(tmp_path / "mine")):
         again = predictors.get(which)
         assert isinstance(again, DeletePopPredictor)
-        assert again.about == fitted.about
+        assert again.calibrations_ == fitted.calibrations_
+        assert again.sources == fitted.sources
         assert again.predict(job(folder)).quantities == fitted.predict(job(folder)).quantities
 
 

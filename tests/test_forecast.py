@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.forecast import Estimate, Forecast, whole_training
-from foretrain.graph import Op, Operator, OpGraph
+import steps
+from foretrain.errors import InputError
+from foretrain.forecast import Estimate, Forecast, RankMemory, whole_training
 from foretrain.job import Job
-from foretrain.step.timeline import Timeline
 
 POSITIVE = st.floats(1e-9, 1e12)
 ESTIMATES = st.lists(POSITIVE, min_size=3, max_size=3).map(
@@ -122,15 +121,13 @@ def test_the_chance_does_not_depend_on_the_unit(estimate: Estimate, limit: float
 
 
 def test_the_chance_of_running_out_of_memory() -> None:
+    capacity = job().cluster.device.memory_bytes
     need = {
-        "reserved_memory_bytes": Estimate(10 * GIB, 9 * GIB, 12 * GIB),
+        "reserved_memory_bytes": Estimate(0.8 * capacity, 0.7 * capacity, capacity),
         "peak_memory_bytes": Estimate(GIB, GIB, GIB),
     }
-    assert forecast(quantities=need, memory_capacity_bytes=12 * GIB).out_of_memory_chance == pytest.approx(
-        0.1
-    )
-    assert forecast(quantities=need).out_of_memory_chance is None
-    assert forecast(memory_capacity_bytes=GIB).out_of_memory_chance is None
+    assert forecast(quantities=need).out_of_memory_chance == pytest.approx(0.1)
+    assert forecast().out_of_memory_chance is None
 
 
 # Whole trainings
@@ -174,43 +171,40 @@ def test_quantities_are_asked_for_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantities", "capacity", "fits"),
+    ("shares", "fits"),
     [
-        ({"reserved_memory_bytes": 10}, 16, True),
-        ({"reserved_memory_bytes": 17}, 16, False),
-        ({"reserved_memory_bytes": 17, "peak_memory_bytes": 10}, 16, False),
-        ({"peak_memory_bytes": 10}, 16, True),
-        ({"peak_memory_bytes": 16}, 16, True),
-        ({"peak_memory_bytes": 10}, None, None),
-        ({"step_time_s": 1}, 16, None),
+        ({"reserved_memory_bytes": 0.6}, True),
+        ({"reserved_memory_bytes": 1.1}, False),
+        ({"reserved_memory_bytes": 1.1, "peak_memory_bytes": 0.6}, False),
+        ({"peak_memory_bytes": 0.6}, True),
+        ({"peak_memory_bytes": 1.0}, True),
+        ({"step_time_s": 1.0}, None),
     ],
 )
-def test_a_job_fits_when_its_peak_is_within_the_capacity(
-    quantities: dict[str, float], capacity: float | None, fits: bool | None
-) -> None:
-    estimates = {name: Estimate(value, value, value) for name, value in quantities.items()}
-    assert forecast(quantities=estimates, memory_capacity_bytes=capacity).fits is fits
+def test_a_job_fits_when_its_peak_is_within_the_capacity(shares: dict[str, float], fits: bool | None) -> None:
+    capacity = job().cluster.device.memory_bytes
+    estimates = {name: Estimate(*[share * capacity] * 3) for name, share in shares.items()}
+    assert forecast(quantities=estimates).fits is fits
 
 
 def test_a_forecast_is_plain_json() -> None:
-    operator = Operator("mm", "default", (), (), {}, 1, 1, 1, True)
-    graph = OpGraph(ops=(Op(operator, "forward", "", (), ()),), buffers=(), samples=1)
-    one = np.ones(1)
+    quantities = {"step_time_s": Estimate(2, 1, 3), "power_w": Estimate(70, 60, 80)}
     full = forecast(
-        cost=Estimate(2, 1, 3),
-        energy_j=Estimate(4, 2, 6),
-        price_per_hour=1.5,
-        memory_by_category={"weights": 3},
-        memory_capacity_bytes=16 * GIB,
+        job=job(steps=1800),
+        quantities={**whole_training(job(steps=1800), quantities["step_time_s"]), **quantities},
         bound="the host",
         assumptions=("one",),
-        timeline=Timeline(graph=graph, host_s=one, device_s=one, kernels_per_call=one),
+        ranks=(RankMemory(stage=0, by_category={"weights": 3.0}),),
+        step=steps.step(["forward"], [1.0], [1.0]),
     )
     data = json.loads(json.dumps(full.to_dict(), allow_nan=False))
-    assert data["quantities"] == {"step_time_s": {"median": 2, "low": 1, "high": 3}}
-    assert data["cost_usd"] == {"median": 2, "low": 1, "high": 3}
-    assert data["energy_j"] == {"median": 4, "low": 2, "high": 6}
+    assert data["quantities"]["step_time_s"] == {"median": 2, "low": 1, "high": 3}
+    price = job().cluster.price_per_hour
+    assert price is not None
+    assert data["cost_usd"] == pytest.approx({"median": price, "low": price / 2, "high": 1.5 * price})
+    assert data["energy_j"] == {"median": 70 * 3600, "low": 70 * 1800, "high": 70 * 5400}
     assert data["breakdown_s"] == {"phase": {"forward": 1}, "operator": {"mm": 1}}
+    assert data["memory_by_category_bytes"] == {"weights": 3}
     assert (data["predictor"], data["bound"], data["fits"], data["assumptions"]) == (
         "test",
         "the host",
@@ -218,6 +212,11 @@ def test_a_forecast_is_plain_json() -> None:
         ["one"],
     )
     assert Job.read(data["job"]) == full.job
+
+
+def test_what_a_predictor_did_not_look_at_is_an_error_that_names_it() -> None:
+    with pytest.raises(InputError, match="'test' does not look inside the step, so there is no trace"):
+        forecast().inside("trace")
 
 
 def test_a_forecast_without_details_is_json_too() -> None:

@@ -11,10 +11,11 @@ from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Framework, Job, Run
 from foretrain.predictors.deletepop import DeletePopPredictor
-from foretrain.predictors.deletepop.rank_calibration import Calibration, Case, calibrate_ranks
+from foretrain.predictors.deletepop.calibration import Calibration, Case
+from foretrain.predictors.deletepop.rank_calibration import calibrate_parts
 from foretrain.predictors.deletepop.residuals import Residuals
-from foretrain.predictors.many_devices import layout_of, logged
 from foretrain.predictors.roofline import RooflinePredictor
+from foretrain.step.assembly import logged
 from foretrain.step.frameworks import attention_factor, profile
 from foretrain.step.layout import Tuning
 from foretrain.step.partition import Teams, blocks, stages, virtual_stages
@@ -44,7 +45,7 @@ def step_s(given: Job) -> float:
 
 
 def peak(forecast: Forecast) -> float:
-    return max(rank.allocated_bytes for rank in forecast.rank_memory)
+    return max(rank.allocated_bytes for rank in forecast.ranks)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_every_kind_of_plan_has_a_forecast(plan: dict[str, Any]) -> None:
     assert forecast.step is not None
     assert forecast["step_time_s"].median > 0
     assert forecast["tokens_per_s"].median == pytest.approx(64 * 1024 / forecast["step_time_s"].median)
-    assert len(forecast.rank_memory) == job(**plan).plan.pipeline
+    assert len(forecast.ranks) == job(**plan).plan.pipeline
     assert forecast["device_utilization"].median <= 1.0
     assert forecast["network_tx_bytes_per_s"].median > 0
 
@@ -145,7 +146,7 @@ def test_more_stages_than_layers_are_refused() -> None:
 
 
 def test_blocks_hold_every_parameter_once_and_stages_share_them_out() -> None:
-    layout, _ = layout_of(job(pipeline=4), PREDICTOR.costs, PREDICTOR.host)
+    layout = PREDICTOR.layout(job(pipeline=4))
     everything = blocks(layout.graph)
     assert sum(block.is_layer for block in everything) == 8
     assert sum(len(block.weights) for block in everything) == len(layout.graph.weights)
@@ -195,30 +196,29 @@ def cases(tuning: Tuning) -> list[Case]:
     """Runs that are as the forecast says once the factors are applied."""
     made = []
     for plan in PLANS:
-        layout, overhead = layout_of(job(**plan), PREDICTOR.costs, PREDICTOR.host)
-        found = play(layout.tuned(tuning), overhead)
-        measured = {
-            "step_time_s": found.step.time_s,
-            "peak_memory_bytes": logged(layout, found.memory).allocated_bytes,
-        }
-        made.append(Case(run=Run(job=layout.job, measured=measured), layout=layout, overhead_s=overhead))
+        layout = PREDICTOR.layout(job(**plan))
+        step = play(layout.tuned(tuning))
+        measured = {"step_time_s": step.time_s, "peak_memory_bytes": logged(step).allocated_bytes}
+        made.append(Case(run=Run(job=layout.job, measured=measured), layout=layout))
     return made
 
 
 def test_a_calibration_finds_what_runs_differ_by() -> None:
     truth = Tuning(products=1.3, traffic=1.2, host=1.5, activations=1.2, memory_bytes=2.0**29)
-    found, report = calibrate_ranks(cases(truth), logged)
-    assert report["error_before"] > 0.1
-    assert report["error_after"] < report["error_before"] / 2
+    found = calibrate_parts(cases(truth))
+    assert found.benefit is not None
+    assert found.benefit.error_after is not None
+    assert found.benefit.error_before > 0.1
+    assert found.benefit.error_after < found.benefit.error_before / 2
     assert found.tuning.host == pytest.approx(1.5, rel=0.15)
     assert found.tuning.activations == pytest.approx(1.2, rel=0.1)
     assert Calibration.from_dict(found.to_dict()).tuning == found.tuning
 
 
 def test_a_calibration_that_does_not_help_changes_no_step() -> None:
-    found, _ = calibrate_ranks(cases(Tuning()), logged)
-    assert [found.step_s(case) for case in cases(Tuning())] == pytest.approx(
-        [case.step_s(Tuning()) for case in cases(Tuning())], rel=0.02
+    found = calibrate_parts(cases(Tuning()))
+    assert [case.step_s(found) for case in cases(Tuning())] == pytest.approx(
+        [case.step_s(Calibration()) for case in cases(Tuning())], rel=0.02
     )
 
 

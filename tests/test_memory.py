@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.graph import CATEGORIES, Buffer, Op, Operator, OpGraph
-from foretrain.step.allocator import CachingAllocator, profile_memory
+from foretrain.graph import CATEGORIES, Buffer
+from foretrain.step.allocator import CachingAllocator, Replay, replay
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (
@@ -150,25 +150,21 @@ def test_released_memory_is_used_again() -> None:
 # A step
 
 
-def step(*buffers: Buffer, ops: int = 4) -> OpGraph:
-    operators = [Operator(f"op{i}", "default", (), (), {}, 0, 0, 0, True) for i in range(ops)]
-    return OpGraph(
-        ops=tuple(Op(operator, "forward", "", (), ()) for operator in operators), buffers=buffers, samples=1
-    )
+def play_step(*buffers: Buffer, calls: int = 4, workspace: int = 0, steps: int = 2) -> Replay:
+    return replay(buffers, [workspace] * calls, steps=steps)
 
 
 WEIGHTS = Buffer(512, "weights", -1, 4)
 
 
 def test_the_peak_of_a_step_by_hand() -> None:
-    graph = step(
+    profile = play_step(
         WEIGHTS,
         Buffer(1024, "activations", 0, 3),
         Buffer(2048, "temporaries", 1, 1),
         Buffer(512, "gradients", 2, 4),
     )
-    profile = profile_memory(graph)
-    assert (profile.allocated_bytes, profile.peak_op, profile.reserved_bytes) == (
+    assert (profile.allocated_bytes, profile.peak, profile.reserved_bytes) == (
         512 + 1024 + 2048,
         1,
         2 * MIB,
@@ -184,36 +180,35 @@ def test_the_peak_of_a_step_by_hand() -> None:
 
 
 def test_a_dying_buffer_and_a_new_one_share_an_op() -> None:
-    graph = step(Buffer(512, "temporaries", 0, 1), Buffer(512, "temporaries", 1, 2))
-    assert profile_memory(graph).allocated_bytes == 1024
+    profile = play_step(Buffer(512, "temporaries", 0, 1), Buffer(512, "temporaries", 1, 2))
+    assert profile.allocated_bytes == 1024
 
 
 def test_buffers_that_never_meet_share_their_memory() -> None:
-    graph = step(Buffer(512, "temporaries", 0, 1), Buffer(512, "temporaries", 2, 3))
-    assert profile_memory(graph).allocated_bytes == 512
+    profile = play_step(Buffer(512, "temporaries", 0, 1), Buffer(512, "temporaries", 2, 3))
+    assert profile.allocated_bytes == 512
 
 
 def test_rounding_is_told_apart() -> None:
-    profile = profile_memory(step(Buffer(100, "weights", -1, 4), Buffer(600, "activations", 0, 1)))
+    profile = play_step(Buffer(100, "weights", -1, 4), Buffer(600, "activations", 0, 1))
     assert profile.allocated_bytes == 512 + 1024
     assert profile.by_category["rounding"] == 412 + 424
 
 
 def test_workspaces_are_held_while_their_op_runs_and_libraries_keep_theirs() -> None:
-    graph = step(WEIGHTS, Buffer(512, "activations", 2, 3))
-    profile = profile_memory(graph, lambda operator: 4096 if operator.name == "op1" else 0, (1024, 2048))
-    assert (profile.allocated_bytes, profile.peak_op) == (512 + 1024 + 2048 + 4096, 1)
+    profile = replay((WEIGHTS, Buffer(512, "activations", 2, 3)), (0, 4096, 0, 0), (1024, 2048))
+    assert (profile.allocated_bytes, profile.peak) == (512 + 1024 + 2048 + 4096, 1)
     assert profile.by_category["workspaces"] == 1024 + 2048 + 4096
     assert profile.by_category["activations"] == 0
 
 
 def test_an_empty_step_holds_what_was_there_before() -> None:
-    profile = profile_memory(step(Buffer(512, "weights", -1, 0), ops=0))
-    assert (profile.allocated_bytes, profile.peak_op) == (512, -1)
+    profile = play_step(Buffer(512, "weights", -1, 0), calls=0)
+    assert (profile.allocated_bytes, profile.peak) == (512, -1)
 
 
 def test_empty_buffers_take_nothing() -> None:
-    assert profile_memory(step(WEIGHTS, Buffer(0, "activations", 0, 3))).allocated_bytes == 512
+    assert play_step(WEIGHTS, Buffer(0, "activations", 0, 3)).allocated_bytes == 512
 
 
 @st.composite
@@ -230,7 +225,7 @@ def buffers(draw: st.DrawFn, largest: int = 40 * MIB) -> list[Buffer]:
 def test_categories_add_up_and_the_peak_is_at_least_what_is_alive(
     parts: list[Buffer], kept: tuple[int, ...], workspace: int
 ) -> None:
-    profile = profile_memory(step(*parts, ops=6), lambda _: workspace, kept)
+    profile = replay(parts, [workspace] * 6, kept)
     assert sum(profile.by_category.values()) == profile.allocated_bytes <= profile.reserved_bytes
     assert all(size >= 0 for size in profile.by_category.values())
     alive = [sum(part.size_bytes for part in parts if part.born <= index <= part.dies) for index in range(6)]
@@ -246,13 +241,12 @@ def test_more_bytes_never_need_less_memory(
         replace(part, size_bytes=part.size_bytes + more) if i == which else part
         for i, part in enumerate(parts)
     ]
-    before, after = (profile_memory(step(*some, ops=6), lambda _: workspace) for some in (parts, larger))
+    before, after = (play_step(*some, calls=6, workspace=workspace) for some in (parts, larger))
     assert after.allocated_bytes >= before.allocated_bytes
 
 
 @given(buffers(), st.integers(2, 4))
 def test_once_warm_more_steps_change_nothing(parts: list[Buffer], steps: int) -> None:
-    graph = step(*parts, ops=6)
-    few, many = profile_memory(graph, steps=steps), profile_memory(graph, steps=steps + 1)
+    few, many = (play_step(*parts, calls=6, steps=count) for count in (steps, steps + 1))
     assert many.reserved_bytes >= few.reserved_bytes
     assert many.allocated_bytes >= sum(part.size_bytes for part in parts if part.born < 0)

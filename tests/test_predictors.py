@@ -161,7 +161,7 @@ class Unserialisable(Good):
     def predict(self, job: Job) -> Forecast:
         odd: Any = object()
         return Forecast(
-            job=job, predictor=self.name, quantities={"step_time_s": self.estimate()}, price_per_hour=odd
+            job=job, predictor=self.name, quantities={"step_time_s": self.estimate()}, assumptions=(odd,)
         )
 
 

@@ -24,6 +24,7 @@ from foretrain.report import figures, html, to_json, write_trace
 from foretrain.report.breakdown import breakdown, merge_layers
 from foretrain.report.lines import JsonLines
 from foretrain.report.text import breakdown_table, summary
+from foretrain.step.timeline import Timeline
 
 X = TensorSpec((1024, 1024), "float32")
 MM = Operator(
@@ -113,9 +114,11 @@ def test_summary_shows_each_assumption(forecast: Forecast) -> None:
 def test_summary_says_how_likely_memory_runs_out(
     forecast: Forecast, share: float, verdict: str, words: str
 ) -> None:
-    tight = replace(
-        forecast, memory_capacity_bytes=forecast["reserved_memory_bytes"].median * share * (1 + 1e-9)
-    )
+    capacity = forecast["reserved_memory_bytes"].median * share * (1 + 1e-9)
+    group = forecast.job.cluster.groups[0]
+    small = replace(group, device=replace(group.device, memory_bytes=capacity))
+    job = replace(forecast.job, cluster=replace(forecast.job.cluster, groups=(small,)))
+    tight = replace(forecast, job=job)
     assert words in text(summary(tight))
     assert words in html.page(tight)
     found = figures.fits(tight)
@@ -145,8 +148,7 @@ def test_breakdown_shares_add_up(forecast: Forecast, what: Any) -> None:
     rows = breakdown(forecast, what)
     assert sum(row.share for row in rows) == pytest.approx(1.0)
     assert rows[-1].cumulated == pytest.approx(1.0)
-    assert forecast.timeline is not None
-    assert sum(row.time_s for row in rows) == pytest.approx(forecast.timeline.device_busy_s)
+    assert sum(row.time_s for row in rows) == pytest.approx(forecast["device_busy_s"].median)
     assert [row.time_s for row in rows] == sorted((row.time_s for row in rows), reverse=True)
     assert rows[0].name in text(breakdown_table(forecast, what))
 
@@ -196,8 +198,8 @@ def test_merging_layers_loses_no_time(seconds: dict[str, float], depth: int | No
     assert sum(merge_layers(seconds, depth=depth).values()) == pytest.approx(sum(seconds.values()))
 
 
-def test_no_breakdown_without_a_timeline(forecast: Forecast) -> None:
-    bare = replace(forecast, timeline=None)
+def test_no_breakdown_without_a_look_inside_the_step(forecast: Forecast) -> None:
+    bare = replace(forecast, step=None)
     with pytest.raises(InputError, match="'roofline' does not look inside the step"):
         breakdown(bare, "phase")
     with pytest.raises(InputError, match="so there is no trace"):
@@ -260,8 +262,8 @@ def test_page_is_self_contained(forecast: Forecast, tmp_path: Path) -> None:
     assert page.rstrip().endswith("</html>")
 
 
-def test_page_of_a_forecast_without_a_timeline(forecast: Forecast) -> None:
-    page = html.page(replace(forecast, timeline=None))
+def test_page_of_a_forecast_that_did_not_look_inside_the_step(forecast: Forecast) -> None:
+    page = html.page(replace(forecast, step=None))
     assert "Summary" in page
     assert "Timeline of a step" not in page
 
@@ -272,8 +274,7 @@ def test_page_draws_the_longest_calls_of_many(forecast: Forecast, monkeypatch: p
 
 
 def test_memory_over_time_peaks_where_most_is_alive(forecast: Forecast) -> None:
-    assert forecast.timeline is not None
-    times, live = html.memory_over_time(forecast.timeline)
+    times, live = html.memory_over_time(Timeline.of(forecast.inside("memory over time")))
     assert np.all(np.diff(times) >= 0)
     assert live["activations"].max() == pytest.approx(9 * 2**26, rel=0.15)
     assert np.all(live["weights"] == 2**24)

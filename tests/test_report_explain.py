@@ -18,7 +18,7 @@ from foretrain.job import Job
 from foretrain.report import dump
 from foretrain.report.explain import explain
 from foretrain.report.text import explanation
-from foretrain.step.playback import Step
+from foretrain.step.playback import StepTime
 
 
 def forecast(
@@ -28,7 +28,7 @@ def forecast(
     bubble: float = 0.0,
     host: float = 0.0,
 ) -> Forecast:
-    step = Step(
+    step = StepTime(
         time_s=computing + exposed + bubble + host,
         computing_s=computing,
         exposed_s=exposed,
@@ -84,9 +84,9 @@ def test_steps_of_another_size_are_compared_by_the_second_too() -> None:
 
 def test_memory_is_explained_by_category() -> None:
     a, b = forecast(), forecast()
-    b = replace(
-        b, memory_by_category={**b.memory_by_category, "activations": 9 * ranks.GIB, "inputs": ranks.GIB}
-    )
+    first, *others = b.ranks
+    more = {**first.by_category, "activations": 9 * ranks.GIB, "inputs": ranks.GIB}
+    b = replace(b, ranks=(replace(first, by_category=more), *others))
     found = explain(a, b)
     assert (
         found.sentences[1]
@@ -100,7 +100,7 @@ def test_memory_is_explained_by_category() -> None:
 
 
 def test_one_device_beside_many() -> None:
-    alone = replace(ranks.forecast(ranks.job(1)), step=None, rank_memory=())
+    alone = ranks.forecast(ranks.job(1))
     found = explain(alone, forecast(exposed=1.0))
     assert sum(part.difference for part in found.time.parts) == pytest.approx(found.time.whole.difference)
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 import ranks
+import steps
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
 from foretrain.report import html, to_json, write_trace
 from foretrain.report.breakdown import breakdown
-from foretrain.report.causes import causes
 from foretrain.report.text import summary
-from foretrain.step.playback import Step
+from foretrain.step.playback import StepTime
 
 
 def text(part: RenderableType, width: int = 100) -> str:
@@ -39,6 +39,10 @@ def line(shown: str, label: str) -> str:
 # Where a step goes
 
 
+def causes(forecast: Forecast) -> dict[str, float]:
+    return forecast.inside("causes").causes_s
+
+
 def test_causes_add_up_to_the_step() -> None:
     forecast = ranks.forecast()
     found = causes(forecast)
@@ -50,7 +54,7 @@ def test_causes_add_up_to_the_step() -> None:
 @given(st.lists(st.just(0.0) | st.floats(1e-6, 10), min_size=5, max_size=5).filter(any), st.floats(1e-3, 100))
 def test_causes_add_up_even_when_parts_overlap(parts: list[float], time_s: float) -> None:
     computing, exposed, bubble, host, straggler = parts
-    step = Step(
+    step = StepTime(
         time_s=time_s,
         exposed_s=exposed,
         bubble_s=bubble,
@@ -58,17 +62,13 @@ def test_causes_add_up_even_when_parts_overlap(parts: list[float], time_s: float
         computing_s=computing,
         straggler_s=straggler,
     )
-    found = causes(ranks.forecast(step=step))
+    found = causes(ranks.forecast(time=step))
     assert sum(found.values()) == pytest.approx(time_s, rel=1e-6)
     assert all(seconds >= 0 for seconds in found.values())
 
 
 def test_on_one_device_the_rest_of_the_step_is_the_host() -> None:
-    base = ranks.forecast()
-    alone = replace(
-        base, step=None, quantities={"step_time_s": ranks.around(1.0), "device_busy_s": ranks.around(0.7)}
-    )
-    found = causes(alone)
+    found = steps.step(["forward"], [1.0], [0.7]).causes_s
     assert found["computation"] == pytest.approx(0.7)
     assert found["waiting for the host"] == pytest.approx(0.3)
     assert sum(found.values()) == pytest.approx(1.0)
@@ -139,10 +139,16 @@ def test_memory_says_which_stage_it_is_of() -> None:
 
 
 def test_whether_it_fits_is_of_the_fullest_stage() -> None:
-    tight = replace(ranks.forecast(), memory_capacity_bytes=11.0 * ranks.GIB)
-    row = line(text(summary(tight)), "fits, stage 0")
-    assert "(100% of 11 GiB)" in row
-    assert "50% chance" in row
+    capacity = ranks.job().cluster.groups[0].device.memory_bytes
+    full = tuple(
+        replace(rank, by_category={name: 7.9 * size for name, size in rank.by_category.items()})
+        for rank in ranks.memory(4)
+    )
+    forecast = ranks.forecast(ranks=full)
+    assert forecast.fullest is not None
+    assert forecast.fullest.median == pytest.approx(1.1 * 79 * ranks.GIB)
+    row = line(text(summary(forecast)), "fits, stage 0")
+    assert f"({1.1 * 79 * ranks.GIB / capacity:.0%} of 79.1 GiB)" in row
 
 
 def test_memory_where_the_fullest_stage_is_logged() -> None:
@@ -159,7 +165,7 @@ def test_memory_where_the_fullest_stage_is_logged() -> None:
 
 
 def test_memory_without_a_pipeline_is_that_of_each_rank() -> None:
-    shown = text(summary(ranks.forecast(ranks.job(1), step=ranks.rank())))
+    shown = text(summary(ranks.forecast(ranks.job(1), time=ranks.rank())))
     assert "7 GiB" in line(shown, "memory of each rank")
     assert "stage" not in shown
 
@@ -183,13 +189,13 @@ def test_json_has_the_parts_and_the_stages() -> None:
 
 
 @pytest.mark.parametrize("what", ["layer", "operator", "phase"])
-def test_a_breakdown_by_operators_says_what_there_is_instead(what: Any) -> None:
-    for attempt in (breakdown, to_json):
-        with pytest.raises(
-            InputError, match=f"no breakdown by {what}; the summary says what a step goes to"
-        ) as caught:
-            attempt(ranks.forecast(), what)
-        assert "\n" not in str(caught.value)
+def test_a_breakdown_is_of_a_rank_of_every_stage(what: Any) -> None:
+    forecast = ranks.forecast()
+    step = forecast.inside("breakdown")
+    rows = breakdown(forecast, what)
+    assert sum(row.time_s for row in rows) == pytest.approx(sum(step.by(what).values()))
+    assert sum(row.share for row in rows) == pytest.approx(1.0)
+    assert json.loads(to_json(forecast, what))["breakdown_s"][what] == step.by(what)
 
 
 # The trace
@@ -205,8 +211,7 @@ def spans(events: Sequence[dict[str, Any]]) -> dict[tuple[int, int], list[tuple[
     return {lane: sorted(found) for lane, found in lanes.items()}
 
 
-def traced(step: Step, path: Path) -> list[dict[str, Any]]:
-    forecast = ranks.forecast(step=step)
+def traced(forecast: Forecast, path: Path) -> list[dict[str, Any]]:
     count = write_trace(forecast, path)
     events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
     assert len(events) == count
@@ -218,7 +223,9 @@ def traced(step: Step, path: Path) -> list[dict[str, Any]]:
 def test_trace_has_a_process_per_stage_and_no_overlap(
     tmp_path: Path, stages: int, micro_batches: int, schedule: str
 ) -> None:
-    events = traced(ranks.pipeline(stages, micro_batches, schedule), tmp_path / "trace.json")
+    job = ranks.job(stages, batch=micro_batches * 16, tensor=1)
+    time = ranks.pipeline(stages, micro_batches, schedule)
+    events = traced(ranks.forecast(job, time), tmp_path / "trace.json")
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert names == {stage: f"llama, stage {stage}" for stage in range(stages)}
     lanes = spans(events)
@@ -227,20 +234,11 @@ def test_trace_has_a_process_per_stage_and_no_overlap(
         assert all(later[0] >= earlier[1] - 0.01 for earlier, later in pairwise(found))
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2, 7])
-def test_trace_of_one_stage_has_computation_and_network(tmp_path: Path, micro_batches: int) -> None:
-    lanes = spans(traced(ranks.rank(micro_batches), tmp_path / "trace.json"))
-    assert set(lanes) == {(0, 0), (0, 1)}
-    for found in lanes.values():
-        assert all(later[0] >= earlier[1] - 0.01 for earlier, later in pairwise(found))
-    assert min(found[0][0] for found in lanes.values()) == 0
-
-
 # The page
 
 
 def test_page_has_stages_side_by_side() -> None:
-    page = html.page(ranks.forecast(step=ranks.pipeline(4, 8)))
+    page = html.page(ranks.forecast(time=ranks.pipeline(4, 8)))
     for words in (
         "What the time of a step goes to",
         "Memory of a rank of each stage",
@@ -249,14 +247,14 @@ def test_page_has_stages_side_by_side() -> None:
         "stage 3, compute",
     ):
         assert words in page
-    assert page.count("Plotly.newPlot(") == 3
+    assert page.count("Plotly.newPlot(") == 6
     assert "further micro-batches go on alike" not in page
 
 
 def test_page_says_that_not_all_micro_batches_are_drawn() -> None:
-    assert "further micro-batches go on alike" in html.page(ranks.forecast(step=ranks.pipeline(4, 500)))
+    assert "further micro-batches go on alike" in html.page(ranks.forecast(time=ranks.pipeline(4, 500)))
 
 
 def test_page_draws_the_longest_parts_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(html, "MAX_EVENTS", 5)
-    assert "The 5 longest of 68 parts are drawn" in html.page(ranks.forecast(step=ranks.pipeline(4, 8)))
+    assert "The 5 longest of 68 parts are drawn" in html.page(ranks.forecast(time=ranks.pipeline(4, 8)))

@@ -19,6 +19,7 @@ from foretrain.job import Job, Run
 from foretrain.predictors import scaledl as package
 from foretrain.predictors.checks import check_predictor, on_two_devices
 from foretrain.predictors.deletepop import DeletePopPredictor
+from foretrain.predictors.deletepop.calibration import Calibration
 from foretrain.predictors.scaledl import predictor as scaledl
 from foretrain.predictors.scaledl.predictor import (
     NODE_COLUMNS,
@@ -76,9 +77,7 @@ def job(
 
 
 def layers_of(one: Job) -> LayerGraph:
-    timeline = DeletePopPredictor().predict(one).timeline
-    assert timeline is not None
-    return layer_graph(timeline)
+    return layer_graph(DeletePopPredictor().step(one))
 
 
 @pytest.mark.parametrize("mode", ["train", "infer"])
@@ -87,13 +86,12 @@ def test_it_passes_the_conformance_checks(folder: Path, mode: str) -> None:
 
 
 def test_layers_add_up_to_the_step(folder: Path) -> None:
-    timeline = DeletePopPredictor().predict(job(folder)).timeline
-    assert timeline is not None
-    graph = layer_graph(timeline)
+    step = DeletePopPredictor().step(job(folder))
+    graph = layer_graph(step)
     microseconds = np.expm1(graph.nodes[:, NODE_COLUMNS.index("operator_time")].astype(np.float64)).sum()
-    assert microseconds == pytest.approx(timeline.device_busy_s * 1e6, rel=1e-4)
+    assert microseconds == pytest.approx(step.device_busy_s * 1e6, rel=1e-4)
     assert graph.share.sum() == pytest.approx(1.0, abs=1e-5)
-    assert graph.base_s == timeline.step_time_s
+    assert graph.base_s == step.time_s
 
 
 def test_data_flow_forward_through_the_layers_and_back(folder: Path) -> None:
@@ -163,8 +161,9 @@ def test_a_folder_keeps_operator_models_of_its_own(
     fitted: ScaleDLPredictor, folder: Path, tmp_path: Path
 ) -> None:
     shipped = DeletePopPredictor()
-    slower = shipped.costs.scaled("h200-sxm-141gb", {"products": 50.0})
-    own = ScaleDLPredictor(DeletePopPredictor(slower, shipped.host, shipped.about), fitted.learned_)
+    slower = {"h200-sxm-141gb": Calibration(groups={"products": 50.0})}
+    operators = DeletePopPredictor(shipped.costs, shipped.host, calibrations=slower)
+    own = ScaleDLPredictor(operators, fitted.learned_)
     own.save(tmp_path)
     loaded = ScaleDLPredictor.load(tmp_path)
     assert loaded.predict(job(folder)).quantities == own.predict(job(folder)).quantities
@@ -206,7 +205,7 @@ def test_without_forgets_the_network_and_learns_the_operators_anew(
     spec = TensorSpec((4, 64), "float32")
     few = [MeasuredOperator.of("relu", (spec,), (spec,), {"self": "%0"}, "h200-sxm-141gb", 1e-3)]
     predictor = ScaleDLPredictor(
-        DeletePopPredictor(shipped.costs, shipped.host, {}, lambda: few), fitted.learned_
+        DeletePopPredictor(shipped.costs, shipped.host, operators=lambda: few), fitted.learned_
     )
     forgetful = copy.deepcopy(predictor).without(families=frozenset({"resnet"}))
     with pytest.raises(UnsupportedJob, match="fit it first"):

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.graph import PHASES, Buffer, Op, Operator, OpGraph, Phase, TensorSpec
-from foretrain.step.timeline import Stream, Timeline, run
+import steps
+from foretrain.graph import PHASES, Buffer, Phase
+from foretrain.step.play import Step
+from foretrain.step.timeline import Stream, Timeline, run, trace_events
 
 TIMES = st.integers(0, 1000).map(float)
 CALLS = st.lists(st.tuples(TIMES, TIMES, st.booleans()), max_size=20)
@@ -93,108 +95,110 @@ def test_an_empty_stream_takes_no_time() -> None:
 
 
 @st.composite
-def timelines(draw: st.DrawFn, waiting: bool = True) -> Timeline:
+def played(draw: st.DrawFn, waiting: bool = True) -> Step:
     phases = sorted(draw(st.lists(st.sampled_from(PHASES), max_size=12)), key=PHASES.index)
-    names = st.sampled_from(["mm", "relu", "_local_scalar_dense"] if waiting else ["mm", "relu"])
-    ops = tuple(Op(operator(draw(names)), phase, "layer", (), ()) for phase in phases)
-    column = st.lists(TIMES, min_size=len(ops), max_size=len(ops))
-    return Timeline(
-        graph=OpGraph(ops=ops, buffers=(Buffer(8, "weights", -1, len(ops)),), samples=1),
-        host_s=np.array(draw(column)),
-        device_s=np.array(draw(column)),
-        kernels_per_call=np.ones(len(ops)),
+    kinds = st.sampled_from(["mm", "relu", "_local_scalar_dense"] if waiting else ["mm", "relu"])
+    names = draw(st.lists(kinds, min_size=len(phases), max_size=len(phases)))
+    column = st.lists(TIMES, min_size=len(phases), max_size=len(phases))
+    layers = draw(st.lists(st.sampled_from(["", "a.b.c", "a.d"]), min_size=len(phases), max_size=len(phases)))
+    return steps.step(
+        phases,
+        draw(column),
+        draw(column),
+        names=names,
+        layers=layers,
         accumulation=draw(st.integers(1, 3)),
-        step_overhead_s=draw(TIMES),
+        overhead_s=draw(TIMES),
+        buffers=(Buffer(8, "weights", -1, len(phases)),),
     )
-
-
-def operator(name: str) -> Operator:
-    return Operator(name, "default", (TensorSpec((2, 2), "float32"),), (), {}, 16, 8, 8, True)
-
-
-def timeline(
-    phases: list[Phase], host: list[float], device: list[float], accumulation: int = 1, overhead: float = 0.0
-) -> Timeline:
-    ops = tuple(Op(operator("mm"), phase, phase, (), ()) for phase in phases)
-    graph = OpGraph(ops=ops, buffers=(), samples=1)
-    ones = np.ones(len(ops))
-    return Timeline(
-        graph=graph, host_s=np.array(host), device_s=np.array(device), kernels_per_call=ones, accumulation=accumulation, step_overhead_s=overhead
-    )  # fmt: skip
 
 
 THREE: list[Phase] = ["forward", "backward", "optimizer"]
 
 
-@given(timelines())
-def test_a_steady_step_takes_at_least_the_host_and_the_device_and_at_most_both(steps: Timeline) -> None:
-    host, device = steps.host_issue_s, steps.device_busy_s
-    assert max(host, device) <= steps.step_time_s <= host + device
-    assert steps.step_time_s <= max(steps.step.makespan_s, steps.step_overhead_s)
+@given(played())
+def test_a_steady_step_takes_at_least_the_host_and_the_device_and_at_most_both(step: Step) -> None:
+    host, device = step.host_issue_s, step.device_busy_s
+    assert max(host, device) <= step.time_s + 1e-9
+    assert step.time_s <= host + device + 1e-9
 
 
-@given(timelines(waiting=False))
-def test_a_step_without_waits_takes_the_longer_of_host_and_device(steps: Timeline) -> None:
-    assert steps.step_time_s == max(steps.host_issue_s, steps.device_busy_s)
+@given(played(waiting=False))
+def test_a_step_without_waits_takes_the_longer_of_host_and_device(step: Step) -> None:
+    assert step.time_s == pytest.approx(max(step.host_issue_s, step.device_busy_s))
+
+
+@given(played())
+def test_the_view_by_operator_ends_when_the_step_does(step: Step) -> None:
+    view = Timeline.of(step)
+    ends = [slot.end_s for slot in view.slots]
+    assert view.stream.end.max(initial=0.0) == pytest.approx(max(ends, default=0.0))
 
 
 def test_host_and_device_bound_steps_by_hand() -> None:
-    assert timeline(THREE, [5, 5, 5], [1, 1, 1]).step_time_s == 15
-    assert timeline(THREE, [1, 1, 1], [5, 5, 5]).step_time_s == 15
-    assert timeline(THREE, [1, 1, 1], [5, 5, 5]).step.makespan_s == 16
-    assert timeline(THREE, [5, 5, 5], [1, 1, 1], overhead=4).step_time_s == 19
+    assert steps.step(THREE, [5, 5, 5], [1, 1, 1]).time_s == 15
+    assert steps.step(THREE, [1, 1, 1], [5, 5, 5]).time_s == 15
+    assert Timeline.of(steps.step(THREE, [1, 1, 1], [5, 5, 5])).stream.makespan_s == 16
+    assert steps.step(THREE, [5, 5, 5], [1, 1, 1], overhead_s=4).time_s == 19
+
+
+def test_gaps_between_kernels_take_time_in_which_the_device_is_not_busy() -> None:
+    step = steps.step(THREE, [1, 1, 1], [5, 5, 5], gap_s=1.0)
+    assert step.time_s == 18
+    assert step.device_busy_s == 15
 
 
 def test_accumulation_repeats_forward_and_backward_only() -> None:
-    steps = timeline(THREE, [1, 2, 3], [10, 20, 30], accumulation=4, overhead=0.5)
-    assert steps.device_busy_s == 4 * (10 + 20) + 30
-    assert steps.host_issue_s == 4 * (1 + 2) + 3 + 0.5
-    assert steps.kernels == 9
-    assert steps.step_time_s == 150
-    assert steps.phase_time_s("forward") == 4 * 11
-    assert steps.phase_time_s("optimizer") == 33
+    step = steps.step(THREE, [1, 2, 3], [10, 20, 30], accumulation=4, overhead_s=0.5)
+    assert step.device_busy_s == 4 * (10 + 20) + 30
+    assert step.host_issue_s == 4 * (1 + 2) + 3 + 0.5
+    assert step.kernels == 9
+    assert step.time_s == 150
+    assert step.phases_s == {"forward": 41, "backward": 82, "optimizer": 33}
 
 
 @given(st.integers(1, 100), TIMES, TIMES)
 def test_many_alike_micro_batches_take_their_longer_side(
     accumulation: int, host: float, device: float
 ) -> None:
-    steps = timeline(["forward"], [host], [device], accumulation)
-    assert steps.step_time_s == pytest.approx(accumulation * max(host, device))
+    step = steps.step(["forward"], [host], [device], accumulation=accumulation)
+    assert step.time_s == pytest.approx(accumulation * max(host, device))
 
 
-def test_many_micro_batches_take_at_least_the_device_time_behind_a_slow_optimizer() -> None:
-    steps = timeline(THREE, [0.5, 0.5, 10], [1, 1, 0], accumulation=100)
-    assert steps.step_time_s >= max(steps.host_issue_s, steps.device_busy_s)
+def test_many_micro_batches_behind_a_slow_optimizer_take_the_device_time_or_the_hosts() -> None:
+    step = steps.step(THREE, [0.5, 0.5, 10], [1, 1, 0], accumulation=100)
+    assert step.time_s == pytest.approx(max(step.host_issue_s, step.device_busy_s))
 
 
-@given(timelines())
-def test_phases_alone_are_at_least_their_own_sums(steps: Timeline) -> None:
+@given(played())
+def test_phases_alone_are_at_least_their_own_sums(step: Step) -> None:
+    graph, calls = step.layout.graph, step.layout.calls
     for phase in PHASES:
-        mine = steps.graph.phase_index == PHASES.index(phase)
-        repeats = 1 if phase == "optimizer" else steps.accumulation
-        host, device = (float(column[mine].sum()) * repeats for column in (steps.host_s, steps.device_s))
-        assert max(host, device) <= steps.phase_time_s(phase) <= host + device
+        chosen = graph.phase_index == PHASES.index(phase)
+        repeats = 1 if phase == "optimizer" else step.layout.job.accumulation
+        host, device = (float(column[chosen].sum()) * repeats for column in (calls.host_s, calls.device_s))
+        assert max(host, device) <= step.phases_s[phase] + 1e-9
+        assert step.phases_s[phase] <= host + device + 1e-9
 
 
-@given(timelines())
-def test_every_breakdown_adds_up_to_the_busy_time_largest_first(steps: Timeline) -> None:
+@given(played())
+def test_every_breakdown_adds_up_to_the_busy_time_largest_first(step: Step) -> None:
     for what in ("phase", "operator", "layer"):
-        parts = steps.by(what)
-        assert sum(parts.values()) == pytest.approx(steps.device_busy_s)
+        parts = step.by(what)
+        assert sum(parts.values()) == pytest.approx(step.device_busy_s)
         assert list(parts.values()) == sorted(parts.values(), reverse=True)
 
 
 def test_an_empty_step_takes_its_overhead() -> None:
-    assert timeline([], [], [], overhead=2.0).step_time_s == 2.0
+    assert steps.step([], [], [], overhead_s=2.0).time_s == 2.0
 
 
 # The trace
 
 
-@given(timelines())
-def test_trace_events_are_well_formed_json(steps: Timeline) -> None:
-    events = json.loads(json.dumps(list(steps.trace_events()), allow_nan=False))
+@given(played())
+def test_trace_events_are_well_formed_json(step: Step) -> None:
+    events = json.loads(json.dumps(list(trace_events(step, "job")), allow_nan=False))
     assert {event["ph"] for event in events} <= {"M", "X", "C"}
     assert all({"ph", "pid", "name"} <= event.keys() for event in events)
     assert [event["args"]["name"] for event in events if event["ph"] == "M"] == [
@@ -202,13 +206,13 @@ def test_trace_events_are_well_formed_json(steps: Timeline) -> None:
         "host",
         "device",
     ]
-    assert all(event["ts"] >= 0 and event["dur"] > 0 for event in events if event["ph"] == "X")
+    assert all(event["ts"] >= -1e-3 and event["dur"] > 0 for event in events if event["ph"] == "X")
     assert all(isinstance(event["args"]["bytes"], int) for event in events if event["ph"] == "C")
 
 
-@given(timelines())
-def test_slices_of_a_trace_are_in_order_and_do_not_overlap(steps: Timeline) -> None:
-    events = list(steps.trace_events())
+@given(played())
+def test_slices_of_a_trace_are_in_order_and_do_not_overlap(step: Step) -> None:
+    events = list(trace_events(step, "job"))
     for thread in (0, 1):
         slices = [event for event in events if event["ph"] == "X" and event["tid"] == thread]
         for one, other in itertools.pairwise(slices):
@@ -217,18 +221,15 @@ def test_slices_of_a_trace_are_in_order_and_do_not_overlap(steps: Timeline) -> N
     assert counters == sorted(counters)
 
 
-@given(timelines())
-def test_a_trace_shows_every_second_of_the_device(steps: Timeline) -> None:
-    kernels = [event for event in steps.trace_events() if event["ph"] == "X" and event["tid"] == 1]
-    assert sum(event["dur"] for event in kernels) == pytest.approx(steps.device_busy_s * 1e6)
+@given(played())
+def test_a_trace_shows_every_second_of_the_device(step: Step) -> None:
+    kernels = [event for event in trace_events(step, "job") if event["ph"] == "X" and event["tid"] == 1]
+    assert sum(event["dur"] for event in kernels) == pytest.approx(step.device_busy_s * 1e6)
     assert all(event["args"]["inputs"] == [[2, 2]] and event["args"]["flops"] == 16 for event in kernels)
 
 
 def test_the_memory_of_a_trace_follows_the_buffers() -> None:
-    ops = tuple(Op(operator("mm"), phase, "", (), ()) for phase in THREE)
     buffers = (Buffer(100, "weights", -1, 3), Buffer(10, "activations", 0, 1), Buffer(1, "gradients", 1, 2))
-    ones = np.ones(3)
-    steps = Timeline(
-        graph=OpGraph(ops=ops, buffers=buffers, samples=1), host_s=ones, device_s=ones, kernels_per_call=ones
-    )
-    assert [event["args"]["bytes"] for event in steps.trace_events() if event["ph"] == "C"] == [110, 111, 101]
+    step = steps.step(THREE, [1, 1, 1], [1, 1, 1], buffers=buffers)
+    events = trace_events(step, "job")
+    assert [event["args"]["bytes"] for event in events if event["ph"] == "C"] == [110, 111, 101]

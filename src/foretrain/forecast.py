@@ -1,21 +1,30 @@
-"""The answer: quantities with intervals, where the time and the memory go, what it costs, and what was assumed."""
+"""Holds the answer: quantities with intervals, what it costs, the memory of ranks, and what was assumed."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from foretrain.errors import InputError
 from foretrain.job import QUANTITIES, Job
-from foretrain.step.allocator import MemoryProfile
-from foretrain.step.playback import Step, shares
-from foretrain.step.rank_memory import RankMemory, fullest_of
-from foretrain.step.timeline import Timeline
+
+if TYPE_CHECKING:
+    from foretrain.step.play import Step
 
 _NORMAL_90 = statistics.NormalDist().inv_cdf(0.9)
+
+
+class Factors(NamedTuple):
+    """Around a median: the bounds of the 95 % and of the 80 % interval as multiples of it."""
+
+    low_95: float
+    low: float
+    high: float
+    high_95: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +78,42 @@ class Estimate:
         return 1.0 - statistics.NormalDist().cdf(math.log(limit / self.median) / deviation)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Peak memory of one rank of a pipeline stage, by category, and what the allocator holds beside it."""
+
+    stage: int
+    by_category: Mapping[str, float]
+    cached_bytes: float = 0.0
+    """Held by the caching allocator and in no tensor at the peak."""
+
+    @property
+    def allocated_bytes(self) -> float:
+        return sum(self.by_category.values())
+
+    @property
+    def reserved_bytes(self) -> float:
+        return self.allocated_bytes + self.cached_bytes
+
+
+def fullest_of(ranks: Sequence[RankMemory]) -> RankMemory:
+    return max(ranks, key=lambda rank: rank.allocated_bytes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a predictor says of a job. ``timeline`` and ``memory`` are there when the predictor looked inside the step."""
+    """What a predictor says of a job."""
 
     job: Job
     predictor: str
     quantities: Mapping[str, Estimate]
-    cost: Estimate | None = None
-    """Dollars for the whole training."""
-    energy_j: Estimate | None = None
-    """Joules for the whole training, all devices together."""
-    price_per_hour: float | None = None
-    memory_by_category: Mapping[str, int] = field(default_factory=dict)
-    memory_capacity_bytes: float | None = None
     bound: str = ""
     """What limits the step, in words."""
     assumptions: tuple[str, ...] = ()
-    timeline: Timeline | None = field(default=None, repr=False)
-    memory: MemoryProfile | None = field(default=None, repr=False)
+    ranks: tuple[RankMemory, ...] = ()
+    """What a rank of each pipeline stage holds at its peak; empty when the predictor does not tell."""
     step: Step | None = field(default=None, repr=False)
-    """The parts of a step on many devices."""
-    rank_memory: tuple[RankMemory, ...] = ()
-    """What a rank of each pipeline stage holds at its peak."""
+    """What the predictor saw inside the step; None when it does not look there."""
 
     def __post_init__(self) -> None:
         for name in self.quantities:
@@ -101,30 +123,68 @@ class Forecast:
     def __getitem__(self, quantity: str) -> Estimate:
         return self.quantities[quantity]
 
-    @property
-    def out_of_memory_chance(self) -> float | None:
-        """The probability that the allocator asks for more than a device has; None when either is not known."""
-        fullest = self.fullest
-        if fullest is None or self.memory_capacity_bytes is None:
-            return None
-        return fullest.chance_above(self.memory_capacity_bytes)
+    def inside(self, what: str) -> Step:
+        """The step that the predictor looked into, for ``what``; an error when it did not."""
+        if self.step is None:
+            raise InputError(
+                f"predictor: {self.predictor!r} does not look inside the step, so there is no {what}"
+            )
+        return self.step
+
+    # Money and energy
 
     @property
-    def fits(self) -> bool | None:
-        """Whether the peak of memory is below the device's capacity on every rank; None when either is not known."""
-        fullest = self.fullest
-        if fullest is None or self.memory_capacity_bytes is None:
-            return None
-        return fullest.median <= self.memory_capacity_bytes
+    def price_per_hour(self) -> float | None:
+        """Dollars for the whole cluster."""
+        return self.job.cluster.price_per_hour
+
+    @property
+    def cost(self) -> Estimate | None:
+        """Dollars for the whole training."""
+        total, price = self.quantities.get("total_time_s"), self.price_per_hour
+        return None if total is None or price is None else total * (price / 3600)
+
+    @property
+    def energy_j(self) -> Estimate | None:
+        """Joules for the whole training, all devices together."""
+        total, power = self.quantities.get("total_time_s"), self.quantities.get("power_w")
+        return (
+            None if total is None or power is None else total * (power.median * self.job.cluster.world_size)
+        )
+
+    # Memory
+
+    @property
+    def memory_capacity_bytes(self) -> float:
+        """Of the smallest device."""
+        return min(group.device.memory_bytes for group in self.job.cluster.groups)
+
+    @property
+    def memory_by_category(self) -> dict[str, int]:
+        """Bytes of the fullest rank at its peak."""
+        sizes = fullest_of(self.ranks).by_category if self.ranks else {}
+        return {name: int(size) for name, size in sizes.items()}
 
     @property
     def fullest(self) -> Estimate | None:
         """What the fullest rank needs; the quantities are of the rank whose memory the framework reports."""
         peak = self.quantities.get("reserved_memory_bytes") or self.quantities.get("peak_memory_bytes")
         allocated = self.quantities.get("peak_memory_bytes")
-        if peak is None or allocated is None or not self.rank_memory:
+        if peak is None or allocated is None or not self.ranks:
             return peak
-        return peak * (fullest_of(self.rank_memory).allocated_bytes / allocated.median)
+        return peak * (fullest_of(self.ranks).allocated_bytes / allocated.median)
+
+    @property
+    def out_of_memory_chance(self) -> float | None:
+        """The probability that the allocator asks for more than a device has; None when it is not known."""
+        fullest = self.fullest
+        return None if fullest is None else fullest.chance_above(self.memory_capacity_bytes)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak of memory is below the device's capacity on every rank; None when it is not known."""
+        fullest = self.fullest
+        return None if fullest is None else fullest.median <= self.memory_capacity_bytes
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; medians and 80 % bounds in SI units."""
@@ -136,17 +196,16 @@ class Forecast:
             "fits": self.fits,
             "out_of_memory_chance": self.out_of_memory_chance,
             "memory_capacity_bytes": self.memory_capacity_bytes,
-            "memory_by_category_bytes": dict(self.memory_by_category),
+            "memory_by_category_bytes": self.memory_by_category,
+            "memory_by_stage_bytes": [rank.allocated_bytes for rank in self.ranks],
             "cost_usd": None if self.cost is None else _estimate(self.cost),
             "energy_j": None if self.energy_j is None else _estimate(self.energy_j),
             "price_usd_per_hour": self.price_per_hour,
             "assumptions": list(self.assumptions),
         }
         if self.step is not None:
-            result["step_breakdown_s"] = dict(shares(self.step))
-            result["memory_by_stage_bytes"] = [rank.allocated_bytes for rank in self.rank_memory]
-        if self.timeline is not None:
-            result["breakdown_s"] = {what: self.timeline.by(what) for what in ("phase", "operator")}
+            result["step_breakdown_s"] = self.step.causes_s
+            result["breakdown_s"] = {what: self.step.by(what) for what in ("phase", "operator")}
         return result
 
 

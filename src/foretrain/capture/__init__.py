@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line
 from foretrain.graph import OpGraph, Weight
-from foretrain.job import Job, Model, Training
+from foretrain.job import Job, Model, Plan, Training
 
 if TYPE_CHECKING:
     import torch
@@ -100,16 +100,24 @@ def _on_meta(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:
-    """The graph of one rank's micro-batch of a job, from memory, from disk, or traced now."""
+    """The graph of one rank's micro-batch with every layer whole, from memory, from disk, or traced now."""
     model, training = job.workload.model, job.workload.training
     accumulate = job.accumulation > 1 and training.mode == "train"
     if model.source == "graph":
-        return _given_graph(job)
-    return _found_or(
-        lambda: _trace(job, accumulate),
-        job,
-        _key(model, training, job.workload.base, job.micro_batch, accumulate),
-        refresh,
+        return _with_weights(_given_graph(job))
+    whole = {"whole": _RANK_REVISION, "framework": training.framework}
+    key = _key(model, training, job.workload.base, job.micro_batch, accumulate, whole)
+    return _found_or(lambda: _trace(_alone(job), accumulate, by_layers=False), job, key, refresh)
+
+
+def _alone(job: Job) -> Job:
+    """The micro-batches of one rank as a job of their own, on one device."""
+    group = dataclasses.replace(job.cluster.groups[0], devices_per_node=1, nodes=1)
+    training = dataclasses.replace(job.workload.training, global_batch=job.micro_batch * job.accumulation)
+    return Job(
+        workload=dataclasses.replace(job.workload, training=training),
+        cluster=dataclasses.replace(job.cluster, groups=(group,)),
+        plan=Plan(micro_batch=job.micro_batch),
     )
 
 
@@ -134,7 +142,7 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan, "framework": training.framework,
     }  # fmt: skip
     key = _key(model, training, job.workload.base, job.micro_batch, accumulate, split)
-    return _found_or(lambda: _trace_rank(job, accumulate), job, key, refresh)
+    return _found_or(lambda: _trace(job, accumulate, by_layers=True), job, key, refresh)
 
 
 @functools.lru_cache(maxsize=32)
@@ -224,7 +232,7 @@ def _needs_torch() -> None:
         )
 
 
-def _trace_rank(job: Job, accumulate: bool) -> OpGraph:
+def _trace(job: Job, accumulate: bool, *, by_layers: bool) -> OpGraph:
     _needs_torch()
     from foretrain.capture.parallel.ranks import trace_rank
 
@@ -236,22 +244,7 @@ def _trace_rank(job: Job, accumulate: bool) -> OpGraph:
         training.optimizer,
         _libraries(job.workload.model),
     )
-    return trace_rank(job, accumulate=accumulate, info=info)
-
-
-def _trace(job: Job, accumulate: bool) -> OpGraph:
-    _needs_torch()
-    from foretrain.capture.sources.models import load_model
-    from foretrain.capture.tracing.tracer import trace_step
-
-    training = job.workload.training
-    loaded = load_model(job.workload, job.micro_batch)
-    return trace_step(
-        loaded.module, loaded.inputs, loaded.loss, samples=job.micro_batch, tokens=loaded.tokens, mode=training.mode,
-        precision=training.precision, optimizer=training.optimizer, master_weights=training.master_weights,
-        channels_last=training.channels_last, accumulate=accumulate,
-        info=_info(job.workload.model.label, training.mode, training.precision, training.optimizer, _libraries(job.workload.model)),
-    )  # fmt: skip
+    return trace_rank(job, accumulate=accumulate, info=info, by_layers=by_layers)
 
 
 def _info(

@@ -143,12 +143,12 @@ def steps(
 
 
 def _instances(targets: list[str]) -> list[Instance]:
-    from foretrain.capture import capture_job
     from foretrain.measure.instances import collect, load_instances
+    from foretrain.step.graph import step_graph
 
     lists = [Path(target) for target in targets if _is_list(Path(target))]
     jobs = _jobs([target for target in targets if Path(target) not in lists])
-    found = collect((capture_job(job), job.workload.training.precision) for job in jobs)
+    found = collect((step_graph(job), job.workload.training.precision) for job in jobs)
     return [*found, *(instance for path in lists for instance in load_instances(path))]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from foretrain.costs.measured import matmul_precision, operator_key
 from foretrain.files import write_atomically
 from foretrain.graph import OpGraph, TensorSpec
+from foretrain.graph.fusion import FUSED
 from foretrain.job import read_lines
 
 
@@ -68,7 +69,7 @@ def collect(graphs: Iterable[tuple[OpGraph, str]]) -> list[Instance]:
         for op in graph.ops:
             counts[id(op.operator)] = counts.get(id(op.operator), 0) + 1
         for operator in graph.operators:
-            if operator.launches:
+            if operator.launches and operator.name != FUSED:
                 instance = Instance(
                     name=operator.name, overload=operator.overload, inputs=operator.inputs, args=operator.args, phase=phases[id(operator)],
                     precision=matmul_precision(operator, precision), flops=operator.flops, bytes=operator.bytes, uses=counts[id(operator)],

@@ -95,16 +95,7 @@ def forecast_around(
 ) -> Forecast:
     """The step time with its intervals, and what follows from it."""
     quantities = whole_training(job, estimate_around(median_s, spread))
-    price, total = job.cluster.price_per_hour, quantities.get("total_time_s")
-    return Forecast(
-        job=job,
-        predictor=predictor,
-        quantities=quantities,
-        cost=None if total is None or price is None else total * (price / 3600),
-        price_per_hour=price,
-        memory_capacity_bytes=job.cluster.device.memory_bytes,
-        assumptions=tuple(notes),
-    )
+    return Forecast(job=job, predictor=predictor, quantities=quantities, assumptions=tuple(notes))
 
 
 def estimate_around(median: float, spread: Factors) -> Estimate:

@@ -7,22 +7,16 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+
+from foretrain.forecast import Factors
+
+__all__ = ["Factors", "factors", "shipped"]
 
 SHIPPED = Path(__file__).parent / "deletepop" / "fitted" / "intervals.json"
 _LEAST = 20
 """Comparisons below which a case gets no intervals of its own."""
-
-
-class Factors(NamedTuple):
-    """Around a median: the bounds of the 95 % and of the 80 % interval as multiples of it."""
-
-    low_95: float
-    low: float
-    high: float
-    high_95: float
 
 
 def factors(ratios: Sequence[float]) -> Factors | None:

@@ -1,16 +1,16 @@
-"""A Forecast in; JSON and a Chrome trace out here, text for the terminal in ``text``, one self-contained page in ``html``."""
+"""Writes forecasts: JSON and Chrome traces here, text for the terminal in ``text``, one self-contained page in ``html``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from foretrain.files import write_atomically
 from foretrain.forecast import Forecast
-from foretrain.report.breakdown import What, timeline_of
-from foretrain.step.playback import trace_events
+from foretrain.report.breakdown import What
+from foretrain.step.timeline import trace_events
 
 __all__ = ["dump", "to_json", "write_trace"]
 
@@ -25,9 +25,8 @@ def to_json(
     """The forecast in SI units; ``breakdown`` adds the device seconds of a step by that key, ``extra`` keys of its own."""
     document = {**forecast.to_dict(), **(extra or {})}
     if breakdown is not None:
-        document.setdefault("breakdown_s", {})[breakdown] = timeline_of(
-            forecast, f"breakdown by {breakdown}"
-        ).by(breakdown)
+        step = forecast.inside(f"breakdown by {breakdown}")
+        document.setdefault("breakdown_s", {})[breakdown] = step.by(breakdown)
     return dump(document, indent=indent)
 
 
@@ -38,13 +37,7 @@ def dump(document: Any, *, indent: int | None = 2) -> str:
 
 def write_trace(forecast: Forecast, path: Path) -> int:
     """One step as a Chrome trace, for Perfetto or chrome://tracing; returns the number of events."""
-    events = list(_events(forecast))
+    step = forecast.inside("trace")
+    events = list(trace_events(step, forecast.job.workload.model.label))
     write_atomically(path, dump({"traceEvents": events, "displayTimeUnit": "ms"}, indent=None))
     return len(events)
-
-
-def _events(forecast: Forecast) -> Iterable[dict[str, Any]]:
-    """Host and device of one device, or the stages of a pipeline side by side."""
-    if forecast.step is not None:
-        return trace_events(forecast.step.slots, forecast.job.workload.model.label)
-    return timeline_of(forecast, "trace").trace_events()

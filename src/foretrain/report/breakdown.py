@@ -1,4 +1,4 @@
-"""A Forecast in; rows that say which phases, operators or layers the device time of a step goes to out."""
+"""Breaks the device time of a step down to rows: by phase, operator or layer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from foretrain.errors import InputError
 from foretrain.forecast import Forecast
-from foretrain.step.timeline import Timeline
 
 What = Literal["layer", "operator", "phase"]
 
@@ -23,23 +21,9 @@ class Row:
     cumulated: float
 
 
-def timeline_of(forecast: Forecast, what: str) -> Timeline:
-    """The forecast's timeline, for ``what``; not every predictor looks inside the step, nor at each operator of each rank."""
-    if forecast.timeline is None and forecast.step is not None:
-        raise InputError(
-            f"forecast: ranks and stages are not laid out by operator, so there is no {what}; "
-            "the summary says what a step goes to (step_breakdown_s in --json), and --trace shows it"
-        )
-    if forecast.timeline is None:
-        raise InputError(
-            f"predictor: {forecast.predictor!r} does not look inside the step, so there is no {what}"
-        )
-    return forecast.timeline
-
-
 def breakdown(forecast: Forecast, what: What, *, rows: int = 20, depth: int | None = None) -> list[Row]:
     """The largest parts first; what is beyond ``rows`` is added up in a last row."""
-    seconds = timeline_of(forecast, f"breakdown by {what}").by(what)
+    seconds = forecast.inside(f"breakdown by {what}").by(what)
     if what == "layer":
         seconds = merge_layers(seconds, depth=depth)
     total = sum(seconds.values())

@@ -9,7 +9,6 @@ from typing import Any
 from foretrain.forecast import Forecast
 from foretrain.job import Job
 from foretrain.report import figures
-from foretrain.report.causes import causes
 from foretrain.units import format_bytes, format_seconds
 
 _SAME = 0.005
@@ -97,7 +96,9 @@ def explain(a: Forecast, b: Forecast) -> Explanation:
         a=a,
         b=b,
         fields=_different_fields(a.job, b.job),
-        time=Changes(time, _parts(causes(a), causes(b))),
+        time=Changes(
+            time, _parts(*(forecast.inside("split of the step by cause").causes_s for forecast in (a, b)))
+        ),
         memory=Changes(memory, _parts(sizes_a, sizes_b)),
     )
 
@@ -153,7 +154,7 @@ def _sentences(found: Explanation) -> Iterator[str]:
 def _fullest(found: Explanation) -> str:
     return (
         "its fullest rank"
-        if any(len(forecast.rank_memory) > 1 for forecast in (found.a, found.b))
+        if any(len(forecast.ranks) > 1 for forecast in (found.a, found.b))
         else "each device"
     )
 

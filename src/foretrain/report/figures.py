@@ -1,4 +1,4 @@
-"""A Forecast in; its figures as words for people out, the same for the terminal and for the page."""
+"""Puts the figures of a forecast into words, the same for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from foretrain.forecast import Estimate, Forecast
+from foretrain.forecast import Estimate, Forecast, RankMemory, fullest_of
 from foretrain.job import Job
-from foretrain.report.causes import causes
-from foretrain.step.frameworks import profile
-from foretrain.step.rank_memory import RankMemory, fullest_of, logged_of
+from foretrain.step.frameworks import logged_stage as stage_that_logs
 from foretrain.units import format_bytes, format_count, format_dollars, format_seconds
 
 
@@ -75,12 +73,10 @@ def step_figure(forecast: Forecast) -> Figure | None:
 
 
 def step_parts(forecast: Forecast) -> dict[str, float]:
-    """What a step of ranks goes to, in seconds: the parts that are not empty."""
-    return (
-        {}
-        if forecast.step is None
-        else {name: seconds for name, seconds in causes(forecast).items() if seconds > 0}
-    )
+    """What a step goes to, in seconds: the parts that are not empty, where there are several."""
+    parts = {} if forecast.step is None else forecast.step.causes_s
+    shown = {name: seconds for name, seconds in parts.items() if seconds > 0}
+    return shown if len(shown) > 1 else {}
 
 
 def rate_figures(forecast: Forecast) -> Iterator[Figure]:
@@ -136,12 +132,15 @@ def memory_figures(forecast: Forecast) -> Iterator[Figure]:
 
 def fullest_stage(forecast: Forecast) -> RankMemory | None:
     """The stage with most memory; None without several stages."""
-    return fullest_of(forecast.rank_memory) if len(forecast.rank_memory) > 1 else None
+    return fullest_of(forecast.ranks) if len(forecast.ranks) > 1 else None
 
 
 def logged_stage(forecast: Forecast) -> RankMemory | None:
     """The stage that the quantities are of, which is the one that the framework logs; None without several stages."""
-    return logged_of(forecast.rank_memory, profile(forecast.job)) if len(forecast.rank_memory) > 1 else None
+    if len(forecast.ranks) < 2:
+        return None
+    stage = stage_that_logs(forecast.job)
+    return fullest_of(forecast.ranks) if stage < 0 else forecast.ranks[stage]
 
 
 def stage_sizes(forecast: Forecast) -> list[str]:
@@ -152,7 +151,7 @@ def stage_sizes(forecast: Forecast) -> list[str]:
     marks = {logged.stage: " (logged)", fullest.stage: " (fullest)"}
     return [
         f"{rank.stage}: {format_bytes(rank.allocated_bytes)}{marks.get(rank.stage, '')}"
-        for rank in forecast.rank_memory
+        for rank in forecast.ranks
     ]
 
 

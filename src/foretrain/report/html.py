@@ -1,4 +1,4 @@
-"""A Forecast in; one HTML page that needs no network out: summary, what a step goes to, memory, timeline, assumptions."""
+"""Draws a forecast as one HTML page that needs no network: summary, what a step goes to, memory, timeline, assumptions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from foretrain.errors import ForetrainError
 from foretrain.files import write_atomically
-from foretrain.forecast import Forecast
-from foretrain.graph import CATEGORIES, PHASES, OpGraph
+from foretrain.forecast import Forecast, RankMemory
+from foretrain.graph import CATEGORIES, OpGraph
 from foretrain.report import figures
 from foretrain.report.breakdown import What, breakdown
-from foretrain.step.playback import Step
-from foretrain.step.rank_memory import RankMemory
+from foretrain.step.play import Step
+from foretrain.step.playback import Slot
 from foretrain.step.timeline import Timeline
 from foretrain.units import format_bytes, format_seconds
 
@@ -84,27 +84,8 @@ def _plotly() -> tuple[Any, Any]:
 
 def _sections(forecast: Forecast, resources: Resources | None) -> Iterator[tuple[str, str]]:
     yield "Summary", _summary(forecast)
-    timeline = forecast.timeline
-    if timeline is not None:
-        yield (
-            "Where the device time of a step goes",
-            "".join(_draw(_composition(forecast, what)) for what in ("phase", "operator", "layer")),
-        )
-        yield (
-            "Memory over a step",
-            _draw(_memory_figure(timeline, forecast.memory_capacity_bytes))
-            + _note(
-                "Buffers of the traced step, without library workspaces and what the allocator rounds up."
-            ),
-        )
-        figure, shown, total = _timeline_figure(timeline)
-        cut = f" The {shown:,} longest of {total:,} calls are drawn." if shown < total else ""
-        yield (
-            "Timeline of a step",
-            _draw(figure) + _note(f"The host issues, the device runs; from an idle device.{cut}"),
-        )
     if forecast.step is not None:
-        yield from _rank_sections(forecast, forecast.step)
+        yield from _inside(forecast, forecast.step)
     if resources is not None:
         from foretrain.report.resources import burst_figure
 
@@ -114,27 +95,41 @@ def _sections(forecast: Forecast, resources: Resources | None) -> Iterator[tuple
     yield "Assumptions", f'<ul class="dim">{notes}</ul>'
 
 
-def _rank_sections(forecast: Forecast, step: Step) -> Iterator[tuple[str, str]]:
-    yield "What the time of a step goes to", _draw(_parts_figure(figures.step_parts(forecast)))
-    several = len(forecast.rank_memory) > 1
+def _inside(forecast: Forecast, step: Step) -> Iterator[tuple[str, str]]:
+    """What the predictor saw inside the step."""
+    several, capacity = len(forecast.ranks) > 1, forecast.memory_capacity_bytes
+    if parts := figures.step_parts(forecast):
+        yield "What the time of a step goes to", _draw(_parts_figure(parts))
+    yield (
+        "Where the device time of a step goes",
+        "".join(_draw(_composition(forecast, what)) for what in ("phase", "operator", "layer")),
+    )
     if several:
-        yield (
-            "Memory of a rank of each stage",
-            _draw(_stages_figure(forecast.rank_memory, forecast.memory_capacity_bytes)),
-        )
-    if step.slots:
-        figure, shown, total = _slots_figure(step)
-        end_s = max(slot.end_s for slot in step.slots)
-        cut = f" The {shown:,} longest of {total:,} parts are drawn." if shown < total else ""
-        part = (
+        yield "Memory of a rank of each stage", _draw(_stages_figure(forecast.ranks, capacity))
+        yield "Timeline of a step", _stages_timeline(step)
+        return
+    timeline = Timeline.of(step)
+    if timeline.holds_all_buffers:
+        note = "Buffers of the traced step, without library workspaces and what the allocator rounds up."
+        yield "Memory over a step", _draw(_memory_figure(timeline, capacity)) + _note(note)
+    figure, shown, total = _timeline_figure(timeline)
+    cut = f" The {shown:,} longest of {total:,} calls are drawn." if shown < total else ""
+    note = f"The host issues, the device runs; from an idle device.{cut}"
+    yield "Timeline of a step", _draw(figure) + _note(note)
+
+
+def _stages_timeline(step: Step) -> str:
+    slots = step.time.slots
+    figure, shown = _slots_figure(slots)
+    end_s = max(slot.end_s for slot in slots)
+    note = "The passes of one rank of each stage."
+    if end_s < 0.9 * step.time_s:
+        note += (
             f" {format_seconds(end_s)} of {format_seconds(step.time_s)}: further micro-batches go on alike."
-            if end_s < 0.9 * step.time_s
-            else ""
         )
-        what = (
-            "The passes of one rank of each stage" if several else "One rank: its computation and its network"
-        )
-        yield "Timeline of a step", _draw(figure) + _note(f"{what}.{part}{cut}")
+    if shown < len(slots):
+        note += f" The {shown:,} longest of {len(slots):,} parts are drawn."
+    return _draw(figure) + _note(note)
 
 
 def _note(text: str) -> str:
@@ -210,7 +205,7 @@ def _bars(parts: Mapping[str, float], title: str, unit: str) -> Any:
 
 def memory_over_time(timeline: Timeline) -> tuple[Column, dict[str, Column]]:
     """When each op of the (last) micro-batch is issued, and the bytes alive then, by category."""
-    stream = timeline.step
+    stream = timeline.stream
     last = dict(zip(stream.op.tolist(), stream.issued.tolist(), strict=True))
     order = sorted(last, key=lambda op: last[op])
     live = {category: _live_bytes(timeline.graph, category)[order] for category in CATEGORIES}
@@ -301,18 +296,18 @@ def _add_capacity(figure: Any, peak_bytes: float, capacity_bytes: float) -> None
 def _timeline_figure(timeline: Timeline) -> tuple[Any, int, int]:
     """The figure, how many calls are drawn, and how many there are."""
     _, objects = _plotly()
-    events = [event for event in timeline.trace_events() if event["ph"] == "X"]
+    events = [event for event in timeline.events() if event["ph"] == "X"]
     shown = sorted(
         sorted(events, key=lambda event: -event["dur"])[:MAX_EVENTS], key=lambda event: event["ts"]
     )
-    figure = objects.Figure()
-    for phase in PHASES:
+    figure, lanes = objects.Figure(), ["host", "device", "network"]
+    for phase, color in {**_PHASE_COLORS, "network": _SLOT_COLORS["network"]}.items():
         mine = [event for event in shown if event["cat"] == phase]
         figure.add_bar(
-            orientation="h", name=phase, marker_color=_PHASE_COLORS[phase], marker_line_width=0,
+            orientation="h", name=phase, marker_color=color, marker_line_width=0,
             base=[event["ts"] / 1e3 for event in mine], x=[event["dur"] / 1e3 for event in mine],
-            y=["device" if event["tid"] else "host" for event in mine],
-            text=[f"{event['name']} {event['args']['layer']}" for event in mine], textposition="none",
+            y=[lanes[event["tid"]] for event in mine],
+            text=[f"{event['name']} {event['args'].get('layer', '')}" for event in mine], textposition="none",
             hovertemplate="%{text}<br>%{x:.4f} ms from %{base:.4f} ms",
         )  # fmt: skip
     figure.update_layout(
@@ -320,21 +315,21 @@ def _timeline_figure(timeline: Timeline) -> tuple[Any, int, int]:
         height=260,
         xaxis_title="ms",
         bargap=0.15,
-        yaxis={"categoryarray": ["device", "host"], "fixedrange": True},
+        yaxis={"categoryarray": lanes[::-1], "fixedrange": True},
     )
     return figure, len(shown), len(events)
 
 
-def _slots_figure(step: Step) -> tuple[Any, int, int]:
-    """The stages below one another, how many of their parts are drawn, and how many there are."""
+def _slots_figure(slots: Sequence[Slot]) -> tuple[Any, int]:
+    """The stages below one another, and how many of their parts are drawn."""
     _, objects = _plotly()
     shown = sorted(
-        sorted(step.slots, key=lambda slot: slot.start_s - slot.end_s)[:MAX_EVENTS],
+        sorted(slots, key=lambda slot: slot.start_s - slot.end_s)[:MAX_EVENTS],
         key=lambda slot: slot.start_s,
     )
     lanes = list(
         dict.fromkeys(
-            (slot.stage, slot.lane) for slot in sorted(step.slots, key=lambda slot: (slot.stage, slot.lane))
+            (slot.stage, slot.lane) for slot in sorted(slots, key=lambda slot: (slot.stage, slot.lane))
         )
     )
     figure = objects.Figure()
@@ -357,4 +352,4 @@ def _slots_figure(step: Step) -> tuple[Any, int, int]:
         bargap=0.15,
         yaxis={"categoryarray": order, "fixedrange": True},
     )
-    return figure, len(shown), len(step.slots)
+    return figure, len(shown)

@@ -1,12 +1,12 @@
-"""The buffers of a graph, replayed through a model of the CUDA caching allocator, become peak memory by category and over time."""
+"""Replays the buffers of a step through a model of torch's CUDA caching allocator."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from foretrain.graph import CATEGORIES, Category, Operator, OpGraph
+from foretrain.graph import CATEGORIES, Buffer
 
 _UNIT = 512
 _SMALL = 1 << 20  # requests up to here come from the small pool
@@ -14,9 +14,6 @@ _SMALL_SEGMENT = 2 << 20
 _LARGE_SEGMENT = 20 << 20
 _LARGE = 10 << 20  # requests from here on get a segment of their own
 _LARGE_UNIT = 2 << 20
-
-Workspace = Callable[[Operator], int]
-"""Bytes that a call needs while it runs, beside its inputs and outputs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,89 +100,87 @@ class CachingAllocator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryProfile:
+class Replay:
     """Peak memory of a step: what the allocator hands out and holds, and what it is made of at the peak."""
 
     allocated_bytes: int
     reserved_bytes: int
-    peak_op: int
-    """The op during which the peak is reached; -1 before the first."""
-    by_category: dict[Category | str, int] = field(default_factory=dict)
+    peak: int
+    """The call during which the peak is reached; -1 before the first."""
+    by_category: dict[str, int]
     """Bytes at the peak by category, workspaces and rounding included; they add up to ``allocated_bytes``."""
 
 
-def profile_memory(
-    graph: OpGraph, workspace: Workspace = lambda _: 0, persistent_bytes: tuple[int, ...] = (), steps: int = 2
-) -> MemoryProfile:
-    """Replay ``steps`` steps (the second finds the cache as the first left it) and report the peak of the last.
+def replay(
+    buffers: Sequence[Buffer],
+    workspaces: Sequence[int],
+    persistent_bytes: Sequence[int] = (),
+    *,
+    steps: int = 2,
+) -> Replay:
+    """Play the buffers of ``steps`` steps (the second finds the cache as the first left it); the peak of the last.
 
-    ``persistent_bytes`` are library workspaces that stay allocated, one size each.
+    Buffers are born and die at calls, each of which needs its workspace while it runs. ``persistent_bytes`` are library
+    workspaces that stay allocated, one size each.
     """
     allocator = CachingAllocator()
-    held = {
-        number: allocator.allocate(b.size_bytes)
-        for number, b in enumerate(graph.buffers)
-        if b.born < 0 and b.size_bytes
-    }
+    held = {n: allocator.allocate(b.size_bytes) for n, b in enumerate(buffers) if b.born < 0 and b.size_bytes}
     for size in persistent_bytes:
         allocator.allocate(size)
-    schedule = _schedule(graph)
-    per_operator = [workspace(operator) for operator in graph.operators]
-    needs = [per_operator[kind] for kind in graph.operator_index.tolist()]
-    peak_op = -1
+    events = _events(buffers, len(workspaces))
+    peak = -1
     for _ in range(steps):
         allocator.peak_allocated = allocator.allocated
-        peak_op = _replay(graph, schedule, needs, allocator, held)
-    return MemoryProfile(
+        peak = _play(buffers, events, workspaces, allocator, held)
+    beside = sum(persistent_bytes) + (workspaces[peak] if peak >= 0 else 0)
+    return Replay(
         allocated_bytes=allocator.peak_allocated,
         reserved_bytes=allocator.reserved,
-        peak_op=peak_op,
-        by_category=_categories(graph, peak_op, needs, sum(persistent_bytes), allocator.peak_allocated),
+        peak=peak,
+        by_category=_categories(buffers, peak, beside, allocator.peak_allocated),
     )
 
 
-def _schedule(graph: OpGraph) -> list[tuple[list[int], list[int]]]:
-    """For each op, the buffers it allocates and those released after it."""
-    schedule: list[tuple[list[int], list[int]]] = [([], []) for _ in graph.ops]
-    for number, buffer in enumerate(graph.buffers):
+def _events(buffers: Sequence[Buffer], calls: int) -> list[tuple[list[int], list[int]]]:
+    """For each call, the buffers it allocates and those released after it."""
+    events: list[tuple[list[int], list[int]]] = [([], []) for _ in range(calls)]
+    for number, buffer in enumerate(buffers):
         if buffer.size_bytes and buffer.born >= 0:
-            schedule[buffer.born][0].append(number)
-            schedule[min(buffer.dies, len(graph.ops) - 1)][1].append(number)
-    return schedule
+            events[buffer.born][0].append(number)
+            events[min(buffer.dies, calls - 1)][1].append(number)
+    return events
 
 
-def _replay(
-    graph: OpGraph,
-    schedule: list[tuple[list[int], list[int]]],
-    needs: list[int],
+def _play(
+    buffers: Sequence[Buffer],
+    events: list[tuple[list[int], list[int]]],
+    workspaces: Sequence[int],
     allocator: CachingAllocator,
     held: dict[int, _Block],
 ) -> int:
-    """Play one step; the op at which the peak was reached."""
-    sizes = [buffer.size_bytes for buffer in graph.buffers]
+    """Play one step; the call at which the peak was reached."""
+    sizes = [buffer.size_bytes for buffer in buffers]
     allocate, release = allocator.allocate, allocator.release
-    peak_op = -1
-    for index, (born, dying) in enumerate(schedule):
-        if born or needs[index]:
+    peak = -1
+    for index, (born, dying) in enumerate(events):
+        if born or workspaces[index]:
             before = allocator.peak_allocated
             for number in born:
                 held[number] = allocate(sizes[number])
-            if needs[index]:
-                release(allocate(needs[index]))
+            if workspaces[index]:
+                release(allocate(workspaces[index]))
             if allocator.peak_allocated > before:
-                peak_op = index
+                peak = index
         for number in dying:
             release(held.pop(number))
-    return peak_op
+    return peak
 
 
-def _categories(
-    graph: OpGraph, peak_op: int, needs: list[int], persistent_bytes: int, total: int
-) -> dict[Category | str, int]:
-    sizes: dict[Category | str, int] = dict.fromkeys(CATEGORIES, 0)
-    for buffer in graph.buffers:
-        if buffer.born < 0 or buffer.born <= peak_op <= buffer.dies:
+def _categories(buffers: Sequence[Buffer], peak: int, workspaces_bytes: int, total: int) -> dict[str, int]:
+    sizes: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
+    for buffer in buffers:
+        if buffer.born < 0 or buffer.born <= peak <= buffer.dies:
             sizes[buffer.category] += buffer.size_bytes
-    sizes["workspaces"] = persistent_bytes + (needs[peak_op] if peak_op >= 0 else 0)
+    sizes["workspaces"] = workspaces_bytes
     sizes["rounding"] = total - sum(sizes.values())
     return sizes

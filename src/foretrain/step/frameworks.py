@@ -183,6 +183,11 @@ def _megatron(found: Profile, job: Job) -> Profile:
     return found
 
 
+def logged_stage(job: Job) -> int:
+    """The stage of a pipeline whose memory the framework reports; -1 for the fullest one."""
+    return {"fullest": -1, "first": 0, "last": job.plan.pipeline - 1}[profile(job).logs_memory_of]
+
+
 def as_framework_runs_it(job: Job) -> Job:
     """The job with the optimizer, the attention and the precision that its framework has for it."""
     work, habits = job.workload, profile(job)

@@ -1,26 +1,24 @@
-"""A job on many devices becomes one rank's graph, its stages and teams, and what each of its calls costs on host, device and network."""
+"""Lays a job out on its ranks: the graph of one, stages and teams, and what each call costs on host, device and network."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from foretrain.capture import capture_rank
 from foretrain.cluster import Device
 from foretrain.costs.base import CostModel, HostModel
 from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.cpu import crowding
 from foretrain.graph import PHASES, Operator, OpGraph
-from foretrain.graph.attention import with_flash_attention, with_fused_softmax
-from foretrain.graph.fusion import FUSED, fuse
+from foretrain.graph.fusion import FUSED
 from foretrain.job import Job
-from foretrain.step.frameworks import Profile, as_framework_runs_it, attention_factor, profile
+from foretrain.step.frameworks import Profile, attention_factor, profile
+from foretrain.step.graph import step_graph
 from foretrain.step.partition import COLLECTIVES, Stage, Teams, stages
-from foretrain.step.playback import Column
+from foretrain.step.spans import Column, Mask
 
 COLLECTIVE_HOST_S = 25e-6
 """What the host needs to issue a collective, from Python to NCCL's kernel."""
@@ -51,6 +49,9 @@ _PERMUTATIONS = (
     "topk",
 )
 _KERNEL_S = 3e-6
+_WAITING = "_local_scalar_dense"
+"""The operator at which the host reads a result, and so waits for the device: of masks, which a framework with an attention
+of its own does not look at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ def tuning_key(job: Job) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """A job on its ranks, costed: what the schedule is played from."""
+    """A job on its ranks, costed: what its step is played from."""
 
     job: Job
     graph: OpGraph
@@ -101,11 +102,16 @@ class Layout:
     teams: Teams
     calls: Calls
     network: Collectives
+    step_overhead_s: float
+    """Host time per step that belongs to no operator."""
     tuning: Tuning = field(default_factory=Tuning)
 
     def tuned(self, tuning: Tuning) -> Layout:
         """The same with other factors; to be called on a layout without any."""
-        return dataclasses.replace(self, calls=self.calls.tuned(tuning), tuning=tuning)
+        overhead_s = self.step_overhead_s * tuning.host + tuning.step_s
+        return dataclasses.replace(
+            self, calls=self.calls.tuned(tuning), step_overhead_s=overhead_s, tuning=tuning
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,14 +120,23 @@ class Calls:
 
     host_s: Column
     device_s: Column
+    """With a kernel of the op, or its collective, on the device."""
     kernels: Column
-    communicates: npt.NDArray[np.bool_]
-    multiplies: npt.NDArray[np.bool_]
+    gap_s: float
+    """Between two kernels that follow at once; the device is not busy in it."""
+    communicates: Mask
+    multiplies: Mask
     """Which ops are matrix products, convolutions or attention."""
-    attends: npt.NDArray[np.bool_]
+    attends: Mask
     """Which of these are attention."""
-    outside: npt.NDArray[np.bool_]
+    outside: Mask
     """Which collectives leave the node."""
+    waits: Mask
+    """At which ops the host waits for the device."""
+
+    @property
+    def gaps_s(self) -> Column:
+        return self.gap_s * self.kernels * ~self.communicates
 
     def tuned(self, tuning: Tuning) -> Calls:
         own = np.where(
@@ -133,16 +148,8 @@ class Calls:
 
 def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) -> Layout:
     """Capture, partition and cost a job; what it cannot be split into is an error that names the numbers."""
-    run = as_framework_runs_it(job)
-    habits = profile(job)
-    graph = capture_rank(run)
-    if habits.flash_attention:
-        graph = with_flash_attention(graph, causal=job.workload.model.task == "causal-lm")
-    elif habits.fuses_softmax:
-        graph = with_fused_softmax(graph)
-    graph = fuse(graph, habits.fusion)
-    network = Collectives(job.cluster)
-    teams = Teams.of(job)
+    habits, graph = profile(job), step_graph(job)
+    network, teams = Collectives(job.cluster), Teams.of(job)
     return Layout(
         job=job,
         graph=graph,
@@ -151,6 +158,7 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
         teams=teams,
         calls=cost_calls(job, graph, costs, host, network, teams, gap_s),
         network=network,
+        step_overhead_s=host.step_overhead_s + habits.step_s,
     )
 
 
@@ -163,48 +171,52 @@ def cost_calls(
     teams: Teams,
     gap_s: float,
 ) -> Calls:
+    """Cost each distinct operator once, on the device that the others wait for."""
+    operators, habits, precision = graph.operators, profile(job), job.workload.training.precision
     device, share = slowest_device(job, graph, costs)
-    precision = job.workload.training.precision
-    own = [operator for operator in graph.operators if operator.name not in COLLECTIVES]
-    moving = np.array([operator.name in COLLECTIVES for operator in graph.operators], dtype=np.bool_)
-    device_s, kernels = np.zeros(len(graph.operators)), np.ones(len(graph.operators))
+    own = [operator for operator in operators if operator.name not in COLLECTIVES]
+    moving = np.array([operator.name in COLLECTIVES for operator in operators], dtype=np.bool_)
+    device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
     device_s[~moving] = share * costs.device_time_s(own, device, precision)
-    if profile(job).fuses_permutation:
-        _copy_only(graph.operators, device, device_s)
     kernels[~moving] = costs.kernels(own, device, precision)
-    device_s *= _as_the_framework_has_it(graph.operators, device, profile(job))
-    device_s += gap_s * kernels * ~moving
+    if habits.fuses_permutation:
+        _copy_only(operators, device, device_s)
+    device_s *= _as_the_framework_has_it(operators, device, habits)
+    least_s = habits.tensor_message_s if on_efa(job) else 0.0
     for i in np.flatnonzero(moving).tolist():
-        device_s[i] = collective_s(
-            graph.operators[i], network, teams, profile(job).tensor_message_s if on_efa(job) else 0.0
-        )
-    pairs, which = np.unique(graph.operator_index * len(PHASES) + graph.phase_index, return_inverse=True)
-    issued = [divmod(pair, len(PHASES)) for pair in pairs.tolist()]
-    issue_s = host.issue_time_s(
-        [graph.operators[operator] for operator, _ in issued], [PHASES[phase] for _, phase in issued]
-    )
-    host_s = issue_s[which] * profile(job).host
-    communicates = moving[graph.operator_index]
-    host_s[communicates] = COLLECTIVE_HOST_S
-    on_host = device_s[graph.operator_index]
+        device_s[i] = collective_s(operators[i], network, teams, least_s)
+    host_s = _issue_s(graph, host) * habits.host
+    which = graph.operator_index
+    host_s[moving[which]] = COLLECTIVE_HOST_S
     if device.is_cpu:  # the thread that issues an operator also runs it
-        crowded = crowding(job.cluster.devices_per_node * device.cores)
-        on_host, host_s = np.where(communicates, on_host, on_host * crowded), np.zeros(len(host_s))
-    outside = [
-        operator.name in COLLECTIVES and teams.named(operator.overload).nodes > 1
-        for operator in graph.operators
-    ]
-    multiplies = [operator.flops > 0 and operator.name != FUSED for operator in graph.operators]
-    attends = ["attention" in operator.name for operator in graph.operators]
+        device_s[~moving] *= crowding(job.cluster.devices_per_node * device.cores)
+        host_s = np.zeros(len(host_s))
+
+    def mask(values: Iterable[bool]) -> Mask:
+        return np.fromiter(values, dtype=np.bool_, count=len(operators))[which]
+
     return Calls(
         host_s=host_s,
-        device_s=on_host,
-        kernels=kernels[graph.operator_index],
-        communicates=communicates,
-        multiplies=np.array(multiplies, dtype=np.bool_)[graph.operator_index],
-        attends=np.array(attends, dtype=np.bool_)[graph.operator_index],
-        outside=np.array(outside, dtype=np.bool_)[graph.operator_index],
+        device_s=device_s[which],
+        kernels=kernels[which],
+        gap_s=gap_s,
+        communicates=moving[which],
+        multiplies=mask(operator.flops > 0 and operator.name != FUSED for operator in operators),
+        attends=mask("attention" in operator.name for operator in operators),
+        outside=mask(
+            operator.name in COLLECTIVES and teams.named(operator.overload).nodes > 1
+            for operator in operators
+        ),
+        waits=mask(operator.name == _WAITING and not habits.flash_attention for operator in operators),
     )
+
+
+def _issue_s(graph: OpGraph, host: HostModel) -> Column:
+    """Host seconds of every op, by its operator and phase."""
+    pairs, which = np.unique(graph.operator_index * len(PHASES) + graph.phase_index, return_inverse=True)
+    issued = [divmod(pair, len(PHASES)) for pair in pairs.tolist()]
+    operators = [graph.operators[operator] for operator, _ in issued]
+    return host.issue_time_s(operators, [PHASES[phase] for _, phase in issued])[which]
 
 
 def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column) -> None:

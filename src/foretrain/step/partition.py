@@ -44,6 +44,8 @@ class Block:
     piece: Piece
     weights: tuple[Weight, ...]
     is_layer: bool
+    number: int | None = None
+    """Its place among the repeated layers of the model."""
 
     @functools.cached_property
     def dense(self) -> int:
@@ -63,7 +65,7 @@ class Block:
 Chunk = tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Stage:
     """What one rank of the pipeline runs: one chunk of blocks, or several that are interleaved."""
 
@@ -77,6 +79,12 @@ class Stage:
     @property
     def weights(self) -> tuple[Weight, ...]:
         return tuple(weight for block in self.blocks for weight in block.weights)
+
+    @functools.cached_property
+    def calls(self) -> Index:
+        """All calls of a micro-batch."""
+        pieces = (block.piece for block in self.blocks)
+        return np.concatenate([index for piece in pieces for index in (piece.forward, piece.backward)])
 
 
 # Blocks
@@ -99,7 +107,7 @@ def blocks(graph: OpGraph) -> tuple[Block, ...]:
         by_layer.setdefault(stack.layer_of(weight.name), []).append(weight)
     before, after = _around_stack(by_layer.get(None, []), graph, stack.path)
     layers = [
-        Block(piece=pieces[1 + equal], weights=tuple(by_layer.get(layer, ())), is_layer=True)
+        Block(piece=pieces[1 + equal], weights=tuple(by_layer.get(layer, ())), is_layer=True, number=layer)
         for layer, equal in enumerate(stack.stands_for)
     ]
     first = Block(piece=pieces[0], weights=tuple(before), is_layer=False)

@@ -1,78 +1,19 @@
-"""Blocks on ranks become when everything happens: host, compute and communication of a rank, and the pipeline that ranks form."""
+"""Plays the work of ranks: host, compute and network of one rank, and the pipeline that ranks form."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-Column = npt.NDArray[np.float64]
-Index = npt.NDArray[np.int64]
+from foretrain.graph import Phase
+from foretrain.step.spans import Span, total
 
 _LAID_OUT = 3
-"""Micro-batches of a rank that are laid out; further ones repeat the last of these."""
+"""Micro-batches of a rank that are laid out where each fetches its parameters; further ones repeat the last of these."""
 _ROUNDS = 3
 """Micro-batches of a pipeline that are laid out, in units of its stages; further ones follow at the pace of the last."""
-
-
-# A stretch of calls
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of calls: what the host needs to issue them, what the device needs to run them, and both from a standstill.
-
-    Stretches add up exactly: the device starts a call when it is issued and the one before it has ended.
-
-    >>> Span(2.0, 1.0, 2.5) + Span(2.0, 5.0, 6.0)
-    Span(host_s=4.0, device_s=6.0, alone_s=8.0, communication_s=0.0)
-    """
-
-    host_s: float = 0.0
-    device_s: float = 0.0
-    alone_s: float = 0.0
-    communication_s: float = 0.0
-    """The part of ``device_s`` in which the device waits for its team."""
-
-    def __add__(self, other: Span) -> Span:
-        return Span(
-            self.host_s + other.host_s,
-            self.device_s + other.device_s,
-            max(self.alone_s + other.device_s, self.host_s + other.alone_s),
-            self.communication_s + other.communication_s,
-        )
-
-    def __mul__(self, times: int) -> Span:
-        if times < 1:
-            return Span()
-        again = (times - 1) * max(self.host_s, self.device_s)
-        return Span(
-            times * self.host_s, times * self.device_s, self.alone_s + again, times * self.communication_s
-        )
-
-    @property
-    def steady_s(self) -> float:
-        """Time of one of many that follow one another without a pause."""
-        return max(self.host_s, self.device_s)
-
-
-def span(host_s: Column, device_s: Column, communication_s: float = 0.0) -> Span:
-    """The stretch of these calls in their order."""
-    if not len(host_s):
-        return Span()
-    done = np.cumsum(device_s)
-    issued = np.cumsum(host_s)
-    alone = float((issued - done + device_s).max() + done[-1])
-    return Span(float(issued[-1]), float(done[-1]), max(alone, float(issued[-1])), communication_s)
-
-
-def total(spans: Sequence[Span]) -> Span:
-    return functools.reduce(Span.__add__, spans, Span())
 
 
 # One rank
@@ -118,14 +59,17 @@ class _Clock:
     waited_s: float = 0.0
     """Time that the device waited for the network alone."""
 
-    def run(self, name: str, work: Span, ready: float = 0.0) -> None:
+    def run(
+        self, name: str, phase: Phase | None, work: Span, ready: float = 0.0, blocks: tuple[int, ...] = ()
+    ) -> None:
         """Computation, not before ``ready``."""
-        free = max(self.device + work.device_s, self.host + work.alone_s)
-        late = ready + work.device_s
-        self.waited_s += max(0.0, late - free)
-        self.host += work.host_s
-        self.device = max(free, late)
-        self.slots.append(Slot(0, "compute", name, self.device - work.device_s, self.device))
+        began, free = self.host, max(self.device, ready)
+        _, unhindered = work.after(self.host, self.device)
+        self.host, self.device = work.after(self.host, free)
+        self.waited_s += max(0.0, self.device - unhindered)
+        if work.alone_s:
+            start = self.device - work.device_s
+            self.slots.append(Slot(0, "compute", name, start, self.device, phase, blocks, began, free))
 
     def move(self, name: str, seconds: float, ready: float) -> float:
         """Communication beside the computation; when it has ended."""
@@ -140,8 +84,8 @@ class _Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """The time of a step and its parts."""
+class StepTime:
+    """The time of a step and what it goes to."""
 
     time_s: float
     exposed_s: float
@@ -155,17 +99,14 @@ class Step:
     """Waiting for the slowest rank."""
     slots: tuple[Slot, ...] = ()
 
-    def scaled(self, factor: float) -> Step:
+    def scaled(self, factor: float) -> StepTime:
         """All times by a factor."""
         times = {
             one.name: getattr(self, one.name) * factor
             for one in dataclasses.fields(self)
             if one.name.endswith("_s")
         }
-        slots = tuple(
-            dataclasses.replace(slot, start_s=slot.start_s * factor, end_s=slot.end_s * factor)
-            for slot in self.slots
-        )
+        slots = tuple(slot.moved(0.0, factor) for slot in self.slots)
         return dataclasses.replace(self, **times, slots=slots)
 
 
@@ -178,35 +119,51 @@ class Slot:
     name: str
     start_s: float
     end_s: float
+    phase: Phase | None = None
+    """Of computation."""
+    blocks: tuple[int, ...] = ()
+    """The blocks that run, in their order; empty for the optimizer."""
+    issued_s: float = 0.0
+    """When the host begins to issue it."""
+    free_s: float = 0.0
+    """When the device and what it needs are there for it."""
+
+    def moved(self, by_s: float, factor: float = 1.0) -> Slot:
+        """The same at another time, and longer by a factor."""
+        times = ("start_s", "end_s", "issued_s", "free_s")
+        return dataclasses.replace(self, **{name: (getattr(self, name) + by_s) * factor for name in times})
 
 
-def play_rank(work: Work, accumulation: int) -> Step:
+def play_rank(work: Work, accumulation: int) -> StepTime:
     """A rank without a pipeline, steps following one another."""
-    laid_out = min(accumulation, _LAID_OUT)
+    laid_out = min(accumulation, _LAID_OUT) if work.gathers_s else accumulation
     time_s, clock = _two_steps(work, laid_out)
-    per_micro_batch = 0.0
+    repeated = accumulation / laid_out
     if accumulation > laid_out:
         shorter, _ = _two_steps(work, laid_out - 1)
-        per_micro_batch = time_s - shorter
-    blocks = total(work.forward) + total(work.backward)
-    time_s += per_micro_batch * (accumulation - laid_out)
-    waited = clock.waited_s * accumulation / laid_out
-    hidden = max(0.0, clock.moved_s - clock.waited_s) * accumulation / laid_out
-    computing = (blocks.device_s - blocks.communication_s) * accumulation + work.optimizer.device_s
+        time_s += (time_s - shorter) * (accumulation - laid_out)
+    passes = total(work.forward) + total(work.backward)
+    hidden = max(0.0, clock.moved_s - clock.waited_s) * repeated
+    computing = (passes.device_s - passes.communication_s) * accumulation + work.optimizer.device_s
     time_s += work.slowdown * hidden
-    exposed = blocks.communication_s * accumulation + waited
+    exposed = passes.communication_s * accumulation + clock.waited_s * repeated
     computing += work.slowdown * hidden
     host_s = max(0.0, time_s - exposed - computing)
-    return Step(
+    return StepTime(
         time_s=time_s, exposed_s=exposed, computing_s=computing, host_s=host_s, slots=_from_zero(clock.slots)
     )
 
 
 def _from_zero(slots: Sequence[Slot]) -> tuple[Slot, ...]:
     start = min((slot.start_s for slot in slots), default=0.0)
-    return tuple(
-        dataclasses.replace(slot, start_s=slot.start_s - start, end_s=slot.end_s - start) for slot in slots
-    )
+    return tuple(slot.moved(-start) for slot in slots)
+
+
+def from_idle(work: Work, micro_batches: int) -> list[Slot]:
+    """What one step goes through when nothing was under way before it."""
+    clock = _Clock()
+    _play(work, micro_batches, clock)
+    return clock.slots
 
 
 def _two_steps(work: Work, micro_batches: int) -> tuple[float, _Clock]:
@@ -222,46 +179,50 @@ def _two_steps(work: Work, micro_batches: int) -> tuple[float, _Clock]:
 
 def _play(work: Work, micro_batches: int, clock: _Clock) -> None:
     clock.host += work.step_overhead_s
-    for micro_batch in range(micro_batches):
-        _forward(work, clock)
-        _backward(work, clock, last=micro_batch == micro_batches - 1)
+    forward, backward = total(work.forward), total(work.backward[::-1])
+    many = 0 if work.gathers_s else micro_batches - _LAID_OUT
+    if many > 0:
+        clock.run(f"{many} micro-batches", None, (forward + backward) * many)
+    for micro_batch in range(max(many, 0), micro_batches):
+        _forward(work, clock, forward)
+        _backward(work, clock, backward, last=micro_batch == micro_batches - 1)
     if work.after_backward_s:
         clock.host += work.host_call_s
         clock.wait(clock.move("gradients", work.after_backward_s, max(clock.device, clock.host)))
     clock.wait(clock.network if work.buckets or work.reduces_s else 0.0)
     if work.waits_for_device:
         clock.host = max(clock.host, clock.device)
-    clock.run("optimizer", work.optimizer)
+    clock.run("optimizer", "optimizer", work.optimizer)
     if work.after_optimizer_s:
         clock.wait(clock.move("parameters", work.after_optimizer_s, clock.device))
 
 
-def _forward(work: Work, clock: _Clock) -> None:
+def _forward(work: Work, clock: _Clock, whole: Span) -> None:
     if not work.gathers_s:
-        clock.run("forward", total(work.forward))
+        clock.run("forward", "forward", whole, blocks=tuple(range(len(work.forward))))
         return
     ended = [clock.device, clock.device]
     ready = _fetch(work, clock, 0, ended[0])
     for i, block in enumerate(work.forward):
         this, ready = ready, _fetch(work, clock, i + 1, ended[-2]) if i + 1 < len(work.forward) else 0.0
-        clock.run(f"forward {i}", block, this)
+        clock.run(f"forward {i}", "forward", block, this, (i,))
         ended.append(clock.device)
 
 
-def _backward(work: Work, clock: _Clock, *, last: bool) -> None:
+def _backward(work: Work, clock: _Clock, whole: Span, *, last: bool) -> None:
     due: dict[int, list[float]] = {}
     for block, seconds in work.buckets if last else ():
         due.setdefault(block, []).append(seconds)
+    order = range(len(work.backward) - 1, -1, -1)
     if not work.gathers_s and not due:
-        clock.run("backward", total(work.backward[::-1]))
+        clock.run("backward", "backward", whole, blocks=tuple(order))
         return
     fetching = bool(work.gathers_s)
-    order = range(len(work.backward) - 1, -1, -1)
     ended = [clock.device, clock.device]
     ready = _fetch(work, clock, order[0], ended[0]) if fetching else 0.0
     for i in order:
         this, ready = ready, _fetch(work, clock, i - 1, ended[-2]) if fetching and i else 0.0
-        clock.run(f"backward {i}", work.backward[i], this)
+        clock.run(f"backward {i}", "backward", work.backward[i], this, (i,))
         ended.append(clock.device)
         for seconds in (*due.get(i, ()), *(work.reduces_s[i : i + 1])):
             clock.host += work.host_call_s
@@ -397,27 +358,7 @@ def _interleaved(i: int, count: int, chunks: int, micro_batches: int) -> tuple[i
     return chunk, group * count + offset
 
 
-def trace_events(slots: Sequence[Slot], name: str) -> Iterator[dict[str, Any]]:
-    """Chrome trace events: each stage of the pipeline a process, its computation and its network a thread each."""
-    lanes = {"compute": 0, "network": 1}
-    for stage in sorted({slot.stage for slot in slots}):
-        yield {"ph": "M", "pid": stage, "name": "process_name", "args": {"name": f"{name}, stage {stage}"}}
-        for lane, thread in lanes.items():
-            yield {"ph": "M", "pid": stage, "tid": thread, "name": "thread_name", "args": {"name": lane}}
-    for slot in slots:
-        start, end = round(slot.start_s * 1e6, 3), round(slot.end_s * 1e6, 3)
-        times = {"ts": start, "dur": round(end - start, 3)}
-        yield {
-            "ph": "X",
-            "pid": slot.stage,
-            "tid": lanes[slot.lane],
-            "name": slot.name,
-            "cat": slot.lane,
-            **times,
-        }
-
-
-def shares(step: Step) -> Mapping[str, float]:
+def shares(step: StepTime) -> Mapping[str, float]:
     """Seconds of a step by what the device does in them."""
     return {
         "computation": step.computing_s,

@@ -17,7 +17,7 @@ from foretrain.capture.parallel.tensor import TensorParallel
 from foretrain.capture.sources.models import WEIGHT_DTYPES, LoadedModel, load_model
 from foretrain.capture.tracing.tracer import DTYPES, trace_step
 from foretrain.errors import CaptureError, InputError
-from foretrain.graph import OpGraph, Weight
+from foretrain.graph import OpGraph, Stack, Weight
 from foretrain.job import Job, Plan
 
 
@@ -42,9 +42,11 @@ def _trace(job: Job, accumulate: bool, info: Mapping[str, Any], *, by_layers: bo
     split = split_experts(module, plan)
     tensor = TensorParallel.of(job, module)
     weights = tuple(_weights(module, split, training.precision))
-    stack = find_stack(module) if by_layers else None
-    if stack is not None:
+    stack = find_stack(module)
+    if stack is not None and by_layers:
         truncate(module, stack)
+    elif stack is not None:
+        stack = Stack(stack.path, stack.layers, stack.layers, tuple(range(stack.layers)))
     order = CallOrder(module.get_submodule(stack.path)) if stack is not None else None
     context = ContextParallel(plan.context)
     tensor.bound_sequence()
@@ -52,14 +54,16 @@ def _trace(job: Job, accumulate: bool, info: Mapping[str, Any], *, by_layers: bo
         graph = trace_step(
             module, loaded.inputs, loaded.loss, samples=job.micro_batch, tokens=loaded.tokens, mode=training.mode,
             precision=training.precision, optimizer=training.optimizer, master_weights=training.master_weights,
-            channels_last=training.channels_last, accumulate=accumulate, info=info, around=_both(tensor, context, training.mode), own_gradients=True,
+            channels_last=training.channels_last, accumulate=accumulate, info=info, around=_both(tensor, context, training.mode), own_gradients=by_layers,
         )  # fmt: skip
     except CaptureError as error:
-        if stack is not None:
+        if stack is not None and by_layers:
             raise _NotByLayers from error
         raise tensor.explain(error) from error
     if order is not None and not order.is_plain():
-        raise _NotByLayers
+        if by_layers:
+            raise _NotByLayers
+        stack = None
     context.check(job.workload.model.label)
     info = {**graph.info, "assumptions": notes} if (notes := _assumptions(plan, graph)) else graph.info
     return dataclasses.replace(

@@ -1,24 +1,26 @@
-"""Runs in; factors on the device times of a few groups of operators, and the host's speed, that bring the forecasts to the runs out."""
+"""Calibrates operator costs and the host to measured runs of one device; holds what calibrations are."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.capture import capture_job
-from foretrain.costs.host import DispatchHost
-from foretrain.costs.learned import GROUPS, LearnedCosts, describe_once, group_of
+from foretrain.costs.learned import GROUPS, describe_once, group_of
 from foretrain.errors import InputError
 from foretrain.graph import PHASES, Phase
-from foretrain.job import Run
-from foretrain.predictors.whitebox import build_timeline
-from foretrain.step.timeline import Timeline
+from foretrain.job import Job, Run
+from foretrain.predictors.base import Benefit
+from foretrain.predictors.deletepop.residuals import Residuals
+from foretrain.step.layout import Layout, Tuning
+from foretrain.step.partition import Index
+from foretrain.step.play import play
+from foretrain.step.spans import Mask
 
 TIMES: dict[str, Phase | None] = {
     "step_time_s": None,
@@ -41,6 +43,74 @@ _SHARPNESS = 8.0
 _FOLDS = 5
 _WORTH = 0.98
 """A freer calibration must bring the error on runs left out below this share of a plainer one's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What brings forecasts of one device, or of a device and framework, to measured runs; neutral by default."""
+
+    groups: Mapping[str, float] = field(default_factory=dict)
+    """Factors on the device times of groups of operators."""
+    host_speed: float = 1.0
+    tuning: Tuning = field(default_factory=Tuning)
+    residuals: Residuals | None = None
+    """What the factors leave over near the runs."""
+    benefit: Benefit | None = None
+
+    def after(self, earlier: Calibration) -> Calibration:
+        """This one on top of an earlier one, with which its runs were forecast."""
+        names = dict.fromkeys([*earlier.groups, *self.groups])
+        groups = {name: earlier.groups.get(name, 1.0) * self.groups.get(name, 1.0) for name in names}
+        return dataclasses.replace(self, groups=groups, host_speed=earlier.host_speed * self.host_speed)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "groups": dict(self.groups),
+            "host_speed": self.host_speed,
+            "tuning": dataclasses.asdict(self.tuning),
+            "residuals": None if self.residuals is None else self.residuals.to_dict(),
+            "benefit": None if self.benefit is None else dataclasses.asdict(self.benefit),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
+        residuals, benefit = data["residuals"], data["benefit"]
+        return cls(
+            groups=data["groups"],
+            host_speed=data["host_speed"],
+            tuning=Tuning(**data["tuning"]),
+            residuals=None if residuals is None else Residuals.from_dict(residuals),
+            benefit=None if benefit is None else Benefit(**benefit),
+        )
+
+
+def calibration_key(job: Job) -> str:
+    """Jobs that share a calibration: those on one GPU by device, all others by their devices and framework."""
+    names = "+".join(sorted({group.device.name for group in job.cluster.groups}))
+    return names if on_one_gpu(job) else f"{names} {job.workload.training.framework}"
+
+
+def on_one_gpu(job: Job) -> bool:
+    """Whether plain PyTorch runs on one GPU; a CPU that trains shares its calibration with many of them."""
+    training = job.workload.training
+    on_cpu = job.cluster.groups[0].device.is_cpu and training.mode == "train"
+    return job.cluster.world_size == 1 and training.framework == "pytorch" and not on_cpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A run and its job laid out, without any tuning."""
+
+    run: Run
+    layout: Layout
+
+    def tuned_s(self, tuning: Tuning) -> float:
+        return play(self.layout.tuned(tuning)).time_s
+
+    def step_s(self, calibration: Calibration) -> float:
+        residuals = calibration.residuals
+        factor = 1.0 if residuals is None else residuals.factor(self.run.job)
+        return self.tuned_s(calibration.tuning) * factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +144,25 @@ class _Observations:
         return np.asarray(np.log(total / self.measured_s))
 
 
-def calibrate(
-    costs: LearnedCosts, host: DispatchHost, runs: Sequence[Run], gap_s: float
-) -> tuple[dict[str, float], float, dict[str, Any]]:
-    """From runs of one device: a factor for each group, the host's speed, and a report of the error before, and after on runs left out."""
-    cases = []
-    for run in runs:
-        found = _observe(costs, host, run, gap_s)
-        if found:
-            together = _Observations.join(found)
-            cases.append(dataclasses.replace(together, weights=together.weights / len(found)))
-    if not cases:
+def calibrate_device(cases: Sequence[Case]) -> Calibration:
+    """From runs of one device: a factor for each group of operators, and the host's speed."""
+    observed = [parts for case in cases if (parts := _observe(case))]
+    if not observed:
         raise InputError(NO_RUNS)
-    apart, errors = _choose(cases)
-    factors, speed = _solve(_Observations.join(cases), apart)
-    return factors, speed, {"runs": len(cases), **errors}
+    joined = [_Observations.join(parts) for parts in observed]
+    observations = [
+        dataclasses.replace(together, weights=together.weights / len(parts))
+        for together, parts in zip(joined, observed, strict=True)
+    ]
+    apart, before, after = _choose(observations)
+    factors, speed = _solve(_Observations.join(observations), apart)
+    benefit = Benefit(runs=len(observations), error_before=before, error_after=after)
+    return Calibration(groups=factors, host_speed=speed, benefit=benefit)
 
 
-def _observe(costs: LearnedCosts, host: DispatchHost, run: Run, gap_s: float) -> list[_Observations]:
-    graph = capture_job(run.job)
-    timeline = build_timeline(run.job, graph, costs, host, gap_s=gap_s)
-    device, precision = run.job.cluster.device, run.job.workload.training.precision
+def _observe(case: Case) -> list[_Observations]:
+    layout, run = case.layout, case.run
+    graph, device, precision = layout.graph, run.job.cluster.device, run.job.workload.training.precision
     groups = [
         GROUPS.index(group_of(describe_once(operator, device, precision))) if operator.launches else 0
         for operator in graph.operators
@@ -109,32 +177,20 @@ def _observe(costs: LearnedCosts, host: DispatchHost, run: Run, gap_s: float) ->
             else graph.phase_index == PHASES.index(phase)
         )
         if measured is not None and measured > 0 and chosen.any():
-            observations.append(
-                _part(
-                    timeline, belongs, chosen, measured, busy=quantity == "device_busy_s", whole=phase is None
-                )
-            )
+            busy = quantity == "device_busy_s"
+            observations.append(_part(layout, belongs, chosen, measured, busy=busy, whole=phase is None))
     return observations
 
 
 def _part(
-    timeline: Timeline,
-    belongs: npt.NDArray[np.int64],
-    chosen: npt.NDArray[np.bool_],
-    measured_s: float,
-    *,
-    busy: bool,
-    whole: bool,
+    layout: Layout, belongs: Index, chosen: Mask, measured_s: float, *, busy: bool, whole: bool
 ) -> _Observations:
-    repeats = (
-        np.where(timeline.graph.phase_index == PHASES.index("optimizer"), 1.0, float(timeline.accumulation))
-        * chosen
-    )
-    groups = np.bincount(belongs, weights=timeline.device_s * repeats, minlength=len(GROUPS)).astype(
-        np.float64
-    )
-    gaps_s = 0.0 if busy else float((timeline.kernels_per_call * repeats).sum()) * timeline.gap_s
-    host_s = 0.0 if busy else float((timeline.host_s * repeats).sum()) + whole * timeline.step_overhead_s
+    calls, graph = layout.calls, layout.graph
+    times = float(layout.job.accumulation)
+    repeats = np.where(graph.phase_index == PHASES.index("optimizer"), 1.0, times) * chosen
+    groups = np.bincount(belongs, weights=calls.device_s * repeats, minlength=len(GROUPS)).astype(np.float64)
+    gaps_s = 0.0 if busy else float((calls.gaps_s * repeats).sum())
+    host_s = 0.0 if busy else float((calls.host_s * repeats).sum()) + whole * layout.step_overhead_s
     return _Observations(
         groups[None], np.array([gaps_s]), np.array([host_s]), np.array([measured_s]), np.ones(1)
     )
@@ -168,17 +224,17 @@ def robust(errors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.sign(errors) * np.where(size <= 2, size, np.sqrt(np.maximum(4 * size - 4, 0)))
 
 
-def _choose(cases: Sequence[_Observations]) -> tuple[float, dict[str, float]]:
-    """How freely to calibrate, by the mean absolute relative error on runs left out in turn; and that error before and after."""
+def _choose(cases: Sequence[_Observations]) -> tuple[float, float, float | None]:
+    """How freely to calibrate, by the mean absolute relative error on runs left out; that error before and after."""
     before = statistics.fmean(_relative(_Observations.join(cases), np.zeros(len(GROUPS) + 2)))
     if len(cases) < 3:
-        return _GROUPS_APART[1], {"error_before": before}
+        return _GROUPS_APART[1], before, None
     best, least = _GROUPS_APART[0], before
     for apart in _GROUPS_APART[1:]:
         error = _left_out_error(cases, apart)
         if error < _WORTH * least:
             best, least = apart, error
-    return best, {"error_before": before, "error_after": least}
+    return best, before, least
 
 
 def _left_out_error(cases: Sequence[_Observations], apart: float) -> float:

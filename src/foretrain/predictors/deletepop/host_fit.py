@@ -1,4 +1,4 @@
-"""Runs with phase times in; the host model's few constants out, found where the host bounds the step."""
+"""Fits the host model's few constants to phase times, where the host bounds the step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.capture import capture_job
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts
 from foretrain.errors import InputError
 from foretrain.graph import Op
 from foretrain.job import Run
+from foretrain.step.graph import step_graph
 
 _PARTS = (
     "forward_factor",
@@ -77,7 +77,7 @@ def _rows(
     """For each measured time: how often each constant counts in it, the device's share, and the time."""
     if not _usable(run):
         return []
-    graph = capture_job(run.job)
+    graph = step_graph(run.job)
     device_s = costs.device_time_s(
         graph.operators, run.job.cluster.device, run.job.workload.training.precision
     )[graph.operator_index]

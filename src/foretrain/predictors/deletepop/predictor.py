@@ -1,4 +1,4 @@
-"""DeletePop: every operator of the captured step costed from an operator dataset, laid on host and device, summed up to the whole job."""
+"""DeletePop: costs every operator of the captured step from an operator dataset, and sums up to the whole job."""
 
 from __future__ import annotations
 
@@ -8,42 +8,39 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, final
 
-from foretrain.capture import capture_job
-from foretrain.cluster import Device
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts, load_costs, save_costs
 from foretrain.costs.measured import OWN_OPERATORS, MeasuredOperator, load_measured
 from foretrain.errors import ForetrainError, InputError
-from foretrain.forecast import Forecast
+from foretrain.forecast import Factors
 from foretrain.job import Job, Run
 from foretrain.predictors import conformal
-from foretrain.predictors.base import Benefit, OperatorPredictor, is_source
-from foretrain.predictors.conformal import Factors
-from foretrain.predictors.whitebox import (
-    MEMORY_QUANTITIES,
-    QUANTITIES,
-    Spread,
-    forecast_one_device,
-    host_beside,
-    needs_ranks,
+from foretrain.predictors.base import OperatorPredictor, is_source
+from foretrain.predictors.deletepop.calibration import (
+    NO_RUNS,
+    TIMES,
+    Calibration,
+    Case,
+    calibration_key,
+    on_one_gpu,
 )
-from foretrain.step.timeline import Timeline
+from foretrain.predictors.whitebox import WhiteBoxPredictor
+from foretrain.step.assembly import MEMORY_QUANTITIES, Spread, is_host_bound
+from foretrain.step.layout import Tuning
+from foretrain.step.play import Step
 
 OPERATORS = "operators.safetensors"
 SHIPPED = Path(__file__).parent / "fitted" / OPERATORS
 _MOST_RUNS = 80
-HOST_BOUND = 0.8
-"""Share of the step that the device is busy, below which the host bounds it."""
 KERNEL_GAP_S = 1.3e-6
 """Between two kernels in a full queue, as the device-bound runs of ``data/h200_steps.jsonl`` have it."""
-_HOST = "host"
-"""The host's speed among the factors that a calibration finds for a device."""
+_COUNTS = Factors(0.6, 0.8, 1.25, 1.6)
 
 Operators = Callable[[], Iterable[MeasuredOperator]]
 
 
 @final
-class DeletePopPredictor(OperatorPredictor):
+class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
     """Computation and memory access by operator, start-up and iterations by job, after DeletePop (ICA3PP 2023).
 
     ``fit`` calibrates to runs: a handful is enough for a new device or other software. What the operator models
@@ -51,15 +48,21 @@ class DeletePopPredictor(OperatorPredictor):
     """
 
     name: ClassVar[str] = "deletepop"
-    quantities: ClassVar[frozenset[str]] = QUANTITIES
     learns: ClassVar[bool] = True
+    gap_s: ClassVar[float] = KERNEL_GAP_S
 
     def __init__(
-        self, costs: LearnedCosts | None = None, host: DispatchHost | None = None, about: Mapping[str, Any] | None = None,
+        self,
+        costs: LearnedCosts | None = None,
+        host: DispatchHost | None = None,
+        *,
+        sources: Sequence[Mapping[str, Any]] = (),
+        calibrations: Mapping[str, Calibration] | None = None,
         operators: Operators | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if costs is not None and host is not None:
-            self.costs, self.host, self.about = costs, host, dict(about or {})
+            self.costs, self.host, self.sources = costs, host, tuple(sources)
+        self.calibrations_: dict[str, Calibration] = dict(calibrations or {})
         self._operators: Operators = operators or (lambda: load_measured(OWN_OPERATORS))
 
     @functools.cached_property
@@ -71,89 +74,107 @@ class DeletePopPredictor(OperatorPredictor):
         return _shipped()[1]
 
     @functools.cached_property
-    def about(self) -> dict[str, Any]:
-        return _shipped()[2]
+    def sources(self) -> tuple[Mapping[str, Any], ...]:
+        """The files that the operator models come from."""
+        return tuple(_shipped()[2].get("sources", ()))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """The learned state is never changed in place, so a copy shares it."""
-        return type(self)(self.costs, self.host, self.about, self._operators)
-
-    def predict(self, job: Job) -> Forecast:
-        if _in_ranks(job):
-            return self._predict_ranks(job)
-        device = job.cluster.device
-        spread = functools.partial(self._spread, device)
-        return forecast_one_device(
-            job,
+        return type(self)(
             self.costs,
-            host_beside(job, self.host_of(device.name)),
-            spread,
-            predictor=self.name,
-            gap_s=KERNEL_GAP_S,
+            self.host,
+            sources=self.sources,
+            calibrations=self.calibrations_,
+            operators=self._operators,
         )
 
-    def _predict_ranks(self, job: Job) -> Forecast:
-        from foretrain.predictors.deletepop.rank_calibration import Calibration
-        from foretrain.predictors.many_devices import forecast_ranks
-        from foretrain.step.layout import tuning_key
+    # Forecasts
 
-        known = self.about.get("tunings", {}).get(tuning_key(job))
-        found = None if known is None else Calibration.from_dict(known)
-        return forecast_ranks(
-            job, self.costs, self.host_of(job.cluster.groups[0].device.name), functools.partial(self._ranks_spread, known is not None),
-            predictor=self.name, gap_s=KERNEL_GAP_S, calibration=found,
-        )  # fmt: skip
+    def costs_for(self, job: Job) -> LearnedCosts:
+        costs = self.costs
+        for name in dict.fromkeys(group.device.name for group in job.cluster.groups):
+            if (calibration := self.calibrations_.get(name)) is not None:
+                costs = costs.scaled(name, calibration.groups)
+        return costs
+
+    def host_for(self, job: Job) -> DispatchHost:
+        calibration = self.calibrations_.get(job.cluster.groups[0].device.name)
+        speed = 1.0 if calibration is None else calibration.host_speed
+        overhead_s = self.host.step_overhead_s / speed
+        return dataclasses.replace(self.host, speed=self.host.speed * speed, step_overhead_s=overhead_s)
+
+    def tuning_for(self, job: Job) -> Tuning:
+        return self._calibration(job).tuning
+
+    def correction(self, step: Step) -> tuple[float, tuple[str, ...]]:
+        """What calibrated runs near the job leave over."""
+        residuals = self._calibration(step.layout.job).residuals
+        return (1.0 if residuals is None else residuals.factor(step.layout.job)), ()
+
+    def spread_of(self, step: Step) -> Spread:
+        """How far held-out runs lay from their forecasts, in the case that this one belongs to."""
+        job, known = step.layout.job, conformal.shipped()
+        times = known[self._case(step)]
+        if not on_one_gpu(job):
+            return Spread(time=times["step_time_s"], memory=times["reserved_memory_bytes"], count=_COUNTS)
+        memory = {name: times.get(name, known["device-bound"][name]) for name in sorted(MEMORY_QUANTITIES)}
+        if job.plan.recompute != "none" or job.plan.offload:  # estimated, not traced
+            memory = dict.fromkeys(memory, known["many devices"]["reserved_memory_bytes"])
+        return Spread(
+            time=times["step_time_s"],
+            memory=memory["peak_memory_bytes"],
+            count=_COUNTS,
+            quantities={**times, **memory},
+        )
+
+    def _case(self, step: Step) -> str:
+        job = step.layout.job
+        calibrated = calibration_key(job) in self.calibrations_
+        if not on_one_gpu(job):
+            return "many devices, calibrated" if calibrated else "many devices"
+        if self.costs.knows(job.cluster.device):
+            return "host-bound" if is_host_bound(step) else "device-bound"
+        return "calibrated" if calibrated else "data sheet"
+
+    def _calibration(self, job: Job) -> Calibration:
+        return self.calibrations_.get(calibration_key(job), Calibration())
+
+    # Learning
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        """Calibrate to runs: those of one GPU by device, those of many by device and framework. They are traced as they come."""
-        from foretrain.predictors.deletepop.calibration import NO_RUNS, TIMES, calibrate
-
-        kept = self._keep(
-            _spaced(list(runs)),
-            lambda run: _why_not_ranks(run) if _in_ranks(run.job) else _why_not(run, TIMES),
-        )
-        if not kept:
+        """Calibrate to runs: those on one GPU by device, all others by devices and framework."""
+        cases = self._cases(_spaced(list(runs)))
+        if not cases:
             raise InputError(NO_RUNS)
-        reports: dict[str, dict[str, Any]] = {}
-        for device, mine in sorted(
-            _by(kept, lambda run: "" if _in_ranks(run.job) else run.job.cluster.device.name).items()
-        ):
-            if device:
-                factors, speed, reports[device] = calibrate(
-                    self.costs, self.host_of(device), mine, KERNEL_GAP_S
-                )
-                self.costs = self.costs.scaled(device, {**factors, _HOST: speed})
-            else:
-                reports.update(self._fit_ranks(mine))
-        self.about = {**self.about, "calibrations": {**self.about.get("calibrations", {}), **reports}}
-        self.benefits_ = {device: Benefit(**figures) for device, figures in reports.items()}
+        self.benefits_ = {}
+        for key in sorted(cases, key=lambda key: (" " in key, key)):
+            calibration = self._calibrated(key, cases[key])
+            self.calibrations_ = {**self.calibrations_, key: calibration}
+            if calibration.benefit is not None:
+                self.benefits_ = {**self.benefits_, key: calibration.benefit}
         return self
 
-    def _fit_ranks(self, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-        from foretrain.predictors.deletepop.rank_calibration import Case, calibrate_ranks
-        from foretrain.predictors.many_devices import layout_of, logged
-        from foretrain.step.layout import tuning_key
+    def _calibrated(self, key: str, cases: Sequence[Case]) -> Calibration:
+        from foretrain.predictors.deletepop.calibration import calibrate_device
+        from foretrain.predictors.deletepop.rank_calibration import calibrate_parts
 
-        reports, tunings = {}, dict(self.about.get("tunings", {}))
-        for key, mine in sorted(_by(runs, lambda run: tuning_key(run.job)).items()):
-            cases, left_out = [], list(self.left_out_)
-            for run in mine:
-                try:
-                    layout, overhead_s = layout_of(
-                        run.job,
-                        self.costs,
-                        self.host_of(run.job.cluster.groups[0].device.name),
-                        gap_s=KERNEL_GAP_S,
-                    )
-                    cases.append(Case(run=run, layout=layout, overhead_s=overhead_s))
-                except ForetrainError as error:
-                    left_out.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
-            self.left_out_ = tuple(left_out)
-            if cases:
-                found, reports[key] = calibrate_ranks(cases, logged)
-                tunings[key] = found.to_dict()
-        self.about = {**self.about, "tunings": tunings}
-        return reports
+        if on_one_gpu(cases[0].run.job):
+            return calibrate_device(cases).after(self.calibrations_.get(key, Calibration()))
+        return calibrate_parts(cases)
+
+    def _cases(self, runs: Iterable[Run]) -> dict[str, list[Case]]:
+        """The runs that can be learned from, laid out, by calibration; the others are told of in ``left_out_``."""
+        cases: dict[str, list[Case]] = {}
+        left_out = []
+        for run in runs:
+            try:
+                _check_measured(run)
+                case = Case(run=run, layout=self.layout(run.job))
+                cases.setdefault(calibration_key(run.job), []).append(case)
+            except ForetrainError as error:
+                left_out.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
+        self.left_out_ = tuple(left_out)
+        return cases
 
     def relearn(
         self,
@@ -167,7 +188,7 @@ class DeletePopPredictor(OperatorPredictor):
         from foretrain.costs.fitting import dispatch_costs, fit_costs
         from foretrain.predictors.deletepop.host_fit import check_enough, fit_host
 
-        kept = self._keep(runs, lambda run: _why_not(run, ("device_busy_s",)))
+        kept = self._usable(runs)
         if self.left_out_ and not kept:
             raise InputError(f"runs: the host model can learn from none of them ({self.left_out_[0]})")
         if kept:
@@ -179,7 +200,7 @@ class DeletePopPredictor(OperatorPredictor):
             if kept
             else dataclasses.replace(self.host, names=names)
         )
-        self.about = {"sources": list(sources)}
+        self.sources, self.calibrations_ = tuple(sources), {}
         self._operators = lambda: operators
         return self
 
@@ -193,63 +214,48 @@ class DeletePopPredictor(OperatorPredictor):
             )
         self.costs = fit_costs(kept)
         self.host = dataclasses.replace(self.host, names=dispatch_costs(kept) or self.host.names)
-        self.about = {key: value for key, value in self.about.items() if key != "calibrations"}
+        self.calibrations_ = {}  # they are relative to the operator models that are gone
         return self
 
-    def _keep(self, runs: Iterable[Run], why_not: Callable[[Run], str]) -> list[Run]:
-        """The runs that can be learned from and traced; the others are told of in ``left_out_``."""
+    def _usable(self, runs: Iterable[Run]) -> list[Run]:
+        """The runs that the host model can learn from; the others are told of in ``left_out_``."""
+        from foretrain.step.graph import step_graph
+
         kept, left_out = [], []
         for run in runs:
-            reason = why_not(run)
-            if reason:
-                left_out.append(f"{run.job.workload.model.label}: {reason}")
-            else:
+            try:
+                if not on_one_gpu(run.job):
+                    raise InputError("not of one GPU alone")
+                if not run.measured.get("device_busy_s", 0) > 0:
+                    raise InputError("no device_busy_s")
+                step_graph(run.job)
                 kept.append(run)
+            except ForetrainError as error:
+                left_out.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
         self.left_out_ = tuple(left_out)
         return kept
 
+    # On disk
+
     def _write(self, folder: Path) -> Mapping[str, Any]:
-        save_costs(folder / OPERATORS, self.costs, self.host, self.about)
+        calibrations = {key: calibration.to_dict() for key, calibration in self.calibrations_.items()}
+        about = {"sources": list(self.sources), **({"calibrations": calibrations} if calibrations else {})}
+        save_costs(folder / OPERATORS, self.costs, self.host, about)
         return {}
 
     @classmethod
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
         costs, host, about = load_costs(folder / OPERATORS)
         datasets = [source for source in about.get("sources", ()) if "device" in source]
-        return cls(costs, host, about, functools.partial(_operators_of, datasets) if datasets else None)
-
-    def host_of(self, device: str) -> DispatchHost:
-        """The host as a calibration found it beside this device."""
-        speed = self.costs.scales.get(device, {}).get(_HOST, 1.0)
-        return dataclasses.replace(
-            self.host, speed=self.host.speed * speed, step_overhead_s=self.host.step_overhead_s / speed
-        )
-
-    def _ranks_spread(self, calibrated: bool, job: Job) -> Spread:
-        known = conformal.shipped()["many devices, calibrated" if calibrated else "many devices"]
-        return Spread(
-            time=known["step_time_s"],
-            memory=known["reserved_memory_bytes"],
-            count=Factors(0.6, 0.8, 1.25, 1.6),
-        )
-
-    def _spread(self, device: Device, timeline: Timeline) -> Spread:
-        """How far held-out runs lay from their forecasts, in the case that this one belongs to."""
-        if self.costs.knows(device):
-            case = (
-                "host-bound" if timeline.device_busy_s < HOST_BOUND * timeline.step_time_s else "device-bound"
-            )
-        else:
-            case = "calibrated" if device.name in self.costs.scales else "data sheet"
-        known, memory = conformal.shipped()[case], conformal.shipped()["device-bound"]
-        return Spread(
-            time=known["step_time_s"],
-            memory=memory["peak_memory_bytes"],
-            count=Factors(0.6, 0.8, 1.25, 1.6),
-            quantities={
-                **{name: value for name, value in memory.items() if name in MEMORY_QUANTITIES},
-                **known,
-            },
+        if costs.scales or "tunings" in about:
+            raise InputError(f"{folder}: was calibrated by an earlier version; fit it again")
+        calibrations = about.get("calibrations", {}).items()
+        return cls(
+            costs,
+            host,
+            sources=about.get("sources", ()),
+            calibrations={key: Calibration.from_dict(calibration) for key, calibration in calibrations},
+            operators=functools.partial(_operators_of, datasets) if datasets else None,
         )
 
 
@@ -270,42 +276,19 @@ def _operators_of(datasets: Sequence[Mapping[str, Any]]) -> Iterator[MeasuredOpe
 
 
 def _spaced(runs: Sequence[Run]) -> list[Run]:
-    """At most ``_MOST_RUNS`` of each device and framework, evenly from first to last: a few factors need no more."""
-    from foretrain.step.layout import tuning_key
-
+    """At most ``_MOST_RUNS`` of each calibration, evenly from first to last: a few factors need no more."""
+    by_key: dict[str, list[Run]] = {}
+    for run in runs:
+        by_key.setdefault(calibration_key(run.job), []).append(run)
     chosen = []
-    for mine in _by(runs, lambda run: tuning_key(run.job)).values():
-        step = max(1.0, len(mine) / _MOST_RUNS)
-        chosen += [mine[int(i * step)] for i in range(min(len(mine), _MOST_RUNS))]
+    for alike in by_key.values():
+        step = max(1.0, len(alike) / _MOST_RUNS)
+        chosen += [alike[int(i * step)] for i in range(min(len(alike), _MOST_RUNS))]
     return chosen
 
 
-def _in_ranks(job: Job) -> bool:
-    """CPUs too, as one calibration serves one worker and many."""
-    return needs_ranks(job) or (job.cluster.device.is_cpu and job.workload.training.mode == "train")
-
-
-def _by(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        found.setdefault(key(run), []).append(run)
-    return found
-
-
-def _why_not_ranks(run: Run) -> str:
-    usable = ("step_time_s", *sorted(MEMORY_QUANTITIES))
-    return "" if any(run.measured.get(name, 0) > 0 for name in usable) else f"no {' or '.join(usable)}"
-
-
-def _why_not(run: Run, times: Iterable[str]) -> str:
-    """Why nothing is learned from a run; empty when something is."""
-    cluster = run.job.cluster
-    if cluster.world_size > 1 or cluster.device.is_cpu:
-        return f"{cluster.world_size} devices" if cluster.world_size > 1 else "a CPU"
-    if not any(run.measured.get(time, 0) > 0 for time in times):
-        return f"no {' or '.join(times)}"
-    try:
-        capture_job(run.job)
-    except ForetrainError as error:
-        return " ".join(str(error).splitlines())
-    return ""
+def _check_measured(run: Run) -> None:
+    """One line where a run has nothing that a calibration can use."""
+    usable = tuple(TIMES) if on_one_gpu(run.job) else ("step_time_s", *sorted(MEMORY_QUANTITIES))
+    if not any(run.measured.get(name, 0) > 0 for name in usable):
+        raise InputError(f"no {' or '.join(usable)}")

@@ -1,22 +1,20 @@
-"""Runs on many devices in; the factors on computation, host, network and memory that bring their forecasts to them out."""
+"""Calibrates the parts of a step (computation, host, network, memory) to measured runs of one device and framework."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.job import Run
-from foretrain.predictors.deletepop.calibration import robust
+from foretrain.predictors.base import Benefit
+from foretrain.predictors.deletepop.calibration import Calibration, Case, robust
 from foretrain.predictors.deletepop.residuals import Residuals
-from foretrain.step.layout import Layout, Tuning
+from foretrain.step.assembly import logged
+from foretrain.step.layout import Tuning
 from foretrain.step.play import play
-from foretrain.step.rank_memory import RankMemory
 
 Vector = npt.NDArray[np.float64]
 
@@ -47,82 +45,44 @@ _MEMORY_SPREAD = (0.3, 1.5)
 _GIB = 2.0**30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A run and its job laid out, without any factors."""
-
-    run: Run
-    layout: Layout
-    overhead_s: float
-
-    def step_s(self, tuning: Tuning) -> float:
-        return play(self.layout.tuned(tuning), self.overhead_s).step.time_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """Factors for jobs of one device and framework, and what they leave over near the runs."""
-
-    tuning: Tuning = field(default_factory=Tuning)
-    residuals: Residuals | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "tuning": dataclasses.asdict(self.tuning),
-            "residuals": None if self.residuals is None else self.residuals.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
-        residuals = data.get("residuals")
-        return cls(
-            tuning=Tuning(**data["tuning"]),
-            residuals=None if residuals is None else Residuals.from_dict(residuals),
-        )
-
-    def step_s(self, case: Case) -> float:
-        factor = 1.0 if self.residuals is None else self.residuals.factor(case.run.job)
-        return case.step_s(self.tuning) * factor
-
-
-def calibrate_ranks(
-    cases: Sequence[Case], logged: Callable[[Layout, Sequence[RankMemory]], RankMemory]
-) -> tuple[Calibration, dict[str, Any]]:
-    """What brings forecasts to the runs, and a report of the error before, and after on runs left out (each third by the others')."""
+def calibrate_parts(cases: Sequence[Case]) -> Calibration:
+    """What brings forecasts to the runs; its benefit is told by runs left out (each third by the others')."""
     timed = [case for case in cases if case.run.measured.get("step_time_s", 0) > 0]
-    found = Calibration()
-    report: dict[str, Any] = {"runs": len(cases)}
+    calibration, before, after = Calibration(), None, None
     if timed:
-        report["error_before"] = _error(timed, found)
-        found = _learn(timed, rounds=2)
+        before = _error(timed, calibration)
+        calibration = _learn(timed, rounds=2)
         if len(timed) >= 2 * _FOLDS:
             parts = [timed[i::_FOLDS] for i in range(_FOLDS)]
             crossed = [(part, _learn([case for case in timed if case not in part])) for part in parts]
-            report["error_after"] = statistics.fmean(_error(part, by_others) for part, by_others in crossed)
-            if statistics.fmean(_log_error(part, by_others) for part, by_others in crossed) > _log_error(
-                timed, Calibration()
-            ):
-                found = Calibration()
-    return dataclasses.replace(found, tuning=_with_memory(found.tuning, cases, logged)), report
+            after = statistics.fmean(_error(part, by_others) for part, by_others in crossed)
+            log_errors = [_log_error(part, by_others) for part, by_others in crossed]
+            if statistics.fmean(log_errors) > _log_error(timed, Calibration()):
+                calibration = Calibration()
+    return dataclasses.replace(
+        calibration,
+        tuning=_with_memory(calibration.tuning, cases),
+        benefit=None if before is None else Benefit(runs=len(cases), error_before=before, error_after=after),
+    )
 
 
 def _learn(cases: Sequence[Case], rounds: int = 1) -> Calibration:
     tuning = _solve(cases, rounds)
-    logs = [float(np.log(case.run.measured["step_time_s"] / case.step_s(tuning))) for case in cases]
+    logs = [float(np.log(case.run.measured["step_time_s"] / case.tuned_s(tuning))) for case in cases]
     return Calibration(tuning=tuning, residuals=Residuals.learn([case.run.job for case in cases], logs))
 
 
 def _error(cases: Sequence[Case], calibration: Calibration) -> float:
     """Mean absolute relative error of the step time."""
     return statistics.fmean(
-        abs(calibration.step_s(case) / case.run.measured["step_time_s"] - 1) for case in cases
+        abs(case.step_s(calibration) / case.run.measured["step_time_s"] - 1) for case in cases
     )
 
 
 def _log_error(cases: Sequence[Case], calibration: Calibration) -> float:
     """Mean absolute logarithm of forecast over measured, which counts too much and too little alike."""
     return statistics.fmean(
-        abs(float(np.log(calibration.step_s(case) / case.run.measured["step_time_s"]))) for case in cases
+        abs(float(np.log(case.step_s(calibration) / case.run.measured["step_time_s"]))) for case in cases
     )
 
 
@@ -138,10 +98,10 @@ def _tuning(names: Sequence[str], values: Vector) -> Tuning:
 
 def _that_matter(cases: Sequence[Case]) -> list[str]:
     """What of a calibration changes any of the steps."""
-    plain = np.array([case.step_s(Tuning()) for case in cases])
+    plain = np.array([case.tuned_s(Tuning()) for case in cases])
     names = [*_FACTORS, "step_s"]
     changed = {
-        name: np.array([case.step_s(_tuning([name], np.array([0.3]))) for case in cases]) for name in names
+        name: np.array([case.tuned_s(_tuning([name], np.array([0.3]))) for case in cases]) for name in names
     }
     return [name for name in names if np.abs(np.log(changed[name] / plain)).max() > _NOTICED]
 
@@ -159,7 +119,7 @@ def _solve(cases: Sequence[Case], rounds: int = 1) -> Tuning:
 
         def residuals(values: Vector, noise: float = noise) -> Vector:
             tuning = _tuning(names, values)
-            errors = np.log([max(case.step_s(tuning), 1e-9) for case in cases]) - measured
+            errors = np.log([max(case.tuned_s(tuning), 1e-9) for case in cases]) - measured
             return np.concatenate([robust(errors / noise), values / expected])
 
         values = least_squares(residuals, values, diff_step=_DIFFERENCE, max_nfev=_EVALUATIONS).x
@@ -168,9 +128,7 @@ def _solve(cases: Sequence[Case], rounds: int = 1) -> Tuning:
     return _tuning(names, values)
 
 
-def _with_memory(
-    tuning: Tuning, cases: Sequence[Case], logged: Callable[[Layout, Sequence[RankMemory]], RankMemory]
-) -> Tuning:
+def _with_memory(tuning: Tuning, cases: Sequence[Case]) -> Tuning:
     """The factor on activations and the bytes beside them that bring the memory of the logged rank to the runs."""
     from scipy.optimize import least_squares
 
@@ -179,7 +137,7 @@ def _with_memory(
         allocated, reserved = (
             case.run.measured.get(name) for name in ("peak_memory_bytes", "reserved_memory_bytes")
         )
-        found = logged(case.layout, play(case.layout, case.overhead_s).memory)
+        found = logged(play(case.layout))
         moving = found.by_category["activations"] + found.by_category["temporaries"]
         if allocated:
             rows.append((found.allocated_bytes - moving, moving, allocated))

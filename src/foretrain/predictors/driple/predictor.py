@@ -107,9 +107,7 @@ class DriplePredictor(Predictor):
             notes.append(
                 "bytes per second are those of the network interface, of all workers of a node together"
             )
-        return Forecast(
-            job=job, predictor=self.name, quantities=quantities, memory_capacity_bytes=job.cluster.device.memory_bytes, assumptions=tuple(notes),
-        )  # fmt: skip
+        return Forecast(job=job, predictor=self.name, quantities=quantities, assumptions=tuple(notes))
 
     def figures(self, job: Job) -> Array:
         """As ``TARGETS`` names them, spans as shares of the window; not a number for those that no run of the device had."""

@@ -115,7 +115,7 @@ def _step_of(job: Job, forecast: Forecast) -> _Step:
     step, time_s = forecast.step, forecast["step_time_s"].median
     sync = "ps" if job.plan.servers else "allreduce"
     allocated = forecast["peak_memory_bytes"].median
-    if step is None or not step.slots:
+    if step is None or (job.cluster.world_size == 1 and not job.cluster.device.is_cpu):
         computing = [(0.0, min(1.0, forecast["device_utilization"].median) * time_s)]
         share = forecast.quantities.get("memory_utilization")
         read = None if share is None or job.cluster.device.is_cpu else share.median
@@ -123,7 +123,7 @@ def _step_of(job: Job, forecast: Forecast) -> _Step:
             time_s=time_s, computing=computing, moving=[], bytes_moved=0.0, allocated_bytes=allocated, sync=sync, memory_share=read
         )  # fmt: skip
     lanes: dict[str, list[tuple[float, float]]] = {"compute": [], "network": []}
-    for slot in step.slots:
+    for slot in step.time.slots:
         if slot.stage == 0:
             lanes[slot.lane].append((slot.start_s, slot.end_s))
     moved = _moved_bytes(job, forecast)

@@ -237,9 +237,7 @@ def _with_whole(forecast: Forecast, known: Workload, step_s: float | None) -> Fo
             quantities["total_time_s"] = quantities["epoch_time_s"] * (total_steps / epoch_steps)
         else:
             quantities["total_time_s"] = _estimate(model, _table(known, job, total_steps, step_s))
-    total, price = quantities.get("total_time_s"), forecast.price_per_hour
-    cost = None if total is None or price is None else total * (price / 3600)
-    return dataclasses.replace(forecast, quantities=quantities, cost=cost)
+    return dataclasses.replace(forecast, quantities=quantities)
 
 
 def _estimate(model: ScaleModel, table: Table) -> Estimate:

@@ -1,4 +1,4 @@
-"""ScaleDL: the layers of a step costed by learned operator models, and a graph network that corrects their sum for what happens between layers."""
+"""ScaleDL: costs the layers of a step by learned operator models, and corrects their sum by a graph network."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.architectures import family
-from foretrain.capture import capture_job
+from foretrain.costs.host import DispatchHost
+from foretrain.costs.learned import LearnedCosts
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
-from foretrain.forecast import Forecast, whole_training
+from foretrain.forecast import Factors, Forecast
 from foretrain.graph import PHASES
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Benefit, Predictor
-from foretrain.predictors.conformal import Factors
+from foretrain.predictors.base import Benefit
 from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, DeletePopPredictor
-from foretrain.predictors.whitebox import Spread, build_timeline, forecast_one_device
-from foretrain.step.timeline import Timeline
+from foretrain.predictors.whitebox import WhiteBoxPredictor
+from foretrain.step.assembly import Spread
+from foretrain.step.layout import Tuning
+from foretrain.step.play import Step
 
 if TYPE_CHECKING:
     from foretrain.predictors.scaledl.network import Network
@@ -74,7 +76,7 @@ class Learned:
 
 
 @final
-class ScaleDLPredictor(Predictor):
+class ScaleDLPredictor(WhiteBoxPredictor):
     """``step = layer-wise step * exp(correction)``, after ScaleDL (Wang et al., arXiv 2511.04162).
 
     The layer-wise step adds up learned operator costs on host and device, as DeletePop does. The correction comes from a graph
@@ -86,6 +88,7 @@ class ScaleDLPredictor(Predictor):
         "step_time_s", "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "device_utilization",
     }  # fmt: skip
     learns: ClassVar[bool] = True
+    gap_s: ClassVar[float] = KERNEL_GAP_S
 
     def __init__(
         self, operators: DeletePopPredictor | None = None, learned: Learned | None = None, seed: int = 0
@@ -99,29 +102,35 @@ class ScaleDLPredictor(Predictor):
         other._fresh = self._fresh
         return other
 
+    def costs_for(self, job: Job) -> LearnedCosts:
+        return self._operators().costs_for(job)
+
+    def host_for(self, job: Job) -> DispatchHost:
+        return self._operators().host_for(job)
+
+    def tuning_for(self, job: Job) -> Tuning:
+        return self._operators().tuning_for(job)
+
+    def spread_of(self, step: Step) -> Spread:
+        factors = self._state().factors
+        return Spread(time=factors, memory=MEMORY, count=factors)
+
     def predict(self, job: Job) -> Forecast:
-        _check_gpu(job)
-        learned = self._state()
-        spread = Spread(time=learned.factors, memory=MEMORY, count=learned.factors)
-        operators = self._operators()
-        host = operators.host_of(job.cluster.device.name)
-        plain = forecast_one_device(
-            job, operators.costs, host, spread, predictor=self.name, gap_s=KERNEL_GAP_S
-        )
-        assert plain.timeline is not None
-        factor, note = self._correction(learned, job, plain.timeline)
-        quantities = whole_training(job, spread.around("step_time_s", plain.timeline.step_time_s * factor))
-        quantities.update({name: plain[name] for name in sorted(_KEPT)})
-        utilization = min(1.0, plain["device_busy_s"].median / quantities["step_time_s"].median)
-        quantities["device_utilization"] = spread.around("device_utilization", utilization)
-        total, price = quantities.get("total_time_s"), plain.price_per_hour
-        return dataclasses.replace(
-            plain,
-            quantities=quantities,
-            cost=None if total is None or price is None else total * (price / 3600),
-            energy_j=None,
-            assumptions=(*plain.assumptions, note),
-        )
+        _check_learnable(job)
+        self._state()
+        forecast = super().predict(job)
+        quantities = {name: forecast[name] for name in self.quantities if name in forecast.quantities}
+        return dataclasses.replace(forecast, quantities=quantities)
+
+    def correction(self, step: Step) -> tuple[float, tuple[str, ...]]:
+        """The factor on the layer-wise step time, and what to say of it."""
+        learned, job = self._state(), step.layout.job
+        mode, device = job.workload.training.mode, job.cluster.device.name
+        if mode not in learned.modes:
+            return 1.0, (f"no run of mode {mode} was learned from: the sum over layers is not corrected",)
+        factor = learned.network.factor(layer_graph(step))
+        learned_on = "" if device in learned.devices else f", learned on {', '.join(sorted(learned.devices))}"
+        return factor, (f"the sum over layers is corrected by a factor of {factor:.3f}{learned_on}",)
 
     def fit(self, runs: Iterable[Run]) -> Self:
         """Train the network on runs of one device each; the operator models stay as they are."""
@@ -162,22 +171,16 @@ class ScaleDLPredictor(Predictor):
 
     def layer_graph(self, run: Run) -> LayerGraph:
         """What ``fit`` learns from a run; ``UnsupportedJob`` when it cannot."""
-        _check_gpu(run.job)
-        if run.job.cluster.world_size > 1 or run.job.plan.recompute != "none":
-            raise UnsupportedJob(f"{run.job.cluster.world_size} devices, recompute {run.job.plan.recompute}")
+        _check_learnable(run.job)
         if not run.measured.get("step_time_s", 0.0) > 0:
             raise UnsupportedJob("no step_time_s")
-        operators = self._operators()
-        host = operators.host_of(run.job.cluster.device.name)
-        return layer_graph(
-            build_timeline(run.job, capture_job(run.job), operators.costs, host, gap_s=KERNEL_GAP_S)
-        )
+        return layer_graph(self.step(run.job))
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
         """The network; and the operator models, when they are not those of the package."""
         learned, operators = self._state(), self._operators()
         learned.network.save(folder / _NETWORK)
-        own = operators.costs is not DeletePopPredictor().costs
+        own = operators.costs is not DeletePopPredictor().costs or bool(operators.calibrations_)
         if own:
             operators.save(folder / _OPERATORS)
         return {
@@ -212,34 +215,23 @@ class ScaleDLPredictor(Predictor):
             raise UnsupportedJob("scaledl: has learned from no runs yet; fit it first")
         return self.learned_
 
-    def _correction(self, learned: Learned, job: Job, timeline: Timeline) -> tuple[float, str]:
-        """The factor on the layer-wise step time, and what to say of it."""
-        mode, device = job.workload.training.mode, job.cluster.device.name
-        if mode not in learned.modes:
-            return 1.0, f"no run of mode {mode} was learned from: the sum over layers is not corrected"
-        factor = learned.network.factor(layer_graph(timeline))
-        learned_on = "" if device in learned.devices else f", learned on {', '.join(sorted(learned.devices))}"
-        return factor, f"the sum over layers is corrected by a factor of {factor:.3f}{learned_on}"
-
 
 # Layers
 
 
-def layer_graph(timeline: Timeline) -> LayerGraph:
+def layer_graph(step: Step) -> LayerGraph:
     """Operator costs summed up by layer and phase, and the flow of data between them."""
-    graph = timeline.graph
+    graph, calls = step.layout.graph, step.layout.calls
     node = _node_of_op([op.layer for op in graph.ops], [op.phase for op in graph.ops])
     count = int(node.max(initial=-1)) + 1
-    repeats = np.where(graph.phase_index == PHASES.index("optimizer"), 1.0, float(timeline.accumulation))
+    repeats = np.where(
+        graph.phase_index == PHASES.index("optimizer"), 1.0, float(step.layout.job.accumulation)
+    )
 
     def by_node(column: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         return np.bincount(node, weights=column * repeats, minlength=count).astype(np.float64)
 
-    device_s, host_s, kernels = (
-        by_node(timeline.device_s),
-        by_node(timeline.host_s),
-        by_node(timeline.kernels_per_call),
-    )
+    device_s, host_s, kernels = by_node(calls.device_s), by_node(calls.host_s), by_node(calls.kernels)
     flops, size, launches = (by_node(graph.column(name)) for name in ("flops", "bytes", "launches"))
     phases = np.zeros((count, len(PHASES)))
     phases[node, graph.phase_index] = 1.0
@@ -249,7 +241,7 @@ def layer_graph(timeline: Timeline) -> LayerGraph:
         (int(node[source]), int(node[i])) for i in range(len(graph.ops)) for source in graph.producers(i)
     }
     edges = np.array(sorted((a, b) for a, b in pairs if a != b), dtype=np.int64).reshape(-1, 2).T
-    device_total, host_total = timeline.device_busy_s, timeline.host_issue_s
+    device_total, host_total = step.device_busy_s, step.host_issue_s
     run = np.log(np.maximum([device_total, host_total, host_total / max(device_total, 1e-9)], 1e-9))
     return LayerGraph(
         nodes=np.column_stack([*(np.log1p(column) for column in sizes), share, host_share, phases]).astype(
@@ -258,7 +250,7 @@ def layer_graph(timeline: Timeline) -> LayerGraph:
         edges=np.ascontiguousarray(edges),
         share=share.astype(np.float32),
         run=run.astype(np.float32),
-        base_s=max(timeline.step_time_s, 1e-9),
+        base_s=max(step.time_s, 1e-9),
     )
 
 
@@ -289,10 +281,12 @@ def intervals(ratios: npt.NDArray[np.float64]) -> Factors:
     return Factors(min(low_95, low, 0.95), min(low, 0.97), max(high, 1.03), max(high_95, high, 1.05))
 
 
-def _check_gpu(job: Job) -> None:
-    """The correction is of a host that issues and a device that runs; a CPU is both."""
+def _check_learnable(job: Job) -> None:
+    """The correction is of a host that issues and a device that runs all layers; a CPU is both, a rank runs some."""
     if job.cluster.device.is_cpu:
         raise UnsupportedJob("cluster.device: cpu; scaledl forecasts steps on GPUs")
+    if job.cluster.world_size > 1 or job.plan.recompute != "none":
+        raise UnsupportedJob(f"{job.cluster.world_size} devices, recompute {job.plan.recompute}")
 
 
 def _benefit(

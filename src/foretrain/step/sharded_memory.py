@@ -1,11 +1,12 @@
-"""What each rank holds: parameters, gradients and optimizer state as they are sharded, activations by the place in the pipeline."""
+"""Estimates what a rank of a sharded job holds: its share of parameters and state, activations by its place in the pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foretrain.costs.workspace import library_workspaces
+from foretrain.forecast import RankMemory
 from foretrain.graph import ITEM_BYTES, OpGraph
 from foretrain.job import Job, Plan
 from foretrain.step.frameworks import Profile
@@ -18,24 +19,6 @@ _HALF_KEPT = 0.5
 """Of a block's activations, where element-wise results and every second product are computed again."""
 _SPLIT_LOSS = 0.02
 """Of the activations, lost in blocks that the allocator has split."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
-    """Peak memory of one rank of a stage, by category, and what the allocator holds beside it."""
-
-    stage: int
-    by_category: Mapping[str, float]
-    cached_bytes: float = 0.0
-    """Held by the caching allocator and in no tensor at the peak."""
-
-    @property
-    def allocated_bytes(self) -> float:
-        return sum(self.by_category.values())
-
-    @property
-    def reserved_bytes(self) -> float:
-        return self.allocated_bytes + self.cached_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +47,7 @@ class _Held:
         return self.dense / self.replicas + self.experts / self.expert_replicas
 
 
-def rank_memory(
+def sharded_memory(
     job: Job,
     graph: OpGraph,
     stage: Stage,
@@ -105,17 +88,6 @@ def rank_memory(
         by_category=categories,
         cached_bytes=_cached_bytes(job, graph, stage, profile, kept, stalled=stalled),
     )
-
-
-def fullest_of(memory: Sequence[RankMemory]) -> RankMemory:
-    return max(memory, key=lambda rank: rank.allocated_bytes)
-
-
-def logged_of(memory: Sequence[RankMemory], profile: Profile) -> RankMemory:
-    """The rank whose memory the framework would report."""
-    if profile.logs_memory_of == "fullest":
-        return fullest_of(memory)
-    return memory[0 if profile.logs_memory_of == "first" else -1]
 
 
 # Parameters

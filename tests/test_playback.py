@@ -7,20 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.step import playback as schedule
-from foretrain.step import timeline
-from foretrain.step.playback import (
-    Span,
-    StageWork,
-    Step,
-    Work,
-    play_pipeline,
-    play_rank,
-    shares,
-    span,
-    total,
-    trace_events,
-)
+from foretrain.step import playback
+from foretrain.step.playback import StageWork, StepTime, Work, play_pipeline, play_rank, shares
+from foretrain.step.spans import Span, span, total
+from foretrain.step.timeline import run, slot_events
 
 times = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=12)
 
@@ -32,9 +22,39 @@ def test_spans_add_up_as_the_calls_do(
     calls = np.array(first + second)
     together = span(calls[:, 0], calls[:, 1])
     apart = span(*np.array(first).T) + span(*np.array(second).T)
-    played = timeline.run(np.arange(len(calls)), calls[:, 0], calls[:, 1], np.zeros(len(calls), dtype=bool))
+    played = run(np.arange(len(calls)), calls[:, 0], calls[:, 1], np.zeros(len(calls), dtype=bool))
     assert together.alone_s == pytest.approx(apart.alone_s)
     assert together.alone_s == pytest.approx(max(played.makespan_s, together.host_s))
+
+
+waiting_calls = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5), st.booleans()), min_size=1, max_size=12)
+
+
+@given(waiting_calls, waiting_calls, st.integers(1, 9), st.floats(0, 9), st.floats(0, 9))
+def test_spans_in_which_the_host_reads_results_add_up_too(
+    first: list[tuple[float, float, bool]],
+    second: list[tuple[float, float, bool]],
+    times: int,
+    host: float,
+    device: float,
+) -> None:
+    def made(calls: list[tuple[float, float, bool]]) -> Span:
+        columns = [np.array([call[i] for call in calls]) for i in range(3)]
+        return span(columns[0], columns[1], 0.0, columns[2].astype(np.bool_))
+
+    both = made(first) + made(second)
+    assert both.after(host, device) == pytest.approx(made(first + second).after(host, device))
+    assert (both * times).after(host, device) == pytest.approx(total([both] * times).after(host, device))
+    columns = [np.array([call[i] for call in first + second]) for i in range(3)]
+    played = run(
+        np.arange(len(first + second)),
+        columns[0],
+        columns[1],
+        columns[2].astype(np.bool_),
+        host_start_s=host,
+        free_s=device,
+    )
+    assert both.after(host, device)[1] == pytest.approx(max(played.end[-1], device))
 
 
 def test_many_of_a_span_take_what_bounds_them() -> None:
@@ -79,7 +99,7 @@ def test_micro_batches_not_laid_out_follow_at_the_same_pace(
         for i in range(4)
     ]
     short, _, _ = play_pipeline(stages, 48, 0.1, name)
-    monkeypatch.setattr(schedule, "_ROUNDS", 12)
+    monkeypatch.setattr(playback, "_ROUNDS", 12)
     assert short == pytest.approx(play_pipeline(stages, 48, 0.1, name)[0], rel=0.01)
 
 
@@ -141,11 +161,11 @@ def test_parts_of_a_step_add_up_and_scale() -> None:
     step = play_rank(_work(gathers_s=(1.5,) * 4), 3)
     assert sum(shares(step).values()) == pytest.approx(step.time_s)
     assert step.scaled(2.0).time_s == pytest.approx(2 * step.time_s)
-    assert isinstance(step.scaled(2.0), Step)
+    assert isinstance(step.scaled(2.0), StepTime)
 
 
 def test_a_trace_has_a_process_for_each_stage() -> None:
     _, _, slots = play_pipeline(_stages(3), 4, 0.0, "1f1b")
-    events = list(trace_events(slots, "job"))
+    events = list(slot_events(slots, "job"))
     assert {event["pid"] for event in events} == {0, 1, 2}
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from foretrain.capture import capture_rank
+from foretrain.forecast import RankMemory
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Plan
 from foretrain.step.frameworks import Profile
 from foretrain.step.partition import stages
-from foretrain.step.rank_memory import RankMemory, in_flight, rank_memory
+from foretrain.step.sharded_memory import in_flight, sharded_memory
 
 LAYERS, WIDTH, VOCABULARY, SEQUENCE, BATCH = 8, 64, 512, 64, 2
 TENSOR_BYTES = BATCH * SEQUENCE * WIDTH * 2
@@ -60,7 +61,7 @@ def memory(job: Job, profile: Profile = FP32_GRADIENTS, *, stalled: bool = False
         job.plan.tensor, config["tie_word_embeddings"], job.workload.training.precision, job.accumulation > 1
     )
     dealt = stages(job, graph)
-    return tuple(rank_memory(job, graph, stage, len(dealt), profile, stalled=stalled) for stage in dealt)
+    return tuple(sharded_memory(job, graph, stage, len(dealt), profile, stalled=stalled) for stage in dealt)
 
 
 def states(rank: RankMemory) -> float:

@@ -1,0 +1,122 @@
+"""Costs what the replicas of a rank exchange: parameters, gradients and their buckets, and the bytes that a rank sends."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from foretrain.costs.collectives import Kind
+from foretrain.graph import ITEM_BYTES, OpGraph
+from foretrain.step.layout import KINDS, Layout, message_bytes
+from foretrain.step.partition import Stage
+
+_FIRST_BUCKET = 1 << 20
+"""Bytes of the first bucket of torch's DistributedDataParallel, so that summing up begins early."""
+
+
+def wire_bytes(layout: Layout, elements: float, *, gradients: bool) -> float:
+    """Bytes of so many parameters or gradients on the network."""
+    habits, precision = layout.profile, layout.job.workload.training.precision
+    if gradients and habits.reduces_in_fp32 and precision != "fp16":
+        return 4 * elements
+    if habits.casts_shards and layout.job.plan.shard == "zero3" and precision.startswith("amp"):
+        return 2 * elements
+    return _item_bytes(layout.graph) * elements
+
+
+@functools.lru_cache(maxsize=64)
+def _item_bytes(graph: OpGraph) -> int:
+    """Of the parameters as the rank holds them."""
+    return max((ITEM_BYTES[weight.dtype] for weight in graph.weights), default=4)
+
+
+def shard_traffic(layout: Layout, stage: Stage) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    data = layout.teams.data
+    if data.size == 1:
+        return (), ()
+    factor = layout.tuning.team(data)
+    held = np.array([float(block.dense) for block in stage.blocks])
+    gathers = (
+        layout.network.time_s("all_gather", held * wire_bytes(layout, 1.0, gradients=False), data) * factor
+    )
+    reduces = (
+        layout.network.time_s("reduce_scatter", held * wire_bytes(layout, 1.0, gradients=True), data) * factor
+    )
+    return tuple(gathers.tolist()), tuple(reduces.tolist())
+
+
+def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, float], ...], float, float]:
+    """Buckets beside the backward pass, what waits for its end, and what follows the optimizer."""
+    habits, plan, data = layout.profile, layout.job.plan, layout.teams.data
+    if plan.servers:
+        return (), _server_s(layout, stage), 0.0
+    if data.size == 1:
+        return (), 0.0, 0.0
+    factor = layout.tuning.team(data)
+    kind: Kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
+    sizes = _buckets(layout, stage, habits.bucket_bytes if habits.overlaps_reduce else 0.0)
+    seconds = layout.network.time_s(kind, np.array([size for _, size in sizes]), data) * factor
+    times = list(zip([block for block, _ in sizes], seconds.tolist(), strict=True))
+    experts = float(sum(block.experts for block in stage.blocks))
+    own = layout.teams.expert_data
+    after = 0.0
+    if experts and own.size > 1:
+        after = layout.network.time_s(
+            kind, wire_bytes(layout, experts, gradients=True), own
+        ) * layout.tuning.team(own)
+    gather = 0.0
+    if plan.shard in ("zero1", "zero2"):
+        dense = float(sum(block.dense for block in stage.blocks))
+        gather = (
+            layout.network.time_s("all_gather", wire_bytes(layout, dense, gradients=False), data) * factor
+        )
+    if habits.overlaps_reduce:
+        return tuple(times), after, 0.0 if habits.overlaps_gather else gather
+    return (), after + sum(seconds for _, seconds in times), 0.0 if habits.overlaps_gather else gather
+
+
+def _server_s(layout: Layout, stage: Stage) -> float:
+    plan, cluster = layout.job.plan, layout.job.cluster
+    size = wire_bytes(layout, float(sum(block.dense for block in stage.blocks)), gradients=True)
+    workers = 1 if plan.asynchronous else plan.data or 1
+    return layout.network.parameter_server_s(size, workers=workers, servers=plan.servers, nodes=cluster.nodes)
+
+
+def _buckets(layout: Layout, stage: Stage, bucket_bytes: float) -> list[tuple[int, float]]:
+    """Gradients in reverse order of the parameters, in buckets of so many bytes: the block that completes each, and its size."""
+    found: list[tuple[int, float]] = []
+    filled, limit = 0.0, float(_FIRST_BUCKET) if bucket_bytes else np.inf
+    item = wire_bytes(layout, 1.0, gradients=True)
+    for i in range(len(stage.blocks) - 1, -1, -1):
+        for weight in reversed(stage.blocks[i].weights):
+            if weight.trainable and not weight.expert:
+                filled += item * weight.elements
+            if filled >= limit:
+                found.append((i, filled))
+                filled, limit = 0.0, bucket_bytes
+    return [*found, (0, filled)] if filled else found
+
+
+def sent_bytes(layout: Layout, stage: Stage) -> float:
+    """What a rank sends over its links in a step."""
+    plan, network, teams = layout.job.plan, layout.network, layout.teams
+    dense = float(sum(block.dense for block in stage.blocks))
+    gradients = wire_bytes(layout, dense, gradients=True)
+    sent = network.traffic_bytes(
+        "all_reduce" if plan.shard == "none" else "reduce_scatter", gradients, teams.data
+    )
+    if plan.shard != "none":
+        times = 2 * layout.job.accumulation if plan.shard == "zero3" else 1
+        sent += times * network.traffic_bytes(
+            "all_gather", wire_bytes(layout, dense, gradients=False), teams.data
+        )
+    for i in stage.calls[layout.calls.communicates[stage.calls]].tolist():
+        operator = layout.graph.ops[i].operator
+        once = network.traffic_bytes(
+            KINDS[operator.name], message_bytes(operator), teams.named(operator.overload)
+        )
+        sent += layout.job.accumulation * once
+    if plan.pipeline > 1:
+        sent += 2.0 * layout.job.accumulation * stage.chunks[0][-1].piece.handed_on_bytes
+    return sent

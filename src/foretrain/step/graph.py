@@ -1,0 +1,32 @@
+"""Makes the graph of a job's step as its framework runs it: captured, with its attention, fused where a compiler fuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from foretrain.capture import capture_job, capture_rank
+from foretrain.graph import OpGraph
+from foretrain.graph.attention import with_flash_attention, with_fused_softmax
+from foretrain.graph.fusion import Fusion, fuse
+from foretrain.job import Job
+from foretrain.step.frameworks import as_framework_runs_it, profile
+
+
+def step_graph(job: Job) -> OpGraph:
+    """One micro-batch of a rank, and the optimizer: every layer on one device, the distinct layers on several."""
+    habits, run, several = profile(job), as_framework_runs_it(job), job.cluster.world_size > 1
+    graph = capture_rank(run) if several else capture_job(run)
+    if habits.flash_attention:
+        graph = with_flash_attention(graph, causal=job.workload.model.task == "causal-lm")
+    elif habits.fuses_softmax:
+        graph = with_fused_softmax(graph)
+    return graph if habits.fusion == Fusion() else _fused(graph, habits.fusion, several)
+
+
+@functools.lru_cache(maxsize=64)
+def _fused(graph: OpGraph, fusion: Fusion, by_layer: bool) -> OpGraph:
+    """Where every layer is there, runs may go from one to the next."""
+    if by_layer:
+        return fuse(graph, fusion)
+    return dataclasses.replace(fuse(dataclasses.replace(graph, stack=None), fusion), stack=graph.stack)

@@ -1,0 +1,116 @@
+"""Says what a rank holds at its peak: replayed through the allocator where its graph is whole, estimated where it is sharded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from foretrain.cluster import Device
+from foretrain.costs.workspace import library_workspaces, operator_workspace
+from foretrain.forecast import RankMemory
+from foretrain.graph import PHASES, Buffer, OpGraph
+from foretrain.step.allocator import Replay, replay
+from foretrain.step.layout import Layout
+from foretrain.step.partition import Stage, blocks
+from foretrain.step.passes import recomputed
+from foretrain.step.sharded_memory import sharded_memory
+
+Call = tuple[int, bool]
+"""An op of the graph, and whether it runs again before the backward pass of its block."""
+
+
+def rank_memory(layout: Layout, stage: Stage, *, stalled: bool = False) -> RankMemory:
+    """The peak of a rank of ``stage``.
+
+    ``stalled`` says that the host is held up at the messages of the pipeline for longer than the device works in between.
+    """
+    if not _is_whole(layout):
+        return sharded_memory(
+            layout.job, layout.graph, stage, len(layout.stages), layout.profile, stalled=stalled
+        )
+    again = tuple(tuple(recomputed(layout, block).tolist()) for block in stage.blocks)
+    job = layout.job
+    device, mode = job.cluster.groups[0].device, job.workload.training.mode
+    peak = _replayed(layout.graph, device, mode, again, job.plan.offload)
+    return RankMemory(
+        stage=0,
+        by_category={name: float(size) for name, size in peak.by_category.items()},
+        cached_bytes=float(peak.reserved_bytes - peak.allocated_bytes),
+    )
+
+
+def _is_whole(layout: Layout) -> bool:
+    """Whether the graph holds every buffer of the step: on one GPU, where the framework keeps none of its own."""
+    keeps_own = layout.profile.keeps_fp32_gradients or layout.profile.loss_copies is not None
+    cluster = layout.job.cluster
+    return cluster.world_size == 1 and not cluster.device.is_cpu and not keeps_own
+
+
+@functools.lru_cache(maxsize=256)
+def _replayed(
+    graph: OpGraph, device: Device, mode: str, again: tuple[tuple[int, ...], ...], offload: bool
+) -> Replay:
+    calls, buffers = _calls(graph, again), graph.buffers
+    if any(again):
+        buffers = tuple(_lives(graph, calls, again))
+    if offload:
+        kept = sum(graph.ops[op].phase != "optimizer" for op, _ in calls)
+        calls, buffers = calls[:kept], tuple(_without_update(buffers, kept))
+    needs = {id(operator): operator_workspace(operator, device) for operator in graph.operators}
+    workspaces = [needs[id(graph.ops[op].operator)] for op, _ in calls]
+    return replay(buffers, workspaces, library_workspaces(device, mode))
+
+
+def _calls(graph: OpGraph, again: Sequence[Sequence[int]]) -> list[Call]:
+    """The calls of a step in their order, with those that run again just before the backward pass of their block."""
+    before: dict[int, list[int]] = {}
+    for block, repeated in zip(blocks(graph), again, strict=True):
+        if repeated and len(block.piece.backward):
+            before.setdefault(int(block.piece.backward[0]), []).extend(repeated)
+    return [
+        call
+        for op in range(len(graph.ops))
+        for call in (*((repeated, True) for repeated in before.get(op, ())), (op, False))
+    ]
+
+
+def _lives(graph: OpGraph, calls: Sequence[Call], again: Sequence[Sequence[int]]) -> Iterator[Buffer]:
+    """The buffers of a step in which calls run again, by the calls at which they are born and die.
+
+    What a repeated call makes for the backward pass is let go after its last reader in the forward pass, and made anew by
+    the repetition; what other blocks read of it (their inputs) stays. What a repetition reads stays until then.
+    """
+    place = {call: position for position, call in enumerate(calls)}
+    block_of = {op: number for number, repeated in enumerate(again) for op in repeated}
+    forward_end = int((graph.phase_index == PHASES.index("forward")).sum())
+    readers = _forward_readers(graph, forward_end)
+    ends = len(graph.ops)
+    for number, buffer in enumerate(graph.buffers):
+        born, dies = place.get((buffer.born, False), -1), place.get((buffer.dies, False), len(calls))
+        block = block_of.get(buffer.born)
+        outside = any(block_of.get(reader) != block for reader in readers.get(number, ()))
+        if block is None or outside or buffer.dies >= ends:
+            needed = [place[reader, True] for reader in readers.get(number, ()) if (reader, True) in place]
+            yield Buffer(buffer.size_bytes, buffer.category, born, max([dies, *needed]))
+            continue
+        last = max([buffer.born, *readers.get(number, ())])
+        yield Buffer(buffer.size_bytes, "temporaries", born, place[last, False])
+        second = place[buffer.born, True]
+        if buffer.dies < forward_end:
+            dies = max((place[op, True] for op in again[block] if op <= buffer.dies), default=second)
+        yield Buffer(buffer.size_bytes, buffer.category, second, max(dies, second))
+
+
+def _forward_readers(graph: OpGraph, forward_end: int) -> Mapping[int, list[int]]:
+    readers: dict[int, list[int]] = {}
+    for i in range(forward_end):
+        for number in graph.ops[i].reads:
+            readers.setdefault(number, []).append(i)
+    return readers
+
+
+def _without_update(buffers: Iterable[Buffer], calls: int) -> Iterator[Buffer]:
+    """The buffers of a step whose optimizer, with its state, is on the host."""
+    for buffer in buffers:
+        if buffer.category != "optimizer_state" and buffer.born < calls:
+            yield Buffer(buffer.size_bytes, buffer.category, buffer.born, min(buffer.dies, calls))

@@ -1,0 +1,180 @@
+"""Gathers the calls of a rank's passes with their times: forward, backward with what is computed again, and the optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretrain.graph import PHASES, OpGraph
+from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
+from foretrain.step.partition import COLLECTIVES, Block, Index, Stage, blocks
+from foretrain.step.spans import Column, Span, span
+
+_HIDDEN_SHARE = 0.8
+"""Of a collective that runs beside a product of the same length."""
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+_CLIP_BYTES = 12.0
+"""Per fp32 gradient: its norm reads it, scaling reads and writes it."""
+_ADD_BYTES, _ADD_BYTES_TRACED = 10.0, 4.0
+"""Per low-precision gradient that is added to an fp32 one: 2 + 4 read, 4 written; 6 of them may be traced already."""
+_HOST_LINK_BYTES_PER_S = 20e9
+"""Between host and device, of the 32 GB/s of PCIe 4.0 x16."""
+_HOST_MEMORY_BYTES_PER_S = 60e9
+"""Of a host that updates parameters, about a third of what eight channels of DDR4 give."""
+_OFFLOAD_MOVED_BYTES, _OFFLOAD_UPDATE_BYTES = 6.0, 16.0
+"""Per parameter: gradients down in fp32 and weights up in 16 bits; and what the update reads and writes on the host."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Pass:
+    """Calls that follow one another on a rank, and their times."""
+
+    span: Span
+    op: Index
+    """Which op of the graph each call is."""
+    host_s: Column
+    busy_s: Column
+    """The device's, without the gaps between kernels."""
+    gaps_s: Column
+    beside_s: float = 0.0
+    """Device time at the end that belongs to no traced op."""
+
+    @property
+    def occupied_s(self) -> Column:
+        return self.busy_s + self.gaps_s
+
+    def __add__(self, other: Pass) -> Pass:
+        """One after the other."""
+        columns = {
+            name: np.concatenate([getattr(self, name), getattr(other, name)])
+            for name in ("op", "host_s", "busy_s", "gaps_s")
+        }
+        return Pass(span=self.span + other.span, beside_s=self.beside_s + other.beside_s, **columns)
+
+
+def forward_pass(layout: Layout, block: Block) -> Pass:
+    hides = layout.profile.overlaps_tensor_forward and layout.job.plan.sequence_parallel
+    return _pass(layout, block.piece.forward, hides=hides)
+
+
+def backward_pass(layout: Layout, block: Block) -> Pass:
+    """The backward pass of a block, behind what of its forward pass is computed again."""
+    backward = _pass(layout, block.piece.backward, hides=layout.profile.overlaps_tensor)
+    again = recomputed(layout, block)
+    if len(again):
+        whole = layout.job.plan.recompute == "full"
+        backward = (forward_pass(layout, block) if whole else _pass(layout, again)) + backward
+    return _with(backward, _accumulation_s(layout, block))
+
+
+def recomputed(layout: Layout, block: Block) -> Index:
+    """The calls of a block's forward pass that run again before its backward pass."""
+    recompute, forward = layout.job.plan.recompute, block.piece.forward
+    if recompute == "none" or not block.is_layer:
+        return forward[:0]
+    if recompute == "full":
+        return forward
+    half = layout.profile.selective_recompute == "half"
+    return (_without_half_of_products if half else _attention)(layout.graph, forward)
+
+
+def optimizer_pass(layout: Layout, stage: Stage) -> Pass:
+    """The traced optimizer, scaled to the parameters that the rank updates; and clipping."""
+    plan, graph, calls = layout.job.plan, layout.graph, layout.calls
+    index = np.flatnonzero(graph.phase_index == PHASES.index("optimizer"))
+    share, updated = update_share(layout, stage)
+    if plan.offload:
+        index = index[:0]
+    host_s, busy_s = calls.host_s[index] * min(1.0, share), calls.device_s[index] * share
+    gaps_s = calls.gaps_s[index] * share
+    result = Pass(
+        span=span(host_s, busy_s + gaps_s, waits=calls.waits[index]),
+        op=index,
+        host_s=host_s,
+        busy_s=busy_s,
+        gaps_s=gaps_s,
+    )
+    if plan.offload:
+        moved = _OFFLOAD_MOVED_BYTES * updated / _HOST_LINK_BYTES_PER_S
+        update = _OFFLOAD_UPDATE_BYTES * updated / _HOST_MEMORY_BYTES_PER_S
+        return _with(result, moved + update, host_s=update)
+    clips = layout.profile.clips_gradients
+    return _with(result, _CLIP_BYTES * updated / memory_rate(layout.job) if clips else 0.0)
+
+
+def update_share(layout: Layout, stage: Stage) -> tuple[float, float]:
+    """Parameters that a rank updates beside those that were traced, and their number."""
+    graph, sharded = layout.graph, layout.job.plan.shard != "none"
+    dense, experts = (layout.teams.data.size, layout.teams.expert_data.size) if sharded else (1, 1)
+    updated = sum(w.elements / (experts if w.expert else dense) for w in stage.weights if w.trainable)
+    traced = sum(w.elements for block in traced_blocks(graph) for w in block.weights if w.trainable)
+    return (updated / traced if traced else 1.0), updated
+
+
+def traced_blocks(graph: OpGraph) -> Sequence[Block]:
+    everything = blocks(graph)
+    if graph.stack is None:
+        return everything
+    return (everything[0], *everything[1 : 1 + graph.stack.traced], everything[-1])
+
+
+def _pass(layout: Layout, calls: Index, *, hides: bool = False) -> Pass:
+    costs = layout.calls
+    host_s, busy_s, gaps_s = costs.host_s[calls], costs.device_s[calls], costs.gaps_s[calls]
+    if hides:
+        busy_s = busy_s - _hidden(layout.graph, calls, busy_s + gaps_s)
+    communication_s = float(busy_s[costs.communicates[calls]].sum())
+    together = span(host_s, busy_s + gaps_s, communication_s, costs.waits[calls])
+    return Pass(span=together, op=calls, host_s=host_s, busy_s=busy_s, gaps_s=gaps_s)
+
+
+def _with(calls: Pass, beside_s: float, host_s: float = 0.0) -> Pass:
+    """The same calls, and time behind them that belongs to no traced op."""
+    if not beside_s:
+        return calls
+    together = calls.span + Span(host_s, beside_s, beside_s)
+    return dataclasses.replace(calls, span=together, beside_s=calls.beside_s + beside_s)
+
+
+def _accumulation_s(layout: Layout, block: Block) -> float:
+    """Adding low-precision gradients to fp32 ones, as far as the captured step does not."""
+    precision = layout.job.workload.training.precision
+    if not layout.profile.keeps_fp32_gradients or precision not in ("bf16", "fp8"):
+        return 0.0
+    moved = (block.dense + block.experts) * (_ADD_BYTES_TRACED if layout.graph.accumulates else _ADD_BYTES)
+    return moved / (COPY_SHARE * memory_rate(layout.job)) * layout.tuning.traffic
+
+
+def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:
+    """All calls but attention and every second matrix product, whose results are kept."""
+    products = [i for i in calls.tolist() if graph.ops[i].operator.name in _PRODUCTS]
+    kept = {*products[::2], *_attention(graph, calls).tolist()}
+    return np.array([i for i in calls.tolist() if i not in kept], dtype=np.int64)
+
+
+def _attention(graph: OpGraph, calls: Index) -> Index:
+    """The calls between the projections of attention: what selective recomputation runs again."""
+    names = [graph.ops[i].operator.name for i in calls.tolist()]
+    chosen = ["attention" in name or name in ("bmm", "_softmax") for name in names]
+    return calls[np.array(chosen, dtype=np.bool_)] if len(calls) else calls
+
+
+def _hidden(graph: OpGraph, calls: Index, device_s: Column) -> Column:
+    """What of each collective runs beside a product: the next one, or the last one where sums are handed out."""
+    hidden = np.zeros(len(calls))
+    pending: int | None = None
+    last: int | None = None
+    for position, i in enumerate(calls.tolist()):
+        operator = graph.ops[i].operator
+        if operator.name in COLLECTIVES and operator.overload == "tensor":
+            pending = position
+            if operator.name == "reduce_scatter" and last is not None and graph.ops[i].phase == "forward":
+                hidden[position], pending, last = min(device_s[position], device_s[last]), None, None
+        elif operator.name in _PRODUCTS:
+            last = position
+            if pending is not None:
+                hidden[pending], pending, last = min(device_s[pending], device_s[position]), None, None
+    return _HIDDEN_SHARE * hidden
