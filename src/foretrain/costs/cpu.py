@@ -10,6 +10,7 @@ from foretrain.cluster import Device
 from foretrain.costs.base import Column
 from foretrain.costs.roofline import Roofline
 from foretrain.graph import Operator
+from foretrain.graph.opset import NORMS, traits
 
 _FACTORS = {
     "convolution": 1.4,
@@ -48,8 +49,8 @@ def crowding(busy_cores: int) -> float:
 
 
 def _family(operator: Operator) -> str:
-    name = operator.name
-    if name.startswith("convolution"):
+    of = traits(operator.name)
+    if of.kind == "convolution":
         weight = operator.tensor("weight")
         return (
             "depthwise"
@@ -58,6 +59,6 @@ def _family(operator: Operator) -> str:
         )
     if operator.flops:
         return "product"
-    if "norm" in name:
+    if of.kind in NORMS:
         return "norm"
-    return "optimizer" if name.startswith(("_foreach", "_fused")) else "traffic"
+    return "optimizer" if of.multi_tensor else "traffic"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from foretrain.cluster import Device
-from foretrain.costs.kernels import is_multi_tensor
-from foretrain.costs.roofline import MATRIX_PRODUCTS, arithmetic
+from foretrain.costs.roofline import arithmetic
 from foretrain.graph import ITEM_BYTES, TensorSpec
+from foretrain.graph.opset import KINDS, Kind, traits
 
 SERIAL = "serial"
 """Operators that leave most of the device idle, as their work must be done in turn; they have no figures to learn from."""
@@ -59,43 +59,30 @@ def describe(call: Call, device: Device, precision: str) -> Described:
 
 # Families
 
-_NAMES: dict[str, str] = {
-    name: family for family, names in {
-        "attention": "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
-        "_flash_attention_forward _efficient_attention_forward",
-        "attention_backward": "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward "
-        "_scaled_dot_product_cudnn_attention_backward",
-        "norm": "native_batch_norm cudnn_batch_norm miopen_batch_norm native_layer_norm native_group_norm _fused_rms_norm",
-        "norm_backward": "native_batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward native_layer_norm_backward "
-        "native_group_norm_backward _fused_rms_norm_backward",
-        "softmax": "_softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data nll_loss_forward "
-        "nll_loss_backward nll_loss2d_forward nll_loss2d_backward",
-        "reduction": "sum mean amax amin max min var var_mean std all any cumsum linalg_vector_norm norm prod argmax argmin sort topk",
-        "copy": "clone _to_copy copy_ cat stack constant_pad_nd slice_backward select_backward roll flip repeat tril triu "
-        "reflection_pad2d reflection_pad2d_backward im2col col2im unfold_backward _local_scalar_dense",
-        "lookup": "embedding embedding_dense_backward index index_put index_put_ index_select index_add index_add_ gather scatter "
-        "scatter_add scatter_add_ scatter_ masked_select",
-        "pooling": "avg_pool2d avg_pool2d_backward max_pool2d_with_indices max_pool2d_with_indices_backward _adaptive_avg_pool2d "
-        "_adaptive_avg_pool2d_backward adaptive_max_pool2d adaptive_max_pool2d_backward upsample_bilinear2d upsample_bilinear2d_backward "
-        "upsample_nearest2d upsample_nearest2d_backward upsample_bicubic2d upsample_bicubic2d_backward",
-        "recurrence": "_cudnn_rnn _cudnn_rnn_backward",
-    }.items() for name in names.split()
-}  # fmt: skip
+_FAMILY_OF: dict[Kind, str] = {
+    **dict.fromkeys(KINDS, "pointwise"),
+    **dict.fromkeys(("product", "batched product"), "product"),
+    "convolution": "convolution",
+    "recurrence": "recurrence",
+    "attention": "attention",
+    **dict.fromkeys(("row norm", "channel norm"), "norm"),
+    **dict.fromkeys(("softmax", "row loss", "pixel loss"), "softmax"),
+    **dict.fromkeys(("sum", "reduction", "vector norm", "scan", "sort"), "reduction"),
+    **dict.fromkeys(("copy", "window", "wait"), "copy"),
+    **dict.fromkeys(("embedding", "gather", "scatter"), "lookup"),
+    **dict.fromkeys(("pooling", "resampling"), "pooling"),
+}
+_WITH_GRADIENTS = ("convolution", "depthwise", "attention", "norm")
+"""Families whose backward pass is one of its own."""
 
 
 def family_of(call: Call) -> str:
-    """What is not known by name is pointwise."""
-    name = call.name
-    if name in MATRIX_PRODUCTS:
-        return "product"
-    if name in ("convolution", "convolution_backward"):
-        depthwise = (
-            1 < call.args.get("groups", 1) == call.inputs[1 if name == "convolution_backward" else 0].shape[1]
-        )
-        return f"{'depthwise' if depthwise else 'convolution'}{'_backward' if name == 'convolution_backward' else ''}"
-    if is_multi_tensor(name):
-        return "optimizer"
-    return _NAMES.get(name, "pointwise")
+    """The family of operators that share a learned model; what is of no other kind counts as pointwise."""
+    of = traits(call.name)
+    family = "optimizer" if of.multi_tensor else _FAMILY_OF[of.kind]
+    if family == "convolution" and 1 < call.args.get("groups", 1) == call.inputs[int(of.backward)].shape[1]:
+        family = "depthwise"
+    return f"{family}_backward" if of.backward and family in _WITH_GRADIENTS else family
 
 
 def _serial_s(call: Call, device: Device) -> float:
@@ -107,13 +94,13 @@ def _serial_s(call: Call, device: Device) -> float:
         shape = call.inputs[0].shape  # a thread per output pixel walks all samples and channels
         pixels = math.prod(call.args.get("output_size") or shape[2:])
         return 0.3e-6 * shape[0] * shape[1] * max(1.0, pixels / (2048 * (device.sms or 100)))
-    if call.name in ("index_put", "index_put_") and call.args.get("accumulate"):
+    if call.name.removesuffix("_") == "index_put" and call.args.get("accumulate"):
         indices = max(
             (spec.numel for spec in call.inputs if spec.dtype == "int64"), default=0
         )  # equal ones are summed in turn
         columns: int = max(1, call.inputs[-1].numel // max(1, indices))
         return 60e-6 + 0.19e-6 * indices / columns
-    if call.name in ("_cudnn_rnn", "_cudnn_rnn_backward"):
+    if traits(call.name).kind == "recurrence":
         args, x = (
             call.args,
             call.inputs[0],
@@ -123,7 +110,7 @@ def _serial_s(call: Call, device: Device) -> float:
             * args["num_layers"]
             * (2 if args.get("bidirectional") else 1)
         )
-        latency_s = 8e-6 if call.name.endswith("backward") else 4e-6
+        latency_s = 8e-6 if traits(call.name).backward else 4e-6
         return latency_s * steps + 2.0 * call.flops / device.peak_flops("fp32")
     return 0.0
 
@@ -154,7 +141,7 @@ class _Scene:
         self.compute_s = call.flops / self.peak
         self.memory_s = call.bytes / self.bandwidth
         self.item = ITEM_BYTES[call.inputs[0].dtype] if call.inputs else 4
-        self.convolution = _sizes(call) if "convolution" in call.name else None
+        self.convolution = _sizes(call) if traits(call.name).kind == "convolution" else None
         self.conversion_s = 0.0
         if (
             family.startswith("convolution")
@@ -295,7 +282,7 @@ class _Convolution:
 
 
 def _sizes(call: Call) -> _Convolution:
-    backward = call.name == "convolution_backward"
+    backward = traits(call.name).backward
     x, weight = call.inputs[int(backward)], call.inputs[1 + int(backward)]
     args = call.args
     groups: int = args.get("groups", 1)
@@ -397,21 +384,21 @@ def _depthwise(scene: _Scene) -> list[float]:
     conv = scene.convolution
     assert conv is not None
     return [
-        *(_convolution_backward if scene.call.name == "convolution_backward" else _convolution)(scene),
+        *(_convolution_backward if traits(scene.call.name).backward else _convolution)(scene),
         float(conv.channels_last),
     ]
 
 
 def _attention(scene: _Scene) -> list[float]:
-    call = scene.call
-    first = int(call.name.endswith("_backward"))
+    call, of = scene.call, traits(scene.call.name)
+    first = int(of.backward)
     query, key = call.inputs[first], call.inputs[first + 1]
     batch, heads, rows, width = query.shape[0], query.shape[1], query.shape[-2], query.shape[-1]
     waves, fill = scene.waves(rows, 128, batch * heads, (128, 128))
     return [
         _log(batch * heads), _log(rows), _log(key.shape[-2]), _log(width), _log(heads / key.shape[1]), _alignment(width),
-        float(bool(call.args.get("is_causal"))), float(call.args.get("attn_bias") is not None), float("efficient" in call.name),
-        float("cudnn" in call.name), _log(waves), fill, float(query.strides is not None), float(bool(call.args.get("dropout_p"))),
+        float(bool(call.args.get("is_causal"))), float(call.args.get("attn_bias") is not None), float(of.library == "efficient"),
+        float(of.library == "cudnn"), _log(waves), fill, float(query.strides is not None), float(bool(call.args.get("dropout_p"))),
     ]  # fmt: skip
 
 

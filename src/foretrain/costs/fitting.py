@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from foretrain.catalog import Catalog, Device
 from foretrain.costs.features import SERIAL, Described, describe
-from foretrain.costs.kernels import is_multi_tensor, kernel_kind
+from foretrain.costs.kernels import kernel_kind
 from foretrain.costs.learned import GENERAL, LearnedCosts, Lookup, OperatorModel
 from foretrain.costs.measured import MeasuredOperator
 from foretrain.costs.trees import grow
 from foretrain.errors import ForetrainError
+from foretrain.graph.opset import traits
 
 _LEAST = 40
 """Operators below which a family gets the effects of names alone."""
@@ -157,7 +158,7 @@ def _kernel_kinds(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
     """The mean number of kernels of each kind of operator and, for kinds never seen, of each name."""
     found: dict[str, list[int]] = {}
     for one in operators:
-        if one.kernels is not None and not is_multi_tensor(one.name):
+        if one.kernels is not None and not traits(one.name).multi_tensor:
             for kind in (one.name, kernel_kind(one.name, one.inputs)):
                 found.setdefault(kind, []).append(one.kernels)
     return {kind: round(float(np.mean(counts)), 2) for kind, counts in sorted(found.items())}
@@ -168,7 +169,7 @@ def dispatch_costs(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for one in operators:
         if one.host_s is not None:
-            many = is_multi_tensor(one.name)
+            many = traits(one.name).multi_tensor
             found.setdefault(one.name, []).append(one.host_s / (max(1, len(one.inputs)) if many else 1))
     return {name: float(f"{np.median(values):.4g}") for name, values in sorted(found.items())}
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from foretrain.graph import ITEM_BYTES, Operator, TensorSpec
-from foretrain.graph.fusion import FUSED
+from foretrain.graph.opset import traits
 
 _CHUNK = 65536
 _CHUNKS_PER_LAUNCH = 320
@@ -21,25 +21,21 @@ def kernel_count(operator: Operator) -> int:
     """
     if not operator.launches:
         return 0
-    if is_multi_tensor(operator.name):
+    of = traits(operator.name)
+    if of.multi_tensor:
         return _multi_tensor(operator)
-    if operator.name == "convolution_backward":
+    if of.kind == "convolution" and of.backward:
         gradients: list[bool] = operator.args["output_mask"]
         return max(1, sum(gradients))
-    if operator.name == FUSED:
+    if of.kind == "fused":
         return 2 if operator.args["column_sums"] else 1
     return 1
-
-
-def is_multi_tensor(name: str) -> bool:
-    """Optimizer updates over lists of tensors: ``_foreach_*``, ``_fused_adam*``, ``_fused_sgd_``; not ``_fused_rms_norm``."""
-    return name.startswith(("_foreach", "_fused_a", "_fused_s"))
 
 
 def kernel_kind(name: str, inputs: Sequence[TensorSpec]) -> str:
     """Operators of one kind launch about as many kernels: the name, the width of the numbers and, of convolutions, the window and layout."""
     kind = f"{name}/{ITEM_BYTES[inputs[0].dtype]}" if inputs else name
-    if not name.startswith("convolution"):
+    if traits(name).kind != "convolution":
         return kind
     x, weight = inputs[-2], inputs[-1]
     return f"{kind}/{'x'.join(map(str, weight.shape[2:]))}{'/last' if x.channels_last else ''}"

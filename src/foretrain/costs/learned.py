@@ -18,12 +18,13 @@ from foretrain.costs.base import Column
 from foretrain.costs.cpu import cpu_time_s
 from foretrain.costs.features import COLUMNS, SERIAL, Described, describe
 from foretrain.costs.host import DispatchHost
-from foretrain.costs.kernels import is_multi_tensor, kernel_count, kernel_kind
+from foretrain.costs.kernels import kernel_count, kernel_kind
 from foretrain.costs.measured import matmul_precision, operator_key
 from foretrain.costs.trees import Forest
 from foretrain.errors import InputError
 from foretrain.files import write_atomically
 from foretrain.graph import Operator
+from foretrain.graph.opset import traits
 
 FORMAT = "foretrain-operators/3"
 _LOOKUP = ("keys", "seconds", "kernels")
@@ -128,7 +129,7 @@ class LearnedCosts:
 
     def _kernels(self, operator: Operator) -> float:
         usual = kernel_count(operator)
-        if not usual or is_multi_tensor(operator.name):
+        if not usual or traits(operator.name).multi_tensor:
             return usual
         return self.kernel_kinds.get(
             kernel_kind(operator.name, operator.inputs), self.kernel_kinds.get(operator.name, usual)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretrain.costs.roofline import MATRIX_PRODUCTS, Computes
+from foretrain.costs.roofline import Computes, arithmetic
 from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.graph import TensorSpec
 from foretrain.graph.flops import flops
@@ -88,11 +88,7 @@ def operator_key(
 
 def matmul_precision(operator: Computes, precision: str) -> str:
     """TF32 only changes the matrix products of fp32 tensors; cuDNN uses it for convolutions in either case."""
-    return (
-        "tf32"
-        if precision == "tf32" and operator.name in MATRIX_PRODUCTS and operator.inputs[0].dtype == "float32"
-        else ""
-    )
+    return "tf32" if arithmetic(operator, precision) == "tf32" != arithmetic(operator, "fp32") else ""
 
 
 def load_columns(path: Path) -> dict[str, list[Any]]:

@@ -12,9 +12,7 @@ from foretrain.cluster import Device
 from foretrain.costs.base import Column
 from foretrain.costs.kernels import kernel_count
 from foretrain.graph import Operator, TensorSpec
-
-_CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "_cudnn_rnn", "_cudnn_rnn_backward"})
-MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+from foretrain.graph.opset import traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +50,16 @@ class Computes(Protocol):
 def arithmetic(operator: Computes, precision: str) -> str:
     """The number format an operator multiplies in: fp32 inputs become TF32 in cuDNN always, in matrix products on request."""
     dtype = _SHORT.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"
-    if dtype == "fp32" and (
-        operator.name in _CONVOLUTIONS or (precision == "tf32" and operator.name in MATRIX_PRODUCTS)
-    ):
+    kind = traits(operator.name).kind
+    if dtype == "fp32" and (kind in _BY_CUDNN or (precision == "tf32" and kind in _IN_TF32)):
         return "tf32"
-    if precision == "fp8" and operator.name in ("mm", "addmm", "_grouped_mm"):
-        return "fp8"
-    return dtype
+    return "fp8" if precision == "fp8" and kind in _IN_FP8 else dtype
 
 
+_BY_CUDNN = ("convolution", "recurrence")
+_IN_TF32 = ("product", "batched product")
+_IN_FP8 = ("product", "grouped product")
+"""Of the matrix products: those between activations, in attention, stay in the format of their inputs."""
 _SHORT = {
     "float64": "fp64",
     "float32": "fp32",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from foretrain.cluster import Device
 from foretrain.graph import ITEM_BYTES, Operator, TensorSpec
+from foretrain.graph.opset import traits
 
 _HOPPER_BYTES = 32 << 20
 _OTHER_BYTES = (8 << 20) + (128 << 10)
@@ -51,7 +52,7 @@ def convolution(operator: Operator, device: Device) -> float:
     Depthwise and 3-channel forward convolutions run other kernels, on NCHW itself; so does a 1x1 forward convolution,
     which is a matrix product, while of its two gradients about half are converted.
     """
-    backward = operator.name == "convolution_backward"
+    backward = traits(operator.name).backward
     x, weight = operator.inputs[int(backward)], operator.inputs[1 + int(backward)]
     y = operator.inputs[0] if backward else operator.outputs[0]
     groups, channels = operator.args.get("groups", 1), x.shape[1]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from foretrain.graph import Buffer, Op, Operator, OpGraph, TensorSpec
 from foretrain.graph.flops import flops
+from foretrain.graph.opset import traits
 
 FORWARD = "_scaled_dot_product_flash_attention"
 BACKWARD = "_scaled_dot_product_flash_attention_backward"
-_PRODUCTS = ("bmm", "baddbmm")
 _FP32 = 4
 
 
@@ -27,7 +27,7 @@ class _Attention:
 
     def without_products(self, graph: OpGraph) -> _Attention:
         forward, backward = (
-            tuple(i for i in calls if graph.ops[i].operator.name not in _PRODUCTS)
+            tuple(i for i in calls if not _is_product(graph.ops[i].operator.name))
             for calls in (self.forward, self.backward)
         )
         return replace(self, forward=forward, backward=backward)
@@ -62,6 +62,10 @@ def _layers_with_softmax(graph: OpGraph) -> Iterable[str]:
     )
 
 
+def _is_product(name: str) -> bool:
+    return traits(name).kind == "batched product"
+
+
 def _find(graph: OpGraph, layer: str) -> _Attention | None:
     """By the size of the scores: all calls of the layer that touch a tensor of that size belong to the attention."""
     own = [i for i, op in enumerate(graph.ops) if op.layer == layer and op.phase != "optimizer"]
@@ -75,7 +79,7 @@ def _find(graph: OpGraph, layer: str) -> _Attention | None:
     ]
     forward = tuple(i for i in touching if graph.ops[i].phase == "forward")
     backward = tuple(i for i in touching if graph.ops[i].phase == "backward")
-    products = [graph.ops[i].operator for i in forward if graph.ops[i].operator.name in _PRODUCTS]
+    products = [graph.ops[i].operator for i in forward if _is_product(graph.ops[i].operator.name)]
     if len(products) != 2:
         return None
     (query, key), (_, value) = (operator.inputs[-2:] for operator in products)
@@ -99,7 +103,7 @@ def _score_sizes(graph: OpGraph, own: Sequence[int]) -> set[int]:
     made = 0
     for i in own:
         operator = graph.ops[i].operator
-        if operator.name in _PRODUCTS:
+        if _is_product(operator.name):
             made = operator.outputs[0].numel
         if operator.name == "_softmax":
             return {made, operator.outputs[0].numel}

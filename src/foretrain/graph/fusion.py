@@ -13,41 +13,24 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Phase, TensorSpec
+from foretrain.graph.opset import PRODUCTS, Kind, traits, waits
 
 FUSED = "fused"
 """The name of the operators that this pass makes; the overload is "norm", "chain" or "loss"."""
 
-_PRODUCTS = frozenset("mm addmm bmm baddbmm _grouped_mm".split())
-_SYNCS = frozenset({"_local_scalar_dense"})
-_REDUCTIONS = frozenset(
-    "sum mean amax amin max min var var_mean std all any prod argmax argmin norm linalg_vector_norm logsumexp _softmax _log_softmax "
-    "_softmax_backward_data _log_softmax_backward_data nll_loss_forward nll_loss_backward native_layer_norm native_layer_norm_backward "
-    "_fused_rms_norm _fused_rms_norm_backward".split()
+_REDUCTIONS: frozenset[Kind] = frozenset(
+    {"sum", "reduction", "vector norm", "row norm", "softmax", "row loss"}
 )
-_GATHERS = frozenset("index index_select gather".split())
-_AVERAGES = frozenset("mean sum var var_mean std norm linalg_vector_norm".split())
-_NORM_GRADIENTS = frozenset("native_layer_norm_backward _fused_rms_norm_backward".split())
-_LOSSES = frozenset(
-    "_log_softmax nll_loss_forward nll_loss2d_forward logsumexp log exp mse_loss smooth_l1_loss binary_cross_entropy "
-    "binary_cross_entropy_with_logits".split()
+"""Kinds that work over the rows of a tensor, as one kernel with what is element-wise around them."""
+_ELEMENTWISE: frozenset[Kind] = frozenset(
+    {"activation", "pointwise", "loss", "fill", "copy", "gather", "fused", "view"}
 )
-"""A forward pass that has one of these behind its last product ends with a loss."""
-_RANDOM = frozenset(
-    "native_dropout bernoulli bernoulli_ rand rand_like randn randn_like uniform_ normal_".split()
-)
-_ALONE = frozenset(
-    "all_reduce all_gather reduce_scatter all_to_all send_recv broadcast "
-    "embedding embedding_dense_backward _embedding_bag index_put index_put_ index_add index_add_ scatter scatter_ scatter_add scatter_add_ "
-    "masked_select nonzero unique bincount histc sort topk cumsum cumprod searchsorted repeat_interleave multinomial "
-    "native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward miopen_batch_norm miopen_batch_norm_backward "
-    "native_group_norm native_group_norm_backward im2col col2im unfold_backward nll_loss2d_forward nll_loss2d_backward "
-    "avg_pool2d avg_pool2d_backward max_pool2d_with_indices max_pool2d_with_indices_backward _adaptive_avg_pool2d "
-    "_adaptive_avg_pool2d_backward adaptive_max_pool2d adaptive_max_pool2d_backward upsample_bilinear2d upsample_bilinear2d_backward "
-    "upsample_nearest2d upsample_nearest2d_backward upsample_bicubic2d upsample_bicubic2d_backward "
-    "_flash_attention_forward _efficient_attention_forward _flash_attention_backward _efficient_attention_backward "
-    "_convert_weight_to_int4pack _cudnn_rnn _cudnn_rnn_backward reflection_pad2d reflection_pad2d_backward".split()
-)
-"""Neither element-wise nor a reduction of rows, and without a count of FLOPs that would tell."""
+_MERGED = _ELEMENTWISE | _REDUCTIONS
+_AVERAGES: frozenset[Kind] = frozenset({"sum", "vector norm"})
+_LOSSES: frozenset[Kind] = frozenset({"loss", "row loss", "pixel loss"})
+_LOG_SOFTMAX = frozenset({"_log_softmax", "_log_softmax_backward_data"})
+_LOSS_PARTS = frozenset({"_log_softmax", "logsumexp", "log", "exp"})
+"""A forward pass that has one of these, or a loss, behind its last product ends with a loss."""
 _REACH = 16
 """Launching operators that one may be moved past."""
 _SMALL = 16
@@ -149,9 +132,7 @@ class _Rules:
         op = self._graph.ops[index]
         name, launches = op.operator.name, op.operator.launches
         kind = self._kind(index, op) if launches and op.phase != "optimizer" else ""
-        barrier = name in _SYNCS or (
-            launches and (name in _ALONE or (op.operator.flops > 0 and name not in _PRODUCTS))
-        )
+        barrier = waits(name) or (launches and traits(name).kind not in PRODUCTS | _MERGED)
         closes = kind == "norm" and op.phase == "backward" and name in ("add", "add_")
         return _Unit(
             [index],
@@ -167,7 +148,7 @@ class _Rules:
         )
 
     def _kind(self, index: int, op: Op) -> str:
-        name, fusion = op.operator.name, self._fusion
+        fusion = self._fusion
         norm, loss = op.layer in self._norms, index in self._loss
         if not _fusible(op.operator) or any(self._graph.buffers[b].category == "gradients" for b in op.reads):
             return ""
@@ -179,7 +160,9 @@ class _Rules:
             return "loss" if fusion.losses else ""
         if norm:
             return "norm" if fusion.norms else ""
-        return "chain" if fusion.chains and name not in _REDUCTIONS and name not in _GATHERS else ""
+        name, kind = op.operator.name, traits(op.operator.name).kind
+        chains = (kind in _ELEMENTWISE and kind != "gather") or name == "_safe_softmax"
+        return "chain" if fusion.chains and chains else ""
 
     def _block(self, path: str) -> str:
         stack = self._graph.stack
@@ -193,13 +176,8 @@ class _Rules:
 
 
 def _fusible(operator: Operator) -> bool:
-    name = operator.name
-    return (
-        operator.launches
-        and not operator.flops
-        and name not in _ALONE
-        and not name.startswith(("_foreach", "_fused_a", "_fused_s"))
-    )
+    of = traits(operator.name)
+    return operator.launches and of.kind in _MERGED and not of.multi_tensor
 
 
 def _column_sum(operator: Operator) -> bool:
@@ -211,19 +189,27 @@ def _column_sum(operator: Operator) -> bool:
     return rank > 1 and bool(dims) and all(d % rank != rank - 1 for d in dims)
 
 
+def _is_norm_gradient(operator: Operator) -> bool:
+    """It sums the gradients of the norm's weight and bias over rows, beside that of its input."""
+    of = traits(operator.name)
+    return of.kind == "row norm" and of.backward
+
+
 def _norm_modules(graph: OpGraph) -> set[str]:
     """Modules that average and scale, or make sines and cosines, and do nothing else."""
     names: dict[str, set[str]] = defaultdict(set)
-    broken = {""}
+    averaging, broken = set(), {""}
     for op in graph.ops:
         if op.phase == "forward" and op.operator.launches:
             names[op.layer].add(op.operator.name)
+            if traits(op.operator.name).kind in _AVERAGES:
+                averaging.add(op.layer)
             if not _fusible(op.operator):
                 broken.add(op.layer)
     return {
         path
         for path, found in names.items()
-        if path not in broken and len(found) > 1 and (found & _AVERAGES or {"cos", "sin"} <= found)
+        if path not in broken and len(found) > 1 and (path in averaging or {"cos", "sin"} <= found)
     }
 
 
@@ -232,11 +218,9 @@ def _loss_zone(graph: OpGraph) -> range:
     heavy = [i for i, op in enumerate(graph.ops) if op.operator.flops and op.phase != "optimizer"]
     first = max((i for i in heavy if graph.ops[i].phase == "forward"), default=-1) + 1
     last = min((i for i in heavy if graph.ops[i].phase == "backward"), default=len(graph.ops))
-    return (
-        range(first, last)
-        if any(graph.ops[i].operator.name in _LOSSES for i in range(first, last))
-        else range(0)
-    )
+    found = {graph.ops[i].operator.name for i in range(first, last)}
+    has_loss = found & _LOSS_PARTS or any(traits(name).kind in _LOSSES for name in found)
+    return range(first, last) if has_loss else range(0)
 
 
 # Runs
@@ -306,7 +290,7 @@ class _Rebuild:
         for index, op in enumerate(graph.ops):
             for buffer in op.writes:
                 self._writers[buffer].append(index)
-            if op.operator.launches or op.operator.name in _SYNCS:
+            if op.operator.launches or waits(op.operator.name):
                 for buffer in op.reads:
                     self._readers[buffer].append(index)
         self._gone = {buffer for run in self._runs for buffer in run.writes if self._is_internal(buffer, run)}
@@ -373,7 +357,7 @@ class _Rebuild:
         while waiting:
             for index in self._writers[waiting.pop()]:
                 op = self._old.ops[index]
-                if op.operator.name in _RANDOM:
+                if traits(op.operator.name).random:
                     return set()
                 inner = {one for one in op.reads if one in run.writes and one in lost} - seen
                 sources |= {one for one in op.reads if one not in run.writes or one not in lost}
@@ -389,7 +373,7 @@ class _Rebuild:
     def _operands_of(self, number: int, wanted: Collection[int]) -> set[int]:
         """What an activation is made of by the one op that writes it, which the run may write out in its stead."""
         writers = [self._old.ops[index] for index in self._writers[number]]
-        if len(writers) != 1 or writers[0].operator.name in _RANDOM:
+        if len(writers) != 1 or traits(writers[0].operator.name).random:
             return set()
         operands = set(writers[0].reads)
         return (
@@ -438,7 +422,7 @@ class _Rebuild:
 
     def _is_dropped(self, index: int, op: Op) -> bool:
         """A view of what is no longer in memory, or one that a run's own modules take of what the run touches."""
-        if op.operator.launches or op.operator.name in _SYNCS or op.writes:
+        if op.operator.launches or waits(op.operator.name) or op.writes:
             return False
         if not self._gone.isdisjoint(op.reads):
             return True
@@ -462,7 +446,7 @@ class _Rebuild:
         read = sum(traffic.get(number, spec.size_bytes) for number, spec in inputs.items())
         written = sum(spec.size_bytes for spec in outputs.values())
         names = [op.operator.name for op in members]
-        sums = sum(_column_sum(op.operator) or op.operator.name in _NORM_GRADIENTS for op in members)
+        sums = sum(_column_sum(op.operator) or _is_norm_gradient(op.operator) for op in members)
         fields = (
             FUSED,
             _tag(run.kind, names),
@@ -536,10 +520,10 @@ def _done(graph: OpGraph, units: Sequence[_Unit], place: dict[int, int]) -> list
 def _tag(kind: str, names: Sequence[str]) -> str:
     if kind != "across":
         return kind
-    found = set(names)
-    if found & {"_log_softmax", "nll_loss_forward", "_log_softmax_backward_data", "nll_loss_backward"}:
+    kinds = {traits(name).kind for name in names if name != "_safe_softmax"}
+    if "row loss" in kinds or not _LOG_SOFTMAX.isdisjoint(names):
         return "loss"
-    return "norm" if found & _REDUCTIONS else "chain"
+    return "norm" if kinds & _REDUCTIONS else "chain"
 
 
 # Tensors and their buffers

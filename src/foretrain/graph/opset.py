@@ -16,7 +16,7 @@ Kind = Literal[
     "product", "batched product", "grouped product", "vector product", "convolution", "recurrence", "attention",
     "row norm", "channel norm", "vector norm", "softmax", "row loss", "pixel loss", "loss",
     "sum", "reduction", "scan", "sort", "histogram",
-    "embedding", "gather", "scatter", "selection", "copy", "window", "pooling", "resampling",
+    "embedding", "gather", "scatter", "selection", "copy", "window", "pooling", "resampling", "interpolation",
     "activation", "pointwise", "fill", "fused", "optimizer", "transform", "solver",
     "collective", "wait", "view", "allocation", "unknown",
 ]  # fmt: skip
@@ -24,6 +24,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 PRODUCTS: frozenset[Kind] = frozenset({"product", "batched product", "grouped product"})
 """Matrix products: of two matrices, of a batch of pairs, and of rows with the experts that they are sent to."""
+NORMS: frozenset[Kind] = frozenset({"row norm", "channel norm", "vector norm"})
 PERMUTING: frozenset[Kind] = frozenset({"gather", "scatter", "sort", "scan", "histogram"})
 """What tokens are sorted by, and moved with, on their way to experts and back."""
 
@@ -104,7 +105,7 @@ _NAMES: dict[Kind, str] = {
     "grouped product": "_grouped_mm",
     "vector product": "mv addmv dot vdot addr ger",
     "convolution": "convolution",
-    "recurrence": "_cudnn_rnn _thnn_fused_lstm_cell _thnn_fused_gru_cell",
+    "recurrence": "_cudnn_rnn",
     "attention": """
         _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
         _flash_attention_forward _flash_attention_backward _efficient_attention_forward _efficient_attention_backward
@@ -121,8 +122,7 @@ _NAMES: dict[Kind, str] = {
         """,
     "sum": "sum mean var var_mean std std_mean nansum",
     "reduction": """
-        amax amin max min aminmax all any prod argmax argmin logsumexp median nanmedian mode count_nonzero
-        value_selecting_reduction_backward trace
+        amax amin max min aminmax all any prod argmax argmin logsumexp median nanmedian mode count_nonzero trace
         """,
     "scan": "cumsum cumprod logcumsumexp cummax cummin",
     "sort": "sort argsort topk kthvalue msort",
@@ -140,11 +140,11 @@ _NAMES: dict[Kind, str] = {
     "copy": """
         clone copy _to_copy cat stack constant_pad_nd repeat roll flip tril triu diag_embed slice_backward
         select_backward diagonal_backward split_backward slice_scatter select_scatter diagonal_scatter
-        as_strided_scatter
+        as_strided_scatter pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
         """,
     "window": """
         im2col col2im unfold_backward reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
-        replication_pad2d replication_pad3d pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
+        replication_pad2d replication_pad3d
         """,
     "pooling": """
         avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices _adaptive_avg_pool2d
@@ -154,8 +154,8 @@ _NAMES: dict[Kind, str] = {
     "resampling": """
         upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
         _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
-        _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d grid_sampler_3d affine_grid_generator
         """,
+    "interpolation": "_upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d grid_sampler_3d affine_grid_generator",
     "activation": """
         relu relu6 gelu silu hardswish hardsigmoid hardtanh sigmoid tanh softplus elu selu celu mish leaky_relu
         log_sigmoid log_sigmoid_forward threshold hardshrink softshrink _prelu_kernel rrelu_with_noise glu
@@ -167,8 +167,9 @@ _NAMES: dict[Kind, str] = {
         eq ne lt le gt ge isnan isinf isfinite isin logical_and logical_or logical_xor logical_not bitwise_and
         bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift __lshift__ __rshift__ __and__
         __or__ __xor__ maximum minimum fmax fmin clamp clamp_min clamp_max nan_to_num where masked_fill heaviside
-        copysign signbit native_dropout bernoulli complex polar angle conj_physical _conj_physical real imag cross
-        linalg_cross _amp_foreach_non_finite_check_and_unscale _amp_update_scale
+        copysign signbit native_dropout bernoulli _thnn_fused_lstm_cell
+        _thnn_fused_gru_cell complex polar angle conj_physical _conj_physical real imag cross linalg_cross
+        _amp_foreach_non_finite_check_and_unscale _amp_update_scale
         """,
     "fill": """
         zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full scalar_tensor arange linspace
@@ -199,7 +200,7 @@ _GRADIENTS = frozenset(
     """
     _softmax_backward_data _log_softmax_backward_data embedding_dense_backward _embedding_bag_dense_backward
     _flash_attention_backward _efficient_attention_backward multilabel_margin_loss_backward
-    value_selecting_reduction_backward slice_backward select_backward diagonal_backward split_backward unfold_backward
+    slice_backward select_backward diagonal_backward split_backward unfold_backward
     """.split()
 )
 """Those that have a row of their own: their name, or what they do, does not follow from that of a forward operator."""

@@ -14,6 +14,7 @@ import torch
 
 from foretrain.errors import InputError, first_line
 from foretrain.graph import TensorSpec
+from foretrain.graph.opset import traits
 from foretrain.measure.instances import Instance
 
 aten = torch.ops.aten
@@ -71,32 +72,19 @@ def _fill(tensor: torch.Tensor, limit: int) -> torch.Tensor:
     return tensor.random_(0, 2 if tensor.dtype == torch.bool else max(limit, 1))
 
 
-_INDEXED = {
-    "embedding": 0,
-    "index_select": 0,
-    "index": 0,
-    "index_put": 0,
-    "index_add": 0,
-    "gather": 0,
-    "scatter": 0,
-    "scatter_add": 0,
-}
-
-
 def _index_limit(instance: Instance) -> int:
     """Integer inputs are indices: below the length of what they index, else zero, which is valid anywhere."""
     if instance.name == "embedding_dense_backward":
         return int(instance.args["num_weights"])
-    if instance.name in ("nll_loss_forward", "nll_loss_backward"):
-        scores = instance.inputs[0 if instance.name == "nll_loss_forward" else 1]
+    of = traits(instance.name)
+    if of.kind == "row loss":
+        scores = instance.inputs[int(of.backward)]
         return scores.shape[1] if len(scores.shape) > 1 else scores.shape[0]
-    if instance.name in _INDEXED and instance.inputs[0].shape:
-        return (
-            min(instance.inputs[0].shape)
-            if instance.name in ("index", "index_put")
-            else instance.inputs[0].shape[int(instance.args.get("dim", 0))]
-        )
-    return 1
+    if of.kind not in ("embedding", "gather", "scatter") or not instance.inputs[0].shape:
+        return 1
+    indexed = instance.inputs[0].shape
+    by_tensors = instance.name.removesuffix("_") in ("index", "index_put")  # one for any of the dimensions
+    return min(indexed) if by_tensors else indexed[int(instance.args.get("dim", 0))]
 
 
 def _arguments(

@@ -6,31 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from foretrain.graph import ITEM_BYTES, TensorSpec
-
-_NO_LAUNCH = frozenset(
-    {
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "lift_fresh",
-        "detach_",
-        "resize_",
-        "set_",
-        "_local_scalar_dense",
-    }
-)
-"""Calls that only allocate or describe. Views launch nothing either, but they show by writing no buffer."""
-
-_GATHERS = frozenset(
-    {"embedding", "index_select", "gather", "index", "take", "_embedding_bag", "slice_backward"}
-)
-"""Read only the selected rows of their first operand, however large it is."""
+from foretrain.graph.opset import traits
 
 
 def launches(name: str) -> bool:
-    return name not in _NO_LAUNCH
+    """Not where a call only allocates, describes or waits; views launch nothing either, but show by writing no buffer."""
+    return traits(name).kind not in ("allocation", "wait")
 
 
 def bytes_moved(
@@ -44,7 +25,11 @@ def bytes_moved(
     write = (
         sum(spec.size_bytes for spec in outputs) if not written else sum(spec.size_bytes for spec in written)
     )
-    if name in _GATHERS and inputs:
+    of = traits(name)
+    selects = of.kind == "gather" or (of.kind == "embedding" and not of.backward)
+    if inputs and (
+        selects or name == "slice_backward"
+    ):  # only what is selected of the first operand, however large it is
         rest = sum(spec.size_bytes for spec in inputs[1:])
         return rest + write, write
     if name == "embedding_dense_backward":

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from foretrain.costs.roofline import arithmetic
 from foretrain.graph import PHASES, Op, Operator, OpGraph
+from foretrain.graph.opset import NORMS, traits
 from foretrain.job import Job
 
 Array = npt.NDArray[np.float64]
@@ -137,16 +138,17 @@ def _summed(graph: OpGraph) -> _Sums:
 
 
 def family_of(operator: Operator) -> str:
-    name = operator.name
-    if name.startswith("convolution"):
+    """One of ``FAMILIES``."""
+    of = traits(operator.name)
+    if of.kind == "convolution":
         return _convolution(operator)
     if operator.flops:
         return "product"
-    if "norm" in name:
+    if of.kind in NORMS:
         return "normalisation"
-    if name.startswith(("_foreach", "_fused")):
+    if of.multi_tensor:
         return "optimizer"
-    return "pooling" if "pool" in name else "other"
+    return "pooling" if of.kind == "pooling" else "other"
 
 
 def _convolution(operator: Operator) -> str:
@@ -199,18 +201,11 @@ SHAPES = (
 )
 FOLDED = frozenset({"normalisation", "activation", "other"})
 """Kinds that join the node they follow: what they are is counted there."""
-_ACTIVATIONS = frozenset(
-    "relu gelu silu hardswish hardsigmoid hardtanh sigmoid tanh softplus elu selu mish leaky_relu clone native_dropout bernoulli div".split()
-)
-_NAMES = {
-    "add": "sum",
-    "sub": "sum",
-    "mul": "scale",
-    "cat": "concat",
-    "mean": "global average",
-    "_adaptive_avg_pool2d": "global average",
-    "embedding": "embedding",
-}
+_NAMED = {
+    "add": "sum", "sub": "sum", "mul": "scale", "cat": "concat", "mean": "global average", "_adaptive_avg_pool2d": "global average",
+    "embedding": "embedding", "_softmax": "attention", **dict.fromkeys(("clone", "native_dropout", "bernoulli", "div"), "activation"),
+}  # fmt: skip
+"""Kinds of single operators: what stochastic depth and dropout are made of counts as an activation."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -255,18 +250,16 @@ def primitives(graph: OpGraph) -> Primitives:
 
 
 def kind_of(operator: Operator) -> str:
-    name = operator.name.rstrip("_")
-    if name.startswith("convolution"):
-        return _convolution(operator)
-    if "attention" in name or name in ("_softmax", "bmm", "baddbmm"):
+    """One of ``KINDS``, of an operator of the forward pass."""
+    of, name = traits(operator.name), operator.name.removesuffix("_")
+    if name in _NAMED:
+        return _NAMED[name]
+    if of.kind in ("attention", "batched product"):
         return "attention"
-    if operator.flops:
-        return "product"
-    if "norm" in name:
-        return "normalisation"
-    if name in _ACTIVATIONS:
+    if of.kind == "activation" and not of.backward:
         return "activation"
-    return _NAMES.get(name) or ("pooling" if "pool" in name else "other")
+    family = family_of(operator)
+    return family if family in KINDS else "other"
 
 
 def _is_large(operator: Operator) -> bool:
