@@ -219,15 +219,31 @@ def test_the_device_of_a_dataset_that_does_not_say_it(folder: Path) -> None:
     )
 
 
-def test_a_loaded_predictor_forgets_parts_of_its_own_dataset(folder: Path) -> None:
+def test_a_loaded_predictor_forgets_parts_of_its_own_dataset(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ok("fit", "deletepop", operators(folder), "--out", "mine")
+
+    def forget() -> None:
+        predictors.get("mine").without(families=frozenset({"resnet"}))
+
     with pytest.raises(InputError, match="operators: none is left without resnet"):
-        predictors.get("mine").without(families=frozenset({"resnet"}))
-    (folder / "ops.parquet").unlink()
+        forget()
+    elsewhere = folder / "elsewhere" / "ops.parquet"
+    elsewhere.parent.mkdir()
+    (folder / "ops.parquet").rename(elsewhere)
     with pytest.raises(
-        InputError, match=r"ops\.parquet: gone or changed since the predictor learned from it"
+        InputError, match=r"ops\.parquet: gone or changed .*; set FORETRAIN_DATA to the folder"
     ):
-        predictors.get("mine").without(families=frozenset({"resnet"}))
+        forget()
+    monkeypatch.setenv("FORETRAIN_DATA", str(elsewhere.parent))
+    with pytest.raises(InputError, match="operators: none is left without resnet"):
+        forget()
+
+
+def test_the_shipped_predictor_names_the_dataset_that_it_learned_from(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"^data/ops_h200\.parquet: gone or changed"):
+        predictors.get("deletepop").without(families=frozenset({"resnet"}))
 
 
 # Mistakes

@@ -14,8 +14,6 @@ from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.graph import TensorSpec
 from foretrain.graph.flops import flops
 
-OWN_OPERATORS = Path(__file__).parents[3] / "data" / "ops_h200.parquet"
-"""The operators that were measured on an H200: part of the repository, not of an installed package."""
 ANY = "*"
 """Stands for operators that were drawn from models of any family."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,9 +120,16 @@ def source_of(path: Path, **facts: Any) -> dict[str, Any]:
     return {"file": path.as_posix(), "sha256": _digest(path), **facts}
 
 
-def is_source(path: Path, source: Mapping[str, Any]) -> bool:
-    """Whether a file is the one that was learned from, wherever it lies now."""
-    return path.is_file() and _digest(path) == source["sha256"]
+def find_source(source: Mapping[str, Any]) -> Path:
+    """The file that was learned from, by its path from the current folder or in the folder ``$FORETRAIN_DATA``."""
+    path, folder = Path(source["file"]), os.environ.get("FORETRAIN_DATA")
+    places = [path, Path(folder, path), Path(folder, path.name)] if folder else [path]
+    for place in places:
+        if place.is_file() and _digest(place) == source["sha256"]:
+            return place
+    raise InputError(
+        f"{path}: gone or changed since the predictor learned from it; set FORETRAIN_DATA to the folder that holds it"
+    )
 
 
 def _digest(path: Path) -> str:

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Self, final
 
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts, load_costs, save_costs
-from foretrain.costs.measured import OWN_OPERATORS, MeasuredOperator, load_measured
+from foretrain.costs.measured import MeasuredOperator, load_measured
 from foretrain.errors import ForetrainError, InputError
 from foretrain.forecast import Factors
 from foretrain.job import Job, Run
 from foretrain.predictors import conformal
-from foretrain.predictors.base import OperatorPredictor, is_source
+from foretrain.predictors.base import OperatorPredictor, find_source
 from foretrain.predictors.deletepop.calibration import (
     NO_RUNS,
     TIMES,
@@ -63,7 +63,7 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         if costs is not None and host is not None:
             self.costs, self.host, self.sources = costs, host, tuple(sources)
         self.calibrations_: dict[str, Calibration] = dict(calibrations or {})
-        self._operators: Operators = operators or (lambda: load_measured(OWN_OPERATORS))
+        self._operators: Operators = operators or (lambda: _operators_of(self.sources))
 
     @functools.cached_property
     def costs(self) -> LearnedCosts:
@@ -246,7 +246,6 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
     @classmethod
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
         costs, host, about = load_costs(folder / OPERATORS)
-        datasets = [source for source in about.get("sources", ()) if "device" in source]
         if costs.scales or "tunings" in about:
             raise InputError(f"{folder}: was calibrated by an earlier version; fit it again")
         calibrations = about.get("calibrations", {}).items()
@@ -255,7 +254,6 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
             host,
             sources=about.get("sources", ()),
             calibrations={key: Calibration.from_dict(calibration) for key, calibration in calibrations},
-            operators=functools.partial(_operators_of, datasets) if datasets else None,
         )
 
 
@@ -264,15 +262,11 @@ def _shipped() -> tuple[LearnedCosts, DispatchHost, dict[str, Any]]:
     return load_costs(SHIPPED)
 
 
-def _operators_of(datasets: Sequence[Mapping[str, Any]]) -> Iterator[MeasuredOperator]:
-    """The operator datasets that models were learned from, where they are still to be found."""
-    for source in datasets:
-        places = [path for path in (Path(source["file"]), OWN_OPERATORS) if is_source(path, source)]
-        if not places:
-            raise InputError(
-                f"{source['file']}: gone or changed since the predictor learned from it, so no part of it can be left out"
-            )
-        yield from load_measured(places[0], source["device"])
+def _operators_of(sources: Iterable[Mapping[str, Any]]) -> Iterator[MeasuredOperator]:
+    """The operator datasets among what models were learned from, where they are still to be found."""
+    for source in sources:
+        if "device" in source:
+            yield from load_measured(find_source(source), source["device"])
 
 
 def _spaced(runs: Sequence[Run]) -> list[Run]:
