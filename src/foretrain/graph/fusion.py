@@ -160,9 +160,8 @@ class _Rules:
             return "loss" if fusion.losses else ""
         if norm:
             return "norm" if fusion.norms else ""
-        name, kind = op.operator.name, traits(op.operator.name).kind
-        chains = (kind in _ELEMENTWISE and kind != "gather") or name == "_safe_softmax"
-        return "chain" if fusion.chains and chains else ""
+        kind = traits(op.operator.name).kind
+        return "chain" if fusion.chains and kind in _ELEMENTWISE and kind != "gather" else ""
 
     def _block(self, path: str) -> str:
         stack = self._graph.stack
@@ -520,7 +519,7 @@ def _done(graph: OpGraph, units: Sequence[_Unit], place: dict[int, int]) -> list
 def _tag(kind: str, names: Sequence[str]) -> str:
     if kind != "across":
         return kind
-    kinds = {traits(name).kind for name in names if name != "_safe_softmax"}
+    kinds = {traits(name).kind for name in names}
     if "row loss" in kinds or not _LOG_SOFTMAX.isdisjoint(names):
         return "loss"
     return "norm" if kinds & _REDUCTIONS else "chain"
