@@ -12,7 +12,7 @@ from foretrain.cluster import Device
 from foretrain.costs.base import Column
 from foretrain.costs.kernels import kernel_count
 from foretrain.graph import Operator, TensorSpec
-from foretrain.graph.opset import traits
+from foretrain.graph.opset import PRODUCTS, traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +51,12 @@ def arithmetic(operator: Computes, precision: str) -> str:
     """The number format an operator multiplies in: fp32 inputs become TF32 in cuDNN always, in matrix products on request."""
     dtype = _SHORT.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"
     kind = traits(operator.name).kind
-    if dtype == "fp32" and (kind in _BY_CUDNN or (precision == "tf32" and kind in _IN_TF32)):
+    if dtype == "fp32" and (kind in _BY_CUDNN or (precision == "tf32" and kind in PRODUCTS)):
         return "tf32"
     return "fp8" if precision == "fp8" and kind in _IN_FP8 else dtype
 
 
 _BY_CUDNN = ("convolution", "recurrence")
-_IN_TF32 = ("product", "batched product")
 _IN_FP8 = ("product", "grouped product")
 """Of the matrix products: those between activations, in attention, stay in the format of their inputs."""
 _SHORT = {
