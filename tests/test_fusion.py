@@ -242,7 +242,7 @@ def runs_of_all(graph: OpGraph, tag: str) -> list[Operator]:
 
 
 def an_operator(name: str, inputs: int, outputs: int = 1) -> Operator:
-    launch = name != "view"
+    launch = name not in ("view", "empty_like")
     flops = 1000 if name in ("mm", "convolution") else 0
     return Operator(
         name,
@@ -300,6 +300,22 @@ def test_a_chain_reads_and_writes_what_others_see() -> None:
     assert [(b.born, b.dies) for b in fused.buffers] == [(-1, 3), (0, 1), (1, 2), (2, 2)]
 
 
+def test_an_allocation_takes_its_shape_from_what_is_never_in_memory() -> None:
+    graph = a_stream([
+        ("forward", "m", "mul", (0,)),  # 1
+        ("forward", "m", "empty_like", (1,)),  # 2
+        ("forward", "m", "tanh", (1, 2)),  # 3
+        ("forward", "m", "mm", (3, 0)),  # 4
+    ])  # fmt: skip
+    fused = fuse(graph, COMPILED)
+    check_lifetimes(fused)
+    assert [(op.operator.name, len(op.reads)) for op in fused.ops] == [
+        ("empty_like", 0),
+        (FUSED, 2),
+        ("mm", 2),
+    ]
+
+
 def test_what_a_product_needs_in_between_is_not_moved() -> None:
     graph = a_stream(
         [("forward", "m", "tanh", (0,)), ("forward", "m", "mm", (1, 0)), ("forward", "m", "mul", (1, 2))]
@@ -327,7 +343,7 @@ def test_modules_beside_each_other_fuse_across_only() -> None:
 
 
 NAMES = st.sampled_from(
-    ["mul", "tanh", "mean", "add", "mm", "view", "all_reduce", "native_dropout", "convolution"]
+    ["mul", "tanh", "mean", "add", "mm", "view", "empty_like", "all_reduce", "native_dropout", "convolution"]
 )
 CALLS = st.lists(
     st.tuples(

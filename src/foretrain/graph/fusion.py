@@ -248,7 +248,9 @@ def _joined(order: list[_Unit], unit: _Unit) -> bool:
         early = not any(unit.conflicts(other) for other in passed)
         if early or not any(run.conflicts(other) for other in passed):
             run.add(unit)
-            if not early:
+            if early:
+                _allocate_before(order, position)
+            else:
                 _move_to_end(order, position)
             return True
     return False
@@ -264,6 +266,17 @@ def _near(order: list[_Unit], unit: _Unit) -> list[int]:
         if other.launches:
             near.append(position)
     return near
+
+
+def _allocate_before(order: list[_Unit], position: int) -> None:
+    """What the run writes to must be there before it; an allocation takes no more than a shape from what it reads."""
+    run = order[position]
+    touched = run.reads | run.writes
+    behind = order[position + 1 :]
+    allocations = [unit for unit in behind if not unit.launches and not unit.writes.isdisjoint(touched)]
+    for unit in allocations:
+        unit.reads -= run.writes
+    order[position:] = [*allocations, run, *(unit for unit in behind if unit not in allocations)]
 
 
 def _move_to_end(order: list[_Unit], position: int) -> None:
@@ -392,8 +405,11 @@ class _Rebuild:
                 op = self._fused(unit)
             elif self._is_dropped(unit.members[0], first):
                 continue
-            else:
+            elif first.operator.launches:
                 op = first
+            else:
+                reads = tuple(b for b in first.reads if b in unit.reads and b not in self._gone)
+                op = dataclasses.replace(first, reads=reads)
             place.update(dict.fromkeys(unit.members, len(ops)))
             ops.append(op)
         buffers = self._lifetimes(ops, place)
