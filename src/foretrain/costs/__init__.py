@@ -1,1 +1,1 @@
-"""Operators to seconds: on the device (roofline, or a learned model in its place) and on the host that issues them."""
+"""Turns operators and collectives into seconds on a device, a host or a link."""

@@ -1,17 +1,32 @@
-"""The place where operator costs plug in: distinct operators go in, one column of device seconds comes out."""
+"""Says what a model of operator costs must answer: a column of seconds for distinct operators."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from foretrain.cluster import Device
-from foretrain.graph import Operator
+from foretrain.graph import Operator, TensorSpec
 
 Column = npt.NDArray[np.float64]
+
+
+class Call(Protocol):
+    """What costs depend on of an operator: one of a graph, or one that was measured alone."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def args(self) -> Mapping[str, Any]: ...
+    @property
+    def flops(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
 
 
 class CostModel(Protocol):

@@ -1,14 +1,15 @@
-"""A collective operation, its size and the devices that take part go in; seconds out, as latency and bandwidth of the links they use.
+"""Costs collectives by the latency and bandwidth of the links that their members use.
 
-A call runs as one of a few algorithms, and the library takes the fastest. Each algorithm puts a load on the links inside a node and on
-the node's network; both work as one pipeline, so the slower one counts:
+A call runs as one of a few algorithms, and the library takes the fastest. Each algorithm puts a load on the
+links inside a node and on the node's network; both work as one pipeline, so the slower one counts:
 
     time   = start + hops x latency + fill(wire)
     wire   = max(inside / rate inside a node, outside / rate of the team's share of the node's network)
     fill   = wire + 2 sqrt(chunk x wire)
 
-The last line is the time of a pipeline that cuts a message into the best number of chunks, each of which costs ``chunk`` on its own
-(Hockney's model, pipelined). Constants are few and shared by all sizes and teams; docs/collectives.md tells how well they hold.
+The last line is the time of a pipeline that cuts a message into the best number of chunks, each of which
+costs ``chunk`` on its own (Hockney's model, pipelined). Constants are few and shared by all sizes and teams;
+docs/collectives.md tells how well they hold.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from foretrain.errors import invalid, unknown
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 Library = Literal["nccl", "gloo"]
 Way = Literal["ring", "pair", "switch"]
-"""How members use their links: all at once (ring, tree, all-to-all), one pair, or by way of a switch that reduces."""
+"""How members use their links: all at once (ring, tree, all-to-all), one pair, or by way of a switch that
+reduces."""
 Sizes = npt.NDArray[np.number]
 
 _MESSAGES_AT_ONCE = 8
@@ -38,7 +40,8 @@ _MESSAGES_AT_ONCE = 8
 _SWITCH_HOPS = 10
 """What setting up the switch takes, in hops of NVLink: NCCL's tuning counts 25 us."""
 _NEIGHBOURS = {"nvlink-mesh": 4, "infinity-fabric": 7}
-"""Most peers among which a device without a switch divides its links: DGX-1's hybrid cube mesh, MI300's full mesh."""
+"""Most peers among which a device without a switch divides its links: DGX-1's hybrid cube mesh, MI300's
+full mesh."""
 
 
 # Who takes part
@@ -68,9 +71,11 @@ class Team:
 
 
 def team(degree: int, stride: int, devices_per_node: int) -> Team:
-    """The team of ``degree`` ranks that lie ``stride`` apart, ranks being numbered through the nodes one after another.
+    """The team of ``degree`` ranks that lie ``stride`` apart, ranks being numbered through the nodes one
+    after another.
 
-    Where the ranks do not fill their nodes evenly, it is spread over the next number of nodes that divides them.
+    Where the ranks do not fill their nodes evenly, it is spread over the next number of nodes that divides
+    them.
 
     >>> team(degree=16, stride=8, devices_per_node=8)
     Team(per_node=1, nodes=16, sharing=8, spacing=1)
@@ -92,7 +97,8 @@ def team(degree: int, stride: int, devices_per_node: int) -> Team:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """What a library reaches on one kind of link, as shares of its data-sheet rate, and the time that it adds."""
+    """What a library reaches on one kind of link, as shares of its data-sheet rate, and the time that it
+    adds."""
 
     ring: float
     """Share of the rate that a ring or a tree sustains on long messages."""
@@ -123,7 +129,8 @@ TRANSPORTS: Mapping[str, Transport] = MappingProxyType(
             pair=0.93,
             chunk_s=11e-6,
             start_s=12e-6,
-            source="vidur (DGX A100, A100 pairs), estimate-train-time (Perlmutter, inside a node), Galvatron: all-reduce, send",
+            source="vidur (DGX A100, A100 pairs), estimate-train-time (Perlmutter, inside a node), "
+            "Galvatron: all-reduce, send",
         ),
         "nvlink4": Transport(
             ring=0.79,
@@ -145,7 +152,7 @@ TRANSPORTS: Mapping[str, Transport] = MappingProxyType(
             pair=0.72,
             chunk_s=0.0,
             start_s=12e-6,
-            source="estimate-train-time (Vista), vidur (send between DGX H100): InfiniBand at 400 Gb/s per device",
+            source="estimate-train-time (Vista), vidur (send between DGX H100): 400 Gb/s InfiniBand each",
         ),
         "efa": Transport(
             ring=0.45,
@@ -153,7 +160,8 @@ TRANSPORTS: Mapping[str, Transport] = MappingProxyType(
             chunk_s=0.0,
             start_s=12e-6,
             hop_s=100e-6,
-            source="nanotron's public runs on p5.48xlarge: what gradients and tensor parallelism between nodes add to a step",
+            source="nanotron's public runs on p5.48xlarge: what gradients and tensor parallelism between "
+            "nodes add to a step",
         ),
         "sockets": Transport(
             ring=0.9,
@@ -161,7 +169,8 @@ TRANSPORTS: Mapping[str, Transport] = MappingProxyType(
             chunk_s=0.0,
             start_s=0.0,
             most_bytes_per_s=2.5e9,
-            source="estimate-train-time (Perlmutter between nodes), vidur (send between nodes of A100 pairs and of A40); ring, pair assumed",
+            source="estimate-train-time (Perlmutter between nodes), vidur (send between nodes of A100 pairs "
+            "and of A40); ring, pair assumed",
         ),
         "gloo": Transport(
             ring=0.95,
@@ -170,7 +179,8 @@ TRANSPORTS: Mapping[str, Transport] = MappingProxyType(
             start_s=0.0,
             hop_s=0.58e-3,
             most_bytes_per_s=1.9e9,
-            source="data/cpu16_ddp, cpu16_campaign, links_campaign: what synchronising adds to a DDP step; ring, pair assumed",
+            source="data/cpu16_ddp, cpu16_campaign, links_campaign: what synchronising adds to a DDP step; "
+            "ring, pair assumed",
         ),
     }
 )
@@ -210,7 +220,8 @@ SERVER = ParameterServer(
     process_bytes_per_s=4.0e9,
     update_s_per_byte=0.64e-9,
     pack_s_per_byte=0.5e-9,
-    source="data/cpu16_campaign, cells with one server; the split of update and pack follows the resource series of one cell",
+    source="data/cpu16_campaign, cells with one server; the split of update and pack follows the resource "
+    "series of one cell",
 )
 
 
@@ -219,7 +230,8 @@ SERVER = ParameterServer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What an algorithm moves, as multiples of the call's size, and the messages that must follow one another."""
+    """What an algorithm moves, as multiples of the call's size, and the messages that must follow one
+    another."""
 
     inside: float
     """Sent by each member over the links inside a node."""
@@ -237,7 +249,8 @@ Algorithm = Callable[[int, int], Load]
 
 
 def _around(times: int) -> Algorithm:
-    """A ring that is gone round once (all-gather, reduce-scatter) or twice (all-reduce); it leaves each node once."""
+    """A ring that is gone round once (all-gather, reduce-scatter) or twice (all-reduce); it leaves each
+    node once."""
 
     def load(per_node: int, nodes: int) -> Load:
         size = per_node * nodes
@@ -257,7 +270,8 @@ def _tree(per_node: int, nodes: int) -> Load:
 
 
 def _in_switch(per_node: int, nodes: int) -> Load:
-    """NVLS: the switch adds up what the members send once and hands the sum to all of them; trees between nodes."""
+    """NVLS: the switch adds up what the members send once and hands the sum to all of them; trees between
+    nodes."""
     return dataclasses.replace(_tree(per_node, nodes), inside=1.0, hops_inside=_SWITCH_HOPS, way="switch")
 
 
@@ -302,7 +316,8 @@ _ALGORITHMS: dict[Library, dict[Kind, tuple[Algorithm, ...]]] = {
 
 
 _SOCKET_SHARE = 0.4
-"""Of a fast adapter's rate, sent and received together, that sockets reach when their limit is below it: they use several threads."""
+"""Of a fast adapter's rate, sent and received together, that sockets reach when their limit is below it:
+they use several threads."""
 
 
 # Costs
@@ -341,8 +356,8 @@ class Collectives:
     def time_s(self, kind: Kind, size_bytes: float | Sizes, team: Team) -> float | Column:
         """Seconds of one call, from the last member's start to the last member's end.
 
-        The size is that of the tensor (all_reduce), the gathered output (all_gather), the whole input (reduce_scatter),
-        what each member holds (all_to_all) or the message (broadcast, send).
+        The size is that of the tensor (all_reduce), the gathered output (all_gather), the whole input
+        (reduce_scatter), what each member holds (all_to_all) or the message (broadcast, send).
         """
         sizes = _sizes(size_bytes)
         if team.size == 1:
@@ -363,10 +378,12 @@ class Collectives:
     def parameter_server_s(
         self, size_bytes: float | Sizes, *, workers: int, servers: int = 1, nodes: int = 1
     ) -> float | Column:
-        """Seconds of one synchronous exchange: all workers push gradients, the servers add and update, all workers pull weights.
+        """Seconds of one synchronous exchange: all workers push gradients, the servers add and update, all
+        workers pull weights.
 
-        ``size_bytes`` is the whole model's; servers hold equal parts of it. Workers and servers are processes that are spread
-        evenly over ``nodes``; on one node they talk through its memory. Everything goes through host memory, whatever the library.
+        ``size_bytes`` is the whole model's; servers hold equal parts of it. Workers and servers are processes
+        that are spread evenly over ``nodes``; on one node they talk through its memory. Everything goes
+        through host memory, whatever the library.
         """
         for name, value in {"workers": workers, "servers": servers, "nodes": nodes}.items():
             if value < 1:
@@ -381,7 +398,8 @@ class Collectives:
         return times if times.ndim else float(times)
 
     def traffic_bytes(self, kind: Kind, size_bytes: float, team: Team) -> float:
-        """Bytes that one member sends over its links in one call, on average over the members; of a send, what the sender sends.
+        """Bytes that one member sends over its links in one call, on average over the members; of a send,
+        what the sender sends.
 
         In-switch reduction, which sends less, is counted as a ring.
         """
@@ -407,7 +425,8 @@ class _Lane:
     """A link under a transport, for one team."""
 
     rate: float
-    """Data-sheet bytes per second that the team has: of each member inside a node, of all members of a node outside."""
+    """Data-sheet bytes per second that the team has: of each member inside a node, of all members of a
+    node outside."""
     most: float
     """What the host can move of it, sent and received together."""
     latency_s: float
@@ -446,7 +465,8 @@ class _Route:
         return link.latency_s + self._transports["gloo"].hop_s
 
     def _lanes(self, team: Team) -> tuple[_Lane | None, _Lane | None, int, int]:
-        """The lanes inside and between nodes, with members per node and nodes; an NVLink domain counts as one node."""
+        """The lanes inside and between nodes, with members per node and nodes; an NVLink domain counts as
+        one node."""
         joined = self._nodes_joined(team)
         per_node, nodes = team.per_node * joined, team.nodes // joined
         inside = self._inside(per_node) if per_node > 1 else None
@@ -454,7 +474,8 @@ class _Route:
         return inside, outside, per_node, nodes
 
     def _nodes_joined(self, team: Team) -> int:
-        """Nodes of the team that lie in one NVLink domain; a divisor of its nodes, so that domains are alike."""
+        """Nodes of the team that lie in one NVLink domain; a divisor of its nodes, so that domains are
+        alike."""
         trays = self._group.domain // self._group.devices_per_node
         most = min(team.nodes, -(-trays // team.spacing))
         return next(count for count in range(most, 0, -1) if team.nodes % count == 0)

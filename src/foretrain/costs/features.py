@@ -1,36 +1,24 @@
-"""Operator and device in; the operator's family, its roofline time and the dimensionless figures that its efficiency depends on out."""
+"""Describes an operator on a device by its family, its roofline time and what its efficiency depends on."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from foretrain.cluster import Device
+from foretrain.costs.base import Call
 from foretrain.costs.roofline import arithmetic
+from foretrain.costs.serial import serial_s
 from foretrain.graph import ITEM_BYTES, TensorSpec
 from foretrain.graph.opset import KINDS, Kind, traits
 
 SERIAL = "serial"
-"""Operators that leave most of the device idle, as their work must be done in turn; they have no figures to learn from."""
+"""The family of operators whose work must be done in turn (``serial.py``); they have no figures to learn
+from."""
 KERNEL_FLOOR_S = 2e-6
 """About the shortest time that a kernel takes."""
-
-
-class Call(Protocol):
-    """What is needed of an operator: one of a graph, or one that was measured alone."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]: ...
-    @property
-    def args(self) -> Mapping[str, Any]: ...
-    @property
-    def flops(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +27,7 @@ class Described:
 
     family: str
     ideal_s: float
-    """The roofline: the longer of arithmetic, traffic and what must run one after another, and no less than a kernel takes."""
+    """The roofline: the longest of arithmetic, traffic, what must run in turn, and the shortest kernel."""
     figures: list[float]
     """As ``COLUMNS[family]`` names them, without the effect of the operator's name."""
     channels_last: bool = False
@@ -49,9 +37,9 @@ def describe(call: Call, device: Device, precision: str) -> Described:
     """The family, the roofline time and the figures of one operator on one device."""
     family = family_of(call)
     scene = _Scene(call, device, precision, family)
-    ideal_s, serial_s = max(scene.compute_s, scene.memory_s, KERNEL_FLOOR_S), _serial_s(call, device)
-    if serial_s > ideal_s:
-        return Described(SERIAL, serial_s, [])
+    ideal_s, in_turn_s = max(scene.compute_s, scene.memory_s, KERNEL_FLOOR_S), serial_s(call, device)
+    if in_turn_s > ideal_s:
+        return Described(SERIAL, in_turn_s, [])
     channels_last = any(spec.channels_last for spec in call.inputs[:2])
     _, figures = _FAMILIES[family]
     return Described(family, ideal_s + scene.conversion_s, [*scene.common(), *figures(scene)], channels_last)
@@ -85,36 +73,6 @@ def family_of(call: Call) -> str:
     return f"{family}_backward" if of.backward and family in _WITH_GRADIENTS else family
 
 
-def _serial_s(call: Call, device: Device) -> float:
-    """Time of operators whose parallel work is too small for the device, as one step must wait for another.
-
-    The constants are latencies of dependent loads and of small kernels; they differ little between devices.
-    """
-    if call.name == "upsample_bilinear2d" and not call.inputs[0].channels_last:
-        shape = call.inputs[0].shape  # a thread per output pixel walks all samples and channels
-        pixels = math.prod(call.args.get("output_size") or shape[2:])
-        return 0.3e-6 * shape[0] * shape[1] * max(1.0, pixels / (2048 * (device.sms or 100)))
-    if call.name.removesuffix("_") == "index_put" and call.args.get("accumulate"):
-        indices = max(
-            (spec.numel for spec in call.inputs if spec.dtype == "int64"), default=0
-        )  # equal ones are summed in turn
-        columns: int = max(1, call.inputs[-1].numel // max(1, indices))
-        return 60e-6 + 0.19e-6 * indices / columns
-    if traits(call.name).kind == "recurrence":
-        args, x = (
-            call.args,
-            call.inputs[0],
-        )  # time steps, layers and directions in turn, on few multiprocessors
-        steps: int = (
-            x.shape[1 if args.get("batch_first") else 0]
-            * args["num_layers"]
-            * (2 if args.get("bidirectional") else 1)
-        )
-        latency_s = 8e-6 if traits(call.name).backward else 4e-6
-        return latency_s * steps + 2.0 * call.flops / device.peak_flops("fp32")
-    return 0.0
-
-
 # Figures
 
 
@@ -143,22 +101,17 @@ class _Scene:
         self.item = ITEM_BYTES[call.inputs[0].dtype] if call.inputs else 4
         self.convolution = _sizes(call) if traits(call.name).kind == "convolution" else None
         self.conversion_s = 0.0
-        if (
-            family.startswith("convolution")
-            and self.kind != "fp32"
-            and self.convolution is not None
-            and not self.convolution.channels_last
-        ):
-            self.conversion_s = 2 * self.convolution.convertible * self.item / self.bandwidth
-        if self.convolution is not None:
-            self.conversion_s += 2 * self.convolution.repacked * self.item / self.bandwidth
+        if (conv := self.convolution) is not None:
+            on_units = family.startswith("convolution") and self.kind != "fp32"
+            for elements in (conv.convertible if on_units and not conv.channels_last else 0, conv.repacked):
+                self.conversion_s += 2 * elements * self.item / self.bandwidth
 
     def common(self) -> list[float]:
-        device = self.device
+        device, compute_s, memory_s = self.device, max(self.compute_s, 1e-10), max(self.memory_s, 1e-10)
         return [
-            _log(max(self.compute_s, 1e-10) / 1e-6),
-            _log(max(self.memory_s, 1e-10) / 1e-6),
-            _log(max(self.compute_s, 1e-10) / max(self.memory_s, 1e-10)),
+            _log(compute_s / 1e-6),
+            _log(memory_s / 1e-6),
+            _log(compute_s / memory_s),
             _log(max(self.call.bytes, 1) / (device.l2_bytes or 4 << 20)),
             float(self.item),
             _KINDS.get(self.kind, 0.0),
@@ -169,7 +122,8 @@ class _Scene:
         ]
 
     def waves(self, rows: int, columns: int, batch: int, tile: tuple[int, int]) -> tuple[float, float]:
-        """How often the tiles of a product fill the device, and how full the last time and the last tiles are."""
+        """How often the tiles of a product fill the device, and how full the last wave and the last tiles
+        are."""
         tiles = max(1, batch * math.ceil(rows / tile[0]) * math.ceil(columns / tile[1]))
         waves = tiles / self.sms
         used = rows * columns * batch / (tiles * tile[0] * tile[1])
@@ -177,40 +131,14 @@ class _Scene:
 
     def product(self, m: int, n: int, k: int, batch: int) -> list[float]:
         """A matrix product of these sizes, by tiles of three sizes."""
-        small, middle, large = (self.waves(m, n, batch, tile) for tile in ((64, 64), (128, 128), (256, 128)))
-        return [
-            _log(m), _log(n), _log(k), _log(batch), _log(min(m, n)), _log(k * k / max(1, m * n)),
-            _log(small[0]), small[1], _log(middle[0]), middle[1], _log(large[0]), large[1],
-        ]  # fmt: skip
+        sizes = (m, n, k, batch, min(m, n), k * k / max(1, m * n))
+        tiled = [self.waves(m, n, batch, tile) for tile in ((64, 64), (128, 128), (256, 128))]
+        return [*map(_log, sizes), *(figure for waves, fill in tiled for figure in (_log(waves), fill))]
 
 
 _KINDS = {"fp64": -1.0, "fp32": 0.0, "tf32": 1.0, "bf16": 2.0, "fp16": 2.0, "fp8": 3.0}
-_COMMON = (
-    "compute",
-    "memory",
-    "balance",
-    "l2",
-    "item",
-    "kind",
-    "ridge",
-    "bandwidth_per_sm",
-    "sms",
-    "capability",
-)
-_PRODUCT = (
-    "m",
-    "n",
-    "k",
-    "batch",
-    "least",
-    "depth",
-    "waves64",
-    "fill64",
-    "waves128",
-    "fill128",
-    "waves256",
-    "fill256",
-)
+_COMMON = tuple("compute memory balance l2 item kind ridge bandwidth_per_sm sms capability".split())
+_PRODUCT = tuple("m n k batch least depth waves64 fill64 waves128 fill128 waves256 fill256".split())
 
 
 def _transposed(spec: TensorSpec) -> bool:
@@ -221,25 +149,17 @@ def _products(scene: _Scene) -> list[float]:
     """mm, addmm, bmm, baddbmm: the last two inputs are the matrices."""
     inputs = scene.call.inputs
     a, b = inputs[-2], inputs[-1]
-    batch = a.shape[0] if len(a.shape) == 3 else 1
+    batched = len(a.shape) == 3
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    marks = (_transposed(a), _transposed(b), len(inputs) > 2, batched)
     return [
-        *scene.product(m, n, k, batch),
-        float(_transposed(a)), float(_transposed(b)), float(len(inputs) > 2), float(len(a.shape) == 3),
-        _alignment(m), _alignment(n), _alignment(k),
-    ]  # fmt: skip
+        *scene.product(m, n, k, a.shape[0] if batched else 1),
+        *map(float, marks),
+        *map(_alignment, (m, n, k)),
+    ]
 
 
-_PRODUCT_COLUMNS = (
-    *_PRODUCT,
-    "transposed_a",
-    "transposed_b",
-    "bias",
-    "batched",
-    "align_m",
-    "align_n",
-    "align_k",
-)
+_PRODUCT_COLUMNS = (*_PRODUCT, *"transposed_a transposed_b bias batched align_m align_n align_k".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +178,7 @@ class _Convolution:
     dilated: bool
     gradients: int
     repacked: int
-    """Elements of operands that are copied first, as they have gaps or another layout than the convolution works in."""
+    """Elements of operands that are copied first, as they have gaps or another layout than the result."""
 
     @property
     def moved(self) -> tuple[int, int, int]:
@@ -272,7 +192,7 @@ class _Convolution:
 
     @property
     def convertible(self) -> int:
-        """Elements that cuDNN brings to another layout for its matrix units, which read NHWC, where they are in NCHW.
+        """Elements that cuDNN brings to NHWC for its matrix units, where they are in NCHW.
 
         A 1x1 convolution is a plain product and needs no conversion.
         """
@@ -287,30 +207,35 @@ def _sizes(call: Call) -> _Convolution:
     args = call.args
     groups: int = args.get("groups", 1)
     window = weight.shape[2:]
+    strides, pads, dilations = (_each(args, name, x) for name in ("stride", "padding", "dilation"))
     if backward:
         outside = call.inputs[0].shape[2:]
     else:
         outside = tuple(
             max(1, (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1)
             for size, kernel, stride, pad, dilation in zip(
-                x.shape[2:],
-                window,
-                _each(args, "stride", x),
-                _each(args, "padding", x),
-                _each(args, "dilation", x),
-                strict=True,
+                x.shape[2:], window, strides, pads, dilations, strict=True
             )
         )
     channels, filters = weight.shape[1] * groups, weight.shape[0]
     channels_last = x.channels_last or weight.channels_last
     if args.get("transposed"):
         channels, filters, outside = weight.shape[0], weight.shape[1] * groups, x.shape[2:]
+    operands = call.inputs[: 2 + int(backward)]
     return _Convolution(
-        n=x.shape[0], c=max(1, channels // groups), k=max(1, filters // groups), groups=groups, inside=max(1, math.prod(x.shape[2:])),
-        outside=max(1, math.prod(outside)), window=math.prod(window), stride=max(_each(args, "stride", x)), channels_last=channels_last,
-        dilated=max(_each(args, "dilation", x)) > 1, gradients=sum(args["output_mask"][:2]) if backward else 0,
-        repacked=sum(spec.numel for spec in call.inputs[: 2 + int(backward)] if not _in_layout(spec, channels_last)),
-    )  # fmt: skip
+        n=x.shape[0],
+        c=max(1, channels // groups),
+        k=max(1, filters // groups),
+        groups=groups,
+        inside=max(1, math.prod(x.shape[2:])),
+        outside=max(1, math.prod(outside)),
+        window=math.prod(window),
+        stride=max(strides),
+        channels_last=channels_last,
+        dilated=max(dilations) > 1,
+        gradients=sum(args["output_mask"][:2]) if backward else 0,
+        repacked=sum(spec.numel for spec in operands if not _in_layout(spec, channels_last)),
+    )
 
 
 def _in_layout(spec: TensorSpec, channels_last: bool) -> bool:
@@ -326,32 +251,25 @@ def _each(args: Mapping[str, Any], name: str, x: TensorSpec) -> Sequence[int]:
 
 
 def _shape(scene: _Scene, conv: _Convolution) -> list[float]:
-    """Sizes, and how long each operand takes to be moved. Not the layout: efficiencies carry over from NCHW to NHWC, the conversions do not."""
+    """Sizes, and how long each operand takes to be moved.
+
+    Not the layout: efficiencies carry over from NCHW to NHWC, the conversions do not.
+    """
     per_us = scene.bandwidth / scene.item * 1e-6
     return [
-        *(_log(elements / per_us) for elements in conv.moved), _log(1 + conv.convertible / per_us),
-        _log(conv.c), _log(conv.k), _log(conv.groups), _log(conv.inside), _log(conv.window), float(conv.stride),
-        float(conv.dilated), _alignment(conv.c), _alignment(conv.k), _alignment(conv.inside),
+        *(_log(elements / per_us) for elements in conv.moved),
+        _log(1 + conv.convertible / per_us),
+        *map(_log, (conv.c, conv.k, conv.groups, conv.inside, conv.window)),
+        float(conv.stride),
+        float(conv.dilated),
+        *map(_alignment, (conv.c, conv.k, conv.inside)),
         _log(1 + conv.repacked / per_us),
-    ]  # fmt: skip
+    ]
 
 
-_SHAPE = (
-    "input_us",
-    "output_us",
-    "weight_us",
-    "convertible_us",
-    "channels",
-    "filters",
-    "groups",
-    "inside",
-    "window",
-    "stride",
-    "dilated",
-    "align_channels",
-    "align_filters",
-    "align_inside",
-    "repacked_us",
+_SHAPE = tuple(
+    "input_us output_us weight_us convertible_us channels filters groups inside window stride dilated "
+    "align_channels align_filters align_inside repacked_us".split()
 )
 
 
@@ -376,7 +294,12 @@ def _convolution_backward(scene: _Scene) -> list[float]:
     ]
 
 
-_GRADIENTS = ("to_input", "to_weight", "to_bias")
+_BACKWARD = (
+    *_SHAPE,
+    *("to_input", "to_weight", "to_bias"),
+    *(f"input_{name}" for name in _PRODUCT),
+    *(f"weight_{name}" for name in _PRODUCT),
+)
 
 
 def _depthwise(scene: _Scene) -> list[float]:
@@ -396,14 +319,23 @@ def _attention(scene: _Scene) -> list[float]:
     batch, heads, rows, width = query.shape[0], query.shape[1], query.shape[-2], query.shape[-1]
     waves, fill = scene.waves(rows, 128, batch * heads, (128, 128))
     return [
-        _log(batch * heads), _log(rows), _log(key.shape[-2]), _log(width), _log(heads / key.shape[1]), _alignment(width),
-        float(bool(call.args.get("is_causal"))), float(call.args.get("attn_bias") is not None), float(of.library == "efficient"),
-        float(of.library == "cudnn"), _log(waves), fill, float(query.strides is not None), float(bool(call.args.get("dropout_p"))),
-    ]  # fmt: skip
+        *map(_log, (batch * heads, rows, key.shape[-2], width, heads / key.shape[1])),
+        _alignment(width),
+        float(bool(call.args.get("is_causal"))),
+        float(call.args.get("attn_bias") is not None),
+        float(of.library == "efficient"),
+        float(of.library == "cudnn"),
+        _log(waves),
+        fill,
+        float(query.strides is not None),
+        float(bool(call.args.get("dropout_p"))),
+    ]
 
 
-_ATTENTION = ("heads", "rows", "keys", "width", "shared_heads", "align_width", "causal", "biased", "efficient", "cudnn", "waves", "fill",
-              "strided", "dropout")  # fmt: skip
+_ATTENTION = tuple(
+    "heads rows keys width shared_heads align_width causal biased efficient cudnn waves fill strided "
+    "dropout".split()
+)
 
 
 def _traffic(scene: _Scene) -> list[float]:
@@ -443,8 +375,10 @@ def _traffic(scene: _Scene) -> list[float]:
     ]
 
 
-_TRAFFIC = ("width", "written", "inputs", "log_inputs", "strided", "relayout", "expanded", "mixed", "bytes_per_element", "rank", "fastest",
-            "inside", "second", "first", "inner", "reduced", "kept_per_sm", "run", "window", "align_fastest", "channels_last")  # fmt: skip
+_TRAFFIC = tuple(
+    "width written inputs log_inputs strided relayout expanded mixed bytes_per_element rank fastest inside "
+    "second first inner reduced kept_per_sm run window align_fastest channels_last".split()
+)
 
 
 def _dense(spec: TensorSpec) -> bool:
@@ -469,10 +403,8 @@ def _relayouts(call: Call, big: TensorSpec) -> bool:
 
 
 def _casts(call: Call) -> bool:
-    return (
-        isinstance(call.args.get("dtype"), str)
-        and call.args["dtype"].removeprefix("torch.") != call.inputs[0].dtype
-    )
+    wanted = call.args.get("dtype")
+    return isinstance(wanted, str) and wanted.removeprefix("torch.") != call.inputs[0].dtype
 
 
 def _fastest(spec: TensorSpec) -> int:
@@ -512,36 +444,18 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
     "product": (_PRODUCT_COLUMNS, _products),
     "convolution": ((*_SHAPE, *_PRODUCT), _convolution),
     "depthwise": ((*_SHAPE, *_PRODUCT, "channels_last"), _depthwise),
-    "convolution_backward": (
-        (
-            *_SHAPE,
-            *_GRADIENTS,
-            *(f"input_{name}" for name in _PRODUCT),
-            *(f"weight_{name}" for name in _PRODUCT),
-        ),
-        _convolution_backward,
-    ),
+    "convolution_backward": (_BACKWARD, _convolution_backward),
     "attention": (_ATTENTION, _attention),
     "attention_backward": (_ATTENTION, _attention),
     **dict.fromkeys(
-        (
-            "norm",
-            "norm_backward",
-            "softmax",
-            "reduction",
-            "copy",
-            "lookup",
-            "pooling",
-            "recurrence",
-            "optimizer",
-            "pointwise",
-        ),
+        "norm norm_backward softmax reduction copy lookup pooling recurrence optimizer pointwise".split(),
         (_TRAFFIC, _traffic),
     ),
+    "depthwise_backward": ((*_BACKWARD, "channels_last"), _depthwise),
 }
-_FAMILIES["depthwise_backward"] = ((*_FAMILIES["convolution_backward"][0], "channels_last"), _depthwise)
 FAMILIES = tuple(_FAMILIES)
 COLUMNS: dict[str, tuple[str, ...]] = {
     name: (*_COMMON, *columns, "name_effect") for name, (columns, _) in _FAMILIES.items()
 }
-"""Names of the figures of each family; the last one is the effect of the operator's name, which the fit learns."""
+"""Names of the figures of each family; the last is the effect of the operator's name, which the fit
+learns."""

@@ -1,4 +1,4 @@
-"""Measured operators in; operator models, a lookup of exact instances and the host's dispatch costs out."""
+"""Learns operator models, exact lookups and the host's dispatch costs from measured operators."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ _FOR_ONE = {**_SETTINGS, "trees": 400, "learning_rate": 0.045, "max_depth": 12, 
 _SLOWER = (0.5, 0.25)
 """Shares of the bandwidth of the virtual devices that stand beside a measured one."""
 _SHARPNESS = 4.0
+"""Of the bend between what multiprocessors and what memory bounds: the power of the norm that joins both
+times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,10 @@ def fit_costs(
 
 
 def _slower_memory(one: MeasuredOperator, device: Device) -> Iterator[_Sample]:
-    """The operator on the same device with slower memory, for devices with less bandwidth for each multiprocessor.
+    """The operator on the same device with slower memory, for devices with less bandwidth per multiprocessor.
 
-    A kernel that the multiprocessors bound takes as long as before, until the memory bounds it. Families that were measured on one
-    device only would else carry its low share of a high bandwidth over to all others.
+    A kernel that the multiprocessors bound takes as long as before, until the memory bounds it. Families that
+    were measured on one device only would else carry its low share of a high bandwidth over to all others.
     """
     for share in _SLOWER:
         slow = dataclasses.replace(device, memory_bytes_per_s=device.memory_bytes_per_s * share)
@@ -114,7 +116,8 @@ def _fit(family: str, samples: Sequence[_Sample], growth: Mapping[str, Any]) -> 
 
 
 def _weights(seconds: npt.NDArray[np.float64], devices: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Long operators count more, as steps are made of them; a device with many operators counts more, but not in proportion."""
+    """Long operators count more, as steps are made of them; so does a device with many, but not in
+    proportion."""
     weights = np.clip(seconds / 1e-5, 0.1, 10.0) ** 0.5
     each = np.array(devices)
     for device in set(devices):
@@ -133,15 +136,10 @@ def _effects(
     """The mean of each name, drawn to the prior where a name has few operators."""
     effects = {}
     for name in sorted(set(names.tolist())):
-        mine = names == name
-        count = float(mine.sum())
-        effects[name] = round(
-            float(
-                (np.average(targets[mine], weights=weights[mine]) * count + prior * strength)
-                / (count + strength)
-            ),
-            5,
-        )
+        named = names == name
+        count = float(named.sum())
+        mean = float(np.average(targets[named], weights=weights[named]))
+        effects[name] = round((mean * count + prior * strength) / (count + strength), 5)
     return effects
 
 

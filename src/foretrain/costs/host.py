@@ -1,4 +1,4 @@
-"""Time of the host thread that issues operators: Python, autograd and the dispatcher, per call."""
+"""Costs the host thread that issues operators: Python, autograd and the dispatcher, per call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from foretrain.graph import Operator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchHost:
-    """The measured dispatch cost of each operator, with what Python, autograd and the optimizer's loops add to it."""
+    """The measured dispatch cost of each operator, and what Python, autograd and the optimizer's loops
+    add."""
 
     names: Mapping[str, float] = field(default_factory=dict)
     """Seconds to dispatch an operator outside of a model; of multi-tensor operators per tensor."""
@@ -31,10 +32,8 @@ class DispatchHost:
     """How much faster the host is than the one these figures come from."""
 
     def issue_time_s(self, operators: Sequence[Operator], phases: Sequence[str]) -> Column:
-        return (
-            np.array([self._one(operator, phase) for operator, phase in zip(operators, phases, strict=True)])
-            / self.speed
-        )
+        calls = zip(operators, phases, strict=True)
+        return np.array([self._one(operator, phase) for operator, phase in calls]) / self.speed
 
     def _one(self, operator: Operator, phase: str) -> float:
         if phase == "optimizer":
@@ -48,14 +47,15 @@ class DispatchHost:
 
 
 _SPEEDS = {
-    "E5-26": 0.62, "Xeon Platinum 8168": 0.68, "8259": 0.7, "8175": 0.68, "8275": 0.72, "8275CL": 0.72, "Cascade": 0.7, "Skylake": 0.68,
-    "EPYC 7742": 0.68, "EPYC 7R32": 0.68, "EPYC 7V12": 0.68, "Rome": 0.68, "EPYC 7763": 0.8, "EPYC 7R13": 0.8, "EPYC 7V13": 0.8, "Milan": 0.8,
-    "Emerald": 1.0, "74F3": 0.9, "7A53": 0.8, "8462": 0.95, "8480": 0.95, "8481": 0.95, "8488": 0.95, "Sapphire": 0.95, "Genoa": 1.0, "EPYC 9": 1.0, "85": 1.0, "Grace": 0.85,
+    "E5-26": 0.62, "Xeon Platinum 8168": 0.68, "8259": 0.7, "8175": 0.68, "8275": 0.72, "Cascade": 0.7,
+    "Skylake": 0.68, "EPYC 7742": 0.68, "EPYC 7R32": 0.68, "EPYC 7V12": 0.68, "Rome": 0.68, "EPYC 7763": 0.8,
+    "EPYC 7R13": 0.8, "EPYC 7V13": 0.8, "Milan": 0.8, "Emerald": 1.0, "74F3": 0.9, "7A53": 0.8, "8462": 0.95,
+    "8480": 0.95, "8481": 0.95, "8488": 0.95, "Sapphire": 0.95, "Genoa": 1.0, "EPYC 9": 1.0, "85": 1.0,
+    "Grace": 0.85,
 }  # fmt: skip
-"""Single-thread speed of hosts beside that of the Xeon (Emerald Rapids) that dispatch costs were measured on: rounded ratios of public
-single-thread benchmarks, by generation."""
-
-
+"""Single-thread speed of hosts, by the first of these that their name contains, beside the Xeon (Emerald
+Rapids) that dispatch costs were measured on: rounded ratios of public single-thread benchmarks, by
+generation."""
 _SPEED_BY_YEAR = ((2017, 0.62), (2019, 0.68), (2021, 0.72), (2023, 0.9))
 """Of hosts that are usual beside devices of up to that year."""
 
@@ -64,12 +64,18 @@ def cpu_speed(cpu: str | None, device_year: int | None = None) -> float:
     """How fast a node's CPU issues kernels, from its name, else from what is usual beside the device."""
     if cpu is not None:
         return next((speed for part, speed in _SPEEDS.items() if part in cpu), 1.0)
-    return next(
-        (speed for year, speed in _SPEED_BY_YEAR if device_year is not None and device_year <= year), 1.0
-    )
+    if device_year is None:
+        return 1.0
+    return next((speed for year, speed in _SPEED_BY_YEAR if device_year <= year), 1.0)
 
 
 PLAIN_HOST = DispatchHost(
-    forward_factor=0.0, forward_s=30e-6, view_s=4e-6, backward_factor=0.0, backward_s=30e-6, optimizer_s=12e-6, optimizer_tensor_s=0.14e-6
-)  # fmt: skip
-"""One cost per kind of call, fitted to the phase times of the host-bound runs of ``data/h200_steps.jsonl`` (16-core Xeon)."""
+    forward_factor=0.0,
+    forward_s=30e-6,
+    backward_factor=0.0,
+    backward_s=30e-6,
+    optimizer_s=12e-6,
+    optimizer_tensor_s=0.14e-6,
+)
+"""One time per kind of call, fitted to phase times of the host-bound runs of ``data/h200_steps.jsonl``
+(16-core Xeon)."""

@@ -1,4 +1,4 @@
-"""How many kernels one call of an operator launches: by torch's rules for multi-tensor calls, else as a rule one."""
+"""Counts the kernels that a call launches: as a rule one, over lists of tensors by torch's own rules."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from foretrain.graph.opset import traits
 _CHUNK = 65536
 _CHUNKS_PER_LAUNCH = 320
 _TENSORS_PER_LAUNCH = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
-"""torch's multi-tensor kernels: elements per chunk, chunks per launch, and tensors per launch by the number of lists."""
+"""Of torch's ``MultiTensorApply.cuh``: elements per chunk, chunks per launch, tensors per launch by number
+of lists."""
 
 
 def kernel_count(operator: Operator) -> int:
-    """0 for calls that launch nothing; one per launch of the chunked loop for foreach and fused calls; one per gradient for convolutions.
+    """None for calls that launch nothing, one per gradient of a convolution, one per launch over lists of
+    tensors.
 
-    A run of element-wise operators (``fusion.py``) that also sums columns does so in a second kernel, from partial sums.
+    A run of element-wise operators (``fusion.py``) that also sums columns does so in a second kernel, from
+    partial sums.
     """
     if not operator.launches:
         return 0
@@ -33,7 +36,8 @@ def kernel_count(operator: Operator) -> int:
 
 
 def kernel_kind(name: str, inputs: Sequence[TensorSpec]) -> str:
-    """Operators of one kind launch about as many kernels: the name, the width of the numbers and, of convolutions, the window and layout."""
+    """Operators of one kind launch about as many kernels: those of one name and width of numbers and, among
+    convolutions, of one window and layout."""
     kind = f"{name}/{ITEM_BYTES[inputs[0].dtype]}" if inputs else name
     if traits(name).kind != "convolution":
         return kind
@@ -49,7 +53,7 @@ def _multi_tensor(operator: Operator) -> int:
     ]
     if not lists:
         return 1
-    depth = min(max(len(lists), 1), 5)
+    depth = min(len(lists), max(_TENSORS_PER_LAUNCH))
     first = [operator.inputs[int(reference[1:])] for reference in lists[0]]
     chunks = sum(math.ceil(spec.numel / _CHUNK) for spec in first)
     return max(math.ceil(len(first) / _TENSORS_PER_LAUNCH[depth]), math.ceil(chunks / _CHUNKS_PER_LAUNCH))

@@ -1,4 +1,4 @@
-"""Device times of operators: measured ones are looked up, the others are the roofline times a learned, bounded factor."""
+"""Costs operators by what was measured: looked up, else the roofline times a learned, bounded factor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _LOOKUP = ("keys", "seconds", "kernels")
 GENERAL = "general"
 """The models that serve every device; those of a device that was measured much stand under its own name."""
 _BOUNDS = (-1.2, 6.0)
-"""Of the logarithm of time over roofline: Winograd convolutions beat it by a factor of two, tiny launches miss it by hundreds."""
+"""Of the logarithm of time over roofline: Winograd convolutions beat it twice, tiny launches miss it by
+hundreds."""
 
 _GROUPS: dict[str, str] = {
     "product": "products", "attention": "products", "attention_backward": "products",
@@ -51,7 +52,8 @@ def group_of(described: Described) -> str:
 
 @dataclass(frozen=True, eq=False)
 class OperatorModel:
-    """The logarithm of time over roofline for one family: trees over its figures, and an effect of the operator's name."""
+    """The logarithm of time over roofline for one family: trees over its figures and an effect of the
+    name."""
 
     forest: Forest | None
     names: Mapping[str, float]
@@ -231,7 +233,8 @@ def load_costs(path: Path) -> tuple[LearnedCosts, DispatchHost, dict[str, Any]]:
         for family, data in families.items():
             if family != SERIAL and tuple(data["columns"]) != COLUMNS[family]:
                 raise InputError(
-                    f"{path}: the figures of {family} operators are others than this version computes; fit it again"
+                    f"{path}: the figures of {family} operators are others than this version computes; "
+                    "fit it again"
                 )
             prefix = f"{scope}/{family}/"
             columns = {

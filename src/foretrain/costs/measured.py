@@ -1,4 +1,4 @@
-"""Operators with the time that they were measured to take: what operator models learn from and look up."""
+"""Reads operators with their measured times: what operator models learn from and look up."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def operator_key(
 
 
 def matmul_precision(operator: Computes, precision: str) -> str:
-    """TF32 only changes the matrix products of fp32 tensors; cuDNN uses it for convolutions in either case."""
+    """TF32 only changes the matrix products of fp32 tensors; convolutions by cuDNN are in TF32 in either
+    case."""
     return "tf32" if arithmetic(operator, precision) == "tf32" != arithmetic(operator, "fp32") else ""
 
 
@@ -112,7 +113,8 @@ def load_measured(path: Path, device: str | None = None) -> Iterator[MeasuredOpe
     _, parquet = parquet_library()
     if not path.exists():
         raise InputError(
-            f"{path}: no such operator dataset; foretrain measure ops makes one, and data/ of the repository has ours"
+            f"{path}: no such operator dataset; foretrain measure ops makes one, and data/ of the repository "
+            "has ours"
         )
     columns = load_columns(path)
     device = device or (parquet.read_schema(path).metadata or {}).get(b"catalog_device", b"").decode()
@@ -123,12 +125,17 @@ def load_measured(path: Path, device: str | None = None) -> Iterator[MeasuredOpe
     families = columns.get("families") or [""] * len(columns["key"])
     for i, key in enumerate(columns["key"]):
         yield MeasuredOperator(
-            name=columns["name"][i],
-            inputs=tuple(TensorSpec(tuple(s), dtype, None if t is None else tuple(t)) for s, dtype, t in columns["inputs"][i]),
-            args=columns["args"][i], flops=columns["flops"][i], bytes=columns["bytes"][i], device=device,
-            device_s=(columns["cold_s"][i] + columns["warm_s"][i]) / 2, host_s=columns["host_s"][i], kernels=columns["kernels"][i],
-            precision=columns["precision"][i] or "fp32", key=key, families=frozenset(families[i].split()),
-        )  # fmt: skip
+            **{name: columns[name][i] for name in ("name", "args", "flops", "bytes", "host_s", "kernels")},
+            inputs=tuple(
+                TensorSpec(tuple(shape), dtype, None if strides is None else tuple(strides))
+                for shape, dtype, strides in columns["inputs"][i]
+            ),
+            device=device,
+            device_s=(columns["cold_s"][i] + columns["warm_s"][i]) / 2,
+            precision=columns["precision"][i] or "fp32",
+            key=key,
+            families=frozenset(families[i].split()),
+        )
 
 
 def parquet_library() -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""The roofline (Williams et al. 2009): an operator takes the longer of its arithmetic and its memory traffic at data-sheet rates."""
+"""Costs operators by the roofline (Williams et al. 2009): the longer of arithmetic and memory traffic."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Computes(Protocol):
 
 
 def arithmetic(operator: Computes, precision: str) -> str:
-    """The number format an operator multiplies in: fp32 inputs become TF32 in cuDNN always, in matrix products on request."""
+    """The format an operator multiplies in: fp32 becomes TF32 in cuDNN always, in matrix products on
+    request."""
     dtype = _SHORT.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"
     kind = traits(operator.name).kind
     if dtype == "fp32" and (kind in _BY_CUDNN or (precision == "tf32" and kind in PRODUCTS)):

@@ -1,4 +1,4 @@
-"""Boosted regression trees as arrays: grown by LightGBM, read and evaluated with numpy alone."""
+"""Holds boosted regression trees as arrays: grown by LightGBM, evaluated with numpy alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Matrix = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """All trees in one set of columns; a leaf is a node that leads to itself, so that every row walks the same number of levels."""
+    """All trees in one set of columns; a leaf leads to itself, so that every row walks as many levels."""
 
     roots: npt.NDArray[np.int32]
     feature: npt.NDArray[np.int16]
@@ -40,9 +40,12 @@ class Forest:
         own = np.arange(len(self.left))
         leaf = self.left == own
         return {
-            "roots": self.roots, "feature": self.feature.astype(np.uint8), "number": np.where(leaf, self.value, self.threshold),
-            "skip": (self.right - own).astype(np.uint16), "depth": np.array([self.depth], dtype=np.int32),
-        }  # fmt: skip
+            "roots": self.roots,
+            "feature": self.feature.astype(np.uint8),
+            "number": np.where(leaf, self.value, self.threshold),
+            "skip": (self.right - own).astype(np.uint16),
+            "depth": np.array([self.depth], dtype=np.int32),
+        }
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, npt.NDArray[Any]]) -> Forest:
@@ -50,10 +53,14 @@ class Forest:
         leaf, number = columns["skip"] == 0, columns["number"]
         nothing = np.float32(0)
         return cls(
-            roots=columns["roots"], feature=columns["feature"].astype(np.int16), threshold=np.where(leaf, nothing, number),
-            left=np.where(leaf, own, own + 1).astype(np.int32), right=(own + columns["skip"]).astype(np.int32),
-            value=np.where(leaf, number, nothing), depth=int(columns["depth"][0]),
-        )  # fmt: skip
+            roots=columns["roots"],
+            feature=columns["feature"].astype(np.int16),
+            threshold=np.where(leaf, nothing, number),
+            left=np.where(leaf, own, own + 1).astype(np.int32),
+            right=(own + columns["skip"]).astype(np.int32),
+            value=np.where(leaf, number, nothing),
+            depth=int(columns["depth"][0]),
+        )
 
 
 def grow(
@@ -104,9 +111,14 @@ def from_lightgbm(trees: Sequence[Mapping[str, Any]]) -> Forest:
 
     roots, depths = zip(*(add(tree, 0) for tree in trees), strict=True)
     return Forest(
-        roots=np.array(roots, dtype=np.int32), feature=np.array(feature, dtype=np.int16), threshold=_below(threshold),
-        left=np.array(left, dtype=np.int32), right=np.array(right, dtype=np.int32), value=np.array(value, dtype=np.float32), depth=max(depths),
-    )  # fmt: skip
+        roots=np.array(roots, dtype=np.int32),
+        feature=np.array(feature, dtype=np.int16),
+        threshold=_below(threshold),
+        left=np.array(left, dtype=np.int32),
+        right=np.array(right, dtype=np.int32),
+        value=np.array(value, dtype=np.float32),
+        depth=max(depths),
+    )
 
 
 def _below(thresholds: Sequence[float]) -> npt.NDArray[np.float32]:

@@ -1,6 +1,7 @@
-"""Memory that kernels and libraries take beside tensors: cuBLAS per thread, cuDNN and others per call.
+"""Counts the memory that kernels take beside tensors: cuBLAS per thread, cuDNN and others per call.
 
-The rules below were read off the allocator, call by call, while 97 models trained on an H200 (torch 2.11, cuDNN 9.19).
+The rules below were read off the allocator, call by call, while 97 models trained on an H200 (torch 2.11,
+cuDNN 9.19).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _OTHER_BYTES = (8 << 20) + (128 << 10)
 
 
 def library_workspaces(device: Device, mode: str = "train") -> tuple[int, ...]:
-    """torch gives cuBLAS a workspace for the thread of the forward pass and one for that of the backward pass.
+    """torch gives cuBLAS a workspace for the thread of the forward and one for that of the backward pass.
 
     Its size is torch's default: 32 MiB on compute capability 9, 8 MiB and 128 KiB on other NVIDIA devices.
     """
@@ -47,10 +48,11 @@ def register(*names: str) -> Callable[[Rule], Rule]:
 
 @register("convolution", "convolution_backward")
 def convolution(operator: Operator, device: Device) -> float:
-    """cuDNN's matrix-unit kernels read NHWC: operands in NCHW are converted into the workspace, and results back from it.
+    """cuDNN's matrix-unit kernels read NHWC: operands in NCHW are converted into the workspace, results back
+    from it.
 
-    Depthwise and 3-channel forward convolutions run other kernels, on NCHW itself; so does a 1x1 forward convolution,
-    which is a matrix product, while of its two gradients about half are converted.
+    Depthwise and 3-channel forward convolutions run other kernels, on NCHW itself; so does a 1x1 forward
+    convolution, which is a matrix product, while of its two gradients about half are converted.
     """
     backward = traits(operator.name).backward
     x, weight = operator.inputs[int(backward)], operator.inputs[1 + int(backward)]
@@ -72,7 +74,8 @@ def _has_matrix_units(x: TensorSpec, device: Device) -> bool:
 
 @register("sum")
 def column_sum(operator: Operator, device: Device) -> float:
-    """Summing the rows of a matrix (the gradient of a bias): partial sums of every block, up to one MiB per multiprocessor."""
+    """Summing the rows of a matrix (the gradient of a bias): partial sums of blocks, up to a MiB per
+    multiprocessor."""
     x, total = operator.inputs[0], operator.outputs[0].numel
     dims = operator.args.get("dim")
     if (

@@ -1,4 +1,4 @@
-"""Attention that a model writes out (product, softmax, product) becomes the one kernel that a framework runs for it."""
+"""Merges attention that a model writes out (product, softmax, product) into the one kernel of a framework."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from foretrain.graph import Buffer, Op, Operator, OpGraph, TensorSpec
 from foretrain.graph.flops import flops
+from foretrain.graph.fusion import FUSED
 from foretrain.graph.opset import traits
 
 FORWARD = "_scaled_dot_product_flash_attention"
@@ -39,7 +40,8 @@ class _Attention:
 
 @functools.lru_cache(maxsize=128)
 def with_fused_softmax(graph: OpGraph) -> OpGraph:
-    """The graph with scaling, mask, softmax and dropout of every written-out attention merged between its products."""
+    """The graph with scaling, mask, softmax and dropout of each written-out attention merged between its
+    products."""
     found = [
         attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None
     ]
@@ -49,7 +51,8 @@ def with_fused_softmax(graph: OpGraph) -> OpGraph:
 
 @functools.lru_cache(maxsize=128)
 def with_flash_attention(graph: OpGraph, *, causal: bool) -> OpGraph:
-    """The graph with every written-out attention merged; the scores are never kept. A graph without any is returned as it is."""
+    """The graph with every written-out attention merged, its scores never kept; the same graph where there
+    is none."""
     found = [
         attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None
     ]
@@ -67,7 +70,8 @@ def _is_product(name: str) -> bool:
 
 
 def _find(graph: OpGraph, layer: str) -> _Attention | None:
-    """By the size of the scores: all calls of the layer that touch a tensor of that size belong to the attention."""
+    """By the size of the scores: all calls of the layer that touch a tensor of that size belong to
+    attention."""
     own = [i for i, op in enumerate(graph.ops) if op.layer == layer and op.phase != "optimizer"]
     scores = _score_sizes(graph, own)
     touching = [
@@ -99,7 +103,8 @@ def _find(graph: OpGraph, layer: str) -> _Attention | None:
 
 
 def _score_sizes(graph: OpGraph, own: Sequence[int]) -> set[int]:
-    """Of the scores as the product makes them and as the softmax takes them, which may have a column more for a sink."""
+    """Of the scores as the product makes them and as the softmax takes them: for a sink, with a column
+    more."""
     made = 0
     for i in own:
         operator = graph.ops[i].operator
@@ -132,9 +137,14 @@ def _merge(graph: OpGraph, found: Sequence[_Attention], *, causal: bool, softmax
             ops.append(op)
     place[-1], place[len(graph.ops)] = -1, len(ops)
     buffers = [
-        replace(buffer, born=max(place[buffer.born], -1), dies=place[buffer.dies], size_bytes=0 if _vanishes(i, buffer, graph, gone) else buffer.size_bytes)
+        replace(
+            buffer,
+            born=max(place[buffer.born], -1),
+            dies=place[buffer.dies],
+            size_bytes=0 if _vanishes(i, buffer, graph, gone) else buffer.size_bytes,
+        )
         for i, buffer in enumerate(graph.buffers)
-    ]  # fmt: skip
+    ]
     buffers += [Buffer(size, "activations", place[born], place[dies]) for born, dies, size in sums]
     return replace(graph, ops=tuple(ops), buffers=tuple(buffers))
 
@@ -178,7 +188,7 @@ def _softmax(attention: _Attention, merged: int) -> Operator:
     """One kernel that reads scores (or their gradients and the probabilities) and writes as many."""
     scores = attention.scores
     inputs = (scores, scores) if merged > 2 else (scores,)
-    return _operator("fused", inputs, (scores,), {"ops": ["_softmax"], "column_sums": 0})
+    return _operator(FUSED, inputs, (scores,), {"ops": ["_softmax"], "column_sums": 0})
 
 
 def _output(attention: _Attention) -> TensorSpec:

@@ -1,4 +1,4 @@
-"""Floating-point operations of an operator from its shapes alone: small formulas, registered by operator name.
+"""Counts the floating-point operations of an operator from its shapes: formulas, registered by its name.
 
 A multiply-add counts as two. The counts agree with ``torch.utils.flop_counter`` for every operator both know,
 except that the weight gradient of a grouped convolution is divided by the number of groups here.
@@ -61,7 +61,7 @@ def baddbmm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequenc
 
 @register("_grouped_mm")
 def grouped_mm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
-    """Products of a mixture of experts; where one operand is cut into groups, each row meets one expert only."""
+    """Products of a mixture of experts: where an operand is cut into groups, each row meets one expert."""
     a, b = inputs[:2]
     return 2 * math.prod(a) * b[-1] if len(b) == 3 or len(a) == 2 else 2 * a[-2] * math.prod(b)
 
@@ -106,7 +106,8 @@ def attention_backward(_args: Mapping[str, Any], inputs: Sequence[Shape], _outpu
     return 2 * b * h * s_q * s_k * (3 * d + 2 * d_v)
 
 
-_GATES = {2: 4, 3: 3, 0: 1, 1: 1}  # cuDNN's modes: relu, tanh, LSTM, GRU
+_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+"""Matrices per layer, by cuDNN's mode: relu, tanh, LSTM, GRU."""
 
 
 def _rnn_forward(args: Mapping[str, Any], x: Shape) -> int:

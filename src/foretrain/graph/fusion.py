@@ -1,7 +1,8 @@
-"""A graph and the fusions of a framework or compiler go in; a graph whose element-wise runs are single kernels comes out.
+"""Merges element-wise runs of a graph into single kernels, as a framework or compiler does.
 
-Operators are visited in stream order. One that may be fused joins the last run that takes it: directly behind it, or past matrix
-products where both depend on each other and nothing in between does (SwiGLU's activation waits for the other product).
+Operators are visited in stream order. One that may be fused joins the last run that takes it: directly behind
+it, or past matrix products where both depend on each other and nothing in between does (SwiGLU's activation
+waits for the other product).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _LOSS_PARTS = frozenset({"_log_softmax", "logsumexp", "log", "exp"})
 _REACH = 16
 """Launching operators that one may be moved past."""
 _SMALL = 16
-"""What is this much smaller than the operands of its run (the statistics of a norm) is kept rather than computed again."""
+"""What is this much smaller than the operands of its run (the statistics of a norm) is kept, not computed
+again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,14 @@ class Fusion:
     """Which runs of element-wise operators become one kernel."""
 
     norms: bool = False
-    """Modules made of element-wise operators and reductions alone: written-out RMSNorm and LayerNorm, rotary tables."""
+    """Modules of element-wise operators and reductions alone: written-out RMSNorm and LayerNorm, rotary
+    tables."""
     chains: bool = False
-    """Element-wise runs within one module and those inside it: GELU, SiLU times up, rotary embedding, dropout and residual add."""
+    """Element-wise runs within one module and those inside it: GELU, SiLU times up, rotary embedding,
+    dropout and residual add."""
     losses: bool = False
-    """Whatever follows the last product of the forward pass, and what comes before the first one of the backward pass."""
+    """What follows the last product of the forward pass and comes before the first one of the backward
+    pass."""
     across: bool = False
     """As torch.compile does: everything above, reductions included, over module borders."""
 
@@ -56,10 +61,12 @@ COMPILED = Fusion(norms=True, chains=True, losses=True, across=True)
 
 @functools.lru_cache(maxsize=64)
 def fuse(graph: OpGraph, fusion: Fusion) -> OpGraph:
-    """The same step with each run as one operator named "fused"; what only its kernels see is never in memory.
+    """The same step with each run as one operator named "fused"; what only its kernels see is never in
+    memory.
 
-    Activations that backward runs alone read are computed again from the operands of their forward run, where that saves memory.
-    Runs never cross from one layer of ``graph.stack`` to another; without a stack they do so with ``across`` only.
+    Activations that backward runs alone read are computed again from the operands of their forward run, where
+    that saves memory. Runs never cross from one layer of ``graph.stack`` to another; without a stack they do
+    so with ``across`` only.
     """
     if fusion == Fusion():
         return graph
@@ -86,7 +93,7 @@ class _Unit:
     reads: set[int]
     writes: set[int]
     closes: bool = False
-    """Ends a run unless all it reads comes from the run: sums of gradients that autograd makes behind a norm."""
+    """Ends a run unless all it reads comes from it: sums of gradients that autograd makes behind a norm."""
 
     def conflicts(self, other: _Unit) -> bool:
         """Whether the order of the two matters."""
@@ -213,7 +220,8 @@ def _norm_modules(graph: OpGraph) -> set[str]:
 
 
 def _loss_zone(graph: OpGraph) -> range:
-    """The ops from the last product of the forward pass to the first one of the backward pass, if there is a loss among them."""
+    """The ops between the last product of the forward and the first of the backward pass, if one is a
+    loss."""
     heavy = [i for i, op in enumerate(graph.ops) if op.operator.flops and op.phase != "optimizer"]
     first = max((i for i in heavy if graph.ops[i].phase == "forward"), default=-1) + 1
     last = min((i for i in heavy if graph.ops[i].phase == "backward"), default=len(graph.ops))
@@ -269,7 +277,7 @@ def _near(order: list[_Unit], unit: _Unit) -> list[int]:
 
 
 def _allocate_before(order: list[_Unit], position: int) -> None:
-    """What the run writes to must be there before it; an allocation takes no more than a shape from what it reads."""
+    """What the run writes to must be there first; an allocation takes but a shape from what it reads."""
     run = order[position]
     touched = run.reads | run.writes
     behind = order[position + 1 :]
@@ -362,7 +370,8 @@ class _Rebuild:
         return found if all(reader in found for reader in readers) else []
 
     def _sources_of(self, number: int, run: _Unit, wanted: Collection[int]) -> set[int]:
-        """The buffers in memory that an activation can be computed from; none where chance or a later write is in the way."""
+        """The buffers in memory that an activation can be computed from; none where chance or a later
+        write is in the way."""
         lost = self._gone.union(wanted)
         sources: set[int] = set()
         seen, waiting = {number}, [number]
@@ -383,7 +392,7 @@ class _Rebuild:
         return set() if changed else sources
 
     def _operands_of(self, number: int, wanted: Collection[int]) -> set[int]:
-        """What an activation is made of by the one op that writes it, which the run may write out in its stead."""
+        """What the one op that writes an activation makes it of; the run may write that out in its stead."""
         writers = [self._old.ops[index] for index in self._writers[number]]
         if len(writers) != 1 or traits(writers[0].operator.name).random:
             return set()
@@ -436,7 +445,7 @@ class _Rebuild:
         return spans
 
     def _is_dropped(self, index: int, op: Op) -> bool:
-        """A view of what is no longer in memory, or one that a run's own modules take of what the run touches."""
+        """A view of what is no longer in memory, or one that a run's modules take of what the run touches."""
         if op.operator.launches or waits(op.operator.name) or op.writes:
             return False
         if not self._gone.isdisjoint(op.reads):
@@ -554,7 +563,8 @@ def _specs(graph: OpGraph, members: Sequence[int], *, inputs: bool) -> dict[int,
 
 
 def _traffic(graph: OpGraph, members: Sequence[int]) -> dict[int, int]:
-    """Bytes that a run reads of each buffer from outside: its tensors (halves of one, say), at most the whole buffer."""
+    """Bytes that a run reads of each buffer from outside: its tensors (halves of one, say), at most all of
+    it."""
     total: dict[int, int] = defaultdict(int)
     for number, spec in _outside(graph, members):
         total[number] = min(total[number] + spec.size_bytes, graph.buffers[number].size_bytes)
@@ -582,7 +592,8 @@ def _results(graph: OpGraph, members: Sequence[int]) -> Iterator[tuple[int, Tens
 def _pairs(
     numbers: Sequence[int], specs: Sequence[TensorSpec], buffers: Sequence[Buffer]
 ) -> Iterator[tuple[int, TensorSpec]]:
-    """Tensors with their buffers, which an op names once each, in order: a tensor that does not fit the next one is a view of the last."""
+    """Tensors with their buffers, which an op names once each, in order: a tensor that does not fit the
+    next one is a view of the last."""
     position = -1
     for i, spec in enumerate(specs):
         ahead = len(numbers) - 1 - position

@@ -1,4 +1,4 @@
-"""Tables, operators or cluster sizes in; candidates for measurement out: a row of features and a cost for each."""
+"""Makes candidates for measurement: rows of features and costs of tables, operators or cluster sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """What could be measured: a row of features and a cost in seconds for each, and labels that say what it is."""
+    """What could be measured: a row of features and a cost in seconds for each, and labels that say what
+    it is."""
 
     names: tuple[str, ...]
     """One per feature."""
@@ -37,7 +38,7 @@ class Candidates:
         if self.cost_s.min() <= 0:
             row = int(self.cost_s.argmin())
             raise InputError(
-                f"candidates: cost_s of row {row + 1} is {self.cost_s[row]:g}, not a positive number of seconds"
+                f"candidates: cost_s of row {row + 1} is {self.cost_s[row]:g}, not a positive number"
             )
 
 
@@ -48,7 +49,8 @@ def table_candidates(
     *,
     quadratic: bool = False,
 ) -> Candidates:
-    """Candidates from columns of numbers: standardised, with a constant and (``quadratic``) squares and products."""
+    """Candidates from columns of numbers: standardised, with a constant and (``quadratic``) squares and
+    products."""
     names, features = _polynomial(
         {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}, quadratic
     )
@@ -85,7 +87,8 @@ def _check_finite(name: str, column: Array) -> None:
 
 
 def ernest_cost(machines: float, scale: float, *, whole_s: float = 3600.0) -> float:
-    """Seconds of a run on a share ``scale`` of the data when the whole takes ``whole_s`` on one machine and speeds up ideally."""
+    """Seconds of a run on a share ``scale`` of the data when the whole takes ``whole_s`` on one machine
+    and speeds up ideally."""
     return whole_s * scale / machines
 
 
@@ -94,12 +97,14 @@ def cluster_candidates(
     scales: Iterable[float],
     cost_model: Callable[[float, float], float] = ernest_cost,
 ) -> Candidates:
-    """Every number of machines with every share of the data, with Ernest's features ``[1, scale / machines, log machines, machines]``."""
+    """Every number of machines with every share of the data, with Ernest's features ``[1, scale /
+    machines, log machines, machines]``."""
     points = [(count, scale) for count in dict.fromkeys(machines) for scale in dict.fromkeys(scales)]
     for count, scale in points:
         if count < 1 or not 0 < scale <= 1:
             raise InputError(
-                f"cluster: {count} machines on {scale:g} of the data; machines are at least 1, scales above 0 and at most 1"
+                f"cluster: {count} machines on {scale:g} of the data; machines are at least 1, scales "
+                "above 0 and at most 1"
             )
     return Candidates(
         names=("1", "scale / machines", "log machines", "machines"),
@@ -114,11 +119,13 @@ def cluster_candidates(
 def operator_candidates(
     rows: Sequence[Mapping[str, Any]], *, quadratic: bool = False, per_family: bool = False
 ) -> Candidates:
-    """Operator instances: rows with ``op``, ``flops``, ``bytes``, ``dims``, ``cost_s`` and, where they vary, ``family`` and ``dtype``.
+    """Operator instances: rows with ``op``, ``flops``, ``bytes``, ``dims``, ``cost_s`` and, where they vary,
+    ``family`` and ``dtype``.
 
-    The features are the logarithms of FLOPs, bytes and dimensions, the share of compute in a roofline that turns at the median arithmetic
-    intensity, and a column for each operator and dtype but the first. ``per_family`` gives every family (by default the operators)
-    coefficients of its own, as layer-wise models have.
+    The features are the logarithms of FLOPs, bytes and dimensions, the share of compute in a roofline that
+    turns at the median arithmetic intensity, and a column for each operator and dtype but the first.
+    ``per_family`` gives every family (by default the operators) coefficients of its own, as layer-wise models
+    have.
     """
     try:
         cost = np.array([row["cost_s"] for row in rows], dtype=np.float64)

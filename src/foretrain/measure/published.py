@@ -1,6 +1,7 @@
-"""Operator times that others have published, read as calls of torch's own operators: ETS (T4, RTX 2080 Ti) and NeuSight (P4 to A100, AMD).
+"""Reads operator times that others have published as calls of torch's own operators.
 
-The files are not part of the project; a folder holds ``ets_t4.csv.gz``, ``ets_2080ti.csv.gz`` and ``neusight_fp32.csv.gz``.
+ETS (T4, RTX 2080 Ti) and NeuSight (P4 to A100, AMD). The files are not part of the project; a folder holds
+``ets_t4.csv.gz``, ``ets_2080ti.csv.gz`` and ``neusight_fp32.csv.gz``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ Made = tuple[str, Specs, Specs, dict[str, Any]]
 
 
 def read_published(folder: Path) -> Iterator[MeasuredOperator]:
-    """The operators of every known file in the folder; shapes that torch's operators cannot express are left out."""
+    """The operators of every known file in the folder; shapes that torch's operators cannot express are
+    left out."""
     files = [folder / name for name in (*_ETS, _NEUSIGHT) if (folder / name).exists()]
     if not files:
         raise InputError(f"data: {folder} has none of {', '.join((*_ETS, _NEUSIGHT))}")
@@ -38,7 +40,8 @@ def read_published(folder: Path) -> Iterator[MeasuredOperator]:
 
 
 def _rows(path: Path, group: Callable[[Mapping[str, str]], object]) -> Iterator[dict[str, str]]:
-    """Of each group at most ``_MOST`` rows, chosen by a hash of the row so that the choice is always the same."""
+    """Of each group at most ``_MOST`` rows, chosen by a hash of the row so that the choice is always the
+    same."""
     with gzip.open(path, "rt", newline="") as file:
         rows = list(csv.DictReader(file))
     sizes: dict[object, int] = {}
@@ -89,10 +92,12 @@ def _convolution(shape: Mapping[str, Any], dtype: str, *, backward: bool) -> Mad
     return "convolution_backward", (y, x, weight), gradients, {**args, "output_mask": [not stem, True, False]}
 
 
-def _pointwise(name: str, inputs: int, *, outputs: int = 1) -> Callable[[Mapping[str, Any], str], Made]:
+def _pointwise(name: str, inputs: int, **args: int) -> Callable[[Mapping[str, Any], str], Made]:
+    """A call whose operands and result are alike."""
+
     def make(shape: Mapping[str, Any], dtype: str) -> Made:
         x = _spec(shape["in"], dtype)
-        return name, (x,) * inputs, (x,) * outputs, {}
+        return name, (x,) * inputs, (x,), dict(args)
 
     return make
 
@@ -169,6 +174,10 @@ def _mean(shape: Mapping[str, Any], dtype: str) -> Made | None:
     )
 
 
+_ETS_ACTIVATIONS = {
+    **{name: name for name in ("silu", "gelu", "hardswish", "sigmoid", "hardsigmoid")},
+    "relu6/hardtanh": "hardtanh",
+}
 _ETS_CALLS: dict[tuple[str, str], Callable[[Mapping[str, Any], str], Made | None]] = {
     ("conv2d", "forward"): lambda shape, dtype: _convolution(shape, dtype, backward=False),
     ("conv2d", "backward"): lambda shape, dtype: _convolution(shape, dtype, backward=True),
@@ -186,19 +195,13 @@ _ETS_CALLS: dict[tuple[str, str], Callable[[Mapping[str, Any], str], Made | None
     ("mul", "forward"): _binary("mul"),
     ("relu", "forward"): _pointwise("relu_", 1),
     ("relu", "backward"): _pointwise("threshold_backward", 2),
-    **{
-        (op, phase): _pointwise(f"{name}{'_backward' if phase == 'backward' else ''}", 2 if phase == "backward" else 1)
-        for op, name in (("silu", "silu"), ("gelu", "gelu"), ("hardswish", "hardswish"), ("sigmoid", "sigmoid"),
-                         ("hardsigmoid", "hardsigmoid"), ("relu6/hardtanh", "hardtanh"))
-        for phase in ("forward", "backward")
-    },
-    ("softmax", "forward"): lambda shape, dtype: ("_softmax", (_spec(shape["in"], dtype),), (_spec(shape["in"], dtype),), {"dim": -1}),
-    ("softmax", "backward"): lambda shape, dtype: (
-        "_softmax_backward_data", (_spec(shape["in"], dtype),) * 2, (_spec(shape["in"], dtype),), {"dim": -1}
-    ),
+    **{(op, "forward"): _pointwise(name, 1) for op, name in _ETS_ACTIVATIONS.items()},
+    **{(op, "backward"): _pointwise(f"{name}_backward", 2) for op, name in _ETS_ACTIVATIONS.items()},
+    ("softmax", "forward"): _pointwise("_softmax", 1, dim=-1),
+    ("softmax", "backward"): _pointwise("_softmax_backward_data", 2, dim=-1),
     ("sgd_add_", "optimizer"): _pointwise("add_", 2),
     ("sgd_mul_", "optimizer"): _pointwise("mul_", 1),
-}  # fmt: skip
+}
 
 
 # NeuSight

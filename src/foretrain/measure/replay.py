@@ -1,4 +1,4 @@
-"""An operator instance becomes a call with real tensors on a device, and the call's device time and host time are measured."""
+"""Calls operators with real tensors on a device and measures their device and host times."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Timing:
 
 
 def build_call(instance: Instance, device: str) -> Call:
-    """A function that runs the operator once, on tensors with the shapes, dtypes and strides of the instance."""
+    """A function that runs the operator once, on tensors with the shapes, dtypes and strides of the
+    instance."""
     builder = _BUILDERS.get(instance.name)
     if builder is not None:
         return builder(instance, device)
@@ -192,10 +193,15 @@ def _attention(instance: Instance, device: str) -> Call:
 def _attention_options(instance: Instance, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     mask = _argument(instance, tensors, "attn_bias")
     grouped = instance.inputs[-1 if len(instance.inputs) < 3 else 1].shape[1] != instance.inputs[0].shape[1]
+    return {**_plain_options(instance), "attn_mask": mask, "enable_gqa": grouped}
+
+
+def _plain_options(instance: Instance) -> dict[str, Any]:
     return {
-        "attn_mask": mask, "dropout_p": instance.args.get("dropout_p", 0.0), "is_causal": bool(instance.args.get("is_causal", False)),
-        "scale": instance.args.get("scale"), "enable_gqa": grouped,
-    }  # fmt: skip
+        "dropout_p": instance.args.get("dropout_p", 0.0),
+        "is_causal": bool(instance.args.get("is_causal", False)),
+        "scale": instance.args.get("scale"),
+    }
 
 
 @builds(*(f"{name}_backward" for name in _ATTENTION))
@@ -206,16 +212,9 @@ def _attention_backward(instance: Instance, device: str) -> Call:
     query, key, value = (tensor.requires_grad_() for tensor in tensors[:3])
     bias = instance.args.get("attn_bias")
     mask = tensors[int(bias[1:]) - 1] if isinstance(bias, str) else None
-    options = {
-        "attn_mask": mask,
-        "dropout_p": instance.args.get("dropout_p", 0.0),
-        "is_causal": bool(instance.args.get("is_causal", False)),
-        "scale": instance.args.get("scale"),
-    }
+    options = {**_plain_options(instance), "attn_mask": mask, "enable_gqa": key.shape[1] != query.shape[1]}
     with torch.enable_grad():
-        output = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, **options, enable_gqa=key.shape[1] != query.shape[1]
-        )
+        output = torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
     gradient = _tensor(gradient_spec, device, 1)
     return lambda: torch.autograd.grad(output, (query, key, value), gradient, retain_graph=True)
 
@@ -230,9 +229,16 @@ def _recurrence(instance: Instance, device: str) -> Call:
         raise InputError("operator: recurrences over packed sequences or with projections are not replayed")
     options: dict[str, Any] = {"nonlinearity": "relu"} if args["mode"] == 0 else {}
     module = kind(
-        x_spec.shape[-1], args["hidden_size"], args["num_layers"], batch_first=bool(args.get("batch_first")), dropout=args.get("dropout", 0.0) or 0.0,
-        bidirectional=bool(args.get("bidirectional")), device=device, dtype=dtype, **options,
-    )  # fmt: skip
+        x_spec.shape[-1],
+        args["hidden_size"],
+        args["num_layers"],
+        batch_first=bool(args.get("batch_first")),
+        dropout=args.get("dropout", 0.0) or 0.0,
+        bidirectional=bool(args.get("bidirectional")),
+        device=device,
+        dtype=dtype,
+        **options,
+    )
     x = _tensor(x_spec, device, 1).requires_grad_()
     if instance.name == "_cudnn_rnn":
 
@@ -275,7 +281,8 @@ def time_on_cpu(instance: Instance, repeats: int = 5) -> Timing:
 
 
 class CudaTimer:
-    """Kernel times of many calls from one profile: events around a small kernel would measure the gap before it."""
+    """Kernel times of many calls from one profile: events around a small kernel would measure the gap
+    before it."""
 
     def __init__(self, repeats: int = 3) -> None:
         properties = torch.cuda.get_device_properties(0)
@@ -369,7 +376,8 @@ def _why(error: Exception) -> str:
 
 
 def is_kernel(event: Any) -> bool:
-    """Kernels, copies and fills; the profiler also puts its annotations (a label, ``Optimizer.step``) on the device's track."""
+    """Kernels, copies and fills; the profiler also puts its annotations (a label, ``Optimizer.step``) on
+    the device's track."""
     return (
         "CUDA" in str(event.device_type())
         and not getattr(event, "is_user_annotation", bool)()

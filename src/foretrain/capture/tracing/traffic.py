@@ -1,4 +1,4 @@
-"""Bytes that an operator must read and write, from its tensor specs; free of torch."""
+"""Counts the bytes that an operator must read and write, from its tensor specs; free of torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from foretrain.graph.opset import traits
 
 
 def launches(name: str) -> bool:
-    """Not where a call only allocates, describes or waits; views launch nothing either, but show by writing no buffer."""
+    """Not where a call only allocates or waits. Views launch nothing either, but show by writing no
+    buffer."""
     return traits(name).kind not in ("allocation", "wait")
 
 
@@ -22,9 +23,7 @@ def bytes_moved(
     written: tuple[TensorSpec, ...],
 ) -> tuple[int, int]:
     """Bytes (read, written) of one call: each operand once, each result once."""
-    write = (
-        sum(spec.size_bytes for spec in outputs) if not written else sum(spec.size_bytes for spec in written)
-    )
+    write = sum(spec.size_bytes for spec in written or outputs)
     of = traits(name)
     selects = of.kind == "gather" or (of.kind == "embedding" and not of.backward)
     if inputs and (

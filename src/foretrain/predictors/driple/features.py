@@ -1,4 +1,4 @@
-"""Runs and captured steps in; what Driple learns out: its resource figures, scaled, and the step as a small graph of groups of operators."""
+"""Says what Driple learns of runs and captured steps: resource figures and a graph of groups of operators."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ MEMORY = np.array([name.startswith("memory") for name in TARGETS]) & ~SPANS
 
 
 def figures_of(run: Run) -> Array | None:
-    """As ``TARGETS`` names them: idle and active spans as shares of the window, the rest as measured; not a number where it was not.
+    """As ``TARGETS`` names them: idle and active spans as shares of the window, the rest as measured; not a
+    number where it was not.
 
-    The window is three steps or half a second, whichever is longer: how long a span is in seconds says as much of the protocol
-    as of the job.
+    The window is three steps or half a second, whichever is longer: how long a span is in seconds says as
+    much of the protocol as of the job.
     """
     resources = run.provenance.get("resources") or {}
     known: Mapping[str, float] = resources.get("figures") or {}
@@ -92,7 +93,8 @@ def without_network(figures: Array) -> Array:
 
 
 def setting_of(job: Job) -> str:
-    """The setting that a reference model is trained for: device, workers, how they synchronise, and the link between nodes."""
+    """The setting that a reference model is trained for: device, workers, how they synchronise, and the
+    link between nodes."""
     plan, cluster = job.plan, job.cluster
     sync = "ps" if plan.servers else "allreduce"
     link = f" {cluster.inter_node.bandwidth_bytes_per_s * 8e-9:.3g}Gbit" if cluster.nodes > 1 else ""
@@ -105,31 +107,39 @@ def exchanges(job: Job) -> bool:
 
 
 SETTING_COLUMNS = (
-    "log workers", "several workers", "parameter servers", "parameter servers x log workers", "several nodes", "GPU", "log cores",
-    "log FLOP/s", "log memory bandwidth", "log link bandwidth", "log batch per worker", "log compute time", "log memory time",
-    "log exchange time", "log exchange over compute", "log parameters x servers", "log window",
-)  # fmt: skip
+    *("log workers", "several workers", "parameter servers", "parameter servers x log workers"),
+    *("several nodes", "GPU", "log cores", "log FLOP/s", "log memory bandwidth", "log link bandwidth"),
+    *("log batch per worker", "log compute time", "log memory time"),
+    *("log exchange time", "log exchange over compute", "log parameters x servers", "log window"),
+)
+_LEAST_S = 1e-6
+"""Of the times in these columns: shorter ones count as this long, so that none at all has a logarithm."""
+_SHORT_STEP_S = 0.17
+"""Three steps of less than this are shorter than the half second that is watched at the least."""
 
 
 def setting_columns(job: Job, graph: OpGraph) -> Array:
-    """As ``SETTING_COLUMNS`` names them: the setting, and how the work of the step compares with what the setting can do."""
+    """As ``SETTING_COLUMNS`` names them: the setting, and how the work of the step compares with what the
+    setting can do."""
     cluster, device, servers = job.cluster, job.cluster.device, float(bool(job.plan.servers))
     workers, precision = cluster.world_size, job.workload.training.precision.removeprefix("amp-")
-    rate, bandwidth, link = (
-        device.peak_flops(precision),
-        device.memory_bytes_per_s,
-        _link(job).bandwidth_bytes_per_s,
-    )
+    rate, bandwidth = device.peak_flops(precision), device.memory_bytes_per_s
+    link, parameters = _link(job).bandwidth_bytes_per_s, max(graph.parameters, 1)
     compute_s, memory_s = graph.total("flops") / rate, graph.total("bytes") / bandwidth
-    exchanged = 4.0 * max(graph.parameters, 1) * (2.0 * workers if servers else 2.0 * (workers - 1) / workers)
-    busy_s, exchange_s = max(compute_s + memory_s, 1e-6), max(exchanged / link, 1e-6)
+    exchanged = 4.0 * parameters * (2.0 * workers if servers else 2.0 * (workers - 1) / workers)
+    busy_s, exchange_s = max(compute_s + memory_s, _LEAST_S), max(exchanged / link, _LEAST_S)
     log_workers = math.log(workers)
-    return np.array([
-        log_workers, float(workers > 1), servers, servers * log_workers, float(cluster.nodes > 1), float(not device.is_cpu),
-        math.log(max(device.cores or 1, 1)), math.log(rate), math.log(bandwidth), math.log(link), math.log(job.micro_batch),
-        math.log(max(compute_s, 1e-6)), math.log(max(memory_s, 1e-6)), math.log(exchange_s), math.log(exchange_s / busy_s),
-        servers * math.log(max(graph.parameters, 1)), max(0.0, math.log(0.17 / (busy_s + exchange_s))),
-    ])  # fmt: skip
+    sizes = (max(device.cores or 1, 1), rate, bandwidth, link, job.micro_batch)
+    times_s = (max(compute_s, _LEAST_S), max(memory_s, _LEAST_S), exchange_s)
+    return np.array(
+        [
+            *(log_workers, float(workers > 1), servers, servers * log_workers),
+            *(float(cluster.nodes > 1), float(not device.is_cpu)),
+            *(math.log(size) for size in (*sizes, *times_s, exchange_s / busy_s)),
+            servers * math.log(parameters),
+            max(0.0, math.log(_SHORT_STEP_S / (busy_s + exchange_s))),
+        ]
+    )
 
 
 def _link(job: Job) -> Link:
@@ -159,7 +169,8 @@ REFERENCE_COLUMNS = ("output tensor sizes", "operators", "frequency of their typ
 
 
 def reference_groups(graph: OpGraph, *, groups: int = GROUPS, seed: int = 42) -> Groups:
-    """Driple's: launched operators, the largest connected component, groups by asynchronous fluid communities, three sums for each."""
+    """Driple's: launched operators, the largest connected component, groups by asynchronous fluid
+    communities, three sums for each."""
     networkx = _networkx()
     kept = [i for i, op in enumerate(graph.ops) if op.operator.launches]
     names = [op.operator.name for op in graph.ops]
@@ -188,34 +199,31 @@ def reference_groups(graph: OpGraph, *, groups: int = GROUPS, seed: int = 42) ->
 
 KINDS = ("convolution", "depthwise", "product", "normalisation", "pooling", "optimizer", "other")
 NODE_COLUMNS = (
-    "log FLOPs", "log bytes", "log parameters", "log activations", "log operators", "log FLOPs per byte", "share of FLOPs",
-    "share of bytes", *PHASES, *KINDS,
-)  # fmt: skip
+    *("log FLOPs", "log bytes", "log parameters", "log activations", "log operators", "log FLOPs per byte"),
+    *("share of FLOPs", "share of bytes", *PHASES, *KINDS),
+)
 WHOLE_COLUMNS = (
-    *(f"log FLOPs {phase}" for phase in PHASES[:2]), *(f"log bytes {phase}" for phase in PHASES), *(f"log {name}" for name in CATEGORIES),
-    "log parameters", "log operators", "log samples", "log kernels per GFLOP", "log bytes over parameters", *(f"share of {kind}" for kind in KINDS),
-)  # fmt: skip
+    *(f"log FLOPs {phase}" for phase in PHASES[:2]),
+    *(f"log bytes {phase}" for phase in PHASES),
+    *(f"log {name}" for name in CATEGORIES),
+    *("log parameters", "log operators", "log samples", "log kernels per GFLOP", "log bytes over parameters"),
+    *(f"share of {kind}" for kind in KINDS),
+)
 
 
 def directed_groups(graph: OpGraph, *, groups: int = GROUPS) -> Groups:
     """The improved graph: a node per layer and phase, edges with the flow of data, sizes as logarithms."""
     node = _node_of_op([op.layer for op in graph.ops], graph.phase_index.tolist(), groups)
     count = int(node.max(initial=-1)) + 1
-    kinds = np.array([KINDS.index(kind_of(one)) for one in graph.operators], dtype=np.int64)[
-        graph.operator_index
-    ]
+    kinds = _kind_index(graph)
     launched = graph.column("launches")
 
     def by_node(column: Array) -> Array:
         return np.bincount(node, weights=column, minlength=count).astype(np.float64)
 
     flops, size = by_node(graph.column("flops")), by_node(graph.column("bytes") * launched)
-    outputs = np.array([_output_bytes(one) for one in graph.operators], dtype=np.float64)[
-        graph.operator_index
-    ]
-    weights = np.array([_weight_elements(one) for one in graph.operators], dtype=np.float64)[
-        graph.operator_index
-    ]
+    outputs = np.array([_output_bytes(one) for one in graph.operators])[graph.operator_index]
+    weights = np.array([_weight_elements(one) for one in graph.operators])[graph.operator_index]
     phases = np.zeros((count, len(PHASES)))
     phases[node, graph.phase_index] = 1.0
     mixture = np.zeros((count, len(KINDS)))
@@ -223,10 +231,11 @@ def directed_groups(graph: OpGraph, *, groups: int = GROUPS) -> Groups:
     share = size / max(float(size.sum()), 1.0)
     logs = [np.log1p(column) / 10 for column in (flops, size, by_node(weights), by_node(outputs * launched))]
     intensity = np.log1p(flops) / 10 - np.log1p(size) / 10
-    nodes = np.column_stack([
-        *logs, np.log1p(by_node(launched)), intensity, flops / max(float(flops.sum()), 1.0), share, phases,
-        mixture / np.maximum(mixture.sum(axis=1, keepdims=True), 1.0),
-    ])  # fmt: skip
+    mixture /= np.maximum(mixture.sum(axis=1, keepdims=True), 1.0)
+    flops_share = flops / max(float(flops.sum()), 1.0)
+    nodes = np.column_stack(
+        [*logs, np.log1p(by_node(launched)), intensity, flops_share, share, phases, mixture]
+    )
     pairs = {(int(node[a]), int(node[b])) for b in range(len(graph.ops)) for a in graph.producers(b)}
     return Groups(
         nodes=nodes.astype(np.float32),
@@ -244,14 +253,13 @@ def whole_columns(graph: OpGraph) -> Array:
         name: sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == name)
         for name in CATEGORIES
     }
-    kinds = np.array([KINDS.index(kind_of(one)) for one in graph.operators], dtype=np.int64)[
-        graph.operator_index
-    ]
+    kinds = _kind_index(graph)
     parameters, flops = max(graph.parameters, 1), max(graph.total("flops"), 1.0)
     figures = [
-        *(graph.total("flops", phase) for phase in PHASES[:2]), *(float(size[graph.phase_index == i].sum()) for i in range(len(PHASES))),
-        *held.values(), parameters, launched.sum(), graph.samples,
-    ]  # fmt: skip
+        *(graph.total("flops", phase) for phase in PHASES[:2]),
+        *(float(size[graph.phase_index == i].sum()) for i in range(len(PHASES))),
+        *(*held.values(), parameters, launched.sum(), graph.samples),
+    ]
     ratios = [math.log(max(launched.sum(), 1) / (flops / 1e9)), math.log(max(size.sum(), 1.0) / parameters)]
     mixture = np.bincount(kinds, weights=size, minlength=len(KINDS)) / max(float(size.sum()), 1.0)
     return np.array([*np.log1p(figures), *ratios, *mixture])
@@ -270,40 +278,27 @@ def kind_of(operator: Operator) -> str:
     return _COARSER.get(family, family)
 
 
+def _kind_index(graph: OpGraph) -> npt.NDArray[np.int64]:
+    """For each op, the position of its kind in ``KINDS``."""
+    positions = [KINDS.index(kind_of(operator)) for operator in graph.operators]
+    return np.array(positions, dtype=np.int64)[graph.operator_index]
+
+
 def graph_key(job: Job) -> str:
     """A text that jobs share when one rank's step of them is the same graph."""
     model, training = job.workload.model, job.workload.training
-    what = [
-        model.source,
-        model.name,
-        dict(model.args),
-        model.task,
-        model.config,
-        str(job.workload.base),
-        training.image,
-        training.sequence,
-    ]
-    how = [
-        training.classes,
-        training.mode,
-        training.precision,
-        training.optimizer,
-        training.channels_last,
-        job.micro_batch,
-        job.accumulation > 1,
-    ]
-    return json.dumps([what, how], sort_keys=True, default=str)
+    what = (model.source, model.name, dict(model.args), model.task, model.config, str(job.workload.base))
+    sizes = (training.image, training.sequence)
+    how = (training.classes, training.mode, training.precision, training.optimizer, training.channels_last)
+    batch = (job.micro_batch, job.accumulation > 1)
+    return json.dumps([[*what, *sizes], [*how, *batch]], sort_keys=True, default=str)
 
 
 def _launched_edges(graph: OpGraph) -> Iterable[tuple[int, int]]:
     """Between launched operators; views and allocations hand on what they were given."""
     source: dict[int, frozenset[int]] = {}
     for i, op in enumerate(graph.ops):
-        reads = (
-            frozenset().union(*(source.get(one, frozenset()) for one in graph.producers(i)))
-            if graph.producers(i)
-            else frozenset()
-        )
+        reads = frozenset[int]().union(*(source[one] for one in graph.producers(i)))
         if op.operator.launches:
             yield from ((a, i) for a in reads)
             source[i] = frozenset({i})
@@ -312,7 +307,8 @@ def _launched_edges(graph: OpGraph) -> Iterable[tuple[int, int]]:
 
 
 def _node_of_op(layers: Sequence[str], phases: Sequence[int], most: int) -> npt.NDArray[np.int64]:
-    """Numbers of nodes in order of first use, at the deepest level of nesting that has few enough of them; else neighbours are joined."""
+    """Numbers of nodes in order of first use, at the deepest level of nesting that has few enough of them;
+    else neighbours are joined."""
     deepest = max((layer.count(".") + 1 for layer in set(layers)), default=1)
     for depth in range(deepest, 0, -1):
         numbers: dict[tuple[str, int], int] = {}

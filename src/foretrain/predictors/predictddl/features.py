@@ -1,4 +1,4 @@
-"""A captured step and its job in; what PredictDDL's regressors and its embedding see of them out: columns with names, and a graph of primitives."""
+"""Says what PredictDDL sees of a job and its captured step: columns with names, and a graph of primitives."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,19 +41,15 @@ def dataset_type(job: Job) -> str:
 
 # Families of operators
 
-COMPUTING = (
-    "convolution",
-    "pointwise convolution",
-    "grouped convolution",
-    "depthwise convolution",
-    "product",
-)
+CONVOLUTIONS = ("convolution", "pointwise convolution", "grouped convolution", "depthwise convolution")
+COMPUTING = (*CONVOLUTIONS, "product")
 MOVING = ("normalisation", "pooling", "optimizer", "other")
 FAMILIES = (*COMPUTING, *MOVING)
 FAMILY_COLUMNS = (
-    *(f"{name}: log arithmetic" for name in COMPUTING), *(f"{name}: log traffic" for name in FAMILIES),
-    "log calls", "log parameters", "log arithmetic", "log traffic", "log activations",
-)  # fmt: skip
+    *(f"{name}: log arithmetic" for name in COMPUTING),
+    *(f"{name}: log traffic" for name in FAMILIES),
+    *(f"log {name}" for name in ("calls", "parameters", "arithmetic", "traffic", "activations")),
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -93,7 +90,7 @@ def work_of(job: Job, graph: OpGraph) -> Work:
         arithmetic_s=(flops.reshape(len(_FORMATS), -1) / rates[:, None]).sum(axis=0),
         traffic_s=size / device.memory_bytes_per_s,
         calls=float(calls.sum()),
-        convolutions=float(calls[: len(COMPUTING) - 1].sum()),
+        convolutions=float(calls[: len(CONVOLUTIONS)].sum()),
         parameters=float(max(graph.parameters, 1)),
         activations_bytes=float(held),
     )
@@ -105,18 +102,18 @@ _known_sums: weakref.WeakKeyDictionary[OpGraph, _Sums] = weakref.WeakKeyDictiona
 
 
 def _sums(graph: OpGraph) -> _Sums:
-    """FLOPs (by number format and family), bytes and calls (by family): of forward and backward, which repeat with every micro-batch, and of the optimizer."""
-    found = _known_sums.get(graph)
-    if found is None:
-        found = _known_sums[graph] = _summed(graph)
-    return found
+    """FLOPs (by number format and family), bytes and calls (by family): of forward and backward, which
+    repeat with every micro-batch, and of the optimizer."""
+    if graph not in _known_sums:
+        _known_sums[graph] = _summed(graph)
+    return _known_sums[graph]
 
 
 def _summed(graph: OpGraph) -> _Sums:
     precision = str(graph.info.get("precision", "fp32"))
     kinds, forms = (
-        np.array(some, dtype=np.int64)[graph.operator_index]
-        for some in (
+        np.array(places, dtype=np.int64)[graph.operator_index]
+        for places in (
             [FAMILIES.index(family_of(operator)) for operator in graph.operators],
             [_FORMATS.index(arithmetic(operator, precision)) for operator in graph.operators],
         )
@@ -165,46 +162,69 @@ def _convolution(operator: Operator) -> str:
 # Clusters
 
 CLUSTER_COLUMNS = (
-    "log workers", "workers", "several workers", "log nodes", "parameter servers", "parameter servers x log workers", "log cores", "log memory",
-    "log FLOP/s", "log memory bandwidth", "log link bandwidth", "log batch per worker", "log parameters x log workers", "log parameters x servers",
-)  # fmt: skip
+    *("log workers", "workers", "several workers", "log nodes"),
+    *("parameter servers", "parameter servers x log workers"),
+    *(
+        "log cores",
+        "log memory",
+        "log FLOP/s",
+        "log memory bandwidth",
+        "log link bandwidth",
+        "log batch per worker",
+    ),
+    *("log parameters x log workers", "log parameters x servers"),
+)
+_MANY_WORKERS = 16
+"""The unit of the column "workers"."""
 
 
 def cluster_columns(job: Job, parameters: float) -> Array:
-    """As ``CLUSTER_COLUMNS`` names them: what PredictDDL knows of the cluster, the batch, and how they meet the model's size."""
+    """As ``CLUSTER_COLUMNS`` names them: what PredictDDL knows of the cluster, the batch, and how they
+    meet the model's size."""
     cluster, device = job.cluster, job.cluster.device
     workers, servers = cluster.world_size, float(bool(job.plan.servers))
     link = cluster.inter_node if cluster.nodes > 1 else cluster.intra_node
     log_workers, log_parameters = math.log(workers), math.log(parameters)
-    figures = (device.cores, device.memory_bytes, device.peak_flops(job.workload.training.precision.removeprefix("amp-")),
-               device.memory_bytes_per_s, link.bandwidth_bytes_per_s, job.workload.training.global_batch / workers)  # fmt: skip
-    return np.array([
-        log_workers, workers / 16, float(workers > 1), math.log(cluster.nodes), servers, servers * log_workers,
-        *(math.log(figure) for figure in figures), log_parameters * log_workers, log_parameters * servers,
-    ])  # fmt: skip
+    training = job.workload.training
+    figures = (
+        device.cores,
+        device.memory_bytes,
+        device.peak_flops(training.precision.removeprefix("amp-")),
+        device.memory_bytes_per_s,
+        link.bandwidth_bytes_per_s,
+        training.global_batch / workers,
+    )
+    return np.array(
+        [
+            *(log_workers, workers / _MANY_WORKERS, float(workers > 1), math.log(cluster.nodes)),
+            *(servers, servers * log_workers),
+            *(math.log(figure) for figure in figures),
+            *(log_parameters * log_workers, log_parameters * servers),
+        ]
+    )
 
 
 # Primitives
 
 KINDS = (
-    "input", "convolution", "pointwise convolution", "grouped convolution", "depthwise convolution", "product", "normalisation", "activation",
-    "pooling", "global average", "sum", "scale", "concat", "attention", "embedding", "other",
+    "input", *COMPUTING, "normalisation", "activation", "pooling", "global average", "sum", "scale", "concat",
+    "attention", "embedding", "other",
 )  # fmt: skip
 SHAPES = (
-    "log channels out",
-    "log channels in",
-    "log positions",
-    "kernel",
-    "log parameters",
-    "log FLOPs per sample",
-    "log bytes per sample",
+    *("log channels out", "log channels in", "log positions", "kernel"),
+    *("log parameters", "log FLOPs per sample", "log bytes per sample"),
 )
 FOLDED = frozenset({"normalisation", "activation", "other"})
 """Kinds that join the node they follow: what they are is counted there."""
 _NAMED = {
-    "add": "sum", "sub": "sum", "mul": "scale", "cat": "concat", "mean": "global average", "_adaptive_avg_pool2d": "global average",
-    "embedding": "embedding", "_softmax": "attention", **dict.fromkeys(("clone", "native_dropout", "bernoulli", "div"), "activation"),
-}  # fmt: skip
+    **dict.fromkeys(("add", "sub"), "sum"),
+    "mul": "scale",
+    "cat": "concat",
+    **dict.fromkeys(("mean", "_adaptive_avg_pool2d"), "global average"),
+    "embedding": "embedding",
+    "_softmax": "attention",
+    **dict.fromkeys(("clone", "native_dropout", "bernoulli", "div"), "activation"),
+}
 """Kinds of single operators: what stochastic depth and dropout are made of counts as an activation."""
 
 
@@ -273,21 +293,27 @@ def _shape(ops: Sequence[Op], samples: int) -> list[float]:
     output = first.outputs[0].shape
     weight = first.tensor("weight") or first.tensor("mat2")
     parameters = weight.numel if weight is not None else 0
-    channels_in = (
-        weight.shape[1]
-        if weight is not None and len(weight.shape) > 1
-        else output[1]
-        if len(output) > 1
-        else 1
-    )
+    widths = weight.shape if weight is not None and len(weight.shape) > 1 else output
+    channels_in = widths[1] if len(widths) > 1 else 1
     channels, positions = (
         (output[1], math.prod(output[2:])) if len(output) > 2 else (output[-1] if output else 1, 1)
     )
     kernel = math.sqrt(math.prod(weight.shape[2:])) if weight is not None else 0.0
-    return shape_row(
-        channels, channels_in, positions, kernel, parameters,
-        sum(op.operator.flops for op in ops) / samples, sum(op.operator.bytes for op in ops) / samples,
-    )  # fmt: skip
+    flops, size = (sum(getattr(op.operator, name) for op in ops) / samples for name in ("flops", "bytes"))
+    return shape_row(channels, channels_in, positions, kernel, parameters, flops, size)
+
+
+class _Units(NamedTuple):
+    """What the columns of ``SHAPES`` are divided by, so that those of usual layers are about 1."""
+
+    width: float = 5
+    kernel: float = 3
+    parameters: float = 10
+    flops: float = 15
+    bytes: float = 12
+
+
+_UNITS = _Units()
 
 
 def shape_row(
@@ -301,45 +327,35 @@ def shape_row(
 ) -> list[float]:
     """As ``SHAPES`` names it, of about unit size."""
     return [
-        math.log1p(channels) / 5, math.log1p(channels_in) / 5, math.log1p(positions) / 5, kernel / 3,
-        math.log1p(parameters) / 10, math.log1p(flops) / 15, math.log1p(size) / 12,
-    ]  # fmt: skip
+        *(math.log1p(one) / _UNITS.width for one in (channels, channels_in, positions)),
+        kernel / _UNITS.kernel,
+        math.log1p(parameters) / _UNITS.parameters,
+        math.log1p(flops) / _UNITS.flops,
+        math.log1p(size) / _UNITS.bytes,
+    ]
 
 
 TARGETS = (
     *(f"{name}: log FLOPs" for name in COMPUTING),
     *(f"{kind}: log bytes" for kind in KINDS),
     *(f"{kind}: log step time" for kind in KINDS),
-    "log FLOPs",
-    "log bytes",
-    "log activations",
-    "log parameters",
-    "log nodes",
+    *(f"log {name}" for name in ("FLOPs", "bytes", "activations", "parameters", "nodes")),
 )
 _FLOPS_PER_BYTE = 20.0
-"""Of a device of middling balance, whose roofline stands for the step time in ``TARGETS``; its unit is the time to move a byte."""
+"""Of a device of middling balance, whose roofline stands for the step time in ``TARGETS``; its unit is the
+time to move a byte."""
 
 
 def cost_targets(graph: Primitives) -> Array:
     """As ``TARGETS`` names them: what the embedding is to know of an architecture, per sample."""
-    flops, size = np.expm1(graph.shapes[:, 5] * 15), np.expm1(graph.shapes[:, 6] * 12)
-    outputs = np.expm1(graph.shapes[:, 0] * 5) * np.expm1(graph.shapes[:, 2] * 5)
+    channels, _, positions, _, parameters, flops, size = graph.shapes.T
+    flops, size = np.expm1(flops * _UNITS.flops), np.expm1(size * _UNITS.bytes)
+    outputs = np.expm1(channels * _UNITS.width) * np.expm1(positions * _UNITS.width)
     main = graph.kinds.argmax(axis=1)
     times = np.maximum(flops / _FLOPS_PER_BYTE, size)
     by_kind_flops, by_kind_bytes, by_kind_time = (
         np.bincount(main, weights=column, minlength=len(KINDS)) for column in (flops, size, times)
     )
     computing = [by_kind_flops[KINDS.index(name)] for name in COMPUTING]
-    parameters = np.expm1(graph.shapes[:, 4] * 10).sum()
-    return np.log1p(
-        [
-            *computing,
-            *by_kind_bytes,
-            *by_kind_time,
-            flops.sum(),
-            size.sum(),
-            outputs.sum(),
-            parameters,
-            len(graph.kinds),
-        ]
-    )
+    sums = (flops.sum(), size.sum(), outputs.sum(), np.expm1(parameters * _UNITS.parameters).sum())
+    return np.log1p([*computing, *by_kind_bytes, *by_kind_time, *sums, len(graph.kinds)])
