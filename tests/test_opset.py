@@ -1,15 +1,20 @@
-"""What operators are: every one that was measured or traced is known by name, and relatives derive from it."""
+"""What operators are: every one that was measured or traced is known by name, as are its relatives."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet
 import pytest
 
+from foretrain.capture import capture_job
+from foretrain.costs import workspace
+from foretrain.graph import flops
 from foretrain.graph.opset import (
     _NAMES,
     KINDS,
+    PRODUCTS,
     communicates,
     is_attention,
     is_product,
@@ -17,6 +22,7 @@ from foretrain.graph.opset import (
     traits,
     waits,
 )
+from foretrain.job import Job
 
 OPERATORS = Path(__file__).parents[1] / "data" / "ops_h200.parquet"
 
@@ -73,3 +79,49 @@ def test_questions_by_name() -> None:
     assert permutes("index_put_")
     assert communicates("all_to_all")
     assert waits("_local_scalar_dense")
+
+
+# Traced models
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 128}
+T5 = {"model_type": "t5", "d_model": 32, "d_ff": 64, "num_layers": 1}
+ZOO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "resnet10t": ({"source": "timm"}, {"image": 64, "optimizer": "adamw"}),
+    "test_vit": ({"source": "timm"}, {"optimizer": "lamb"}),
+    "test_convnext": ({"source": "timm"}, {"precision": "fp32", "optimizer": "adafactor"}),
+    "test_efficientnet": ({"source": "timm"}, {"channels_last": True, "optimizer": "rmsprop"}),
+    "shufflenet_v2_x0_5": ({"source": "torchvision"}, {"image": 64}),
+    "llama": ({"task": "causal-lm", "config": {"model_type": "llama", **TINY}}, {"optimizer": "adamw-fused"}),
+    "mixtral": ({"task": "causal-lm", "config": {"model_type": "mixtral", **TINY}}, {}),
+    "mamba": ({"task": "causal-lm", "config": {"model_type": "mamba", **TINY}}, {}),
+    "deberta": ({"task": "masked-lm", "config": {"model_type": "deberta-v2", **TINY}}, {}),
+    "t5": ({"task": "seq2seq-lm", "config": T5}, {}),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_every_traced_operator_has_traits(name: str) -> None:
+    model, training = ZOO[name]
+    is_image = "source" in model
+    job = Job.read(
+        {
+            "model": {**model, "name": name} if is_image else {"source": "transformers", **model},
+            "training": {"global_batch": 2, "precision": "amp-bf16", **training}
+            | ({} if is_image else {"sequence": 32}),
+            "cluster": {"device": "h200-sxm-141gb"},
+        }
+    )
+    names = {operator.name for operator in capture_job(job).operators}
+    assert [one for one in sorted(names) if traits(one).kind == "unknown"] == []
+
+
+# Formulas
+
+
+def test_only_operators_that_multiply_have_flops() -> None:
+    kinds = {traits(name).kind for name in flops.FORMULAS}
+    assert kinds == {*PRODUCTS, "convolution", "attention", "recurrence"}
+
+
+def test_workspaces_are_of_known_operators() -> None:
+    assert [name for name in workspace.RULES if traits(name).kind == "unknown"] == []
