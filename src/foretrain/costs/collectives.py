@@ -31,8 +31,7 @@ from foretrain.errors import invalid, unknown
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 Library = Literal["nccl", "gloo"]
 Way = Literal["ring", "pair", "switch"]
-"""How members use their links: all at once (ring, tree, all-to-all), one pair, or by way of a switch that
-reduces."""
+"""How members use their links: all at once (ring, tree, all-to-all), one pair, or a switch that reduces."""
 Sizes = npt.NDArray[np.number]
 
 _MESSAGES_AT_ONCE = 8
@@ -40,8 +39,7 @@ _MESSAGES_AT_ONCE = 8
 _SWITCH_HOPS = 10
 """What setting up the switch takes, in hops of NVLink: NCCL's tuning counts 25 us."""
 _NEIGHBOURS = {"nvlink-mesh": 4, "infinity-fabric": 7}
-"""Most peers among which a device without a switch divides its links: DGX-1's hybrid cube mesh, MI300's
-full mesh."""
+"""Most peers that a device without a switch divides its links among: DGX-1's cube mesh, MI300's full mesh."""
 
 
 # Who takes part
@@ -97,8 +95,7 @@ def team(degree: int, stride: int, devices_per_node: int) -> Team:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """What a library reaches on one kind of link, as shares of its data-sheet rate, and the time that it
-    adds."""
+    """What a library reaches on a kind of link, as shares of its data-sheet rate, and the time it adds."""
 
     ring: float
     """Share of the rate that a ring or a tree sustains on long messages."""
@@ -230,8 +227,7 @@ SERVER = ParameterServer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What an algorithm moves, as multiples of the call's size, and the messages that must follow one
-    another."""
+    """What an algorithm moves, as multiples of the call's size, and the messages that follow one another."""
 
     inside: float
     """Sent by each member over the links inside a node."""
@@ -249,8 +245,7 @@ Algorithm = Callable[[int, int], Load]
 
 
 def _around(times: int) -> Algorithm:
-    """A ring that is gone round once (all-gather, reduce-scatter) or twice (all-reduce); it leaves each
-    node once."""
+    """A ring gone round once (all-gather, reduce-scatter) or twice (all-reduce); it leaves each node once."""
 
     def load(per_node: int, nodes: int) -> Load:
         size = per_node * nodes
@@ -270,8 +265,7 @@ def _tree(per_node: int, nodes: int) -> Load:
 
 
 def _in_switch(per_node: int, nodes: int) -> Load:
-    """NVLS: the switch adds up what the members send once and hands the sum to all of them; trees between
-    nodes."""
+    """NVLS: the switch adds up what members send once and hands all of them the sum; trees between nodes."""
     return dataclasses.replace(_tree(per_node, nodes), inside=1.0, hops_inside=_SWITCH_HOPS, way="switch")
 
 
@@ -425,8 +419,7 @@ class _Lane:
     """A link under a transport, for one team."""
 
     rate: float
-    """Data-sheet bytes per second that the team has: of each member inside a node, of all members of a
-    node outside."""
+    """Data-sheet bytes per second of the team: of each member inside a node, of a node's members outside."""
     most: float
     """What the host can move of it, sent and received together."""
     latency_s: float
@@ -465,8 +458,7 @@ class _Route:
         return link.latency_s + self._transports["gloo"].hop_s
 
     def _lanes(self, team: Team) -> tuple[_Lane | None, _Lane | None, int, int]:
-        """The lanes inside and between nodes, with members per node and nodes; an NVLink domain counts as
-        one node."""
+        """The lanes inside and between nodes, members per node, nodes; an NVLink domain counts as a node."""
         joined = self._nodes_joined(team)
         per_node, nodes = team.per_node * joined, team.nodes // joined
         inside = self._inside(per_node) if per_node > 1 else None
@@ -474,8 +466,7 @@ class _Route:
         return inside, outside, per_node, nodes
 
     def _nodes_joined(self, team: Team) -> int:
-        """Nodes of the team that lie in one NVLink domain; a divisor of its nodes, so that domains are
-        alike."""
+        """Nodes of the team in one NVLink domain; a divisor of its nodes, so that domains are alike."""
         trays = self._group.domain // self._group.devices_per_node
         most = min(team.nodes, -(-trays // team.spacing))
         return next(count for count in range(most, 0, -1) if team.nodes % count == 0)

@@ -15,8 +15,7 @@ from foretrain.graph import ITEM_BYTES, TensorSpec
 from foretrain.graph.opset import KINDS, Kind, traits
 
 SERIAL = "serial"
-"""The family of operators whose work must be done in turn (``serial.py``); they have no figures to learn
-from."""
+"""The family of operators whose work is done in turn (``serial.py``); there are no figures to learn from."""
 KERNEL_FLOOR_S = 2e-6
 """About the shortest time that a kernel takes."""
 
@@ -122,8 +121,7 @@ class _Scene:
         ]
 
     def waves(self, rows: int, columns: int, batch: int, tile: tuple[int, int]) -> tuple[float, float]:
-        """How often the tiles of a product fill the device, and how full the last wave and the last tiles
-        are."""
+        """How often a product's tiles fill the device, and how full the last wave and tiles are."""
         tiles = max(1, batch * math.ceil(rows / tile[0]) * math.ceil(columns / tile[1]))
         waves = tiles / self.sms
         used = rows * columns * batch / (tiles * tile[0] * tile[1])
@@ -457,5 +455,4 @@ FAMILIES = tuple(_FAMILIES)
 COLUMNS: dict[str, tuple[str, ...]] = {
     name: (*_COMMON, *columns, "name_effect") for name, (columns, _) in _FAMILIES.items()
 }
-"""Names of the figures of each family; the last is the effect of the operator's name, which the fit
-learns."""
+"""Names of each family's figures; the last is the effect of the operator's name, which the fit learns."""

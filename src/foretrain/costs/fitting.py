@@ -35,8 +35,7 @@ _FOR_ONE = {**_SETTINGS, "trees": 400, "learning_rate": 0.045, "max_depth": 12, 
 _SLOWER = (0.5, 0.25)
 """Shares of the bandwidth of the virtual devices that stand beside a measured one."""
 _SHARPNESS = 4.0
-"""Of the bend between what multiprocessors and what memory bounds: the power of the norm that joins both
-times."""
+"""Of the bend between what multiprocessors and what memory bounds: the norm that joins both times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +115,7 @@ def _fit(family: str, samples: Sequence[_Sample], growth: Mapping[str, Any]) -> 
 
 
 def _weights(seconds: npt.NDArray[np.float64], devices: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Long operators count more, as steps are made of them; so does a device with many, but not in
-    proportion."""
+    """Long operators count more, as steps are made of them; a device with many less than in proportion."""
     weights = np.clip(seconds / 1e-5, 0.1, 10.0) ** 0.5
     each = np.array(devices)
     for device in set(devices):

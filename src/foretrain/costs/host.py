@@ -13,8 +13,7 @@ from foretrain.graph import Operator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchHost:
-    """The measured dispatch cost of each operator, and what Python, autograd and the optimizer's loops
-    add."""
+    """The measured dispatch cost of each operator, and what Python, autograd and the optimizer add."""
 
     names: Mapping[str, float] = field(default_factory=dict)
     """Seconds to dispatch an operator outside of a model; of multi-tensor operators per tensor."""

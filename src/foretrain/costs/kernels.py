@@ -11,8 +11,7 @@ from foretrain.graph.opset import traits
 _CHUNK = 65536
 _CHUNKS_PER_LAUNCH = 320
 _TENSORS_PER_LAUNCH = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
-"""Of torch's ``MultiTensorApply.cuh``: elements per chunk, chunks per launch, tensors per launch by number
-of lists."""
+"""Of torch's ``MultiTensorApply.cuh``: elements per chunk, chunks per launch, tensors per launch by lists."""
 
 
 def kernel_count(operator: Operator) -> int:

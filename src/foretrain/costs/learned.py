@@ -31,8 +31,7 @@ _LOOKUP = ("keys", "seconds", "kernels")
 GENERAL = "general"
 """The models that serve every device; those of a device that was measured much stand under its own name."""
 _BOUNDS = (-1.2, 6.0)
-"""Of the logarithm of time over roofline: Winograd convolutions beat it twice, tiny launches miss it by
-hundreds."""
+"""Of the logarithm of time over roofline: Winograd beats it twice, tiny launches miss it by hundreds."""
 
 _GROUPS: dict[str, str] = {
     "product": "products", "attention": "products", "attention_backward": "products",
@@ -52,8 +51,7 @@ def group_of(described: Described) -> str:
 
 @dataclass(frozen=True, eq=False)
 class OperatorModel:
-    """The logarithm of time over roofline for one family: trees over its figures and an effect of the
-    name."""
+    """The logarithm of time over roofline of one family: trees over figures, and an effect of the name."""
 
     forest: Forest | None
     names: Mapping[str, float]

@@ -85,8 +85,7 @@ def operator_key(
 
 
 def matmul_precision(operator: Computes, precision: str) -> str:
-    """TF32 only changes the matrix products of fp32 tensors; convolutions by cuDNN are in TF32 in either
-    case."""
+    """TF32 only changes matrix products of fp32 tensors; cuDNN's convolutions are in TF32 in either case."""
     return "tf32" if arithmetic(operator, precision) == "tf32" != arithmetic(operator, "fp32") else ""
 
 

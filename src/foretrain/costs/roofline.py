@@ -48,8 +48,7 @@ class Computes(Protocol):
 
 
 def arithmetic(operator: Computes, precision: str) -> str:
-    """The format an operator multiplies in: fp32 becomes TF32 in cuDNN always, in matrix products on
-    request."""
+    """The format of an operator's numbers: fp32 becomes TF32 in cuDNN always, in products on request."""
     dtype = _SHORT.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"
     kind = traits(operator.name).kind
     if dtype == "fp32" and (kind in _BY_CUDNN or (precision == "tf32" and kind in PRODUCTS)):

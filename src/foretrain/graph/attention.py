@@ -40,8 +40,7 @@ class _Attention:
 
 @functools.lru_cache(maxsize=128)
 def with_fused_softmax(graph: OpGraph) -> OpGraph:
-    """The graph with scaling, mask, softmax and dropout of each written-out attention merged between its
-    products."""
+    """The graph with what lies between the two products of each written-out attention merged."""
     found = [
         attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None
     ]
@@ -51,8 +50,7 @@ def with_fused_softmax(graph: OpGraph) -> OpGraph:
 
 @functools.lru_cache(maxsize=128)
 def with_flash_attention(graph: OpGraph, *, causal: bool) -> OpGraph:
-    """The graph with every written-out attention merged, its scores never kept; the same graph where there
-    is none."""
+    """The graph with every written-out attention merged, its scores never kept; the same if there is none."""
     found = [
         attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None
     ]
@@ -70,8 +68,7 @@ def _is_product(name: str) -> bool:
 
 
 def _find(graph: OpGraph, layer: str) -> _Attention | None:
-    """By the size of the scores: all calls of the layer that touch a tensor of that size belong to
-    attention."""
+    """By the size of the scores: all calls of the layer that touch a tensor of that size belong to it."""
     own = [i for i, op in enumerate(graph.ops) if op.layer == layer and op.phase != "optimizer"]
     scores = _score_sizes(graph, own)
     touching = [
@@ -103,8 +100,7 @@ def _find(graph: OpGraph, layer: str) -> _Attention | None:
 
 
 def _score_sizes(graph: OpGraph, own: Sequence[int]) -> set[int]:
-    """Of the scores as the product makes them and as the softmax takes them: for a sink, with a column
-    more."""
+    """Of the scores as the product makes and as the softmax takes them: with a sink, a column more."""
     made = 0
     for i in own:
         operator = graph.ops[i].operator

@@ -35,8 +35,7 @@ _LOSS_PARTS = frozenset({"_log_softmax", "logsumexp", "log", "exp"})
 _REACH = 16
 """Launching operators that one may be moved past."""
 _SMALL = 16
-"""What is this much smaller than the operands of its run (the statistics of a norm) is kept, not computed
-again."""
+"""A result this much smaller than its run's operands (a norm's statistics) is kept, not computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +43,12 @@ class Fusion:
     """Which runs of element-wise operators become one kernel."""
 
     norms: bool = False
-    """Modules of element-wise operators and reductions alone: written-out RMSNorm and LayerNorm, rotary
-    tables."""
+    """Modules of element-wise operators and reductions alone: written-out norms, rotary tables."""
     chains: bool = False
     """Element-wise runs within one module and those inside it: GELU, SiLU times up, rotary embedding,
     dropout and residual add."""
     losses: bool = False
-    """What follows the last product of the forward pass and comes before the first one of the backward
-    pass."""
+    """All between the last product of the forward and the first of the backward pass."""
     across: bool = False
     """As torch.compile does: everything above, reductions included, over module borders."""
 
@@ -220,8 +217,7 @@ def _norm_modules(graph: OpGraph) -> set[str]:
 
 
 def _loss_zone(graph: OpGraph) -> range:
-    """The ops between the last product of the forward and the first of the backward pass, if one is a
-    loss."""
+    """The ops from the last forward product to the first backward one, if there is a loss among them."""
     heavy = [i for i, op in enumerate(graph.ops) if op.operator.flops and op.phase != "optimizer"]
     first = max((i for i in heavy if graph.ops[i].phase == "forward"), default=-1) + 1
     last = min((i for i in heavy if graph.ops[i].phase == "backward"), default=len(graph.ops))
@@ -563,8 +559,7 @@ def _specs(graph: OpGraph, members: Sequence[int], *, inputs: bool) -> dict[int,
 
 
 def _traffic(graph: OpGraph, members: Sequence[int]) -> dict[int, int]:
-    """Bytes that a run reads of each buffer from outside: its tensors (halves of one, say), at most all of
-    it."""
+    """Bytes that a run reads of each buffer from outside: its tensors (halves, say), at most all of it."""
     total: dict[int, int] = defaultdict(int)
     for number, spec in _outside(graph, members):
         total[number] = min(total[number] + spec.size_bytes, graph.buffers[number].size_bytes)

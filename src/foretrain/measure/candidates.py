@@ -17,8 +17,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """What could be measured: a row of features and a cost in seconds for each, and labels that say what
-    it is."""
+    """What could be measured: a row of features, a cost in seconds and a label for each."""
 
     names: tuple[str, ...]
     """One per feature."""
@@ -49,8 +48,7 @@ def table_candidates(
     *,
     quadratic: bool = False,
 ) -> Candidates:
-    """Candidates from columns of numbers: standardised, with a constant and (``quadratic``) squares and
-    products."""
+    """Standardised columns of numbers, with a constant and (``quadratic``) squares and products."""
     names, features = _polynomial(
         {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}, quadratic
     )

@@ -30,8 +30,7 @@ Made = tuple[str, Specs, Specs, dict[str, Any]]
 
 
 def read_published(folder: Path) -> Iterator[MeasuredOperator]:
-    """The operators of every known file in the folder; shapes that torch's operators cannot express are
-    left out."""
+    """The operators of every known file in the folder, without shapes that torch's cannot express."""
     files = [folder / name for name in (*_ETS, _NEUSIGHT) if (folder / name).exists()]
     if not files:
         raise InputError(f"data: {folder} has none of {', '.join((*_ETS, _NEUSIGHT))}")
@@ -40,8 +39,7 @@ def read_published(folder: Path) -> Iterator[MeasuredOperator]:
 
 
 def _rows(path: Path, group: Callable[[Mapping[str, str]], object]) -> Iterator[dict[str, str]]:
-    """Of each group at most ``_MOST`` rows, chosen by a hash of the row so that the choice is always the
-    same."""
+    """Of each group at most ``_MOST`` rows, chosen by a hash of the row, so always the same."""
     with gzip.open(path, "rt", newline="") as file:
         rows = list(csv.DictReader(file))
     sizes: dict[object, int] = {}

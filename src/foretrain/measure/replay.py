@@ -36,8 +36,7 @@ class Timing:
 
 
 def build_call(instance: Instance, device: str) -> Call:
-    """A function that runs the operator once, on tensors with the shapes, dtypes and strides of the
-    instance."""
+    """A function that runs the operator once, on tensors of the instance's shapes, dtypes and strides."""
     builder = _BUILDERS.get(instance.name)
     if builder is not None:
         return builder(instance, device)
@@ -281,8 +280,7 @@ def time_on_cpu(instance: Instance, repeats: int = 5) -> Timing:
 
 
 class CudaTimer:
-    """Kernel times of many calls from one profile: events around a small kernel would measure the gap
-    before it."""
+    """Kernel times of many calls from one profile: events would measure the gap before a small kernel."""
 
     def __init__(self, repeats: int = 3) -> None:
         properties = torch.cuda.get_device_properties(0)

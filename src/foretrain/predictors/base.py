@@ -121,14 +121,15 @@ def source_of(path: Path, **facts: Any) -> dict[str, Any]:
 
 
 def find_source(source: Mapping[str, Any]) -> Path:
-    """The file that was learned from, by its path from the current folder or in the folder ``$FORETRAIN_DATA``."""
+    """The file that was learned from: by its path from the current folder, or in ``$FORETRAIN_DATA``."""
     path, folder = Path(source["file"]), os.environ.get("FORETRAIN_DATA")
     places = [path, Path(folder, path), Path(folder, path.name)] if folder else [path]
     for place in places:
         if place.is_file() and _digest(place) == source["sha256"]:
             return place
     raise InputError(
-        f"{path}: gone or changed since the predictor learned from it; set FORETRAIN_DATA to the folder that holds it"
+        f"{path}: gone or changed since the predictor learned from it; set FORETRAIN_DATA to the folder that "
+        "holds it"
     )
 
 
