@@ -1,4 +1,4 @@
-"""What training frameworks do differently, as named facts: fused kernels, precision of gradients, overlap, and when the host waits."""
+"""Names what training frameworks do differently: fused kernels, precision of gradients, overlap, when the host waits."""
 
 from __future__ import annotations
 

@@ -14,10 +14,11 @@ from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.cpu import crowding
 from foretrain.graph import PHASES, Operator, OpGraph
 from foretrain.graph.fusion import FUSED
+from foretrain.graph.opset import communicates, is_attention, permutes, waits
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import step_graph
-from foretrain.step.partition import COLLECTIVES, Stage, Teams, stages
+from foretrain.step.partition import Stage, Teams, stages
 from foretrain.step.spans import Column, Mask
 
 COLLECTIVE_HOST_S = 25e-6
@@ -35,23 +36,8 @@ KINDS: dict[str, Kind] = {
 _MESSAGE_HOST_S = 60e-6
 _SLOWDOWN = 0.10
 """Hidden communication takes this share of its time from the computation beside it: both use memory and processors."""
-_PERMUTATIONS = (
-    "index",
-    "index_put",
-    "sort",
-    "scatter",
-    "gather",
-    "index_add",
-    "scatter_add",
-    "histc",
-    "bincount",
-    "cumsum",
-    "topk",
-)
 _KERNEL_S = 3e-6
-_WAITING = "_local_scalar_dense"
-"""The operator at which the host reads a result, and so waits for the device: of masks, which a framework with an attention
-of its own does not look at."""
+"""Of a kernel that copies next to nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +118,8 @@ class Calls:
     outside: Mask
     """Which collectives leave the node."""
     waits: Mask
-    """At which ops the host waits for the device."""
+    """At which ops the host reads a result, and so waits for the device: of masks, mostly, which a framework with an
+    attention of its own does not look at."""
 
     @property
     def gaps_s(self) -> Column:
@@ -174,8 +161,8 @@ def cost_calls(
     """Cost each distinct operator once, on the device that the others wait for."""
     operators, habits, precision = graph.operators, profile(job), job.workload.training.precision
     device, share = slowest_device(job, graph, costs)
-    own = [operator for operator in operators if operator.name not in COLLECTIVES]
-    moving = np.array([operator.name in COLLECTIVES for operator in operators], dtype=np.bool_)
+    own = [operator for operator in operators if not communicates(operator.name)]
+    moving = np.array([communicates(operator.name) for operator in operators], dtype=np.bool_)
     device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
     device_s[~moving] = share * costs.device_time_s(own, device, precision)
     kernels[~moving] = costs.kernels(own, device, precision)
@@ -202,12 +189,11 @@ def cost_calls(
         gap_s=gap_s,
         communicates=moving[which],
         multiplies=mask(operator.flops > 0 and operator.name != FUSED for operator in operators),
-        attends=mask("attention" in operator.name for operator in operators),
+        attends=mask(is_attention(operator.name) for operator in operators),
         outside=mask(
-            operator.name in COLLECTIVES and teams.named(operator.overload).nodes > 1
-            for operator in operators
+            communicates(operator.name) and teams.named(operator.overload).nodes > 1 for operator in operators
         ),
-        waits=mask(operator.name == _WAITING and not habits.flash_attention for operator in operators),
+        waits=mask(waits(operator.name) and not habits.flash_attention for operator in operators),
     )
 
 
@@ -222,7 +208,7 @@ def _issue_s(graph: OpGraph, host: HostModel) -> Column:
 def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column) -> None:
     """Indexing at the speed of a copy."""
     for i, operator in enumerate(operators):
-        if operator.name in _PERMUTATIONS:
+        if permutes(operator.name):
             device_s[i] = min(
                 device_s[i], _KERNEL_S + operator.bytes / (COPY_SHARE * device.memory_bytes_per_s)
             )
@@ -234,7 +220,7 @@ def _as_the_framework_has_it(operators: Sequence[Operator], device: Device, habi
     factors = np.ones(len(operators))
     for i, operator in enumerate(operators):
         if operator.flops:
-            factors[i] = attention if "attention" in operator.name else 1.0
+            factors[i] = attention if is_attention(operator.name) else 1.0
     return factors
 
 
@@ -243,7 +229,7 @@ def slowest_device(job: Job, graph: OpGraph, costs: CostModel) -> tuple[Device, 
     groups = job.cluster.groups
     if len({group.device.name for group in groups}) == 1:
         return groups[0].device, 1.0
-    own = [operator for operator in graph.operators if operator.name not in COLLECTIVES]
+    own = [operator for operator in graph.operators if not communicates(operator.name)]
     times = [
         float(costs.device_time_s(own, group.device, job.workload.training.precision).sum())
         for group in groups

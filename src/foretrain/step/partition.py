@@ -1,4 +1,4 @@
-"""A plan applied to the graph of a rank: the blocks of the model in order, the stages they form, and the teams that communicate."""
+"""Applies a plan to the graph of a rank: blocks of the model in order, stages of them, and teams that communicate."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from foretrain.job import Job, Plan
 
 Index = npt.NDArray[np.int64]
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
-"""Operators of a rank's graph that communicate; their overload names the team."""
 _MOST_CHUNKS = 8
 _DEPTH = 2
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretrain.graph import PHASES, OpGraph
+from foretrain.graph.opset import communicates, is_product, traits
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
-from foretrain.step.partition import COLLECTIVES, Block, Index, Stage, blocks
+from foretrain.step.partition import Block, Index, Stage, blocks
 from foretrain.step.spans import Column, Span, span
 
 _HIDDEN_SHARE = 0.8
 """Of a collective that runs beside a product of the same length."""
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _CLIP_BYTES = 12.0
 """Per fp32 gradient: its norm reads it, scaling reads and writes it."""
 _ADD_BYTES, _ADD_BYTES_TRACED = 10.0, 4.0
@@ -150,15 +150,15 @@ def _accumulation_s(layout: Layout, block: Block) -> float:
 
 def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:
     """All calls but attention and every second matrix product, whose results are kept."""
-    products = [i for i in calls.tolist() if graph.ops[i].operator.name in _PRODUCTS]
+    products = [i for i in calls.tolist() if is_product(graph.ops[i].operator.name)]
     kept = {*products[::2], *_attention(graph, calls).tolist()}
     return np.array([i for i in calls.tolist() if i not in kept], dtype=np.int64)
 
 
 def _attention(graph: OpGraph, calls: Index) -> Index:
     """The calls between the projections of attention: what selective recomputation runs again."""
-    names = [graph.ops[i].operator.name for i in calls.tolist()]
-    chosen = ["attention" in name or name in ("bmm", "_softmax") for name in names]
+    kinds = [traits(graph.ops[i].operator.name).kind for i in calls.tolist()]
+    chosen = [kind in ("attention", "batched product", "softmax") for kind in kinds]
     return calls[np.array(chosen, dtype=np.bool_)] if len(calls) else calls
 
 
@@ -169,11 +169,11 @@ def _hidden(graph: OpGraph, calls: Index, device_s: Column) -> Column:
     last: int | None = None
     for position, i in enumerate(calls.tolist()):
         operator = graph.ops[i].operator
-        if operator.name in COLLECTIVES and operator.overload == "tensor":
+        if communicates(operator.name) and operator.overload == "tensor":
             pending = position
             if operator.name == "reduce_scatter" and last is not None and graph.ops[i].phase == "forward":
                 hidden[position], pending, last = min(device_s[position], device_s[last]), None, None
-        elif operator.name in _PRODUCTS:
+        elif is_product(operator.name):
             last = position
             if pending is not None:
                 hidden[pending], pending, last = min(device_s[pending], device_s[position]), None, None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from foretrain.costs.workspace import library_workspaces
 from foretrain.forecast import RankMemory
 from foretrain.graph import ITEM_BYTES, OpGraph
+from foretrain.graph.opset import traits
 from foretrain.job import Job, Plan
 from foretrain.step.frameworks import Profile
 from foretrain.step.partition import Block, Stage, blocks
@@ -244,7 +245,7 @@ def _logits_bytes(graph: OpGraph, block: Block) -> int:
     products = [
         graph.ops[i].operator
         for i in block.piece.forward.tolist()
-        if graph.ops[i].operator.name in ("mm", "addmm")
+        if traits(graph.ops[i].operator.name).kind == "product"
     ]
     if block.is_layer or not products:
         return 0
