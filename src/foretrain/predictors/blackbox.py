@@ -1,16 +1,17 @@
-"""What predictors that give nothing but a step time share: runs made fit to learn from, refusals, and the forecast around a median."""
+"""Gives predictors of step times alone what they share: usable runs, refusals, forecasts around a median."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.errors import UnsupportedJob
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast, whole_training
 from foretrain.job import Job, Run
 from foretrain.predictors.conformal import Factors, factors
@@ -20,6 +21,32 @@ Array = npt.NDArray[np.float64]
 QUANTITIES = frozenset({"step_time_s", "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s"})
 UNSURE = Factors(0.4, 0.6, 1.7, 2.5)
 """Intervals where too few runs tell how far forecasts lie."""
+
+
+_DEGREES = dict.fromkeys(("tensor", "pipeline", "context", "expert"), 1)
+_PLAIN = {**_DEGREES, "shard": "none", "recompute": "none", "offload": False}
+"""What a plan has beside plain data parallelism when it has nothing beside it."""
+
+
+def by_workload(
+    runs: Iterable[Run], predictor: str, *, pooled: bool
+) -> tuple[dict[str, list[Run]], tuple[str, ...]]:
+    """The usable runs of each workload (``pooled``: of all as one), and why the others are none."""
+    kept_runs, left_out = usable(runs, predictor)
+    if not kept_runs:
+        needs = f"{predictor} needs some of every workload"
+        raise InputError(f"runs: none has a step time under data parallelism; {needs}")
+    workloads: dict[str, list[Run]] = {}
+    for run in kept_runs:
+        workloads.setdefault(workload_key(run.job, pooled=pooled), []).append(run)
+    return workloads, left_out
+
+
+def no_runs_of(job: Job, predictor: str) -> UnsupportedJob:
+    model = job.workload.model.label
+    return UnsupportedJob(
+        f"model: no run of {model!r} in this setting; {predictor} needs runs of every workload"
+    )
 
 
 def usable(runs: Iterable[Run], predictor: str) -> tuple[list[Run], tuple[str, ...]]:
@@ -39,19 +66,9 @@ def usable(runs: Iterable[Run], predictor: str) -> tuple[list[Run], tuple[str, .
 def check_data_parallel(job: Job, predictor: str) -> None:
     """Refuse all but plain data parallelism over devices of one kind."""
     plan = job.plan
-    degrees = {
-        name: getattr(plan, name)
-        for name in ("tensor", "pipeline", "context", "expert")
-        if getattr(plan, name) > 1
-    }
-    odd = {
-        **degrees,
-        **{name: value for name in ("shard", "recompute") if (value := getattr(plan, name)) != "none"},
-    }
-    if plan.offload:
-        odd["offload"] = True
-    for name, value in odd.items():
-        raise UnsupportedJob(f"plan.{name}: {value!r}; {predictor} forecasts plain data parallelism")
+    for name, plain in _PLAIN.items():
+        if (value := getattr(plan, name)) != plain:
+            raise UnsupportedJob(f"plan.{name}: {value!r}; {predictor} forecasts plain data parallelism")
     if len({group.device.name for group in job.cluster.groups}) > 1:
         raise UnsupportedJob(f"cluster.groups: several devices; {predictor} forecasts clusters of one")
 
@@ -60,28 +77,15 @@ def step_times(runs: Sequence[Run]) -> Array:
     return np.array([run.measured["step_time_s"] for run in runs], dtype=np.float64)
 
 
-def workload_key(job: Job) -> str:
-    """A text that jobs share when they train the same thing in the same way, whatever the batch and the number of workers."""
+def workload_key(job: Job, *, pooled: bool = False) -> str:
+    """A text that jobs share when they train the same thing in the same way, at whatever batch and scale."""
+    if pooled:
+        return "all workloads"
     model, training = job.workload.model, job.workload.training
-    what = [
-        model.source,
-        model.name,
-        dict(model.args),
-        model.task,
-        model.config,
-        training.mode,
-        training.image,
-        training.sequence,
-        training.classes,
-    ]
-    how = [
-        training.precision,
-        training.optimizer,
-        training.channels_last,
-        training.compile,
-        job.cluster.device.name,
-        bool(job.plan.servers),
-    ]
+    what: list[Any] = [model.source, model.name, dict(model.args), model.task, model.config]
+    what += [training.mode, training.image, training.sequence, training.classes]
+    how: list[Any] = [training.precision, training.optimizer, training.channels_last, training.compile]
+    how += [job.cluster.device.name, bool(job.plan.servers)]
     return json.dumps([what, how], sort_keys=True, default=str)
 
 
@@ -110,3 +114,13 @@ def widened(spread: Factors, power: float) -> Factors:
 
 def numbers(document: Mapping[str, Any], name: str) -> Array:
     return np.array(document[name], dtype=np.float64)
+
+
+def sklearn(part: str, predictor: str) -> ModuleType:
+    """A module of scikit-learn, which is loaded only where something is learned."""
+    import importlib
+
+    try:
+        return importlib.import_module(f"sklearn.{part}")
+    except ModuleNotFoundError as error:
+        raise ForetrainError(f"sklearn is not installed; {predictor} needs foretrain[learn]") from error

@@ -1,4 +1,4 @@
-"""CherryPick: a few runs of a workload in; a Gaussian process over its configurations out, as a predictor and as a search for the best one."""
+"""Forecasts, and searches for, configurations of a workload by a Gaussian process, as CherryPick does."""
 
 from __future__ import annotations
 
@@ -10,47 +10,51 @@ from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
-from foretrain.errors import ForetrainError, InputError, UnsupportedJob, invalid
+from foretrain.errors import InputError, UnsupportedJob, invalid
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.blackbox import (
     QUANTITIES,
     Array,
+    by_workload,
     check_data_parallel,
     forecast_around,
+    no_runs_of,
     numbers,
+    sklearn,
     step_times,
-    usable,
     workload_key,
 )
 from foretrain.predictors.conformal import Factors
 
 COLUMNS = ("log workers", "log batch per worker", "log nodes", "log cores per device")
-_ALL = "all workloads"
-_LENGTHS, _NOISE = (0.2, 20.0), (1e-4, 0.3)
+_VARIANCE, _LENGTHS, _NOISE = (1e-2, 1e2), (0.2, 20.0), (1e-4, 0.3)
+"""Bounds of the kernel's parameters: variance of the logarithm, lengths in e-folds, variance of noise."""
 _LEAST_SPREAD = 0.05
-"""Standard deviation of the logarithm that a forecast has at least: two runs of one cell differ by as much."""
+"""Standard deviation of the logarithm that a forecast has at least, as two runs of one cell differ."""
 _PROCESS = ("rows", "logs", "theta", "within")
 _NORMAL = (-1.96, -1.2816, 1.2816, 1.96)
+"""Standard deviations at 2.5, 10, 90 and 97.5 % of a normal distribution."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Process:
-    """A Gaussian process with a Matern 5/2 kernel on the logarithm of a cost; ``theta`` are the kernel's logarithms."""
+    """A Gaussian process with a Matern 5/2 kernel on the logarithm of a cost."""
 
     rows: Array
     logs: Array
     theta: Array
+    """Logarithms of the kernel's parameters."""
     within: Array
     """One number: the variance of the logarithm among runs of one configuration."""
 
     @classmethod
-    def learn(cls, given: Array, values: Array) -> Process:
-        """The kernel's parameters by the likelihood of the values; those of one configuration count by their mean."""
-        rows, which = np.unique(given, axis=0, return_inverse=True)
-        logs = np.bincount(which, weights=np.log(values)) / np.bincount(which)
-        within = ((np.log(values) - logs[which]) ** 2).sum() / max(len(values) - len(rows), 1)
+    def learn(cls, configurations: Array, values: Array) -> Process:
+        """Fit the kernel by the likelihood of the values; those of one configuration count by their mean."""
+        rows, index = np.unique(configurations, axis=0, return_inverse=True)
+        logs = np.bincount(index, weights=np.log(values)) / np.bincount(index)
+        within = ((np.log(values) - logs[index]) ** 2).sum() / max(len(values) - len(rows), 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a parameter that ends at its bound is all right
             model = _regressor().fit(rows, logs - logs.mean())
@@ -82,9 +86,10 @@ class Search:
 
 @final
 class CherryPickPredictor(Predictor):
-    """Bayesian optimisation over configurations (Alipourfard et al., NSDI 2017), here its Gaussian process as a predictor.
+    """The Gaussian process of Bayesian optimisation over configurations (Alipourfard et al., NSDI 2017).
 
-    Like Ernest's, its knowledge is of one workload at a time; ``pooled`` puts the runs of all workloads into one process.
+    Like Ernest's, its knowledge is of one workload at a time; ``pooled`` puts the runs of all workloads into
+    one process.
     """
 
     name: ClassVar[str] = "cherrypick"
@@ -96,17 +101,10 @@ class CherryPickPredictor(Predictor):
         self.processes_: dict[str, Process] = {}
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        kept, self.left_out_ = usable(runs, self.name)
-        if not kept:
-            raise InputError(
-                "runs: none has a step time under data parallelism; cherrypick needs some of every workload"
-            )
-        by_workload: dict[str, list[Run]] = {}
-        for run in kept:
-            by_workload.setdefault(self._key(run.job), []).append(run)
+        workloads, self.left_out_ = by_workload(runs, self.name, pooled=self.pooled)
         self.processes_ = {
-            key: Process.learn(np.array([configuration(run.job) for run in mine]), step_times(mine))
-            for key, mine in by_workload.items()
+            key: Process.learn(np.array([configuration(run.job) for run in own]), step_times(own))
+            for key, own in workloads.items()
         }
         return self
 
@@ -114,30 +112,24 @@ class CherryPickPredictor(Predictor):
         check_data_parallel(job, self.name)
         if not self.processes_:
             raise UnsupportedJob("cherrypick: has learned from no runs yet; fit it first")
-        process = self.processes_.get(self._key(job))
+        process = self.processes_.get(workload_key(job, pooled=self.pooled))
         if process is None:
-            raise UnsupportedJob(
-                f"model: no run of {job.workload.model.label!r} in this setting; cherrypick needs runs of every workload"
-            )
+            raise no_runs_of(job, self.name)
         mean, deviation = process(np.array([configuration(job)]))
         spread = max(float(deviation[0]), _LEAST_SPREAD)
-        return forecast_around(
-            job, self.name, float(np.exp(mean[0])), Factors(*(float(np.exp(z * spread)) for z in _NORMAL))
-        )
+        factors = Factors(*(float(np.exp(z * spread)) for z in _NORMAL))
+        return forecast_around(job, self.name, float(np.exp(mean[0])), factors)
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.processes_ = {}
         return self
 
-    def _key(self, job: Job) -> str:
-        return _ALL if self.pooled else workload_key(job)
-
     def _write(self, folder: Path) -> Mapping[str, Any]:
         if not self.processes_:
             raise InputError("cherrypick: has learned from no runs yet, so there is nothing to save")
         processes = {
-            key: {name: getattr(one, name).tolist() for name in _PROCESS}
-            for key, one in self.processes_.items()
+            key: {name: getattr(process, name).tolist() for name in _PROCESS}
+            for key, process in self.processes_.items()
         }
         return {"columns": list(COLUMNS), "pooled": self.pooled, "processes": processes}
 
@@ -145,12 +137,12 @@ class CherryPickPredictor(Predictor):
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
         if tuple(document["columns"]) != COLUMNS:
             raise InputError(f"{folder}: the features are others than this version computes; fit it again")
-        made = cls(pooled=document["pooled"])
-        made.processes_ = {
-            key: Process(**{name: numbers(one, name) for name in _PROCESS})
-            for key, one in document["processes"].items()
+        predictor = cls(pooled=document["pooled"])
+        predictor.processes_ = {
+            key: Process(**{name: numbers(values, name) for name in _PROCESS})
+            for key, values in document["processes"].items()
         }
-        return made
+        return predictor
 
 
 def configuration(job: Job) -> list[float]:
@@ -169,9 +161,10 @@ def search(
     improvement: float = 0.1,
     seed: int = 0,
 ) -> Search:
-    """Try configurations by expected improvement until the best untried one promises less than a share ``improvement`` of the best cost.
+    """Try configurations by expected improvement until none promises a share ``improvement`` of the cost.
 
-    ``cost`` runs a job (or asks a predictor) and returns what it costs: seconds, dollars. At least ``least`` are tried, as in the paper.
+    ``cost`` runs a job (or asks a predictor) and returns what it costs: seconds, dollars. At least ``least``
+    are tried, as in the paper.
     """
     if not candidates:
         raise InputError("candidates: there are none to search")
@@ -206,23 +199,13 @@ def expected_improvement(process: Process, rows: Array, best: float) -> Array:
 
 
 def _kernel() -> Any:
-    kernels = _library("kernels")
-    smooth = kernels.ConstantKernel(1.0, (1e-2, 1e2)) * kernels.Matern(
-        np.ones(len(COLUMNS)), _LENGTHS, nu=2.5
-    )
-    return smooth + kernels.WhiteKernel(1e-2, _NOISE)
+    kernels = sklearn("gaussian_process.kernels", "cherrypick")
+    matern = kernels.Matern(np.ones(len(COLUMNS)), _LENGTHS, nu=2.5)
+    return kernels.ConstantKernel(1.0, _VARIANCE) * matern + kernels.WhiteKernel(1e-2, _NOISE)
 
 
 def _regressor(kernel: Any = None, optimizer: str | None = "fmin_l_bfgs_b") -> Any:
-    return _library().GaussianProcessRegressor(
+    processes = sklearn("gaussian_process", "cherrypick")
+    return processes.GaussianProcessRegressor(
         kernel or _kernel(), optimizer=optimizer, alpha=1e-10, random_state=0
     )
-
-
-def _library(part: str = "") -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(f"sklearn.gaussian_process{'.' if part else ''}{part}")
-    except ModuleNotFoundError as error:
-        raise ForetrainError("sklearn is not installed; cherrypick needs foretrain[learn]") from error

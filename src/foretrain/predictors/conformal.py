@@ -1,4 +1,4 @@
-"""Forecasts beside measured values in; intervals that hold a stated share of values not seen yet out (split conformal prediction)."""
+"""Computes intervals that hold a stated share of values not seen yet (split conformal prediction)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _LEAST = 20
 
 
 def factors(ratios: Sequence[float]) -> Factors | None:
-    """From measured values as multiples of their forecasts, which must be of architectures or devices the predictor had not seen.
+    """From measured values as multiples of forecasts by a predictor that had not seen them or their like.
 
-    Each side leaves out its half of the rest; with n values the ranks are those of n + 1, so the share holds for the next one too.
+    Each side leaves out its half of the rest; with n values the ranks are those of n + 1, so the share holds
+    for the next one too.
     """
     if len(ratios) < _LEAST:
         return None
@@ -39,8 +40,11 @@ def _quantile(ordered: np.ndarray[tuple[int], np.dtype[np.float64]], share: floa
 
 @functools.lru_cache(maxsize=1)
 def shipped() -> Mapping[str, Mapping[str, Factors]]:
-    """By case, then by quantity. The cases are a device that was measured, when device or host bounds the step, one that runs were
-    calibrated to, and one known by its data sheet alone."""
+    """By case, then by quantity.
+
+    The cases are a device that was measured, when device or host bounds the step, one that runs were
+    calibrated to, and one known by its data sheet alone.
+    """
     document = json.loads(SHIPPED.read_text())
     return {
         case: {name: Factors(*values) for name, values in table.items()}

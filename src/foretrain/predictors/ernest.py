@@ -1,4 +1,4 @@
-"""Ernest: runs of a workload at several scales in; a scaling law of four terms, and with it the step time at other scales, out."""
+"""Forecasts step times at other scales by Ernest's law of four terms, fitted to runs of the workload."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ from foretrain.predictors.base import Predictor
 from foretrain.predictors.blackbox import (
     QUANTITIES,
     Array,
+    by_workload,
     check_data_parallel,
     forecast_around,
+    no_runs_of,
     spread_of,
     step_times,
-    usable,
     workload_key,
-)  # fmt: skip
+)
 from foretrain.predictors.conformal import Factors
 
 TERMS = ("1", "scale / machines", "log machines", "machines")
-_ALL = "all workloads"
+_LEAST_S = 1e-9
+"""What a law says at least, so that a time stays above zero."""
+_FOLDS = 10
 
 
 @final
 class ErnestPredictor(Predictor):
-    """``time = a + b scale/machines + c log(machines) + d machines`` with ``a, b, c, d >= 0`` (Venkataraman et al., NSDI 2016).
+    """``time = a + b scale/machines + c log(machines) + d machines``, none of ``a, b, c, d`` below zero.
 
-    The scale is the number of samples per step, so that scale over machines is a worker's batch. Each workload has a law of
-    its own, and a workload without runs has none; ``pooled`` puts the runs of all workloads into one law instead, which is
-    all that can be said of a new one. Which scales to measure, ``foretrain design`` says (A-optimal, as Ernest chooses).
+    Venkataraman et al., NSDI 2016. The scale is the number of samples per step, so that scale over machines
+    is a worker's batch. Each workload has a law of its own, and a workload without runs has none; ``pooled``
+    puts the runs of all workloads into one law instead, which is all that can be said of a new one. Which
+    scales to measure, ``foretrain design`` says (A-optimal, as Ernest chooses).
     """
 
     name: ClassVar[str] = "ernest"
@@ -48,45 +52,25 @@ class ErnestPredictor(Predictor):
         self.spread_: Factors | None = None
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        kept, self.left_out_ = usable(runs, self.name)
-        if not kept:
-            raise InputError(
-                "runs: none has a step time under data parallelism; ernest needs some of every workload"
-            )
-        by_workload: dict[str, list[Run]] = {}
-        for run in kept:
-            by_workload.setdefault(self._key(run.job), []).append(run)
-        self.laws_ = {
-            key: law([run.job for run in mine], step_times(mine)) for key, mine in by_workload.items()
-        }
-        held_out = [
-            pair
-            for mine in by_workload.values()
-            if len(mine) > len(TERMS)
-            for pair in _left_out_in_turn(mine)
-        ]
-        self.spread_ = spread_of(
-            np.array([one for one, _ in held_out]), np.array([other for _, other in held_out])
-        )
+        workloads, self.left_out_ = by_workload(runs, self.name, pooled=self.pooled)
+        self.laws_ = {key: law([run.job for run in own], step_times(own)) for key, own in workloads.items()}
+        several = [own for own in workloads.values() if len(own) > len(TERMS)]
+        held_out = np.array([pair for own in several for pair in _left_out_in_turn(own)]).reshape(-1, 2)
+        self.spread_ = spread_of(held_out[:, 0], held_out[:, 1])
         return self
 
     def predict(self, job: Job) -> Forecast:
         check_data_parallel(job, self.name)
         if self.spread_ is None:
             raise UnsupportedJob("ernest: has learned from no runs yet; fit it first")
-        found = self.laws_.get(self._key(job))
-        if found is None:
-            raise UnsupportedJob(
-                f"model: no run of {job.workload.model.label!r} in this setting; ernest needs runs of every workload"
-            )
-        return forecast_around(job, self.name, _time_s(job, found), self.spread_)
+        coefficients = self.laws_.get(workload_key(job, pooled=self.pooled))
+        if coefficients is None:
+            raise no_runs_of(job, self.name)
+        return forecast_around(job, self.name, _time_s(job, coefficients), self.spread_)
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.laws_, self.spread_ = {}, None
         return self
-
-    def _key(self, job: Job) -> str:
-        return _ALL if self.pooled else workload_key(job)
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
         if self.spread_ is None:
@@ -96,10 +80,10 @@ class ErnestPredictor(Predictor):
 
     @classmethod
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
-        made = cls(pooled=document["pooled"])
-        made.laws_ = {key: tuple(values) for key, values in document["laws"].items()}
-        made.spread_ = Factors(*document["factors"])
-        return made
+        predictor = cls(pooled=document["pooled"])
+        predictor.laws_ = {key: tuple(values) for key, values in document["laws"].items()}
+        predictor.spread_ = Factors(*document["factors"])
+        return predictor
 
 
 def terms(job: Job) -> list[float]:
@@ -118,16 +102,15 @@ def law(jobs: Sequence[Job], times_s: Array) -> tuple[float, ...]:
 
 
 def _time_s(job: Job, coefficients: Sequence[float]) -> float:
-    return max(float(np.dot(terms(job), coefficients)), 1e-9)
+    return max(float(np.dot(terms(job), coefficients)), _LEAST_S)
 
 
 def _left_out_in_turn(runs: Sequence[Run]) -> list[tuple[float, float]]:
-    """Measured and forecast step times, each run forecast by the others (of many, by nine tenths of the others)."""
-    times_s, parts = step_times(runs), np.arange(len(runs)) % min(len(runs), 10)
+    """Measured and forecast step times, each run forecast by the others (of many, by nine tenths of them)."""
+    times_s, folds = step_times(runs), np.arange(len(runs)) % min(len(runs), _FOLDS)
     pairs = []
-    for part in np.unique(parts):
-        known = law([runs[i].job for i in np.flatnonzero(parts != part).tolist()], times_s[parts != part])
-        pairs += [
-            (float(times_s[i]), _time_s(runs[i].job, known)) for i in np.flatnonzero(parts == part).tolist()
-        ]
+    for fold in np.unique(folds):
+        known, held_out = (np.flatnonzero(rows).tolist() for rows in (folds != fold, folds == fold))
+        coefficients = law([runs[i].job for i in known], times_s[known])
+        pairs += [(float(times_s[i]), _time_s(runs[i].job, coefficients)) for i in held_out]
     return pairs

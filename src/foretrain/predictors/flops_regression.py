@@ -1,4 +1,4 @@
-"""The honest yardstick: FLOPs, parameters and workers of a job in; the step time by a log-linear regression out."""
+"""Forecasts step times by a log-linear regression on FLOPs, parameters and workers: the honest yardstick."""
 
 from __future__ import annotations
 
@@ -28,14 +28,18 @@ from foretrain.predictors.conformal import Factors
 
 COLUMNS = ("log FLOPs", "log parameters", "log workers", "parameter servers")
 _RIDGE = 1e-3
+"""Of columns scaled to 1."""
 _FOLDS = 10
+_LARGEST_LOG = 20.0
+"""Beyond e^20 seconds, or e^-20, no forecast goes."""
 
 
 @final
 class FlopsPredictor(Predictor):
-    """``log time`` linear in log FLOPs of a worker's step, log parameters, log workers, parameter servers and their products.
+    """``log time`` linear in ``COLUMNS`` and the products of every two.
 
-    FLOPs count in seconds at the device's peak rate, so that devices share one law.
+    FLOPs are of a worker's step and count in seconds at the device's peak rate, so that devices share one
+    law.
     """
 
     name: ClassVar[str] = "flops"
@@ -47,9 +51,9 @@ class FlopsPredictor(Predictor):
         self.spread_: Factors | None = None
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        kept, left_out = usable(runs, self.name)
+        kept_runs, left_out = usable(runs, self.name)
         known, failures = [], list(left_out)
-        for run in kept:
+        for run in kept_runs:
             try:
                 known.append((run, columns(run.job)))
             except ForetrainError as error:
@@ -67,7 +71,8 @@ class FlopsPredictor(Predictor):
         check_data_parallel(job, self.name)
         if self.weights_ is None or self.spread_ is None:
             raise UnsupportedJob("flops: has learned from no runs yet; fit it first")
-        median_s = float(np.exp(np.clip(_terms(np.array([columns(job)])) @ self.weights_, -20, 20))[0])
+        log_time = float((_terms(np.array([columns(job)])) @ self.weights_)[0])
+        median_s = float(np.exp(np.clip(log_time, -_LARGEST_LOG, _LARGEST_LOG)))
         return forecast_around(job, self.name, median_s, self.spread_)
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
@@ -83,9 +88,9 @@ class FlopsPredictor(Predictor):
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
         if tuple(document["columns"]) != COLUMNS:
             raise InputError(f"{folder}: the features are others than this version computes; fit it again")
-        made = cls()
-        made.weights_, made.spread_ = numbers(document, "weights"), Factors(*document["factors"])
-        return made
+        predictor = cls()
+        predictor.weights_, predictor.spread_ = numbers(document, "weights"), Factors(*document["factors"])
+        return predictor
 
 
 def columns(job: Job) -> list[float]:
@@ -93,11 +98,8 @@ def columns(job: Job) -> list[float]:
     graph, device = capture_job(job), job.cluster.device
     work = float(graph.column("flops").sum()) * job.accumulation
     precision = job.workload.training.precision.removeprefix("amp-")
-    figures = (
-        max(work, 1.0) / device.peak_flops(precision),
-        max(graph.parameters, 1),
-        job.cluster.world_size,
-    )
+    ideal_s = max(work, 1.0) / device.peak_flops(precision)
+    figures = (ideal_s, max(graph.parameters, 1), job.cluster.world_size)
     return [*(float(np.log(figure)) for figure in figures), float(bool(job.plan.servers))]
 
 
@@ -120,15 +122,14 @@ def _solve(rows: Array, targets: Array) -> Array:
 
 
 def _held_out(rows: Array, targets: Array, groups: Sequence[str]) -> Array:
-    """Each run's logarithm by a regression on the runs of other families."""
+    """Each run's logarithm by a regression on the runs of other architecture families."""
     names = sorted(set(groups))
-    part = np.array([names.index(group) % _FOLDS for group in groups])
+    folds = np.array([names.index(group) % _FOLDS for group in groups])
     if len(names) < 2:
-        part = np.arange(len(groups)) % max(2, min(len(groups), _FOLDS))
+        folds = np.arange(len(groups)) % max(2, min(len(groups), _FOLDS))
     held_out = targets.copy()
-    for one in np.unique(part):
-        if (part != one).any():
-            held_out[part == one] = _terms(rows[part == one]) @ _solve(
-                rows[part != one], targets[part != one]
-            )
+    for fold in np.unique(folds):
+        held, known = folds == fold, folds != fold
+        if known.any():
+            held_out[held] = _terms(rows[held]) @ _solve(rows[known], targets[known])
     return held_out

@@ -1,7 +1,8 @@
-"""A seed in; a randomly sketched convolutional network out, as layers that can be run and as a graph of primitives. Knows nothing of torch."""
+"""Sketches random convolutional networks as layers and as graphs of primitives, without torch."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,10 @@ from foretrain.predictors.predictddl.features import KINDS, Primitives, shape_ro
 
 _BATCH = 32
 """Samples over which the reading of weights is spread."""
+_VALUE_BYTES = 4
+"""Of a value in fp32."""
+_NORMALISED_PASSES = 5
+"""How often an output passes the memory when batch normalisation and an activation follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,43 +54,36 @@ class Sketch:
         normalised: bool = True,
     ) -> int:
         inward, side = self._of(source)
-        kind = (
-            "grouped convolution" if groups > 1 else "pointwise convolution" if kernel == 1 else "convolution"
+        depthwise = groups == inward == channels
+        many = "grouped " if groups > 1 else "pointwise " if kernel == 1 else ""
+        return self._add(
+            Layer(
+                kind=f"{'depthwise ' if depthwise else many}convolution",
+                sources=() if source is None else (source,),
+                channels_in=inward,
+                channels=channels,
+                side=-(-side // stride),
+                kernel=kernel,
+                stride=stride,
+                groups=groups,
+                normalised=normalised,
+            )
         )
-        if groups == inward == channels:
-            kind = "depthwise convolution"
-        return self._add(Layer(
-            kind=kind, sources=() if source is None else (source,), channels_in=inward, channels=channels, side=-(-side // stride),
-            kernel=kernel, stride=stride, groups=groups, normalised=normalised,
-        ))  # fmt: skip
 
     def join(self, kind: str, sources: Sequence[int]) -> int:
         """A sum, a concatenation or a scaling of nodes."""
         channels = [self.layers[source].channels for source in sources]
         total = sum(channels) if kind == "concat" else channels[0]
+        side = self.layers[sources[0]].side
         return self._add(
-            Layer(
-                kind=kind,
-                sources=tuple(sources),
-                channels_in=total,
-                channels=total,
-                side=self.layers[sources[0]].side,
-            )
+            Layer(kind=kind, sources=tuple(sources), channels_in=total, channels=total, side=side)
         )
 
     def pool(self, source: int, *, whole: bool = False) -> int:
         channels, side = self._of(source)
-        kind, new = ("global average", 1) if whole else ("pooling", side // 2)
-        return self._add(
-            Layer(
-                kind=kind,
-                sources=(source,),
-                channels_in=channels,
-                channels=channels,
-                side=new,
-                stride=1 if whole else 2,
-            )
-        )
+        kind, side, stride = ("global average", 1, 1) if whole else ("pooling", side // 2, 2)
+        layer = Layer(kind=kind, sources=(source,), channels_in=channels, channels=channels, side=side)
+        return self._add(dataclasses.replace(layer, stride=stride))
 
     def classify(self, source: int, classes: int) -> int:
         channels, _ = self._of(source)
@@ -112,29 +110,18 @@ class Sketch:
     def _shape(self, layer: Layer) -> list[float]:
         positions, learns = layer.side**2, layer.kind == "product" or "convolution" in layer.kind
         parameters = layer.channels * layer.channels_in // layer.groups * layer.kernel**2 if learns else 0
-        read = (
-            sum(self.layers[source].channels * self.layers[source].side ** 2 for source in layer.sources)
-            or 3 * self.side**2
-        )
-        written = layer.channels * positions
-        moved = 4 * (read + written * (5 if layer.normalised else 1)) + 4 * parameters / _BATCH
-        inward = layer.channels_in // layer.groups
-        return shape_row(
-            layer.channels,
-            inward,
-            positions,
-            layer.kernel if learns else 0,
-            parameters,
-            2 * parameters * positions,
-            moved,
-        )
+        sources = [self.layers[source] for source in layer.sources]
+        read = sum(source.channels * source.side**2 for source in sources) or 3 * self.side**2
+        written = layer.channels * positions * (_NORMALISED_PASSES if layer.normalised else 1)
+        moved = _VALUE_BYTES * (read + written) + _VALUE_BYTES * parameters / _BATCH
+        inward, kernel = layer.channels_in // layer.groups, layer.kernel if learns else 0
+        flops = 2 * parameters * positions
+        return shape_row(layer.channels, inward, positions, kernel, parameters, flops, moved)
 
     def _of(self, source: int | None) -> tuple[int, int]:
-        return (
-            (self.channels, self.side)
-            if source is None
-            else (self.layers[source].channels, self.layers[source].side)
-        )
+        """Channels and side of a node, or of the image."""
+        node = self if source is None else self.layers[source]
+        return node.channels, node.side
 
     def _add(self, layer: Layer) -> int:
         self.layers.append(layer)
@@ -156,9 +143,8 @@ def _residual(net: Sketch, source: int, channels: int, stride: int, draw: random
 def _bottleneck(net: Sketch, source: int, channels: int, stride: int, draw: random.Random) -> int:
     inner = max(8, channels // 4)
     groups = draw.choice([1, 1, 4, 8])
-    wide = net.convolve(
-        net.convolve(source, inner, 1), inner, 3, stride, groups if inner % groups == 0 else 1
-    )
+    groups = groups if inner % groups == 0 else 1
+    wide = net.convolve(net.convolve(source, inner, 1), inner, 3, stride, groups)
     return net.join("sum", (net.convolve(wide, channels, 1), _shortcut(net, source, channels, stride)))
 
 
@@ -166,10 +152,8 @@ def _inverted(net: Sketch, source: int, channels: int, stride: int, draw: random
     wide = net.layers[source].channels * draw.choice([2, 4, 6])
     deep = net.convolve(net.convolve(source, wide, 1), wide, 3, stride, wide)
     if draw.random() < 0.5:
-        gate = net.convolve(
-            net.convolve(net.pool(deep, whole=True), max(4, wide // 16), 1), wide, 1, normalised=False
-        )
-        deep = net.join("scale", (deep, gate))
+        squeezed = net.convolve(net.pool(deep, whole=True), max(4, wide // 16), 1)
+        deep = net.join("scale", (deep, net.convolve(squeezed, wide, 1, normalised=False)))
     out = net.convolve(deep, channels, 1)
     same = stride == 1 and net.layers[source].channels == channels
     return net.join("sum", (out, source)) if same else out
@@ -190,13 +174,8 @@ def _shortcut(net: Sketch, source: int, channels: int, stride: int) -> int:
     return net.convolve(source, channels, 1, stride)
 
 
-_BLOCKS: tuple[Callable[[Sketch, int, int, int, random.Random], int], ...] = (
-    _plain,
-    _residual,
-    _bottleneck,
-    _inverted,
-    _dense,
-)
+_Block = Callable[[Sketch, int, int, int, random.Random], int]
+_BLOCKS: tuple[_Block, ...] = (_plain, _residual, _bottleneck, _inverted, _dense)
 
 
 def sketch(
@@ -205,8 +184,7 @@ def sketch(
     """A network of stages of like blocks, each half as large and wider than the one before."""
     draw = random.Random(seed)
     net = Sketch(side or draw.choice([32, 64, 128, 224]))
-    channels = draw.choice([8, 16, 24, 32, 48, 64])
-    channels = min(channels, widest)
+    channels = min(draw.choice([8, 16, 24, 32, 48, 64]), widest)
     last = net.convolve(None, channels, 3, draw.choice([1, 2]) if net.side > 8 else 1)
     block = draw.choice(_BLOCKS)
     stages = draw.randint(2, 5) if net.side > 8 else draw.randint(1, 3)

@@ -1,7 +1,8 @@
-"""PredictDDL's inference engine: columns and logarithms of step times in; the regressor that does best on architectures it has not seen out."""
+"""Chooses the regressor of step times that does best on architectures it has not seen, as PredictDDL does."""
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.costs.trees import Forest, grow
-from foretrain.errors import ForetrainError
+from foretrain.predictors.blackbox import sklearn
 from foretrain.predictors.predictddl.baseline import Physics, baseline, fit_baseline
 
 Array = npt.NDArray[np.float64]
@@ -21,6 +22,9 @@ _CLIP = 3.0
 """Standard deviations beyond which a column says no more: nothing is extrapolated far."""
 
 _MARGIN = float(np.log(2.0))
+"""How far beyond what it learned from a regressor may go: a factor of two."""
+_TUBE = 0.03
+"""Misses of a logarithm that support vectors do not mind."""
 
 
 # Regressors: columns of mean 0 and variance 1 to a number
@@ -66,9 +70,9 @@ class Constant(Regressor):
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        made = cls()
-        made.value_ = float(arrays["value"][0])
-        return made
+        regressor = cls()
+        regressor.value_ = float(arrays["value"][0])
+        return regressor
 
 
 @final
@@ -83,9 +87,8 @@ class LogLinear(Regressor):
     def fit(self, rows: Array, targets: Array) -> Self:
         self.middle_ = float(targets.mean())
         square = rows.T @ rows + self.ridge * np.eye(rows.shape[1])
-        self.weights_ = np.asarray(
-            np.linalg.solve(square, rows.T @ (targets - self.middle_)), dtype=np.float64
-        )
+        weights = np.linalg.solve(square, rows.T @ (targets - self.middle_))
+        self.weights_ = np.asarray(weights, dtype=np.float64)
         return self
 
     def predict(self, rows: Array) -> Array:
@@ -96,9 +99,9 @@ class LogLinear(Regressor):
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        made = cls()
-        made.middle_, made.weights_ = float(arrays["middle"][0]), arrays["weights"]
-        return made
+        regressor = cls()
+        regressor.middle_, regressor.weights_ = float(arrays["middle"][0]), arrays["weights"]
+        return regressor
 
 
 class _Kernel(Regressor):
@@ -114,6 +117,13 @@ class _Kernel(Regressor):
 
     def predict(self, rows: Array) -> Array:
         return np.asarray(self.middle_ + self.likeness(rows, self.rows_) @ self.weights_)
+
+    def _restore(self, arrays: Arrays) -> None:
+        self.rows_, self.weights_, self.middle_ = (
+            arrays["rows"],
+            arrays["weights"],
+            float(arrays["middle"][0]),
+        )
 
 
 @final
@@ -140,13 +150,9 @@ class Polynomial(_Kernel):
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        made = cls()
-        made.rows_, made.weights_, made.middle_ = (
-            arrays["rows"],
-            arrays["weights"],
-            float(arrays["middle"][0]),
-        )
-        return made
+        regressor = cls()
+        regressor._restore(arrays)
+        return regressor
 
 
 @final
@@ -164,30 +170,21 @@ class SupportVectors(_Kernel):
         return np.asarray(np.exp(-self.breadth / max(rows.shape[1], 1) * np.maximum(squares, 0)))
 
     def fit(self, rows: Array, targets: Array) -> Self:
-        svm = _sklearn("svm")
-        model = svm.SVR(C=self.cost, epsilon=0.03, gamma=self.breadth / max(rows.shape[1], 1)).fit(
-            rows, targets
-        )
+        breadth = self.breadth / max(rows.shape[1], 1)
+        model = sklearn("svm", "predictddl").SVR(C=self.cost, epsilon=_TUBE, gamma=breadth).fit(rows, targets)
         self.rows_, self.weights_ = np.asarray(model.support_vectors_), np.asarray(model.dual_coef_[0])
         self.middle_ = float(model.intercept_[0])
         return self
 
     def to_arrays(self) -> Arrays:
-        return {
-            "rows": self.rows_,
-            "weights": self.weights_,
-            "middle": np.array([self.middle_, self.breadth]),
-        }
+        middle = np.array([self.middle_, self.breadth])
+        return {"rows": self.rows_, "weights": self.weights_, "middle": middle}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        made = cls(breadth=float(arrays["middle"][1]))
-        made.rows_, made.weights_, made.middle_ = (
-            arrays["rows"],
-            arrays["weights"],
-            float(arrays["middle"][0]),
-        )
-        return made
+        regressor = cls(breadth=float(arrays["middle"][1]))
+        regressor._restore(arrays)
+        return regressor
 
 
 @final
@@ -200,16 +197,12 @@ class Perceptron(Regressor):
         self.decay = decay
 
     def fit(self, rows: Array, targets: Array) -> Self:
-        network = _sklearn("neural_network").MLPRegressor(
+        network = sklearn("neural_network", "predictddl").MLPRegressor(
             hidden_layer_sizes=(32,), alpha=self.decay, solver="lbfgs", max_iter=150, random_state=0
         )
-        exceptions = _sklearn("exceptions")
-        import warnings
-
+        unsettled = sklearn("exceptions", "predictddl").ConvergenceWarning
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", exceptions.ConvergenceWarning
-            )  # stopping early is part of the method
+            warnings.simplefilter("ignore", unsettled)  # stopping early is part of the method
             network.fit(rows, targets)
         (self.enter_, self.leave_), (self.lift_, self.end_) = network.coefs_, network.intercepts_
         return self
@@ -222,11 +215,11 @@ class Perceptron(Regressor):
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        made = cls()
-        made.enter_, made.leave_, made.lift_, made.end_ = (
+        regressor = cls()
+        regressor.enter_, regressor.leave_, regressor.lift_, regressor.end_ = (
             arrays[name] for name in ("enter", "leave", "lift", "end")
         )
-        return made
+        return regressor
 
 
 @final
@@ -256,9 +249,9 @@ class Boosting(Regressor):
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
-        made = cls()
-        made.middle_, made.forest_ = float(arrays["middle"][0]), Forest.from_columns(arrays)
-        return made
+        regressor = cls()
+        regressor.middle_, regressor.forest_ = float(arrays["middle"][0]), Forest.from_columns(arrays)
+        return regressor
 
 
 REGRESSORS: Mapping[str, type[Regressor]] = {
@@ -293,9 +286,9 @@ class Scaled:
         deviation = rows.std(axis=0)
         deviation[deviation < 1e-9] = np.inf  # a column that never varied tells nothing
         bounds = np.array([targets.min() - _MARGIN, targets.max() + _MARGIN])
-        made = cls(mean=rows.mean(axis=0), deviation=deviation, bounds=bounds, regressor=regressor)
-        made.regressor.fit(made.scaled(rows), targets)
-        return made
+        model = cls(mean=rows.mean(axis=0), deviation=deviation, bounds=bounds, regressor=regressor)
+        model.regressor.fit(model.scaled(rows), targets)
+        return model
 
     def scaled(self, rows: Array) -> Array:
         return np.clip((rows - self.mean) / self.deviation, -_CLIP, _CLIP)
@@ -309,7 +302,7 @@ class Scaled:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
-    """Runs as the engine sees them: what is known of each, the logarithm of its step time, its architecture and its dataset type."""
+    """Runs as the engine sees them: columns, logarithms of step times, architectures and dataset types."""
 
     rows: Array
     terms: Physics | None
@@ -325,24 +318,24 @@ class Problem:
         shared = fit_baseline(self.terms[inside], self.targets[inside])
         of_type = {kind: inside & (np.array(self.types) == kind) for kind in dict.fromkeys(self.types)}
         return {
-            kind: fit_baseline(self.terms[mine], self.targets[mine], shared)
-            for kind, mine in of_type.items()
-            if mine.any()
+            kind: fit_baseline(self.terms[rows], self.targets[rows], shared)
+            for kind, rows in of_type.items()
+            if rows.any()
         }
 
     def based(self, baselines: Mapping[str, Array]) -> Array:
         """The baseline of every run whose type has one; 0 in the paper's form."""
-        found = np.zeros(len(self.targets))
+        log_times = np.zeros(len(self.targets))
         for kind, logs in baselines.items():
-            mine = np.array(self.types) == kind
+            rows = np.array(self.types) == kind
             assert self.terms is not None
-            found[mine] = baseline(logs, self.terms[mine])
-        return found
+            log_times[rows] = baseline(logs, self.terms[rows])
+        return log_times
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Choice:
-    """What cross-validation chose for a dataset type, and how far each candidate lay from architectures it had not seen."""
+    """What cross-validation chose for a dataset type, and how each candidate did on unseen architectures."""
 
     name: str
     errors: Mapping[str, float]
@@ -355,35 +348,33 @@ def choose(
     problem: Problem, candidates: Sequence[str] = tuple(CANDIDATES), folds: int = 5
 ) -> dict[str, Choice]:
     """Group k-fold cross-validation over architectures; the baseline is fitted anew in each fold."""
-    part, types = _parts(problem.groups, folds), np.array(problem.types)
+    fold_of, types = _folds(problem.groups, folds), np.array(problem.types)
     held_out = {name: np.full(len(types), np.nan) for name in candidates}
-    for one in np.unique(part):
-        base = problem.based(problem.baselines(part != one))
+    for fold in np.unique(fold_of):
+        base = problem.based(problem.baselines(fold_of != fold))
         for kind in dict.fromkeys(problem.types):
-            inside, outside = (part != one) & (types == kind), (part == one) & (types == kind)
+            inside, outside = (fold_of != fold) & (types == kind), (fold_of == fold) & (types == kind)
             if not (inside.any() and outside.any()):
                 continue
             for name in candidates:
-                model = Scaled.learn(
-                    CANDIDATES[name](), problem.rows[inside], (problem.targets - base)[inside]
-                )
+                residuals = (problem.targets - base)[inside]
+                model = Scaled.learn(CANDIDATES[name](), problem.rows[inside], residuals)
                 held_out[name][outside] = base[outside] + model.predict(problem.rows[outside])
     return {kind: _best(held_out, problem.targets, types == kind) for kind in dict.fromkeys(problem.types)}
 
 
-def _best(held_out: Mapping[str, Array], targets: Array, mine: npt.NDArray[np.bool_]) -> Choice:
+def _best(held_out: Mapping[str, Array], targets: Array, rows: npt.NDArray[np.bool_]) -> Choice:
     """The candidate with the smallest error; the first one where no run could be held out."""
-    errors = {name: np.abs(np.expm1(np.clip(logs - targets, -5, 5)))[mine] for name, logs in held_out.items()}
+    errors = {name: np.abs(np.expm1(np.clip(logs - targets, -5, 5)))[rows] for name, logs in held_out.items()}
     means = {
-        name: float(np.nanmean(some)) if np.isfinite(some).any() else 1.0 for name, some in errors.items()
+        name: float(np.nanmean(error)) if np.isfinite(error).any() else 1.0 for name, error in errors.items()
     }
     best = min(means, key=lambda name: means[name])
-    return Choice(
-        name=best, errors=means, held_out=np.where(np.isnan(held_out[best]), targets, held_out[best])[mine]
-    )
+    log_times = np.where(np.isnan(held_out[best]), targets, held_out[best])[rows]
+    return Choice(name=best, errors=means, held_out=log_times)
 
 
-def _parts(groups: Sequence[str], folds: int) -> npt.NDArray[np.int64]:
+def _folds(groups: Sequence[str], folds: int) -> npt.NDArray[np.int64]:
     """Groups dealt out to folds, the large ones first; single runs where there are too few groups."""
     labels = list(groups) if len(set(groups)) >= folds else [str(i) for i in range(len(groups))]
     sizes = {label: labels.count(label) for label in dict.fromkeys(labels)}
@@ -392,12 +383,3 @@ def _parts(groups: Sequence[str], folds: int) -> npt.NDArray[np.int64]:
         where[label] = int(np.argmin(filled))
         filled[where[label]] += sizes[label]
     return np.array([where[label] for label in labels], dtype=np.int64)
-
-
-def _sklearn(part: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(f"sklearn.{part}")
-    except ModuleNotFoundError as error:
-        raise ForetrainError("sklearn is not installed; predictddl needs foretrain[learn]") from error

@@ -1,4 +1,4 @@
-"""Jobs of one model in; the columns that a regressor over scales sees out: workers, nodes, cores, work, steps, settings, and our own forecast."""
+"""Describes jobs of one model by the columns that regressors over scales see, our own forecast among them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 NUMBERS = ("workers", "nodes", "cores", "work", "traffic", "steps")
-"""The columns that are numbers, all above zero; those in which runs may lie inside or outside of what was measured."""
+"""The columns that are numbers, all above zero; those in which runs may lie inside or outside of what was
+measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """One row per run.
 
-    ``work`` is what one worker does in a step: FLOPs of its graph, or samples times their size where no graph is known; ``traffic`` the bytes
-    that its operators read and write (1 where not known). ``steps`` is 1 for step times, and the steps of an epoch or a whole training for theirs.
+    ``work`` is what one worker does in a step: FLOPs of its graph, or samples times their size where no graph
+    is known; ``traffic`` the bytes that its operators read and write (1 where not known). ``steps`` is 1 for
+    step times, and the steps of an epoch or a whole training for theirs.
     """
 
     workers: Array
@@ -67,9 +69,8 @@ class Table:
             name: None if values is None else np.array(values, dtype=np.float64)
             for name, values in document.items()
         }
-        columns["levels"] = np.array(document["levels"], dtype=np.float64).reshape(
-            len(document["workers"]), -1
-        )
+        rows = len(document["workers"])
+        columns["levels"] = np.array(document["levels"], dtype=np.float64).reshape(rows, -1)
         return cls(**columns)  # type: ignore[arg-type]
 
 
@@ -91,7 +92,7 @@ SETTINGS: Mapping[str, Callable[[Job], Any]] = {
     "plan.offload": lambda job: job.plan.offload,
     "plan.servers": lambda job: "parameter servers" if job.plan.servers else "all-reduce",
 }
-"""What is not a number but may differ between runs of one model. A job must have settings that some run has."""
+"""What is no number but may differ between runs of one model. A job must have settings that some run has."""
 
 
 def _link(job: Job) -> str | None:
@@ -102,21 +103,18 @@ def _link(job: Job) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """The settings that runs have, each kind with its values, and whether the graphs of their jobs are known."""
+    """The settings that runs have, each kind with its values, and whether their graphs are known."""
 
     settings: Mapping[str, tuple[Any, ...]]
     graphs: bool
 
     @classmethod
     def of(cls, jobs: Sequence[Job], *, graphs: bool) -> Encoding:
-        found = {
-            name: {str(value(job)): value(job) for job in jobs if value(job) is not None}
-            for name, value in SETTINGS.items()
-        }
-        return cls(
-            settings={name: tuple(values[text] for text in sorted(values)) for name, values in found.items()},
-            graphs=graphs,
-        )
+        settings = {}
+        for name, setting in SETTINGS.items():
+            values = {str(value): value for value in map(setting, jobs) if value is not None}
+            settings[name] = tuple(values[text] for text in sorted(values))
+        return cls(settings=settings, graphs=graphs)
 
     def table(
         self, jobs: Sequence[Job], steps: Sequence[float], forecasts_s: Sequence[float] | None = None
@@ -143,34 +141,26 @@ class Encoding:
         return levels
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "settings": {name: list(values) for name, values in self.settings.items()},
-            "graphs": self.graphs,
-        }
+        settings = {name: list(values) for name, values in self.settings.items()}
+        return {"settings": settings, "graphs": self.graphs}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Encoding:
-        return cls(
-            settings={name: tuple(values) for name, values in document["settings"].items()},
-            graphs=document["graphs"],
-        )
+        settings = {name: tuple(values) for name, values in document["settings"].items()}
+        return cls(settings=settings, graphs=document["graphs"])
 
 
 def _numbers(job: Job) -> tuple[float, float, float]:
     device = job.cluster.device
-    return (
-        float(job.cluster.world_size),
-        float(job.cluster.nodes),
-        float(device.cores or 1) if device.is_cpu else 1.0,
-    )
+    cores = float(device.cores or 1) if device.is_cpu else 1.0
+    return float(job.cluster.world_size), float(job.cluster.nodes), cores
 
 
 def _work(job: Job, graphs: bool) -> tuple[float, float]:
     if graphs:
         graph = capture_job(job)
-        return max(float(graph.column("flops").sum()), 1.0) * job.accumulation, max(
-            float(graph.column("bytes").sum()), 1.0
-        ) * job.accumulation
+        flops, traffic = (max(float(graph.column(name).sum()), 1.0) for name in ("flops", "bytes"))
+        return flops * job.accumulation, traffic * job.accumulation
     training = job.workload.training
     shape = training.image_shape
     size = training.sequence or (shape[1] * shape[2] if shape else 1)

@@ -1,4 +1,4 @@
-"""A recipe, a table and measured times in; a function from tables to times out: a mean, and what a regression technique adds to it."""
+"""Learns times from columns by a recipe: a mean, and what a regression technique adds to it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ Technique = Callable[[Array, Array, Mapping[str, float]], Tell]
 TECHNIQUES: dict[str, Technique] = {}
 _FARTHEST = 20.0
 """A logarithm that no correction exceeds, whatever a technique says far outside of its runs."""
+_FOLDS, _MOST_TERMS, _SELECTING_PENALTY = 5, 8, 0.1
+"""Of the selection of terms, by a ridge regression of scaled columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How times are told from columns.
 
-    The technique learns the logarithm of the time over the mean: nothing (a constant per step), the scaling law, a sum of non-negative terms, or our
-    own forecast of the job, which makes it physics-informed. ``terms`` are logarithms alone, or with inverses, square roots and Ernest's; ``degree`` 2 adds their products.
+    The technique learns the logarithm of the time over the mean: nothing (a constant per step), the scaling
+    law, a sum of non-negative terms, or our own forecast of the job, which makes it physics-informed.
+    ``terms`` are logarithms alone, or with inverses, square roots and Ernest's; ``degree`` 2 adds their
+    products.
     """
 
     mean: Mean = "none"
@@ -42,19 +46,20 @@ class Recipe:
 
     @property
     def label(self) -> str:
-        parts = [
-            self.technique if self.technique != "none" else "",
-            f"on {self.mean}" if self.mean != "none" else "",
-        ]
-        extras = [
-            *(["rich terms"] if self.terms == "rich" else []),
-            *([f"degree {self.degree}"] if self.degree > 1 else []),
-            *(["selected"] if self.select else []),
-        ]
-        return ", ".join([" ".join(part for part in parts if part), *extras])
+        named = {self.technique: self.technique != "none", f"on {self.mean}": self.mean != "none"}
+        extras = {
+            "rich terms": self.terms == "rich",
+            f"degree {self.degree}": self.degree > 1,
+            "selected": self.select,
+        }
+        return ", ".join([" ".join(_true(named)), *_true(extras)])
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "settings": dict(self.settings)}
+
+
+def _true(labels: Mapping[str, bool]) -> list[str]:
+    return [label for label, holds in labels.items() if holds]
 
 
 def technique(name: str) -> Callable[[Technique], Technique]:
@@ -71,17 +76,17 @@ def means_of(
     table: Table, times_s: Array, wanted: Sequence[Mean] = MEANS
 ) -> dict[Mean, Callable[[Table], Array]]:
     """The logarithm of the mean of each kind that these runs allow."""
-    found: dict[Mean, Callable[[Table], Array]] = {}
+    means: dict[Mean, Callable[[Table], Array]] = {}
     for name in wanted:
         if name == "none":
-            found[name] = lambda other: np.log(other.steps)
+            means[name] = lambda other: np.log(other.steps)
         elif name == "law":
-            found[name] = Law.fit(table, times_s).log_times
+            means[name] = Law.fit(table, times_s).log_times
         elif name in ("nnls", "selected nnls"):
-            found[name] = Sum.fit(table, times_s, select=name != "nnls").log_times
+            means[name] = Sum.fit(table, times_s, select=name != "nnls").log_times
         elif table.forecast_s is not None:
-            found[name] = _log_forecast
-    return found
+            means[name] = _log_forecast
+    return means
 
 
 def _log_forecast(table: Table) -> Array:
@@ -93,15 +98,15 @@ def learn(
     recipe: Recipe, table: Table, times_s: Array, mean: Callable[[Table], Array]
 ) -> Callable[[Table], Array]:
     """The logarithm of the time by one recipe."""
-    left = np.log(times_s) - mean(table)
+    residuals = np.log(times_s) - mean(table)
     if recipe.technique == "none":
-        shift = float(np.median(left)) if recipe.mean in ("none", "forecast") else 0.0
+        shift = float(np.median(residuals)) if recipe.mean in ("none", "forecast") else 0.0
         return lambda other: mean(other) + shift
-    pipeline, middle = Pipeline.of(recipe, table, left), left.mean()
+    pipeline, middle = Pipeline.of(recipe, table, residuals), residuals.mean()
     rows = pipeline(table)
     if not rows.shape[1]:  # nothing differs between the runs
         return lambda other: mean(other) + middle
-    tell = TECHNIQUES[recipe.technique](rows, left - middle, recipe.settings)
+    tell = TECHNIQUES[recipe.technique](rows, residuals - middle, recipe.settings)
     return lambda other: mean(other) + middle + np.clip(tell(pipeline(other)), -_FARTHEST, _FARTHEST)
 
 
@@ -109,33 +114,21 @@ def learn(
 
 
 def terms(table: Table, kind: Literal["logs", "rich"]) -> Array:
-    """Columns that a technique may take: logarithms and settings; or inverses, roots and Ernest's terms as well."""
-    numbers = [
-        np.log(table.workers),
-        table.workers > 1,
-        np.log(table.nodes),
-        table.nodes > 1,
-        np.log(table.work),
-        np.log(table.traffic),
-    ]
-    logs = [*numbers, np.log(table.cores), np.log(table.steps), *table.levels.T]
+    """Columns that a technique may take: logarithms and settings; rich: inverses, roots and Ernest's too."""
+    scale = [np.log(table.workers), table.workers > 1, np.log(table.nodes), table.nodes > 1]
+    sizes = [np.log(column) for column in (table.work, table.traffic, table.cores, table.steps)]
+    logs = [*scale, *sizes, *table.levels.T]
     if kind == "logs":
         return np.column_stack(logs).astype(np.float64)
-    rich = [
-        1 / table.workers,
-        1 / table.nodes,
-        1 / table.cores,
-        np.sqrt(table.workers),
-        np.sqrt(table.nodes),
-        np.sqrt(table.work),
-    ]
+    inverses = [1 / column for column in (table.workers, table.nodes, table.cores)]
+    roots = [np.sqrt(column) for column in (table.workers, table.nodes, table.work)]
     ernest = [table.work, table.work / table.cores, table.workers, np.sqrt(table.work) / table.cores]
-    return np.column_stack([*logs, *rich, *ernest]).astype(np.float64)
+    return np.column_stack([*logs, *inverses, *roots, *ernest]).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Terms of a table, scaled by those of the runs that were learned from, with products, and only those that were selected."""
+    """The selected terms of a table and their products, scaled by those of the runs learned from."""
 
     recipe: Recipe
     middle: Array
@@ -146,14 +139,14 @@ class Pipeline:
     def of(cls, recipe: Recipe, table: Table, targets: Array) -> Pipeline:
         rows = terms(table, recipe.terms)
         scale = rows.std(axis=0)
-        made = cls(
+        pipeline = cls(
             recipe=recipe, middle=rows.mean(axis=0), scale=np.where(scale > 1e-9, scale, np.inf), kept=()
         )
-        count = made._all(table).shape[1]
-        whole = dataclasses.replace(made, kept=tuple(range(count)))
+        count = pipeline._all(table).shape[1]
+        whole = dataclasses.replace(pipeline, kept=tuple(range(count)))
         if not recipe.select or count < 2:
             return whole
-        return dataclasses.replace(made, kept=_selected(whole(table), targets))
+        return dataclasses.replace(pipeline, kept=_selected(whole(table), targets))
 
     def __call__(self, table: Table) -> Array:
         return self._all(table)[:, list(self.kept)]
@@ -171,21 +164,19 @@ class Pipeline:
 
 
 def _selected(rows: Array, targets: Array) -> tuple[int, ...]:
-    parts = np.arange(len(targets)) % min(5, len(targets))
-    return forward_selection(rows.shape[1], lambda chosen: _left_out(rows[:, chosen], targets, parts), most=8)
+    folds = np.arange(len(targets)) % min(_FOLDS, len(targets))
+    return forward_selection(
+        rows.shape[1], lambda chosen: _left_out(rows[:, chosen], targets, folds), most=_MOST_TERMS
+    )
 
 
-def _left_out(rows: Array, targets: Array, parts: Indices) -> float:
+def _left_out(rows: Array, targets: Array, folds: Indices) -> float:
     misses = []
-    for part in np.unique(parts):
-        known = parts != part
-        misses.append(
-            np.abs(
-                targets[~known]
-                - targets[known].mean()
-                - rows[~known] @ _ridge(rows[known], targets[known] - targets[known].mean(), 0.1)
-            )
-        )
+    for fold in np.unique(folds):
+        known = folds != fold
+        mean = targets[known].mean()
+        weights = _ridge(rows[known], targets[known] - mean, _SELECTING_PENALTY)
+        misses.append(np.abs(targets[~known] - mean - rows[~known] @ weights))
     return float(np.concatenate(misses).mean())
 
 
@@ -193,9 +184,8 @@ def _left_out(rows: Array, targets: Array, parts: Indices) -> float:
 
 
 def _ridge(rows: Array, targets: Array, penalty: float) -> Array:
-    return np.asarray(
-        np.linalg.solve(rows.T @ rows + penalty * np.eye(rows.shape[1]), rows.T @ targets), dtype=np.float64
-    )
+    square = rows.T @ rows + penalty * np.eye(rows.shape[1])
+    return np.asarray(np.linalg.solve(square, rows.T @ targets), dtype=np.float64)
 
 
 @technique("ridge")
@@ -209,20 +199,14 @@ def stepwise(rows: Array, targets: Array, settings: Mapping[str, float]) -> Tell
     """Draper and Smith: a term enters at p < 0.05, and leaves again at p > 0.1."""
     chosen: list[int] = []
     for _ in range(2 * rows.shape[1]):
-        chances = {
-            new: _chance(rows[:, [*chosen, new]], targets)
-            for new in range(rows.shape[1])
-            if new not in chosen
-        }
-        new = min(chances, key=lambda one: chances[one][-1], default=None)
-        if new is None or chances[new][-1] >= settings.get("enter", 0.05):
+        others = [term for term in range(rows.shape[1]) if term not in chosen]
+        chances = {term: _chance(rows[:, [*chosen, term]], targets)[-1] for term in others}
+        new = min(chances, key=lambda term: chances[term], default=None)
+        if new is None or chances[new] >= settings.get("enter", 0.05):
             break
         chosen.append(new)
-        chosen = [
-            one
-            for one, chance in zip(chosen, _chance(rows[:, chosen], targets), strict=True)
-            if chance <= settings.get("leave", 0.1)
-        ]
+        leaving = np.array(_chance(rows[:, chosen], targets)) > settings.get("leave", 0.1)
+        chosen = [term for term, leaves in zip(chosen, leaving, strict=True) if not leaves]
     weights: Array = np.asarray(np.linalg.lstsq(rows[:, chosen], targets, rcond=None)[0])
     return lambda others: others[:, chosen] @ weights
 
@@ -231,13 +215,13 @@ def _chance(rows: Array, targets: Array) -> list[float]:
     """The p-value of each term in a least-squares fit; 1 where there are too few runs to tell."""
     from scipy.stats import t
 
-    free = len(targets) - rows.shape[1] - 1
-    if free < 1:
+    degrees = len(targets) - rows.shape[1] - 1
+    if degrees < 1:
         return [1.0] * rows.shape[1]
     weights = np.linalg.lstsq(rows, targets, rcond=None)[0]
-    variance = max(float(((targets - rows @ weights) ** 2).sum()) / free, 1e-12)
+    variance = max(float(((targets - rows @ weights) ** 2).sum()) / degrees, 1e-12)
     errors = np.sqrt(np.maximum(np.diag(np.linalg.pinv(rows.T @ rows)) * variance, 1e-18))
-    return [float(2 * t.sf(abs(weight) / error, free)) for weight, error in zip(weights, errors, strict=True)]
+    return [float(chance) for chance in 2 * t.sf(np.abs(weights) / errors, degrees)]
 
 
 @technique("gaussian process")
@@ -249,9 +233,8 @@ def gaussian_process(rows: Array, targets: Array, settings: Mapping[str, float])
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern, WhiteKernel
 
-    kernel = ConstantKernel(0.02, (1e-4, 1.0)) * Matern(2.0, (0.5, 10.0), nu=2.5) + WhiteKernel(
-        0.003, (1e-4, 0.1)
-    )
+    smooth = ConstantKernel(0.02, (1e-4, 1.0)) * Matern(2.0, (0.5, 10.0), nu=2.5)
+    kernel = smooth + WhiteKernel(0.003, (1e-4, 0.1))
     if settings.get("linear", 1.0):
         kernel += ConstantKernel(0.05, (1e-5, 10.0)) * DotProduct(0.0, "fixed")
     with warnings.catch_warnings():
@@ -264,15 +247,9 @@ def gaussian_process(rows: Array, targets: Array, settings: Mapping[str, float])
 def tree(rows: Array, targets: Array, settings: Mapping[str, float]) -> Tell:
     from sklearn.tree import DecisionTreeRegressor
 
-    return _fitted(
-        DecisionTreeRegressor(
-            max_depth=int(settings.get("depth", 6)),
-            min_samples_leaf=int(settings.get("leaf", 1)),
-            random_state=0,
-        ),
-        rows,
-        targets,
-    )
+    depth, leaf = int(settings.get("depth", 6)), int(settings.get("leaf", 1))
+    model = DecisionTreeRegressor(max_depth=depth, min_samples_leaf=leaf, random_state=0)
+    return _fitted(model, rows, targets)
 
 
 @technique("forest")
@@ -280,40 +257,26 @@ def forest(rows: Array, targets: Array, settings: Mapping[str, float]) -> Tell:
     from sklearn.ensemble import ExtraTreesRegressor
 
     leaf, count = int(settings.get("leaf", 1)), int(settings.get("trees", 50))
-    return _fitted(
-        ExtraTreesRegressor(n_estimators=count, min_samples_leaf=leaf, random_state=0), rows, targets
-    )
+    model = ExtraTreesRegressor(n_estimators=count, min_samples_leaf=leaf, random_state=0)
+    return _fitted(model, rows, targets)
 
 
 @technique("boosting")
 def boosting(rows: Array, targets: Array, settings: Mapping[str, float]) -> Tell:
     from sklearn.ensemble import GradientBoostingRegressor
 
-    rate, depth, count = (
-        settings.get("rate", 0.1),
-        int(settings.get("depth", 3)),
-        int(settings.get("trees", 60)),
-    )
-    return _fitted(
-        GradientBoostingRegressor(n_estimators=count, learning_rate=rate, max_depth=depth, random_state=0),
-        rows,
-        targets,
-    )
+    rate, depth = settings.get("rate", 0.1), int(settings.get("depth", 3))
+    count = int(settings.get("trees", 60))
+    model = GradientBoostingRegressor(n_estimators=count, learning_rate=rate, max_depth=depth, random_state=0)
+    return _fitted(model, rows, targets)
 
 
 @technique("svr")
 def svr(rows: Array, targets: Array, settings: Mapping[str, float]) -> Tell:
     from sklearn.svm import SVR
 
-    return _fitted(
-        SVR(
-            C=settings.get("cost", 3.0),
-            epsilon=settings.get("margin", 0.02),
-            gamma=settings.get("gamma", 0.1),
-        ),
-        rows,
-        targets,
-    )
+    cost, margin, gamma = settings.get("cost", 3.0), settings.get("margin", 0.02), settings.get("gamma", 0.1)
+    return _fitted(SVR(C=cost, epsilon=margin, gamma=gamma), rows, targets)
 
 
 @technique("mlp")
@@ -321,18 +284,9 @@ def mlp(rows: Array, targets: Array, settings: Mapping[str, float]) -> Tell:
     from sklearn.neural_network import MLPRegressor
 
     width, penalty = int(settings.get("width", 16)), settings.get("penalty", 0.01)
-    return _fitted(
-        MLPRegressor(
-            hidden_layer_sizes=(width, width),
-            activation="tanh",
-            solver="lbfgs",
-            alpha=penalty,
-            max_iter=300,
-            random_state=0,
-        ),
-        rows,
-        targets,
-    )
+    layers = {"hidden_layer_sizes": (width, width), "activation": "tanh"}
+    model = MLPRegressor(**layers, solver="lbfgs", alpha=penalty, max_iter=300, random_state=0)
+    return _fitted(model, rows, targets)
 
 
 def _fitted(model: Any, rows: Array, targets: Array) -> Tell:
