@@ -153,7 +153,8 @@ def test_a_policy_that_misbehaves_is_named(tmp_path: Path) -> None:
 def test_a_policy_that_raises_is_named(act: str, tmp_path: Path) -> None:
     path = tmp_path / "my.py"
     path.write_text(
-        f"from foretrain.scheduling import Policy\nclass Mine(Policy):\n    def decide(self, cluster):\n        {act}\n"
+        "from foretrain.scheduling import Policy\nclass Mine(Policy):\n    def decide(self, cluster):\n"
+        f"        {act}\n"
     )
     done = run("--policy", f"{path}:Mine")
     assert done.exit_code == 2
@@ -195,7 +196,8 @@ def test_a_predictor_and_failures(tmp_path: Path) -> None:
 def test_placements_over_several_nodes_are_slower_by_the_predicted_communication(tmp_path: Path) -> None:
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "small.toml").write_text(
-        '[model]\nsource = "torchvision"\nname = "resnet18"\n[training]\nglobal_batch = 8\nimage = 64\nclasses = 10\n'
+        '[model]\nsource = "torchvision"\nname = "resnet18"\n[training]\nglobal_batch = 8\nimage = 64\n'
+        "classes = 10\n"
         '[cluster]\ndevice = "v100-sxm-16gb"\n'
     )
     trace, cluster = tmp_path / "trace.csv", tmp_path / "cluster.toml"

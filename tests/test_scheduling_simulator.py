@@ -1,4 +1,4 @@
-"""The simulator: preemption, failures, sharing, elastic jobs, several kinds of devices, and policies that misbehave."""
+"""Tests the simulator: preemption, failures, sharing, elastic jobs, kinds of devices, policies that misbehave."""
 
 import math
 from pathlib import Path
@@ -249,7 +249,8 @@ def test_a_policy_that_misbehaves_is_stopped_by_name(act: str, told: str) -> Non
 def test_policies_come_by_name_or_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "my.py"
     path.write_text(
-        "from foretrain.scheduling.policies.fifo import Fifo\nclass Mine(Fifo):\n    pass\nclass Other:\n    pass\n"
+        "from foretrain.scheduling.policies.fifo import Fifo\nclass Mine(Fifo):\n    pass\nclass Other:\n"
+        "    pass\n"
     )
     assert policies.get(f"{path}:Mine").name == f"{path}:Mine"
     assert policies.get("fifo").name == "fifo"

@@ -11,18 +11,21 @@ from hypothesis import strategies as st
 from foretrain.errors import InputError
 from foretrain.scheduling import TraceJob
 from foretrain.scheduling.clusters import read_machines
-from foretrain.scheduling.estimates import LogNormal, Residuals
+from foretrain.scheduling.estimates import LogNormal, ResidualEstimates
 from foretrain.scheduling.traces import read_trace, write_trace
-from foretrain.scheduling.workload import Workload
+from foretrain.scheduling.workload import TraceGenerator
 
 SAMPLES = {
     "philly": "timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,2,66.0,vc\n",
-    "helios": "job_id,user,vc,jobname,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+    "helios": "job_id,user,vc,jobname,gpu_num,cpu_num,node_num,state,"
+    "submit_time,start_time,end_time,duration,queue\n"
     "7,u,vc,train,2,8,1,COMPLETED,2020-04-01 00:00:03,2020-04-01 00:00:05,2020-04-01 00:01:11,66,2\n",
     "alibaba-2020": "j1,worker,2.0,Terminated,100.0,166.0,600.0,30.0,100.0,V100\n",
-    "alibaba-2023": "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+    "alibaba-2023": "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,"
+    "creation_time,deletion_time,scheduled_time\n"
     "p,1,1,2,1000,,LS,Running,10,80,14\n",
-    "alibaba-2025": "instance_sn,role,app_name,gpu_request,creation_time,scheduled_time,deletion_time\ni,HN,app,2,10,14,80\n",
+    "alibaba-2025": "instance_sn,role,app_name,gpu_request,creation_time,scheduled_time,deletion_time\n"
+    "i,HN,app,2,10,14,80\n",
     "pollux": "time,name,application,num_replicas,batch_size,duration\n5,j,bert,2,32,66\n",
     "tiresias": "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n1,2,0,10,vgg16,66,0\n",
     "swf": "; a comment\n1 0 5 66 2 -1 -1 2 99 -1 1 1 1 1 3 -1 -1 -1\n",
@@ -44,7 +47,8 @@ def test_each_format_is_known_by_its_look(format: str, tmp_path: Path) -> None:
 def test_gavel_in_both_forms(tmp_path: Path) -> None:
     path = tmp_path / "gavel.trace"
     path.write_text(
-        "LM\tpython3 x\tdir\t--steps\t1\t100\t2\t1\t-1.0\t30\nLM\tpython3 x\t--steps\t1\t100\t40.0\t4\nLM\tbroken\n"
+        "LM\tpython3 x\tdir\t--steps\t1\t100\t2\t1\t-1.0\t30\nLM\tpython3 x\t--steps\t1\t100\t40.0\t4\n"
+        "LM\tbroken\n"
     )
     trace = read_trace(path)
     assert [(job.steps, job.gpus, job.arrival_s) for job in trace.jobs] == [(100, 2, 30), (100, 4, 40)]
@@ -79,8 +83,8 @@ def test_malformed_lines_are_counted_by_reason(tmp_path: Path) -> None:
 def test_generated_jobs_repeat_and_survive_a_round_trip(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
-    trace = Workload(jobs=20, elastic=0.5, seed=seed).trace()
-    assert trace == Workload(jobs=20, elastic=0.5, seed=seed).trace()
+    trace = TraceGenerator(jobs=20, elastic=0.5, seed=seed).trace()
+    assert trace == TraceGenerator(jobs=20, elastic=0.5, seed=seed).trace()
     path = tmp_path_factory.mktemp("traces") / "own.csv"
     write_trace(path, trace.jobs)
     assert read_trace(path).jobs == trace.jobs
@@ -92,7 +96,7 @@ def test_a_job_checks_itself() -> None:
     with pytest.raises(InputError, match="duration_s: missing"):
         TraceJob(name="a", arrival_s=0, gpus=1)
     with pytest.raises(InputError, match=r"generate\.jobs: 'x' is not a number"):
-        Workload.read("jobs=x")
+        TraceGenerator.read("jobs=x")
 
 
 def test_estimates_have_the_error_they_are_asked_for(tmp_path: Path) -> None:
@@ -107,9 +111,9 @@ def test_estimates_have_the_error_they_are_asked_for(tmp_path: Path) -> None:
         {"predictor": "b", "quantity": "kernels", "predicted": 9, "measured": 1},
     ]
     path.write_text(json.dumps({"runs": rows}))
-    found = Residuals.load(path)
+    found = ResidualEstimates.load(path)
     assert {name: each.factor(job, 3) for name, each in found.items()} == pytest.approx({"a": 1.1, "b": 0.3})
     assert found["b"].mape == pytest.approx(0.7)
     path.write_text("{}")
     with pytest.raises(InputError, match="not a result of foretrain evaluate"):
-        Residuals.load(path)
+        ResidualEstimates.load(path)

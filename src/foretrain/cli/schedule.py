@@ -168,11 +168,11 @@ def schedule(
 
 def _jobs(trace: str | None, generate: str | None, format: str | None, first: int | None) -> Trace:
     from foretrain.scheduling.traces import read_trace
-    from foretrain.scheduling.workload import Workload
+    from foretrain.scheduling.workload import TraceGenerator
 
     if (trace is None) == (generate is None):
         raise typer.BadParameter("give a TRACE or --generate (and only one of them)")
-    jobs = Workload.read(str(generate)).trace() if trace is None else read_trace(Path(trace), format)
+    jobs = TraceGenerator.read(str(generate)).trace() if trace is None else read_trace(Path(trace), format)
     if first is not None and first < 1:
         raise invalid("first", first, "a whole number of at least 1")
     return jobs if first is None else jobs.first(first)
@@ -233,11 +233,11 @@ def _errors(text: str) -> list[float]:
 
 def _qualities(errors: str, residuals: Path | None) -> list[dict[str, Any]]:
     """How good the estimates are that policies see, in each of the cases to compare."""
-    from foretrain.scheduling.estimates import Residuals
+    from foretrain.scheduling.estimates import ResidualEstimates
 
     cases: list[dict[str, Any]] = [{"error": error} for error in _errors(errors)]
     if residuals is not None:
-        found = Residuals.load(residuals)
+        found = ResidualEstimates.load(residuals)
         cases += [
             {"error": each.mape, "residuals": residuals, "residuals_of": name} for name, each in found.items()
         ]

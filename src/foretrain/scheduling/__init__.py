@@ -1,4 +1,4 @@
-"""DLTSim: a cluster, a trace of jobs and a policy in; when every job ran, and what that means for users and machines, out."""
+"""Simulates how a cluster runs a trace of jobs under a policy, as DLTSim."""
 
 from foretrain.scheduling.jobs import Trace, TraceJob
 from foretrain.scheduling.machines import Machine

@@ -1,7 +1,8 @@
-"""What a cluster is made of: a TOML file, a list of nodes, or text such as ``v100=4,p100=4`` or ``64x8xv100``, in; Machines out."""
+"""Reads the machines of a cluster from a TOML file, a list of nodes, or text such as ``64x8xv100``."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
 from collections.abc import Sequence
@@ -14,7 +15,10 @@ from foretrain.files import read_text
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.traces.rows import dictionaries, lines_of
 
-_SAID = 'a TOML file with [cluster], a CSV file of nodes (gpu, model), "64x8xv100" (nodes x GPUs x device) or "v100=4,p100=4" (GPUs by device), joined by commas'
+_ALLOWED = (
+    'a TOML file with [cluster], a CSV file of nodes (gpu, model), "64x8xv100" (nodes x GPUs x device) '
+    'or "v100=4,p100=4" (GPUs by device), joined by commas'
+)
 
 
 def read_machines(text: str, *, rack: int = 16) -> list[Machine]:
@@ -25,7 +29,7 @@ def read_machines(text: str, *, rack: int = 16) -> list[Machine]:
     """
     path = Path(text)
     if path.suffix in (".toml", ".json"):
-        return _from_file(path, rack)
+        return of_cluster(_cluster_of(path), rack=rack)
     if path.suffix in (".csv", ".gz"):
         return in_racks(_from_list(path), rack)
     machines: list[Machine] = []
@@ -41,7 +45,7 @@ def _from_words(part: str, text: str) -> list[Machine]:
     else:
         match = re.fullmatch(r"([\w.-]+)=(\d+)", part)
         if match is None:
-            raise invalid("cluster", text, _SAID)
+            raise invalid("cluster", text, _ALLOWED)
         nodes, gpus, device = int(match[2]), 1, match[1]
     if not nodes or not gpus:
         raise invalid("cluster", text, "at least one node with at least one GPU")
@@ -49,7 +53,7 @@ def _from_words(part: str, text: str) -> list[Machine]:
 
 
 def _price(device: str, gpus: int) -> float | None:
-    """Dollars per hour of a node by the catalogue; None for a device that it does not know, or whose price."""
+    """Dollars per hour of a node by the catalogue; None for a device or a price that it does not know."""
     try:
         return Cluster.read({"device": device, "devices_per_node": gpus}).price_per_hour
     except InputError:
@@ -57,7 +61,7 @@ def _price(device: str, gpus: int) -> float | None:
 
 
 def _from_list(path: Path) -> list[Machine]:
-    """A CSV file with a line for each node: ``gpu``, how many GPUs, and ``model``, of which kind (Alibaba's lists of nodes)."""
+    """A CSV file with a line for each node, as Alibaba's: ``gpu``, how many, and ``model``, of which kind."""
     machines = []
     for number, row in dictionaries(lines_of(path)):
         try:
@@ -74,20 +78,18 @@ def _from_list(path: Path) -> list[Machine]:
 
 
 def sections_of(text: str) -> dict[str, dict[str, Any]]:
-    """What a job file would say of the nodes of each kind of device, but their number: nodes by name, links. Empty for a cluster in words."""
+    """What a job file would say of the nodes of each kind of device, but their number: nodes by name, links.
+
+    Empty for a cluster in words.
+    """
     path = Path(text)
     if path.suffix not in (".toml", ".json"):
         return {}
-    groups = _cluster_of(path).to_dict()
-    sections = groups.get("groups", [groups])
+    section = _cluster_of(path).to_dict()
     return {
-        section["device"]: {key: value for key, value in section.items() if key not in ("nodes", "price")}
-        for section in sections
+        group["device"]: {key: value for key, value in group.items() if key not in ("nodes", "price")}
+        for group in section.get("groups", [section])
     }
-
-
-def _from_file(path: Path, rack: int) -> list[Machine]:
-    return of_cluster(_cluster_of(path), rack=rack)
 
 
 def _cluster_of(path: Path) -> Cluster:
@@ -117,12 +119,4 @@ def in_racks(machines: Sequence[Machine], rack: int) -> list[Machine]:
     """The same nodes, so many to a rack."""
     if rack < 1:
         raise invalid("rack", rack, "a whole number of at least 1")
-    return [
-        Machine(
-            device=machine.device,
-            gpus=machine.gpus,
-            rack=place // rack,
-            price_per_hour=machine.price_per_hour,
-        )
-        for place, machine in enumerate(machines)
-    ]
+    return [dataclasses.replace(machine, rack=place // rack) for place, machine in enumerate(machines)]

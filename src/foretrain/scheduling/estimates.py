@@ -1,4 +1,4 @@
-"""What policies are told of durations: the truth, or the truth distorted by an error model or by a predictor's measured residuals."""
+"""Estimates durations for policies: the truth, or the truth distorted as a predictor distorts it."""
 
 from __future__ import annotations
 
@@ -43,17 +43,14 @@ class LogNormal(Estimates):
         return math.exp(self._sigma * random.Random(f"{self._seed}/{number}").gauss(0.0, 1.0))
 
 
-class Residuals(Estimates):
+class ResidualEstimates(Estimates):
     """Factors drawn from what a predictor was off by on measured runs: predicted over measured."""
 
     def __init__(self, ratios: Sequence[float], seed: int = 0) -> None:
         bad = [ratio for ratio in ratios if not 0 < ratio < math.inf]
         if bad or not ratios:
-            raise invalid(
-                "residuals",
-                bad[0] if bad else list(ratios),
-                "a list of positive ratios of predicted to measured time",
-            )
+            allowed = "a list of positive ratios of predicted to measured time"
+            raise invalid("residuals", bad[0] if bad else list(ratios), allowed)
         self._ratios = tuple(ratios)
         self._seed = seed
 
@@ -63,8 +60,8 @@ class Residuals(Estimates):
         return sum(abs(ratio - 1) for ratio in self._ratios) / len(self._ratios)
 
     @classmethod
-    def load(cls, path: Path, seed: int = 0) -> dict[str, Residuals]:
-        """By predictor, from what ``foretrain evaluate --json`` writes: its step times, or total times where it has none."""
+    def load(cls, path: Path, seed: int = 0) -> dict[str, ResidualEstimates]:
+        """By predictor, of the step times (else total times) that ``foretrain evaluate --json`` writes."""
         import json
 
         try:
@@ -81,8 +78,8 @@ class Residuals(Estimates):
         if not ratios:
             raise InputError(f"{path}: holds no predicted {' or '.join(_TIMES)}")
         return {
-            name: cls(next(found[time] for time in _TIMES if time in found), seed)
-            for name, found in ratios.items()
+            name: cls(next(of_time[time] for time in _TIMES if time in of_time), seed)
+            for name, of_time in ratios.items()
         }
 
     def factor(self, job: TraceJob, number: int) -> float:

@@ -1,4 +1,4 @@
-"""What breaks and when: jobs and nodes that fail at exponential times, or node outages from a file."""
+"""Draws when jobs and nodes fail, at exponential times or by outages from a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureModel:
-    """Mean times between failures (infinite: never), of a job per GPU and of a node; mean time to repair; known outages."""
+    """Mean times between failures of a job, per GPU, and of a node; mean time to repair; known outages."""
 
     job_mtbf_gpu_s: float = math.inf
     node_mtbf_s: float = math.inf
@@ -43,7 +43,10 @@ class FailureModel:
 
 
 class Failures:
-    """Draws from a failure model. Every job and node has its own random numbers, so a policy does not change what breaks when."""
+    """Draws from a failure model.
+
+    Every job and node has its own random numbers, so a policy does not change what breaks when.
+    """
 
     def __init__(self, model: FailureModel, seed: int) -> None:
         self.model = model
@@ -54,9 +57,8 @@ class Failures:
         """Seconds until a start of a job fails."""
         if math.isinf(self.model.job_mtbf_gpu_s):
             return math.inf
-        return random.Random(f"{self._seed}/job/{number}/{start}").expovariate(
-            gpus / self.model.job_mtbf_gpu_s
-        )
+        draw = random.Random(f"{self._seed}/job/{number}/{start}")
+        return draw.expovariate(gpus / self.model.job_mtbf_gpu_s)
 
     def of_node(self, node: int) -> float:
         """Seconds from now until a node fails."""

@@ -1,4 +1,4 @@
-"""What is submitted to a cluster: TraceJob, as a trace or a generator gives it, and Trace, a list of them with what could not be read."""
+"""Describes jobs as they are submitted to a cluster, and traces of them with the lines that are none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from foretrain.errors import InputError, invalid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceJob:
-    """A job as it was submitted. ``duration_s`` is its time on the GPUs it asks for; ``steps`` is its length where a table gives speeds."""
+    """A job as it was submitted.
+
+    ``duration_s`` is its time on the GPUs it asks for; ``steps`` is its length where a table gives speeds.
+    """
 
     name: str
     arrival_s: float
@@ -49,11 +52,8 @@ class TraceJob:
         if self.share < 1 and self.gpus > 1:
             raise InputError(f"share: {self.share} is for jobs on one GPU, and this one asks for {self.gpus}")
         if not 1 <= self.fewest <= self.gpus <= self.most:
-            raise invalid(
-                "least_gpus, gpus, most_gpus",
-                (self.least_gpus, self.gpus, self.most_gpus),
-                "in rising order from 1",
-            )
+            counts = (self.least_gpus, self.gpus, self.most_gpus)
+            raise invalid("least_gpus, gpus, most_gpus", counts, "in rising order from 1")
 
     @property
     def fewest(self) -> int:
@@ -62,10 +62,6 @@ class TraceJob:
     @property
     def most(self) -> int:
         return self.gpus if self.most_gpus is None else self.most_gpus
-
-    @property
-    def is_elastic(self) -> bool:
-        return self.fewest < self.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +116,6 @@ def in_order(jobs: Sequence[TraceJob], *, from_zero: bool = True) -> list[TraceJ
     """By arrival, ties in the order given; the first one arrives at 0 unless times are to stay."""
     ordered = sorted(jobs, key=lambda job: job.arrival_s)
     start = ordered[0].arrival_s if ordered and from_zero else 0.0
-    return (
-        [dataclasses.replace(job, arrival_s=job.arrival_s - start) for job in ordered] if start else ordered
-    )
+    if not start:
+        return ordered
+    return [dataclasses.replace(job, arrival_s=job.arrival_s - start) for job in ordered]

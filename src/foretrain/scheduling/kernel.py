@@ -1,4 +1,4 @@
-"""The clock of the simulator: events in, events in a stable order out (time, then kind, then the order in which they were set)."""
+"""Orders the events of a simulation by time, then kind, then the order in which they were set."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ class Kind(IntEnum):
     REPAIR = 1
     JOB_FAILURE = 2
     NODE_FAILURE = 3
-    ARRIVAL = 4
-    TIMER = 5
-    ROUND = 6
+    TIMER = 4
+    ROUND = 5
 
 
 Event = tuple[float, int, int, Any, int]

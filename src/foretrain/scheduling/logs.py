@@ -1,4 +1,4 @@
-"""A Result in; files out: every stretch in which a job held GPUs as CSV or Parquet, and as a trace for Perfetto."""
+"""Writes every stretch in which a job held GPUs as CSV or Parquet, and as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -21,18 +21,9 @@ def log_rows(result: Result) -> Iterator[tuple[str, str, str, float, float, str,
     for segment in result.segments:
         job, parts = result.jobs[segment.job], segment.allocation.parts
         places = " ".join(f"{node}:{gpu}" for node, gpu in segment.allocation.places())
-        device = result.machines[parts[0][0]].device
-        yield (
-            result.policy,
-            job.name,
-            job.group,
-            segment.start_s,
-            segment.end_s,
-            segment.reason,
-            device,
-            segment.allocation.gpus,
-            places,
-        )
+        times, device = (segment.start_s, segment.end_s), result.machines[parts[0][0]].device
+        gpus = segment.allocation.gpus
+        yield result.policy, job.name, job.group, *times, segment.reason, device, gpus, places
 
 
 def write_log(result: Result, path: Path) -> int:
@@ -72,18 +63,8 @@ def write_perfetto(result: Result, path: Path) -> int:
     for segment in result.segments:
         job = result.jobs[segment.job]
         about = {"group": job.group, "gpus": segment.allocation.gpus, "ended": segment.reason}
-        for node, gpu in segment.allocation.places():
-            span = {"ts": segment.start_s * 1e6, "dur": (segment.end_s - segment.start_s) * 1e6}
-            events.append(
-                {
-                    "ph": "X",
-                    "name": job.name,
-                    "cat": segment.reason,
-                    "pid": node,
-                    "tid": gpu,
-                    **span,
-                    "args": about,
-                }
-            )
+        span = {"ts": segment.start_s * 1e6, "dur": (segment.end_s - segment.start_s) * 1e6, "args": about}
+        event = {"ph": "X", "name": job.name, "cat": segment.reason, **span}
+        events += [{**event, "pid": node, "tid": gpu} for node, gpu in segment.allocation.places()]
     write_atomically(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, allow_nan=False))
     return len(events)

@@ -1,4 +1,4 @@
-"""The GPUs of a cluster and who holds them: nodes in; free GPUs, taken and given back, out. No GPU is ever handed out twice."""
+"""Keeps the free and held GPUs of a cluster, none of which is ever handed out twice."""
 
 from __future__ import annotations
 
@@ -38,15 +38,23 @@ class Allocation:
     def shape(self) -> tuple[int, ...]:
         """GPUs per node, most first."""
         if len(self.parts) == 1:
-            return (
-                (self.gpus,) if self.gpus == self.parts[0][1].bit_count() else (self.parts[0][1].bit_count(),)
-            )
+            return (self.parts[0][1].bit_count(),)
         return tuple(sorted((mask.bit_count() for _, mask in self.parts), reverse=True))
 
     def places(self) -> Iterator[tuple[int, int]]:
         """Every (node, GPU) of it."""
         for node, mask in self.parts:
             yield from ((node, gpu) for gpu in bits(mask))
+
+
+def packed(gpus: int, per_node: int) -> tuple[int, ...]:
+    """The shape of so many GPUs on as few nodes as possible.
+
+    >>> packed(10, 4)
+    (4, 4, 2)
+    """
+    full, rest = divmod(gpus, per_node)
+    return (per_node,) * full + ((rest,) if rest else ())
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -64,7 +72,8 @@ def bits(mask: int) -> Iterator[int]:
 class Pool:
     """All nodes with one kind of device; a gang never spans two pools.
 
-    ``by_free[n]`` is the set of nodes, as bits, with n free GPUs, so that placements find a node without a search.
+    ``by_free[n]`` is the set of nodes, as bits, with n free GPUs, so that placements find a node without a
+    search.
     """
 
     def __init__(self, number: int, device: str, nodes: Sequence[int], machines: Sequence[Machine]) -> None:
@@ -85,16 +94,11 @@ class Machines:
 
     def __init__(self, machines: Sequence[Machine]) -> None:
         self.machines = tuple(machines)
-        devices = list(dict.fromkeys(machine.device for machine in machines))
-        self.pools = [
-            Pool(
-                number,
-                device,
-                [node for node, machine in enumerate(machines) if machine.device == device],
-                machines,
-            )
-            for number, device in enumerate(devices)
-        ]
+        nodes: dict[str, list[int]] = {}
+        for node, machine in enumerate(machines):
+            nodes.setdefault(machine.device, []).append(node)
+        devices = list(nodes)
+        self.pools = [Pool(devices.index(device), device, of, machines) for device, of in nodes.items()]
         self._pool_of = [devices.index(machine.device) for machine in machines]
         self._full = [(1 << machine.gpus) - 1 for machine in machines]
         self._free = [0] * len(machines)
@@ -118,10 +122,6 @@ class Machines:
 
     def is_up(self, node: int) -> bool:
         return not self._down[node]
-
-    def free_of(self, node: int) -> int:
-        """Free GPUs of a node, as bits."""
-        return self._free[node]
 
     # Whole GPUs
 
@@ -160,7 +160,7 @@ class Machines:
         pool.rack_free[self.machines[node].rack] += after - before
         self._free[node] = mask
 
-    # Nodes that fail and come back; whoever held their GPUs must have given them back, or does so while they are down
+    # Nodes that fail and come back; whoever held their GPUs gives them back before, or while they are down
 
     def take_down(self, node: int) -> None:
         self._set_free(node, 0)
@@ -191,9 +191,8 @@ class Machines:
             self.take(Allocation(allocation.pool, allocation.parts, 1))
             self._shared[place] = FULL
         if self._shared[place] < allocation.share:
-            raise DoubleAllocation(
-                f"GPU {place[1]} of node {node} has {self._shared[place]} thousandths left, not {allocation.share}"
-            )
+            left = f"{self._shared[place]} thousandths left, not {allocation.share}"
+            raise DoubleAllocation(f"GPU {place[1]} of node {node} has {left}")
         self._shared[place] -= allocation.share
 
     def _give_share(self, allocation: Allocation) -> None:

@@ -1,4 +1,4 @@
-"""A Result in; the figures that compare policies out, for all jobs and for each virtual cluster."""
+"""Computes the figures that compare policies, for all jobs and for each virtual cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretrain.scheduling.result import Column, Result
+from foretrain.scheduling.machines import FULL
+from foretrain.scheduling.result import Column, Result, Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Metrics:
     utilization: float
     """Share of the GPU time, from the first arrival to the last end, that jobs held."""
     fairness: float
-    """Jain's index of the jobs' speeds (undisturbed time over completion time): 1 when all are slowed alike."""
+    """Jain's index of speeds (undisturbed time over completion time): 1 when all jobs are slowed alike."""
     worst_slowdown: float
     """Completion time over undisturbed time, 99th percentile."""
     preemptions: int
@@ -64,11 +65,8 @@ def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
     speed = 1.0 / slowdown
     median, p95, p99 = (float(value) for value in np.percentile(completion, [50, 95, 99]))
     prices = [machine.price_per_hour for machine in result.machines]
-    cost = (
-        sum(price for price in prices if price is not None) * (end - begin) / 3600
-        if whole and None not in prices
-        else None
-    )
+    per_hour = sum(price for price in prices if price is not None)
+    cost = per_hour * (end - begin) / 3600 if whole and None not in prices else None
     return Metrics(
         jobs=int(completion.size),
         average_jct_s=float(completion.mean()),
@@ -92,10 +90,12 @@ def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
 def _held_gpu_s(result: Result) -> Column:
     held = np.zeros(len(result.jobs))
     for segment in result.segments:
-        held[segment.job] += (
-            (segment.end_s - segment.start_s) * segment.allocation.gpus * segment.allocation.share / 1000
-        )
+        held[segment.job] += (segment.end_s - segment.start_s) * _gpus(segment)
     return held
+
+
+def _gpus(segment: Segment) -> float:
+    return segment.allocation.gpus * segment.allocation.share / FULL
 
 
 def utilization_over_time(result: Result, points: int = 400) -> tuple[Column, Column]:
@@ -105,15 +105,13 @@ def utilization_over_time(result: Result, points: int = 400) -> tuple[Column, Co
     width = edges[1] - edges[0]
     starts = np.array([segment.start_s for segment in result.segments])
     ends = np.array([segment.end_s for segment in result.segments])
-    gpus = np.array(
-        [segment.allocation.gpus * segment.allocation.share / 1000 for segment in result.segments]
-    )
+    gpus = np.array([_gpus(segment) for segment in result.segments])
     held = _integral(starts, gpus, edges) - _integral(ends, gpus, edges)
     return edges[:-1], np.diff(held) / (width * result.size)
 
 
 def _integral(moments: Column, gpus: Column, edges: Column) -> Column:
-    """At every edge, the GPU time since the moments passed: the sum of gpus x (edge - moment) over moments before it."""
+    """At every edge, the sum of gpus x (edge - moment) over the moments before it."""
     order = np.argsort(moments, kind="stable")
     passed = np.searchsorted(moments[order], edges, side="right")
     count = np.concatenate([[0.0], np.cumsum(gpus[order])])

@@ -1,10 +1,11 @@
-"""Which nodes a gang gets: a pool with enough free GPUs in, GPUs per node out. Each way is a class, looked up by name."""
+"""Chooses the nodes that a gang of GPUs is taken from; each way is a class, looked up by name."""
 
 from __future__ import annotations
 
 import heapq
 import random
 from abc import ABC, abstractmethod
+from collections import Counter
 from typing import ClassVar
 
 from foretrain.errors import unknown
@@ -36,7 +37,7 @@ class Packed(Placement):
         return pack(pool, gpus)
 
 
-class Spread(Placement):
+class SpreadOut(Placement):
     """As many nodes as possible, the emptiest ones first."""
 
     name = "spread"
@@ -72,10 +73,7 @@ class Random(Placement):
             for node in bits(pool.by_free[free])
             for _ in range(free)
         ]
-        counts: dict[int, int] = {}
-        for node in self._draw.sample(places, gpus):
-            counts[node] = counts.get(node, 0) + 1
-        return sorted(counts.items())
+        return sorted(Counter(self._draw.sample(places, gpus)).items())
 
 
 class TopologyAware(Placement):
@@ -90,9 +88,7 @@ class TopologyAware(Placement):
         if fitting:
             return pack(pool, gpus, pool.rack_nodes[min(fitting)[1]])
         counts: Counts = []
-        for free, rack in sorted(
-            ((free, rack) for rack, free in pool.rack_free.items()), key=lambda pair: (-pair[0], pair[1])
-        ):
+        for rack, free in sorted(pool.rack_free.items(), key=lambda entry: (-entry[1], entry[0])):
             part = min(free, gpus)
             if part:
                 counts += pack(pool, part, pool.rack_nodes[rack])
@@ -121,7 +117,9 @@ def _first(nodes: int) -> int:
     return (nodes & -nodes).bit_length() - 1
 
 
-PLACEMENTS: dict[str, type[Placement]] = {each.name: each for each in (Packed, Spread, Random, TopologyAware)}
+PLACEMENTS: dict[str, type[Placement]] = {
+    each.name: each for each in (Packed, SpreadOut, Random, TopologyAware)
+}
 
 
 def placement(name: str, seed: int = 0) -> Placement:

@@ -1,8 +1,7 @@
-"""The programmes by which round-based policies divide time: what a share is worth to each job in; shares of time, jobs x kinds of device, out.
-
-Solved by ECOS, which Gavel uses, where it is installed (``foretrain[gavel]``): many divisions are often optimal, and which of them a solver
-ends at, to the last digit, decides between jobs that are alike. Otherwise the centre of the optimal divisions is taken, rounded, so that
-jobs that are alike get the same.
+"""Solves the programmes by which round-based policies divide the time of kinds of devices among jobs.
+Solved by ECOS, which Gavel uses, where it is installed (``foretrain[gavel]``): many divisions are often
+optimal, and which of them a solver ends at, to the last digit, decides between jobs that are alike. Otherwise
+the centre of the optimal divisions is taken, rounded, so that jobs that are alike get the same.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import numpy as np
 from foretrain.scheduling.centre import Column, centre_of_optimum
 
 _DIGITS = 6
-"""Of shares of time from our own method: its rounding must not decide between jobs that are alike; their order of arrival does."""
+"""Of shares of time from our own method: its rounding must not decide between jobs that are alike; their
+order of arrival does."""
 _SLACK = 1.05
 """How far the longest duration may be above the least possible one (Gavel stops its search there)."""
 _LEAST_S, _MOST_S = 100.0, 1e6
@@ -34,9 +34,9 @@ def fairest(worth: Column, gpus: Column, counts: Column) -> Column:
     No job gets more than the whole time, no kind of device gives more than it has.
     """
     if has_ecos():
-        found = _Programme(worth.shape, gpus, counts, above=1).with_least(worth).solve()
-        if found is not None:
-            return _shares(found[1:], worth.shape)
+        solution = _Programme(worth.shape, gpus, counts, above=1).with_least(worth).solve()
+        if solution is not None:
+            return _shares(solution[1:], worth.shape)
     return _centre(worth, gpus, counts)[0].round(_DIGITS)
 
 
@@ -45,13 +45,13 @@ def least_worst_ratio(
 ) -> Column:
     """Shares x for which the largest ``(since_s + left / sum(rates * x)) / alone_s`` of a job is smallest."""
     if has_ecos():
-        found = (
+        solution = (
             _Programme(rates.shape, gpus, counts, above=1, below=len(left))
             .with_ratios(rates, left, since_s, alone_s)
             .solve()
         )
-        if found is not None:
-            return _shares(found[1 : 1 + rates.size], rates.shape)
+        if solution is not None:
+            return _shares(solution[1 : 1 + rates.size], rates.shape)
 
     def needed(ratio: float) -> Column:
         worth: Column = rates * ((ratio * alone_s - since_s) / left)[:, None]
@@ -64,27 +64,30 @@ def least_worst_ratio(
 
 def soonest(rates: Column, left: Column, gpus: Column, counts: Column) -> Column:
     """Shares x for which all jobs end within (nearly) the least time possible."""
-    found, low_s, high_s, reached_s = None, _LEAST_S, _MOST_S, _MOST_S
+    solution, low_s, high_s, reached_s = None, _LEAST_S, _MOST_S, _MOST_S
     least_s = 0.0 if has_ecos() else 1 / _centre(rates / left[:, None], gpus, counts)[1]
-    while found is None:
+    while solution is None:
         while _SLACK * low_s < high_s:
             middle_s = (low_s + high_s) / 2
             if has_ecos():
                 tried = _Programme(rates.shape, gpus, counts).with_floor(rates, left / middle_s).solve()
             else:
                 tried = np.zeros(0) if middle_s >= least_s else None
-            found, low_s, high_s = (found, middle_s, high_s) if tried is None else (tried, low_s, middle_s)
+            solution, low_s, high_s = (
+                (solution, middle_s, high_s) if tried is None else (tried, low_s, middle_s)
+            )
         low_s, reached_s = reached_s, 10 * reached_s
         last_s, high_s = high_s, reached_s
     if has_ecos():
-        return _shares(found, rates.shape)
+        return _shares(solution, rates.shape)
     return _within(rates / left[:, None] * last_s, gpus, counts).round(_DIGITS)
 
 
 class _Programme:
-    """Least ``cost @ z`` subject to ``limits @ z <= bounds`` (and cones of three rows): z is what stands above, the shares by kind, what stands below.
+    """Least ``cost @ z`` subject to ``limits @ z <= bounds`` (and cones of three rows).
 
-    Rows and columns stand in the order in which CVXPY gives them to ECOS, so that its rounding is the same.
+    The variables z are those above, the shares by kind of device, and those below. Rows and columns stand in
+    the order in which CVXPY gives them to ECOS, so that its rounding is the same.
     """
 
     def __init__(
@@ -133,7 +136,10 @@ class _Programme:
         return self
 
     def with_ratios(self, rates: Column, left: Column, since_s: Column, alone_s: Column) -> _Programme:
-        """A further variable u of each job is at least ``1 / sum(rates * x)``: ``(r + u, r - u, 2)`` lies in a second-order cone."""
+        """A further variable u of each job is at least ``1 / r`` with ``r = sum(rates * x)``.
+
+        That is: ``(r + u, r - u, 2)`` lies in a second-order cone.
+        """
         first = self._size - self._jobs
         for job in range(self._jobs):
             part = 1 / float(alone_s[job])
@@ -213,7 +219,10 @@ def _fitting(gpus: Column, counts: Column, jobs: int, kinds: int) -> tuple[Colum
 
 
 def _where_one(value: Callable[[float], float], low: float, high: float) -> float:
-    """Where a rising function, which is 0 at ``low``, is 1, to nine digits: false position, the end that stays counted for less (Illinois)."""
+    """Where a rising function, which is 0 at ``low``, is 1, to nine digits.
+
+    By false position, in which the end that stays counts for less (Illinois).
+    """
     below, above = -1.0, value(high) - 1
     while above < 0:
         low, below, high = high, above, low + 2 * (high - low)
@@ -222,11 +231,11 @@ def _where_one(value: Callable[[float], float], low: float, high: float) -> floa
         middle = high - above * (high - low) / (above - below)
         if high - low < 1e-9 * high or not low < middle < high:
             break
-        found = value(middle) - 1
-        if 0 <= found < 1e-10:
+        excess = value(middle) - 1
+        if 0 <= excess < 1e-10:
             return middle
-        if found < 0:
-            low, below, above = middle, found, above / 2
+        if excess < 0:
+            low, below, above = middle, excess, above / 2
         else:
-            high, above, below = middle, found, below / 2
+            high, above, below = middle, excess, below / 2
     return high

@@ -1,4 +1,4 @@
-"""What a simulation gives: columns of what happened to every job, and the segments in which it held GPUs."""
+"""Holds what a simulation gives: what happened to every job, and the stretches in which it held GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Column = npt.NDArray[np.float64]
 
 
 class Segment(NamedTuple):
-    """A stretch of time in which a job held GPUs, and why it ended: finished, preempted, failed, node failed."""
+    """A stretch in which a job held GPUs, and why it ended: finished, preempted, failed, node failed."""
 
     job: int
     start_s: float

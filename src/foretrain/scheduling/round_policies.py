@@ -1,4 +1,4 @@
-"""Policies of the round-based mode, after Gavel (Narayanan et al., OSDI 2020): jobs and devices in, shares of time out."""
+"""Divides the time of devices among jobs by the policies of Gavel (Narayanan et al., OSDI 2020)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from foretrain.scheduling.rounds import Leased, RoundPolicy
 
 _REFERENCE = "v100"
 """The device whose speed stands for all where a policy does not tell them apart."""
+_LEAST_RATE = 1e-9
+"""Steps per second of a job where it does not run, so that no time is infinite."""
 
 
 class RoundFifo(RoundPolicy):
     """By arrival; each job is given to one kind of device and keeps it, as Gavel's simulator does it.
 
-    The kind is the last in the alphabet among those that count as available. When a job fills it exactly, one of the kinds with room for the job
-    stops to count, drawn at random; so more jobs may be given to a kind than it holds at once, and those wait for its next rounds.
+    The kind is the last in the alphabet among those that count as available. When a job fills it exactly, one
+    of the kinds with room for the job stops to count, drawn at random; so more jobs may be given to a kind
+    than it holds at once, and those wait for its next rounds.
     """
 
     name = "fifo"
@@ -63,7 +66,7 @@ class RoundFifo(RoundPolicy):
 
 
 class MaxMinFairness(RoundPolicy):
-    """The least share of time, weighted by the GPUs held, is as large as possible; all devices count alike."""
+    """The least share of time, weighted by GPUs, is as large as possible; all devices count alike."""
 
     name = "max_min_fairness"
 
@@ -85,7 +88,7 @@ class MaxMinFairnessPerf(MaxMinFairness):
 
 
 class FinishTimeFairness(RoundPolicy):
-    """The worst ratio of the time a job takes to the time it would take on its own part of the cluster is as small as possible (Themis)."""
+    """The worst ratio of a job's time to that on its own part of the cluster is least possible (Themis)."""
 
     name = "finish_time_fairness"
 
@@ -99,22 +102,20 @@ class FinishTimeFairness(RoundPolicy):
         rates, gpus, counts = _rates(jobs, devices), _gpus(jobs), _counts(devices)
         if not self.knows_devices:
             column = list(devices).index(_REFERENCE) if _REFERENCE in devices else int(counts.argmax())
-            rates = np.repeat(np.maximum(rates[:, [column]], 1e-9), len(devices), axis=1)
+            rates = _as_on(rates, column)
         left = np.array([job.left for job in jobs])
         since_s = np.array([now_s - job.spec.arrival_s for job in jobs])
         alone_s = self._time_alone(jobs, left, (rates * _own_part(gpus, counts)).sum(axis=1))
         return least_worst_ratio(rates, left, since_s, alone_s, gpus, counts)
 
     def _time_alone(self, jobs: Sequence[Leased], left: Column, alone: Column) -> Column:
-        for job, now_left in zip(jobs, left, strict=True):
-            before_left, before_rate = self._before.get(job.number, (now_left, 1.0))
-            self._alone_s[job.number] = (
-                self._alone_s.get(job.number, 0.0) + (before_left - now_left) / before_rate
-            )
-        self._before = {
-            job.number: (float(now_left), float(rate))
-            for job, now_left, rate in zip(jobs, left, alone, strict=True)
-        }
+        before = self._before
+        self._before = {}
+        for job, now_left, rate in zip(jobs, left.tolist(), alone.tolist(), strict=True):
+            before_left, before_rate = before.get(job.number, (now_left, 1.0))
+            passed_s = (before_left - now_left) / before_rate
+            self._alone_s[job.number] = self._alone_s.get(job.number, 0.0) + passed_s
+            self._before[job.number] = (now_left, rate)
         return np.array([self._alone_s[job.number] for job in jobs]) + left / alone
 
 
@@ -133,11 +134,8 @@ class MinTotalDuration(RoundPolicy):
     def allot(self, jobs: Sequence[Leased], devices: Mapping[str, int], now_s: float) -> Column:
         rates, gpus, counts = _rates(jobs, devices), _gpus(jobs), _counts(devices)
         if not self.knows_devices and _REFERENCE in devices:
-            rates = np.repeat(
-                np.maximum(rates[:, [list(devices).index(_REFERENCE)]], 1e-9), len(devices), axis=1
-            )
-        left = np.array([job.left for job in jobs])
-        return soonest(rates, left, gpus, counts)
+            rates = _as_on(rates, list(devices).index(_REFERENCE))
+        return soonest(rates, np.array([job.left for job in jobs]), gpus, counts)
 
 
 class MinTotalDurationPerf(MinTotalDuration):
@@ -149,6 +147,11 @@ class MinTotalDurationPerf(MinTotalDuration):
 
 def _rates(jobs: Sequence[Leased], devices: Mapping[str, int]) -> Column:
     return np.array([[job.rates[device] for device in devices] for job in jobs])
+
+
+def _as_on(rates: Column, column: int) -> Column:
+    """Every device as fast as one of them."""
+    return np.repeat(np.maximum(rates[:, [column]], _LEAST_RATE), rates.shape[1], axis=1)
 
 
 def _gpus(jobs: Sequence[Leased]) -> Column:
@@ -167,15 +170,10 @@ def _own_part(gpus: Column, counts: Column) -> Column:
 
 
 ROUND_POLICIES: dict[str, type[RoundPolicy]] = {
-    each.name: each
-    for each in (
-        RoundFifo,
-        MaxMinFairness,
-        MaxMinFairnessPerf,
-        FinishTimeFairness,
-        FinishTimeFairnessPerf,
-        MinTotalDuration,
-        MinTotalDurationPerf,
+    policy.name: policy
+    for policy in (
+        *(RoundFifo, MaxMinFairness, MaxMinFairnessPerf, FinishTimeFairness, FinishTimeFairnessPerf),
+        *(MinTotalDuration, MinTotalDurationPerf),
     )
 }
 

@@ -1,8 +1,9 @@
-"""Gavel's round-based mode: a trace, devices by kind and a policy that divides time in; what happened to every job out.
+"""Simulates a trace in rounds, in which jobs lease devices of one kind, as Gavel does.
 
-Time passes in rounds. At the start of each, jobs get leases on devices of one kind, in the order of their priorities: the share of time that the
-policy allots to a job on a kind of device, over the share that it received since the allotment. A round ends when its last job has done the
-whole steps that fit into its length, or has ended. Follows the scheduler of Narayanan et al., OSDI 2020.
+Time passes in rounds. At the start of each, jobs get leases on devices of one kind, in the order of their
+priorities: the share of time that the policy allots to a job on a kind of device, over the share that it
+received since the allotment. A round ends when its last job has done the whole steps that fit into its
+length, or has ended. Follows the scheduler of Narayanan et al., OSDI 2020.
 """
 
 from __future__ import annotations
@@ -110,9 +111,8 @@ class Rounds:
             for device, count in self._devices.items()
         }
         if max(rates.values()) <= 0:
-            raise InputError(
-                f"trace: job {job.name!r} ({job.kind}) needs {job.gpus} GPUs of one kind, and runs on none of the cluster's"
-            )
+            needs = f"needs {job.gpus} GPUs of one kind, and runs on none of the cluster's"
+            raise InputError(f"trace: job {job.name!r} ({job.kind}) {needs}")
         work = self._speeds.work(job)
         return Leased(number, job, work, rates, work)
 
@@ -195,10 +195,10 @@ class Rounds:
         free = {device: list(places) for device, places in self._places.items()}
         for job, device in leases:
             rate = job.rates[device]
-            whole = (
-                rate * self._round_s if self._speeds_are_continuous(job) else float(int(rate * self._round_s))
-            )
-            steps = min(whole or 1.0, job.left)
+            fitting = rate * self._round_s
+            if job.spec.steps is not None:  # jobs that are measured in seconds have no whole steps
+                fitting = float(int(fitting))
+            steps = min(fitting or 1.0, job.left)
             took_s = steps / rate
             end_s = max(end_s, now_s + took_s)
             job.left -= steps
@@ -207,26 +207,14 @@ class Rounds:
             if job.first_start_s is None:
                 job.first_start_s = now_s
             done = job.left <= 0
-            self._segments.append(
-                Segment(
-                    job.number,
-                    now_s,
-                    now_s + took_s,
-                    "finished" if done else "lease",
-                    _allocation(free[device], job.gpus),
-                )
-            )
+            reason, allocation = "finished" if done else "lease", _allocation(free[device], job.gpus)
+            self._segments.append(Segment(job.number, now_s, now_s + took_s, reason, allocation))
             if done:
                 self._finish_s[job.number] = now_s + took_s
                 self._active.remove(job)
                 self._allotted.pop(job.number, None)
                 self._stale = True
         return end_s
-
-    @staticmethod
-    def _speeds_are_continuous(job: Leased) -> bool:
-        """Jobs that are measured in seconds have no whole steps."""
-        return job.spec.steps is None
 
     def _result(self) -> Result:
         zeros: Column = np.zeros(len(self._jobs))

@@ -1,4 +1,4 @@
-"""A trace, machines and a policy in; what happened to every job out. Deterministic: the same input gives the same result, bit for bit."""
+"""Simulates a trace on machines under a policy; the same input gives the same result, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foretrain.scheduling.estimates import Estimates, Exact
 from foretrain.scheduling.failures import FailureModel
 from foretrain.scheduling.jobs import TraceJob
 from foretrain.scheduling.kernel import Events, Kind
-from foretrain.scheduling.machines import FULL, Allocation, DoubleAllocation, Machine, Machines, Pool
+from foretrain.scheduling.machines import FULL, Allocation, DoubleAllocation, Machine, Machines, Pool, packed
 from foretrain.scheduling.placement import Packed, Placement
 from foretrain.scheduling.result import Result, Segment
 from foretrain.scheduling.speeds import Speeds, TraceSpeeds
@@ -31,7 +31,10 @@ class PolicyError(ForetrainError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What else shapes a simulation. Costs in seconds: a checkpoint before a job is taken off, a restart before it works again."""
+    """What else shapes a simulation.
+
+    Costs in seconds: a checkpoint before a job is taken off, a restart before it works again.
+    """
 
     checkpoint_s: float = 0.0
     restart_s: float = 0.0
@@ -47,51 +50,40 @@ class Settings:
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"settings.{name}: {getattr(self, name)!r} is not a time of at least 0")
         if not self.checkpoint_every_s > 0:
-            raise InputError(
-                f"settings.checkpoint_every_s: {self.checkpoint_every_s!r} is not a time above 0"
-            )
+            every_s = self.checkpoint_every_s
+            raise InputError(f"settings.checkpoint_every_s: {every_s!r} is not a time above 0")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Active:
     """A job in the cluster, as policies see it. They read it; only the simulator writes."""
 
-    __slots__ = (
-        "allocation", "arrival_s", "attained_gpu_s", "done", "estimated_work", "failures", "first_start_s", "gpus", "lost_gpu_s", "nominal_rate",
-        "number", "overhead_gpu_s", "overhead_s", "pools", "preemptions", "rate", "ready_s", "since_s", "spec", "starts", "version", "work",
-    )  # fmt: skip
+    number: int
+    spec: TraceJob
+    work: float
+    estimated_work: float
+    nominal_rate: float
+    """Work per second on the GPUs it asks for."""
+    pools: tuple[Pool, ...] = ()
+    gpus: int = field(init=False)
+    arrival_s: float = field(init=False)
+    done: float = 0.0
+    rate: float = 0.0
+    since_s: float = 0.0
+    ready_s: float = 0.0
+    allocation: Allocation | None = None
+    version: int = 0
+    attained_gpu_s: float = 0.0
+    lost_gpu_s: float = 0.0
+    overhead_gpu_s: float = 0.0
+    overhead_s: float = 0.0
+    first_start_s: float | None = None
+    starts: int = 0
+    preemptions: int = 0
+    failures: int = 0
 
-    def __init__(
-        self,
-        number: int,
-        spec: TraceJob,
-        work: float,
-        estimated_work: float,
-        nominal_rate: float,
-        pools: tuple[Pool, ...] = (),
-    ) -> None:
-        self.number = number
-        self.spec = spec
-        self.gpus = spec.gpus
-        self.arrival_s = spec.arrival_s
-        self.work = work
-        self.estimated_work = estimated_work
-        self.nominal_rate = nominal_rate
-        """Work per second on the GPUs it asks for."""
-        self.pools = pools
-        self.done = 0.0
-        self.rate = 0.0
-        self.since_s = 0.0
-        self.ready_s = 0.0
-        self.allocation: Allocation | None = None
-        self.version = 0
-        self.attained_gpu_s = 0.0
-        self.lost_gpu_s = 0.0
-        self.overhead_gpu_s = 0.0
-        self.overhead_s = 0.0
-        self.first_start_s: float | None = None
-        self.starts = 0
-        self.preemptions = 0
-        self.failures = 0
+    def __post_init__(self) -> None:
+        self.gpus, self.arrival_s = self.spec.gpus, self.spec.arrival_s
 
     @property
     def is_running(self) -> bool:
@@ -137,24 +129,20 @@ class Simulation:
 
     def _activate(self, number: int, job: TraceJob, estimates: Estimates) -> Active:
         work, pools = self._speeds.work(job), self._usable_by(job)
-        nominal = max(self._rate(job, pool.device, self._packed(pool, job.gpus)) for pool in pools)
+        nominal = max(self._packed_rate(job, pool, job.gpus) for pool in pools)
         return Active(number, job, work, work * estimates.factor(job, number), nominal, pools)
 
     def _usable_by(self, job: TraceJob) -> tuple[Pool, ...]:
-        """The pools that have a job's device, enough GPUs and a speed for it; an error where there is none."""
+        """The pools that have a job's device, enough GPUs and a speed for it; none is an error."""
         key = (job.device, job.kind, job.gpus)
         if key not in self._usable:
             allowed = [pool for pool in self.machines.pools if job.device in (None, pool.device)]
             most = max((pool.size for pool in allowed), default=0)
             if most < job.fewest:
-                where = f"of {job.device} " if job.device else "of one kind "
-                raise InputError(
-                    f"trace: job {job.name!r} needs {job.fewest} GPUs {where}and the cluster has {most}"
-                )
+                needs = f"{job.fewest} GPUs of {job.device or 'one kind'}"
+                raise InputError(f"trace: job {job.name!r} needs {needs} and the cluster has {most}")
             large = [pool for pool in allowed if pool.size >= job.fewest]
-            usable = tuple(
-                pool for pool in large if self._rate(job, pool.device, self._packed(pool, job.gpus)) > 0
-            )
+            usable = tuple(pool for pool in large if self._packed_rate(job, pool, job.gpus) > 0)
             if not usable:
                 raise InputError(
                     f"trace: job {job.name!r} ({job.kind}) runs on none of the cluster's devices"
@@ -178,7 +166,7 @@ class Simulation:
         best, best_rate = None, 0.0
         for pool in pools:
             if pool.free >= count or self._sharable(job, pool):
-                rate = self._rate(job.spec, pool.device, self._packed(pool, count))
+                rate = self._packed_rate(job.spec, pool, count)
                 if rate > best_rate:
                     best, best_rate = pool, rate
         return best
@@ -188,13 +176,13 @@ class Simulation:
         return self.pool_for(job, gpus) is not None
 
     def remaining_s(self, job: Active) -> float:
-        """Estimated time that a job still needs on the GPUs it has, or asks for; 0 once it outlives its estimate."""
+        """Estimated time left on the GPUs that a job has, or asks for; 0 once it outlives its estimate."""
         rate = job.rate if job.allocation is not None and job.rate > 0 else job.nominal_rate
         wait = max(job.ready_s - self.now, 0.0) if job.allocation is not None else 0.0
         return wait + max(job.estimated_work - self.done(job), 0.0) / rate
 
     def remaining_nominal_s(self, job: Active, *, truly: bool = False) -> float:
-        """The same on the fastest GPUs of the number it asks for, wherever it runs, so that jobs compare; ``truly`` is for oracles only."""
+        """The same on the fastest GPUs, wherever it runs, so that jobs compare; ``truly`` is for oracles."""
         return max((job.work if truly else job.estimated_work) - self.done(job), 0.0) / job.nominal_rate
 
     def done(self, job: Active) -> float:
@@ -210,14 +198,7 @@ class Simulation:
 
     def rate_on(self, job: Active, gpus: int) -> float:
         """Work per second on so many GPUs of the fastest device, packed; for policies that choose sizes."""
-        return max(
-            self._rate(job.spec, pool.device, self._packed(pool, gpus)) for pool in self.pools_for(job)
-        )
-
-    def _packed(self, pool: Pool, gpus: int) -> tuple[int, ...]:
-        per_node = len(pool.by_free) - 1
-        full, rest = divmod(gpus, per_node)
-        return (per_node,) * full + ((rest,) if rest else ())
+        return max(self._packed_rate(job.spec, pool, gpus) for pool in self.pools_for(job))
 
     # What policies may do
 
@@ -227,32 +208,26 @@ class Simulation:
         """Run a waiting job: on GPUs that the placement chooses, or on those given."""
         self._known(job, "start")
         self._acts += 1
+        name = f"job {job.spec.name!r}"
         if self._acts > _MOST_ACTS * (len(self.waiting) + len(self.running) + 1):
-            raise self._misbehaved(
-                f"starts jobs {self._acts:,} times at one moment and comes to no end (last: {job.spec.name!r})"
-            )
+            endless = f"starts jobs {self._acts:,} times at one moment and comes to no end"
+            raise self._misbehaved(f"{endless} (last: {job.spec.name!r})")
         if job.allocation is not None:
-            raise self._misbehaved(f"starts job {job.spec.name!r}, which is running already")
+            raise self._misbehaved(f"starts {name}, which is running already")
         if job.number not in self.waiting:
-            raise self._misbehaved(
-                f"starts job {job.spec.name!r}, which is not waiting (finished, or not yet there)"
-            )
+            raise self._misbehaved(f"starts {name}, which is not waiting (finished, or not yet there)")
         count = job.gpus if gpus is None else gpus
         if not job.spec.fewest <= count <= job.spec.most:
-            raise self._misbehaved(
-                f"gives job {job.spec.name!r} {count} GPUs; it takes {job.spec.fewest} to {job.spec.most}"
-            )
+            allowed = f"{job.spec.fewest} to {job.spec.most}"
+            raise self._misbehaved(f"gives {name} {count} GPUs; it takes {allowed}")
         allocation = on if on is not None else self._place(job, count, pool)
         if allocation.gpus != count or sum(allocation.shape) != count:
-            raise self._misbehaved(
-                f"gives job {job.spec.name!r} {sum(allocation.shape)} GPUs where it says {count}"
-            )
+            raise self._misbehaved(f"gives {name} {sum(allocation.shape)} GPUs where it says {count}")
         try:
             self.machines.take(allocation)
         except (DoubleAllocation, IndexError) as error:
-            raise self._misbehaved(
-                f"gives job {job.spec.name!r} GPUs that it cannot have: {first_line(error)}"
-            ) from error
+            reason = f"gives {name} GPUs that it cannot have: {first_line(error)}"
+            raise self._misbehaved(reason) from error
         del self.waiting[job.number]
         self._run(job, allocation)
 
@@ -348,9 +323,8 @@ class Simulation:
 
     def _stuck(self) -> PolicyError:
         first = next(iter(self.waiting.values()))
-        return self._misbehaved(
-            f"leaves {len(self.waiting):,} jobs waiting for ever (first: {first.spec.name!r}, {first.gpus} GPUs; {self.machines.free} are free)"
-        )
+        who = f"first: {first.spec.name!r}, {first.gpus} GPUs; {self.machines.free} are free"
+        return self._misbehaved(f"leaves {len(self.waiting):,} jobs waiting for ever ({who})")
 
     # What happens to jobs
 
@@ -361,9 +335,8 @@ class Simulation:
     def _place(self, job: Active, count: int, pool: Pool | None) -> Allocation:
         pool = pool or self.pool_for(job, count)
         if pool is None or (pool.free < count and not self._sharable(job, pool)):
-            raise self._misbehaved(
-                f"starts job {job.spec.name!r} on {count} GPUs, and {self.machines.free if pool is None else pool.free} are free"
-            )
+            free = self.machines.free if pool is None else pool.free
+            raise self._misbehaved(f"starts job {job.spec.name!r} on {count} GPUs, and {free} are free")
         share = self._share(job)
         if share < FULL:
             place = self.machines.sharable(pool.number, share)
@@ -387,15 +360,13 @@ class Simulation:
         job.overhead_s = 0.0
         if job.first_start_s is None:
             job.first_start_s = self.now
-        job.rate = self._rate(job.spec, self.machines.pools[allocation.pool].device, allocation.shape)
+        device = self.machines.pools[allocation.pool].device
+        job.rate = self._rate(job.spec, device, allocation.shape)
         if job.rate <= 0:
-            raise self._misbehaved(
-                f"runs job {job.spec.name!r} on {self.machines.pools[allocation.pool].device}, where it cannot run"
-            )
+            raise self._misbehaved(f"runs job {job.spec.name!r} on {device}, where it cannot run")
         self.running[job.number] = job
-        self._events.push(
-            job.ready_s + max(job.work - job.done, 0.0) / job.rate, Kind.FINISH, job, job.version
-        )
+        finish_s = job.ready_s + max(job.work - job.done, 0.0) / job.rate
+        self._events.push(finish_s, Kind.FINISH, job, job.version)
         until = self._failures.of_job(job.number, job.starts, allocation.gpus)
         if until < math.inf:
             self._events.push(self.now + until, Kind.JOB_FAILURE, job, job.version)
@@ -437,13 +408,12 @@ class Simulation:
     # What happens to nodes
 
     def _set_outages(self) -> None:
+        nodes = len(self.machines.machines)
         for outage in self.settings.failures.outages:
-            if outage.node >= len(self.machines.machines):
-                raise InputError(
-                    f"failures: node {outage.node} is not one of the cluster's {len(self.machines.machines)}"
-                )
+            if outage.node >= nodes:
+                raise InputError(f"failures: node {outage.node} is not one of the cluster's {nodes}")
             self._events.push(outage.time_s, Kind.NODE_FAILURE, (outage.node, outage.repair_s))
-        for node in range(len(self.machines.machines)):
+        for node in range(nodes):
             self._set_failure(node)
 
     def _set_failure(self, node: int) -> None:
@@ -454,16 +424,12 @@ class Simulation:
     def _fail_node(self, node: int, repair_s: float | None) -> bool:
         if not self.machines.is_up(node):
             return False
-        for job in [
-            job
-            for job in self.running.values()
-            if job.allocation and any(part[0] == node for part in job.allocation.parts)
-        ]:
-            self._fail(job, "node failed")
+        for job in list(self.running.values()):
+            if job.allocation and any(part[0] == node for part in job.allocation.parts):
+                self._fail(job, "node failed")
         self.machines.take_down(node)
-        self._events.push(
-            self.now + (self._failures.repair_of(node) if repair_s is None else repair_s), Kind.REPAIR, node
-        )
+        repair_s = self._failures.repair_of(node) if repair_s is None else repair_s
+        self._events.push(self.now + repair_s, Kind.REPAIR, node)
         return True
 
     # Small things
@@ -475,26 +441,24 @@ class Simulation:
             rate = self._rates[key] = self._speeds.rate(job, device, shape)
         return rate
 
+    def _packed_rate(self, job: TraceJob, pool: Pool, gpus: int) -> float:
+        return self._rate(job, pool.device, packed(gpus, len(pool.by_free) - 1))
+
     def _known(self, job: object, verb: str) -> None:
-        if (
-            not isinstance(job, Active)
-            or not 0 <= job.number < len(self.jobs)
-            or self.jobs[job.number] is not job
-        ):
+        if not isinstance(job, Active) or job not in self.jobs[job.number : job.number + 1]:
             raise self._misbehaved(f"wants to {verb} {job!r}, which is no job of this simulation")
 
     def _misbehaved(self, what: str) -> PolicyError:
         return PolicyError(f"policy {self.policy.name}: {what}")
 
-    def _call(self, hook: Callable[..., None], *given: object) -> None:
+    def _call(self, hook: Callable[..., None], *arguments: object) -> None:
         try:
-            hook(*given)
+            hook(*arguments)
         except ForetrainError:
             raise
         except (Exception, SystemExit) as error:
-            raise self._misbehaved(
-                f"{hook.__name__} raised {type(error).__name__}: {first_line(error)}"
-            ) from error
+            reason = f"{hook.__name__} raised {type(error).__name__}: {first_line(error)}"
+            raise self._misbehaved(reason) from error
 
     def _result(self) -> Result:
         return Result.of(self.policy.name, self.jobs, self._finish_s, self._segments, self.machines.machines)

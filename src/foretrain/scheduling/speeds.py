@@ -1,4 +1,4 @@
-"""How fast a job runs on the GPUs it is given: from the trace, from a table of throughputs, or from a Predictor."""
+"""Tells how fast a job runs on its GPUs: by the trace, by a table of throughputs, or by a Predictor."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from foretrain.files import read_text
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.scheduling.jobs import TraceJob
+from foretrain.scheduling.machines import packed
 
 Shape = tuple[int, ...]
 """GPUs per node, most first."""
 
 _PARALLEL = 0.95
-"""Share of a job that runs in parallel (Amdahl), where nothing better is known about jobs that change their size."""
+"""Share of a job that runs in parallel (Amdahl), where nothing better is known about jobs that change their
+size."""
 
 
 class Speeds(ABC):
@@ -39,7 +41,10 @@ class Speeds(ABC):
 
 
 class TraceSpeeds(Speeds):
-    """The trace's own durations. On more or fewer GPUs than asked for Amdahl's law holds; each further node may cost some speed."""
+    """The trace's own durations.
+
+    On more or fewer GPUs than asked for Amdahl's law holds; each further node may cost some speed.
+    """
 
     def __init__(
         self,
@@ -78,7 +83,7 @@ class ThroughputTable(Speeds):
 
     @classmethod
     def load(cls, path: Path) -> ThroughputTable:
-        """Gavel's ``simulation_throughputs.json``, plain or compressed; entries for pairs of jobs on one GPU are left aside."""
+        """Gavel's ``simulation_throughputs.json``, plain or compressed, without pairs of jobs on one GPU."""
         try:
             text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else read_text(path)
             document = json.loads(text)
@@ -112,7 +117,7 @@ class ThroughputTable(Speeds):
         return any((self._named(device), job.kind, job.gpus) in self._table for device in devices)
 
     def _named(self, device: str) -> str:
-        """The table's name of a device, which may be what its full name begins with: "v100" for "v100-sxm-16gb"."""
+        """The table's name of a device, which may be how its full name begins: "v100" of "v100-sxm-16gb"."""
         return device if device in self.devices else device.partition("-")[0]
 
 
@@ -122,9 +127,10 @@ def _job_type(key: str) -> tuple[str, int]:
 
 
 class PredictedSpeeds(Speeds):
-    """Steps per second as a predictor forecasts them: each type of job has a template, whose cluster and plan become those of the GPUs given.
+    """Steps per second as a predictor forecasts them.
 
-    Jobs of a type without a template run as the trace says. ``sections`` tell the nodes and links of each kind of device, where the
+    Each type of job has a template, whose cluster and plan become those of the GPUs. Jobs of a type without a
+    template run as the trace says. ``sections`` tell the nodes and links of each kind of device, where the
     cluster has them; otherwise those of the template hold.
     """
 
@@ -142,7 +148,7 @@ class PredictedSpeeds(Speeds):
         self._step_s: dict[tuple[str, str, Shape], float] = {}
 
     def work(self, job: TraceJob) -> float:
-        """Steps; a job that only has a duration does as many as the template does in that time on the GPUs asked for, in one node."""
+        """Steps; a job with only a duration does what the template does in it on the GPUs asked for."""
         template = self._templates.get(job.kind)
         if template is None:
             return self._otherwise.work(job)
@@ -151,9 +157,9 @@ class PredictedSpeeds(Speeds):
         if template.workload.training.total_steps is not None and job.duration_s is None:
             return template.workload.training.total_steps
         device = job.device or template.cluster.device.name
-        return self._otherwise.work(job) / self.step_s(
-            job.kind, device, self._packed(template, device, job.gpus)
-        )
+        section = self._sections.get(device, {})
+        per_node = int(section.get("devices_per_node", template.cluster.devices_per_node))
+        return self._otherwise.work(job) / self.step_s(job.kind, device, packed(job.gpus, per_node))
 
     def rate(self, job: TraceJob, device: str, shape: Shape) -> float:
         if job.kind not in self._templates:
@@ -178,22 +184,15 @@ class PredictedSpeeds(Speeds):
             self._step_s[key] = forecast.quantities["step_time_s"].median
         return self._step_s[key]
 
-    def _packed(self, template: Job, device: str, gpus: int) -> Shape:
-        per_node = int(
-            self._sections.get(device, {}).get("devices_per_node", template.cluster.devices_per_node)
-        )
-        full, rest = divmod(gpus, per_node)
-        return (per_node,) * full + ((rest,) if rest else ())
-
 
 def placed(template: Job, device: str, shape: Shape, nodes_and_links: Mapping[str, Any] | None = None) -> Job:
-    """A template's job on other GPUs: data parallelism takes up the difference, the batch per device stays."""
+    """A template's job on other GPUs: data parallelism makes the difference, the batch per device stays."""
     gpus = sum(shape)
     nodes = len(shape) if gpus % len(shape) == 0 else gpus
     section = nodes_and_links
     if section is None:
-        own = template.cluster.to_dict()
-        section = own if template.cluster.device.name == device else {"device": device}
+        same = template.cluster.device.name == device
+        section = template.cluster.to_dict() if same else {"device": device}
     cluster = Cluster.read({**section, "devices_per_node": gpus // nodes, "nodes": nodes})
     plan, training = template.plan, template.workload.training
     split = plan.tensor * plan.pipeline * plan.context

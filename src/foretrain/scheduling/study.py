@@ -1,4 +1,4 @@
-"""Many simulations at once: policies, seeds and qualities of estimates in; their figures side by side out, from parallel processes."""
+"""Runs many simulations at once, over policies, seeds and qualities of estimates, in parallel processes."""
 
 from __future__ import annotations
 
@@ -14,51 +14,48 @@ from foretrain.errors import InputError
 from foretrain.fanout import fan_out
 from foretrain.job import Job
 from foretrain.scheduling import policies
-from foretrain.scheduling.estimates import Estimates, Exact, LogNormal, Residuals
+from foretrain.scheduling.estimates import Estimates, Exact, LogNormal, ResidualEstimates
 from foretrain.scheduling.jobs import Malformed, Trace
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import Metrics, metrics, metrics_by_group
 from foretrain.scheduling.placement import placement
 from foretrain.scheduling.result import Result
 from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
-from foretrain.scheduling.rounds import Rounds
+from foretrain.scheduling.rounds import ROUND_S, Rounds
 from foretrain.scheduling.simulator import Settings, Simulation
 from foretrain.scheduling.speeds import PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedSource:
-    """Where speeds come from: a table of throughputs, a predictor with templates by job type, or (neither) the trace."""
+    """Where speeds come from: a table of throughputs, a predictor with templates, or (neither) the trace."""
 
     throughputs: Path | None = None
     predictor: str | None = None
     templates: Path | None = None
     """A folder with a job file for each job type: ``<kind>.toml``."""
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What a job file says of the nodes and links of each kind of device; where it is silent, the templates hold."""
+    """What a job file says of the nodes and links of each kind of device; where it is silent, the templates
+    hold."""
     slowdown_per_node: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.predictor is None) != (self.templates is None):
-            raise InputError(
-                "predictor: needs templates, a folder with a job file for each job type (and templates need a predictor)"
-            )
+            needs = "a folder with a job file for each job type (and templates need a predictor)"
+            raise InputError(f"predictor: needs templates, {needs}")
 
     def make(self) -> Speeds:
-        table = (
-            ThroughputTable.load(self.throughputs)
-            if self.throughputs
-            else TraceSpeeds(slowdown_per_node=self.slowdown_per_node)
-        )
+        table: Speeds = TraceSpeeds(slowdown_per_node=self.slowdown_per_node)
+        if self.throughputs:
+            table = ThroughputTable.load(self.throughputs)
         if self.predictor is None or self.templates is None:
             return table
         files = sorted(self.templates.glob("*.toml"))
         if not files:
             raise InputError(f"templates: {self.templates} holds no job files (*.toml)")
         templates = {file.stem: _template(file) for file in files}
-        return PredictedSpeeds(
-            predictors.get(self.predictor), templates, otherwise=table, sections=self.sections
-        )
+        predictor = predictors.get(self.predictor)
+        return PredictedSpeeds(predictor, templates, otherwise=table, sections=self.sections)
 
 
 def _template(file: Path) -> Job:
@@ -90,9 +87,8 @@ class Scenario:
     @property
     def in_rounds(self) -> bool:
         """Gavel's policies always, the others never; first in, first out as asked."""
-        return self.policy in ROUND_POLICIES and (
-            self.rounds_s is not None or self.policy not in policies.names()
-        )
+        in_rounds_only = self.policy not in policies.names()
+        return self.policy in ROUND_POLICIES and (self.rounds_s is not None or in_rounds_only)
 
     @property
     def estimates_are(self) -> str:
@@ -103,15 +99,14 @@ class Scenario:
 
     def estimates(self) -> Estimates:
         if self.residuals is not None and self.residuals_of is not None:
-            return Residuals.load(self.residuals, self.seed)[self.residuals_of]
+            return ResidualEstimates.load(self.residuals, self.seed)[self.residuals_of]
         return LogNormal(self.error, self.seed) if self.error else Exact()
 
     def run(self, trace: Trace, tell: Callable[[int], None] = lambda _: None) -> Result:
         if self.in_rounds:
-            policy, speeds = round_policy(self.policy, self.seed), self.speeds.make()
-            return Rounds(
-                trace.jobs, self.machines, policy, speeds, round_s=self.rounds_s or 360.0, seed=self.seed
-            ).run()
+            policy, round_s = round_policy(self.policy, self.seed), self.rounds_s or ROUND_S
+            speeds = self.speeds.make()
+            return Rounds(trace.jobs, self.machines, policy, speeds, round_s=round_s, seed=self.seed).run()
         return Simulation(
             trace.jobs,
             self.machines,
@@ -143,12 +138,10 @@ def runnable(trace: Trace, scenario: Scenario) -> Trace:
     known = [job for job in trace.jobs if table.knows(job, devices)]
     if not known:
         raise InputError(f"{path}: has no throughput of any job of {trace.name}")
-    lost, reason = (
-        len(trace.jobs) - len(known),
-        f"no throughput of that job type on that many GPUs in {path.name}",
-    )
+    lost = len(trace.jobs) - len(known)
     if not lost:
         return trace
+    reason = f"no throughput of that job type on that many GPUs in {path.name}"
     first = next(number for number, job in enumerate(trace.jobs, start=1) if not table.knows(job, devices))
     counts, firsts = {**trace.malformed.counts, reason: lost}, {**trace.malformed.first, reason: first}
     return dataclasses.replace(trace, jobs=known, malformed=Malformed(counts=counts, first=firsts))
@@ -159,12 +152,8 @@ def run_scenario(
 ) -> Outcome:
     """One simulation in this process."""
     result = scenario.run(trace, tell)
-    return Outcome(
-        scenario=scenario,
-        metrics=metrics(result),
-        groups=metrics_by_group(result),
-        result=result if keep else None,
-    )
+    outcome = Outcome(scenario=scenario, metrics=metrics(result), groups=metrics_by_group(result))
+    return dataclasses.replace(outcome, result=result) if keep else outcome
 
 
 def run_all(
@@ -176,14 +165,14 @@ def run_all(
     ray: str | None = None,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[Outcome]:
-    """All simulations, in the order given, from parallel processes or a Ray cluster; ``done`` hears how many have ended."""
+    """All simulations in order, by parallel processes or a Ray cluster; ``done`` hears how many ended."""
     items = [(scenario, keep(scenario)) for scenario in scenarios]
     workers = processes or os.cpu_count() or 1
-    return list(
-        fan_out(
-            _run_one, items, shared=trace, processes=workers, ray=ray, progress=lambda count, _: done(count)
-        )
-    )
+
+    def progress(count: int, _: int) -> None:
+        done(count)
+
+    return list(fan_out(_run_one, items, shared=trace, processes=workers, ray=ray, progress=progress))
 
 
 def _run_one(trace: Trace, item: tuple[Scenario, bool]) -> Outcome:

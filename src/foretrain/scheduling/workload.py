@@ -1,4 +1,4 @@
-"""A workload generator: a few figures and a seed in; a Trace out."""
+"""Generates traces from a few figures and a seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIZES: dict[int, float] = {1: 0.72, 2: 0.08, 4: 0.1, 8: 0.1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class TraceGenerator:
     """Poisson arrivals, log-normal durations, GPUs in powers of two."""
 
     jobs: int = 1000
@@ -35,15 +35,14 @@ class Workload:
             if not getattr(self, name) > 0:
                 raise invalid(f"generate.{name}", getattr(self, name), "above zero")
         if not 0 <= self.elastic <= 1 or self.spread < 0:
-            raise InputError(
-                f"generate: elastic = {self.elastic} and spread = {self.spread} are not a share and a number of at least 0"
-            )
+            values = f"elastic = {self.elastic} and spread = {self.spread}"
+            raise InputError(f"generate: {values} are not a share and a number of at least 0")
 
     @classmethod
-    def read(cls, text: str) -> Workload:
-        """From ``jobs=500,gap=30s,median=20min,spread=1.2,groups=3,elastic=0.5,seed=1``; what is missing has its default.
+    def read(cls, text: str) -> TraceGenerator:
+        """From ``jobs=500,gap=30s,median=20min,spread=1.2,groups=3,elastic=0.5,seed=1``, or a part of it.
 
-        >>> Workload.read("jobs=5,gap=30s").gap_s
+        >>> TraceGenerator.read("jobs=5,gap=30s").gap_s
         30.0
         """
         fields: dict[str, Callable[[str], float]] = {

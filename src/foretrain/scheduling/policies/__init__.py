@@ -1,4 +1,4 @@
-"""The policies by name, and those of the user by file and class: ``my.py:Mine``."""
+"""Finds policies by name, and those of the user by file and class: ``my.py:Mine``."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def get(name: str) -> Policy:
     """A new policy, by name or as ``file.py:Class``."""
     if name in _WHERE:
         module, _, attribute = _WHERE[name].partition(":")
-        found: type[Policy] = getattr(importlib.import_module(module), attribute)
-        return found()
+        policy: type[Policy] = getattr(importlib.import_module(module), attribute)
+        return policy()
     path, colon, attribute = name.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise unknown("policy", name, _WHERE, "a class as file.py:Class or one of")
-    return _own(name, Path(path), attribute)
+    return _from_file(name, Path(path), attribute)
 
 
-def _own(name: str, path: Path, attribute: str) -> Policy:
+def _from_file(name: str, path: Path, attribute: str) -> Policy:
     if not path.is_file():
         raise InputError(f"policy {name}: there is no file {path}")
     spec = importlib.util.spec_from_file_location(f"foretrain_policy_{path.stem}", path)
@@ -51,12 +51,12 @@ def _own(name: str, path: Path, attribute: str) -> Policy:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        made = getattr(module, attribute)()
+        policy = getattr(module, attribute)()
     except (Exception, SystemExit) as error:
         raise InputError(
             f"policy {name}: cannot be loaded ({type(error).__name__}: {first_line(error)})"
         ) from error
-    if not isinstance(made, Policy):
+    if not isinstance(policy, Policy):
         raise InputError(f"policy {name}: {attribute} is not a foretrain.scheduling.policies.Policy")
-    type(made).name = name
-    return made
+    type(policy).name = name
+    return policy

@@ -1,4 +1,4 @@
-"""Backfill: jobs run in order of arrival, and later ones may go ahead where they do not delay those that wait before them."""
+"""Runs jobs in order of arrival and lets later ones go ahead where they do not delay the first that waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SLACK_S = 1e-6
 
 
 class FirstShort:
-    """Jobs in order of arrival with their estimated times; finds the first one that is short enough in logarithmic time.
+    """Jobs in order of arrival with their times; finds the first that is short enough in logarithmic time.
 
     >>> queue = FirstShort([10.0, 3.0, 5.0])
     >>> queue.first(4.0), queue.first(2.0)
@@ -63,7 +63,7 @@ class _Line:
 
 
 class EasyBackfill(Policy):
-    """EASY: the first waiting job has a reservation at the time when enough GPUs are expected to be free; no other job may delay it."""
+    """EASY: the first waiting job has a reservation for when enough GPUs should be free; none delays it."""
 
     name = "backfill"
 
@@ -78,7 +78,7 @@ class EasyBackfill(Policy):
         lines: dict[Request, list[Active]] = {}
         for job in sorted(cluster.jobs, key=lambda job: (job.arrival_s, job.number)):
             lines.setdefault(request(job), []).append(job)
-        self._lines = {asked: _Line(jobs) for asked, jobs in lines.items()}
+        self._lines = {wanted: _Line(jobs) for wanted, jobs in lines.items()}
         self._ends = {pool.number: [] for pool in cluster.machines.pools}
 
     def waits(self, cluster: Simulation, job: Active) -> None:
@@ -98,8 +98,8 @@ class EasyBackfill(Policy):
             return
         reserved, time_s, extra = self._reservation(cluster, head)
         self.reservations.setdefault(head.number, time_s)
-        while (found := self._candidate(cluster, head, reserved, time_s, extra)) is not None:
-            job, pool = found
+        while (candidate := self._candidate(cluster, head, reserved, time_s, extra)) is not None:
+            job, pool = candidate
             if pool.number == reserved and cluster.now + cluster.remaining_s(job) > time_s + _SLACK_S:
                 extra -= job.gpus
             self._start(cluster, job, pool)
@@ -123,7 +123,7 @@ class EasyBackfill(Policy):
             del ends[bisect_left(ends, end)]
 
     def _reservation(self, cluster: Simulation, head: Active) -> tuple[int, float, int]:
-        """The pool and time at which the first job is expected to fit, and how many GPUs are then left over."""
+        """The pool and time at which the first job should fit, and how many GPUs are then left over."""
         best: tuple[float, int, int] | None = None
         for pool in cluster.pools_for(head):
             free = pool.free

@@ -1,4 +1,4 @@
-"""The interface of a policy: it hears what happens, and decides by calling ``start``, ``preempt`` and ``resize`` of the simulation."""
+"""Defines what a policy is: it hears what happens and starts, preempts and resizes jobs of the simulation."""
 
 from __future__ import annotations
 

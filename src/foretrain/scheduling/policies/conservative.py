@@ -1,4 +1,4 @@
-"""Conservative backfill: every waiting job has a reservation, and a later job may go ahead only where it delays none of them."""
+"""Reserves GPUs for every waiting job and lets later ones go ahead only where they delay none of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from foretrain.scheduling.simulator import Simulation
 _SLACK_S = 1e-6
 
 
-class Profile:
+class FreeProfile:
     """Free GPUs of a pool from now on: steps of a time and the count that holds from then.
 
-    >>> profile = Profile(0.0, 2, [(10.0, 2)])
+    >>> profile = FreeProfile(0.0, 2, [(10.0, 2)])
     >>> profile.earliest(3, 5.0)
     10.0
     >>> profile.reserve(0.0, 4.0, 2)
@@ -92,10 +92,10 @@ class ConservativeBackfill(Policy):
             if start_s < math.inf:
                 profiles[number].reserve(start_s, start_s + time_s, job.gpus)
 
-    def _profile(self, cluster: Simulation, pool: Pool) -> Profile:
+    def _profile(self, cluster: Simulation, pool: Pool) -> FreeProfile:
         ends = [
             (max(cluster.now + cluster.remaining_s(job), cluster.now + _SLACK_S), job.allocation.gpus)
             for job in cluster.running.values()
             if job.allocation is not None and job.allocation.pool == pool.number
         ]
-        return Profile(cluster.now, pool.free, ends)
+        return FreeProfile(cluster.now, pool.free, ends)

@@ -1,4 +1,4 @@
-"""Policies that choose how many GPUs each job gets: Pollux-like by goodput, Optimus-like by marginal gain."""
+"""Chooses how many GPUs each job gets: Pollux-like by goodput, Optimus-like by marginal gain."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from foretrain.scheduling.policies.base import Policy
 from foretrain.scheduling.simulator import Active, Simulation
 
 _NOISE_SCALE = 4.0
-"""Of the asked-for batch: how far a larger batch still helps. Efficiency halves when a job has this many times more GPUs than it asked for."""
+"""Of the asked-for batch: how far a larger batch still helps. Efficiency halves when a job has this many
+times more GPUs than it asked for."""
 _WORTH_IT = 1.25
-"""A running job changes its size only when that makes it faster by this factor, since it costs a restart; or to make room."""
+"""A running job changes its size only when that makes it faster by this factor, since it costs a restart; or
+to make room."""
 
 
 class Elastic(Policy):
-    """At every interval all jobs get their least number of GPUs as far as these go; the rest are dealt one by one to the job that gains most."""
+    """At intervals all jobs get their least number of GPUs; the rest go one by one to whoever gains most."""
 
     def __init__(self, interval_s: float = 300.0) -> None:
         self.interval_s = interval_s
@@ -95,7 +97,7 @@ class Elastic(Policy):
 
 
 class Pollux(Elastic):
-    """Pollux-like (Qiao et al., OSDI 2021): goodput, which is speed times statistical efficiency, relative to that of the GPUs asked for."""
+    """Pollux-like (Qiao et al., OSDI 2021): by goodput, which is speed times statistical efficiency."""
 
     name = "pollux"
 
@@ -120,7 +122,7 @@ class Optimus(Elastic):
 
 
 def efficiency(scale: float) -> float:
-    """Progress per sample with a batch ``scale`` times the one asked for, relative to that one (McCandlish et al. 2018).
+    """Progress per sample with ``scale`` times the batch asked for, over that (McCandlish et al. 2018).
 
     >>> efficiency(1.0)
     1.0

@@ -1,4 +1,4 @@
-"""First in, first out: a job that does not fit holds up all behind it."""
+"""Runs jobs first in, first out: one that does not fit holds up all behind it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Policies that order jobs by a key and keep the best running: shortest job first, shortest remaining time first, an oracle.
-
-Waiting jobs are kept in one heap per request (GPUs, where they may be, share): of jobs with the same request only the best can be next, so a decision
-looks at as many jobs as there are requests, however long the queue is.
+"""Orders jobs by a key and keeps the best running: shortest job or remaining time first, an oracle.
+Waiting jobs are kept in one heap per request (GPUs, where they may be, share): of jobs with the same request
+only the best can be next, so a decision looks at as many jobs as there are requests, however long the queue
+is.
 """
 
 from __future__ import annotations
@@ -44,29 +44,27 @@ class Greedy(Policy):
             heads = self._heads(cluster)
             heapq.heapify(heads)
             while heads and not again:
-                key, _, job, asked = heapq.heappop(heads)
+                key, _, job, wanted = heapq.heappop(heads)
                 if not cluster.fits(job):
                     again = self._make_room(cluster, job, key)
                     if not again:
                         continue
-                heap = self._heaps[asked]
+                heap = self._heaps[wanted]
                 heapq.heappop(heap)
                 self._start(cluster, job)
                 if heap:
-                    heapq.heappush(heads, (*heap[0], asked))
+                    heapq.heappush(heads, (*heap[0], wanted))
 
     def _heads(self, cluster: Simulation) -> list[tuple[Key, int, Active, Request]]:
         """The best job of each request, but for those that plainly cannot start now."""
         room = max(pool.free for pool in cluster.machines.pools)
         worst, sharing = self._worst_key(cluster), cluster.settings.sharing
-        return [
-            (*heap[0], asked)
-            for asked, heap in self._heaps.items()
-            if heap
-            and (
-                asked[0] <= room or sharing or (worst is not None and self.beats(cluster, heap[0][0], worst))
-            )
-        ]
+
+        def may_start(gpus: int, key: Key) -> bool:
+            return gpus <= room or sharing or (worst is not None and self.beats(cluster, key, worst))
+
+        heaps = self._heaps.items()
+        return [(*heap[0], wanted) for wanted, heap in heaps if heap and may_start(wanted[0], heap[0][0])]
 
     def _worst_key(self, cluster: Simulation) -> Key | None:
         """Of the running job that would be taken off first, if any may be."""
@@ -93,7 +91,10 @@ class Preemptive(Greedy):
 
     @abstractmethod
     def running_key(self, cluster: Simulation, job: Active) -> Key:
-        """Of a job that runs: the least is taken off first. It must hold until the job stops or ``rank`` is called again."""
+        """Of a job that runs: the least is taken off first.
+
+        It must hold until the job stops or ``rank`` is called again.
+        """
 
     def rank(self, cluster: Simulation, job: Active) -> None:
         """File a running job under its key."""
@@ -115,7 +116,7 @@ class Preemptive(Greedy):
         return bool(victims)
 
     def _victims(self, cluster: Simulation, job: Active, key: Key) -> list[Active]:
-        """The worst running jobs whose GPUs, with the free ones of their pool, suffice; none when better jobs would have to go."""
+        """The worst running jobs whose GPUs, with the free ones of their pool, suffice; never better jobs."""
         pools = {pool.number: pool.free for pool in cluster.pools_for(job)}
         seen: list[tuple[Key, int, int, Active]] = []
         taken: dict[int, list[Active]] = {}
@@ -158,7 +159,10 @@ class ShortestJobFirst(Greedy):
 
 
 class ShortestRemainingTimeFirst(Preemptive):
-    """By estimated remaining time, with preemption. With exact estimates it minimises the mean completion time on one machine."""
+    """By estimated remaining time, with preemption.
+
+    With exact estimates it minimises the mean completion time on one machine.
+    """
 
     name = "srtf"
 

@@ -1,4 +1,4 @@
-"""Themis-like finish-time fairness (Mahajan et al., NSDI 2020): GPUs go, for a lease at a time, to the jobs that are treated worst."""
+"""Leases GPUs to the jobs that are treated worst, as Themis does (Mahajan et al., NSDI 2020)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from foretrain.scheduling.simulator import Active, Simulation
 
 
 class Themis(Policy):
-    """By the ratio of the time a job will have taken to the time it would take on its own share of the cluster, worst first."""
+    """By the time that a job will have taken over that on its own part of the cluster, worst first."""
 
     name = "themis"
 
@@ -16,7 +16,7 @@ class Themis(Policy):
         self._over = True
 
     def unfairness(self, cluster: Simulation, job: Active) -> float:
-        """Time from arrival to the estimated end, over the estimated time alone with as many GPUs as are its part."""
+        """Time from arrival to the estimated end, over the estimated time alone on its part of the GPUs."""
         jobs = len(cluster.running) + len(cluster.waiting)
         part = max(cluster.machines.size / jobs / job.gpus, 1e-9)
         alone_s = job.estimated_work / job.nominal_rate / min(part, 1.0)
@@ -43,9 +43,8 @@ class Themis(Policy):
             left[job.allocation.pool] += job.allocation.gpus
         winners: dict[int, None] = {}
         for job in self._worst_first(cluster, [*cluster.running.values(), *cluster.waiting.values()]):
-            pools = (
-                [job.allocation.pool] if job.allocation else [pool.number for pool in cluster.pools_for(job)]
-            )
+            held = job.allocation
+            pools = [held.pool] if held else [pool.number for pool in cluster.pools_for(job)]
             pool = next((pool for pool in pools if left[pool] >= job.gpus), None)
             if pool is not None:
                 left[pool] -= job.gpus

@@ -1,4 +1,4 @@
-"""Tiresias (Gu et al., NSDI 2019): discretised two-dimensional least attained service. It needs no estimate of durations."""
+"""Serves jobs that received least GPU time first, in queues, as Tiresias (Gu et al., NSDI 2019)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file in; a Trace out, whatever its format. Lines that are no jobs are counted, with the reason, and never dropped in silence."""
+"""Reads traces of any known format and counts the lines that are no jobs, with the reason of each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FORMATS: dict[str, Callable[[Sequence[str], MalformedLines], list[TraceJob]]] = 
 
 
 def read_trace(path: Path, format: str | None = None) -> Trace:
-    """The jobs of a file in order of arrival, the first at 0; the format is known by its look unless it is given."""
+    """The jobs of a file in order of arrival, the first at 0; the format, unless given, is recognised."""
     if format is not None and format not in FORMATS:
         raise unknown("format", format, FORMATS)
     lines = lines_of(path)
@@ -49,12 +49,8 @@ def read_trace(path: Path, format: str | None = None) -> Trace:
     if not jobs:
         reasons = "; ".join(malformed.result().lines())
         raise InputError(f"{path}: holds no jobs in the format {name}" + (f" ({reasons})" if reasons else ""))
-    return Trace(
-        name=path.name,
-        format=name,
-        jobs=in_order(jobs, from_zero=name != "gavel"),
-        malformed=malformed.result(),
-    )
+    ordered = in_order(jobs, from_zero=name != "gavel")
+    return Trace(name=path.name, format=name, jobs=ordered, malformed=malformed.result())
 
 
 def _format(path: Path, lines: Sequence[str]) -> str:
@@ -83,10 +79,11 @@ def write_trace(path: Path, jobs: Sequence[TraceJob]) -> None:
     """In the project's own format."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(tables.OWN)
+    writer.writerow(tables.FORETRAIN)
     for job in jobs:
-        values = [getattr(job, name) for name in tables.OWN]
-        writer.writerow(
-            ["" if value is None else repr(value) if isinstance(value, float) else value for value in values]
-        )
+        writer.writerow([_cell(getattr(job, name)) for name in tables.FORETRAIN])
     write_atomically(path, text.getvalue())
+
+
+def _cell(value: object) -> object:
+    return "" if value is None else repr(value) if isinstance(value, float) else value

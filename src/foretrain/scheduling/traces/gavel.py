@@ -1,4 +1,4 @@
-"""Gavel's traces: tab-separated lines without a heading, in the present form (ten fields) and the old one (seven)."""
+"""Reads Gavel's traces: tab-separated lines of ten fields, or seven in the old form, without a heading."""
 
 from __future__ import annotations
 

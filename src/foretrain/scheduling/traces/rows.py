@@ -1,4 +1,4 @@
-"""What all readers of traces share: lines of a file, cells to numbers, and a reason for every line that is no job."""
+"""Turns lines of trace files into rows, cells into numbers, and says of every line that is no job why."""
 
 from __future__ import annotations
 

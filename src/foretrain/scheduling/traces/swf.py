@@ -1,4 +1,4 @@
-"""The Standard Workload Format of the Parallel Workloads Archive: eighteen numbers a line, comments after a semicolon."""
+"""Reads the Standard Workload Format of the Parallel Workloads Archive: eighteen numbers a line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from foretrain.scheduling.jobs import MalformedLines, TraceJob
 
 _FIELDS = 18
+_PLACES = (0, 1, 3, 4, 7, 14)
+"""Of the job's number, submit time, run time, allocated and requested processors, and queue."""
 
 
 def is_swf(line: str) -> bool:
@@ -27,17 +29,13 @@ def read_swf(lines: Sequence[str], malformed: MalformedLines) -> list[TraceJob]:
         if len(values) != _FIELDS:
             malformed.add(number, "not eighteen fields")
             continue
-        gpus = int(values[4] if values[4] > 0 else values[7])
-        if gpus < 1 or values[3] <= 0:
+        job, arrival_s, duration_s, held, asked, queue = (values[place] for place in _PLACES)
+        gpus = int(held if held > 0 else asked)
+        if gpus < 1 or duration_s <= 0:
             malformed.add(number, "no processors or no run time")
             continue
+        group = f"queue {queue:.0f}"
         jobs.append(
-            TraceJob(
-                name=f"{values[0]:.0f}",
-                arrival_s=values[1],
-                duration_s=values[3],
-                gpus=gpus,
-                group=f"queue {values[14]:.0f}",
-            )
+            TraceJob(name=f"{job:.0f}", arrival_s=arrival_s, duration_s=duration_s, gpus=gpus, group=group)
         )
     return jobs

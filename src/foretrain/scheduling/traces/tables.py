@@ -1,4 +1,4 @@
-"""Traces that are CSV files with a heading: the row of each format in, a TraceJob out."""
+"""Reads the jobs of traces that are CSV files with a heading, one function per format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def philly(row: Row, number: int) -> TraceJob:
 
 
 def helios(row: Row, number: int) -> TraceJob:
-    """SenseTime's Helios traces: job_id, user, vc, jobname, gpu_num, cpu_num, node_num, state, submit_time, start_time, end_time, duration, queue."""
+    """SenseTime's Helios traces, with times of submission, start and end, and a virtual cluster each."""
     if number_of(row, "gpu_num") == 0:
         raise NoJob("a job without GPUs")
     return TraceJob(
@@ -37,35 +37,38 @@ def alibaba_2023(row: Row, number: int) -> TraceJob:
     if number_of(row, "num_gpu") == 0:
         raise NoJob("a pod without GPUs")
     gpus = count_of(row, "num_gpu")
-    arrival = number_of(row, "creation_time")
-    duration = number_of(row, "deletion_time") - number_of(row, "scheduled_time", default=arrival)
-    if duration <= 0:
-        raise NoJob("deletion_time is not after scheduled_time")
+    arrival_s, duration_s = _until_deleted(row)
     share = number_of(row, "gpu_milli") / 1000
     return TraceJob(
         name=row["name"],
-        arrival_s=arrival,
-        duration_s=duration,
+        arrival_s=arrival_s,
+        duration_s=duration_s,
         gpus=gpus,
         share=share if gpus == 1 else 1.0,
         group=row.get("qos", ""),
     )
 
 
+def _until_deleted(row: Row) -> tuple[float, float]:
+    """Arrival and duration of what Alibaba schedules after its creation and deletes."""
+    arrival_s = number_of(row, "creation_time")
+    duration_s = number_of(row, "deletion_time") - number_of(row, "scheduled_time", default=arrival_s)
+    if duration_s <= 0:
+        raise NoJob("deletion_time is not after scheduled_time")
+    return arrival_s, duration_s
+
+
 def alibaba_2025(row: Row, number: int) -> TraceJob:
-    """Alibaba's disaggregated recommendation models of 2025: instances from creation to deletion, grouped by application."""
+    """Alibaba's disaggregated recommendation models of 2025: instances, grouped by application."""
     if number_of(row, "gpu_request") == 0:
         raise NoJob("an instance without GPUs")
     if not (row["creation_time"].strip() and row["deletion_time"].strip()):
         raise NoJob("created before or deleted after the trace")
-    arrival = number_of(row, "creation_time")
-    duration = number_of(row, "deletion_time") - number_of(row, "scheduled_time", default=arrival)
-    if duration <= 0:
-        raise NoJob("deletion_time is not after scheduled_time")
+    arrival_s, duration_s = _until_deleted(row)
     return TraceJob(
         name=row["instance_sn"],
-        arrival_s=arrival,
-        duration_s=duration,
+        arrival_s=arrival_s,
+        duration_s=duration_s,
         gpus=count_of(row, "gpu_request"),
         group=row["app_name"],
         kind=row["role"],
@@ -73,16 +76,8 @@ def alibaba_2025(row: Row, number: int) -> TraceJob:
 
 
 ALIBABA_2020 = (
-    "job_name",
-    "task_name",
-    "inst_num",
-    "status",
-    "start_time",
-    "end_time",
-    "plan_cpu",
-    "plan_mem",
-    "plan_gpu",
-    "gpu_type",
+    *("job_name", "task_name", "inst_num", "status", "start_time", "end_time"),
+    *("plan_cpu", "plan_mem", "plan_gpu", "gpu_type"),
 )
 """The columns of Alibaba's pai_task_table, which has no heading."""
 
@@ -110,16 +105,15 @@ def alibaba_2020(row: Row, number: int) -> TraceJob:
 
 
 def pollux(row: Row, number: int) -> TraceJob:
-    """Workloads of the Pollux simulator: time, name, application, num_replicas, batch_size, and a duration or a number of steps."""
+    """Workloads of the Pollux simulator, with a column of durations or of numbers of steps."""
     sized = {
         key: positive(row, column)
         for key, column in (("duration_s", "duration"), ("steps", "steps"))
         if row.get(column, "").strip()
     }
     if not sized:
-        raise NoJob(
-            "neither a duration nor a number of steps (Pollux leaves them to its applications; add a column duration or steps)"
-        )
+        why = "Pollux leaves them to its applications; add a column duration or steps"
+        raise NoJob(f"neither a duration nor a number of steps ({why})")
     gpus = count_of(row, "num_replicas")
     return TraceJob(
         name=row["name"],
@@ -134,7 +128,7 @@ def pollux(row: Row, number: int) -> TraceJob:
 
 
 def tiresias(row: Row, number: int) -> TraceJob:
-    """Workloads of the Tiresias simulator: job_id, num_gpu, submit_time, iterations, model_name, duration, interval."""
+    """Workloads of the Tiresias simulator, each with a duration and a model's name."""
     return TraceJob(
         name=row["job_id"],
         arrival_s=number_of(row, "submit_time"),
@@ -144,49 +138,39 @@ def tiresias(row: Row, number: int) -> TraceJob:
     )
 
 
-OWN = (
-    "name",
-    "arrival_s",
-    "duration_s",
-    "steps",
-    "gpus",
-    "group",
-    "kind",
-    "device",
-    "share",
-    "least_gpus",
-    "most_gpus",
-    "weight",
+FORETRAIN = (
+    *("name", "arrival_s", "duration_s", "steps", "gpus", "group", "kind", "device", "share"),
+    *("least_gpus", "most_gpus", "weight"),
 )
 """The columns of the project's own format; name, arrival_s, gpus and a duration or steps are needed."""
 
 
-def own(row: Row, number: int) -> TraceJob:
+def foretrain(row: Row, number: int) -> TraceJob:
     """The project's own format."""
 
-    def given(name: str) -> bool:
+    def has(name: str) -> bool:
         return bool(row.get(name, "").strip())
 
-    if not given("duration_s") and not given("steps"):
+    if not has("duration_s") and not has("steps"):
         raise NoJob("neither duration_s nor steps")
     return TraceJob(
         name=row["name"],
         arrival_s=number_of(row, "arrival_s"),
-        duration_s=positive(row, "duration_s") if given("duration_s") else None,
-        steps=positive(row, "steps") if given("steps") else None,
+        duration_s=positive(row, "duration_s") if has("duration_s") else None,
+        steps=positive(row, "steps") if has("steps") else None,
         gpus=count_of(row, "gpus"),
         group=row.get("group", ""),
         kind=row.get("kind", ""),
-        device=row["device"] if given("device") else None,
+        device=row["device"] if has("device") else None,
         share=number_of(row, "share", default=1.0),
-        least_gpus=count_of(row, "least_gpus") if given("least_gpus") else None,
-        most_gpus=count_of(row, "most_gpus") if given("most_gpus") else None,
+        least_gpus=count_of(row, "least_gpus") if has("least_gpus") else None,
+        most_gpus=count_of(row, "most_gpus") if has("most_gpus") else None,
         weight=number_of(row, "weight", default=1.0),
     )
 
 
 HEADINGS: dict[str, tuple[frozenset[str], Callable[[Row, int], TraceJob]]] = {
-    "own": (frozenset({"name", "arrival_s", "gpus"}), own),
+    "own": (frozenset({"name", "arrival_s", "gpus"}), foretrain),
     "philly": (frozenset({"timestamp", "duration", "num_gpus", "cluster"}), philly),
     "helios": (frozenset({"job_id", "gpu_num", "submit_time", "duration"}), helios),
     "alibaba-2023": (
