@@ -1,1 +1,1 @@
-"""Making data: operators, training steps and campaigns are measured, and what to measure is chosen."""
+"""Measures operators, training steps and campaigns, and chooses what to measure."""

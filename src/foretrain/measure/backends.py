@@ -1,4 +1,4 @@
-"""Ways to run a cell's processes: on this machine one by one, by torchrun, or on a Ray cluster. A task in, its result out."""
+"""Runs the processes of a campaign's cell: on this machine one by one, by torchrun, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CellLost(CellFailed):
 
 
 class Backend(ABC):
-    """Runs tasks, one at a time, while its ``with`` block lasts; nothing that it starts outlives the block."""
+    """Runs tasks, one at a time, in its ``with`` block; nothing that it starts outlives the block."""
 
     name: ClassVar[str]
 
@@ -63,9 +63,10 @@ class Backend(ABC):
 
 
 class Local(Backend):
-    """Fresh processes on this machine, pinned to cores; with a link rate, each in a network namespace of its own.
+    """Fresh processes on this machine, pinned to cores.
 
-    CPU workers are forked from a process that has imported torch already.
+    With a link rate, each is in a network namespace of its own. CPU workers are forked from a process that
+    has imported torch already.
     """
 
     name = "local"
@@ -81,14 +82,13 @@ class Local(Backend):
     def run(self, task: Task, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
         fabric = None if link_bytes_per_s is None else Fabric(task.processes, link_bytes_per_s)
         with fabric or contextlib.nullcontext(), _Folder(task) as folder:
-            namespaces = (
-                [["--namespace", name] for name in fabric.namespaces] if fabric else [[]] * task.processes
-            )
             shared = [*folder.arguments, "--rendezvous", str(folder.path / "meet")]
+            workers = [[*shared, "--rank", str(rank)] for rank in range(task.processes)]
+            if fabric:
+                for arguments, name in zip(workers, fabric.namespaces, strict=True):
+                    arguments += ["--namespace", name]
             begin = self._fork if task.read_job().cluster.device.is_cpu else self._spawn
-            return folder.finish(
-                [begin([*shared, "--rank", str(rank), *own]) for rank, own in enumerate(namespaces)]
-            )
+            return folder.finish([begin(arguments) for arguments in workers])
 
     def _spawn(self, arguments: list[str]) -> Begin:
         return _begin([sys.executable, *_WORKER, *arguments])
@@ -108,29 +108,25 @@ class Local(Backend):
 
 
 class Torchrun(Backend):
-    """``torch.distributed.run`` on this machine; its processes meet on the loopback, as not every machine knows its own name."""
+    """``torch.distributed.run`` on this machine.
+
+    Its processes meet on the loopback, as not every machine knows its own name.
+    """
 
     name = "torchrun"
 
     def run(self, task: Task, *, link_bytes_per_s: float | None = None) -> dict[str, Any]:
         meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={_LOOPBACK}:0", f"--local-addr={_LOOPBACK}"]
-        launcher = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            *meeting,
-            f"--nproc-per-node={task.processes}",
-            "--max-restarts=0",
-        ]
+        launcher = [sys.executable, "-m", "torch.distributed.run", *meeting]
+        launcher += [f"--nproc-per-node={task.processes}", "--max-restarts=0"]
         with _Folder(task) as folder:
             return folder.finish([_begin([*launcher, *_WORKER, *folder.arguments])])
 
 
 class Ray(Backend):
-    """``ray.train`` with TorchTrainer, on a cluster that answers at ``address`` or on one of its own on this machine.
-
-    One driver process serves all cells; after a failure it is started anew. A cell that is lost with a worker or a node is tried again,
-    on what is left of the cluster.
+    """``ray.train`` with TorchTrainer, on the cluster at ``address`` or on one of its own on this machine.
+    One driver process serves all cells; after a failure it is started anew. A cell that is lost with a worker
+    or a node is tried again, on what is left of the cluster.
     """
 
     name = "ray"
@@ -221,7 +217,8 @@ class _Folder:
                 break
             if time.monotonic() > deadline:
                 raise CellFailed(
-                    f"no result after {self.task.timeout_s:.0f} s; {len(running)} of {len(self._processes)} processes killed"
+                    f"no result after {self.task.timeout_s:.0f} s; "
+                    f"{len(running)} of {len(self._processes)} processes killed"
                 )
             time.sleep(_POLL_S)
         if any(process.returncode for process in self._processes):
@@ -242,20 +239,19 @@ class _Folder:
             first = min(errors, key=lambda error: error["time"])
             return f"process {first['rank']}: {first['error']}"
         failed = next(number for number, process in enumerate(self._processes) if process.returncode)
-        return f"process {failed}: exit code {self._processes[failed].returncode}: {last_line(self.path / f'log-{failed}')}"
+        code, printed = self._processes[failed].returncode, last_line(self.path / f"log-{failed}")
+        return f"process {failed}: exit code {code}: {printed}"
 
 
 def _environment(task: Task) -> dict[str, str]:
-    interface = (
-        {}
-        if task.interface == AUTO
-        else {"GLOO_SOCKET_IFNAME": task.interface, "NCCL_SOCKET_IFNAME": task.interface}
-    )
-    return {**os.environ, **interface, "OMP_NUM_THREADS": str(task.cores), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(task.cores), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if task.interface != AUTO:
+        environment |= {"GLOO_SOCKET_IFNAME": task.interface, "NCCL_SOCKET_IFNAME": task.interface}
+    return environment
 
 
 def start(command: Sequence[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, so that Ctrl-C reaches us alone and all that it starts can be ended."""
+    """A process in a session of its own: Ctrl-C reaches us alone, and all that it starts can be ended."""
     with log.open("wb") as file:
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment, start_new_session=True
@@ -279,7 +275,7 @@ def kill(processes: Sequence[Process]) -> None:
 
 
 def last_line(log: Path) -> str:
-    """The last line that names an error or an exit code, as torchrun ends its report with a ruler; else the last one."""
+    """The last line that names an error or an exit code (torchrun ends with a ruler), else the last one."""
     lines = [line.strip() for line in _lines(log) if line.strip()]
     naming = [line for line in lines if re.search(r"[A-Za-z]Error: \S|exitcode +:", line)]
     return (naming or lines or ["nothing was printed"])[-1][:400]
@@ -296,13 +292,11 @@ class _Driver:
     def __init__(self, address: str | None, cpus: int | None) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="foretrain-ray-", ignore_cleanup_errors=True)
         self._path = Path(self._temporary.name)
-        words = [sys.executable, "-m", "foretrain.measure.ray_driver"]
-        words += [
-            "--cpus",
-            str(cpus or os.cpu_count() or 1),
-            *(["--address", address] if address is not None else []),
-        ]
-        self._process = start(words, self._path / "log", dict(os.environ))
+        command = [sys.executable, "-m", "foretrain.measure.ray_driver"]
+        command += ["--cpus", str(cpus or os.cpu_count() or 1)]
+        if address is not None:
+            command += ["--address", address]
+        self._process = start(command, self._path / "log", dict(os.environ))
         self._count = 0
 
     def run(self, task: Task) -> dict[str, Any]:
@@ -330,7 +324,7 @@ class _Driver:
             self._process.wait()
 
     def _explain(self) -> None:
-        """A driver that did not get as far as a cluster is an error of the input; one that ended later cost its cell."""
+        """A driver that found no cluster is an error of the input; one that ended later cost its cell."""
         text = last_line(self._path / "log")
         if self._process.returncode == 2:
             raise InputError(text)

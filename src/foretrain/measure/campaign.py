@@ -1,4 +1,4 @@
-"""A campaign: models x workers x cores x batch x samples x synchronisation x links in; a growing file of measured Runs out."""
+"""Measures a campaign: a grid of models, workers, cores, batches, samples, synchronisation and links."""
 
 from __future__ import annotations
 
@@ -65,9 +65,8 @@ class Grid:
                 if value < 1:
                     raise invalid(name, value, "1 or more")
         if bool(self.batch) == bool(self.batch_per_worker):
-            raise InputError(
-                "batch: give batch (samples per step over all workers) or batch_per_worker, one of the two"
-            )
+            either = "batch (samples per step over all workers) or batch_per_worker"
+            raise InputError(f"batch: give {either}, one of the two")
         for link in self.links:
             link_rate(link)
 
@@ -91,20 +90,19 @@ class Cell:
     @property
     def label(self) -> str:
         job = self.job
-        parts = [
-            job.workload.model.label,
-            f"{job.plan.data} workers x {self.cores} cores",
-            f"batch {job.workload.training.global_batch}",
-            self.sync,
-        ]
-        return ", ".join([*parts, *([f"links {self.link}"] if self.link else [])])
+        scale = f"{job.plan.data} workers x {self.cores} cores, batch {job.workload.training.global_batch}"
+        label = f"{job.workload.model.label}, {scale}, {self.sync}"
+        return f"{label}, links {self.link}" if self.link else label
 
     def task(self, protocol: Protocol, interface: str, timeout_s: float) -> Task:
-        base = str(self.job.workload.base.resolve())
         return Task(
-            job=self.job.to_dict(), base=base, cores=self.cores, timeout_s=timeout_s, protocol=protocol,
+            job=self.job.to_dict(),
+            base=str(self.job.workload.base.resolve()),
+            cores=self.cores,
+            timeout_s=timeout_s,
+            protocol=protocol,
             interface=interface if self.link is None else INTERFACE,
-        )  # fmt: skip
+        )
 
 
 def _key(job: Mapping[str, Any], backend: str, cores: int, link: str | None) -> str:
@@ -115,7 +113,10 @@ def _key(job: Mapping[str, Any], backend: str, cores: int, link: str | None) -> 
 
 
 def read_campaign(path: Path, options: Mapping[str, Any]) -> list[Grid]:
-    """The grids of a TOML file: its keys, or tables ``[[grid]]`` over them. ``options`` replace what the file says."""
+    """The grids of a TOML file: its keys, or tables ``[[grid]]`` over them.
+
+    ``options`` replace what the file says.
+    """
     try:
         data = tomllib.loads(read_text(path))
         grids = data.pop("grid", [{}])
@@ -129,14 +130,11 @@ def read_campaign(path: Path, options: Mapping[str, Any]) -> list[Grid]:
 def read_grid(data: Mapping[str, Any]) -> Grid:
     """A grid from a table; a single value stands for a list of one."""
     lists = {field.name for field in dataclasses.fields(Grid) if str(field.type).endswith("...]")}
-    return schema.read(
-        Grid,
-        {
-            name: [value] if name in lists and not isinstance(value, list | tuple) else value
-            for name, value in data.items()
-        },
-        "",
-    )
+    table = {
+        name: [value] if name in lists and not isinstance(value, list | tuple) else value
+        for name, value in data.items()
+    }
+    return schema.read(Grid, table, "")
 
 
 def cells(
@@ -147,7 +145,7 @@ def cells(
     Files of models are looked up from ``base``; the jobs name them from ``home``, where the runs will be.
     """
     where = _Where(make_job=make_job, catalog=Catalog.load(), base=base, home=home)
-    return interleaved(list(itertools.chain.from_iterable(_cells(grid, where) for grid in grids)))
+    return interleaved([cell for grid in grids for cell in _cells(grid, where)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +176,8 @@ def _cells(grid: Grid, where: _Where) -> Iterator[Cell]:
 
 def _sections(grid: Grid, model: str | Mapping[str, Any], where: _Where) -> dict[str, dict[str, Any]]:
     """The model and training sections that all cells of a model share."""
-    options = {
-        "sequence": grid.sequence,
-        "classes": grid.classes,
-        "precision": grid.precision,
-        "optimizer": grid.optimizer,
-    }
-    training: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    options = ("sequence", "classes", "precision", "optimizer")
+    training = {name: value for name in options if (value := getattr(grid, name)) is not None}
     named: dict[str, Any] = {"model": dict(model), "training": {}} if isinstance(model, Mapping) else {}
     if isinstance(model, str):
         named = where.make_job(model, device="cpu", cores_per_device=1, batch=1, **training).to_dict()
@@ -194,28 +187,23 @@ def _sections(grid: Grid, model: str | Mapping[str, Any], where: _Where) -> dict
 
 
 def _cluster(grid: Grid, workers: int, cores: int, link: str | None, catalog: Catalog) -> dict[str, Any]:
-    """Workers of one machine are devices of one node; those with links of their own are nodes of one device."""
+    """Workers of one machine are devices of one node; with links of their own, nodes of one device."""
     device = catalog.device(grid.device, "device")
-    cluster: dict[str, Any] = {
-        "device": device.name,
-        **({"cores_per_device": cores} if device.is_cpu else {}),
-    }
+    cluster: dict[str, Any] = {"device": device.name}
+    if device.is_cpu:
+        cluster["cores_per_device"] = cores
     if link is None:
         return {**cluster, "devices_per_node": workers, "nodes": 1}
-    return {
-        **cluster,
-        "devices_per_node": 1,
-        "nodes": workers,
-        "inter_node": {"kind": "ethernet", "bandwidth": link_rate(link)},
-    }
+    network = {"kind": "ethernet", "bandwidth": link_rate(link)}
+    return {**cluster, "devices_per_node": 1, "nodes": workers, "inter_node": network}
 
 
 def interleaved(cells: Sequence[Cell]) -> list[Cell]:
-    """One cell of each model in turn; within a model the sizes in bit-reversed order, each model starting elsewhere."""
+    """One cell of each model in turn, its sizes in bit-reversed order, each model starting elsewhere."""
     by_model: dict[str, list[Cell]] = {}
     for cell in cells:
         by_model.setdefault(json.dumps(cell.job.to_dict()["model"], sort_keys=True), []).append(cell)
-    rows = [spread(own, start) for start, own in enumerate(by_model.values())]
+    rows = [spread(of_model, start) for start, of_model in enumerate(by_model.values())]
     return [cell for turn in itertools.zip_longest(*rows) for cell in turn if cell is not None]
 
 
@@ -246,16 +234,13 @@ def run_campaign(
     progress: Progress = lambda done, total: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Summary:
-    """Measure the cells that ``out`` does not hold yet; each run is on disk before the next cell begins, failures beside it."""
+    """Measure the cells that ``out`` does not hold yet; each run is on disk before the next cell begins."""
     _check(wanted, backend)
-    todo = Resumed(
-        wanted,
-        out,
-        key=lambda cell: cell.key(backend.name),
-        key_of=_key_of,
-        retry_failed=retry_failed,
-        progress=progress,
-    )
+
+    def key(cell: Cell) -> str:
+        return cell.key(backend.name)
+
+    todo = Resumed(wanted, out, key, _key_of, retry_failed=retry_failed, progress=progress)
     with _ended_as_interrupted(), backend:
         for cell in todo.within(budget_s, todo.wanted):
             line = _run_cell(cell, backend, cell.task(protocol or Protocol(), interface, timeout_s))

@@ -1,7 +1,8 @@
-"""Candidates for measurement, each with features and a cost, and a budget in; the ones that are worth measuring out.
+"""Chooses which candidates are worth measuring within a budget, by their features and costs.
 
-A linear model ``y = X b + noise`` that is fitted on the chosen rows S has the information matrix ``M = X_S^T X_S`` (+ ridge I),
-and its coefficients the covariance ``M^-1``. D-optimal designs maximise ``log det M``, A-optimal ones minimise ``trace M^-1``.
+A linear model ``y = X b + noise`` that is fitted on the chosen rows S has the information matrix ``M = X_S^T
+X_S`` (+ ridge I), and its coefficients the covariance ``M^-1``. D-optimal designs maximise ``log det M``,
+A-optimal ones minimise ``trace M^-1``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +22,22 @@ from foretrain.units import format_seconds
 Indices = npt.NDArray[np.intp]
 
 RIDGE = 1e-6
-"""Added to the diagonal of the information matrix, so that fewer rows than coefficients can be compared; small beside unit features."""
+"""Added to the diagonal of the information matrix, so that fewer rows than coefficients can be compared;
+small beside unit features."""
 
 _POOL, _BATCH, _BLOCK = 1024, 64, 128
+"""Rows that greedy choice looks at closely, those that it takes before it looks at all again, and chosen rows
+that are offered replacements at a time."""
+_GAIN = 1e-9
+"""Improvements below this are rounding."""
+_DRIFT = 1e-6
+"""Relative error of updated leverages from which on they are computed anew."""
+_SINGULAR = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Design:
-    """What to measure: rows of the candidates, in the order in which to measure them, and how much they tell."""
+    """What to measure: rows of the candidates, in the order of measuring, and how much they tell."""
 
     method: str
     chosen: Indices
@@ -36,7 +45,8 @@ class Design:
     log_det: float
     """log det of the information matrix: higher is better."""
     trace_inverse: float
-    """Trace of its inverse, features in units of their mean size: the sum of the coefficients' variances, lower is better."""
+    """Trace of its inverse, features in units of their mean size: the sum of the coefficients' variances,
+    lower is better."""
     determined: int
     """The rank of the chosen rows: how many coefficients (or combinations of them) they determine."""
 
@@ -46,13 +56,15 @@ class Gain:
     """A design beside random ones of the same budget."""
 
     d_efficiency: float
-    """``(det M / det M_random)^(1/p)``, the geometric mean: how many times the random choice had to be repeated to know as much."""
+    """``(det M / det M_random)^(1/p)``, the geometric mean: how many times the random choice had to be
+    repeated to know as much."""
     a_efficiency: float
     """``trace M_random^-1 / trace M^-1``, the median: how many times lower the coefficients' variance is."""
     random_log_det: float
     random_trace_inverse: float
     random_determined: float
-    """Coefficients that a random design determines, on average; below their number, the ratios above depend on the ridge."""
+    """Coefficients that a random design determines, on average; below their number, the ratios above depend
+    on the ridge."""
     seeds: int
 
 
@@ -96,19 +108,16 @@ def gain(
     seeds: int = 10,
 ) -> Gain:
     """Compare a design with random ones of the same budget."""
-    random = [
-        design("random", candidates, budget_s=budget_s, count=count, seed=seed) for seed in range(seeds)
-    ]
-    log_dets, traces = (
-        np.mean([one.log_det for one in random]),
-        np.median([one.trace_inverse for one in random]),
-    )
+    options: dict[str, Any] = {"budget_s": budget_s, "count": count}
+    controls = [design("random", candidates, **options, seed=seed) for seed in range(seeds)]
+    random_log_det = float(np.mean([control.log_det for control in controls]))
+    random_trace = float(np.median([control.trace_inverse for control in controls]))
     return Gain(
-        d_efficiency=float(np.exp((chosen.log_det - log_dets) / candidates.features.shape[1])),
-        a_efficiency=float(traces / chosen.trace_inverse),
-        random_log_det=float(log_dets),
-        random_trace_inverse=float(traces),
-        random_determined=float(np.mean([one.determined for one in random])),
+        d_efficiency=float(np.exp((chosen.log_det - random_log_det) / candidates.features.shape[1])),
+        a_efficiency=random_trace / chosen.trace_inverse,
+        random_log_det=random_log_det,
+        random_trace_inverse=random_trace,
+        random_determined=float(np.mean([control.determined for control in controls])),
         seeds=seeds,
     )
 
@@ -125,9 +134,8 @@ def _limit(candidates: Candidates, budget_s: float | None, count: int | None) ->
     assert budget_s is not None
     cheapest = float(candidates.cost_s.min())
     if not budget_s >= cheapest:
-        raise InputError(
-            f"budget: {format_seconds(budget_s)} is below the cheapest candidate, which takes {format_seconds(cheapest)}"
-        )
+        needs = f"the cheapest candidate, which takes {format_seconds(cheapest)}"
+        raise InputError(f"budget: {format_seconds(budget_s)} is below {needs}")
     return candidates.cost_s, budget_s
 
 
@@ -173,10 +181,10 @@ def _sizes(features: Array) -> Array:
 def d_optimal(features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0) -> Indices:
     """Maximise ``log det(X_S^T X_S + ridge I)`` within the budget.
 
-    The start is the best of three: greedy by gain per cost, greedy by gain, and random (for budgets where greedy choices block better ones).
-    Then exchanges after Fedorov (1972) until none improves, in the order of Cook and Nachtsheim (1980). Of equals the cheapest is taken, then
-    the seed decides.
-    The rows come in greedy order, so that a campaign that is cut off has measured what tells most.
+    The start is the best of three: greedy by gain per cost, greedy by gain, and random (for budgets where
+    greedy choices block better ones). Then exchanges after Fedorov (1972) until none improves, in the order
+    of Cook and Nachtsheim (1980). Of equals the cheapest is taken, then the seed decides. The rows come in
+    greedy order, so that a campaign that is cut off has measured what tells most.
     """
     order = np.lexsort((np.random.default_rng(seed).random(len(cost)), cost))
     x, price = features[order], cost[order]
@@ -186,7 +194,8 @@ def d_optimal(features: Array, cost: Array, budget: float, *, ridge: float = RID
     ]
     if price.min() < price.max():
         starts.append(greedy(x, price, budget, ridge=ridge, per_cost=False))
-    chosen = exchange(x, price, budget, max(starts, key=lambda one: log_det(x[one], ridge)), ridge=ridge)
+    start = max(starts, key=lambda rows: log_det(x[rows], ridge))
+    chosen = exchange(x, price, budget, start, ridge=ridge)
     first = greedy(x[chosen], price[chosen], math.inf, ridge=ridge)
     return order[chosen[first]]
 
@@ -202,8 +211,9 @@ def greedy(
 ) -> Indices:
     """Add the row with the largest gain ``log(1 + x^T M^-1 x)`` (per cost) until the budget is spent.
 
-    Gains only shrink as rows are added (Minoux 1978), so rows outside the pool of the best need no update before a gain in the pool falls
-    below theirs; inside it ``M^-1`` and the gains follow by the Sherman-Morrison formula.
+    Gains only shrink as rows are added (Minoux 1978), so rows outside the pool of the best need no update
+    before a gain in the pool falls below theirs; inside it ``M^-1`` and the gains follow by the
+    Sherman-Morrison formula.
     """
     chosen = list(start)
     free = np.ones(len(cost), dtype=bool)
@@ -225,7 +235,7 @@ def greedy(
 
 
 def _best(value: Array, size: int) -> tuple[Indices, float]:
-    """The rows of the largest values (those that are not negative), and the largest value that is left out."""
+    """The rows of the largest values that are not negative, and the largest value that is left out."""
     if len(value) <= size:
         return np.flatnonzero(value >= 0), -1.0
     split = np.argpartition(-value, size)
@@ -236,7 +246,7 @@ def _best(value: Array, size: int) -> tuple[Indices, float]:
 def _greedy_in_pool(
     x: Array, cost: Array, price: Array, left: float, inverse: Array, bound: float
 ) -> list[int]:
-    """Greedy choice among a few rows for as long as the best of them is known to be the best of all, and the updates keep their digits."""
+    """Greedy choice among a few rows while their best is the best of all and updates keep their digits."""
     leverage = np.maximum(_leverage(x, inverse), 0)
     free = np.ones(len(cost), dtype=bool)
     picked: list[int] = []
@@ -247,7 +257,7 @@ def _greedy_in_pool(
             break
         direction = inverse @ x[best]
         actual = max(float(x[best] @ direction), 0.0)
-        if picked and abs(actual - leverage[best]) > 1e-6 * (1 + actual):
+        if picked and abs(actual - leverage[best]) > _DRIFT * (1 + actual):
             break
         inverse = inverse - np.outer(direction, direction) / (1 + actual)
         leverage -= (x @ direction) ** 2 / (1 + actual)
@@ -260,13 +270,13 @@ def _greedy_in_pool(
 def exchange(
     features: Array, cost: Array, budget: float, chosen: Indices, *, ridge: float = RIDGE, sweeps: int = 20
 ) -> Indices:
-    """Swap chosen rows for better ones within the budget, and spend what that leaves, until nothing improves (or for so many sweeps)."""
+    """Swap chosen rows for better ones within the budget, and spend what that leaves, while that improves."""
     value = log_det(features[chosen], ridge)
     for _ in range(sweeps):
         swapped = _sweep(features, cost, budget, chosen, ridge)
         filled = greedy(features, cost, budget, ridge=ridge, start=swapped.tolist())
         better = log_det(features[filled], ridge)
-        if better <= value + 1e-9:
+        if better <= value + _GAIN:
             break
         chosen, value = filled, better
     return chosen
@@ -286,7 +296,7 @@ def _sweep(features: Array, cost: Array, budget: float, chosen: Indices, ridge: 
             if spare < 0 or new in chosen:
                 continue
             ratio, swapped = _swap(inverse, features[chosen[place]], features[new])
-            if ratio > 1 + 1e-9:
+            if ratio > 1 + _GAIN:
                 inverse, left, chosen[place] = swapped, spare, new
                 swaps += 1
         if swaps:
@@ -304,9 +314,10 @@ def _proposals(
     leverage: Array,
     left: float,
 ) -> list[tuple[int, int]]:
-    """The best replacement of each place by Fedorov's delta: ``det' / det = (1 + d_j)(1 - d_i) + d_ij^2``, best first.
+    """The best replacement of each place, best first, by Fedorov's delta.
 
-    As ``d_ij^2 <= d_i d_j``, only rows with ``d_j > d_i`` can improve the design.
+    The determinant changes by ``(1 + d_j)(1 - d_i) + d_ij^2``. As ``d_ij^2 <= d_i d_j``, only rows with ``d_j
+    > d_i`` can improve the design.
     """
     old = chosen[places]
     open_ = leverage > leverage[old].min()
@@ -315,25 +326,23 @@ def _proposals(
     new = np.flatnonzero(open_)
     if not len(new):
         return []
-    old, places = old[leverage[old] < leverage[new].max()], places[leverage[old] < leverage[new].max()]
+    can_improve = leverage[old] < leverage[new].max()
+    old, places = old[can_improve], places[can_improve]
     ratio = (features[old] @ inverse) @ features[new].T
     np.square(ratio, out=ratio)
     ratio += np.multiply.outer(1 - leverage[old], 1 + leverage[new])
     ratio[cost[new] > cost[old][:, None] + left] = 0
     best = ratio.argmax(axis=1)
     gains = ratio[np.arange(len(old)), best]
-    return [
-        (int(places[row]), int(new[best[row]]))
-        for row in np.argsort(-gains, kind="stable")
-        if gains[row] > 1 + 1e-9
-    ]
+    order = np.argsort(-gains, kind="stable")
+    return [(int(places[row]), int(new[best[row]])) for row in order if gains[row] > 1 + _GAIN]
 
 
 def _swap(inverse: Array, old: Array, new: Array) -> tuple[float, Array]:
-    """The factor of the determinant when a row is replaced, and the new inverse (two Sherman-Morrison steps)."""
+    """The factor of the determinant when a row is replaced, and the new inverse, by Sherman and Morrison."""
     taken = inverse @ old
     without = 1 - old @ taken
-    if without < 1e-12:
+    if without < _SINGULAR:
         return 0.0, inverse
     inverse = inverse + np.outer(taken, taken) / without
     added = inverse @ new
@@ -343,13 +352,17 @@ def _swap(inverse: Array, old: Array, new: Array) -> tuple[float, Array]:
 
 # A-optimal
 
+_REMEMBERED, _ARMIJO, _LEAST_PART = 10, 1e-4, 1e-10
+"""Of the line search: values that a step may exceed, its least descent, and where it ends."""
+
 
 def a_optimal(
     features: Array, cost: Array, budget: float, *, keep: float = 0.3, ridge: float = RIDGE, seed: int = 0
 ) -> Indices:
-    """Ernest's design (Venkataraman et al., NSDI 2016): the rows whose weight in the convex problem is above ``keep``.
+    """Ernest's design (Venkataraman et al., NSDI 2016): rows whose weight in its problem is above ``keep``.
 
-    They are taken by falling weight for as long as they fit into the budget; rows of lower weight follow only while there are fewer rows than features.
+    They are taken by falling weight for as long as they fit into the budget; rows of lower weight follow only
+    while there are fewer rows than features.
     """
     weights = a_weights(features, cost, budget, ridge=ridge)
     ties = np.random.default_rng(seed).random(len(cost))
@@ -374,7 +387,8 @@ def a_weights(
 ) -> Array:
     """Minimise ``trace (sum_i w_i x_i x_i^T)^-1`` subject to ``0 <= w <= 1`` and ``cost . w <= budget``.
 
-    Spectral projected gradient (Birgin, Martinez and Raydan 2000), until the Frank-Wolfe gap bounds the distance to the optimum by ``tolerance``.
+    Spectral projected gradient (Birgin, Martinez and Raydan 2000), until the Frank-Wolfe gap bounds the
+    distance to the optimum by ``tolerance``.
     """
     x = features / _sizes(features)
     weights = np.full(len(cost), min(1.0, budget / math.fsum(cost)))
@@ -387,16 +401,15 @@ def a_weights(
         move = _project(weights - step * slope, cost, budget) - weights
         descent = float(slope @ move)
         part = 1.0
-        while (trial := _a_objective(x, weights + part * move, ridge))[0] > max(
-            recent[-10:]
-        ) + 1e-4 * part * descent and part > 1e-10:
+        while True:
+            trial = _a_objective(x, weights + part * move, ridge)
+            enough = max(recent[-_REMEMBERED:]) + _ARMIJO * part * descent
+            if not (trial[0] > enough and part > _LEAST_PART):
+                break
             part /= 2
         curvature = part * float(move @ (trial[1] - slope))
-        step = (
-            float(np.clip(part**2 * float(move @ move) / curvature, 1e-12, 1e12))
-            if curvature > 0
-            else 2 * step
-        )
+        length = part**2 * float(move @ move)
+        step = float(np.clip(length / curvature, 1e-12, 1e12)) if curvature > 0 else 2 * step
         weights = weights + part * move
         value, slope = trial
         recent.append(value)
@@ -411,7 +424,7 @@ def _a_objective(x: Array, weights: Array, ridge: float) -> tuple[float, Array]:
 
 
 def _project(weights: Array, cost: Array, budget: float) -> Array:
-    """The nearest point with ``0 <= w <= 1`` and ``cost . w <= budget``: ``clip(w - m cost)``, m by bisection."""
+    """The nearest w with ``0 <= w <= 1`` and ``cost . w <= budget``: ``clip(w - m cost)``, m by bisection."""
     inside = np.clip(weights, 0, 1)
     if cost @ inside <= budget:
         return inside
@@ -445,14 +458,14 @@ def random_design(
 def cheap_random_design(
     features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0
 ) -> Indices:
-    """Rows in random order with chances in inverse proportion to their cost (Efraimidis and Spirakis 2006): more rows for the same budget."""
+    """Rows in random order, cheap ones sooner: chances go by 1 / cost (Efraimidis and Spirakis 2006)."""
     return _fill(np.argsort(np.random.default_rng(seed).exponential(size=len(cost)) * cost), cost, budget)
 
 
 def grid_design(
     features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0
 ) -> Indices:
-    """Rows spread over a grid: the distinct values of every feature in equal bins, fine enough for the budget; one row of every cell in turn."""
+    """One row in turn of every cell of a grid over the features' values, fine enough for the budget."""
     ranks = [np.unique(column, return_inverse=True)[1] for column in features.T]
     ties = np.random.default_rng(seed).permutation(len(cost))
     for bins in (2**power for power in range(1, 32)):
@@ -468,7 +481,7 @@ def grid_design(
 
 
 def _round_robin(cells: npt.NDArray[np.int64]) -> Indices:
-    """The first row of every cell, then the second of every cell, and so on; rows of one round in the order given."""
+    """The first row of every cell, then the second, and so on; rows of one round in the order given."""
     order = np.argsort(cells, kind="stable")
     starts = np.searchsorted(cells[order], cells[order])
     turn = np.empty(len(cells), dtype=np.intp)

@@ -1,10 +1,11 @@
-"""Graphs in; the distinct operators worth measuring out, most valuable first, as lines that another machine can replay."""
+"""Collects the distinct operators of graphs for measuring, most valuable first, to replay on any machine."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,11 @@ from foretrain.files import write_atomically
 from foretrain.graph import OpGraph, TensorSpec
 from foretrain.graph.fusion import FUSED
 from foretrain.job import read_lines
+
+_SAME = ("name", "overload", "inputs", "args", "flops", "bytes")
+"""Fields that an instance takes from its operator."""
+_FLOPS_PER_BYTE = 100
+"""Arithmetic that is worth as much as a byte moved, when operators are ordered by size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +46,8 @@ class Instance:
 
     def to_dict(self) -> dict[str, Any]:
         inputs = [[spec.shape, spec.dtype, spec.strides] for spec in self.inputs]
-        return {
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
-            "inputs": inputs,
-            "args": dict(self.args),
-        }
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "inputs": inputs, "args": dict(self.args)}
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Instance:
@@ -52,37 +55,32 @@ class Instance:
             TensorSpec(tuple(shape), dtype, None if strides is None else tuple(strides))
             for shape, dtype, strides in data["inputs"]
         )
-        rest = {
-            field.name: data[field.name]
-            for field in dataclasses.fields(cls)
-            if field.name in data and field.name != "inputs"
-        }
-        return cls(inputs=inputs, **rest)
+        names = {field.name for field in dataclasses.fields(cls)} - {"inputs"}
+        return cls(inputs=inputs, **{name: data[name] for name in names if name in data})
 
 
 def collect(graphs: Iterable[tuple[OpGraph, str]]) -> list[Instance]:
     """The distinct launching operators of graphs (each with the precision of its job)."""
-    found: dict[str, Instance] = {}
+    collected: dict[str, Instance] = {}
     for graph, precision in graphs:
         phases = {id(op.operator): op.phase for op in reversed(graph.ops)}
-        counts: dict[int, int] = {}
-        for op in graph.ops:
-            counts[id(op.operator)] = counts.get(id(op.operator), 0) + 1
+        counts = Counter(id(op.operator) for op in graph.ops)
         for operator in graph.operators:
             if operator.launches and operator.name != FUSED:
                 instance = Instance(
-                    name=operator.name, overload=operator.overload, inputs=operator.inputs, args=operator.args, phase=phases[id(operator)],
-                    precision=matmul_precision(operator, precision), flops=operator.flops, bytes=operator.bytes, uses=counts[id(operator)],
-                )  # fmt: skip
-                known = found.get(instance.key)
-                found[instance.key] = (
-                    instance if known is None else dataclasses.replace(known, uses=known.uses + instance.uses)
+                    **{name: getattr(operator, name) for name in _SAME},
+                    phase=phases[id(operator)],
+                    precision=matmul_precision(operator, precision),
+                    uses=counts[id(operator)],
                 )
-    return list(found.values())
+                if (known := collected.get(instance.key)) is not None:
+                    instance = dataclasses.replace(known, uses=known.uses + instance.uses)
+                collected[instance.key] = instance
+    return list(collected.values())
 
 
 def by_value(instances: Iterable[Instance], seed: int = 0) -> list[Instance]:
-    """So ordered that a run cut off early is still useful: kinds of operators take turns, each with its most used and largest first."""
+    """Kinds of operators take turns, the most used and largest first: useful however early it is cut off."""
     kinds: dict[str, list[Instance]] = {}
     for instance in instances:
         kinds.setdefault(instance.name, []).append(instance)
@@ -90,16 +88,15 @@ def by_value(instances: Iterable[Instance], seed: int = 0) -> list[Instance]:
     placed = []
     for members in kinds.values():
         shuffle.shuffle(members)
-        members.sort(key=lambda one: -one.uses * (one.bytes + one.flops / 100))
+        members.sort(key=lambda member: -member.uses * (member.bytes + member.flops / _FLOPS_PER_BYTE))
         step = 1 / len(members)
         placed += [((rank + 0.5) * step, member) for rank, member in enumerate(members)]
     return [member for _, member in sorted(placed, key=lambda item: item[0])]
 
 
 def save_instances(path: Path, instances: Iterable[Instance]) -> None:
-    write_atomically(
-        path, "".join(json.dumps(instance.to_dict(), separators=(",", ":")) + "\n" for instance in instances)
-    )
+    lines = (json.dumps(instance.to_dict(), separators=(",", ":")) for instance in instances)
+    write_atomically(path, "".join(f"{line}\n" for line in lines))
 
 
 def load_instances(path: Path) -> Iterator[Instance]:

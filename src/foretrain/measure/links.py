@@ -1,4 +1,4 @@
-"""Network namespaces joined by a bridge with links of limited rate, so that workers of one machine talk as if each had its own."""
+"""Joins network namespaces by links of limited rate, so that workers talk as if each had its own machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ INTERFACE = "eth0"
 
 _PREFIX = "ftn"
 _CLONE_NEWNET = 0x40000000
-_BURST_S = 0.004
+_BURST_S, _LEAST_BURST_BYTES = 0.004, 262144
+"""What may be sent at once: so long at the link's rate, as the kernel's timer is coarse."""
 _QUEUE_S = 0.05
 
 
@@ -38,7 +39,7 @@ def check_links() -> None:
 
 
 class Fabric:
-    """One namespace per worker while the ``with`` block runs, each with a link of ``rate_bytes_per_s`` in both directions."""
+    """One namespace per worker in the ``with`` block, each with a link of ``rate_bytes_per_s`` both ways."""
 
     def __init__(self, workers: int, rate_bytes_per_s: float) -> None:
         if not 1 <= workers <= 250:
@@ -74,24 +75,10 @@ class Fabric:
         self._limit(["-n", name], INTERFACE)
 
     def _limit(self, where: list[str], interface: str) -> None:
-        """A token bucket on what leaves this end: the worker's end limits sending, the bridge's end receiving."""
-        rate, burst = f"{self._rate * 8:.0f}bit", f"{max(262144, self._rate * _BURST_S):.0f}b"
-        _run(
-            "tc",
-            *where,
-            "qdisc",
-            "add",
-            "dev",
-            interface,
-            "root",
-            "tbf",
-            "rate",
-            rate,
-            "burst",
-            burst,
-            "latency",
-            f"{_QUEUE_S * 1e3:.0f}ms",
-        )
+        """A token bucket on what leaves this end: the worker's limits sending, the bridge's receiving."""
+        rate, burst = f"{self._rate * 8:.0f}bit", f"{max(_LEAST_BURST_BYTES, self._rate * _BURST_S):.0f}b"
+        bucket = ["tbf", "rate", rate, "burst", burst, "latency", f"{_QUEUE_S * 1e3:.0f}ms"]
+        _run("tc", *where, "qdisc", "add", "dev", interface, "root", *bucket)
 
     def _remove(self) -> None:
         _remove([self._bridge, *self.namespaces])
@@ -102,20 +89,15 @@ def enter(namespace: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     with Path(f"/run/netns/{namespace}").open() as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET):
-            raise InputError(
-                f"links: namespace {namespace} cannot be entered ({os.strerror(ctypes.get_errno())})"
-            )
+            reason = os.strerror(ctypes.get_errno())
+            raise InputError(f"links: namespace {namespace} cannot be entered ({reason})")
 
 
 def remove_stale() -> None:
     """Take away what campaigns left that were killed."""
-    found = {
-        path.name
-        for folder in ("/run/netns", "/sys/class/net")
-        if Path(folder).is_dir()
-        for path in Path(folder).iterdir()
-    }
-    owners = {name: re.fullmatch(rf"{_PREFIX}(\d+)(x\d+|b)", name) for name in found}
+    folders = [folder for folder in map(Path, ("/run/netns", "/sys/class/net")) if folder.is_dir()]
+    names = {path.name for folder in folders for path in folder.iterdir()}
+    owners = {name: re.fullmatch(rf"{_PREFIX}(\d+)(x\d+|b)", name) for name in names}
     _remove([name for name, match in owners.items() if match and not Path(f"/proc/{match[1]}").exists()])
 
 

@@ -1,4 +1,4 @@
-"""A job's model in; a module with real weights, random inputs and a loss on a device, ready to be trained, out."""
+"""Builds a job's model on a device, with real weights, random inputs and a loss, ready to be trained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foretrain.job import Training, Workload
 
 
 class RealModel(NamedTuple):
-    """What a training step needs: the module, what it is called with, and what turns its output into a scalar."""
+    """What a training step needs: the module, what it is called with, and its loss."""
 
     module: torch.nn.Module
     inputs: tuple[Any, ...] | Mapping[str, Any]
@@ -32,16 +32,14 @@ class RealModel(NamedTuple):
 
 
 def real_model(workload: Workload, batch: int, device: str | torch.device) -> RealModel:
-    """Build the workload's model on ``device`` for ``batch`` samples; weights, layout and mode as the job says."""
+    """The workload's model on ``device`` for ``batch`` samples; weights, layout and mode as the job says."""
     training = workload.training
     if workload.model.source == "graph":
-        raise InputError(
-            f"model.source: {workload.model.label} is a captured graph, which cannot be run; name the model itself"
-        )
+        what = f"{workload.model.label} is a captured graph, which cannot be run"
+        raise InputError(f"model.source: {what}; name the model itself")
     if training.precision == "fp8":
-        raise InputError(
-            "training.precision: 'fp8' cannot be measured; fp32, tf32, amp-bf16, amp-fp16, bf16 and fp16 can"
-        )
+        others = "fp32, tf32, amp-bf16, amp-fp16, bf16 and fp16"
+        raise InputError(f"training.precision: 'fp8' cannot be measured; {others} can")
     loaded = load_model(workload, batch, str(device))
     assert loaded.loss is not None
     module = loaded.module.train(training.mode == "train")
@@ -54,14 +52,16 @@ def real_model(workload: Workload, batch: int, device: str | torch.device) -> Re
 
 def autocast(precision: str, device: str | torch.device) -> contextlib.AbstractContextManager[Any]:
     """What forward and loss run under: autocast for amp-bf16 and amp-fp16, else nothing."""
-    dtype = AUTOCAST_DTYPES.get(precision)
-    return (
-        contextlib.nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype=dtype)
-    )
+    if (dtype := AUTOCAST_DTYPES.get(precision)) is None:
+        return contextlib.nullcontext()
+    return torch.autocast(torch.device(device).type, dtype=dtype)
 
 
 def real_optimizer(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of the job over real parameters, in torch's default form for their device; step it under ``torch.no_grad``."""
+    """The job's optimizer over real parameters, in torch's default form for their device.
+
+    Step it under ``torch.no_grad``.
+    """
     optimizer = optimizer_of(name, parameters)
     for group in optimizer.param_groups:
         if group.get("foreach"):
@@ -79,8 +79,6 @@ def _prepared(inputs: Any, training: Training, device: str | torch.device) -> An
     value = inputs.to(device)
     if value.is_floating_point() and (dtype := WEIGHT_DTYPES.get(training.precision)) is not None:
         value = value.to(dtype)
-    return (
-        value.contiguous(memory_format=torch.channels_last)
-        if training.channels_last and value.dim() == 4
-        else value
-    )
+    if training.channels_last and value.dim() == 4:
+        return value.contiguous(memory_format=torch.channels_last)
+    return value

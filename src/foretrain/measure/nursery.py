@@ -1,4 +1,4 @@
-"""A process that imports torch once and forks workers from itself, so that a cell does not wait for the import. Free of torch until then."""
+"""Forks workers from a process that imports torch once, so that no cell waits for the import."""
 
 from __future__ import annotations
 
@@ -43,13 +43,9 @@ class Nursery:
     def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Forked | None:
         """A worker with these arguments; None where the process has ended."""
         assert self._process.stdin is not None
+        request = {"arguments": list(arguments), "log": str(log), "environment": dict(environment)}
         try:
-            self._process.stdin.write(
-                json.dumps(
-                    {"arguments": list(arguments), "log": str(log), "environment": dict(environment)}
-                ).encode()
-                + b"\n"
-            )
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             return None
@@ -61,9 +57,8 @@ class Nursery:
         """Take in what the process has to say by then."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
-        *lines, self._unread = (
-            self._unread + (os.read(self._process.stdout.fileno(), 65536) if ready else b"")
-        ).split(b"\n")
+        arrived = os.read(self._process.stdout.fileno(), 65536) if ready else b""
+        *lines, self._unread = (self._unread + arrived).split(b"\n")
         for message in map(json.loads, lines):
             if "code" in message:
                 self._codes[message["pid"]] = message["code"]

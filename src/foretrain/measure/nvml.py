@@ -1,4 +1,4 @@
-"""What NVIDIA's management library tells of a GPU: utilisation, memory in use and power, without any Python binding."""
+"""Asks NVIDIA's management library for a GPU's utilisation, memory in use and power, by ctypes alone."""
 
 from __future__ import annotations
 
@@ -30,11 +30,8 @@ def _library() -> Any:
 def gpu_count() -> int:
     """GPUs that NVML sees; 0 where there is no NVML."""
     library, count = _library(), ctypes.c_uint()
-    return (
-        int(count.value)
-        if library is not None and library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
-        else 0
-    )
+    counted = library is not None and library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+    return int(count.value) if counted else 0
 
 
 class Gpu:

@@ -1,4 +1,4 @@
-"""Operator instances in; a file of their measured times out, one line each."""
+"""Measures operator instances into a file, one line each."""
 
 from __future__ import annotations
 
@@ -32,22 +32,19 @@ def measure_operators(
     budget_s: float | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Summary:
-    """Measure what ``out`` does not hold yet, in the given order; each batch is on disk before the next begins."""
+    """Measure what ``out`` does not hold yet, in order; each batch is on disk before the next begins."""
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
-    todo = Resumed(
-        instances,
-        out,
-        key=lambda instance: instance.key,
-        key_of=_key_of,
-        retry_failed=retry_failed,
-        progress=progress,
-    )
+    todo = Resumed(instances, out, _key, _key_of, retry_failed=retry_failed, progress=progress)
     write_atomically(out.with_suffix(".info.json"), json.dumps(machine(device), indent=1))
     for group in todo.within(budget_s, _batches(todo.wanted, device)):
         todo.write(*(_line(instance, result) for instance, result in _time(group, device)))
         _check_context(device, group)
     return todo.summary
+
+
+def _key(instance: Instance) -> str:
+    return instance.key
 
 
 def _key_of(line: Any) -> str:
@@ -95,7 +92,7 @@ def _line(instance: Instance, result: Timing | str) -> dict[str, Any]:
 
 
 def _check_context(device: str, group: list[Instance]) -> None:
-    """An illegal access poisons a CUDA process for good: stop, so that the next start goes on behind this batch."""
+    """An illegal access poisons a CUDA process for good: stop, so that the next start goes on behind it."""
     if device == "cuda":
         try:
             torch.cuda.synchronize()
@@ -109,14 +106,12 @@ def _check_context(device: str, group: list[Instance]) -> None:
 def machine(device: str) -> dict[str, Any]:
     """Where and with what a measurement was made."""
     info = {
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(), "torch": torch.__version__, "python": platform.python_version(),
+        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
         "processor": platform.processor() or platform.machine(),
-    }  # fmt: skip
+    }
     if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        info |= {
-            "device": properties.name,
-            "cuda": torch.version.cuda or "",
-            "cudnn": str(torch.backends.cudnn.version()),
-        }
+        name, cudnn = torch.cuda.get_device_properties(0).name, str(torch.backends.cudnn.version())
+        info |= {"device": name, "cuda": torch.version.cuda or "", "cudnn": cudnn}
     return info

@@ -1,4 +1,4 @@
-"""Tasks on standard input, a line each; each is run with Ray's TorchTrainer, and its result or error is written to a file."""
+"""Runs tasks from standard input, a line each, with Ray's TorchTrainer, and writes each result to a file."""
 
 from __future__ import annotations
 
@@ -19,25 +19,21 @@ from foretrain.measure.worker import explain
 
 
 def run(task: Task) -> dict[str, Any]:
-    """One cell as one TorchTrainer run; a worker or node that is lost fails it, and is told apart from other failures."""
+    """One cell as one TorchTrainer run, which the loss of a worker or a node fails."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     on_gpu = not task.read_job().cluster.device.is_cpu
     _check_resources(task, on_gpu)
     with tempfile.TemporaryDirectory(prefix="foretrain-ray-", ignore_cleanup_errors=True) as storage:
+        backend, once = "cpu:gloo,cuda:nccl" if on_gpu else "gloo", FailureConfig(max_failures=0)
+        needs = _needs(task, on_gpu)
         trainer = TorchTrainer(
             _loop,
             train_loop_config={"task": task.to_json()},
-            torch_config=TorchConfig(
-                backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout_s=int(task.timeout_s)
-            ),
-            scaling_config=ScalingConfig(
-                num_workers=task.processes, use_gpu=on_gpu, resources_per_worker=_needs(task, on_gpu)
-            ),
-            run_config=RunConfig(
-                name=uuid.uuid4().hex, storage_path=storage, failure_config=FailureConfig(max_failures=0)
-            ),
+            torch_config=TorchConfig(backend=backend, timeout_s=int(task.timeout_s)),
+            scaling_config=ScalingConfig(task.processes, use_gpu=on_gpu, resources_per_worker=needs),
+            run_config=RunConfig(name=uuid.uuid4().hex, storage_path=storage, failure_config=once),
         )
         result = trainer.fit()
     if result.error is not None:
@@ -60,7 +56,8 @@ def _check_resources(task: Task, on_gpu: bool) -> None:
     for name, amount in _needs(task, on_gpu).items():
         if amount * task.processes > has.get(name, 0):
             raise InputError(
-                f"workers: {task.processes} x {amount:g} {name} are more than the {has.get(name, 0):g} of the Ray cluster"
+                f"workers: {task.processes} x {amount:g} {name} "
+                f"are more than the {has.get(name, 0):g} of the Ray cluster"
             )
 
 
@@ -80,9 +77,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", default=LOCAL)
     parser.add_argument("--cpus", type=int, default=os.cpu_count() or 1)
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        connect(given.address, cpus=given.cpus, field="address")
+        connect(options.address, cpus=options.cpus, field="address")
     except ForetrainError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -1,4 +1,4 @@
-"""A worker's use of device, memory and network, sampled over time: a Series; and a Series reduced to Driple's twelve figures."""
+"""Samples a worker's use of device, memory and network, and reduces it to Driple's twelve figures."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ FLOORS: Mapping[str, float] = {
     "network_rx": 20e3,
     "network_tx": 20e3,
 }
-"""Below this (shares, bytes/s) a resource is idle whatever its own maximum: background noise of a machine at rest."""
+"""Below this (shares, bytes/s) a resource is idle whatever its own maximum: background noise of a machine at
+rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Samples of the four resources; each holds from the end of the one before (the first from zero) to its own end."""
+    """Samples of the four resources; each holds from the end of the one before, or zero, to its own end."""
 
     ends_s: tuple[float, ...] = ()
     device_utilization: tuple[float, ...] = ()
@@ -59,9 +60,8 @@ class Series:
 
     def mean(self, name: str) -> float:
         """Over time, not over samples."""
-        total = sum(
-            value * length for value, length in zip(getattr(self, name), self.durations_s, strict=True)
-        )
+        values = zip(getattr(self, name), self.durations_s, strict=True)
+        total = sum(value * length for value, length in values)
         return total / self.length_s if self.ends_s else 0.0
 
     def downsampled(self, points: int) -> Series:
@@ -99,24 +99,25 @@ class Series:
 def twelve_figures(series: Series, threshold: float = THRESHOLD) -> dict[str, float]:
     """Average idle time, active time and peak of each resource (Driple, SIGMETRICS 2022).
 
-    A resource is active while it is above ``threshold`` times its own maximum in the series and above its floor. Idle and active
-    times are the mean lengths of contiguous spans; the peak is the mean over active spans of the largest value in each.
+    A resource is active while it is above ``threshold`` times its own maximum in the series and above its
+    floor. Idle and active times are the mean lengths of contiguous spans; the peak is the mean over active
+    spans of the largest value in each.
 
-    >>> busy = Series(ends_s=(1, 2, 3, 4), device_utilization=(1, 1, 0, 1), memory_utilization=(0.5,) * 4, network_rx=(0,) * 4, network_tx=(0,) * 4)
-    >>> figures = twelve_figures(busy)
-    >>> figures["device_utilization_idle_s"], figures["device_utilization_active_s"], figures["memory_utilization_peak"]
-    (1.0, 1.5, 0.5)
+    >>> same = {"memory_utilization": (0.5,) * 4, "network_rx": (0,) * 4, "network_tx": (0,) * 4}
+    >>> figures = twelve_figures(Series(ends_s=(1, 2, 3, 4), device_utilization=(1, 1, 0, 1), **same))
+    >>> figures["device_utilization_idle_s"], figures["device_utilization_active_s"]
+    (1.0, 1.5)
     """
     if not 0 <= threshold < 1:
         raise invalid("threshold", threshold, "a share of the maximum, from 0 to less than 1")
     return {
         f"{name}_{figure}": value
         for name in RESOURCES
-        for figure, value in zip(FIGURES, _three(series, name, threshold), strict=True)
+        for figure, value in zip(FIGURES, _figures(series, name, threshold), strict=True)
     }
 
 
-class Span(NamedTuple):
+class UseSpan(NamedTuple):
     """A contiguous stretch in which a resource is idle or active."""
 
     active: bool
@@ -124,26 +125,24 @@ class Span(NamedTuple):
     peak: float
 
 
-def spans(series: Series, name: str, threshold: float = THRESHOLD) -> list[Span]:
+def spans(series: Series, name: str, threshold: float = THRESHOLD) -> list[UseSpan]:
     """The idle and active stretches of one resource, in order, without gaps."""
     values = getattr(series, name)
     limit = max(FLOORS[name], threshold * max(values, default=0.0))
     samples = zip(values, series.durations_s, strict=True)
-    found = []
+    stretches = []
     for active, group in itertools.groupby(samples, key=lambda sample: sample[0] > limit):
-        members = list(group)
-        found.append(Span(active, sum(length for _, length in members), max(value for value, _ in members)))
-    return found
+        values, lengths_s = zip(*group, strict=True)
+        stretches.append(UseSpan(active, sum(lengths_s), max(values)))
+    return stretches
 
 
-def _three(series: Series, name: str, threshold: float) -> tuple[float, float, float]:
-    found = spans(series, name, threshold)
-    active, idle = [span for span in found if span.active], [span for span in found if not span.active]
-    return (
-        _mean(span.length_s for span in idle),
-        _mean(span.length_s for span in active),
-        _mean(span.peak for span in active),
-    )
+def _figures(series: Series, name: str, threshold: float) -> tuple[float, float, float]:
+    """As ``FIGURES`` names them."""
+    stretches = spans(series, name, threshold)
+    active = [span for span in stretches if span.active]
+    idle_s = _mean(span.length_s for span in stretches if not span.active)
+    return idle_s, _mean(span.length_s for span in active), _mean(span.peak for span in active)
 
 
 def _mean(values: Iterator[float]) -> float:
@@ -170,7 +169,7 @@ class Meter(Protocol):
 
 
 class CpuMeter:
-    """This process on its cores: CPU time over cores times wall time; resident memory over the memory limit."""
+    """This process on its cores: CPU time over cores and wall time; resident memory over the memory limit."""
 
     def __init__(self, cores: int, memory_limit_bytes: float | None = None) -> None:
         self._cores, self.limit_bytes = cores, memory_limit_bytes or memory_limit()
@@ -239,10 +238,10 @@ def find_interface(name: str) -> str:
 
 
 class Sampler:
-    """A thread that reads a meter and an interface every ``period_s`` while the ``with`` block runs; then ``series`` holds the result.
+    """A thread that reads a meter and an interface every ``period_s`` in the ``with`` block, for ``series``.
 
-    The counters of an interface are those of everyone who uses it: on ``lo`` all workers of the machine, each byte once as
-    received and once as sent. In a network namespace of its own a worker sees its own traffic.
+    The counters of an interface are those of everyone who uses it: on ``lo`` all workers of the machine, each
+    byte once as received and once as sent. In a network namespace of its own a worker sees its own traffic.
     """
 
     def __init__(self, meter: Meter, *, interface: str = "lo", period_s: float = PERIOD_S) -> None:

@@ -1,4 +1,4 @@
-"""Items to measure and a file of results in; those that the file does not hold yet out, and each result on disk before the next begins."""
+"""Goes on with a measurement where it stopped, each result on disk before the next begins."""
 
 from __future__ import annotations
 
@@ -21,14 +21,21 @@ Turn = TypeVar("Turn")
 class Resumed(Generic[Item]):
     """A measurement that goes on where an earlier one stopped; ``wanted`` is what is left to measure.
 
-    A line with an ``error`` is a failure and goes to a file beside ``out``. What failed before is not wanted again, unless
-    ``retry_failed``. ``key_of`` gives the key of the item that a line came from, or None for a line of someone else.
+    A line with an ``error`` is a failure and goes to a file beside ``out``. What failed before is not wanted
+    again, unless ``retry_failed``. ``key_of`` gives the key of the item that a line came from, or None for a
+    line of someone else.
     """
 
     def __init__(
-        self, items: Sequence[Item], out: Path, *, key: Callable[[Item], str], key_of: Callable[[Any], str | None],
-        retry_failed: bool = False, progress: Progress = lambda done, total: None,
-    ) -> None:  # fmt: skip
+        self,
+        items: Sequence[Item],
+        out: Path,
+        key: Callable[[Item], str],
+        key_of: Callable[[Any], str | None],
+        *,
+        retry_failed: bool = False,
+        progress: Progress = lambda done, total: None,
+    ) -> None:
         measured, failed = _held(out, key_of)
         unmeasured = [item for item in items if key(item) not in measured]
         self.wanted = [item for item in unmeasured if retry_failed or key(item) not in failed]
@@ -38,7 +45,7 @@ class Resumed(Generic[Item]):
         append_lines(out, ())  # what cannot be written is known before anything is measured
 
     def within(self, budget_s: float | None, turns: Iterable[Turn]) -> Iterator[Turn]:
-        """The turns (items, or groups of them) while there is time: none is begun that, going by the mean so far, would end too late."""
+        """The turns (items, or groups of them) while there is time for one more, by the mean so far."""
         self._progress(0, len(self.wanted))
         for done, turn in enumerate(turns):
             spent_s = time.monotonic() - self._start
@@ -49,12 +56,10 @@ class Resumed(Generic[Item]):
     def write(self, *lines: Mapping[str, Any]) -> None:
         """Append results, each to its file."""
         failures = [line for line in lines if "error" in line]
-        for path, own in (
-            (self._out, [line for line in lines if "error" not in line]),
-            (failures_file(self._out), failures),
-        ):
-            if own:
-                append_lines(path, [json.dumps(line, separators=(",", ":")) for line in own])
+        results = [line for line in lines if "error" not in line]
+        for path, written in ((self._out, results), (failures_file(self._out), failures)):
+            if written:
+                append_lines(path, [json.dumps(line, separators=(",", ":")) for line in written])
         self._failed += len(failures)
         self._measured += len(lines) - len(failures)
         self._progress(self._measured + self._failed, len(self.wanted))
@@ -94,7 +99,7 @@ def _held(out: Path, key_of: Callable[[Any], str | None]) -> tuple[set[str], set
 
 
 def _mend(path: Path) -> None:
-    """See that a file ends with a line break: a whole last line gets one, half a line of a killed program is taken out."""
+    """See that a file ends with a line break: a whole last line gets one, half a line is taken out."""
     text = read_text(path)
     last = text.rpartition("\n")[2]
     if not last:

@@ -1,4 +1,4 @@
-"""A job in; a Run with the measured time, phases, kernels, memory, utilisation and power of its training steps out."""
+"""Measures the training steps of a job: time, phases, kernels, memory, utilisation and power."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ _WARM_UP_S, _WARM_UP_STEPS = 0.25, 3
 
 
 def measure_step(job: Job, *, device: str = "cuda", seconds: float = 0.5) -> Run:
-    """Run real steps of a job on one local device for about ``seconds`` (after warming up) and measure them."""
+    """Measure real steps of a job on one local device for about ``seconds``, after warming up."""
     if job.cluster.world_size > 1:
-        raise UnsupportedJob(
-            f"cluster: {job.cluster.world_size} devices; measure steps runs on one, measure campaign on several"
-        )
+        how = "measure steps runs on one, measure campaign on several"
+        raise UnsupportedJob(f"cluster: {job.cluster.world_size} devices; {how}")
     _check_machine(job, device)
     try:
         stepper = Stepper(job, device)
@@ -45,26 +44,20 @@ def measure_step(job: Job, *, device: str = "cuda", seconds: float = 0.5) -> Run
     finally:
         if device == "cuda":
             torch.cuda.empty_cache()
-    return Run(
-        job=job,
-        measured=measured,
-        provenance={"source": "foretrain measure steps", **machine(device), **spread},
-    )
+    provenance = {"source": "foretrain measure steps", **machine(device), **spread}
+    return Run(job=job, measured=measured, provenance=provenance)
 
 
 def _check_machine(job: Job, device: str) -> None:
-    """A run must say what it ran on and how: not another kind of device, nor options that are not carried out."""
+    """A run must say what it ran on and how: no other kind of device, no option that is not carried out."""
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
     named = job.cluster.device
+    names = f"cluster.device: the job names {named.name!r}"
     if named.is_cpu != (device == "cpu"):
-        raise UnsupportedJob(
-            f"cluster.device: the job names {named.name!r}, but the steps would run on {device!r}"
-        )
-    if device == "cuda" and not _same_gpu(named.name, torch.cuda.get_device_name(0)):
-        raise UnsupportedJob(
-            f"cluster.device: the job names {named.name!r}, but this machine has {torch.cuda.get_device_name(0)!r}"
-        )
+        raise UnsupportedJob(f"{names}, but the steps would run on {device!r}")
+    if device == "cuda" and not _same_gpu(named.name, here := torch.cuda.get_device_name(0)):
+        raise UnsupportedJob(f"{names}, but this machine has {here!r}")
     training = job.workload.training
     for field, plain in (("compile", False), ("master_weights", False), ("framework", "pytorch")):
         if getattr(training, field) != plain:
@@ -74,7 +67,7 @@ def _check_machine(job: Job, device: str) -> None:
 
 
 def _same_gpu(catalogue_name: str, driver_name: str) -> bool:
-    """Whether the first word of the catalogue's name (h200-sxm-141gb, rtx-4090) stands in what the driver says."""
+    """Whether the model in the catalogue's name (h200-sxm-141gb, rtx-4090) stands in what the driver says."""
     words = re.split(r"[-\s]+", catalogue_name.lower())
     model = words[1] if words[0] in ("rtx", "gtx", "quadro", "titan") and len(words) > 1 else words[0]
     return model in driver_name.lower().replace("-", " ")
@@ -88,17 +81,14 @@ class Stepper:
         torch.backends.cuda.matmul.allow_tf32 = self.training.precision == "tf32"
         self.model = real_model(job.workload, job.micro_batch, device)
         trained = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
-        self.optimizer = (
-            real_optimizer(self.training.optimizer, trained) if self.training.mode == "train" else None
-        )
+        trains = self.training.mode == "train"
+        self.optimizer = real_optimizer(self.training.optimizer, trained) if trains else None
         self._value: Any = None
 
     def forward(self) -> None:
-        with (
-            autocast(self.training.precision, self.device),
-            torch.set_grad_enabled(self.optimizer is not None),
-        ):
-            self._value = self.model.compute() if self.optimizer is not None else self.model.output()
+        trains = self.optimizer is not None
+        with autocast(self.training.precision, self.device), torch.set_grad_enabled(trains):
+            self._value = self.model.compute() if trains else self.model.output()
 
     def backward(self) -> None:
         self._value.backward()
@@ -110,11 +100,9 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def phases(self) -> dict[str, Callable[[], None]]:
-        return (
-            {"forward": self.forward}
-            if self.optimizer is None
-            else {"forward": self.forward, "backward": self.backward, "optimizer": self.update}
-        )
+        if self.optimizer is None:
+            return {"forward": self.forward}
+        return {"forward": self.forward, "backward": self.backward, "optimizer": self.update}
 
     def __call__(self) -> None:
         for _ in range(self.accumulation):
@@ -233,23 +221,30 @@ def _load(device: str, period_s: float = 0.1) -> Iterator[dict[str, float]]:
     finally:
         stop.set()
         thread.join()
-        if len(samples) >= 12:  # NVML's own averages lag behind by up to a second
-            for place, name in enumerate(("device_utilization", "memory_utilization", "power_w")):
-                result[name] = statistics.mean(one[place] for one in samples[10:])
+        settled = samples[10:]  # NVML's own averages lag behind by up to a second
+        if len(settled) >= 2:
+            names = ("device_utilization", "memory_utilization", "power_w")
+            result |= zip(names, map(statistics.mean, zip(*settled, strict=True)), strict=True)
 
 
 # Many jobs
 
 
 def measure_jobs(
-    jobs: Sequence[Job], out: Path, *, device: str = "cuda", seconds: float = 0.5, retry_failed: bool = False, budget_s: float | None = None,
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    device: str = "cuda",
+    seconds: float = 0.5,
+    retry_failed: bool = False,
+    budget_s: float | None = None,
     progress: Progress = lambda done, total: None,
-) -> Summary:  # fmt: skip
-    """Measure the jobs that ``out`` does not hold yet; each run is on disk before the next begins, failures beside it."""
+) -> Summary:
+    """Measure the jobs that ``out`` does not hold yet; each run is on disk before the next begins."""
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
     seen = [job.seen_from(out.parent) for job in jobs]
-    todo = Resumed(seen, out, key=_key, key_of=_key_of, retry_failed=retry_failed, progress=progress)
+    todo = Resumed(seen, out, _key, _key_of, retry_failed=retry_failed, progress=progress)
     for job in todo.within(budget_s, todo.wanted):
         todo.write(_line(job, device, seconds))
     return todo.summary
@@ -267,6 +262,5 @@ def _key(job: Job) -> str:
 
 
 def _key_of(line: Any) -> str:
-    return _key(
-        Job.read(line.get("job")) if isinstance(line, Mapping) and "error" in line else Run.read(line).job
-    )
+    failed = isinstance(line, Mapping) and "error" in line
+    return _key(Job.read(line.get("job")) if failed else Run.read(line).job)

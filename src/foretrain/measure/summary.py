@@ -1,4 +1,4 @@
-"""What every measurement tells while it runs and when it ends."""
+"""Sums up what a measurement did."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a measurement did: measured and failed now, known from before, left when the time was up, and not tried again."""
+    """What a measurement did: measured, failed, known from before, left when time was up, not tried again."""
 
     measured: int
     failed: int
@@ -20,9 +20,7 @@ class Summary:
     failed_before: int = 0
 
     def __str__(self) -> str:
-        said = f"{self.measured:,} measured, {self.failed:,} failed, {self.known:,} known before, {self.left:,} left"
-        return (
-            f"{said}, {self.failed_before:,} failed before (--retry-failed tries them again)"
-            if self.failed_before
-            else said
-        )
+        counts = {"measured": self.measured, "failed": self.failed, "known before": self.known}
+        text = ", ".join(f"{count:,} {name}" for name, count in {**counts, "left": self.left}.items())
+        again = f", {self.failed_before:,} failed before (--retry-failed tries them again)"
+        return text + (again if self.failed_before else "")

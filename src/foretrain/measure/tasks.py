@@ -1,4 +1,4 @@
-"""What a campaign asks its workers to do (a Task), and the workers' reports reduced to what a Run carries. Free of torch."""
+"""Describes the tasks of a campaign's workers and sums their reports up to a Run, without torch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ Sync = Literal["allreduce", "ps"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """How a cell is measured: warm-up steps, then timed steps for about ``seconds``, with the resources sampled meanwhile."""
+    """How a cell is measured: warm-up steps, then timed steps for about ``seconds``, resources sampled."""
 
     warmup: int = 2
     seconds: float = 2.0
     min_steps: int = 3
     max_steps: int = 2000
     epoch_limit_s: float = 20.0
-    """An epoch that is expected to last no longer is timed whole; a longer one is extrapolated from the steps."""
+    """An epoch that is expected to last no longer is timed whole; a longer one is extrapolated from the
+    steps."""
     period_s: float = PERIOD_S
     threshold: float = THRESHOLD
     points: int = 120
@@ -125,7 +126,7 @@ def shards(sizes: Sequence[int], servers: int) -> list[list[int]]:
 
 
 def summarize(task: Task, reports: Sequence[Report]) -> dict[str, Any]:
-    """The ``measured`` and ``provenance`` of the run: times of the slowest worker, resources as the mean over workers."""
+    """The ``measured`` and ``provenance`` of the run: times of the slowest worker, mean use of resources."""
     workers = [report for report in reports if report.role == "worker"]
     return {"measured": _measured(task, workers), "provenance": _provenance(task, workers, reports)}
 
@@ -137,14 +138,12 @@ def _measured(task: Task, workers: Sequence[Report]) -> dict[str, float]:
     if training.sequence is not None:
         measured["tokens_per_s"] = training.global_batch * training.sequence / step
     if all(worker.without_sync_s for worker in workers):
-        measured["step_time_without_sync_s"] = max(
-            statistics.median(worker.without_sync_s) for worker in workers
-        )
+        alone_s = [statistics.median(worker.without_sync_s) for worker in workers]
+        measured["step_time_without_sync_s"] = max(alone_s)
     if (steps := training.steps_per_epoch) is not None:
         timed = [worker.epoch_time_s for worker in workers if worker.epoch_time_s is not None]
-        measured["epoch_time_s"] = (
-            max(timed) if timed else steps * max(statistics.fmean(worker.step_times_s) for worker in workers)
-        )
+        extrapolated = [steps * statistics.fmean(worker.step_times_s) for worker in workers]
+        measured["epoch_time_s"] = max(timed or extrapolated)
     names = ("device_utilization", "memory_utilization", "network_rx_bytes_per_s", "network_tx_bytes_per_s")
     for quantity, resource in zip(names, RESOURCES, strict=True):
         measured[quantity] = statistics.fmean(worker.series.mean(resource) for worker in workers)
@@ -156,51 +155,47 @@ def _measured(task: Task, workers: Sequence[Report]) -> dict[str, float]:
 
 def _provenance(task: Task, workers: Sequence[Report], reports: Sequence[Report]) -> dict[str, Any]:
     times = [time for worker in workers for time in worker.step_times_s]
-    job = task.read_job()
+    job, timed_steps = task.read_job(), len(workers[0].step_times_s)
     about: dict[str, Any] = {
-        "source": "foretrain measure campaign", "label": job.workload.model.label, "sync": "ps" if task.servers else "allreduce",
-        "cores_per_worker": task.cores, "collectives": "gloo" if job.cluster.device.is_cpu or task.servers else "nccl", "host": host(),
-        "parameters": workers[0].parameters, "steps": len(workers[0].step_times_s), "step_time_min_s": min(times), "step_time_max_s": max(times),
-        "peak_rss_bytes": max(worker.peak_rss_bytes for worker in workers), "oversubscribed": _oversubscribed(task, reports),
+        "source": "foretrain measure campaign",
+        "label": job.workload.model.label,
+        "sync": "ps" if task.servers else "allreduce",
+        "cores_per_worker": task.cores,
+        "collectives": "gloo" if job.cluster.device.is_cpu or task.servers else "nccl",
+        "host": host(),
+        "parameters": workers[0].parameters,
+        "steps": timed_steps,
+        "step_time_min_s": min(times),
+        "step_time_max_s": max(times),
+        "peak_rss_bytes": max(worker.peak_rss_bytes for worker in workers),
+        "oversubscribed": _oversubscribed(task, reports),
         "machines": len({report.machine for report in reports}),
         **workers[0].versions,
-    }  # fmt: skip
+    }
     if (steps := job.workload.training.steps_per_epoch) is not None:
-        timed = workers[0].epoch_time_s is not None
-        about["epoch"] = (
-            f"timed: {steps} steps"
-            if timed
-            else f"extrapolated to {steps} steps from {len(workers[0].step_times_s)}"
-        )
+        timed, from_steps = f"timed: {steps} steps", f"extrapolated to {steps} steps from {timed_steps}"
+        about["epoch"] = from_steps if workers[0].epoch_time_s is None else timed
     return {**about, "resources": _resources(task, reports)}
 
 
 def _resources(task: Task, reports: Sequence[Report]) -> dict[str, Any]:
-    """The twelve figures as means over workers (and over servers), and the series of the first of each, with fewer points."""
-    protocol = task.protocol
-    interface = reports[0].interface
-    whose = (
-        "all processes of the machine, each byte as received and as sent"
-        if interface == "lo"
-        else "what uses this interface"
-    )
-    roles = dict.fromkeys(report.role for report in reports)
-    figures = {
-        role: mean_figures(
-            [twelve_figures(report.series, protocol.threshold) for report in reports if report.role == role]
-        )
-        for role in roles
-    }
-    series = {
-        role: next(r for r in reports if r.role == role).series.downsampled(protocol.points).to_dict()
-        for role in roles
-    }
-    return {
-        "period_s": protocol.period_s, "threshold": protocol.threshold, "interface": interface, "interface_counts": whose,
+    """The twelve figures as means over workers, and over servers, and a series of the first of each."""
+    protocol, interface = task.protocol, reports[0].interface
+    everyone = "all processes of the machine, each byte as received and as sent"
+    resources = {
+        "period_s": protocol.period_s,
+        "threshold": protocol.threshold,
+        "interface": interface,
+        "interface_counts": everyone if interface == "lo" else "what uses this interface",
         "memory_limit_bytes": reports[0].memory_limit_bytes,
-        "figures": figures["worker"], "series": series["worker"],
-        **({"server_figures": figures["server"], "server_series": series["server"]} if "server" in roles else {}),
-    }  # fmt: skip
+    }
+    for role, prefix in (("worker", ""), ("server", "server_")):
+        series = [report.series for report in reports if report.role == role]
+        if series:
+            figures = mean_figures([twelve_figures(one, protocol.threshold) for one in series])
+            resources[f"{prefix}figures"] = figures
+            resources[f"{prefix}series"] = series[0].downsampled(protocol.points).to_dict()
+    return resources
 
 
 def _oversubscribed(task: Task, reports: Sequence[Report]) -> bool:

@@ -1,7 +1,8 @@
-"""What one process of a campaign cell runs: it trains the model in step with the others and reports times and resources.
+"""Trains a model in step with the other processes of a campaign's cell and reports times and resources.
 
-Workers have the ranks from 0, parameter servers the ranks after them. All control messages go over gloo; gradients go over gloo
-between CPU workers and over NCCL between GPU workers (all-reduce), or by way of host memory (parameter server).
+Workers have the ranks from 0, parameter servers the ranks after them. All control messages go over gloo;
+gradients go over gloo between CPU workers and over NCCL between GPU workers (all-reduce), or by way of host
+memory (parameter server).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from foretrain.errors import ForetrainError, InputError
 from foretrain.files import write_atomically
@@ -41,10 +42,10 @@ if TYPE_CHECKING:
 def pin(local_rank: int, cores: int) -> list[int]:
     """Tie this process to its share of the cores that it may use; where there are too few, shares overlap."""
     available = sorted(os.sched_getaffinity(0))
-    own = sorted({available[(local_rank * cores + i) % len(available)] for i in range(cores)})
-    os.sched_setaffinity(0, own)
+    pinned = sorted({available[(local_rank * cores + i) % len(available)] for i in range(cores)})
+    os.sched_setaffinity(0, pinned)
     os.environ["OMP_NUM_THREADS"] = str(cores)
-    return own
+    return pinned
 
 
 def measure(task: Task, rank: int, local_rank: int, cores: Sequence[int]) -> dict[str, Any]:
@@ -66,10 +67,8 @@ def measure(task: Task, rank: int, local_rank: int, cores: Sequence[int]) -> dic
 def _gpu(local_rank: int) -> str:
     import torch
 
-    if local_rank >= torch.cuda.device_count():
-        raise InputError(
-            f"workers: worker {local_rank} of this machine has no GPU; torch finds {torch.cuda.device_count()}"
-        )
+    if local_rank >= (gpus := torch.cuda.device_count()):
+        raise InputError(f"workers: worker {local_rank} of this machine has no GPU; torch finds {gpus}")
     torch.cuda.set_device(local_rank)
     return f"cuda:{local_rank}"
 
@@ -81,10 +80,10 @@ def _meter(device: str, local_rank: int, cores: int) -> Meter:
 # The parts that processes play: each runs steps in unison with the others
 
 
-class Part:
+class Participant:
     """A process's part in a step. A worker can also do its step alone, to tell what synchronising costs."""
 
-    role = "worker"
+    role: Literal["worker", "server"] = "worker"
     parameters = 0
 
     def step(self) -> None:
@@ -96,7 +95,7 @@ class Part:
     can_be_alone = True
 
 
-class AllReduce(Part):
+class AllReduce(Participant):
     """A worker of DistributedDataParallel, with torch's defaults; a single worker trains the bare module."""
 
     def __init__(self, job: Job, device: str, workers: int) -> None:
@@ -133,10 +132,11 @@ class AllReduce(Part):
         return no_sync()
 
 
-class ParameterWorker(Part):
+class ParameterWorker(Participant):
     """A worker of a synchronous parameter server: pushes its gradients, pulls the weights.
 
-    Buffers such as batch statistics stay its own. Alone, it does forward and backward: the optimizer is the servers' work.
+    Buffers such as batch statistics stay its own. Alone, it does forward and backward: the optimizer is the
+    servers' work.
     """
 
     def __init__(self, job: Job, device: str, rank: int, workers: int, servers: int) -> None:
@@ -189,8 +189,8 @@ class ParameterWorker(Part):
                     parameter.copy_(value)
 
 
-class ParameterServer(Part):
-    """Holds a shard of the weights: averages the workers' gradients, runs the optimizer, sends the weights back."""
+class ShardServer(Participant):
+    """Holds a shard of the weights: averages gradients, runs the optimizer, sends the weights back."""
 
     role = "server"
     can_be_alone = False
@@ -199,19 +199,18 @@ class ParameterServer(Part):
         import torch
         import torch.distributed as dist
 
-        told: list[Any] = [None]
-        dist.broadcast_object_list(told, src=0)
-        shapes = [torch.Size(shape) for shape in told[0]]
-        own = [
-            shapes[index] for index in shards([shape.numel() for shape in shapes], servers)[rank - workers]
-        ]
+        message: list[Any] = [None]
+        dist.broadcast_object_list(message, src=0)
+        all_shapes = [torch.Size(shape) for shape in message[0]]
+        shard = shards([shape.numel() for shape in all_shapes], servers)[rank - workers]
+        shapes = [all_shapes[index] for index in shard]
         self._workers = range(workers)
-        self._weights = torch.empty(sum(shape.numel() for shape in own))
+        self._weights = torch.empty(sum(shape.numel() for shape in shapes))
         dist.recv(self._weights, 0)
         self._inbox = [torch.empty_like(self._weights) for _ in self._workers]
         self._gradient = torch.empty_like(self._weights)
-        held = [torch.nn.Parameter(view) for view in _views(self._weights, own)]
-        for parameter, gradient in zip(held, _views(self._gradient, own), strict=True):
+        held = [torch.nn.Parameter(view) for view in _views(self._weights, shapes)]
+        for parameter, gradient in zip(held, _views(self._gradient, shapes), strict=True):
             parameter.grad = gradient
         self._optimizer = _optimizer(job, held)
         self.parameters = self._weights.numel()
@@ -237,16 +236,16 @@ class ParameterServer(Part):
             _wait(message)
 
 
-def _part(task: Task, job: Job, rank: int, device: str) -> Part:
+def _part(task: Task, job: Job, rank: int, device: str) -> Participant:
     if not task.servers:
         return AllReduce(job, device, task.workers)
     if rank < task.workers:
         return ParameterWorker(job, device, rank, task.workers, task.servers)
-    return ParameterServer(job, rank, task.workers, task.servers)
+    return ShardServer(job, rank, task.workers, task.servers)
 
 
 def _trainable(job: Job, device: str) -> tuple[RealModel, list[torch.nn.Parameter]]:
-    """The model and the parameters that its loss reaches; the others (an unused head, say) are frozen, as nothing trains them."""
+    """The model and the parameters that its loss reaches; the others, an unused head say, are frozen."""
     from foretrain.measure.models import real_model
 
     model = real_model(job.workload, job.micro_batch, device)
@@ -292,7 +291,7 @@ def _wait(message: Any) -> None:
 # Timing
 
 
-def _measure_steps(task: Task, part: Part, device: str, cores: Sequence[int], meter: Meter) -> Report:
+def _measure_steps(task: Task, part: Participant, device: str, cores: Sequence[int], meter: Meter) -> Report:
     """Warm up, time the steps under the sampler, then the steps without synchronising, then the epoch."""
     protocol = task.protocol
     clock = _synchronising_clock(device)
@@ -306,21 +305,31 @@ def _measure_steps(task: Task, part: Part, device: str, cores: Sequence[int], me
         alone = _timed(part.step_alone, few, clock)
     epoch = _epoch(task, part, _slowest(sum(times) / len(times)), clock)
     return Report(
-        role="server" if part.role == "server" else "worker", step_times_s=times, without_sync_s=alone if part.can_be_alone else [],
-        epoch_time_s=epoch, series=sampler.series, cores=cores, peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        peak_memory_bytes=_peak(device), memory_limit_bytes=meter.limit_bytes, parameters=part.parameters, interface=interface, machine=platform.node(), versions=_versions(device),
-    )  # fmt: skip
+        role=part.role,
+        step_times_s=times,
+        without_sync_s=alone if part.can_be_alone else [],
+        epoch_time_s=epoch,
+        series=sampler.series,
+        cores=cores,
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_memory_bytes=_peak(device),
+        memory_limit_bytes=meter.limit_bytes,
+        parameters=part.parameters,
+        interface=interface,
+        machine=platform.node(),
+        versions=_versions(device),
+    )
 
 
-def _steps_to_time(protocol: Protocol, part: Part, clock: Callable[[], float]) -> int:
-    """How many steps fill the time, by the warm-up steps; short steps are looked at once more, as they settle late."""
+def _steps_to_time(protocol: Protocol, part: Participant, clock: Callable[[], float]) -> int:
+    """How many steps fill the time, by the warm-up; short steps are looked at again, as they settle late."""
     step_s = _slowest(_timed(part.step, protocol.warmup, clock)[-1])
     if step_s * protocol.min_steps < protocol.seconds:
         step_s = _slowest(statistics.median(_timed(part.step, protocol.min_steps, clock)))
     return protocol.steps(step_s)
 
 
-def _epoch(task: Task, part: Part, step_s: float, clock: Callable[[], float]) -> float | None:
+def _epoch(task: Task, part: Participant, step_s: float, clock: Callable[[], float]) -> float | None:
     """Seconds of a whole epoch, where the job gives the samples and it is short enough."""
     steps = task.read_job().workload.training.steps_per_epoch
     if steps is None or steps * step_s > task.protocol.epoch_limit_s:
@@ -372,7 +381,8 @@ def _versions(device: str) -> dict[str, str]:
     return {"torch": torch.__version__, **({} if device == "cpu" else {"gpu": torch.cuda.get_device_name()})}
 
 
-# As a program: python -m foretrain.measure.worker --task TASK.json --out RESULT.json [--rank R --rendezvous FILE --namespace NAME]
+# As a program: python -m foretrain.measure.worker --task TASK.json --out RESULT.json
+#                   [--rank R --rendezvous FILE --namespace NAME]
 
 
 @contextlib.contextmanager
@@ -381,12 +391,10 @@ def _process_group(task: Task, rank: int, rendezvous: str | None) -> Iterator[No
     import torch.distributed as dist
 
     backend = "gloo" if task.read_job().cluster.device.is_cpu else "cpu:gloo,cuda:nccl"
-    where = (
-        {}
-        if rendezvous is None
-        else {"init_method": f"file://{rendezvous}", "rank": rank, "world_size": task.processes}
-    )
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=task.timeout_s), **where)  # type: ignore[arg-type]
+    where: dict[str, Any] = {}
+    if rendezvous is not None:
+        where = {"init_method": f"file://{rendezvous}", "rank": rank, "world_size": task.processes}
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=task.timeout_s), **where)
     try:
         yield
     finally:
@@ -412,22 +420,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, default=int(os.environ.get("RANK", "0")))
     parser.add_argument("--rendezvous")
     parser.add_argument("--namespace")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     die_with_parent()
-    task = Task.from_json(given.task.read_text())
-    local_rank = int(os.environ.get("LOCAL_RANK", given.rank))
+    task = Task.from_json(options.task.read_text())
+    local_rank = int(os.environ.get("LOCAL_RANK", options.rank))
     try:
-        if given.namespace is not None:
-            enter(given.namespace)
+        if options.namespace is not None:
+            enter(options.namespace)
         cores = pin(local_rank, task.cores)
-        with _process_group(task, given.rank, given.rendezvous):
-            result = measure(task, given.rank, local_rank, cores)
-            if given.rank == 0:
-                write_atomically(given.out, json.dumps(result))
+        with _process_group(task, options.rank, options.rendezvous):
+            result = measure(task, options.rank, local_rank, cores)
+            if options.rank == 0:
+                write_atomically(options.out, json.dumps(result))
     except Exception as error:
         traceback.print_exc()
-        failure = {"rank": given.rank, "time": time.time(), "error": explain(error)}
-        write_atomically(given.out.with_name(f"error-{given.rank}.json"), json.dumps(failure))
+        failure = {"rank": options.rank, "time": time.time(), "error": explain(error)}
+        write_atomically(options.out.with_name(f"error-{options.rank}.json"), json.dumps(failure))
         sys.stderr.flush()
         os._exit(1)
     return 0
@@ -437,6 +445,5 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(
-        status
-    )  # threads of gloo and of the sampler may still run, and abort a process that takes itself down
+    # threads of gloo and of the sampler may still run, and abort a process that takes itself down
+    os._exit(status)

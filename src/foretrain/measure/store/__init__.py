@@ -1,4 +1,4 @@
-"""Measured runs in, to files of JSON lines for hand work or to a database behind a URL for teams; the same runs out."""
+"""Keeps measured runs in files of JSON lines, for hand work, or in a database behind a URL, for teams."""
 
 from __future__ import annotations
 
@@ -25,9 +25,24 @@ from foretrain.measure.store.entries import (
 from foretrain.measure.store.lines import RunsFile, append_run, parse_run, raw_lines
 
 __all__ = [
-    "Added", "Entry", "Filter", "HalfLine", "Runs", "RunsFile", "Store", "StoreError", "append_run", "content_hash", "default_store",
-    "hide_password", "is_database", "open_runs", "open_store", "parse_run", "raw_lines",
-]  # fmt: skip
+    "Added",
+    "Entry",
+    "Filter",
+    "HalfLine",
+    "Runs",
+    "RunsFile",
+    "Store",
+    "StoreError",
+    "append_run",
+    "content_hash",
+    "default_store",
+    "hide_password",
+    "is_database",
+    "open_runs",
+    "open_store",
+    "parse_run",
+    "raw_lines",
+]
 
 
 def default_store() -> str:

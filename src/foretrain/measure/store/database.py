@@ -1,4 +1,4 @@
-"""Runs in a database behind a URL: SQLite or PostgreSQL, one transaction per call, duplicates recognised by their content."""
+"""Keeps runs in SQLite or PostgreSQL, one transaction per call, duplicates recognised by their content."""
 
 from __future__ import annotations
 
@@ -81,14 +81,17 @@ def _tables() -> _Tables:
 
 @final
 class Store(Runs):
-    """Runs in an SQLite or PostgreSQL database. Every call is a transaction of its own, so none sees or leaves half of one."""
+    """Runs in an SQLite or PostgreSQL database.
+
+    Every call is a transaction of its own, so none sees or leaves half of one.
+    """
 
     def __init__(self, engine: sa.Engine, name: str) -> None:
         self._engine, self.name = engine, name
 
     @classmethod
     def open(cls, where: str | Path, *, create: bool = True) -> Store:
-        """The store behind a URL or in an SQLite file; its tables are made on first use, or missed without ``create``."""
+        """The store behind a URL or in an SQLite file; ``create`` makes its tables on first use."""
         name = hide_password(str(where))
         url = _url(where)
         _find_file(url, name, create)
@@ -119,9 +122,8 @@ class Store(Runs):
                     connection.execute(table.insert().values(layout=LAYOUT))
             layout = self._layout() or LAYOUT
         if layout > LAYOUT:
-            raise StoreError(
-                f"{self.name}: the store has layout {layout} and this foretrain knows {LAYOUT}; update foretrain"
-            )
+            versions = f"the store has layout {layout} and this foretrain knows {LAYOUT}"
+            raise StoreError(f"{self.name}: {versions}; update foretrain")
 
     def _layout(self) -> int | None:
         import sqlalchemy as sa
@@ -133,7 +135,10 @@ class Store(Runs):
 
     @contextlib.contextmanager
     def _transaction(self, *, writes: bool = False) -> Iterator[sa.Connection]:
-        """A connection in a transaction. Writers take turns: they never block each other half way, and ids grow as runs come in."""
+        """A connection in a transaction.
+
+        Writers take turns: they never block each other half way, and ids grow as runs come in.
+        """
         import sqlalchemy as sa
 
         try:
@@ -150,7 +155,10 @@ class Store(Runs):
             raise StoreError(f"{self.name}: it holds a run that is not JSON ({error})") from error
 
     def add(self, runs: Iterable[Run | Entry]) -> Added:
-        """Keep runs: all of them or, when anything goes wrong, none. Those that are there already are left as they are."""
+        """Keep runs: all of them or, when anything goes wrong, none.
+
+        Those that are there already are left as they are.
+        """
         entries = [run if isinstance(run, Entry) else Entry.of(run) for run in runs]
         if not entries:
             return Added(new=0, known=0)
@@ -163,9 +171,8 @@ class Store(Runs):
 
         runs, now = _tables().runs, datetime.datetime.now(datetime.UTC)
         insert = postgresql.insert(runs) if connection.dialect.name == "postgresql" else sqlite.insert(runs)
-        insert_new = insert.on_conflict_do_nothing(index_elements=[runs.c.hash]).returning(
-            runs.c.id, runs.c.hash
-        )
+        once = insert.on_conflict_do_nothing(index_elements=[runs.c.hash])
+        insert_new = once.returning(runs.c.id, runs.c.hash)
         added = connection.execute(insert_new, [_row(entry, now) for entry in entries]).all()
         measured = {entry.id: entry.document["measured"] for entry in entries}
         figures = [
@@ -185,7 +192,7 @@ class Store(Runs):
             yield entry.short_id, entry.run(catalog)
 
     def entries(self, where: Filter = EVERYTHING, *, last: int | None = None) -> Iterator[Entry]:
-        """Page by page, up to the newest run there is at the start, so that no transaction stays open meanwhile."""
+        """Page by page, up to the newest run at the start, so that no transaction stays open meanwhile."""
         import sqlalchemy as sa
 
         runs, conditions = _tables().runs, _conditions(where)
@@ -195,12 +202,8 @@ class Store(Runs):
             first = 0 if last is None else connection.scalar(newest_first.offset(last - 1)) or 0
         after = first - 1
         while after < end:
-            page = (
-                sa.select(runs)
-                .where(*conditions, runs.c.id > after, runs.c.id <= end)
-                .order_by(runs.c.id)
-                .limit(_PAGE)
-            )
+            later = sa.select(runs).where(*conditions, runs.c.id > after, runs.c.id <= end)
+            page = later.order_by(runs.c.id).limit(_PAGE)
             with self._transaction() as connection:
                 rows = connection.execute(page).all()
             yield from map(_entry, rows)
@@ -209,22 +212,17 @@ class Store(Runs):
     def count(self, where: Filter = EVERYTHING) -> int:
         import sqlalchemy as sa
 
+        counted = sa.select(sa.func.count()).select_from(_tables().runs).where(*_conditions(where))
         with self._transaction() as connection:
-            return (
-                connection.scalar(
-                    sa.select(sa.func.count()).select_from(_tables().runs).where(*_conditions(where))
-                )
-                or 0
-            )
+            return connection.scalar(counted) or 0
 
     def get(self, prefix: str) -> Entry:
         import sqlalchemy as sa
 
         runs = _tables().runs
+        matching = sa.select(runs).where(runs.c.hash.startswith(checked_prefix(prefix))).limit(2)
         with self._transaction() as connection:
-            rows = connection.execute(
-                sa.select(runs).where(runs.c.hash.startswith(checked_prefix(prefix))).limit(2)
-            ).all()
+            rows = connection.execute(matching).all()
         return self._only(map(_entry, rows), prefix)
 
 
@@ -250,13 +248,11 @@ def _conditions(where: Filter) -> list[sa.ColumnElement[bool]]:
             mark = ", " if name == "device" else ""
             text = "%".join(re.sub(r"([\\%_])", r"\\\1", part) for part in pattern.split("*"))
             text = f"%{mark}{text}{mark}%" if mark else text
-            conditions.append(
-                sa.func.lower(mark + runs.c[name] + mark).like(sa.func.lower(text), escape="\\")
-            )
+            column = sa.func.lower(mark + runs.c[name] + mark)
+            conditions.append(column.like(sa.func.lower(text), escape="\\"))
     if where.quantity is not None:
-        conditions.append(
-            runs.c.id.in_(sa.select(measured.c.run_id).where(measured.c.quantity == where.quantity))
-        )
+        measuring = sa.select(measured.c.run_id).where(measured.c.quantity == where.quantity)
+        conditions.append(runs.c.id.in_(measuring))
     return conditions
 
 
@@ -274,9 +270,9 @@ def _reason(error: Exception, url: sa.URL) -> str:
     """What went wrong, on one line."""
     text = " ".join(str(getattr(error, "orig", None) or error).split())
     secrets = [url.password, *(value for key, value in url.query.items() if "passw" in key.lower())]
-    return functools.reduce(
-        lambda shown, secret: shown.replace(str(secret), "***") if secret else shown, secrets, text
-    )
+    for secret in filter(None, secrets):
+        text = text.replace(str(secret), "***")
+    return text
 
 
 def _url(where: str | Path) -> sa.URL:
@@ -300,12 +296,7 @@ def _url(where: str | Path) -> sa.URL:
 
 def _find_file(url: sa.URL, name: str, create: bool) -> None:
     """SQLite would make an empty file for a mistyped name, and none in a folder that is not there."""
-    if (
-        url.drivername != "sqlite"
-        or not url.database
-        or url.database == ":memory:"
-        or url.database.startswith("file:")
-    ):
+    if url.drivername != "sqlite" or not url.database or url.database.startswith((":memory:", "file:")):
         return
     path = Path(url.database)
     if not create and not path.exists():
@@ -321,10 +312,9 @@ def _engine(url: sa.URL) -> sa.Engine:
 
     sqlite = url.drivername == "sqlite"
     patience = {"timeout": 60} if sqlite else {"connect_timeout": 10}
+    arguments = {key: value for key, value in patience.items() if key not in url.query}
     try:
-        engine = sa.create_engine(
-            url, connect_args={key: value for key, value in patience.items() if key not in url.query}
-        )
+        engine = sa.create_engine(url, connect_args=arguments)
     except ImportError as error:
         raise StoreError("a store in PostgreSQL needs psycopg: pip install 'foretrain[store]'") from error
     if sqlite:
@@ -340,6 +330,5 @@ def _manual_transactions(connection: Any, _: object) -> None:
 
 def _begin(connection: sa.Connection) -> None:
     """A writer takes the lock at once: when it has to wait, it waits before it has read anything."""
-    connection.exec_driver_sql(
-        "BEGIN IMMEDIATE" if connection.get_execution_options().get("foretrain_writes") else "BEGIN"
-    )
+    writes = connection.get_execution_options().get("foretrain_writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,4 +1,4 @@
-"""A measured run as it is kept: its content hash, what it is found by, and the interface of every place that keeps runs."""
+"""Describes measured runs as they are kept: by a hash of their content, and the interface of every store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ FORMAT = 1
 """The version of the run format that is written; runs in a newer one are not guessed at."""
 
 IDENTITY = ("source", "label", "path", "file", "section", "line", "host", "started")
-"""What of the provenance tells runs apart whose job and figures are the same; notes, licences and versions do not."""
+"""What of the provenance tells runs apart whose job and figures are the same; notes, licences and versions do
+not."""
 
 COLUMNS = ("source", "label", "model", "device")
 _LONGEST = 200
@@ -39,7 +40,7 @@ class HalfLine(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A run as it is kept: the plain JSON document, the columns that it is found by, and an id made from its content."""
+    """A run as it is kept: the plain JSON document, the columns to find it by, and an id of its content."""
 
     id: str
     source: str
@@ -54,18 +55,16 @@ class Entry:
 
     @classmethod
     def of(cls, run: Run) -> Entry:
-        document = json.loads(_plain_json(run.to_dict()))
+        document, workload = json.loads(_plain_json(run.to_dict())), run.job.workload
         devices = dict.fromkeys(group.device.name for group in run.job.cluster.groups)
         return cls(
             id=content_hash(run),
             source=str(run.provenance.get("source", ""))[:_LONGEST],
             label=str(run.provenance.get("label", ""))[:_LONGEST],
-            model=run.job.workload.model.label[:_LONGEST],
+            model=workload.model.label[:_LONGEST],
             device=", ".join(devices),
             document=document,
-            base=str(run.job.workload.base.absolute())
-            if run.job.workload.model.source in FILE_SOURCES
-            else "",
+            base=str(workload.base.absolute()) if workload.model.source in FILE_SOURCES else "",
         )
 
     @property
@@ -74,9 +73,8 @@ class Entry:
 
     def run(self, catalog: Catalog | None = None) -> Run:
         if self.format > FORMAT:
-            raise StoreError(
-                f"run {self.short_id}: it is in format {self.format} and this foretrain reads {FORMAT}; update foretrain"
-            )
+            versions = f"it is in format {self.format} and this foretrain reads {FORMAT}"
+            raise StoreError(f"run {self.short_id}: {versions}; update foretrain")
         try:
             return Run.read(self.document, catalog=catalog, base=Path(self.base))
         except InputError as error:
@@ -93,7 +91,7 @@ class Entry:
 
 
 def content_hash(run: Run) -> str:
-    """Equal for two runs with the same canonical job, figures and identifying provenance, wherever the model's file lies."""
+    """Equal for runs of the same job, figures and identifying provenance, wherever the model's file lies."""
     job = run.to_dict()["job"]
     if job["model"]["source"] in FILE_SOURCES:
         job["model"] = {**job["model"], "name": job["model"]["name"].rpartition("/")[2]}
@@ -129,7 +127,7 @@ def _same_numbers(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which runs: a column is compared without regard to case, ``*`` stands for anything; ``quantity`` must have been measured."""
+    """Which runs: columns compare without regard to case, ``*`` is anything; ``quantity`` is measured."""
 
     source: str | None = None
     label: str | None = None
@@ -139,9 +137,10 @@ class Filter:
     quantity: str | None = None
 
     def matches(self, entry: Entry) -> bool:
-        asked = {name: pattern for name in COLUMNS if (pattern := getattr(self, name)) is not None}
+        patterns = {name: pattern for name in COLUMNS if (pattern := getattr(self, name)) is not None}
         fits = all(
-            any(_fits(part, asked[name]) for part in _parts(name, getattr(entry, name))) for name in asked
+            any(_fits(part, pattern) for part in _parts(name, getattr(entry, name)))
+            for name, pattern in patterns.items()
         )
         return fits and (self.quantity is None or self.quantity in entry.document["measured"])
 
@@ -154,10 +153,8 @@ def _parts(name: str, value: str) -> list[str]:
 
 
 def _fits(value: str, pattern: str) -> bool:
-    return (
-        re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), value, re.IGNORECASE | re.DOTALL)
-        is not None
-    )
+    expression = ".*".join(map(re.escape, pattern.split("*")))
+    return re.fullmatch(expression, value, re.IGNORECASE | re.DOTALL) is not None
 
 
 class Runs(abc.ABC):
@@ -168,7 +165,7 @@ class Runs(abc.ABC):
 
     @abc.abstractmethod
     def entries(self, where: Filter = EVERYTHING, *, last: int | None = None) -> Iterator[Entry]:
-        """The runs as they are kept, read as they are asked for; with ``last``, only so many of the newest."""
+        """The runs as they are kept, read as they are needed; with ``last``, only so many of the newest."""
 
     @abc.abstractmethod
     def runs(
@@ -192,22 +189,18 @@ class Runs(abc.ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _only(self, found: Iterable[Entry], prefix: str) -> Entry:
-        entries = list({entry.id: entry for entry in found}.values())
+    def _only(self, matching: Iterable[Entry], prefix: str) -> Entry:
+        entries = list({entry.id: entry for entry in matching}.values())
         if not entries:
             raise InputError(f"id: no run in {self.name} has an id that starts with {prefix!r}")
         if len(entries) > 1:
-            raise InputError(
-                f"id: several runs in {self.name} have an id that starts with {prefix!r}; give more of it"
-            )
+            several = f"several runs in {self.name} have an id that starts with {prefix!r}"
+            raise InputError(f"id: {several}; give more of it")
         return entries[0]
 
 
 def checked_prefix(prefix: str) -> str:
     if not re.fullmatch("[0-9a-fA-F]{1,64}", prefix):
-        raise invalid(
-            "id",
-            prefix,
-            "the start of an id (digits and the letters a to f), as `foretrain runs list` prints it",
-        )
+        allowed = "the start of an id (digits and the letters a to f), as `foretrain runs list` prints it"
+        raise invalid("id", prefix, allowed)
     return prefix.lower()

@@ -1,4 +1,4 @@
-"""Runs as lines of JSON: appended whole by several writers at once, and readable after a killed one."""
+"""Keeps runs as lines of JSON, appended whole by several writers at once and readable after a killed one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -30,7 +30,7 @@ from foretrain.measure.store.entries import (
 
 
 def append_run(path: Path, run: Mapping[str, Any], *, report: Report = log.warning) -> None:
-    """Add one line and see it onto the disk: whole or not at all, whoever else appends and whatever short of a kill interrupts it.
+    """Add one line and see it onto the disk, whole or not at all, whoever else appends or interrupts it.
 
     Half a line that a killed program left is moved to ``<name>.partial`` first, and ``report`` is told.
     """
@@ -78,7 +78,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _mend_end(handle: int, path: Path, report: Report) -> None:
-    """See that the file ends with a line break: a whole last line gets one, half a line goes to the ``.partial`` file."""
+    """See that the file ends with a line break: a whole last line gets one, half a line is put aside."""
     end = _after_last_break(handle)
     if not end:
         return
@@ -119,13 +119,11 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
     try:
         with path.open("rb") as file:
-            lines = (
-                zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-                if path.suffix == ".zst"
-                else None
-            )
-            source = _until_now(file) if lines is None else io.BufferedReader(lines)
-            for number, line in enumerate(source, start=1):
+            lines: Iterable[bytes] = _until_now(file)
+            if path.suffix == ".zst":
+                plain = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+                lines = io.BufferedReader(plain)
+            for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, line
     except (OSError, zstandard.ZstdError) as error:
@@ -133,7 +131,7 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _until_now(file: io.BufferedReader) -> Iterator[bytes]:
-    """The lines that are there when no one is writing, so that a line in the making is not taken for half a line."""
+    """The lines that are there when no one is writing, so that none is taken while half written."""
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         yield from file
         return
@@ -160,7 +158,10 @@ def parse_run(line: bytes, *, base: Path, catalog: Catalog | None = None) -> Run
 
 @final
 class RunsFile(Runs):
-    """The runs of a ``.jsonl`` file. It is only read: half a line at its end is reported and left where it is."""
+    """The runs of a ``.jsonl`` file.
+
+    It is only read: half a line at its end is reported and left where it is.
+    """
 
     def __init__(self, path: Path, *, report: Report = log.warning) -> None:
         self.path, self.name, self._report = path, str(path), report
@@ -182,8 +183,8 @@ class RunsFile(Runs):
                     yield number, run
 
     def entries(self, where: Filter = EVERYTHING, *, last: int | None = None) -> Iterator[Entry]:
-        found = (Entry.of(run) for _, run in self.runs(where))
-        return found if last is None else iter(collections.deque(found, maxlen=last))
+        entries = (Entry.of(run) for _, run in self.runs(where))
+        return entries if last is None else iter(collections.deque(entries, maxlen=last))
 
     def count(self, where: Filter = EVERYTHING) -> int:
         return sum(1 for _ in self.runs(where))
