@@ -14,7 +14,7 @@ import pytest
 
 @contextlib.contextmanager
 def ray_nodes(count: int) -> Iterator[Any]:
-    """A head without CPUs and so many nodes with one CPU each; it leaves no trace where other clusters are looked for."""
+    """A head without CPUs and so many nodes with one CPU each, without a trace for other clusters to find."""
     from ray.cluster_utils import Cluster
 
     with (

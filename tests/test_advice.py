@@ -81,10 +81,13 @@ def test_a_batch_that_does_not_divide_is_refused_with_its_reason() -> None:
 
 
 def test_instances_are_filled_or_used_in_part() -> None:
-    gpu = Job.read({
-        "model": {"source": "python", "name": "model.py:net"}, "training": {"global_batch": 8, "samples": 1000},
-        "cluster": {"device": "t4", "node": "g4dn.12xlarge", "devices_per_node": 4, "nodes": 1},
-    })  # fmt: skip
+    gpu = Job.read(
+        {
+            "model": {"source": "python", "name": "model.py:net"},
+            "training": {"global_batch": 8, "samples": 1000},
+            "cluster": {"device": "t4", "node": "g4dn.12xlarge", "devices_per_node": 4, "nodes": 1},
+        }
+    )
     known = [Run(job=gpu, measured={"step_time_s": 1.0})]
     wishes = advice.Wishes(workers=(1, 4, 6, 8), instances=("g4dn.xlarge", "g4dn.12xlarge"))
     jobs, _ = advice.candidates(gpu, known, wishes)

@@ -1,4 +1,4 @@
-"""The recorder behind the callbacks: what it measures, what it shows, and that a run is written whatever happens."""
+"""Tests the recorder: what it measures and shows, and that a run is written whatever happens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import foretrain.callbacks.recorder as recording
 from foretrain.api import make_job
 from foretrain.callbacks import Recorder
 from foretrain.callbacks.expectation import expected
-from foretrain.callbacks.found import Given, device_name, optimizer_name, whole_job
+from foretrain.callbacks.jobs import PartialJob, device_name, optimizer_name, whole_job
 from foretrain.callbacks.recorder import Times
 from foretrain.errors import ForetrainError, InputError
 from foretrain.evaluate import evaluate
@@ -30,7 +30,9 @@ MODEL = """
 import torch
 
 def net(batch):
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+    from torch.nn import Flatten, Linear, ReLU, Sequential
+
+    return Sequential(Flatten(), Linear(192, 16), ReLU(), Linear(16, 10))
 """
 JOB = """
 [model]
@@ -351,8 +353,10 @@ def test_predicted_and_actual_time_left_stand_side_by_side(
     take(own, clock, 0.1, 0.1, 0.1, *[0.3] * 7)
     assert lines == [
         "forecast: 250 ms a step, interval 200 ms to 400 ms; 5 s for 20 steps",
-        "step 6 of 20: 300 ms a step (forecast 250 ms, interval 200 ms to 400 ms); 4.2 s left (forecast said 3.5 s)",
-        "step 10 of 20: 300 ms a step (forecast 250 ms, interval 200 ms to 400 ms); 3 s left (forecast said 2.5 s)",
+        "step 6 of 20: 300 ms a step (forecast 250 ms, interval "
+        "200 ms to 400 ms); 4.2 s left (forecast said 3.5 s)",
+        "step 10 of 20: 300 ms a step (forecast 250 ms, interval "
+        "200 ms to 400 ms); 3 s left (forecast said 2.5 s)",
     ]
     take(own, clock, *[0.3] * 10)
     own.end()
@@ -470,17 +474,33 @@ def test_the_median_of_many_times_is_near_that_of_all() -> None:
 @pytest.mark.parametrize(
     ("driver", "memory_gib", "name"),
     [
-        ("NVIDIA H200", 139.8, "h200-sxm-141gb"), ("NVIDIA H100 80GB HBM3", 79.1, "h100-sxm-80gb"), ("NVIDIA H100 PCIe", 79.1, "h100-pcie-80gb"),
-        ("NVIDIA H100 NVL", 93.1, "h100-nvl-94gb"), ("NVIDIA A100-SXM4-40GB", 39.4, "a100-sxm-40gb"), ("NVIDIA A100-PCIE-40GB", 39.4, "a100-pcie-40gb"),
-        ("NVIDIA A100 80GB PCIe", 79.1, "a100-pcie-80gb"), ("Tesla V100-SXM2-16GB", 15.8, "v100-sxm-16gb"), ("Tesla V100-SXM2-32GB", 31.7, "v100-sxm-32gb"),
-        ("Tesla P100-PCIE-16GB", 15.9, "p100-pcie-16gb"), ("Tesla T4", 14.6, "t4"), ("NVIDIA A10G", 22.3, "a10g"), ("NVIDIA L4", 22.0, "l4"),
-        ("NVIDIA L40S", 44.4, "l40s"), ("NVIDIA GeForce RTX 3090", 23.7, "rtx-3090"), ("NVIDIA GeForce RTX 3090 Ti", 23.7, "rtx-3090-ti"),
-        ("NVIDIA GeForce RTX 2080 Ti", 10.8, "rtx-2080-ti"), ("NVIDIA RTX A6000", 47.5, "rtx-a6000"), ("Quadro RTX 6000", 23.6, "rtx-6000"),
-        ("NVIDIA RTX 6000 Ada Generation", 47.4, "rtx-6000-ada"), ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 94.9, "rtx-pro-6000"),
-        ("NVIDIA GeForce RTX 3080 Laptop GPU", 15.7, "rtx-3080-mobile"), ("AMD Instinct MI300X", 191.7, "mi300x"), ("NVIDIA B200", 178.4, "b200"),
+        ("NVIDIA H200", 139.8, "h200-sxm-141gb"),
+        ("NVIDIA H100 80GB HBM3", 79.1, "h100-sxm-80gb"),
+        ("NVIDIA H100 PCIe", 79.1, "h100-pcie-80gb"),
+        ("NVIDIA H100 NVL", 93.1, "h100-nvl-94gb"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-sxm-40gb"),
+        ("NVIDIA A100-PCIE-40GB", 39.4, "a100-pcie-40gb"),
+        ("NVIDIA A100 80GB PCIe", 79.1, "a100-pcie-80gb"),
+        ("Tesla V100-SXM2-16GB", 15.8, "v100-sxm-16gb"),
+        ("Tesla V100-SXM2-32GB", 31.7, "v100-sxm-32gb"),
+        ("Tesla P100-PCIE-16GB", 15.9, "p100-pcie-16gb"),
+        ("Tesla T4", 14.6, "t4"),
+        ("NVIDIA A10G", 22.3, "a10g"),
+        ("NVIDIA L4", 22.0, "l4"),
+        ("NVIDIA L40S", 44.4, "l40s"),
+        ("NVIDIA GeForce RTX 3090", 23.7, "rtx-3090"),
+        ("NVIDIA GeForce RTX 3090 Ti", 23.7, "rtx-3090-ti"),
+        ("NVIDIA GeForce RTX 2080 Ti", 10.8, "rtx-2080-ti"),
+        ("NVIDIA RTX A6000", 47.5, "rtx-a6000"),
+        ("Quadro RTX 6000", 23.6, "rtx-6000"),
+        ("NVIDIA RTX 6000 Ada Generation", 47.4, "rtx-6000-ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 94.9, "rtx-pro-6000"),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", 15.7, "rtx-3080-mobile"),
+        ("AMD Instinct MI300X", 191.7, "mi300x"),
+        ("NVIDIA B200", 178.4, "b200"),
         ("NVIDIA GH200 480GB", 94.5, "gh200-96gb"),
     ],
-)  # fmt: skip
+)
 def test_what_the_driver_says_is_found_in_the_catalogue(driver: str, memory_gib: float, name: str) -> None:
     assert device_name(driver, memory_gib * 2**30) == name
 
@@ -514,7 +534,7 @@ FOUND = {
 
 
 def test_what_a_job_leaves_out_is_filled_in() -> None:
-    job = whole_job(Given.read("resnet18"), FOUND)
+    job = whole_job(PartialJob.read("resnet18"), FOUND)
     assert job.workload.model.label == "resnet18"
     assert job.workload.training.global_batch == 64
     assert job.workload.training.total_steps == 30
@@ -527,7 +547,7 @@ def test_what_a_job_says_stands() -> None:
         "training": {"optimizer": "sgd", "steps": 7},
         "cluster": {"device": "h100"},
     }
-    job = whole_job(Given.read(tables), FOUND)
+    job = whole_job(PartialJob.read(tables), FOUND)
     assert job.workload.training.optimizer == "sgd"
     assert (job.workload.training.steps, job.workload.training.epochs, job.workload.training.samples) == (
         7,
@@ -540,7 +560,7 @@ def test_what_a_job_says_stands() -> None:
 
 def test_a_whole_job_is_taken_as_it_is_but_for_its_length() -> None:
     given = make_job("resnet18", device="h100", batch=8)
-    job = whole_job(Given.read(given), FOUND)
+    job = whole_job(PartialJob.read(given), FOUND)
     assert job.cluster == given.cluster
     assert job.workload.training.optimizer == given.workload.training.optimizer
     assert job.workload.training.samples == 640

@@ -1,4 +1,4 @@
-"""Real trainings with Hugging Face's Trainer on a tiny model: the job follows from the trainer and the run is recorded."""
+"""Tests trainings with Hugging Face's Trainer: the job follows from it and the run is recorded."""
 
 from __future__ import annotations
 
@@ -88,8 +88,11 @@ def test_a_training_is_recorded_with_the_job_that_it_was(
     assert (model.source, model.task) == ("transformers", "causal-lm")
     assert model.config is not None
     assert {name: model.config[name] for name in ("model_type", "n_layer", "n_embd", "vocab_size")} == {
-        "model_type": "gpt2", "n_layer": 1, "n_embd": 16, "vocab_size": 50,
-    }  # fmt: skip
+        "model_type": "gpt2",
+        "n_layer": 1,
+        "n_embd": 16,
+        "vocab_size": 50,
+    }
     assert (
         training.global_batch,
         training.sequence,
@@ -180,13 +183,55 @@ def test_a_model_that_no_job_can_name_is_one_line_before_the_training(
 @pytest.mark.parametrize(
     ("auto", "task", "config"),
     [
-        ("AutoModelForSequenceClassification", "sequence-classification", {"model_type": "bert", "hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1, "num_labels": 5}),
-        ("AutoModelForSeq2SeqLM", "seq2seq-lm", {"model_type": "t5", "d_model": 16, "num_layers": 1, "num_heads": 2}),
-        ("AutoModelForImageClassification", "image-classification", {"model_type": "vit", "image_size": 32, "patch_size": 8, "hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1, "num_labels": 10}),
-        ("AutoModelForCausalLM", "causal-lm", {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}),
-        ("AutoModel", "base", {"model_type": "bert", "hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1}),
+        (
+            "AutoModelForSequenceClassification",
+            "sequence-classification",
+            {
+                "model_type": "bert",
+                "hidden_size": 24,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 1,
+                "num_labels": 5,
+            },
+        ),
+        (
+            "AutoModelForSeq2SeqLM",
+            "seq2seq-lm",
+            {"model_type": "t5", "d_model": 16, "num_layers": 1, "num_heads": 2},
+        ),
+        (
+            "AutoModelForImageClassification",
+            "image-classification",
+            {
+                "model_type": "vit",
+                "image_size": 32,
+                "patch_size": 8,
+                "hidden_size": 24,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 1,
+                "num_labels": 10,
+            },
+        ),
+        (
+            "AutoModelForCausalLM",
+            "causal-lm",
+            {
+                "model_type": "llama",
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "intermediate_size": 48,
+                "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"},
+            },
+        ),
+        (
+            "AutoModel",
+            "base",
+            {"model_type": "bert", "hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1},
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_section_of_a_model_builds_the_same_model(
     hf: Any, auto: str, task: str, config: dict[str, Any]
 ) -> None:

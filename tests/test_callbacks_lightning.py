@@ -1,4 +1,4 @@
-"""Real trainings with Lightning's Trainer on a tiny model: the trainer fills in the job and the run is recorded."""
+"""Tests trainings with Lightning's Trainer: it fills in the job and the run is recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ MODEL = """
 import torch
 
 def net(batch):
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+    from torch.nn import Flatten, Linear, ReLU, Sequential
+
+    return Sequential(Flatten(), Linear(192, 16), ReLU(), Linear(16, 10))
 """
 
 

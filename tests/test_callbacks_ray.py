@@ -1,4 +1,4 @@
-"""Real trainings with Ray's TorchTrainer on a cluster of this machine alone: workers time their steps and the run is recorded."""
+"""Tests trainings with Ray's TorchTrainer: workers time their steps and the run is recorded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ MODEL = """
 import torch
 
 def net(batch):
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+    from torch.nn import Flatten, Linear, ReLU, Sequential
+
+    return Sequential(Flatten(), Linear(192, 16), ReLU(), Linear(16, 10))
 """
 SLEEP_S = 0.02
 

@@ -1,4 +1,4 @@
-"""Campaigns: the grid and its order, real runs of small models in several processes, and what is kept when something goes wrong."""
+"""Tests campaigns: the grid and its order, real runs of small models, and what failures leave."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_runs_carry_times_and_resources(first: Result, folder: Path) -> None:
 
 
 def test_parameter_servers_train_as_all_reduce_does(first: Result, folder: Path) -> None:
-    """Three processes are two workers and a server: step by step they have the losses of two workers that all-reduce."""
+    """Three processes are two workers and a server, with the losses, step by step, of two that all-reduce."""
     for rank in (0, 1):
         reduced, served = (
             [float(line) for line in (folder / f"loss-{world}-{rank}").read_text().split()[:6]]

@@ -1,4 +1,4 @@
-"""A campaign on a real Ray cluster: one of its own on this machine, and one of several nodes of which one dies."""
+"""Tests campaigns on real Ray clusters: one on this machine, and one of nodes of which one dies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ MODEL = """
 import torch
 
 def net(batch):
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+    layers = torch.nn.Flatten(), torch.nn.Linear(192, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10)
+    return torch.nn.Sequential(*layers)
 """
 HELD_UP = """
 import pathlib, time

@@ -1,4 +1,4 @@
-"""CherryPick: the process goes through its runs and is unsure elsewhere; the search finds a good configuration and stops."""
+"""Tests CherryPick: its process goes through its runs and is unsure elsewhere; its search stops."""
 
 from __future__ import annotations
 

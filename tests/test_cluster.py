@@ -1,4 +1,4 @@
-"""Clusters: what a job leaves out is filled in and said, impossible ones are refused, all survive a round trip."""
+"""Tests clusters: what is left out is filled in and said, impossible ones are refused."""
 
 from __future__ import annotations
 

@@ -17,10 +17,22 @@ from foretrain.errors import InputError
 from foretrain.measure.dataset import pack
 
 ROW = {
-    "key": "a", "name": "mm", "overload": "default", "phase": "forward", "precision": "", "inputs": [[[2, 3], "float32", None]],
-    "args": {"self": "%0"}, "flops": 12, "bytes": 24, "uses": 3, "cold_s": 1.23456e-6, "warm_s": 1e-6, "host_s": 2e-6, "kernels": 1,
+    "key": "a",
+    "name": "mm",
+    "overload": "default",
+    "phase": "forward",
+    "precision": "",
+    "inputs": [[[2, 3], "float32", None]],
+    "args": {"self": "%0"},
+    "flops": 12,
+    "bytes": 24,
+    "uses": 3,
+    "cold_s": 1.23456e-6,
+    "warm_s": 1e-6,
+    "host_s": 2e-6,
+    "kernels": 1,
     "kernel_names": ["void gemm"],
-}  # fmt: skip
+}
 
 
 def test_rows_come_back_once_and_failures_stay_out(tmp_path: Path) -> None:

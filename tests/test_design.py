@@ -1,4 +1,4 @@
-"""What experiment design promises: a budget that holds, answers that repeat, and more information than chance."""
+"""Tests experiment design: a budget that holds, answers that repeat, more information than chance."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from foretrain.measure.design import METHODS, Design, design, gain, log_det
 
 
 def made(rows: int, columns: int, seed: int, *, spread: float = 1.0) -> Candidates:
-    """Random candidates with a constant, some of them twice, and costs that differ by ``spread`` powers of e."""
+    """Random candidates with a constant, some of them twice, whose costs differ by ``spread`` powers of e."""
     random = np.random.default_rng(seed)
     features = random.normal(size=(rows, columns))
     features[:, 0] = 1

@@ -1,4 +1,4 @@
-"""Ernest: a law of four terms is found again, each workload has its own, and a new workload gets none unless all are pooled."""
+"""Tests Ernest: a law of four terms is found again, and each workload has its own unless all are pooled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fanning out: the same results in the same order from this process, from several, and from a real Ray cluster of several nodes."""
+"""Tests fanning out: the same results in the same order from one process, several, and a Ray cluster."""
 
 from __future__ import annotations
 
@@ -211,7 +211,8 @@ def test_an_item_that_kills_every_worker_is_given_up(way: str, ways: Ways) -> No
 def test_an_item_that_kills_every_worker_is_one_line() -> None:
     with pytest.raises(
         WorkerLost,
-        match=r"item 6 of 12: its worker was lost 3 times \(its process was ended by SIGKILL; out of memory\?\)",
+        match=r"item 6 of 12: its worker was lost 3 times \(its "
+        r"process was ended by SIGKILL; out of memory\?\)",
     ):
         list(fan_out(fall_at_five, range(12), processes=2))
 

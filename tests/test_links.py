@@ -1,4 +1,4 @@
-"""Workers in network namespaces with links of limited rate: real traffic at real rates, and nothing left behind."""
+"""Tests links of limited rate between namespaces: real traffic at real rates, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -89,7 +89,10 @@ def test_nothing_is_left_behind_by_an_error_or_a_crash() -> None:
     with pytest.raises(RuntimeError, match="oops"):
         fail()
     assert left_behind() == []
-    crash = "import os; from foretrain.measure.links import Fabric; Fabric(1, 1e6).__enter__(); print(os.getpid(), flush=True); os._exit(1)"
+    crash = (
+        "import os; from foretrain.measure.links import Fabric; Fabric(1, 1e6).__enter__(); "
+        "print(os.getpid(), flush=True); os._exit(1)"
+    )
     pid = subprocess.run(
         [sys.executable, "-c", crash], capture_output=True, text=True, check=False
     ).stdout.strip()

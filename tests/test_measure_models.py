@@ -1,4 +1,4 @@
-"""Models of every source as real modules: finite weights and buffers on the device, and a loss that training lowers."""
+"""Tests real modules of every source: finite weights and buffers, and a loss that training lowers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def bare(batch):
 
 def whole(batch):
     targets = torch.randint(10, (batch,))
-    return torch.nn.Linear(16, 10), torch.randn(batch, 16), lambda output: torch.nn.functional.cross_entropy(output, targets)
+    loss = torch.nn.CrossEntropyLoss()
+    return torch.nn.Linear(16, 10), torch.randn(batch, 16), lambda output: loss(output, targets)
 """
 
 
@@ -106,17 +107,19 @@ def test_models_train(case: str, tmp_path: Path) -> None:
 
 
 def test_what_a_file_imports_is_read_anew_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules beside it and packages without an ``__init__``, even when edited within the second that bytecode is dated by."""
+    """Modules beside it and packages without an ``__init__``, even when edited within a second."""
     monkeypatch.setattr("sys.dont_write_bytecode", False)
     work = workload(tmp_path, {"source": "python", "name": "net.py:make"}, {})
     (tmp_path / "net.py").write_text(
-        "from a_side_of_it import side\nfrom a_package_of_it import part\n\ndef make(batch):\n    return part.make(batch, side)\n"
+        "from a_side_of_it import side\nfrom a_package_of_it import part\n\ndef make(batch):\n"
+        "    return part.make(batch, side)\n"
     )
     (tmp_path / "a_package_of_it").mkdir()
     for side, width in ((3, 4), (5, 6)):
         (tmp_path / "a_side_of_it.py").write_text(f"side = {side}\n")
         (tmp_path / "a_package_of_it" / "part.py").write_text(
-            f"import torch\n\ndef make(batch, side):\n    return torch.nn.Linear(side, {width}), torch.randn(batch, side)\n"
+            "import torch\n\ndef make(batch, side):\n    return "
+            f"torch.nn.Linear(side, {width}), torch.randn(batch, side)\n"
         )
         assert real_model(work, 4, "cpu").output().shape == (4, width)
         assert real_model(work, 4, "cpu").inputs[0].shape == (4, side)

@@ -20,9 +20,16 @@ from foretrain.measure.replay import _match, batch_by_memory, build_call
 @pytest.fixture(scope="module")
 def graph() -> OpGraph:
     net = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
-        torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 4),
-    )  # fmt: skip
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8, 8),
+        torch.nn.LayerNorm(8),
+        torch.nn.Dropout(0.1),
+        torch.nn.Linear(8, 4),
+    )
     return foretrain.capture(net, torch.empty(4, 3, 16, 16), optimizer="adamw")
 
 

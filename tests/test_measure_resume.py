@@ -1,4 +1,4 @@
-"""Measurements go on where they were stopped: what is held, what failed, what a killed program left, and the budget."""
+"""Tests that measurements go on: what is held, what failed, what a killed program left, the budget."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ MODELS = """
 import torch
 
 def small(batch):
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)), (torch.randn(batch, 8),)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    return net, (torch.randn(batch, 8),)
 
 def broken(batch):
     return torch.nn.Linear(8, 4), (torch.randn(batch, 9),)

@@ -1,4 +1,4 @@
-"""PredictDDL: graphs become primitives and embeddings, regressors are chosen on architectures they have not seen, and the checker refuses."""
+"""Tests PredictDDL: primitives and embeddings, regressors chosen on unseen architectures, refusals."""
 
 from __future__ import annotations
 
@@ -43,13 +43,15 @@ from torch import nn
 class Residual(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.one, self.norm, self.two = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.Conv2d(width, width, 1)
+        self.one, self.two = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 1)
+        self.norm = nn.BatchNorm2d(width)
     def forward(self, x):
         return x + self.two(torch.relu(self.norm(self.one(x))))
 
 def net(batch, width=8, depth=2):
     blocks = [Residual(width) for _ in range(depth)]
-    return nn.Sequential(nn.Conv2d(3, width, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+    return nn.Sequential(nn.Conv2d(3, width, 3, padding=1), *blocks, *head)
 
 a = b = c = d = e = f = net
 """
@@ -236,8 +238,13 @@ def test_the_baseline_finds_its_parameters_again(runs: list[Run]) -> None:
 def test_more_of_anything_never_takes_less_time(place: int, more: float) -> None:
     from foretrain.predictors.predictddl.features import FAMILIES, Work
 
-    one = Job.read({"model": {"source": "torchvision", "name": "resnet18"}, "training": {"global_batch": 32, "image": 32, "classes": 10},
-                    "cluster": {"device": "cpu", "devices_per_node": 4, "cores_per_device": 1}})  # fmt: skip
+    one = Job.read(
+        {
+            "model": {"source": "torchvision", "name": "resnet18"},
+            "training": {"global_batch": 32, "image": 32, "classes": 10},
+            "cluster": {"device": "cpu", "devices_per_node": 4, "cores_per_device": 1},
+        }
+    )
     ones = np.ones(len(FAMILIES))
     terms = physics(
         [
@@ -300,7 +307,8 @@ def test_an_unknown_dataset_type_is_refused_with_the_command_that_trains_one(
 ) -> None:
     with pytest.raises(
         UnsupportedJob,
-        match=r"dataset type 'imagenet' has no trained predictor \(there is: cifar10\); train one: foretrain fit",
+        match=r"dataset type 'imagenet' has no trained predictor "
+        r"\(there is: cifar10\); train one: foretrain fit",
     ):
         fitted.predict(job(folder, image=224, classes=1000))
 
@@ -308,7 +316,8 @@ def test_an_unknown_dataset_type_is_refused_with_the_command_that_trains_one(
 def test_another_kind_of_device_is_refused(fitted: PredictDDLPredictor, folder: Path) -> None:
     with pytest.raises(
         UnsupportedJob,
-        match=r"^cluster.device: 'h200-sxm-141gb'; the predictor of 'cifar10' learned from cpu; train one: foretrain fit",
+        match=r"^cluster.device: 'h200-sxm-141gb'; the predictor "
+        r"of 'cifar10' learned from cpu; train one: foretrain fit",
     ):
         fitted.predict(job(folder, device="h200-sxm-141gb"))
 

@@ -1,4 +1,4 @@
-"""The FLOPs regression: times that follow FLOPs are found again; architectures that were not seen get a wide interval's worth of honesty."""
+"""Tests the FLOPs regression: times that follow FLOPs are found again; unseen families are unsure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Ray performance models: what they learn from runs at several scales, how they choose, and how far they are sure."""
+"""Tests the Ray performance models: what they learn, how they choose, and how sure they are."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def job(
 
 
 def step_s(one: Job) -> float:
-    """A training that computes in proportion to the batch over the cores, and exchanges with the logarithm of the workers."""
+    """A training that computes by the batch over the cores, and exchanges by the logarithm of the workers."""
     workers, cores = one.cluster.world_size, one.cluster.device.cores or 1
     batch = one.workload.training.global_batch / workers
     return (0.02 + 0.01 * batch / cores**0.9 + 0.03 * math.log(workers)) * (1.5 if one.plan.servers else 1.0)
@@ -191,7 +191,8 @@ def test_scoring_forgets_what_was_learned() -> None:
 MODEL = """
 import torch
 def net(batch):
-    return torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)), (torch.zeros(batch, 16),), lambda out: out.sum()
+    layers = torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)
+    return torch.nn.Sequential(*layers), (torch.zeros(batch, 16),), lambda out: out.sum()
 """
 
 

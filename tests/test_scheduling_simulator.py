@@ -1,4 +1,4 @@
-"""Tests the simulator: preemption, failures, sharing, elastic jobs, kinds of devices, policies that misbehave."""
+"""Tests the simulator: preemption, failures, shares, elastic jobs, kinds of devices, misbehaving policies."""
 
 import math
 from pathlib import Path

@@ -35,7 +35,7 @@ def made(rows: list[tuple[int, int, int]]) -> list[TraceJob]:
 
 
 def best_mean_completion(jobs: list[TraceJob]) -> float:
-    """The least mean completion time on one machine with preemption, by trying every order in whole seconds."""
+    """The least mean completion time on one machine with preemption: every order in seconds is tried."""
     best = np.inf
     for order in itertools.permutations(range(len(jobs))):
         left = [int(each.duration_s or 0) for each in jobs]

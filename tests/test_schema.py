@@ -1,4 +1,4 @@
-"""Schema: a mapping becomes a dataclass, and each mistake in it is one line that names field, value and what is allowed."""
+"""Tests the schema: each mistake in a mapping is one line that names field, value and what is allowed."""
 
 from __future__ import annotations
 
@@ -39,14 +39,34 @@ class Thing:
 
 def test_a_full_table_becomes_the_dataclass() -> None:
     table = {
-        "count": 3, "kind": "slow", "ratio": 2, "active": True, "label": "x", "side": [3, 8, 8], "pair": [1, "a"], "size": "2 KiB",
-        "inner": {"depth": 1}, "inners": [{"depth": 2}, {"depth": 3}], "extra": {"any": [1, "two"]}, "weights": {"w": 1},
-    }  # fmt: skip
+        "count": 3,
+        "kind": "slow",
+        "ratio": 2,
+        "active": True,
+        "label": "x",
+        "side": [3, 8, 8],
+        "pair": [1, "a"],
+        "size": "2 KiB",
+        "inner": {"depth": 1},
+        "inners": [{"depth": 2}, {"depth": 3}],
+        "extra": {"any": [1, "two"]},
+        "weights": {"w": 1},
+    }
     thing = read(Thing, table, "thing")
     assert thing == Thing(
-        count=3, kind="slow", ratio=2.0, active=True, label="x", side=(3, 8, 8), pair=(1, "a"), size=2048.0,
-        inner=Inner(depth=1), inners=(Inner(depth=2), Inner(depth=3)), extra={"any": [1, "two"]}, weights={"w": 1.0},
-    )  # fmt: skip
+        count=3,
+        kind="slow",
+        ratio=2.0,
+        active=True,
+        label="x",
+        side=(3, 8, 8),
+        pair=(1, "a"),
+        size=2048.0,
+        inner=Inner(depth=1),
+        inners=(Inner(depth=2), Inner(depth=3)),
+        extra={"any": [1, "two"]},
+        weights={"w": 1.0},
+    )
     assert isinstance(thing.ratio, float)
     assert isinstance(thing.weights["w"], float)
 

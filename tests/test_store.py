@@ -1,4 +1,4 @@
-"""The store: what goes in comes out, once, whoever else is writing and whatever is interrupted, and no message shows a password."""
+"""Tests the store: what goes in comes out, once, whatever is interrupted; no message shows a password."""
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ def _add_runs(url: str, start: int, count: int, barrier: Any) -> None:
 
 
 def test_two_processes_write_at_once(url: str) -> None:
-    """They start on nothing, so both make the tables, and half of their runs are the same, in opposite order."""
+    """They start on nothing, so both make the tables; half of their runs are the same, in opposite order."""
     _together(_add_runs, [(url, 0, 40), (url, 20, 40)])
     with Store.open(url) as store:
         assert store.count() == 60
@@ -546,7 +546,10 @@ def test_a_missing_package_is_named(package: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_files_need_no_database_package() -> None:
-    code = "import sys; import foretrain.measure.store, foretrain.cli; print('sqlalchemy' in sys.modules, 'torch' in sys.modules)"
+    code = (
+        "import sys; import foretrain.measure.store, foretrain.cli; "
+        "print('sqlalchemy' in sys.modules, 'torch' in sys.modules)"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["False", "False"]
 
 

@@ -1,4 +1,4 @@
-"""Units: text for people becomes SI numbers and back, and what cannot be read is refused by field, value and example."""
+"""Tests units: text becomes SI numbers and back, and what cannot be read is refused by name."""
 
 from __future__ import annotations
 

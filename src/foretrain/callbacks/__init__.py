@@ -1,4 +1,4 @@
-"""Callbacks that record a Run for every training and show how much time is left: Hugging Face, Lightning, Ray, or a loop of your own."""
+"""Records a Run of every training with Hugging Face, Lightning, Ray or a loop of your own."""
 
 from foretrain.callbacks.recorder import Recorder
 

@@ -1,4 +1,4 @@
-"""A job in; what a predictor expects of it out, worked out in a process of its own so that the training process stays as it is."""
+"""Forecasts a job in a process of its own, so that the training process stays as it is."""
 
 from __future__ import annotations
 
@@ -17,20 +17,12 @@ PATIENCE_S = 180.0
 
 
 def expected(job: Job, predictor: str | Path, *, patience_s: float = PATIENCE_S) -> dict[str, Estimate]:
-    """The quantities that ``foretrain predict`` gives, without touching this process's random numbers, memory or GPU."""
+    """The quantities that ``foretrain predict`` gives; this process's random numbers and GPU stay."""
     with tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
         file = Path(folder) / "job.json"
         file.write_text(json.dumps(job.seen_from(Path(folder)).to_dict()), encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "foretrain.cli",
-            "predict",
-            str(file),
-            "--json",
-            "--predictor",
-            str(predictor),
-        ]
+        command = [sys.executable, "-m", "foretrain.cli", "predict", str(file), "--json"]
+        command += ["--predictor", str(predictor)]
         try:
             done = subprocess.run(
                 command, env=_environment(), capture_output=True, text=True, timeout=patience_s, check=False
@@ -47,7 +39,6 @@ def _environment() -> dict[str, str]:
     """This package can be imported, no GPU is seen, and the child takes no part in a distributed training."""
     home = str(Path(__file__).parents[2])
     paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
-    kept = {
-        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    }
+    distributed = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    kept = {name: value for name, value in os.environ.items() if name not in distributed}
     return {**kept, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}

@@ -1,4 +1,4 @@
-"""Hugging Face ``Trainer``: the job follows from the trainer, and every training is recorded.
+"""Records every training of a Hugging Face ``Trainer``, from which the job follows.
 
 trainer = Trainer(model, args, train_dataset=data, callbacks=[ForetrainCallback("runs.jsonl")])
 """
@@ -14,55 +14,55 @@ from typing import Any
 
 import transformers
 
-from foretrain.callbacks.found import JobLike, cluster_here, optimizer_name
+from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name
 from foretrain.callbacks.recorder import Recorder
 from foretrain.errors import InputError
 
 _TASKS = {
-    "causal-lm": "CAUSAL_LM", "masked-lm": "MASKED_LM", "seq2seq-lm": "SEQ_TO_SEQ_CAUSAL_LM", "sequence-classification": "SEQUENCE_CLASSIFICATION",
-    "token-classification": "TOKEN_CLASSIFICATION", "question-answering": "QUESTION_ANSWERING", "multiple-choice": "MULTIPLE_CHOICE",
-    "image-classification": "IMAGE_CLASSIFICATION", "semantic-segmentation": "SEMANTIC_SEGMENTATION",
-    "masked-image-modeling": "MASKED_IMAGE_MODELING", "audio-classification": "AUDIO_CLASSIFICATION", "ctc": "CTC",
-    "speech-seq2seq": "SPEECH_SEQ_2_SEQ", "pretraining": "PRETRAINING",
-}  # fmt: skip
+    "causal-lm": "CAUSAL_LM",
+    "masked-lm": "MASKED_LM",
+    "seq2seq-lm": "SEQ_TO_SEQ_CAUSAL_LM",
+    "sequence-classification": "SEQUENCE_CLASSIFICATION",
+    "token-classification": "TOKEN_CLASSIFICATION",
+    "question-answering": "QUESTION_ANSWERING",
+    "multiple-choice": "MULTIPLE_CHOICE",
+    "image-classification": "IMAGE_CLASSIFICATION",
+    "semantic-segmentation": "SEMANTIC_SEGMENTATION",
+    "masked-image-modeling": "MASKED_IMAGE_MODELING",
+    "audio-classification": "AUDIO_CLASSIFICATION",
+    "ctc": "CTC",
+    "speech-seq2seq": "SPEECH_SEQ_2_SEQ",
+    "pretraining": "PRETRAINING",
+}
 """Tasks of jobs, by the tables in which transformers keeps the class of each type of model."""
 
 _NOT_SHAPE = frozenset(
-    {
-        "transformers_version",
-        "architectures",
-        "dtype",
-        "torch_dtype",
-        "_name_or_path",
-        "id2label",
-        "label2id",
-        "model_type",
-        "use_cache",
-    }
+    "transformers_version architectures dtype torch_dtype _name_or_path id2label label2id model_type "
+    "use_cache".split()
 )
 
 
 class ForetrainCallback(transformers.TrainerCallback):  # type: ignore[misc]
-    """Records every training of a ``Trainer`` into ``runs``. ``job`` holds what cannot be found or is to be recorded otherwise.
+    """Records every training of a ``Trainer`` into ``runs``.
 
-    Further options are those of ``Recorder``. A trainer does not tell its callbacks of failures: the run of a failed training is
-    written when the trainer is gone, when it trains again, or when the program exits.
+    ``job`` holds what cannot be found or is to be recorded otherwise.
+
+    Further options are those of ``Recorder``. A trainer does not tell its callbacks of failures: the run of a
+    failed training is written when the trainer is gone, when it trains again, or when the program exits.
     """
 
     def __init__(self, runs: str | os.PathLike[str], job: JobLike | None = None, **options: Any) -> None:
-        self.recorder = Recorder(
-            runs, job=job, framework=f"transformers {transformers.__version__}", **options
-        )
+        framework = f"transformers {transformers.__version__}"
+        self.recorder = Recorder(runs, job=job, framework=framework, **options)
         self.recorder.end_with(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        found = {
-            **_found(args, state, **kwargs),
-            **({} if self.recorder.names_model else {"model": model_section(kwargs["model"])}),
-        }
-        self.recorder.begin(found, total_steps=state.max_steps, done=state.global_step, main=True)
+        observed = _observed(args, state, **kwargs)
+        if not self.recorder.names_model:
+            observed["model"] = model_section(kwargs["model"])
+        self.recorder.begin(observed, total_steps=state.max_steps, done=state.global_step, main=True)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.recorder.epoch_begin()
@@ -77,21 +77,17 @@ class ForetrainCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self.recorder.epoch_end()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.recorder.end(
-            None
-            if state.global_step >= state.max_steps
-            else f"stopped at step {state.global_step} of {state.max_steps}"
-        )
+        stopped = f"stopped at step {state.global_step} of {state.max_steps}"
+        self.recorder.end(None if state.global_step >= state.max_steps else stopped)
 
 
 def model_section(model: Any) -> dict[str, Any]:
-    """The [model] section for a model of the transformers library: its task, and its configuration where it differs from the library's."""
+    """The [model] section for a model of transformers: its task, and where its configuration is unusual."""
     config, name = getattr(model, "config", None), type(model).__name__
     task = _task(getattr(config, "model_type", ""), name)
     if config is None or task is None:
-        raise InputError(
-            f'job: {name} is not a class of transformers that a job can name; give ForetrainCallback(..., job={{"model": ...}})'
-        )
+        example = 'ForetrainCallback(..., job={"model": ...})'
+        raise InputError(f"job: {name} is not a class of transformers that a job can name; give {example}")
     usual = transformers.AutoConfig.for_model(config.model_type).to_dict()
     shape = {
         key: value
@@ -115,7 +111,7 @@ def _task(model_type: str, class_name: str) -> str | None:
     return "base" if tables.MODEL_MAPPING_NAMES.get(model_type) == class_name else None
 
 
-def _found(
+def _observed(
     args: Any, state: Any, *, model: Any, optimizer: Any = None, train_dataloader: Any = None, **_: Any
 ) -> dict[str, dict[str, Any]]:
     """Training, cluster and plan as the trainer has them."""
@@ -148,16 +144,14 @@ def _precision(args: Any, model: Any) -> str:
 
 
 def _shard(args: Any) -> str:
-    """What DeepSpeed or FSDP keeps in pieces; FSDP keeps the weights in pieces too unless it is told not to gather them again."""
+    """What DeepSpeed or FSDP keeps in pieces: with FSDP the weights too, unless it is told otherwise."""
     if stage := getattr(getattr(args, "deepspeed_plugin", None), "zero_stage", 0):
         return f"zero{stage}"
     if not args.fsdp:
         return "none"
     settings = args.fsdp_config if isinstance(args.fsdp_config, Mapping) else {}
-    whole = str(settings.get("reshard_after_forward", True)).lower() in (
-        "false",
-        "shard_grad_op",
-    ) or "shard_grad_op" in str(args.fsdp)
+    reshards = str(settings.get("reshard_after_forward", True)).lower()
+    whole = reshards in ("false", "shard_grad_op") or "shard_grad_op" in str(args.fsdp)
     return "zero2" if whole else "zero3"
 
 
@@ -174,7 +168,7 @@ def _length(args: Any, state: Any, loader: Any, batch: int) -> dict[str, Any]:
 
 
 def _shapes(loader: Any, batch: int) -> dict[str, Any]:
-    """Sequence length, or image size, of the first samples of the dataset put together as a batch; the training sees nothing of it."""
+    """Sequence length or image size of the first samples as a batch; the training sees nothing of it."""
     try:
         count = min(batch, len(loader.dataset))
         with _same_random_numbers():
@@ -193,10 +187,10 @@ def _same_random_numbers() -> Iterator[None]:
     import numpy as np
     import torch
 
-    own, numpy_own = random.getstate(), np.random.get_state()
+    state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
-        random.setstate(own)
-        np.random.set_state(numpy_own)
+        random.setstate(state)
+        np.random.set_state(numpy_state)

@@ -1,6 +1,6 @@
-"""Lightning: every training of a ``Trainer`` is recorded; the job names the model, the trainer knows the rest.
+"""Records every training of a Lightning ``Trainer``; the job names the model, the trainer knows the rest.
 
-trainer = Trainer(callbacks=[ForetrainCallback("runs.jsonl", job={"model": {"source": "timm", "name": "vit_tiny_patch16_224"}})])
+trainer = Trainer(callbacks=[ForetrainCallback("runs.jsonl", job="vit_tiny_patch16_224")])
 """
 
 from __future__ import annotations
@@ -11,24 +11,29 @@ import os
 import sys
 from typing import Any
 
-from foretrain.callbacks.found import JobLike, cluster_here, optimizer_name
+from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name
 from foretrain.callbacks.recorder import Recorder
 from foretrain.errors import InputError
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _PRECISION = {
-    "32-true": "fp32", "16-mixed": "amp-fp16", "bf16-mixed": "amp-bf16", "16-true": "fp16", "bf16-true": "bf16", "transformer-engine": "fp8",
-}  # fmt: skip
+    "32-true": "fp32",
+    "16-mixed": "amp-fp16",
+    "bf16-mixed": "amp-bf16",
+    "16-true": "fp16",
+    "bf16-true": "bf16",
+    "transformer-engine": "fp8",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """``ForetrainCallback`` is made when it is first asked for, on the ``Callback`` of the Lightning package that the program uses."""
+    """Make ``ForetrainCallback`` on first use, on the ``Callback`` of the Lightning that the program uses."""
     if name != "ForetrainCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     base = _package().Callback
-    made = type(name, (Hooks, base), {"__module__": __name__, "__doc__": Hooks.__doc__})
-    globals()[name] = made
-    return made
+    callback = type(name, (Hooks, base), {"__module__": __name__, "__doc__": Hooks.__doc__})
+    globals()[name] = callback
+    return callback
 
 
 def _package() -> Any:
@@ -43,8 +48,8 @@ def _package() -> Any:
 class Hooks:
     """Records every ``fit`` of a Lightning ``Trainer`` into ``runs``.
 
-    ``job`` names the model and the size of its input; batch, precision, optimizer, length and cluster come from the trainer where the
-    job leaves them out. Further options are those of ``Recorder``.
+    ``job`` names the model and the size of its input; batch, precision, optimizer, length and cluster come
+    from the trainer where the job leaves them out. Further options are those of ``Recorder``.
     """
 
     def __init__(self, runs: str | os.PathLike[str], job: JobLike, **options: Any) -> None:
@@ -59,7 +64,7 @@ class Hooks:
             return
         self._total, self._in_step = trainer.estimated_stepping_batches, False
         total = int(self._total) if 0 < self._total < math.inf else None
-        self.recorder.begin(_found(trainer, total), total_steps=total, done=_steps(trainer), main=True)
+        self.recorder.begin(_observed(trainer, total), total_steps=total, done=_steps(trainer), main=True)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self.recorder.epoch_begin()
@@ -81,11 +86,8 @@ class Hooks:
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         done = _steps(trainer)
-        self.recorder.end(
-            None
-            if done >= self._total or self._total == math.inf
-            else f"stopped at step {done} of {self._total:.0f}"
-        )
+        whole = done >= self._total or self._total == math.inf
+        self.recorder.end(None if whole else f"stopped at step {done} of {self._total:.0f}")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.recorder.end(exception)
@@ -96,12 +98,11 @@ def _steps(trainer: Any) -> int:
     return int(trainer.global_step) // max(1, len(trainer.optimizers))
 
 
-def _found(trainer: Any, total: int | None) -> dict[str, dict[str, Any]]:
+def _observed(trainer: Any, total: int | None) -> dict[str, dict[str, Any]]:
     """Training, cluster and plan as the trainer has them."""
     loader, accumulated = trainer.train_dataloader, trainer.accumulate_grad_batches
-    per_device = getattr(loader, "batch_size", None) or getattr(
-        getattr(loader, "batch_sampler", None), "batch_size", None
-    )
+    sampler = getattr(loader, "batch_sampler", None)
+    per_device = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
     on_gpu = trainer.strategy.root_device.type == "cuda"
     training: dict[str, Any] = {"precision": _precision(str(trainer.precision), on_gpu)}
     if trainer.optimizers:
@@ -115,11 +116,8 @@ def _found(trainer: Any, total: int | None) -> dict[str, dict[str, Any]]:
         **({"micro_batch": per_device} if per_device and accumulated > 1 else {}),
         **({"shard": "zero3"} if type(trainer.strategy).__name__ == "FSDPStrategy" else {}),
     }
-    return {
-        "training": training,
-        "cluster": cluster_here(trainer.world_size, trainer.num_nodes, on_gpu=on_gpu),
-        "plan": plan,
-    }
+    cluster = cluster_here(trainer.world_size, trainer.num_nodes, on_gpu=on_gpu)
+    return {"training": training, "cluster": cluster, "plan": plan}
 
 
 def _precision(name: str, on_gpu: bool) -> str:

@@ -1,9 +1,10 @@
-"""Ray Train: every training of a ``TorchTrainer`` is recorded; the job names the model, Ray knows the workers.
+"""Records every training of Ray's ``TorchTrainer``; the job names the model, Ray knows the workers.
 
     run_config = RunConfig(callbacks=[ForetrainCallback("runs.jsonl", job="job.toml", steps_per_report=100)])
 
-Workers time the stretch from one ``ray.train.report`` to the next, without the time that a report itself waits: Ray collects reports
-every two seconds and holds up a worker that reports more often. The controller reads the workers' times before they are shut down.
+Workers time the stretch from one ``ray.train.report`` to the next, without the time that a report itself
+waits: Ray collects reports every two seconds and holds up a worker that reports more often. The controller
+reads the workers' times before they are shut down.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import ray
 from ray.train.v2._internal.execution import callback as hooks
 
-from foretrain.callbacks.found import JobLike, cluster_here, cuda
+from foretrain.callbacks.jobs import JobLike, cluster_here, cuda
 from foretrain.callbacks.recorder import Recorder, Times, log
 from foretrain.errors import InputError, first_line, invalid
 
@@ -26,13 +27,17 @@ _ANSWER_S = 30.0
 
 
 class ForetrainCallback(
-    hooks.ReportCallback, hooks.WorkerGroupCallback, hooks.ControllerCallback, hooks.TrainContextCallback
-):  # type: ignore[misc]
+    hooks.ReportCallback,  # type: ignore[misc]
+    hooks.WorkerGroupCallback,  # type: ignore[misc]
+    hooks.ControllerCallback,  # type: ignore[misc]
+    hooks.TrainContextCallback,  # type: ignore[misc]
+):
     """Records every ``fit`` into ``runs``, a path on the machine of the driver or a database.
 
-    A report stands for ``steps_per_report`` steps. Where workers report the seconds of a step themselves, ``time_key`` names the metric.
-    ``job`` says the model, the batch and the size of the input; the cluster comes from Ray where the job leaves it out. Further options
-    are those of ``Recorder``. Ray hands callbacks other than its ``UserCallback`` to the controller as they are: only those see the end.
+    A report stands for ``steps_per_report`` steps. Where workers report the seconds of a step themselves,
+    ``time_key`` names the metric. ``job`` says the model, the batch and the size of the input; the cluster
+    comes from Ray where the job leaves it out. Further options are those of ``Recorder``. Ray hands callbacks
+    other than its ``UserCallback`` to the controller as they are: only those see the end.
     """
 
     def __init__(
@@ -76,10 +81,10 @@ class ForetrainCallback(
             self.recorder.start()
 
     def after_report(self, training_report: Any, metrics: Sequence[Mapping[str, Any]]) -> None:
-        said = [value for own in metrics if isinstance(value := own.get(self._time_key or ""), int | float)]
-        self.recorder.steps(
-            self._steps_per_report, time_s=statistics.median(said) * self._steps_per_report if said else None
-        )
+        values = [worker.get(self._time_key or "") for worker in metrics]
+        times_s = [value for value in values if isinstance(value, int | float)]
+        time_s = statistics.median(times_s) * self._steps_per_report if times_s else None
+        self.recorder.steps(self._steps_per_report, time_s=time_s)
 
     def before_worker_group_shutdown(self, worker_group: Any) -> None:
         """Workers may be gone by now; what they had measured is gone with them."""
@@ -100,26 +105,19 @@ class ForetrainCallback(
         self.recorder.end("aborted")
 
     def _note(self, facts: Sequence[Mapping[str, float]]) -> None:
-        """Workers wait for one another in every step, so that each shows the step of the job; the median of all is taken."""
-        times = [own["step_time_s"] for own in facts if "step_time_s" in own]
-        measured = {
-            name: max(own[name] for own in facts)
-            for name in ("peak_memory_bytes", "reserved_memory_bytes")
-            if name in facts[0]
-        }
+        """The median of all workers, as they wait for one another and each shows the step of the job."""
+        times = [worker["step_time_s"] for worker in facts if "step_time_s" in worker]
+        figures = ("peak_memory_bytes", "reserved_memory_bytes")
+        measured = {name: max(worker[name] for worker in facts) for name in figures if name in facts[0]}
         if times and not self._time_key:
             measured["step_time_s"] = statistics.median(times)
         restarts = {"restarts": self._restarts} if self._restarts else {}
-        self.recorder.note(
-            measured,
-            worker_step_times_s=times,
-            timed_reports=min(own["timed_reports"] for own in facts),
-            **restarts,
-        )
+        timed_reports = min(worker["timed_reports"] for worker in facts)
+        self.recorder.note(measured, worker_step_times_s=times, timed_reports=timed_reports, **restarts)
 
 
 class _Stretches:
-    """The times of one worker between its reports; the first ones hold the start and warming up, and are not timed."""
+    """The times of one worker between its reports, but for the first, which hold the start and warming up."""
 
     def __init__(self) -> None:
         self.times, self._reports, self._began = Times(), 0, 0.0
@@ -149,18 +147,14 @@ def _facts() -> dict[str, float]:
     if (step := _stretches.times.median) is not None:
         facts["step_time_s"] = step
     if (gpu := cuda()) is not None:
-        facts |= {
-            "peak_memory_bytes": float(gpu.max_memory_allocated()),
-            "reserved_memory_bytes": float(gpu.max_memory_reserved()),
-        }
+        facts["peak_memory_bytes"] = float(gpu.max_memory_allocated())
+        facts["reserved_memory_bytes"] = float(gpu.max_memory_reserved())
     return facts
 
 
 def _cluster(workers: int, nodes: int, resources: Mapping[str, float]) -> dict[str, Any]:
     """The cluster section as a worker sees it."""
     cluster = cluster_here(workers, nodes, on_gpu=bool(resources.get("GPU")))
-    return (
-        {**cluster, "cores_per_device": max(1, int(resources.get("CPU", 1)))}
-        if cluster["device"] == "cpu"
-        else cluster
-    )
+    if cluster["device"] == "cpu":
+        cluster["cores_per_device"] = max(1, int(resources.get("CPU", 1)))
+    return cluster

@@ -1,4 +1,4 @@
-"""The hooks of any training loop in; a Run in the store and lines that compare the forecast with what happens out."""
+"""Records a Run of any training loop and compares its forecast with what happens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from foretrain.callbacks.expectation import expected
-from foretrain.callbacks.found import Given, JobLike, Tables, cuda, differences, whole_job, with_training
+from foretrain.callbacks.jobs import JobLike, PartialJob, Tables, cuda, differences, whole_job, with_training
 from foretrain.callbacks.target import Target
 from foretrain.errors import first_line, invalid
 from foretrain.forecast import Estimate
@@ -31,7 +31,8 @@ log = logging.getLogger("foretrain.callbacks")
 
 WARM_UP_STEPS = 3
 _AT_FIRST, _THEN_EVERY_S = 8, 0.5
-"""On a GPU so many steps are timed one after another, then one now and then: the device must be idle before and after."""
+"""On a GPU so many steps are timed one after another, then one now and then: the device must be idle before
+and after."""
 
 Show = Callable[[str], None]
 
@@ -42,7 +43,7 @@ def to_stderr(line: str) -> None:
 
 @final
 class Times:
-    """The median of any number of times in bounded memory: when full, every second one is dropped and from then on every second one kept."""
+    """The median of any number of times in bounded memory: whenever that is full, every second one goes."""
 
     def __init__(self, room: int = 2048) -> None:
         self.count, self.low, self.high = 0, float("inf"), 0.0
@@ -62,11 +63,12 @@ class Times:
 
 @final
 class Recorder:
-    """Records one Run of a training into ``runs``, a ``.jsonl`` file or a database, and shows predicted against actual time left.
+    """Records one Run of a training and shows predicted against actual time left.
 
-    ``job`` is a Job, a job file, a model's name or the tables of a job; what it leaves out is filled in from what ``begin`` is told.
-    ``predictor`` is a name or a folder, or None for no forecast. ``show`` gets a line every ``every_s`` seconds. The first ``warm_up``
-    steps are not timed. On a GPU the timed steps begin and end with an idle device.
+    ``runs`` is a ``.jsonl`` file or a database. ``job`` is a Job, a job file, a model's name or the tables of
+    a job; what it leaves out is filled in from what ``begin`` is told. ``predictor`` is a name or a folder,
+    or None for no forecast. ``show`` gets a line every ``every_s`` seconds. The first ``warm_up`` steps are
+    not timed. On a GPU the timed steps begin and end with an idle device.
 
     >>> with Recorder("runs.jsonl", job="job.toml") as recorder:  # doctest: +SKIP
     ...     for batch in batches:
@@ -92,7 +94,7 @@ class Recorder:
         self.job: Job | None = None
         """The job as it is recorded; known once the training has begun."""
         self.forecast: Mapping[str, Estimate] = {}
-        self._given, self._predictor = Given.read(job), predictor
+        self._partial, self._predictor = PartialJob.read(job), predictor
         self.warm_up, self._show, self._every_s, self._clock = warm_up, show, every_s, clock
         self._open, self._process = False, 0
         self._sigterm: Any = None
@@ -100,28 +102,30 @@ class Recorder:
     @property
     def names_model(self) -> bool:
         """Whether the job that was given says which model is trained."""
-        return self._given.names_model
+        return self._partial.names_model
 
     # The hooks of a training loop
 
     def begin(
         self,
-        found: Tables | None = None,
+        observed: Tables | None = None,
         *,
         total_steps: int | None = None,
         done: int = 0,
         main: bool | None = None,
     ) -> None:
-        """The training begins: ``found`` is what the framework knows of the job, ``done`` the steps of an earlier part of it.
+        """The training begins.
 
-        What stands in the way of a record is an InputError now. A process that is not the ``main`` one (rank 0) records nothing.
+        ``observed`` is what the framework knows of the job, ``done`` the steps of an earlier part of it. What
+        stands in the way of a record is an InputError now. A process that is not the ``main`` one (rank 0)
+        records nothing.
         """
         self.end("another training began")
         if not (main if main is not None else os.environ.get("RANK", "0") == "0"):
             return
-        self.job = whole_job(self._given, found or {})
+        self.job = whole_job(self._partial, observed or {})
         self.target.check()
-        for note in differences(self.job, found or {}):
+        for note in differences(self.job, observed or {}):
             log.warning("%s; the run is recorded with the job as given", note)
         self._total = total_steps or self.job.workload.training.total_steps
         self._expect()
@@ -181,7 +185,7 @@ class Recorder:
         self.step_begin()
 
     def steps(self, count: int, *, time_s: float | None = None) -> None:
-        """So many steps have ended; ``time_s`` is how long they took together, where that was measured elsewhere."""
+        """So many steps have ended; ``time_s`` is how long they took together, if that was measured."""
         if not self._open:
             return
         if time_s is not None and self._steps >= self.warm_up:
@@ -193,41 +197,36 @@ class Recorder:
             self._epoch_began, self._epoch_steps = self._clock(), self._steps
 
     def epoch_end(self) -> None:
-        """An epoch has ended; it is timed where the job says how many samples it has and it went over all of them."""
+        """An epoch has ended; it is timed where the job says how many samples it has and it saw them all."""
         if not self._open:
             return
         assert self.job is not None
         training, now = self.job.workload.training, self._clock()
-        if training.samples is not None and self._steps - self._epoch_steps >= max(
-            1, training.samples // training.global_batch
-        ):
+        steps = self._steps - self._epoch_steps
+        if training.samples is not None and steps >= max(1, training.samples // training.global_batch):
             self._epochs.add(now - self._epoch_began)
         self._epoch_began, self._epoch_steps = now, self._steps
 
     def note(self, measured: Mapping[str, float] | None = None, **provenance: Any) -> None:
         """Figures that were measured elsewhere, and further provenance, for the run."""
         if self._open:
-            self._extra.update(
-                {name: value for name, value in (measured or {}).items() if name in QUANTITIES}
-            )
-            self._about.update(provenance)
+            self._extra |= {name: value for name, value in (measured or {}).items() if name in QUANTITIES}
+            self._about |= provenance
 
     def end(self, interrupted: str | BaseException | None = None) -> Run | None:
-        """The training has ended, or was ``interrupted`` by this: the run is written, once, by the process that began.
+        """The training has ended, or was ``interrupted`` by this.
 
-        The training is worth more than its record: what goes wrong here is a warning.
+        The run is written, once, by the process that began. The training is worth more than its record: what
+        goes wrong here is a warning.
         """
         if not self._open or os.getpid() != self._process:
             return None
         self._open = False
         self._forget_sigterm()
-        why = (
-            f"{type(interrupted).__name__}: {first_line(interrupted)}"
-            if isinstance(interrupted, BaseException)
-            else interrupted
-        )
+        if isinstance(interrupted, BaseException):
+            interrupted = f"{type(interrupted).__name__}: {first_line(interrupted)}"
         try:
-            run = self._run(why)
+            run = self._run(interrupted)
         except Exception as error:
             log.warning("nothing was recorded (%s: %s)", type(error).__name__, first_line(error))
             return None
@@ -235,11 +234,11 @@ class Recorder:
             log.warning("nothing was recorded: after %d steps none had been timed", self._steps)
             return None
         where = self.target.write(run)
-        self._tell(self._summary(run, where, why))
+        self._tell(self._summary(run, where, interrupted))
         return run
 
     def end_with(self, owner: object) -> None:
-        """End as interrupted when ``owner`` goes away or the program exits, for frameworks that do not tell of failures."""
+        """End as interrupted when ``owner`` or the program ends, for frameworks that tell of no failure."""
         weakref.finalize(owner, self.end, "the training did not end")
 
     def __enter__(self) -> Self:
@@ -257,11 +256,9 @@ class Recorder:
         """Whether the step that begins now is timed."""
         if self._steps < self.warm_up:
             return False
-        return (
-            self._gpu is None
-            or self._times.count < _AT_FIRST
-            or self._clock() - self._last_timed >= _THEN_EVERY_S
-        )
+        if self._gpu is None or self._times.count < _AT_FIRST:
+            return True
+        return self._clock() - self._last_timed >= _THEN_EVERY_S
 
     def _count(self, steps: int, now: float) -> None:
         self._steps += steps
@@ -290,39 +287,36 @@ class Recorder:
         except Exception as error:
             log.warning("no forecast (%s); the training is recorded without one", first_line(error))
             return
-        whole = (
-            f"; {format_seconds(step.median * self._total)} for {self._total:,} steps" if self._total else ""
-        )
-        self._tell(f"forecast: {format_seconds(step.median)} a step, interval {_interval(step)}{whole}")
+        line = f"forecast: {format_seconds(step.median)} a step, interval {_interval(step)}"
+        if self._total:
+            line += f"; {format_seconds(step.median * self._total)} for {self._total:,} steps"
+        self._tell(line)
 
     # What people see
 
     def _progress(self) -> str:
-        done, step, said = (
-            self._done_before + self._steps,
-            self._times.median or self._pace_s,
-            self.forecast.get("step_time_s"),
-        )
+        done, forecast = self._done_before + self._steps, self.forecast.get("step_time_s")
+        step = self._times.median or self._pace_s
         line = f"step {done:,}" + (f" of {self._total:,}" if self._total else "")
         if step is not None:
             line += f": {format_seconds(step)} a step"
-        if said is not None:
-            line += f" (forecast {format_seconds(said.median)}, interval {_interval(said)})"
+        if forecast is not None:
+            line += f" (forecast {format_seconds(forecast.median)}, interval {_interval(forecast)})"
         if self._total and self._pace_s is not None:
             left = max(0, self._total - done)
             line += f"; {format_seconds(left * self._pace_s)} left"
-            line += f" (forecast said {format_seconds(left * said.median)})" if said is not None else ""
+            line += (
+                f" (forecast said {format_seconds(left * forecast.median)})" if forecast is not None else ""
+            )
         return line
 
     def _summary(self, run: Run, where: str | None, why: str | None) -> str:
         parts = [f"{'interrupted after ' if why else ''}{self._steps:,} steps"]
         for name, text in (("step_time_s", "a step"), ("total_time_s", "in all")):
             if name in run.measured:
-                said = self.forecast.get(name)
-                parts.append(
-                    f"{format_seconds(run.measured[name])} {text}"
-                    + (f" (forecast {format_seconds(said.median)})" if said else "")
-                )
+                forecast = self.forecast.get(name)
+                beside = f" (forecast {format_seconds(forecast.median)})" if forecast else ""
+                parts.append(f"{format_seconds(run.measured[name])} {text}{beside}")
         return ", ".join(parts) + (f"; recorded in {where}" if where else "")
 
     def _tell(self, line: str) -> None:
@@ -357,45 +351,35 @@ class Recorder:
 
     def _provenance(self, spent_s: float, why: str | None) -> dict[str, Any]:
         assert self.job is not None
-        torch = sys.modules.get("torch")
-        timed = (
-            {"step_time_min_s": self._times.low, "step_time_max_s": self._times.high}
-            if self._times.count
-            else {}
-        )
-        said = self.forecast.get("step_time_s")
-        return {
+        torch, forecast = sys.modules.get("torch"), self.forecast.get("step_time_s")
+        processor = platform.processor() or platform.machine()
+        about: dict[str, Any] = {
             "source": "foretrain callback",
             "label": self.job.workload.model.label,
-            **({"framework": self.framework} if self.framework else {}),
-            **({"torch": torch.__version__} if torch is not None else {}),
+            "framework": self.framework or None,
+            "torch": None if torch is None else torch.__version__,
             "host": platform.node(),
-            "device": platform.processor() or platform.machine()
-            if self._gpu is None
-            else self._gpu.get_device_name(),
-            **(
-                {"load_average": round(os.getloadavg()[0], 2), "host_cores": os.cpu_count()}
-                if hasattr(os, "getloadavg")
-                else {}
-            ),
+            "device": processor if self._gpu is None else self._gpu.get_device_name(),
+            "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+            "host_cores": os.cpu_count() if hasattr(os, "getloadavg") else None,
             "started": self._started.isoformat(timespec="milliseconds"),
             "seconds": round(spent_s, 3),
             "steps": self._steps,
             "timed_steps": self._times.count,
-            **timed,
-            **({"forecast": {"predictor": str(self._predictor), "step_time_s": said.median}} if said else {}),
-            **self._about,
-            **({"interrupted": why} if why else {}),
         }
+        if self._times.count:
+            about |= {"step_time_min_s": self._times.low, "step_time_max_s": self._times.high}
+        if forecast:
+            about["forecast"] = {"predictor": str(self._predictor), "step_time_s": forecast.median}
+        known = {name: value for name, value in about.items() if value is not None}
+        return {**known, **self._about, **({"interrupted": why} if why else {})}
 
     # A polite request to end
 
     def _watch_sigterm(self) -> None:
-        """Where the program leaves SIGTERM to the system, as most do, the run is written before the process dies of it."""
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        ):
+        """Write the run before the process dies of SIGTERM, where the program leaves that to the system."""
+        on_main = threading.current_thread() is threading.main_thread()
+        if on_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._sigterm = self._on_sigterm
             signal.signal(signal.SIGTERM, self._sigterm)
 

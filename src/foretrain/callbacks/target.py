@@ -1,4 +1,4 @@
-"""Where a recorded run goes, a file of JSON lines or a database: checked before the training, written after it, never lost."""
+"""Writes a recorded run to a file of JSON lines or a database, checked before the training and never lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("foretrain.callbacks")
 
 @final
 class Target:
-    """The path of a ``.jsonl`` file, or the URL or file of a database; a relative path is that of the folder it was made in."""
+    """A ``.jsonl`` file, or the URL or file of a database; a relative path starts in the folder of now."""
 
     def __init__(self, where: str | os.PathLike[str]) -> None:
         text = os.fspath(where)
@@ -45,7 +45,7 @@ class Target:
             raise InputError(f"{path}: cannot be written ({error.strerror})") from error
 
     def write(self, run: Run) -> str | None:
-        """Keep the run and say where; when that fails it goes to a file of its own, and when that fails too to the log."""
+        """Keep the run and say where; what fails goes to a file of its own, or else to the log."""
         try:
             self._write(run)
             return self.name

@@ -1,4 +1,4 @@
-"""What a training process can tell of itself (devices, optimizer) and the tables of a job that leave things out in; a whole Job out."""
+"""Completes the job of a training with what its process knows of itself: devices, optimizer, length."""
 
 from __future__ import annotations
 
@@ -24,25 +24,28 @@ Tables = Mapping[str, Mapping[str, Any]]
 """Sections of a job: model, training, cluster, plan; each may be missing or hold a part only."""
 
 JobLike = Job | str | os.PathLike[str] | Tables
-"""A job, the path of a job file, the name of a model, or the tables of a job with what the framework knows left out."""
+"""A job, the path of a job file, the name of a model, or the tables of a job with what the framework knows
+left out."""
 
 _FORMS = ("sxm", "pcie", "nvl")
 _NEAR = 0.15
+"""How far, as a logarithm, memory may lie from the catalogue's, as drivers keep some of it."""
 
 
 # Jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What the user says of the job: all of it, or tables to be completed; ``base`` is where relative paths of models start."""
+class PartialJob:
+    """What the user says of the job: all of it, or tables to be completed."""
 
     job: Job | None = None
     tables: Tables = field(default_factory=dict)
     base: Path = Path()
+    """Where relative paths of models start."""
 
     @classmethod
-    def read(cls, job: JobLike | None) -> Given:
+    def read(cls, job: JobLike | None) -> PartialJob:
         if isinstance(job, Job):
             workload = dataclasses.replace(job.workload, base=job.workload.base.absolute())
             return cls(job=dataclasses.replace(job, workload=workload))
@@ -54,44 +57,36 @@ class Given:
         return self.job is not None or bool(self.tables.get("model"))
 
 
-def whole_job(given: Given, found: Tables) -> Job:
-    """The job, with what it leaves out taken from what was found; ``model`` and ``cluster`` come whole from one or the other."""
-    if given.job is not None:
-        return _with_length(given.job, found.get("training", {}))
-    tables = given.tables
-    training, known = dict(tables.get("training", {})), dict(found.get("training", {}))
+def whole_job(partial: PartialJob, observed: Tables) -> Job:
+    """The job, completed with what was observed; ``model`` and ``cluster`` come whole from either."""
+    if partial.job is not None:
+        return _with_length(partial.job, observed.get("training", {}))
+    tables = partial.tables
+    training, known = dict(tables.get("training", {})), dict(observed.get("training", {}))
     if "steps" in training or "epochs" in training:
         known = {name: value for name, value in known.items() if name not in ("steps", "epochs")}
     merged = {
-        **{name: tables.get(name) or found.get(name) for name in ("model", "cluster")},
+        **tables,
+        **{name: tables.get(name) or observed.get(name) for name in ("model", "cluster")},
         "training": {**known, **training},
-        "plan": {**found.get("plan", {}), **tables.get("plan", {})},
-        **{
-            name: value
-            for name, value in tables.items()
-            if name not in ("model", "training", "cluster", "plan")
-        },
+        "plan": {**observed.get("plan", {}), **tables.get("plan", {})},
     }
     if not merged["model"]:
-        raise InputError(
-            'job: missing; say which model is trained, such as job="resnet50", job="job.toml" or job={"model": {...}}'
-        )
+        examples = 'job="resnet50", job="job.toml" or job={"model": {...}}'
+        raise InputError(f"job: missing; say which model is trained, such as {examples}")
     if not merged["cluster"]:
-        raise InputError(
-            'job: no cluster in it and none found; give it, such as job={"cluster": {"device": "h100"}, ...}'
-        )
-    return Job.read(merged, base=given.base)
+        example = 'job={"cluster": {"device": "h100"}, ...}'
+        raise InputError(f"job: no cluster in it and none found; give it, such as {example}")
+    return Job.read(merged, base=partial.base)
 
 
-def differences(job: Job, found: Tables) -> list[str]:
+def differences(job: Job, observed: Tables) -> list[str]:
     """Where a job contradicts what the framework says of the training, a line each."""
-    training, cluster = found.get("training", {}), found.get("cluster", {})
+    training, cluster = observed.get("training", {}), observed.get("cluster", {})
     notes = []
-    batch = training.get("global_batch")
-    if batch and batch != job.workload.training.global_batch:
-        notes.append(
-            f"training.global_batch: the job says {job.workload.training.global_batch}, the training uses {batch}"
-        )
+    batch, expected = training.get("global_batch"), job.workload.training.global_batch
+    if batch and batch != expected:
+        notes.append(f"training.global_batch: the job says {expected}, the training uses {batch}")
     devices = cluster.get("devices_per_node", 1) * cluster.get("nodes", 1) if cluster else None
     if devices and devices != job.cluster.world_size:
         notes.append(f"cluster: the job has {job.cluster.world_size} devices, the training uses {devices}")
@@ -111,23 +106,20 @@ def with_training(job: Job, training: Training) -> Job:
     return dataclasses.replace(job, workload=dataclasses.replace(job.workload, training=training))
 
 
-def _tables(given: str | os.PathLike[str] | Tables | None) -> tuple[Tables, Path]:
+def _tables(job: str | os.PathLike[str] | Tables | None) -> tuple[Tables, Path]:
     """The tables, and the folder that relative paths of models start from."""
-    if given is None:
+    if job is None:
         return {}, Path()
-    if isinstance(given, Mapping):
-        for name, section in given.items():
+    if isinstance(job, Mapping):
+        for name, section in job.items():
             if not isinstance(section, Mapping):
                 raise InputError(f"job.{name}: {section!r} is not a table of keys and values")
-        return given, Path()
-    path = Path(given)
+        return job, Path()
+    path = Path(job)
     if path.suffix not in (".toml", ".json"):
-        named = make_job(str(given), device="cpu", cores_per_device=1, batch=1).to_dict()
-        inputs = {
-            name: value
-            for name, value in named["training"].items()
-            if name in ("image", "sequence", "classes", "optimizer")
-        }
+        named = make_job(str(job), device="cpu", cores_per_device=1, batch=1).to_dict()
+        kept = ("image", "sequence", "classes", "optimizer")
+        inputs = {name: value for name, value in named["training"].items() if name in kept}
         return {"model": named["model"], "training": inputs}, Path()
     try:
         text = read_text(path)
@@ -142,11 +134,8 @@ def _tables(given: str | os.PathLike[str] | Tables | None) -> tuple[Tables, Path
 def cuda() -> Any:
     """``torch.cuda`` where this process uses it, else None; torch is not imported for it."""
     torch = sys.modules.get("torch")
-    return (
-        torch.cuda
-        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
-        else None
-    )
+    used = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.cuda if torch is not None and used else None
 
 
 def cluster_here(devices: int = 1, nodes: int = 1, *, on_gpu: bool = False) -> dict[str, Any]:
@@ -167,41 +156,33 @@ def device_name(driver_name: str, memory_bytes: float, catalog: Catalog | None =
     ('a100-sxm-80gb', 'rtx-3090')
     """
     catalog = catalog or Catalog.load()
-    said = set(re.findall(r"[a-z0-9]+", driver_name.lower().replace("laptop", "mobile")))
-    forms = {form for form in _FORMS if any(word.startswith(form) for word in said)} or {"sxm"}
-    best: tuple[int, bool, float] | None = None
-    chosen = ""
+    driver_words = set(re.findall(r"[a-z0-9]+", driver_name.lower().replace("laptop", "mobile")))
+    forms = {form for form in _FORMS if any(word.startswith(form) for word in driver_words)} or {"sxm"}
+    ranks: dict[str, tuple[int, bool, float]] = {}
     for name in catalog.names("devices"):
         device = catalog.device(name)
         distance = abs(math.log(memory_bytes / device.memory_bytes))
-        own = [_model_words(spelling) for spelling in (name, *device.aliases)]
-        length = max((len(words) for words in own if words and words <= said), default=0)
-        if device.is_cpu or not length or distance > _NEAR:
-            continue
-        rank = (length, any(form in name for form in forms), -distance)
-        if best is None or rank > best:
-            best, chosen = rank, name
-    if not chosen:
-        raise InputError(
-            f'cluster.device: the GPU {driver_name!r} with {memory_bytes / 2**30:.0f} GiB is not in the catalogue; give job={{"cluster": ...}}'
-        )
-    return chosen
+        spellings = [_model_words(spelling) for spelling in (name, *device.aliases)]
+        length = max((len(words) for words in spellings if words and words <= driver_words), default=0)
+        if not device.is_cpu and length and distance <= _NEAR:
+            ranks[name] = (length, any(form in name for form in forms), -distance)
+    if not ranks:
+        gpu = f"the GPU {driver_name!r} with {memory_bytes / 2**30:.0f} GiB"
+        raise InputError(f'cluster.device: {gpu} is not in the catalogue; give job={{"cluster": ...}}')
+    return max(ranks, key=lambda name: ranks[name])
 
 
 def _model_words(name: str) -> set[str]:
     """The words of a catalogue name that tell the model, without form and size of memory."""
-    return {
-        word
-        for word in re.findall(r"[a-z0-9]+", name.lower())
-        if word not in _FORMS and not re.fullmatch(r"\d+gb", word)
-    }
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return {word for word in words if word not in _FORMS and not re.fullmatch(r"\d+gb", word)}
 
 
 # Optimizers
 
 
 def optimizer_name(optimizer: Any) -> str:
-    """The name that jobs use, from an optimizer of torch or a wrapper around one; one that jobs do not know keeps the name of its class."""
+    """The name that jobs use for an optimizer of torch or a wrapper around one, else that of its class."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     name = type(optimizer).__name__.lower()
