@@ -1,4 +1,4 @@
-"""Runs of a training and a deadline in; configurations of data, workers and machines with time, cost and the chance of being late out."""
+"""Ranks configurations of data, workers and machines by time, cost and the chance of missing a deadline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One configuration: how long the whole training takes, what it costs, and how likely it misses the deadline."""
+    """One configuration: how long the whole training takes, what it costs, and how likely it is late."""
 
     job: Job
     total_time_s: Estimate
@@ -49,10 +49,11 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The configurations, the cheapest that are likely enough in time first; and those that could not be forecast, with the reason."""
+    """The configurations, the cheapest that are likely enough in time first."""
 
     options: tuple[Option, ...]
     refused: Mapping[str, str]
+    """Those that could not be forecast, with the reason."""
     deadline_s: float
     risk: float
 
@@ -62,7 +63,7 @@ class Advice:
 
 
 def template(runs: Sequence[Run], model: str | None = None) -> Job:
-    """The job that most runs of the model have, but for its scale; with the batch per worker that most of those have, or else the largest."""
+    """The job that most runs of the model have, but for its scale; with their most usual batch per worker."""
     labels = collections.Counter(run.job.workload.model.label for run in runs)
     if model is None and len(labels) > 1:
         raise InputError(
@@ -73,13 +74,13 @@ def template(runs: Sequence[Run], model: str | None = None) -> Job:
         raise InputError("runs: there are none to learn from")
     if name not in labels:
         raise unknown("model", name, labels)
-    mine = [run.job for run in runs if run.job.workload.model.label == name]
-    kinds = collections.Counter(_but_for_scale(job) for job in mine)
+    jobs = [run.job for run in runs if run.job.workload.model.label == name]
+    kinds = collections.Counter(_but_for_scale(job) for job in jobs)
     usual = kinds.most_common(1)[0][0]
-    alike = [job for job in mine if _but_for_scale(job) == usual]
+    alike = [job for job in jobs if _but_for_scale(job) == usual]
     batches = collections.Counter(_batch(job) for job in alike)
-    batch = max(batches, key=lambda one: (batches[one], one))
-    return next(job for job in alike if _batch(job) == batch)
+    usual_batch = max(batches, key=lambda batch: (batches[batch], batch))
+    return next(job for job in alike if _batch(job) == usual_batch)
 
 
 def _batch(job: Job) -> int:
@@ -87,46 +88,37 @@ def _batch(job: Job) -> int:
     return job.workload.training.global_batch // (job.plan.data or 1)
 
 
+_SCALE = {"training": ("global_batch", "samples", "epochs", "steps"), "plan": ("data", "micro_batch")}
+
+
 def _but_for_scale(job: Job) -> str:
     document = job.to_dict()
-    training = {
-        name: value
-        for name, value in document["training"].items()
-        if name not in ("global_batch", "samples", "epochs", "steps")
-    }
-    plan = {name: value for name, value in document["plan"].items() if name not in ("data", "micro_batch")}
-    return json.dumps([document["model"], training, job.cluster.device.name, plan], sort_keys=True)
+    for section, names in _SCALE.items():
+        document[section] = {key: value for key, value in document[section].items() if key not in names}
+    kept = [document[section] for section in ("model", "training", "plan")]
+    return json.dumps([*kept, job.cluster.device.name], sort_keys=True)
 
 
 def candidates(
     base: Job, runs: Sequence[Run], wishes: Wishes, catalog: Catalog | None = None
 ) -> tuple[list[Job], dict[str, str]]:
-    """The jobs of all configurations, and why others are none; workers beyond those of the runs go up to twice as many."""
-    known = catalog or Catalog.load()
-    mine = [run.job for run in runs if run.job.workload.model.label == base.workload.model.label]
-    counts = wishes.workers or _grown({job.cluster.world_size for job in mine})
-    cores = wishes.cores or tuple(
-        sorted(
-            {
-                job.cluster.device.cores
-                for job in mine
-                if job.cluster.device.is_cpu and job.cluster.device.cores
-            }
-        )
-    )
-    samples = wishes.samples or _only(
-        base.workload.training.samples, "samples", "how many samples an epoch has"
-    )
-    epochs = wishes.epochs or base.workload.training.epochs or 1.0
+    """The jobs of all configurations, and why others are none; workers go up to twice those of the runs."""
+    catalog = catalog or Catalog.load()
+    clusters = [run.job.cluster for run in runs if run.job.workload.model.label == base.workload.model.label]
+    counts = wishes.workers or _grown({cluster.world_size for cluster in clusters})
+    used = {cluster.device.cores for cluster in clusters if cluster.device.is_cpu}
+    cores = wishes.cores or tuple(sorted(filter(None, used)))
+    training = base.workload.training
+    samples = wishes.samples or _only(training.samples, "samples", "how many samples an epoch has")
+    epochs = wishes.epochs or training.epochs or 1.0
     jobs, refused = [], {}
     for count, workers in itertools.product(samples, counts):
-        for section in _clusters(base, workers, cores, wishes.instances, known):
+        for section in _clusters(base, workers, cores, wishes.instances, catalog):
             try:
-                jobs.append(_scaled(base, section, workers, wishes.batch, count, epochs, known))
+                jobs.append(_scaled(base, section, workers, wishes.batch, count, epochs, catalog))
             except ForetrainError as error:
-                refused[f"{workers} workers on {section.get('node') or section['device']}"] = first_line(
-                    error
-                )
+                label = f"{workers} workers on {section.get('node') or section['device']}"
+                refused[label] = first_line(error)
     return list({json.dumps(job.to_dict(), sort_keys=True): job for job in jobs}.values()), refused
 
 
@@ -143,7 +135,7 @@ def _grown(counts: set[int]) -> tuple[int, ...]:
 def _clusters(
     base: Job, workers: int, cores: Sequence[int], instances: Sequence[str], catalog: Catalog
 ) -> Iterator[dict[str, Any]]:
-    """Sections of job files: machines of each kind, as many as the workers fill; one machine that they fill in part."""
+    """Sections of job files: machines of each kind, as many as the workers fill, or one filled in part."""
     device, group = base.cluster.device, base.cluster.groups[0]
     if device.is_cpu:
         for each in cores or (device.cores or 1,):
@@ -156,15 +148,10 @@ def _clusters(
         yield {"device": device.name, "devices_per_node": workers // nodes, "nodes": nodes}
     for name in named:
         node = catalog.node(name, "instances")
-        if workers <= node.devices:
-            yield {"device": device.name, "node": node.name, "devices_per_node": workers, "nodes": 1}
-        elif workers % node.devices == 0:
-            yield {
-                "device": device.name,
-                "node": node.name,
-                "devices_per_node": node.devices,
-                "nodes": workers // node.devices,
-            }
+        in_node = min(workers, node.devices)
+        if workers % in_node == 0:
+            section = {"device": device.name, "node": node.name}
+            yield {**section, "devices_per_node": in_node, "nodes": workers // in_node}
 
 
 def _scaled(
@@ -184,18 +171,20 @@ def _scaled(
     training = {name: value for name, value in document["training"].items() if name != "steps"}
     training |= {"global_batch": batch or _batch(base) * data, "samples": samples, "epochs": epochs}
     plan = {**document["plan"], "data": data}
-    return Job.read(
-        {"model": document["model"], "training": training, "cluster": dict(cluster), "plan": plan},
-        catalog=catalog,
-        base=base.workload.base,
-    )
+    sections = {"model": document["model"], "training": training, "cluster": dict(cluster), "plan": plan}
+    return Job.read(sections, catalog=catalog, base=base.workload.base)
 
 
 def advise(
-    predictor: Predictor, jobs: Sequence[Job], deadline_s: float, *, risk: float = 0.1, refused: Mapping[str, str] | None = None,
+    predictor: Predictor,
+    jobs: Sequence[Job],
+    deadline_s: float,
+    *,
+    risk: float = 0.1,
+    refused: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Advice:  # fmt: skip
-    """Forecast every configuration; the cheapest that is late with a probability of at most ``risk`` comes first."""
+) -> Advice:
+    """Forecast every configuration; the cheapest whose chance to be late is at most ``risk`` comes first."""
     if not deadline_s > 0:
         raise InputError(f"deadline: {deadline_s:g} s is not more than zero")
     if not 0 < risk < 1:
@@ -204,16 +193,9 @@ def advise(
     for done, job in enumerate(jobs, start=1):
         try:
             forecast = predictor.predict(job)
-            total = forecast["total_time_s"]
-            options.append(
-                Option(
-                    job=job,
-                    total_time_s=total,
-                    cost=forecast.cost,
-                    late=total.chance_above(deadline_s),
-                    notes=forecast.assumptions,
-                )
-            )
+            total, notes = forecast["total_time_s"], forecast.assumptions
+            late = total.chance_above(deadline_s)
+            options.append(Option(job=job, total_time_s=total, cost=forecast.cost, late=late, notes=notes))
         except ForetrainError as error:
             without[describe(job)] = first_line(error)
         progress(done, len(jobs))
@@ -234,11 +216,9 @@ def machines(job: Job) -> str:
     node, device = cluster.groups[0].node, cluster.device
     if node is not None:
         return f"{cluster.nodes} x {node.name}"
-    return (
-        f"{device.name}, {device.cores} cores each"
-        if device.is_cpu
-        else f"{cluster.nodes} nodes with {device.name}"
-    )
+    if device.is_cpu:
+        return f"{device.name}, {device.cores} cores each"
+    return f"{cluster.nodes} nodes with {device.name}"
 
 
 def describe(job: Job) -> str:
@@ -260,9 +240,5 @@ def to_dict(advice: Advice) -> dict[str, Any]:
         }
         for option in advice.options
     ]
-    return {
-        "deadline_s": advice.deadline_s,
-        "risk": advice.risk,
-        "options": rows,
-        "refused": dict(advice.refused),
-    }
+    asked = {"deadline_s": advice.deadline_s, "risk": advice.risk}
+    return {**asked, "options": rows, "refused": dict(advice.refused)}

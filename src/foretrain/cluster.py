@@ -1,9 +1,8 @@
-"""The [cluster] section of a job and the catalogue in; a Cluster of devices, nodes and the links between them out."""
+"""Reads the [cluster] section of a job: devices, nodes, and the links between them by the catalogue."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,12 +19,14 @@ _BY_GROUP = ("device", "node", "nodes", "cores_per_device")
 _SCOPES = {"node": "a link inside a node", "network": "a network between nodes"}
 
 _HDR_BYTES_PER_S, _NDR_BYTES_PER_S = 25e9, 50e9
+"""Of InfiniBand adapters at 200 and 400 Gb/s."""
 _NDR_SINCE = 2022
+"""The year of the first devices that are sold with NDR: DGX H100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A link as its ends see it, per direction: inside a node an end is a device, between nodes a whole node."""
+    """A link as its ends see it, per direction: devices inside a node, whole nodes between nodes."""
 
     kind: str
     bandwidth_bytes_per_s: float
@@ -71,17 +72,9 @@ class Group:
 
     @property
     def domain(self) -> int:
-        """Devices that reach one another by the intra-node link: those of a node, or of all nodes that NVLink spans."""
+        """Devices that the intra-node link joins: those of a node, or of all nodes that NVLink spans."""
         trays = self.node.domain // self.node.devices if self.node and self.node.domain else 1
         return self.devices_per_node * min(trays, self.nodes)
-
-    @property
-    def inter_node_bytes_per_s_per_device(self) -> float:
-        """A device's share of its node's network, per direction, when all the devices in use send at once."""
-        in_node = self.node.devices if self.node else self.devices_per_node
-        nics = self.inter_node.nics
-        near = math.ceil(nics * self.devices_per_node / in_node)
-        return self.inter_node.bandwidth_bytes_per_s * near / nics / self.devices_per_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +107,7 @@ class Cluster:
         cluster = cls(
             groups=groups,
             price_per_device_hour=given.price,
-            assumptions=tuple(
-                note for where, spec, group in resolved for note in _notes(where, spec, group, several)
-            ),
+            assumptions=tuple(note for entry in resolved for note in _notes(*entry, several)),
             specs=tuple(_canonical(spec, group) for _, spec, group in resolved),
         )
         return dataclasses.replace(cluster, price_per_hour=catalog.price_per_hour(cluster))
@@ -125,11 +116,8 @@ class Cluster:
         """The section in canonical form, for JSON: reading it again gives the same cluster."""
         groups = [_without_empty(dataclasses.asdict(spec)) for spec in self.specs]
         section = groups[0] if len(groups) == 1 else {"groups": groups}
-        return (
-            section
-            if self.price_per_device_hour is None
-            else {**section, "price": self.price_per_device_hour}
-        )
+        price = self.price_per_device_hour
+        return section if price is None else {**section, "price": price}
 
     @property
     def world_size(self) -> int:
@@ -161,9 +149,8 @@ class Cluster:
 
     def _group_with_same(self, name: str) -> Group:
         if any(getattr(group, name) != getattr(self.groups[0], name) for group in self.groups):
-            raise UnsupportedJob(
-                f"cluster.groups: the groups differ in {name}, and a single one is needed here"
-            )
+            differ = f"the groups differ in {name}, and a single one is needed here"
+            raise UnsupportedJob(f"cluster.groups: {differ}")
         return self.groups[0]
 
 
@@ -202,7 +189,7 @@ def _group(where: str, spec: GroupSpec, catalog: Catalog) -> Group:
 
 
 def _usual_network(device: Device, per_node: int) -> LinkSpec:
-    """What joins nodes of devices that are sold on NVSwitch boards: an InfiniBand adapter for each of them; else nothing in particular."""
+    """An InfiniBand adapter for each device that is sold on NVSwitch boards; else nothing in particular."""
     if device.link != "nvswitch" or device.link_optional:
         return LinkSpec()
     rate = _HDR_BYTES_PER_S if device.year is not None and device.year < _NDR_SINCE else _NDR_BYTES_PER_S

@@ -1,4 +1,4 @@
-"""What can go wrong in a way the user can mend: each error is one line naming the field, the value and what is allowed."""
+"""Defines the errors that a user can mend, each one line naming the field, the value and what is allowed."""
 
 from __future__ import annotations
 

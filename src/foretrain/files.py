@@ -1,4 +1,4 @@
-"""Reading and writing files so that errors are one line and a reader never sees half a file."""
+"""Reads and writes files so that errors are one line and a reader never sees half a file."""
 
 from __future__ import annotations
 
@@ -23,18 +23,14 @@ def _decompressed(path: Path) -> str:
 
     try:
         with path.open("rb") as file:
-            return (
-                zstandard.ZstdDecompressor()
-                .stream_reader(file, read_across_frames=True)
-                .read()
-                .decode("utf-8")
-            )
+            plain = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+            return plain.read().decode("utf-8")
     except zstandard.ZstdError as error:
         raise InputError(f"{path}: not a zstd file ({error})") from error
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Add whole lines in one write, so that a program interrupted by Ctrl-C leaves no half line (one killed outright may)."""
+    """Add whole lines in one write, so that Ctrl-C leaves no half line (a kill may)."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as file:

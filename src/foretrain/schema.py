@@ -1,4 +1,4 @@
-"""A mapping from TOML or JSON becomes a dataclass: unknown keys, missing keys and wrong types are one clear line each."""
+"""Reads dataclasses from TOML or JSON: unknown keys, missing keys and wrong types are one clear line each."""
 
 from __future__ import annotations
 
@@ -32,27 +32,24 @@ def read(cls: type[T], section: object, path: str) -> T:
     for name, field in fields.items():
         where = f"{path}.{name}" if path else name
         if name in section:
-            parse = field.metadata.get("parse")
-            value = section[name]
-            values[name] = (
-                parse(value, where)
-                if parse is not None and value is not None
-                else convert(value, hints[name], where)
-            )
+            parse, value = field.metadata.get("parse"), section[name]
+            if parse is None or value is None:
+                values[name] = convert(value, hints[name], where)
+            else:
+                values[name] = parse(value, where)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise InputError(f"{where}: missing; it is required")
     return cls(**values)
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """``value`` as the annotated type ``hint``, or an error that names the field, the value and what is allowed."""
+    """``value`` as the annotated type ``hint``; an error names the field, the value and what is allowed."""
     origin = get_origin(hint)
     if hint is Any or hint is object:
         return value
     if origin is Literal:
-        if value not in get_args(hint) or isinstance(value, bool) != any(
-            isinstance(choice, bool) for choice in get_args(hint)
-        ):
+        boolean = any(isinstance(choice, bool) for choice in get_args(hint))
+        if value not in get_args(hint) or isinstance(value, bool) != boolean:
             raise unknown(where, value, map(str, get_args(hint)))
         return value
     if origin in (typing.Union, types.UnionType):

@@ -1,4 +1,4 @@
-"""Values of a dimension, such as workers, in; which runs to learn from and which to forecast out: inside of what is learned, or beyond it."""
+"""Splits runs along a dimension, such as workers: what to learn from, and what lies inside or beyond it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def interpolation(values: Sequence[float] | npt.NDArray[np.float64]) -> list[Par
 
 
 def extrapolation(values: Sequence[float] | npt.NDArray[np.float64]) -> list[Part]:
-    """One part: the largest third of the distinct values (at least one) is forecast from what is below; none where all are equal.
+    """One part: the largest third of the values is forecast from what is below; none if all are equal.
 
     >>> [test.tolist() for _, test in extrapolation([1, 2, 4, 8, 16, 32])]
     [[4, 5]]

@@ -1,4 +1,4 @@
-"""Text for people to SI numbers and back: "80 GiB", "3h", "$4.10/h", "400 Gb/s" in; "79.6 GiB", "3 h 12 min" out."""
+"""Turns text for people into SI numbers and back: "80 GiB", "3h", "$4.10/h", "400 Gb/s"."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parse_bytes(value: float | str, field: str = "size") -> float:
 
 
 def parse_rate(value: float | str, field: str = "bandwidth") -> float:
-    """Bytes per second from a number or from text: "900 GB/s" are bytes, "400 Gb/s" (or Gbit/s, Gbps) are bits."""
+    """Bytes per second from a number or text: "900 GB/s" are bytes, "400 Gb/s" (Gbit/s, Gbps) are bits."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     match = re.fullmatch(rf"\s*{_NUMBER}\s*([kKMGTP]i?)?(B/s|b/s|bit/s|bps)\s*", str(value))
@@ -51,11 +51,8 @@ def parse_seconds(value: float | str, field: str = "time") -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     parts = re.findall(rf"{_NUMBER}\s*([a-z]+)", str(value))
-    if (
-        not parts
-        or re.sub(rf"{_NUMBER}\s*([a-z]+)|\s", "", str(value))
-        or any(unit not in _SECONDS for _, unit in parts)
-    ):
+    rest = re.sub(rf"{_NUMBER}\s*([a-z]+)|\s", "", str(value))
+    if not parts or rest or any(unit not in _SECONDS for _, unit in parts):
         raise invalid(field, value, 'a time such as "3h", "1d 12h" or "90 min"')
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
@@ -82,12 +79,9 @@ def format_seconds(time_s: float) -> str:
     """For people: 0.00123 -> "1.23 ms", 11520 -> "3 h 12 min"."""
     if not math.isfinite(time_s):
         return str(time_s)
-    if time_s >= 86400:
-        return _two_units(time_s / 86400, "d", 24, "h")
-    if time_s >= 3600:
-        return _two_units(time_s / 3600, "h", 60, "min")
-    if time_s >= 60:
-        return _two_units(time_s / 60, "min", 60, "s")
+    for unit, ratio, smaller in (("d", 24, "h"), ("h", 60, "min"), ("min", 60, "s")):
+        if time_s >= _SECONDS[unit]:
+            return _two_units(time_s / _SECONDS[unit], unit, ratio, smaller)
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if time_s >= scale:
             return f"{_three_digits(time_s / scale)} {unit}"

@@ -1,4 +1,4 @@
-"""A function and many items in; its results in the order of the items out, from this process, several here, or a Ray cluster."""
+"""Runs a function over many items in this process, in several here, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -44,12 +44,13 @@ def fan_out(
     progress: Progress = lambda done, total: None,
     lost: Lost[Result] | None = None,
 ) -> Iterator[Result]:
-    """``function(item)`` (or ``function(shared, item)`` when something is shared) for every item, results in the order of the items.
+    """``function(item)``, or ``function(shared, item)``, for every item, results in the order of the items.
 
-    In this process one by one, as they are asked for; in so many ``processes``; or on the Ray cluster at ``ray`` ("auto", "host:port",
-    "ray://host:port", "local" or "any"). The function, what is shared, the items and the results must be picklable. What the function
-    raises is raised here, in the item's turn. An item whose worker or node is lost is tried again; where that does not help, ``lost``
-    makes its result from the reason, or ``WorkerLost`` is raised.
+    In this process one by one, as they are asked for; in so many ``processes``; or on the Ray cluster at
+    ``ray`` ("auto", "host:port", "ray://host:port", "local" or "any"). The function, what is shared, the
+    items and the results must be picklable. What the function raises is raised here, in the item's turn. An
+    item whose worker or node is lost is tried again; where that does not help, ``lost`` makes its result from
+    the reason, or ``WorkerLost`` is raised.
 
     >>> list(fan_out(pow, [1, 2, 3], shared=2))
     [2, 4, 8]
@@ -67,7 +68,7 @@ def _all(
 
 
 class Crew(Generic[Result]):
-    """``fan_out`` for items that come in several rounds: workers stay from one to the next, until the ``with`` block ends.
+    """``fan_out`` for items that come in several rounds: workers stay until the ``with`` block ends.
 
     >>> with Crew(pow, shared=2) as crew:
     ...     print([list(crew.run(items)) for items in ([1, 2], [3])])
@@ -119,7 +120,10 @@ class Crew(Generic[Result]):
 
 
 class _Gathered:
-    """Hands chunks to workers, a bounded number ahead, and puts what comes back into order. Chunks grow to about a quarter of a second."""
+    """Hands chunks to workers, a bounded number ahead, and puts what comes back into order.
+
+    Chunks grow to about a quarter of a second.
+    """
 
     def __init__(self, items: Sequence[Any], progress: Progress, lost: Lost[Any] | None) -> None:
         self._items, self._progress, self._lost = items, progress, lost
@@ -161,7 +165,7 @@ class _Gathered:
             self._running += 1
 
     def _size(self, slots: int) -> int:
-        """As many items as fill a chunk's time at the pace of the last one, but few enough for every worker to get some."""
+        """As many items as fill a chunk's time at the last one's pace, but few enough for every worker."""
         share = math.ceil((len(self._items) - self._begun) / (2 * slots))
         return max(1, min(_CHUNK_ITEMS, share, int(_CHUNK_S / max(self._item_s, 1e-6))))
 

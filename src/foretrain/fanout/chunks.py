@@ -1,4 +1,4 @@
-"""Neighbouring items that a worker gets at once, what becomes of them, and what runs them."""
+"""Groups neighbouring items that a worker gets at once, and tells what becomes of them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def call(function: Callable[..., Result], shared: Any, item: Any) -> Result:
 
 
 def work(load: Load, packed: bytes) -> bytes:
-    """In a worker: all items of a chunk. What cannot be loaded, or packed for the way back, is an error like any other."""
+    """In a worker: all items of a chunk.
+
+    What cannot be loaded, or packed for the way back, is an error like any other.
+    """
     results: list[Any] = []
     try:
         function, shared = _loaded(load)
@@ -88,7 +91,7 @@ def _with_error(results: Sequence[Any], error: Exception) -> bytes:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself, with its traceback as a note, if it survives the way to another process; else one that says the same."""
+    """The error, with its traceback as a note, if it survives the way to another process; else its like."""
     error.add_note("".join(traceback.format_exception(error)).rstrip())
     try:
         same = unpack(pack(error))

@@ -1,4 +1,4 @@
-"""The address of a Ray cluster in; a connection to it out, or one line that says why there is none. The only place that knows how."""
+"""Connects to a Ray cluster by its address, or says in one line why that fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _PASSED_ON = ("FORETRAIN_CACHE",)
 def is_address(text: str) -> bool:
     """Whether this can be the address of a cluster.
 
-    >>> [is_address(text) for text in ("auto", "10.0.0.1:6379", "ray://head:10001", "jobs.jsonl", "tiny.py:net")]
+    >>> texts = ("auto", "10.0.0.1:6379", "ray://head:10001", "jobs.jsonl", "tiny.py:net")
+    >>> [is_address(text) for text in texts]
     [True, True, True, False, False]
     """
     return text in (AUTO, LOCAL, ANY) or re.fullmatch(r"ray://\S+|[\w.\-\[\]:]+:\d+", text) is not None
@@ -79,7 +80,8 @@ def found_at(address: str, field: str = "ray") -> str:
     found = _known() if address == AUTO else address
     if found is None:
         raise InputError(
-            f"{field}: no Ray cluster answers at {address!r} (none was started here by ray start, and RAY_ADDRESS is not set)"
+            f"{field}: no Ray cluster answers at {address!r} (none "
+            "was started here by ray start, and RAY_ADDRESS is not set)"
         )
     return found
 
@@ -113,7 +115,7 @@ def _init(**options: Any) -> None:
 
 
 def _known() -> str | None:
-    """The address that Ray itself would take, from the environment or from the file that the last cluster left."""
+    """The address that Ray itself would take, from the environment or the file that the last cluster left."""
     if given := os.environ.get("RAY_ADDRESS"):
         return given
     folder = (

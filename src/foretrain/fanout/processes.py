@@ -1,4 +1,4 @@
-"""Processes of this machine that run chunks."""
+"""Runs chunks in processes of this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Worker:
 
 
 class Processes(Workers):
-    """Fresh processes that serve until their pipe closes; one that dies is replaced, and costs the chunk that it had."""
+    """Fresh processes that serve until their pipe closes; one that dies is replaced, and costs its chunk."""
 
     def __init__(self, function: Callable[..., Any], shared: Any, count: int) -> None:
         self._packed = pack((function, shared))

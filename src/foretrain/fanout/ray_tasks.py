@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster that run chunks."""
+"""Runs chunks in tasks on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RESOURCES_S = 2.0
 
 
 class RayTasks(Workers):
-    """Tasks on a Ray cluster, each with a CPU; twice as many as there are CPUs, so that none waits for the next."""
+    """Tasks on a Ray cluster, each with a CPU; twice as many as CPUs, so that none waits for the next."""
 
     def __init__(self, function: Callable[..., Any], shared: Any, address: str) -> None:
         self._stack = contextlib.ExitStack()
@@ -74,7 +74,7 @@ class RayTasks(Workers):
 
 
 def _packed(function: Callable[..., Any], shared: Any) -> bytes:
-    """By reference to modules that nodes have; what is defined in a file of the user's goes along as it is."""
+    """By reference to modules that nodes have; what a file of the user's defines goes along as it is."""
     from ray import cloudpickle
 
     module = inspect.getmodule(function)
@@ -96,7 +96,7 @@ def _is_users(module: ModuleType) -> bool:
 
 
 def _fetched(reference: Any) -> Outcome:
-    """What a task left; Ray's own failures are those of a worker that was lost, of the function, or of the cluster."""
+    """What a task left; Ray's own failures are of a lost worker, of the function, or of the cluster."""
     import ray
     from ray import exceptions
 
