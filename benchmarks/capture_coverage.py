@@ -1,10 +1,11 @@
-"""Which models can be captured: every single-device job of a folder of runs, all of timm, and the model types of transformers.
+"""Counts which models can be captured: the one-device jobs of a folder, all of timm, types of transformers.
 
     python benchmarks/capture_coverage.py runs --data DIR
     python benchmarks/capture_coverage.py timm
     python benchmarks/capture_coverage.py transformers
 
-Prints the share that captures and each failure with its reason; exits 1 when the share is below what the README states.
+Prints the share that captures and each failure with its reason; exits 1 when the share is below what the
+README states.
 """
 
 from __future__ import annotations
@@ -22,8 +23,18 @@ from foretrain.capture.tracing.tracer import trace_step
 from foretrain.job import Model, Training, Workload, read_lines
 from foretrain.schema import read
 
-TASKS = ("causal-lm", "masked-lm", "seq2seq-lm", "sequence-classification", "image-classification", "semantic-segmentation",
-         "audio-classification", "ctc", "speech-seq2seq", "base")  # fmt: skip
+TASKS = (
+    "causal-lm",
+    "masked-lm",
+    "seq2seq-lm",
+    "sequence-classification",
+    "image-classification",
+    "semantic-segmentation",
+    "audio-classification",
+    "ctc",
+    "speech-seq2seq",
+    "base",
+)
 
 
 def from_runs(data: Path) -> Iterator[tuple[str, dict[str, Any], Path]]:
@@ -44,7 +55,8 @@ def from_runs(data: Path) -> Iterator[tuple[str, dict[str, Any], Path]]:
             if cluster.get("devices_per_node", 1) * cluster.get("nodes", 1) == 1 and key not in seen:
                 seen.add(key)
                 yield (
-                    f"{path.name}:{number} {job['model'].get('name') or job['model']['config']['model_type']}",
+                    f"{path.name}:{number} "
+                    f"{job['model'].get('name') or job['model']['config']['model_type']}",
                     job,
                     path.parent,
                 )
@@ -82,7 +94,7 @@ def from_transformers() -> Iterator[tuple[str, dict[str, Any], Path]]:
 
 
 def attempt(item: tuple[str, dict[str, Any], Path]) -> tuple[str, str | None]:
-    """None when the job captures, else the reason; a transformers type counts when one of its tasks captures."""
+    """None when the job captures, else the reason; a transformers type needs one task that captures."""
     label, job, base = item
     if job["model"]["source"] != "transformers" or "task" in job["model"]:
         return label, trace(job["model"], job["training"], base)
@@ -113,9 +125,15 @@ def trace(model: dict[str, Any], training: dict[str, Any], base: Path) -> str | 
         batch = min(workload.training.global_batch, 4)
         loaded = load_model(workload, batch)
         trace_step(
-            loaded.module, loaded.inputs, loaded.loss, samples=batch, mode=workload.training.mode, precision=workload.training.precision,
-            optimizer=workload.training.optimizer, channels_last=workload.training.channels_last,
-        )  # fmt: skip
+            loaded.module,
+            loaded.inputs,
+            loaded.loss,
+            samples=batch,
+            mode=workload.training.mode,
+            precision=workload.training.precision,
+            optimizer=workload.training.optimizer,
+            channels_last=workload.training.channels_last,
+        )
     except Exception as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return None

@@ -1,11 +1,12 @@
-"""How well the costs of collectives agree with measured ones, and the constants that fit best.
+"""Compares the costs of collectives with measured ones, and fits their constants.
 
     python benchmarks/collectives.py --data DIR [--fit] [--each]
 
-DIR holds network/ and tables/ with the public files (README.md there); data/ is the project's own. Each line is one file, system, collective and
-class of size: errors with the shipped constants, and with the transport's constants fitted to the other systems (left out).
---fit prints the constants that fit all systems best. Curves whose path through the network is not known are scored, not fitted: a note
-says why. docs/collectives.md explains them.
+DIR holds network/ and tables/ with the public files (README.md there); data/ is the project's own. Each line
+is one file, system, collective and class of size: errors with the shipped constants, and with the transport's
+constants fitted to the other systems (left out). --fit prints the constants that fit all systems best. Curves
+whose path through the network is not known are scored, not fitted: a note says why. docs/collectives.md
+explains them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ SMALL_BYTES = 1 << 20
 LEAST_SHARE = 0.05
 """Of a CPU step: what synchronising takes below this is lost in the noise of two step times."""
 SKEW = 0.05
-"""Of a CPU step: workers wait for the slowest one. Not a cost of the network, but part of what synchronising adds."""
+"""Of a CPU step: workers wait for the slowest one. Not a cost of the network, but part of what synchronising
+adds."""
 BERT_BASE_PARAMETERS = 108.9e6
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 """DistributedDataParallel's defaults."""
@@ -45,7 +47,8 @@ FREE: dict[str, tuple[str, ...]] = {
     "gloo": ("most_bytes_per_s", "hop_s"),
     "server": ("process_bytes_per_s", "update_s_per_byte"),
 }
-"""What the data can tell of each set of constants. H100 was measured up to 64 MiB, too little to tell ring from chunk: A100's ring holds."""
+"""What the data can tell of each set of constants. H100 was measured up to 64 MiB, too little to tell ring
+from chunk: A100's ring holds."""
 
 BEGIN = {
     "ring": 0.8,
@@ -139,7 +142,8 @@ def buckets(size: float) -> Array:
 def vidur(path: Path) -> Iterator[Curve]:
     """The least of three calls: the others contain the wait for members that came late.
 
-    All-reduces below 1 MiB contain it all the same, and short messages over sockets end when they are buffered: not fitted.
+    All-reduces below 1 MiB contain it all the same, and short messages over sockets end when they are
+    buffered: not fitted.
     """
     table = pd.read_csv(path)
     pairs = {
@@ -180,7 +184,8 @@ def vidur_path(system: str, kind: Kind, per_node: int, nodes: int) -> tuple[str 
     if nodes > 1 and system == "a100_dgx":
         return (
             None,
-            "a third of a 200 Gb/s adapter, 2 per node no faster than 1: path not known, perhaps no GPUDirect",
+            "a third of a 200 Gb/s adapter, 2 per node no "
+            "faster than 1: path not known, perhaps no GPUDirect",
         )
     if nodes == 1 and system == "a40_pairwise_nvlink":
         return None, "4 GB/s, an eighth of PCIe: path not known, perhaps not a bridged pair"
@@ -194,7 +199,7 @@ def vidur_path(system: str, kind: Kind, per_node: int, nodes: int) -> tuple[str 
 
 
 def perlmutter_vista(path: Path) -> Iterator[Curve]:
-    """All-gathers are read as giving the input of a member: so their rates between nodes agree with those of all-reduce.
+    """All-gathers are read as giving the input of a member, as their rates then agree with all-reduce.
 
     Perlmutter between nodes is read as sockets: 1.2 GB/s for each device of a node, of an adapter's 25.
     """
@@ -242,7 +247,10 @@ def possible(curve: Curve) -> Curve:
 
 
 def galvatron(path: Path) -> Iterator[Curve]:
-    """Those with a size; bandwidths are printed without one. The device is not stated: the rates are an A100's."""
+    """Those with a size; bandwidths are printed without one.
+
+    The device is not stated: the rates are an A100's.
+    """
     table = pd.read_csv(path).dropna(subset=["bytes"])
     for (collective, group), rows in table.groupby(["collective", "group"]):
         yield Curve(
@@ -260,7 +268,10 @@ def galvatron(path: Path) -> Iterator[Curve]:
 
 
 def pollux(path: Path) -> Iterator[Curve]:
-    """The logged synchronisation of BERT-base (fp32) on T4s, even placements: sockets on a cloud's Ethernet. Scored only."""
+    """The logged synchronisation of BERT-base (fp32) on T4s, even placements: sockets on a cloud's Ethernet.
+
+    Scored only.
+    """
     table = pd.read_csv(path)
     table = table[
         (table["model"] == "BERT-base SQuAD") & (table["gpus"] > 1) & (table["gpus"] % table["nodes"] == 0)
@@ -326,7 +337,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def fit(name: str, curves: Sequence[Curve], constants: Constants = SHIPPED) -> Constants:
-    """The constants with the free ones of one set fitted to curves; each curve weighs the same, what none tells stays at BEGIN."""
+    """The constants, the free ones of one set fitted to curves of equal weight, or else as in BEGIN."""
     thinned = [curve.thinned() for curve in curves]
     begin = np.log([BEGIN[field] for field in FREE[name]])
     most = [0.0 if field in ("ring", "pair", "switch") else np.inf for field in FREE[name]]

@@ -1,10 +1,10 @@
-"""D-optimal and random choice of the operators to measure, at equal budget: the error of the same regressors on operators that they did not see.
+"""Compares D-optimal and random choice of operators to measure, by regressors' errors on unseen operators.
 
     python benchmarks/design_study.py [--plot docs/img/design_study.svg]
     python benchmarks/design_study.py --data DIR --device a100-pcie-40gb
 
-The first studies our own data/ops_h200.parquet; DIR/ops/neusight_fp32.csv.gz holds operator times of NeuSight (MIT licence).
-Operators whose shape, batch apart, is in a held-out set are never candidates.
+The first studies our own data/ops_h200.parquet; DIR/ops/neusight_fp32.csv.gz holds operator times of NeuSight
+(MIT licence). Operators whose shape, batch apart, is in a held-out set are never candidates.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ DIMS = {
     "conv": ("B", "c_in", "c_out", "kernel", "size", "stride"),
     "rows": ("B", "H"),
 }
-FAMILIES = {"convolution": "convolution", "convolution_backward": "convolution backward"}
-FAMILIES |= dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), "matrix product")
+KINDS = {"convolution": "convolution", "convolution_backward": "convolution backward"}
+KINDS |= dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), "matrix product")
 FIGURES = {"LightGBM": "mape", "log-quadratic": "median"}
-"""The error shown: the mean, but the median where a few extrapolations of a polynomial in logarithms would decide the mean."""
+"""The error shown: the mean, but the median where a few extrapolations of a polynomial in logarithms would
+decide the mean."""
 OPERANDS = {"add": 3, "div": 3, "mul": 3, "pow": 3}
 
 
 @dataclass(frozen=True)
 class Operators:
-    """Measured operators: what a predictor may know of them, the time of each, its shape group, and the source's own test set."""
+    """Measured operators: what a predictor may know of them, times, shape groups and the source's tests."""
 
     rows: list[dict[str, Any]]
     time_s: Array
@@ -135,7 +136,7 @@ WORK: dict[str, Callable[..., tuple[float, float]]] = {
 
 
 def h200(path: Path) -> Operators:
-    """Our own measurements (``foretrain measure ops``): forward, backward and optimizer operators in four precisions."""
+    """Our own measurements (``foretrain measure ops``) of all phases in four precisions."""
     known = Catalog.load().device("h200", "device")
     peaks = {"float32": known.fp32, "float32tf32": known.tf32, "bfloat16": known.bf16, "float16": known.fp16}
     columns = load_columns(path)
@@ -152,10 +153,17 @@ def h200(path: Path) -> Operators:
             1e-9,
         )
         rows.append(
-            {"op": row["name"] if row["name"] in common else "other", "name": row["name"], "family": FAMILIES.get(row["name"], "memory"),
-             "dtype": dtype if dtype in peaks else "other", "dims": [dim for shape in shapes[:2] for dim in shape][:6],
-             "flops": float(row["flops"]), "bytes": float(row["bytes"]), "cost_s": SETUP_S + REPEATS * roofline}
-        )  # fmt: skip
+            {
+                "op": row["name"] if row["name"] in common else "other",
+                "name": row["name"],
+                "family": KINDS.get(row["name"], "memory"),
+                "dtype": dtype if dtype in peaks else "other",
+                "dims": [dim for shape in shapes[:2] for dim in shape][:6],
+                "flops": float(row["flops"]),
+                "bytes": float(row["bytes"]),
+                "cost_s": SETUP_S + REPEATS * roofline,
+            }
+        )
         groups.append(f"{row['name']} {[shape[1:] or shape for shape in shapes[:3]]}")
     cost = np.array([row["cost_s"] for row in rows])
     times = np.array([row["cold_s"] for row in table])
@@ -192,9 +200,14 @@ class Choice:
         self.quadratic = operator_candidates(rows, quadratic=True, per_family=True)
         self.fourier = fourier_candidates(rows, self.linear, seed)
         self.space = table_candidates(
-            {name: column for name, column in zip(self.linear.names, self.linear.features.T, strict=True) if "dim" in name or "op" in name},
-            self.linear.cost_s, rows,
-        )  # fmt: skip
+            {
+                name: column
+                for name, column in zip(self.linear.names, self.linear.features.T, strict=True)
+                if "dim" in name or "op" in name
+            },
+            self.linear.cost_s,
+            rows,
+        )
         self._path: Indices | None = None
 
     def choose(self, method: str, count: int, budget_s: float | None) -> Indices:
@@ -240,7 +253,7 @@ class Choice:
 def fourier_candidates(
     rows: list[dict[str, Any]], linear: Candidates, seed: int, size: int = 128
 ) -> Candidates:
-    """Random Fourier features (Rahimi and Recht 2007) of a Gaussian kernel over the linear basis: D-optimal for a nonparametric model."""
+    """Random Fourier features (Rahimi and Recht 2007) of a Gaussian kernel, for a nonparametric model."""
     random = np.random.default_rng(seed)
     points = linear.features[:, 1:]
     sample = points[random.choice(len(points), min(500, len(points)), replace=False)]
@@ -287,8 +300,20 @@ def tree_features(operators: Operators, kinds: dict[str, int]) -> Array:
 
 def fit_trees(train: Operators, kinds: dict[str, int], seed: int) -> Callable[[Operators], Array]:
     """LightGBM on the logarithm of time over roofline time."""
-    settings = {"objective": "l2", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 5, "verbose": -1, "seed": seed, "num_threads": 1,
-                "feature_fraction": 0.9, "bagging_fraction": 0.9, "bagging_freq": 1, "deterministic": True, "force_row_wise": True}  # fmt: skip
+    settings = {
+        "objective": "l2",
+        "learning_rate": 0.05,
+        "num_leaves": 31,
+        "min_data_in_leaf": 5,
+        "verbose": -1,
+        "seed": seed,
+        "num_threads": 1,
+        "feature_fraction": 0.9,
+        "bagging_fraction": 0.9,
+        "bagging_freq": 1,
+        "deterministic": True,
+        "force_row_wise": True,
+    }
     target = np.log(train.time_s / train.roofline_s)
     data = lightgbm.Dataset(
         tree_features(train, kinds), target, categorical_feature=[0, 1], free_raw_data=True
@@ -309,7 +334,7 @@ def fit_quadratic(train: Array, target: Array) -> Callable[[Array], Array]:
 
 
 def study(operators: Operators, seeds: int, methods: list[str]) -> Iterator[dict[str, Any]]:
-    """Errors by budget (operators, or the time that so many take on average), method, regressor and test set."""
+    """Errors by budget (operators, or the time of so many on average), method, regressor and test set."""
     names, dtypes = (
         sorted({_name(row) for row in operators.rows}),
         sorted({str(row.get("dtype")) for row in operators.rows}),
@@ -340,10 +365,20 @@ def study(operators: Operators, seeds: int, methods: list[str]) -> Iterator[dict
                         }
                         for regressor, answer in answers.items():
                             errors = np.abs(np.exp(np.clip(answer, -30, 10)) / test.time_s - 1)
-                            yield {"seed": seed, "priced": priced, "count": count, "method": method, "regressor": regressor, "test": name,
-                                   "n": len(chosen), "mape": float(errors.mean()), "median": float(np.median(errors))}  # fmt: skip
+                            yield {
+                                "seed": seed,
+                                "priced": priced,
+                                "count": count,
+                                "method": method,
+                                "regressor": regressor,
+                                "test": name,
+                                "n": len(chosen),
+                                "mape": float(errors.mean()),
+                                "median": float(np.median(errors)),
+                            }
         print(
-            f"seed {seed}: {len(pool.rows):,} candidates, {', '.join(f'{len(test.rows):,} {name}' for name, test in tests.items())}",
+            f"seed {seed}: {len(pool.rows):,} candidates, "
+            f"{', '.join(f'{len(test.rows):,} {name}' for name, test in tests.items())}",
             flush=True,
         )
 
@@ -393,19 +428,22 @@ def svg(results: list[dict[str, Any]], methods: list[str], device: str) -> str:
     parts = []
     for place, (regressor, test) in enumerate(panels):
         x, y = 20 + place % 2 * width, 40 + place // 2 * height
-        parts.append(
-            f'<g transform="translate({x},{y})">{_panel(_cells(results, False, regressor, test), methods, f"{regressor}, {test}, {FIGURES[regressor]}")}</g>'
-        )
+        heading = f"{regressor}, {test}, {FIGURES[regressor]}"
+        panel = _panel(_cells(results, False, regressor, test), methods, heading)
+        parts.append(f'<g transform="translate({x},{y})">{panel}</g>')
     rows = math.ceil(len(panels) / 2)
     for place, method in enumerate(methods):
         x, y = 60 + place % 6 * 135, 60 + rows * height
         parts.append(
-            f'<path d="M{x},{y - 4}h22" stroke="{COLORS[place]}" stroke-width="2.5"/><text x="{x + 27}" y="{y}">{method}</text>'
+            f'<path d="M{x},{y - 4}h22" stroke="{COLORS[place]}" '
+            f'stroke-width="2.5"/><text x="{x + 27}" y="{y}">{method}</text>'
         )
-    title = f'<text x="20" y="24" font-size="15" font-weight="bold">Absolute percentage error by operators measured, {device}</text>'
+    words = f"Absolute percentage error by operators measured, {device}"
+    title = f'<text x="20" y="24" font-size="15" font-weight="bold">{words}</text>'
     size = f'width="{2 * width + 40}" height="{rows * height + 80}"'
     style = 'font-family="Helvetica,Arial,sans-serif" font-size="12" fill="#222"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}><rect width="100%" height="100%" fill="white"/>{title}{"".join(parts)}</svg>\n'
+    body = f'<rect width="100%" height="100%" fill="white"/>{title}{"".join(parts)}'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{body}</svg>\n'
 
 
 def _panel(cells: dict[tuple[int, str], list[float]], methods: list[str], title: str) -> str:
@@ -418,23 +456,27 @@ def _panel(cells: dict[tuple[int, str], list[float]], methods: list[str], title:
         return 45 + 345 * across, 230 - 200 * (min(max(math.log(error), low), high) - low) / (high - low)
 
     parts = [
-        f'<text x="45" y="18" font-weight="bold">{title}</text><rect x="45" y="30" width="345" height="200" fill="none" stroke="#bbb"/>'
+        f'<text x="45" y="18" font-weight="bold">{title}</text><rect '
+        'x="45" y="30" width="345" height="200" fill="none" stroke="#bbb"/>'
     ]
     for count in COUNTS:
         x, _ = at(count, math.exp(low))
         parts.append(
-            f'<path d="M{x:.1f},30v200" stroke="#eee"/><text x="{x:.1f}" y="246" text-anchor="middle">{count:,}</text>'
+            f'<path d="M{x:.1f},30v200" stroke="#eee"/><text x="{x:.1f}" '
+            f'y="246" text-anchor="middle">{count:,}</text>'
         )
     for tick in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0):
         if low < math.log(tick) < high:
             _, y = at(COUNTS[0], tick)
             parts.append(
-                f'<path d="M45,{y:.1f}h345" stroke="#eee"/><text x="40" y="{y + 4:.1f}" text-anchor="end">{tick:.0%}</text>'
+                f'<path d="M45,{y:.1f}h345" stroke="#eee"/><text '
+                f'x="40" y="{y + 4:.1f}" text-anchor="end">{tick:.0%}</text>'
             )
     for color, method in zip(COLORS, methods, strict=False):
         points = [at(count, means[count, method]) for count in COUNTS]
         parts.append(
-            f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" fill="none" stroke="{color}" stroke-width="2"/>'
+            f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" '
+            f'fill="none" stroke="{color}" stroke-width="2"/>'
         )
         for count in COUNTS:
             mean, spread = means[count, method], float(np.std(cells[count, method]))
@@ -467,7 +509,8 @@ def main() -> None:
         for test in dict.fromkeys(one["test"] for one in results):
             for priced in (False, True):
                 print(
-                    f"\n{options.device}, {regressor} ({FIGURES[regressor]} error), {test}, equal {'time' if priced else 'number'}:\n"
+                    f"\n{options.device}, {regressor} ({FIGURES[regressor]} "
+                    f"error), {test}, equal {'time' if priced else 'number'}:\n"
                 )
                 print(markdown(results, options.methods, priced, regressor, test))
     if options.results:

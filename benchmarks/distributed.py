@@ -1,10 +1,10 @@
-"""Forecasts of many devices beside public runs: zero-shot and after a calibration, ranks of plans, and speed.
+"""Compares forecasts of many devices with public runs: zero-shot and calibrated, ranks of plans, and speed.
 
     python benchmarks/distributed.py --data DIR [--only NAME ...] [--limit 0] [--intervals FILE]
 
-DIR holds runs/ with the public files (README.md there). ``calibrated`` has learned from 40 runs of the file, drawn at random, and is scored
-on the others. The comparisons are what the intervals of forecasts of many devices are made of: --intervals
-src/foretrain/costs/fitted/intervals.json writes them.
+DIR holds runs/ with the public files (README.md there). ``calibrated`` has learned from 40 runs of the file,
+drawn at random, and is scored on the others. The comparisons are what the intervals of forecasts of many
+devices are made of: --intervals src/foretrain/costs/fitted/intervals.json writes them.
 """
 
 from __future__ import annotations
@@ -48,14 +48,33 @@ LLAMA_80B: dict[str, Any] = {
         "source": "transformers",
         "task": "causal-lm",
         "config": {
-            "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 88, "num_attention_heads": 64,
-            "num_key_value_heads": 8, "vocab_size": 128256,
+            "model_type": "llama",
+            "hidden_size": 8192,
+            "intermediate_size": 28672,
+            "num_hidden_layers": 88,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
         },
     },
-    "training": {"global_batch": 1024, "sequence": 4096, "precision": "bf16", "master_weights": True, "optimizer": "adamw", "framework": "megatron"},
+    "training": {
+        "global_batch": 1024,
+        "sequence": 4096,
+        "precision": "bf16",
+        "master_weights": True,
+        "optimizer": "adamw",
+        "framework": "megatron",
+    },
     "cluster": {"node": "dgx-h100", "nodes": 64},
-    "plan": {"tensor": 8, "pipeline": 8, "data": 8, "micro_batch": 1, "shard": "zero1", "sequence_parallel": True},
-}  # fmt: skip
+    "plan": {
+        "tensor": 8,
+        "pipeline": 8,
+        "data": 8,
+        "micro_batch": 1,
+        "shard": "zero1",
+        "sequence_parallel": True,
+    },
+}
 
 
 def main() -> None:
@@ -70,7 +89,8 @@ def main() -> None:
     options = parser.parse_args()
     cases: dict[str, list[Comparison]] = {"many devices": [], "many devices, calibrated": []}
     print(
-        f"{'runs':30s} {'':10s} {'quantity':22s} {'n':>5s} {'MAPE':>6s} {'median':>6s} {'p90':>6s} {'bias':>6s} {'80 %':>5s} {'unsupported':>11s}"
+        f"{'runs':30s} {'':10s} {'quantity':22s} {'n':>5s} {'MAPE':>6s} "
+        f"{'median':>6s} {'p90':>6s} {'bias':>6s} {'80 %':>5s} {'unsupported':>11s}"
     )
     for name, quantities in FILES.items():
         if name in options.only:
@@ -112,10 +132,17 @@ def score(
                 estimate, measured = forecast[quantity], run.measured[quantity]
                 rows.append(
                     Comparison(
-                        runs_file=name, line=line, predictor=predictor.name, quantity=quantity, measured=measured,
-                        predicted=estimate.median, low=estimate.low, high=estimate.high, error=estimate.median / measured - 1,
+                        runs_file=name,
+                        line=line,
+                        predictor=predictor.name,
+                        quantity=quantity,
+                        measured=measured,
+                        predicted=estimate.median,
+                        low=estimate.low,
+                        high=estimate.high,
+                        error=estimate.median / measured - 1,
                     )
-                )  # fmt: skip
+                )
     for quantity in quantities:
         show(name, how, quantity, [row for row in rows if row.quantity == quantity], unsupported)
     return rows
@@ -126,7 +153,8 @@ def show(name: str, how: str, quantity: str, rows: Sequence[Comparison], unsuppo
     size = np.abs(errors)
     within = np.mean([row.low <= row.measured <= row.high for row in rows])
     print(
-        f"{name:30s} {how:10s} {quantity:22s} {len(rows):5d} {size.mean():6.1%} {np.median(size):6.1%} {np.quantile(size, 0.9):6.1%}"
+        f"{name:30s} {how:10s} {quantity:22s} {len(rows):5d} "
+        f"{size.mean():6.1%} {np.median(size):6.1%} {np.quantile(size, 0.9):6.1%}"
         f" {np.median(errors):6.1%} {within:5.0%} {unsupported:11d}",
         flush=True,
     )
@@ -150,12 +178,16 @@ def print_ranks(runs: Sequence[Run], rows: Sequence[Comparison]) -> None:
         for group in large
     ]
     print(
-        f"{'':30s} Spearman of plans: mean {np.mean(orders):.3f}, least {min(orders):.3f}; regret: median {np.median(regrets):.1%}, mean {np.mean(regrets):.1%}"
+        f"{'':30s} Spearman of plans: mean {np.mean(orders):.3f}, "
+        f"least {min(orders):.3f}; regret: median {np.median(regrets):.1%}, mean {np.mean(regrets):.1%}"
     )
 
 
 def print_speed() -> None:
-    """Cold: nothing of the job was traced before, but the libraries are loaded. Then the same job with other plans."""
+    """Cold: nothing of the job was traced before, but the libraries are loaded.
+
+    Then the same job with other plans.
+    """
     predictor = DeletePopPredictor()
     times = []
     with tempfile.TemporaryDirectory() as folder:

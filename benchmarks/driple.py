@@ -1,13 +1,15 @@
-"""Driple on runs of unseen models: every figure in every setting, beside simple baselines and the white box.
+"""Scores Driple on runs of unseen models, every figure in every setting, beside baselines and the white box.
 
-    python benchmarks/driple.py score METHOD... --results DIR [--by family|model|run] [--seeds 0 1 2]   forecasts of held-out runs
-    python benchmarks/driple.py table --results DIR [--by ...]                                          their errors
-    python benchmarks/driple.py h200 METHOD...                                                          utilisation of the H200
+    python benchmarks/driple.py score METHOD... --results DIR [--by family|model|run] [--seeds 0 1 2]
+    python benchmarks/driple.py table --results DIR [--by ...]
+    python benchmarks/driple.py h200 METHOD...
 
-Methods: mean, flops, sums, whitebox; improved, and improved without one of its parts; the references gcn, gin, gat and mpnn. A run is
-forecast by what has learned from runs of other architecture families only (or other models; or, to show what a leak is worth, other
-runs). Errors: spans as shares of the measuring window and utilisation in absolute terms; bytes per second and memory as the mean
-absolute logarithm of the ratio. ``driple_transfer.py`` is about new settings.
+The first makes forecasts of held-out runs, the second prints their errors, the third the H200's utilisation.
+Methods: mean, flops, sums, whitebox; improved, and improved without one of its parts; the references gcn,
+gin, gat and mpnn. A run is forecast by what has learned from runs of other architecture families only (or
+other models; or, to show what a leak is worth, other runs). Errors: spans as shares of the measuring window
+and utilisation in absolute terms; bytes per second and memory as the mean absolute logarithm of the ratio.
+``driple_transfer.py`` is about new settings.
 """
 
 from __future__ import annotations
@@ -43,15 +45,22 @@ from foretrain.predictors.driple.features import (
     unscaled,
     whole_columns,
     without_network,
-)  # fmt: skip
+)
 from foretrain.predictors.driple.whitebox import Whitebox
 
 CAMPAIGN = Path("data/cpu16_campaign.jsonl.zst")
 H200 = Path("data/h200_load.jsonl.zst")
 FEWEST = 60
 """Samples of a setting that is scored by itself."""
-SHOWN = ("device_utilization_idle_s", "device_utilization_active_s", "device_utilization_peak", "memory_utilization_peak",
-         "network_rx_idle_s", "network_rx_active_s", "network_rx_peak")  # fmt: skip
+SHOWN = (
+    "device_utilization_idle_s",
+    "device_utilization_active_s",
+    "device_utilization_peak",
+    "memory_utilization_peak",
+    "network_rx_idle_s",
+    "network_rx_active_s",
+    "network_rx_peak",
+)
 """The distinct figures: memory is held throughout, and on loopback what is sent is what is received."""
 REFERENCES = ("gcn", "gin", "gat", "mpnn")
 
@@ -252,13 +261,20 @@ def single(study: Study, known: list[int], asked: list[int]) -> Array:
 
 
 METHODS: dict[str, Callable[[Study, list[int], list[int]], Array]] = {
-    "mean": mean, "flops": flops, "sums": sums, "whitebox": whitebox, "improved": improved,
-    "no-whitebox": functools.partial(ablated, without_whitebox), "no-settings": per_setting,
-    "no-direction": functools.partial(ablated, without_direction), "no-graph": functools.partial(ablated, without_graph),
-    "no-sums": functools.partial(ablated, without_sums), "one-member": single,
+    "mean": mean,
+    "flops": flops,
+    "sums": sums,
+    "whitebox": whitebox,
+    "improved": improved,
+    "no-whitebox": functools.partial(ablated, without_whitebox),
+    "no-settings": per_setting,
+    "no-direction": functools.partial(ablated, without_direction),
+    "no-graph": functools.partial(ablated, without_graph),
+    "no-sums": functools.partial(ablated, without_sums),
+    "one-member": single,
     "graph-alone": functools.partial(ablated, lambda cases: without_sums(without_whitebox(cases))),
     **{kind: functools.partial(reference, kind) for kind in REFERENCES},
-}  # fmt: skip
+}
 SEEDLESS = ("mean", "flops", "sums", "whitebox")
 
 
@@ -288,7 +304,7 @@ def folds(study: Study, by: str) -> list[set[int]]:
 
 
 def held_out(study: Study, method: str, rows: Sequence[int], by: str, file: Path) -> None:
-    """The figures of each run by what has learned from other folds; what the file holds is not learned again."""
+    """The figures of each run by what has learned from other folds, or as the file holds them."""
     found = np.load(file) if file.exists() else np.full((len(study.runs), len(TARGETS)), np.nan)
     for number, fold in enumerate(folds(study, by)):
         asked = [i for i in rows if i in fold and np.isnan(found[i]).any()]
@@ -302,7 +318,8 @@ def held_out(study: Study, method: str, rows: Sequence[int], by: str, file: Path
             found[silent] = without_network(found[silent])
         np.save(file, found)
         print(
-            f"{method}: by {by}, seed {study.seed}, fold {number}, {len(asked)} runs, {time.process_time() - start:.1f} s",
+            f"{method}: by {by}, seed {study.seed}, fold {number}, "
+            f"{len(asked)} runs, {time.process_time() - start:.1f} s",
             flush=True,
         )
 
@@ -374,9 +391,10 @@ def _compare(method: str, theirs: dict[str, Array], ours: dict[str, Array], colu
     worse = [
         f"{settings[i]} {SHOWN[j]} {better[i, j]:.4f} against {reference[i, j]:.4f}"
         for i, j in np.argwhere(better > reference + 5e-5).tolist()
-    ]  # fmt: skip
+    ]
     print(
-        f"\n{method}: {reference.mean() / better.mean():.2f}x the error of improved; worse in {len(worse)} of {better.size} cells"
+        f"\n{method}: {reference.mean() / better.mean():.2f}x "
+        f"the error of improved; worse in {len(worse)} of {better.size} cells"
     )
     print("\n".join(f"  {one}" for one in worse))
 

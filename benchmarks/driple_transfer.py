@@ -1,10 +1,11 @@
-"""Driple in a new setting: a network that has not seen it is tailored with few of its runs, beside one that learns from scratch.
+"""Tailors Driple's network to a setting it has not seen with few runs, beside one that learns from scratch.
 
-    python benchmarks/driple_transfer.py [--targets "cpu ps 4" ...] [--seeds 0 1 2] [--shares 0.1 0.15 0.2 0.5]
+    python benchmarks/driple_transfer.py [--targets "cpu ps 4" ...] [--seeds 0 1 2] [--shares 0.1 0.2 0.5]
 
-Scored on unseen families of the target setting, in the folds and units of ``driple.py``, as the mean over the distinct figures. Which
-runs to measure is chosen before any is measured, by a D-optimal design within a share of their number and of their forecast time.
-Seconds: of measuring, as the campaign noted them, and CPU seconds of learning.
+Scored on unseen families of the target setting, in the folds and units of ``driple.py``, as the mean over the
+distinct figures. Which runs to measure is chosen before any is measured, by a D-optimal design within a share
+of their number and of their forecast time. Seconds: of measuring, as the campaign noted them, and CPU seconds
+of learning.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ def main() -> None:
     options = parser.parse_args()
     study = Study(read(CAMPAIGN), remembering())
     print(
-        "| target | learned | runs | error | to scratch with all | measuring, s | learning, CPU s | faster by |\n|---|---|---|---|---|---|---|---|"
+        "| target | learned | runs | error | to scratch with "
+        "all | measuring, s | learning, CPU s | faster by |\n|---|---|---|---|---|---|---|---|"
     )
     for target in options.targets:
         study_target(study, target, options.seeds, options.shares)

@@ -1,9 +1,9 @@
-"""Our FLOP counts beside those of torch.utils.flop_counter, operator by operator, on whole training steps.
+"""Compares our FLOP counts with torch.utils.flop_counter, operator by operator, on whole training steps.
 
     python benchmarks/flop_counts.py
 
-Exits 1 when a count differs. The weight gradient of a grouped convolution is the one known difference: torch's counter does
-not divide it by the number of groups, so those calls are compared after the division.
+Exits 1 when a count differs. The weight gradient of a grouped convolution is the one known difference:
+torch's counter does not divide it by the number of groups, so those calls are compared after the division.
 """
 
 from __future__ import annotations

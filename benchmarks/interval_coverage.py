@@ -1,8 +1,9 @@
-"""Do the intervals hold what they say? Factors from the runs of half the architecture families, coverage on the other half, both ways.
+"""Checks intervals: factors from half the architecture families, coverage on the other half, both ways.
 
     python benchmarks/interval_coverage.py [--seeds 10]
 
-Forecasts are leave-model-out (evaluate's folds), so neither half was seen by the predictor that forecast it. Takes about five minutes.
+Forecasts are leave-model-out (evaluate's folds), so neither half was seen by the predictor that forecast it.
+Takes about five minutes.
 """
 
 from __future__ import annotations

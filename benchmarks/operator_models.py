@@ -1,11 +1,12 @@
-"""How well learned operator costs carry over: to architectures never seen on the H200, and to devices never seen at all.
+"""Scores learned operator costs on architectures never seen on the H200, and on devices never seen at all.
 
-    python benchmarks/operator_models.py --data DIR [--limit 400] [--only h200 timm ets neusight] [--intervals FILE]
-
-DIR holds runs/ and ops/ with the public files (README.md there); data/ is the project's own. Each line is a scored case:
-``zero-shot`` has seen no run and no operator of the device, ``calibrated`` has learned from 20 runs of it and is scored on the others.
-The comparisons are what the shipped intervals are made of: --intervals src/foretrain/costs/fitted/intervals.json writes them (the
-coverage printed by the same run is still that of the old ones).
+    python benchmarks/operator_models.py --data DIR [--limit 400] [--only h200 timm ets neusight]
+                                         [--intervals FILE]
+DIR holds runs/ and ops/ with the public files (README.md there); data/ is the project's own. Each line is a
+scored case: ``zero-shot`` has seen no run and no operator of the device, ``calibrated`` has learned from 20
+runs of it and is scored on the others. The comparisons are what the shipped intervals are made of:
+--intervals src/foretrain/costs/fitted/intervals.json writes them (the coverage printed by the same run is
+still that of the old ones).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def main() -> None:
     runs = options.data / "runs"
     cases: dict[str, list[Comparison]] = {}
     print(
-        f"{'runs':44s} {'quantity':16s} {'n':>5s} {'MAPE':>6s} {'median':>6s} {'p90':>6s} {'bias':>6s} {'80 %':>5s}"
+        f"{'runs':44s} {'quantity':16s} {'n':>5s} {'MAPE':>6s} "
+        f"{'median':>6s} {'p90':>6s} {'bias':>6s} {'80 %':>5s}"
     )
     if "h200" in options.only:
         predictor = DeletePopPredictor(operators=lambda: own)
@@ -176,7 +178,8 @@ def show(title: str, rows: Iterable[Comparison], quantities: Sequence[str]) -> l
             np.median(errors),
         ]
         print(
-            f"{title:44s} {quantity:16s} {len(mine):5d} {' '.join(f'{100 * one:5.1f}%' for one in figures)} {100 * inside:4.0f}%",
+            f"{title:44s} {quantity:16s} {len(mine):5d} {' '.join(f'{100 * one:5.1f}%' for one in figures)} "
+            f"{100 * inside:4.0f}%",
             flush=True,
         )
         kept += mine

@@ -1,4 +1,4 @@
-"""Do replayed operators add up to whole steps? Sums of measured operator times against the measured busy time of runs.
+"""Compares sums of measured operator times with the measured busy time of runs.
 
     python benchmarks/operator_sums.py [--runs data/h200_steps.jsonl] [--ops data/ops_h200.parquet]
 
@@ -58,16 +58,20 @@ def main() -> None:
     for name, place in (("cold caches", 3), ("warm caches", 4)):
         errors = [abs(row[place] - 1) for row in rows]
         print(
-            f"sum of operator times against device_busy_s, {name}: median error {statistics.median(errors):.1%}, ratio {statistics.median(row[place] for row in rows):.3f}"
+            f"sum of operator times against device_busy_s, {name}: "
+            f"median error {statistics.median(errors):.1%}, ratio "
+            f"{statistics.median(row[place] for row in rows):.3f}"
         )
     between = [abs((row[3] + row[4]) / 2 - 1) for row in rows]
     print(
-        f"mean of the two: median error {statistics.median(between):.1%}; kernels: median ratio {statistics.median(row[5] for row in rows):.3f}"
+        f"mean of the two: median error {statistics.median(between):.1%}; "
+        f"kernels: median ratio {statistics.median(row[5] for row in rows):.3f}"
     )
     print("furthest off:")
     for label, precision, line, cold, warm, kernels in sorted(rows, key=lambda row: -abs(row[4] - 1))[:10]:
         print(
-            f"  {label:28s} {precision:9s} line {line:4d}  cold {cold:.2f}  warm {warm:.2f}  kernels {kernels:.2f}"
+            f"  {label:28s} {precision:9s} line {line:4d}  cold "
+            f"{cold:.2f}  warm {warm:.2f}  kernels {kernels:.2f}"
         )
 
 

@@ -1,12 +1,15 @@
-"""PredictDDL in its paper's manner: architectures and cluster sizes that were not seen, beside Ernest, CherryPick, a FLOPs regression and DeletePop.
+"""Scores PredictDDL on architectures and cluster sizes that were not seen, as its paper does.
 
-    python benchmarks/predictddl.py embed --runs data/h200_steps.jsonl --out DIR      both ways of training the embedding, and none
-    python benchmarks/predictddl.py score --runs data/cpu16_campaign.jsonl.zst [--embedding FILE ...] [--results FILE] [--plot FILE]
-    python benchmarks/predictddl.py score --runs timm_rtx3090.jsonl --one-each --folds 5 [--embedding FILE ...]
+    python benchmarks/predictddl.py embed --runs data/h200_steps.jsonl --out DIR
+    python benchmarks/predictddl.py score --runs data/cpu16_campaign.jsonl.zst [--embedding FILE ...]
+                                          [--results FILE] [--plot FILE]
+    python benchmarks/predictddl.py score --runs timm_rtx3090.jsonl --one-each --folds 5
     python benchmarks/predictddl.py speed --runs data/cpu16_campaign.jsonl.zst
 
-Leave-one-architecture-out and leave-family-out: whoever forecasts a run has learned from no run of its architecture (its family). Ernest and
-CherryPick then put all other architectures into one law; beside that they are scored with profiling runs of the very workload.
+Beside it stand Ernest, CherryPick, a FLOPs regression and DeletePop. ``embed`` trains the embedding both
+ways. Leave-one-architecture-out and leave-family-out: whoever forecasts a run has learned from no run of its
+architecture (its family). Ernest and CherryPick then put all other architectures into one law; beside that
+they are scored with profiling runs of the very workload.
 """
 
 from __future__ import annotations
@@ -179,7 +182,9 @@ def line(name: str, measured: Array, found: tuple[Array, Array, Array]) -> str:
         return f"| {name} | 0 | | | | |"
     error = np.abs(median[there] / measured[there] - 1)
     inside = (low[there] <= measured[there]) & (measured[there] <= high[there])
-    return f"| {name} | {there.sum()} | {error.mean():.1%} | {np.median(error):.1%} | {np.quantile(error, 0.9):.1%} | {inside.mean():.0%} |"
+    shares = (error.mean(), np.median(error), np.quantile(error, 0.9))
+    cells = " | ".join(f"{share:.1%}" for share in shares)
+    return f"| {name} | {there.sum()} | {cells} | {inside.mean():.0%} |"
 
 
 def wanted(name: str, only: Sequence[str]) -> bool:
@@ -260,11 +265,12 @@ def _score_scales(
 def _score_profiled(
     runs: Sequence[Run], measured: Array, kept: Mapping[str, Any], head: Sequence[str], count: int
 ) -> None:
-    """Ernest and CherryPick with runs of the very workload, beside forecasts of the same runs without any run of the architecture."""
+    """Ernest and CherryPick with runs of the very workload, beside forecasts without any of its model."""
     parts = profiling(runs, count)
     asked = [i for _, some in parts for i in some]
     print(
-        f"\nwith {count} profiling runs of each workload (Ernest's design): {len(asked)} other runs of {len(parts)} workloads",
+        f"\nwith {count} profiling runs of each workload (Ernest's "
+        f"design): {len(asked)} other runs of {len(parts)} workloads",
         *head,
         sep="\n",
     )
@@ -298,7 +304,8 @@ def plot(kept: Mapping[str, Any], path: Path) -> None:
     ]
     size = f'width="{300 * len(names)}" height="330" font-family="sans-serif" font-size="12"'
     path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size}><rect width="100%" height="100%" fill="white"/>{"".join(panels)}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}><rect '
+        f'width="100%" height="100%" fill="white"/>{"".join(panels)}</svg>\n'
     )
 
 
@@ -317,10 +324,14 @@ def _panel(title: str, measured: Array, predicted: Array, ends: tuple[float, flo
     decades = [10.0**power for power in range(int(np.ceil(low)), int(np.floor(high)) + 1)]
     ticks = "".join(
         f'<text x="{place(np.array([one]))[0]:.0f}" y="{side + 16}" text-anchor="middle">{one:g}</text>'
-        f'<text x="-6" y="{side - place(np.array([one]))[0] + 4:.0f}" text-anchor="end">{one:g}</text>' for one in decades
-    )  # fmt: skip
-    frame = f'<rect width="{side}" height="{side}" fill="none" stroke="black"/><line x1="0" y1="{side}" x2="{side}" y2="0" stroke="grey"/>'
-    words = f'<text x="0" y="-10">{title}</text><text x="{side / 2}" y="{side + 34}" text-anchor="middle">measured step (s)</text>'
+        f'<text x="-6" y="{side - place(np.array([one]))[0] + 4:.0f}" '
+        f'text-anchor="end">{one:g}</text>'
+        for one in decades
+    )
+    frame = f'<rect width="{side}" height="{side}" fill="none" stroke="black"/>'
+    frame += f'<line x1="0" y1="{side}" x2="{side}" y2="0" stroke="grey"/>'
+    words = f'<text x="0" y="-10">{title}</text>'
+    words += f'<text x="{side / 2}" y="{side + 34}" text-anchor="middle">measured step (s)</text>'
     return f'<g transform="translate({left + 45}, 40)">{frame}{points}{ticks}{words}</g>'
 
 
@@ -343,8 +354,12 @@ def embed(options: argparse.Namespace) -> None:
     print(f"{len(graphs)} graphs, {len(known)} of them from the zoo")
     options.out.mkdir(parents=True, exist_ok=True)
     small = [sketch(seed, side=8, widest=32, deepest=4) for seed in range(300)]
-    for name, train in (("costs", lambda: network.train_costs(graphs, epochs=options.epochs, size=16, rate=1e-2)),
-                        ("parameters", lambda: network.train_parameters(small, steps=options.steps)), ("untrained", network.untrained)):  # fmt: skip
+    ways = {
+        "costs": lambda: network.train_costs(graphs, epochs=options.epochs, size=16, rate=1e-2),
+        "parameters": lambda: network.train_parameters(small, steps=options.steps),
+        "untrained": network.untrained,
+    }
+    for name, train in ways.items():
         start = time.perf_counter()
         train().save(options.out / f"{name}.safetensors")
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
@@ -354,13 +369,14 @@ def embed(options: argparse.Namespace) -> None:
 
 
 def speed(options: argparse.Namespace) -> None:
-    """Seconds from a new workload to its forecast; CPU time beside wall time, for machines with other work."""
+    """Seconds from a new workload to its forecast; CPU time too, for machines with other work."""
     runs = read(options.runs)
     asked = [run for run in runs if run.job.cluster.world_size == 4][::7]
     start, busy = time.perf_counter(), time.process_time()
     predictor = PredictDDLPredictor().fit(runs)
     print(
-        f"PredictDDL learns from {len(runs)} runs in {time.perf_counter() - start:.1f} s, {time.process_time() - busy:.1f} s of it on the CPU"
+        f"PredictDDL learns from {len(runs)} runs in {time.perf_counter() - start:.1f} "
+        f"s, {time.process_time() - busy:.1f} s of it on the CPU"
     )
     fresh = PredictDDLPredictor(embedding=Embedder(load_embedding(SHIPPED / "embedding.safetensors").network))
     fresh.trained_ = predictor.trained_
@@ -388,7 +404,8 @@ def speed(options: argparse.Namespace) -> None:
         fits.append(time.perf_counter() - start)
         measuring.append(sum(float(runs[i].provenance.get("seconds", 0.0)) for i in known))
     print(
-        f"Ernest: fit and predict median {np.median(fits) * 1e3:.1f} ms, after profiling runs that took {np.median(measuring):.1f} s (median)"
+        f"Ernest: fit and predict median {np.median(fits) * 1e3:.1f} "
+        f"ms, after profiling runs that took {np.median(measuring):.1f} s (median)"
     )
 
 

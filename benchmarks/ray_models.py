@@ -1,9 +1,12 @@
-"""How well the Ray performance models interpolate and extrapolate, on our own campaigns and public scaling rows, beside Ernest.
+"""Scores how the Ray performance models interpolate and extrapolate, beside Ernest.
 
-    python benchmarks/ray_models.py --data DIR [--only pollux,gavel] [--along workers,steps,cores,work,nodes] [--runs 20] [--seeds 1] [--inner 4] [--processes 2] [--json OUT]
+    python benchmarks/ray_models.py --data DIR [--only pollux,gavel] [--along workers,steps,cores,work,nodes]
+                                    [--runs 20] [--seeds 1] [--inner 4] [--processes 2] [--json OUT]
 
-Of every model and dimension (workers, work of a step, cores, steps of an epoch) with three values or more, inner values (at most ``--inner`` of them, evenly over their
-range) are forecast from the others, and the largest third from what is below. Of what may be learned from, at most ``--runs`` runs are drawn at random. DIR holds the public tables and runs.
+Of every model and dimension (workers, work of a step, cores, steps of an epoch) with three values or more,
+inner values (at most ``--inner`` of them, evenly over their range) are forecast from the others, and the
+largest third from what is below. Of what may be learned from, at most ``--runs`` runs are drawn at random.
+DIR holds the public tables and runs.
 """
 
 from __future__ import annotations
@@ -190,9 +193,18 @@ def score(item: tuple[Series, str, str, Part]) -> Score:
     ernest = ernest_times_s(known, known_s, asked)
     own, without, rival = (float(np.abs(one / asked_s - 1).mean()) for one in (told, blind, ernest))
     return Score(
-        source=series.source, label=series.label, dimension=dimension, kind=kind, trained=len(train), tested=len(test), error=own,
-        without_forecast=without, ernest=rival, coverage=float(np.mean(held)), seconds=seconds,
-    )  # fmt: skip
+        source=series.source,
+        label=series.label,
+        dimension=dimension,
+        kind=kind,
+        trained=len(train),
+        tested=len(test),
+        error=own,
+        without_forecast=without,
+        ernest=rival,
+        coverage=float(np.mean(held)),
+        seconds=seconds,
+    )
 
 
 def show(scores: Sequence[Score]) -> None:
@@ -205,11 +217,16 @@ def show(scores: Sequence[Score]) -> None:
     )
     means: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for (source, dimension, kind), models in sorted(groups.items()):
-        figures = {name: float(np.mean([np.mean([getattr(one, name) for one in mine]) for mine in models.values()]))
-                   for name in ("error", "without_forecast", "ernest", "coverage", "seconds")}  # fmt: skip
-        count = sum(len(mine) for mine in models.values())
+        figures = {
+            name: float(
+                np.mean([np.mean([getattr(score, name) for score in own]) for own in models.values()])
+            )
+            for name in ("error", "without_forecast", "ernest", "coverage", "seconds")
+        }
+        count = sum(len(own) for own in models.values())
         print(
-            f"{source:28} {dimension:9} {kind:14} {len(models):6d} {count:5d} {figures['error']:6.1%} {figures['without_forecast']:12.1%}"
+            f"{source:28} {dimension:9} {kind:14} {len(models):6d} "
+            f"{count:5d} {figures['error']:6.1%} {figures['without_forecast']:12.1%}"
             f" {figures['ernest']:7.1%} {figures['coverage']:9.0%} {figures['seconds']:6.2f}"
         )
         means[kind].append((figures["error"], figures["ernest"]))
@@ -217,7 +234,8 @@ def show(scores: Sequence[Score]) -> None:
         own, ernest = np.mean(pairs, axis=0)
         better = sum(mine <= rival for mine, rival in pairs)
         print(
-            f"mean of the {len(pairs)} {kind} lines: {own:.1%}, Ernest {ernest:.1%} ({ernest / own:.2f}x); at least as good in {better}"
+            f"mean of the {len(pairs)} {kind} lines: {own:.1%}, "
+            f"Ernest {ernest:.1%} ({ernest / own:.2f}x); at least as good in {better}"
         )
 
 

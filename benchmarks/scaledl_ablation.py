@@ -1,9 +1,10 @@
-"""What each part of ScaleDL adds, and whether D-optimal choice of the runs to learn from beats random choice.
+"""Scores what each part of ScaleDL adds, and D-optimal against random choice of the runs to learn from.
 
     python benchmarks/scaledl_ablation.py [--runs data/h200_steps.jsonl] [--cache DIR] [--results FILE]
 
-Leave-model-out: every architecture family is forecast by operator models and networks that have not seen it. The operator models of a
-fold take minutes to learn; ``--cache`` keeps them. The settings of the network were fixed before any test fold was scored.
+Leave-model-out: every architecture family is forecast by operator models and networks that have not seen it.
+The operator models of a fold take minutes to learn; ``--cache`` keeps them. The settings of the network were
+fixed before any test fold was scored.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""How fast the cluster simulator is, and how near its round-based mode comes to Gavel's own simulator.
+"""Times the cluster simulator, and compares its round-based mode with Gavel's own simulator.
 
-    python benchmarks/scheduling.py speed --data DIR [--cluster 60x8xv100] [--policy fifo,srtf,backfill,tiresias] [--jobs 10000,20000,40000,80000]
+    python benchmarks/scheduling.py speed --data DIR [--cluster 60x8xv100] [--jobs 10000,20000,40000,80000]
+                                          [--policy fifo,srtf,backfill,tiresias]
     python benchmarks/scheduling.py gavel --data DIR [--seeds 8]
 
-DIR holds traces/. ``speed`` prints seconds of one core and peak memory per policy and number of jobs of the Philly trace, 0 standing for all, and exits 1
-when the whole trace takes more than 60 s or 2 GB. ``gavel`` prints average completion times beside those of gavel_reference.csv: of seed 0, and
-the mean and spread over seeds, since policies that ignore the kind of device fill kinds in random order; it exits 1 when seed 0 is off by more than 5 %.
+DIR holds traces/. ``speed`` prints seconds of one core and peak memory per policy and number of jobs of the
+Philly trace, 0 standing for all, and exits 1 when the whole trace takes more than 60 s or 2 GB. ``gavel``
+prints average completion times beside those of gavel_reference.csv: of seed 0, and the mean and spread over
+seeds, since policies that ignore the kind of device fill kinds in random order; it exits 1 when seed 0 is off
+by more than 5 %.
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ def speed(data: Path, cluster: str, names: list[str], counts: list[int]) -> bool
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             scaled = took / (len(jobs) * math.log2(len(jobs))) * 1e6
             print(
-                f"{name:10} {len(jobs):8,} {took:8.1f} {scaled:13.2f} {peak / 1e6:8.0f} {metrics(result).average_jct_s:14,.0f}",
+                f"{name:10} {len(jobs):8,} {took:8.1f} {scaled:13.2f} "
+                f"{peak / 1e6:8.0f} {metrics(result).average_jct_s:14,.0f}",
                 flush=True,
             )
             good &= took <= MOST_S and peak <= MOST_BYTES
@@ -76,7 +80,8 @@ def gavel(data: Path, seeds: int) -> bool:
         wanted = float(row["average_jct_s"])
         error = found[0] / wanted - 1
         print(
-            f"{row['trace']:32} {row['policy']:22} {wanted:9.1f} {found[0]:9.1f} {error:+7.1%} {np.mean(found):9.1f} {np.std(found) / wanted:7.1%}"
+            f"{row['trace']:32} {row['policy']:22} {wanted:9.1f} "
+            f"{found[0]:9.1f} {error:+7.1%} {np.mean(found):9.1f} {np.std(found) / wanted:7.1%}"
         )
         good &= abs(error) <= 0.05
     return good

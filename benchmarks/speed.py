@@ -1,4 +1,4 @@
-"""Time and memory of captures and forecasts, each in a process of its own.
+"""Measures time and memory of captures and forecasts, each in a process of its own.
 
 python benchmarks/speed.py
 """
@@ -22,14 +22,16 @@ name, options = sys.argv[1], json.loads(sys.argv[2])
 import_zoo("torchvision")
 import transformers
 job = make_job(name, **options)
-load_model(make_job("resnet18" if "llama" not in name else "gpt2", batch=1).workload, 1)  # the libraries' own imports
+# the libraries' own imports
+load_model(make_job("resnet18" if "llama" not in name else "gpt2", batch=1).workload, 1)
 start = time.perf_counter()
 loaded = load_model(job.workload, job.micro_batch)
 training = job.workload.training
-graph = trace_step(loaded.module, loaded.inputs, loaded.loss, samples=job.micro_batch, precision=training.precision,
-                   optimizer=training.optimizer, master_weights=training.master_weights)
+how = {name: getattr(training, name) for name in ("precision", "optimizer", "master_weights")}
+graph = trace_step(loaded.module, loaded.inputs, loaded.loss, samples=job.micro_batch, **how)
 took = time.perf_counter() - start
-print(json.dumps([took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, len(graph.ops), len(graph.operators)]))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps([took, peak, len(graph.ops), len(graph.operators)]))
 """
 
 FORECAST = """
@@ -62,13 +64,15 @@ def python(code: str, *arguments: str) -> str:
 
 def main() -> None:
     print(
-        f"{'model':14s} {'capture':>9s} {'at most':>8s} {'peak RSS':>10s} {'ops':>7s} {'distinct':>8s} {'forecast':>9s}"
+        f"{'model':14s} {'capture':>9s} {'at most':>8s} {'peak RSS':>10s} "
+        f"{'ops':>7s} {'distinct':>8s} {'forecast':>9s}"
     )
     for name, options, limit in MODELS:
         took, rss, ops, distinct = json.loads(python(CAPTURE, name, json.dumps(options)))
         forecast = json.loads(python(FORECAST, name, json.dumps(options)))
         print(
-            f"{name:14s} {took:7.2f} s {limit:6.1f} s {rss / 2**30:6.2f} GiB {ops:7,d} {distinct:8,d} {forecast * 1e3:6.1f} ms"
+            f"{name:14s} {took:7.2f} s {limit:6.1f} s {rss / 2**30:6.2f} "
+            f"GiB {ops:7,d} {distinct:8,d} {forecast * 1e3:6.1f} ms"
         )
     command = [str(Path(sys.executable).parent / "foretrain"), "predict", "resnet50", "--device", "h100"]
     subprocess.run(command, check=True, capture_output=True)
@@ -78,7 +82,8 @@ def main() -> None:
         subprocess.run(command, check=True, capture_output=True)
         walls.append(time.perf_counter() - start)
     print(
-        f"foretrain predict resnet50, cached graph, imports included: {sorted(walls)[2]:.2f} s wall (at most 0.5 s)"
+        "foretrain predict resnet50, cached graph, imports "
+        f"included: {sorted(walls)[2]:.2f} s wall (at most 0.5 s)"
     )
     many(1000)
 
