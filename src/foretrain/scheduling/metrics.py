@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,8 +117,3 @@ def _integral(moments: Column, gpus: Column, edges: Column) -> Column:
     weighted = np.concatenate([[0.0], np.cumsum(gpus[order] * moments[order])])
     total: Column = edges * count[passed] - weighted[passed]
     return total
-
-
-def relative(value: float, base: float) -> float:
-    """By how much a figure is above another one, as a fraction."""
-    return value / base - 1 if base else math.nan
