@@ -97,16 +97,16 @@ class Cluster:
         16
         """
         catalog = catalog or Catalog.load()
-        given = schema.read(ClusterSpec, section, "cluster")
-        check_numbers("cluster", zero=True, price=given.price)
-        specs = _group_specs(given)
+        cluster_spec = schema.read(ClusterSpec, section, "cluster")
+        check_numbers("cluster", zero=True, price=cluster_spec.price)
+        specs = _group_specs(cluster_spec)
         groups = tuple(_group(where, spec, catalog) for where, spec in specs.items())
         several = sum(group.nodes for group in groups) > 1
         paths = list(specs) if len(groups) > 1 else ["cluster"]
         resolved = list(zip(paths, specs.values(), groups, strict=True))
         cluster = cls(
             groups=groups,
-            price_per_device_hour=given.price,
+            price_per_device_hour=cluster_spec.price,
             assumptions=tuple(note for entry in resolved for note in _notes(*entry, several)),
             specs=tuple(_canonical(spec, group) for _, spec, group in resolved),
         )
@@ -154,20 +154,20 @@ class Cluster:
         return self.groups[0]
 
 
-def _group_specs(given: ClusterSpec) -> dict[str, GroupSpec]:
+def _group_specs(cluster_spec: ClusterSpec) -> dict[str, GroupSpec]:
     """The groups by the path of their fields; what stands beside ``groups`` holds where a group has none."""
-    if not given.groups:
-        return {"cluster": given}
+    if not cluster_spec.groups:
+        return {"cluster": cluster_spec}
     for name in _BY_GROUP:
-        if getattr(given, name) is not None:
+        if getattr(cluster_spec, name) is not None:
             raise InputError(f"cluster.{name}: not allowed beside groups; give it in each group")
-    return {f"cluster.groups[{i}]": _fill(group, given) for i, group in enumerate(given.groups)}
+    return {f"cluster.groups[{i}]": _fill(group, cluster_spec) for i, group in enumerate(cluster_spec.groups)}
 
 
-def _fill(group: GroupSpec, given: ClusterSpec) -> GroupSpec:
+def _fill(group: GroupSpec, cluster_spec: ClusterSpec) -> GroupSpec:
     shared = ("devices_per_node", "intra_node", "inter_node")
     return dataclasses.replace(
-        group, **{name: getattr(given, name) for name in shared if getattr(group, name) is None}
+        group, **{name: getattr(cluster_spec, name) for name in shared if getattr(group, name) is None}
     )
 
 
@@ -215,48 +215,48 @@ def _with_cores(where: str, device: Device, cores: int | None) -> Device:
     return dataclasses.replace(device, cores=_count(where, cores)) if cores is not None else device
 
 
-def _devices_per_node(where: str, given: int | None, node: Node | None) -> int:
-    if node is None or given is None:
-        return node.devices if node else _count(where, given)
-    if given > node.devices:
-        raise invalid(where, given, f"at most {node.devices}, what node {node.name!r} has")
-    return _count(where, given)
+def _devices_per_node(where: str, count: int | None, node: Node | None) -> int:
+    if node is None or count is None:
+        return node.devices if node else _count(where, count)
+    if count > node.devices:
+        raise invalid(where, count, f"at most {node.devices}, what node {node.name!r} has")
+    return _count(where, count)
 
 
-def _count(where: str, given: int | None) -> int:
-    if given is not None and given < 1:
-        raise invalid(where, given, "a whole number of at least 1")
-    return given or 1
+def _count(where: str, count: int | None) -> int:
+    if count is not None and count < 1:
+        raise invalid(where, count, "a whole number of at least 1")
+    return count or 1
 
 
 def _link(
     where: str,
     scope: Literal["node", "network"],
-    given: LinkSpec | None,
+    of_job: LinkSpec | None,
     of_node: LinkSpec,
     device: Device,
     catalog: Catalog,
 ) -> Link:
     """What the job gives, else what the node has, else what is usual for the device and the kind of link."""
-    given = given or LinkSpec()
+    of_job = of_job or LinkSpec()
     usual = "ethernet" if scope == "network" else "pcie" if device.link_optional else device.link
-    kind = catalog.link_kind(given.kind or of_node.kind or usual, f"{where}.kind")
+    kind = catalog.link_kind(of_job.kind or of_node.kind or usual, f"{where}.kind")
     if kind.scope != scope:
         raise invalid(f"{where}.kind", kind.name, _SCOPES[scope])
     if (of_node.kind or usual) != kind.name:
         of_node = LinkSpec()
     own = device.link_rate(kind.name) if scope == "node" else None
-    bandwidth = given.bandwidth or of_node.bandwidth or own or kind.bandwidth
+    bandwidth = of_job.bandwidth or of_node.bandwidth or own or kind.bandwidth
     if bandwidth is None:
         raise InputError(
             f"{where}.bandwidth: missing; {device.name} has no {kind.name} of its own that would give it"
         )
-    latencies = (given.latency, of_node.latency, kind.latency)
+    latencies = (of_job.latency, of_node.latency, kind.latency)
     return Link(
         kind=kind.name,
         bandwidth_bytes_per_s=bandwidth,
         latency_s=next(latency for latency in latencies if latency is not None),
-        nics=given.nics or of_node.nics or 1,
+        nics=of_job.nics or of_node.nics or 1,
     )
 
 
@@ -294,10 +294,10 @@ def _canonical(spec: GroupSpec, group: Group) -> GroupSpec:
     )
 
 
-def _with_kind(given: LinkSpec | None, link: Link) -> LinkSpec | None:
-    return dataclasses.replace(given, kind=link.kind) if given and given.kind else given
+def _with_kind(spec: LinkSpec | None, link: Link) -> LinkSpec | None:
+    return dataclasses.replace(spec, kind=link.kind) if spec and spec.kind else spec
 
 
 def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
-    given = {key: value for key, value in table.items() if value is not None}
-    return {key: _without_empty(value) if isinstance(value, dict) else value for key, value in given.items()}
+    filled = {key: value for key, value in table.items() if value is not None}
+    return {key: _without_empty(value) if isinstance(value, dict) else value for key, value in filled.items()}
