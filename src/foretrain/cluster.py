@@ -21,7 +21,7 @@ _SCOPES = {"node": "a link inside a node", "network": "a network between nodes"}
 _HDR_BYTES_PER_S, _NDR_BYTES_PER_S = 25e9, 50e9
 """Of InfiniBand adapters at 200 and 400 Gb/s."""
 _NDR_SINCE = 2022
-"""The year of the first devices that are sold with NDR: DGX H100."""
+"""The year of devices from which on NDR is assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ left out."""
 
 _FORMS = ("sxm", "pcie", "nvl")
 _NEAR = 0.15
-"""How far, as a logarithm, memory may lie from the catalogue's, as drivers keep some of it."""
+"""How far, as a logarithm, the memory that the driver tells may lie from the catalogue's."""
 
 
 # Jobs

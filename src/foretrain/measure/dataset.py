@@ -13,7 +13,7 @@ from foretrain.errors import InputError
 from foretrain.files import write_atomically
 
 _NAME_LENGTH = 48
-"""Characters of a kernel's name that are kept: enough to tell families of kernels apart."""
+"""Characters of a kernel's name that are kept."""
 _JSON_COLUMNS = ("inputs", "args", "kernel_names")
 _COLUMNS = (
     *("key", "name", "overload", "phase", "precision", "inputs", "args", "flops", "bytes", "uses"),

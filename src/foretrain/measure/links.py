@@ -20,7 +20,7 @@ INTERFACE = "eth0"
 _PREFIX = "ftn"
 _CLONE_NEWNET = 0x40000000
 _BURST_S, _LEAST_BURST_BYTES = 0.004, 262144
-"""What may be sent at once: so long at the link's rate, as the kernel's timer is coarse."""
+"""What may be sent at once: so long at the link's rate, and no less than so much."""
 _QUEUE_S = 0.05
 
 

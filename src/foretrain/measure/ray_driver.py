@@ -32,7 +32,9 @@ def run(task: Task) -> dict[str, Any]:
             _loop,
             train_loop_config={"task": task.to_json()},
             torch_config=TorchConfig(backend=backend, timeout_s=int(task.timeout_s)),
-            scaling_config=ScalingConfig(task.processes, use_gpu=on_gpu, resources_per_worker=needs),
+            scaling_config=ScalingConfig(
+                num_workers=task.processes, use_gpu=on_gpu, resources_per_worker=needs
+            ),
             run_config=RunConfig(name=uuid.uuid4().hex, storage_path=storage, failure_config=once),
         )
         result = trainer.fit()

@@ -59,7 +59,7 @@ class BaselineParameters(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Guess:
-    """The parameters before any run is seen, set by hand: runs move them by a factor of e^2 either way."""
+    """The parameters before any run is seen; runs move them by a factor of e^2 either way."""
 
     arithmetic: float
     """Seconds over those at the peak, the part above 1."""
@@ -109,8 +109,7 @@ _GRADIENT_BYTES = 4
 """Of a parameter: gradients are exchanged in fp32."""
 _LINK_BYTES_PER_S = 1e9
 _REDUCING_WORKERS = 8
-"""Workers for which the guess of an all-reduce that grows with them holds; servers are loaded by every
-worker."""
+"""Workers beside the first for which the guess of what an all-reduce takes for each holds."""
 _LEAST_S = 1e-12
 
 

@@ -61,8 +61,8 @@ _PRIORS = LawParameters(
     cores=_Prior(1.5, 1.0),
     crowding=_Prior(-1.0, 1.0, added=-2),
 )
-"""Set by hand and wide: a factor of e^1.5 or more either way, so that they decide only what the runs do not.
-Three runs give a law and twenty give their own."""
+"""Wide, a factor of e or more either way: they decide only what the runs do not, so that three runs give a
+law and twenty give their own."""
 _MEANS = np.array([prior.mean for prior in _PRIORS])
 _DEVIATIONS = np.array([prior.deviation for prior in _PRIORS])
 _STARTS = np.array(
@@ -74,7 +74,7 @@ _NOISE = 0.07
 """Relative scatter of step times that the priors are weighed against; two measurements of one cell of our
 campaign differ by 8 % in the median (docs/ray_models.md)."""
 _MOST_OVERLAP = 10.0
-"""The largest power of the norm, as AdaptDL, the code of Pollux, bounds its gamma."""
+"""The largest power of the norm, at which two equal parts take 7 % more than one."""
 _MOST_CORE_POWER = 1.2
 """Cores divide work by at most this power of their number: a little more than in proportion."""
 _CROWDING_UNIT_LOG = -2.0
