@@ -123,7 +123,7 @@ def predict(
 ) -> Forecast:
     """Forecast a model by name, or a module with its inputs (and loss); ``options`` are those of ``make_job``.
 
-    ``predictor`` is a name or the folder of a saved one.
+    ``predictor`` is a name, ``file.py:Class``, or the folder of a saved one (``file.py:Class@FOLDER``).
     """
     from foretrain import predictors
 

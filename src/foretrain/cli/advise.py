@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretrain.cli.app import JsonFlag, app, say, show
+from foretrain.cli.job_options import PREDICTOR_HELP
 from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def advise(
     ] = None,
     predictor: Annotated[
         str,
-        typer.Option(help="What forecasts: a name, which learns from the runs, or a folder that fit made."),
+        typer.Option(help=f"{PREDICTOR_HELP}; a new one learns from the runs."),
     ] = "ray_models",
     top: Annotated[int, typer.Option(min=1, help="Configurations to show.")] = 10,
     catalog: Annotated[Path | None, typer.Option(help="Your own devices, nodes and prices (TOML).")] = None,
@@ -61,7 +62,7 @@ def advise(
     from foretrain.units import parse_seconds
 
     limit_s, known = parse_seconds(deadline, "deadline"), Catalog.load(catalog)
-    found = [run for path in runs for _, run in read_runs(path)]
+    found = [run for path in runs for _, run in read_runs(path, catalog=known)]
     base = advice.template(found, model)
     wishes = advice.Wishes(
         samples=_numbers("samples", samples), epochs=epochs, workers=_numbers("workers", workers), cores=_numbers("cores", cores),
@@ -98,7 +99,7 @@ def _learned(name: str, runs: list[Run]) -> Predictor:
     from foretrain import predictors
 
     found = predictors.get(name)
-    if Path(name).is_dir() or not found.learns:
+    if predictors.folder_of(name) is not None or not found.learns:
         return found
     learned = found.fit(runs)
     for line in learned.left_out_[:3]:

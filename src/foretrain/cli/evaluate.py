@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from foretrain.cli.app import app, say, show
+from foretrain.cli.job_options import PREDICTOR_HELP
 
 
 @app.command()
@@ -15,7 +16,7 @@ def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl...", help="Files of measured runs.")],
     predictor: Annotated[
         list[str] | None,
-        typer.Option(help="Predictor by name, or a folder that fit made; may be given several times."),
+        typer.Option(help=f"{PREDICTOR_HELP}; may be given several times."),
     ] = None,
     split: Annotated[
         str | None,

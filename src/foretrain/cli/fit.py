@@ -25,7 +25,10 @@ _TOLD = 5
 @app.command(cls=ScaleOut)
 def fit(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The predictor, such as deletepop.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="NAME", help="The predictor, such as deletepop or file.py:Class.", show_default=False
+        ),
     ],
     files: Annotated[
         list[Path],
@@ -84,7 +87,7 @@ def fit(
     else:
         _calibrate(predictor, runs)
     predictor.save(out)
-    say(f"{predictor.name} in {out}; use it with --predictor {out}")
+    say(f"{predictor.name} in {out}; use it with --predictor {predictors.name_of_saved(name, out)}")
     _tell_checks(predictor)
 
 

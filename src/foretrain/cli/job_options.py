@@ -13,12 +13,12 @@ import typer
 from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
+    from foretrain.catalog import Catalog
     from foretrain.job import Edit, Job
 
 
-PredictorOption = Annotated[
-    str | None, typer.Option("--predictor", help="Predictor by name, or a folder that fit made.")
-]
+PREDICTOR_HELP = "Predictor by name, as file.py:Class, or a folder that fit made"
+PredictorOption = Annotated[str | None, typer.Option("--predictor", help=f"{PREDICTOR_HELP}.")]
 
 
 class JobOptions:
@@ -102,9 +102,8 @@ def with_options(declared: type) -> Callable[[Command], Command]:
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
             for name, hint in hints.items()
         ]
-        run.__signature__ = inspect.Signature(
-            [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + more
-        )  # type: ignore[attr-defined]
+        named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+        vars(run)["__signature__"] = inspect.Signature(named + more)
         return run
 
     return decorate
@@ -116,11 +115,10 @@ with_job_options = with_options(JobOptions)
 def job_from(target: str, options: Options) -> Job:
     """A job file with the options over it, or a model's name with the options around it."""
     from foretrain.api import make_job
-    from foretrain.catalog import Catalog
     from foretrain.job import Job
 
     path = Path(target)
-    catalog = Catalog.load(options.get("catalog"))
+    catalog = _catalog(options)
     if path.suffix == ".jsonl" or path.name.endswith(".jsonl.zst"):
         raise InputError(f"{target}: a file of many jobs is given with --jobs")
     if path.suffix not in (".toml", ".json"):
@@ -152,10 +150,16 @@ def _overridden(data: Mapping[str, Any], options: Options) -> dict[str, Any]:
         if "devices" in options:
             if "nodes" not in cluster:
                 cluster["nodes"] = nodes_for(
-                    options["devices"], cluster.get("node"), cluster.get("device"), None
+                    options["devices"], cluster.get("node"), cluster.get("device"), _catalog(options)
                 )
             cluster["devices_per_node"] = _spread(options["devices"], cluster["nodes"])
     return job
+
+
+def _catalog(options: Options) -> Catalog:
+    from foretrain.catalog import Catalog
+
+    return Catalog.load(options.get("catalog"))
 
 
 def _spread(devices: int, nodes: object) -> int:

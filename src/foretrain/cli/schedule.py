@@ -61,7 +61,10 @@ def schedule(
     throughputs: Annotated[
         Path | None, typer.Option(help="Table of steps per second by device and job type (Gavel's JSON).")
     ] = None,
-    predictor: Annotated[str | None, typer.Option(help="Speeds from a predictor; needs --templates.")] = None,
+    predictor: Annotated[
+        str | None,
+        typer.Option(help="Speeds from a predictor (its name, file.py:Class or folder); needs --templates."),
+    ] = None,
     templates: Annotated[
         Path | None, typer.Option(help="Folder with a job file <kind>.toml for each job type.")
     ] = None,

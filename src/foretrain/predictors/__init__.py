@@ -1,8 +1,9 @@
-"""The predictors by name, and those that were saved by their folder; each module is imported when its predictor is asked for."""
+"""Finds predictors by name, by file and class, and by the folder of a saved one; each is imported when it is asked for."""
 
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 from foretrain.errors import InputError, unknown
@@ -23,26 +24,83 @@ _WHERE = {
 DEFAULT = "deletepop"
 """The predictor that ``foretrain predict`` uses."""
 
+_SAVED = re.compile(r"(?P<what>.+?\.py:\w+|[^@]+)@(?P<folder>.+)")
+
 
 def names() -> tuple[str, ...]:
+    """The predictors that come with foretrain."""
     return tuple(_WHERE)
 
 
+def known() -> tuple[str, ...]:
+    """All that have a name: those that come with foretrain, and those that packages install."""
+    from foretrain.predictors.plugins import installed
+
+    return tuple(dict.fromkeys((*_WHERE, *installed())))
+
+
 def get(name: str | Path = DEFAULT) -> Predictor:
-    """A new predictor with its default settings, or the one that ``save`` left in a folder."""
-    if name in _WHERE:
-        return _class(str(name))()
-    folder = Path(name)
-    if not folder.is_dir():
-        raise unknown("predictor", str(name), _WHERE)
-    if not (folder / FILE).exists():
+    """A new predictor with its default settings, or a saved one.
+
+    ``name`` is that of a predictor, ``file.py:Class`` for one of the user's own, or the folder of a saved one. A folder never says
+    which file to run, so a saved one of the user's own is ``file.py:Class@FOLDER``.
+    """
+    kind, folder = class_of(name), folder_of(name)
+    return kind() if folder is None else kind.load(folder)
+
+
+def class_of(name: str | Path) -> type[Predictor]:
+    """The class of the predictor that ``get`` finds by this name."""
+    folder = folder_of(name)
+    if folder is not None and not (folder / FILE).exists():
         raise InputError(f"predictor: the folder {folder} has no {FILE}; foretrain fit makes one")
-    return _class(read_saved(folder)["predictor"]).load(folder)
+    saved = _SAVED.fullmatch(str(name))
+    if folder is None or saved is not None:
+        return _class(saved["what"] if saved else str(name))
+    what = read_saved(folder)["predictor"]
+    if what not in known():
+        raise InputError(
+            f"{folder / FILE}: a saved {what!r}, which neither comes with foretrain nor is installed; "
+            f"name its class as well: file.py:Class@{folder}"
+        )
+    return _class(what)
+
+
+def folder_of(name: str | Path) -> Path | None:
+    """Where a saved predictor lies; None for a new one.
+
+    >>> folder_of("ernest"), folder_of("mine.py:Mine@fitted/mine")
+    (None, PosixPath('fitted/mine'))
+    """
+    if name in _WHERE:
+        return None
+    if Path(name).is_dir():
+        return Path(name)
+    saved = _SAVED.fullmatch(str(name))
+    return Path(saved["folder"]) if saved else None
+
+
+def name_of_saved(name: str, folder: Path) -> str:
+    """What ``get`` takes for the predictor of this name, once it is saved in a folder."""
+    saved = _SAVED.fullmatch(name)
+    what = saved["what"] if saved else name
+    return f"{what}@{folder}" if ".py:" in what else str(folder)
 
 
 def _class(name: str) -> type[Predictor]:
-    if name not in _WHERE:
-        raise unknown("predictor", name, _WHERE)
-    module, _, attribute = _WHERE[name].partition(":")
-    found: type[Predictor] = getattr(importlib.import_module(module), attribute)
-    return found
+    if name in _WHERE:
+        module, _, attribute = _WHERE[name].partition(":")
+        found: type[Predictor] = getattr(importlib.import_module(module), attribute)
+        return found
+    from foretrain.predictors import plugins
+
+    if plugins.is_in_file(name):
+        kind = plugins.class_in_file(name)
+        if kind.name in known():
+            raise InputError(
+                f"predictor {name}: the name {kind.name!r} is taken by a predictor that is known"
+            )
+        return kind
+    if name in plugins.installed():
+        return plugins.class_installed(name)
+    raise unknown("predictor", name, known())
