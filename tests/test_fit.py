@@ -21,6 +21,8 @@ from foretrain.job import Job, Run
 from foretrain.predictors.base import FILE
 from foretrain.predictors.checks import check_saved
 from foretrain.predictors.deletepop.predictor import OPERATORS, DeletePopPredictor
+from foretrain.predictors.ray_models import RayModelsPredictor
+from foretrain.predictors.ray_models.search import Budget
 from made_up import H200, MODELS, dataset, job, made_up, measure
 
 A100 = "a100-sxm-80gb"
@@ -311,7 +313,7 @@ def saved(folder: Path, **changes: Any) -> Path:
             "format 'foretrain-predictor/9' is not 'foretrain-predictor/1'; fit the predictor again",
         ),
         ({"predictor": 3}, "fit the predictor again"),
-        ({"predictor": "oracle"}, "predictor: 'oracle' is not one of"),
+        ({"predictor": "oracle"}, "a saved 'oracle', which neither comes with foretrain nor is installed"),
         ({"predictor": "roofline"}, "roofline: has nothing to learn, so nothing was saved"),
     ],
 )
@@ -354,3 +356,33 @@ def test_the_checks_catch_a_predictor_that_forgets(folder: Path) -> None:
         AssertionError, match=r"deletepop: after save and load the forecast differs in .*step_time_s"
     ):
         check_saved(forgetful, wanted)
+
+
+# Options
+
+
+def test_fit_offers_the_settings_of_the_predictor() -> None:
+    assert "--trials" in ok("fit", "ray_models", "--help")
+    assert "--trials" not in ok("fit", "deletepop", "--help")
+    assert "ray_models: Recipes to try" in " ".join(ok("fit", "--help").split())
+
+
+@pytest.mark.parametrize(
+    "words", [["--trials", "3"], ["--budget", "2min"], ["--study", "x"], ["--processes", "2"], ["--ray"]]
+)
+def test_an_option_of_another_predictor_is_refused_with_its_owner(folder: Path, words: list[str]) -> None:
+    runs = folder / "runs.jsonl"
+    runs.touch()
+    line = fails("fit", "ernest", str(runs), "--out", str(folder / "x"), *words)
+    assert line == f"foretrain: {words[0]}: is an option of ray_models, not of ernest\n"
+
+
+def test_settings_reach_the_predictor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr(RayModelsPredictor, "configure", lambda self, settings: given.append(settings))
+    runs = folder / "runs.jsonl"
+    runs.touch()
+    words = ["--trials", "3", "--budget", "2min", "--study", "x", "--processes", "2", "--ray"]
+    for order in ([*words, "ray_models"], ["ray_models", *words]):
+        run("fit", *order, str(runs), "--out", str(folder / "x"))
+        assert given.pop() == Budget(trials=3, seconds=120.0, study=Path("x"), processes=2, ray="any")

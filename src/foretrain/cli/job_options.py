@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 PREDICTOR_HELP = "Predictor by name, as file.py:Class, or a folder that fit made"
 PredictorOption = Annotated[str | None, typer.Option("--predictor", help=f"{PREDICTOR_HELP}.")]
+CatalogOption = Annotated[
+    Path | None, typer.Option("--catalog", help="Your own devices, nodes and prices (TOML).")
+]
 
 
 class JobOptions:
@@ -63,7 +66,7 @@ class JobOptions:
     channels_last: Annotated[
         bool | None, typer.Option(help="Images in channels-last layout.", show_default=False)
     ]
-    catalog: Annotated[Path | None, typer.Option(help="Your own devices, nodes and prices (TOML).")]
+    catalog: CatalogOption
 
 
 _PLACES = {

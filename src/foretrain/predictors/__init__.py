@@ -66,6 +66,18 @@ def class_of(name: str | Path) -> type[Predictor]:
     return _class(what)
 
 
+def is_name(word: str) -> bool:
+    """Whether a word can be the name of a predictor, wherever its file or folder may be."""
+    from foretrain.predictors.plugins import is_in_file
+
+    return (
+        word in known()
+        or is_in_file(word)
+        or _SAVED.fullmatch(word) is not None
+        or (Path(word) / FILE).is_file()
+    )
+
+
 def folder_of(name: str | Path) -> Path | None:
     """Where a saved predictor lies; None for a new one.
 

@@ -7,7 +7,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -33,6 +33,33 @@ class Benefit:
     """None where there are too few runs to leave some out."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Figures for people: whole numbers are counts, fractions are shares (0.07 is 7 %), None is what is not known."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str | int | float | None, ...], ...]
+
+
+Report = Sequence[str | Table]
+"""Lines and tables, as they are to be told."""
+Progress = Callable[[int, int], None]
+"""Hears how many parts are done, of how many."""
+
+
+def option(
+    default: Any, help: str, *, name: str | None = None, least: int | None = None,
+    parse: Callable[[str, str], Any] | None = None, metavar: str | None = None,
+) -> Any:  # fmt: skip
+    """A field of a predictor's settings that the command line offers, by its own or another name, as the text that ``parse`` reads."""
+    facts = {"help": help, "name": name, "least": least, "parse": parse, "metavar": metavar}
+    return field(default=default, metadata={OPTION: facts})
+
+
+OPTION = "option"
+"""Where the metadata of a settings field has what ``option`` was told."""
+
+
 class Predictor(ABC):
     """Learns from runs, forecasts jobs. A job it cannot do raises ``UnsupportedJob``, never a silent fallback."""
 
@@ -40,6 +67,9 @@ class Predictor(ABC):
     quantities: ClassVar[frozenset[str]]
     learns: ClassVar[bool] = False
     """Whether there is anything to learn, and so to save; then ``_write`` and ``_read`` are there."""
+
+    settings: ClassVar[type[Any] | None] = None
+    """A frozen dataclass of what can be chosen for ``fit``, if anything can; each ``option`` in it is one of ``foretrain fit``."""
 
     benefits_: Mapping[str, Benefit] = MappingProxyType({})
     """Of the last ``fit``, by device, where the predictor can tell."""
@@ -53,6 +83,17 @@ class Predictor(ABC):
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         """Forget what was learned beforehand of these architecture families and devices, so that scoring on them is fair."""
         return self
+
+    def configure(self, settings: Any) -> None:
+        """Take settings of the class that ``settings`` names."""
+        raise NotImplementedError
+
+    def report(self, progress: Progress = lambda done, total: None) -> Report:
+        """What there is to say of the last ``fit``."""
+        return _worth(self.benefits_)
+
+    def check(self, job: Job) -> None:  # noqa: B027
+        """Refuse, with ``UnsupportedJob``, what can be refused before a model is traced for it."""
 
     @abstractmethod
     def predict(self, job: Job) -> Forecast:
@@ -100,6 +141,21 @@ class OperatorPredictor(Predictor):
         tell: Callable[[str], None] = lambda _: None,
     ) -> Self:
         """Learn from operators, and from runs with phase times what the host adds to them; ``sources`` are kept to say where they come from."""
+
+
+def _worth(benefits: Mapping[str, Benefit]) -> Report:
+    if not benefits:
+        return ()
+    rows = tuple((device, one.runs, one.error_before, one.error_after) for device, one in benefits.items())
+    vain = [
+        f"{device}: no better than before; more runs, or runs of other models, may help"
+        for device, one in benefits.items()
+        if one.error_after is not None and one.error_after >= one.error_before
+    ]
+    return (
+        Table(headings=("device", "runs", "mean error before", "after, on runs left out"), rows=rows),
+        *vain,
+    )
 
 
 def read_saved(folder: Path) -> dict[str, Any]:

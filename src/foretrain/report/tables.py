@@ -13,12 +13,11 @@ from rich.text import Text
 
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, Price
 from foretrain.graph import PHASES, OpGraph
-from foretrain.predictors.base import Benefit
+from foretrain.predictors.base import Table as Figures
 from foretrain.units import format_bytes, format_count, format_dollars, format_seconds
 
 if TYPE_CHECKING:
     from foretrain.advice import Advice
-    from foretrain.predictors.ray_models.scaling import Check
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> Table:
@@ -74,25 +73,20 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
     return table(headings, rows, right=headings[headings.index("n") :])
 
 
-def benefit_table(benefits: Mapping[str, Benefit]) -> Table:
-    """What learning from runs was worth, per device: mean errors before and after."""
-    headings = ("device", "runs", "mean error before", "after, on runs left out")
-    rows = [
-        [device, f"{benefit.runs:,}", _percent(benefit.error_before), _percent(benefit.error_after)]
-        for device, benefit in benefits.items()
+def figures_table(figures: Figures) -> Table:
+    """A table of a predictor's report."""
+    right = [
+        heading
+        for heading, column in zip(figures.headings, zip(*figures.rows, strict=True), strict=True)
+        if not any(isinstance(cell, str) for cell in column)
     ]
-    return table(headings, rows, right=headings[1:])
+    return table(figures.headings, [[_cell(cell) for cell in row] for row in figures.rows], right=right)
 
 
-def check_table(checks: Mapping[str, Sequence[Check]]) -> Table:
-    """How well runs inside and beyond the others are forecast from them, beside Ernest's law."""
-    headings = ("model", "along", "kind", "runs", "mean error", "Ernest")
-    rows = [
-        [label, one.dimension, one.kind, f"{one.runs:,}", _percent(one.error), _percent(one.ernest_error)]
-        for label, mine in checks.items()
-        for one in mine
-    ]
-    return table(headings, rows, right=headings[3:])
+def _cell(value: str | int | float | None) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else _percent(value)
 
 
 def advice_table(advice: Advice, top: int) -> Table:

@@ -25,7 +25,6 @@ from foretrain.measure.nvml import gpu_count
 from foretrain.measure.resources import AUTO, find_interface, memory_limit
 from foretrain.predictors import get
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.predictddl import PredictDDLPredictor
 
 DEFAULT = "predictddl"
 _LINK_TIMEOUT_S = 60.0
@@ -268,8 +267,7 @@ class Controller:
         return answer
 
     def _forecast(self, job: Job) -> Forecast:
-        if isinstance(self.predictor, PredictDDLPredictor):
-            self.predictor.check(job)  # before a model is traced for nothing
+        self.predictor.check(job)  # before a model is traced for nothing
         with self._tracing:  # torch traces one model at a time; a cached graph is read in milliseconds
             capture_job(job)
         return self.predictor.predict(job)

@@ -98,7 +98,7 @@ class PredictDDLPredictor(Predictor):
         return other
 
     def predict(self, job: Job) -> Forecast:
-        trained = self.check(job)
+        trained = self._trained_for(job)
         graph = capture_job(job)
         work = work_of(job, graph)
         row = self._row(job, graph, work)
@@ -108,8 +108,11 @@ class PredictDDLPredictor(Predictor):
         spread, notes = trained.judge(job, row)
         return forecast_around(job, self.name, float(np.exp(np.clip(log, -20, 20))), spread, notes)
 
-    def check(self, job: Job) -> Trained:
-        """The task checker: what is trained for a job, or ``UnsupportedJob`` with what would have to be done."""
+    def check(self, job: Job) -> None:
+        """The task checker: ``UnsupportedJob`` with what would have to be done, where nothing is trained for a job."""
+        self._trained_for(job)
+
+    def _trained_for(self, job: Job) -> Trained:
         check_data_parallel(job, self.name)
         state, kind = self._state(), dataset_type(job)
         trained = state.get(kind)

@@ -15,7 +15,8 @@ from foretrain import predictors
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor
+from foretrain.predictors.base import Predictor, Progress, Report
+from foretrain.predictors.base import Table as Figures
 from foretrain.predictors.blackbox import QUANTITIES, estimate_around, forecast_around
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models.columns import Array, Encoding, Table, has_graphs
@@ -24,6 +25,8 @@ from foretrain.predictors.ray_models.search import Budget
 
 Kind = Literal["step", "whole"]
 _FEWEST = 3
+_TOLD = 5
+"""Models up to which each is told of, and checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,7 @@ class RayModelsPredictor(Predictor):
     name: ClassVar[str] = "ray_models"
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     learns: ClassVar[bool] = True
+    settings: ClassVar[type[Any] | None] = Budget
 
     def __init__(
         self, *, physics: str | None = predictors.DEFAULT, budget: Budget | None = None,
@@ -57,6 +61,9 @@ class RayModelsPredictor(Predictor):
         self.progress = progress
         self.workloads_: dict[str, Workload] = {}
         self._physics: Predictor | None = None
+
+    def configure(self, settings: Budget) -> None:
+        self.budget = settings
 
     def fit(self, runs: Iterable[Run]) -> Self:
         by_model: dict[str, list[Run]] = {}
@@ -110,6 +117,25 @@ class RayModelsPredictor(Predictor):
                 label = workload.label if kind == "step" else f"{workload.label}, whole epochs"
                 found[label] = check(model.table, model.times_s, self.budget, progress)
         return {label: rows for label, rows in found.items() if rows}
+
+    def report(self, progress: Progress = lambda done, total: None) -> Report:
+        """Which recipes won, and how well they do on runs that neither taught nor chose them."""
+        told: list[str | Figures] = [
+            f"{workload.label}, {kind}, {where} the runs: {' + '.join(recipe.label for recipe in choice.recipes)}"
+            for workload in list(self.workloads_.values())[:_TOLD]
+            for kind, model in workload.models.items()
+            for where, choice in (("inside", model.inside), ("beyond", model.beyond))
+        ]
+        if len(self.workloads_) > _TOLD:
+            count = f"{len(self.workloads_):,} models"
+            return [*told, f"{count}; foretrain evaluate --split interpolate:workers says how well they do"]
+        rows = tuple(
+            (label, one.dimension, one.kind, one.runs, one.error, one.ernest_error)
+            for label, checks in self.checks(progress).items()
+            for one in checks
+        )
+        headings = ("model", "along", "kind", "runs", "mean error", "Ernest")
+        return [*told, *([Figures(headings=headings, rows=rows)] if rows else [])]
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.workloads_ = {}

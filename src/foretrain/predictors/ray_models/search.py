@@ -15,9 +15,11 @@ import numpy as np
 
 from foretrain.errors import InputError
 from foretrain.fanout import Crew
+from foretrain.predictors.base import option
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Table
 from foretrain.predictors.ray_models.techniques import MEANS, TECHNIQUES, Mean, Recipe, learn, means_of
 from foretrain.splits import Part, extrapolation
+from foretrain.units import parse_seconds
 
 if TYPE_CHECKING:
     import optuna
@@ -131,11 +133,17 @@ class Budget:
     """How long to search, and where: the recipes to begin with, how many beyond them, seconds, processes, a Ray cluster, and a file to resume from."""
 
     starters: tuple[Recipe, ...] = STARTERS
-    trials: int = 0
-    seconds: float = math.inf
-    processes: int = 1
-    ray: str | None = None
-    study: Path | None = None
+    trials: int = option(0, "Recipes to try beyond the usual ones.", least=0)
+    seconds: float = option(
+        math.inf, "How long to try them, such as 2min.", name="budget", parse=parse_seconds
+    )
+    study: Path | None = option(  # noqa: RUF009
+        None, "Where the search is kept, to go on from after an interruption.", metavar="FILE"
+    )
+    processes: int = option(1, "Processes of this machine to spread the work over.", least=1)
+    ray: str | None = option(
+        None, "Spread the work over a Ray cluster, as predict --jobs does.", metavar="[ADDRESS]"
+    )
 
     def __post_init__(self) -> None:
         if self.trials < 0:
