@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commands import fails, ok
+from commands import run as command
 from foretrain.architectures import family
 from foretrain.cluster import Catalog
 from foretrain.errors import CaptureError, InputError, UnsupportedJob
@@ -127,8 +130,8 @@ def test_every_comparison_is_listed_with_its_line(tmp_path: Path) -> None:
 def test_the_json_has_exactly_the_documented_keys(tmp_path: Path) -> None:
     path = write(tmp_path / "runs.jsonl", line(step_time_s=1), line(2000, step_time_s=1))
     data = json.loads(json.dumps(evaluate([path], predictors=[Fake()]).to_dict(), allow_nan=False))
-    assert list(data) == ["results", "runs", "unsupported"]
-    figures = ["n", "mape", "median_ape", "p90_ape", "bias", "coverage", "unsupported"]
+    assert list(data) == ["results", "runs", "unsupported", "failures"]
+    figures = ["n", "mape", "median_ape", "p90_ape", "bias", "coverage", "unsupported", "failed"]
     assert list(data["results"][0]) == ["predictor", "quantity", "runs_file", "split", *figures]
     assert list(data["runs"][0]) == [
         "runs_file",
@@ -192,16 +195,21 @@ def test_a_run_without_a_figure_is_listed_with_its_reason(tmp_path: Path) -> Non
     evaluation = evaluate([path], predictors=[Fake()])
     assert [(row.line, row.reason) for row in evaluation.unsupported] == [
         (2, "training.global_batch: more than 1000"),
-        (3, "model: it does not run"),
         (4, "kernels: fake gives none for this job"),
         (5, "measured: power_w; fake gives none of it"),
         (6, "step_time_s: measured 0, so there is no relative error"),
         (7, "step_time_s: measured -1, so there is no relative error"),
     ]
+    assert [(row.line, row.predictor, row.reason) for row in evaluation.failures] == [
+        (3, "fake", "model: it does not run")
+    ]
     by_quantity = {
-        result.quantity: (result.n, result.unsupported, result.mape) for result in evaluation.results
+        result.quantity: (result.n, result.unsupported, result.failed, result.mape)
+        for result in evaluation.results
     }
-    assert by_quantity == {"step_time_s": (1, 4, 0.0), "kernels": (0, 1, None), "power_w": (0, 1, None)}
+    assert by_quantity == {
+        "step_time_s": (1, 4, 1, 0.0), "kernels": (0, 1, 0, None), "power_w": (0, 1, 0, None),
+    }  # fmt: skip
 
 
 MEASURED = st.dictionaries(
@@ -224,7 +232,9 @@ def test_every_run_is_compared_or_listed_and_counts_add_up(
     path = tmp_path_factory.mktemp("runs") / "runs.jsonl"
     write(path, *(line(batch, model, **measured) for batch, model, measured in runs))
     evaluation = evaluate([path], predictors=[Fake()])
-    seen = {row.line for row in evaluation.runs} | {row.line for row in evaluation.unsupported}
+    seen = {
+        row.line for part in (evaluation.runs, evaluation.unsupported, evaluation.failures) for row in part
+    }
     assert seen == set(range(1, len(runs) + 1))
     for result in evaluation.results:
         assert result.n + result.unsupported == sum(result.quantity in measured for _, _, measured in runs)
@@ -247,6 +257,38 @@ def test_progress_counts_every_forecast(tmp_path: Path) -> None:
         progress=lambda done, total: ticks.append((done, total)),
     )
     assert ticks == [(i, 10) for i in range(1, 11)]
+
+
+def test_a_line_that_cannot_be_read_is_listed_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    odd = [
+        "{",
+        "[1]",
+        json.dumps({**line(step_time_s=1), "more": 1}),
+        json.dumps(line(device="none", step_time_s=1)),
+    ]
+    path.write_text("\n".join([odd[0], json.dumps(line(step_time_s=1)), *odd[1:]]))
+    evaluation = evaluate([path], predictors=[Fake(), Learner()])
+    assert [(row.line, row.predictor) for row in evaluation.failures] == [(n, None) for n in (1, 3, 4, 5)]
+    reasons = ("not JSON", "run: a run is a table", "more: 'more' is not", "cluster.device: 'none' is not")
+    assert all(row.reason.startswith(why) for row, why in zip(evaluation.failures, reasons, strict=True))
+    assert [result.n for result in evaluation.results] == [1, 0]
+
+
+def test_a_bug_in_fit_is_a_failure_of_every_run_of_the_fold(tmp_path: Path) -> None:
+    class Broken(Fake):
+        def fit(self, runs: Iterable[Run]) -> Self:
+            raise ZeroDivisionError("division by zero")
+
+    evaluation = evaluate([five(tmp_path)], predictors=[Broken()], split="random")
+    assert {row.reason.partition(": ")[2] for row in evaluation.failures} == {
+        "internal error: ZeroDivisionError: division by zero"
+    }
+    assert (len(evaluation.failures), evaluation.results[0].unsupported, evaluation.results[0].failed) == (
+        5,
+        5,
+        5,
+    )
 
 
 def test_a_file_given_twice_counts_once(tmp_path: Path) -> None:
@@ -541,8 +583,119 @@ def test_a_bug_in_one_forecast_does_not_cost_the_others(
 
     path = write(tmp_path / "runs.jsonl", line(7, step_time_s=1), line(step_time_s=1))
     evaluation = evaluate([path], predictors=[Buggy()])
-    assert [(row.line, row.reason) for row in evaluation.unsupported] == [
+    assert [(row.line, row.reason) for row in evaluation.failures] == [
         (1, "internal error: KeyError: 'oops'")
     ]
     assert evaluation.results[0].n == 1
     assert "oops" in caplog.text
+
+
+# Elsewhere
+
+
+OWN = """
+import os, signal
+from foretrain.errors import UnsupportedJob
+from foretrain.forecast import Estimate, Forecast
+from foretrain.predictors.base import Predictor
+
+class Own(Predictor):
+    name, quantities, learns = "own", frozenset({"step_time_s"}), True
+    mean_ = 0.0
+
+    def fit(self, runs):
+        times = [run.measured["step_time_s"] for run in runs]
+        self.mean_ = sum(times) / len(times)
+        return self
+
+    def without(self, families=frozenset(), devices=frozenset()):
+        self.mean_ = 0.0
+        return self
+
+    def predict(self, job):
+        batch = job.workload.training.global_batch
+        if batch == 200:
+            raise UnsupportedJob("training.global_batch: 200")
+        if batch == 300:
+            raise KeyError("oops")
+        if batch == 400:
+            os.kill(os.getpid(), signal.SIGKILL)
+        middle = self.mean_ or batch / 100
+        return Forecast(job=job, predictor=self.name, quantities={"step_time_s": Estimate(middle, middle, middle)})
+
+    def _write(self, folder):
+        return {"mean": self.mean_}
+
+    @classmethod
+    def _read(cls, folder, document):
+        made = cls()
+        made.mean_ = document["mean"]
+        return made
+"""
+
+
+def own(tmp_path: Path) -> str:
+    (tmp_path / "own.py").write_text(OWN)
+    return f"{tmp_path / 'own.py'}:Own"
+
+
+@pytest.mark.parametrize("split", [None, "leave-model-out"])
+def test_several_processes_give_what_one_gives(tmp_path: Path, split: str | None) -> None:
+    models = ("resnet50", "vgg16", "swin_t", "vit_b_32")
+    path = write(
+        tmp_path / "runs.jsonl",
+        *(
+            line(batch, name, step_time_s=0.01 * batch + len(name))
+            for batch in (100, 200, 300)
+            for name in models
+        ),
+    )
+    one, two = (
+        evaluate([path], predictors=[own(tmp_path), "ernest"], split=split, processes=processes).to_dict()
+        for processes in (1, 2)
+    )
+    assert one == two
+    assert len(one["failures"]) == 4
+
+
+def test_a_job_that_takes_its_worker_down_costs_no_other(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.jsonl", *(line(batch, step_time_s=1) for batch in (100, 400, 500)))
+    ticks: list[tuple[int, int]] = []
+    evaluation = evaluate(
+        [path], predictors=[own(tmp_path)], processes=2, progress=lambda *count: ticks.append(count)
+    )
+    assert [row.line for row in evaluation.runs] == [1, 3]
+    (failure,) = evaluation.failures
+    assert (failure.line, failure.reason[:27]) == (2, "its worker was lost 3 times")
+    assert ticks[-1] == (3, 3)
+
+
+def test_what_cannot_be_saved_is_not_sent_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^processes: learner has learned but cannot be saved"):
+        evaluate([five(tmp_path)], predictors=[Learner()], split="random", processes=2)
+
+
+def test_ones_own_devices_are_known_and_forgotten_after_the_command(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        '[devices.mine]\nfp32 = 1e13\nmemory_bytes = "16 GB"\nmemory_bytes_per_s = "1 TB/s"\n'
+    )
+    path = write(tmp_path / "runs.jsonl", line(device="mine", step_time_s=1.0))
+    before = os.environ.get("FORETRAIN_CATALOG", "")
+    assert "cluster.device: 'mine' is not" in fails("evaluate", str(path), "--predictor", own(tmp_path))
+    shown = ok("evaluate", str(path), "--predictor", own(tmp_path), "--catalog", str(tmp_path / "mine.toml"))
+    assert "step_time_s" in shown
+    assert os.environ.get("FORETRAIN_CATALOG", "") == before
+
+
+def test_the_command_tells_what_failed(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.jsonl", *(line(batch, step_time_s=1) for batch in [100] + [300] * 6))
+    path.write_text("{\n" + path.read_text())
+    result = command(
+        "evaluate", str(path), "--predictor", own(tmp_path), "--json", str(tmp_path / "out.json")
+    )
+    assert result.exit_code == 0
+    assert f"failed: {path}:1: not JSON" in result.stderr
+    assert "failed: 2 more; --json OUT lists them all" in result.stderr
+    assert len(json.loads((tmp_path / "out.json").read_text())["failures"]) == 7
+    (tmp_path / "none.txt").write_text("no\njson\n")
+    assert "none.txt:1: not JSON" in fails("evaluate", str(tmp_path / "none.txt"))

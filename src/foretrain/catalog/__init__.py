@@ -20,6 +20,9 @@ from foretrain.units import parse_bytes, parse_price, parse_rate, parse_seconds
 if TYPE_CHECKING:
     from foretrain.cluster import Cluster, Group
 
+VARIABLE = "FORETRAIN_CATALOG"
+"""Of the environment: the user's own files, joined as in PATH."""
+
 _PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _SLOWER_DTYPE = {"fp4": "fp8", "fp8": "bf16", "int8": "fp16", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
 
@@ -210,9 +213,9 @@ class Catalog:
 
     @classmethod
     def load(cls, extra: Path | None = None) -> Catalog:
-        """The built-in entries, the file that FORETRAIN_CATALOG names, ``extra``: later ones override single fields."""
-        named = os.environ.get("FORETRAIN_CATALOG")
-        catalog = cls(tuple(Path(path) for path in (named, extra) if path))
+        """The built-in entries, the files that FORETRAIN_CATALOG names, ``extra``: later ones override single fields."""
+        named = os.environ.get(VARIABLE, "").split(os.pathsep)
+        catalog = cls(tuple(dict.fromkeys(Path(path) for path in (*named, extra) if path)))
         for path in catalog.files:
             catalog._check(path)
         return catalog

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretrain.cli.app import JsonFlag, app, say, show
-from foretrain.cli.job_options import PREDICTOR_HELP
+from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
 from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def advise(
         typer.Option(help=f"{PREDICTOR_HELP}; a new one learns from the runs."),
     ] = "ray_models",
     top: Annotated[int, typer.Option(min=1, help="Configurations to show.")] = 10,
-    catalog: Annotated[Path | None, typer.Option(help="Your own devices, nodes and prices (TOML).")] = None,
+    catalog: CatalogOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """The cheapest configuration (data, workers, machines) that meets a deadline, with the probability of missing it."""
@@ -62,7 +62,7 @@ def advise(
     from foretrain.units import parse_seconds
 
     limit_s, known = parse_seconds(deadline, "deadline"), Catalog.load(catalog)
-    found = [run for path in runs for _, run in read_runs(path, catalog=known)]
+    found = [run for path in runs for _, run in read_runs(path)]
     base = advice.template(found, model)
     wishes = advice.Wishes(
         samples=_numbers("samples", samples), epochs=epochs, workers=_numbers("workers", workers), cores=_numbers("cores", cores),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from foretrain.cli.app import JsonFlag, app, show
+from foretrain.cli.job_options import CatalogOption
 from foretrain.errors import unknown
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ def catalog(
     name: Annotated[
         str | None, typer.Argument(help="Everything about one of them.", show_default=False)
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--catalog", help="Your own devices, nodes and prices (TOML).")
-    ] = None,
+    file: CatalogOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """What is known: devices, nodes, models and prices, each with its source."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from foretrain.cli.app import app, say, show
-from foretrain.cli.job_options import PREDICTOR_HELP
+from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
+from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
+
+_TOLD = 5
+"""Lines that failed are named up to this number."""
 
 
-@app.command()
+@app.command(cls=ScaleOut)
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl...", help="Files of measured runs.")],
     predictor: Annotated[
@@ -27,23 +32,31 @@ def evaluate(
     train_runs: Annotated[
         int | None, typer.Option(min=1, help="With --split: learn from at most so many runs of each model.")
     ] = None,
+    processes: ProcessesOption = 1,
+    ray: RayOption = None,
+    catalog: CatalogOption = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write figures and runs as JSON.")
     ] = None,
 ) -> None:
     """Errors of predictors on measured runs."""
+    hush_ray()
+    one_thread()
     from foretrain import predictors
     from foretrain.evaluate import evaluate as score
     from foretrain.report.screen import progress
     from foretrain.report.tables import evaluation_table
 
-    with progress("forecasts") as advance:
+    with progress("fits") as learning, progress("forecasts") as advance:
         document = score(
             runs,
             predictors=predictor or [predictors.DEFAULT],
             split=split,
             train_runs=train_runs,
+            processes=processes,
+            ray=ray,
             progress=advance,
+            learning=learning,
         ).to_dict()
     if json_out is not None:
         from foretrain.files import write_atomically
@@ -52,3 +65,12 @@ def evaluate(
         write_atomically(json_out, dump(document))
         say(f"{len(document['results']):,} results, {len(document['runs']):,} comparisons in {json_out}")
     show(evaluation_table(document["results"]))
+    _tell(document["failures"])
+
+
+def _tell(failures: Sequence[Mapping[str, Any]]) -> None:
+    for one in failures[:_TOLD]:
+        whose = f"{one['predictor']}: " if one["predictor"] else ""
+        say(f"failed: {one['runs_file']}:{one['line']}: {whose}{' '.join(one['reason'].splitlines())}")
+    if len(failures) > _TOLD:
+        say(f"failed: {len(failures) - _TOLD:,} more; --json OUT lists them all")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretrain.cli.app import JsonFlag, app, show
-from foretrain.cli.job_options import PredictorOption
+from foretrain.cli.job_options import CatalogOption, PredictorOption
 from foretrain.errors import ForetrainError, InputError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def explain(
     ],
     predictor: PredictorOption = None,
     as_json: JsonFlag = False,
-    catalog: Annotated[Path | None, typer.Option(help="Your own devices, nodes and prices (TOML).")] = None,
+    catalog: CatalogOption = None,
 ) -> None:
     """Why B takes more or less time and memory than A, by cause."""
     from foretrain import predictors

@@ -16,7 +16,6 @@ from foretrain.cli.settings import WithSettings, apply
 from foretrain.errors import InputError, first_line
 
 if TYPE_CHECKING:
-    from foretrain.catalog import Catalog
     from foretrain.costs.measured import MeasuredOperator
     from foretrain.job import Run
     from foretrain.predictors.base import OperatorPredictor, Predictor
@@ -62,7 +61,6 @@ def fit(
 ) -> None:
     """Calibrate a predictor to measured runs, or learn its operator models from an operator dataset."""
     from foretrain import predictors
-    from foretrain.catalog import Catalog
     from foretrain.job import read_runs
     from foretrain.predictors.base import OperatorPredictor, source_of
 
@@ -82,10 +80,9 @@ def fit(
         )
     apply(ctx, predictor)
     hush_ray()
-    known = Catalog.load(catalog)
-    found = [run for path in runs for _, run in read_runs(path, catalog=known)]
+    found = [run for path in runs for _, run in read_runs(path)]
     if isinstance(predictor, OperatorPredictor) and datasets:
-        operators, sources = _operators(datasets, device, published, known)
+        operators, sources = _operators(datasets, device, published)
         _relearn(predictor, operators, found, [*sources, *map(source_of, runs)])
     else:
         predictor.fit(_watched(found))
@@ -151,7 +148,7 @@ def _tell_left_out(predictor: Predictor, given: int) -> None:
 
 
 def _operators(
-    datasets: Sequence[Path], device: str | None, published: Path | None, catalog: Catalog
+    datasets: Sequence[Path], device: str | None, published: Path | None
 ) -> tuple[list[MeasuredOperator], list[dict[str, Any]]]:
     """All measured operators, and where they come from."""
     from foretrain.costs.measured import load_measured
@@ -161,7 +158,7 @@ def _operators(
     operators: list[MeasuredOperator] = []
     sources = []
     for path in datasets:
-        found = list(load_measured(path, _device(path, device, catalog)))
+        found = list(load_measured(path, _device(path, device)))
         if not found:
             raise InputError(f"{path}: holds no operator")
         operators += found
@@ -172,13 +169,14 @@ def _operators(
     return operators, sources
 
 
-def _device(path: Path, given: str | None, catalog: Catalog) -> str | None:
+def _device(path: Path, given: str | None) -> str | None:
     """The catalogue's name of the device that was asked for, where the dataset names none itself."""
+    from foretrain.catalog import Catalog
     from foretrain.costs.measured import parquet_library
 
     if given is None:
         return None
-    wanted = catalog.device(given, "--device").name
+    wanted = Catalog.load().device(given, "--device").name
     _, parquet = parquet_library()
     try:
         said = (parquet.read_schema(path).metadata or {}).get(b"catalog_device", b"").decode()

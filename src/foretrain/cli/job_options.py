@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -13,14 +14,29 @@ import typer
 from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
-    from foretrain.catalog import Catalog
     from foretrain.job import Edit, Job
 
 
 PREDICTOR_HELP = "Predictor by name, as file.py:Class, or a folder that fit made"
 PredictorOption = Annotated[str | None, typer.Option("--predictor", help=f"{PREDICTOR_HELP}.")]
+
+
+def _use_catalog(ctx: typer.Context, path: Path | None) -> Path | None:
+    """For as long as the command runs, here and in all that it starts."""
+    if path is None:
+        return None
+    from foretrain.catalog import VARIABLE, Catalog
+
+    path, before = path.resolve(), os.environ.get(VARIABLE, "")
+    Catalog.load(path)
+    os.environ[VARIABLE] = os.pathsep.join(filter(None, (before, str(path))))
+    ctx.call_on_close(lambda: os.environ.update({VARIABLE: before}))
+    return path
+
+
 CatalogOption = Annotated[
-    Path | None, typer.Option("--catalog", help="Your own devices, nodes and prices (TOML).")
+    Path | None,
+    typer.Option("--catalog", callback=_use_catalog, help="Your own devices, nodes and prices (TOML)."),
 ]
 
 
@@ -118,10 +134,11 @@ with_job_options = with_options(JobOptions)
 def job_from(target: str, options: Options) -> Job:
     """A job file with the options over it, or a model's name with the options around it."""
     from foretrain.api import make_job
+    from foretrain.catalog import Catalog
     from foretrain.job import Job
 
     path = Path(target)
-    catalog = _catalog(options)
+    catalog = Catalog.load(options.get("catalog"))
     if path.suffix == ".jsonl" or path.name.endswith(".jsonl.zst"):
         raise InputError(f"{target}: a file of many jobs is given with --jobs")
     if path.suffix not in (".toml", ".json"):
@@ -153,16 +170,10 @@ def _overridden(data: Mapping[str, Any], options: Options) -> dict[str, Any]:
         if "devices" in options:
             if "nodes" not in cluster:
                 cluster["nodes"] = nodes_for(
-                    options["devices"], cluster.get("node"), cluster.get("device"), _catalog(options)
+                    options["devices"], cluster.get("node"), cluster.get("device"), None
                 )
             cluster["devices_per_node"] = _spread(options["devices"], cluster["nodes"])
     return job
-
-
-def _catalog(options: Options) -> Catalog:
-    from foretrain.catalog import Catalog
-
-    return Catalog.load(options.get("catalog"))
 
 
 def _spread(devices: int, nodes: object) -> int:

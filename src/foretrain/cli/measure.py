@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from foretrain.cli.app import app, say
+from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import RayOption, ScaleOut
 from foretrain.errors import InputError, invalid
 from foretrain.units import parse_seconds
@@ -68,6 +69,7 @@ def ops(
     ] = False,
     retry_failed: RetryOption = False,
     budget: BudgetOption = None,
+    catalog: CatalogOption = None,
 ) -> None:
     """Replay the distinct operators of models and record their time on the device and on the host."""
     from foretrain.measure.instances import by_value, save_instances
@@ -102,6 +104,7 @@ def pack(
         str,
         typer.Option(help="The catalogue's name of the device they were measured on.", show_default=False),
     ],
+    catalog: CatalogOption = None,
 ) -> None:
     """Put measured operators into one Parquet dataset, which ``foretrain fit deletepop`` learns from."""
     from foretrain.catalog import Catalog
@@ -123,6 +126,7 @@ def steps(
     seconds: Annotated[float, typer.Option(help="Time each job's steps for about so long.")] = 0.5,
     retry_failed: RetryOption = False,
     budget: BudgetOption = None,
+    catalog: CatalogOption = None,
 ) -> None:
     """Run real training steps of jobs on one device and write them as runs; a job that fails does not stop the rest."""
     from foretrain.measure.steps import measure_jobs
@@ -231,6 +235,7 @@ def campaign(
     timeout: Annotated[str, typer.Option(help="Give a cell up after this time.")] = "10m",
     retry_failed: RetryOption = False,
     budget: BudgetOption = None,
+    catalog: CatalogOption = None,
 ) -> None:
     """Train a grid of jobs in parallel and record step times, epoch times and the resources of every worker."""
     from foretrain.api import make_job

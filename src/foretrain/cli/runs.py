@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretrain.cli.app import JsonFlag, app, say, show
-from foretrain.cli.job_options import Options, with_options
+from foretrain.cli.job_options import CatalogOption, Options, with_options
 from foretrain.errors import ForetrainError, InputError, unknown
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class FilterOptions:
 def list_(
     *,
     store: StoreOption = None,
+    catalog: CatalogOption = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="At most so many, the newest.")] = 50,
     as_json: JsonFlag = False,
     options: Options,
@@ -111,7 +112,7 @@ def import_(
     strict: Annotated[
         bool, typer.Option("--strict", help="All or nothing: a line that is not a run stops it.")
     ] = False,
-    catalog: Annotated[Path | None, typer.Option(help="Your own devices, nodes and prices (TOML).")] = None,
+    catalog: CatalogOption = None,
 ) -> None:
     """Put the runs of files into a database; those that it has already are left as they are."""
     from foretrain.catalog import Catalog
@@ -150,6 +151,7 @@ def export(
         ),
     ],
     store: StoreOption = None,
+    catalog: CatalogOption = None,
     options: Options,
 ) -> None:
     """Write runs to a file, one a line, in the order in which they came."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretrain.cli.app import JsonFlag, app, say, show
+from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import RayOption, ScaleOut, hush_ray, one_thread
 from foretrain.errors import invalid, unknown
 
@@ -117,6 +118,7 @@ def schedule(
     perfetto: Annotated[
         Path | None, typer.Option("--trace", help="Write a trace for Perfetto (a file per policy).")
     ] = None,
+    catalog: CatalogOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Simulate a cluster under scheduling policies, with predictions in the loop."""

@@ -24,7 +24,7 @@ ANY = "any"
 
 _REACH_S = 5.0
 _TOKENS = "; a cluster with token authentication needs RAY_AUTH_MODE=token"
-_PASSED_ON = ("FORETRAIN_CACHE",)
+_PASSED_ON = ("FORETRAIN_CACHE", "FORETRAIN_CATALOG")
 """Variables of the environment that workers get from here."""
 
 

@@ -62,7 +62,7 @@ class Portable:
         return _made(self)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def _made(portable: Portable) -> Predictor:
     kind = predictors.class_of(portable.name) if portable.source is None else _class_from(portable)
     return kind.load(_folder(portable.files)) if portable.files else kind()
@@ -82,7 +82,7 @@ def _files_in(folder: Path) -> Files:
     return tuple((path.relative_to(folder).as_posix(), path.read_bytes()) for path in paths)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.cache
 def _folder(files: Files) -> Path:
     """A folder with these files, which stays until the process ends, as a predictor may read its files only when it needs them."""
     folder = tempfile.TemporaryDirectory(prefix="foretrain-predictor-")

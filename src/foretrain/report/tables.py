@@ -40,6 +40,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iter
 def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
     """The errors per predictor, file and quantity, as percentages."""
     several = len({result["runs_file"] for result in results}) > 1
+    failed = ["failed"] if any(result["failed"] for result in results) else []
     headings = [
         "predictor",
         *(["runs file"] if several else []),
@@ -51,11 +52,12 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
         "bias",
         "coverage",
         "unsupported",
+        *failed,
     ]
     rows = []
     for result in results:
         names = [
-            result["predictor"],
+            _short(result["predictor"]),
             *([result["runs_file"]] if several else []),
             result["quantity"],
             f"{result['n']:,}",
@@ -68,9 +70,15 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
                 _percent(result["bias"], "+"),
                 _percent(result["coverage"]),
                 f"{result['unsupported']:,}",
+                *(f"{result[key]:,}" for key in failed),
             ]
         )
     return table(headings, rows, right=headings[headings.index("n") :])
+
+
+def _short(name: str, most: int = 24) -> str:
+    """The end of a name that is too long for its column: the file, class or folder of a predictor."""
+    return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
 def figures_table(figures: Figures) -> Table:

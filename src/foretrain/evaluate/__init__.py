@@ -1,0 +1,278 @@
+"""Scores predictors on files of measured runs: errors per quantity and file, and every run behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretrain.catalog import Catalog
+from foretrain.errors import ForetrainError, InputError, first_line
+from foretrain.evaluate.folds import DIMENSIONS, SPLITS, Fold, job_key, split_runs, thinned
+from foretrain.evaluate.forecasts import Answer, Asked, answer_all
+from foretrain.fanout import Progress
+from foretrain.job import QUANTITIES, Run, text_lines
+from foretrain.predictors import DEFAULT, get
+from foretrain.predictors.base import Predictor
+
+__all__ = [
+    "DIMENSIONS", "SPLITS", "Comparison", "Evaluation", "Failure", "Fold", "Result", "Unsupported", "evaluate", "job_key", "leaderboard",
+    "split_runs",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How one predictor did on one quantity of one file. Errors are fractions of the measured value; None where ``n`` is 0."""
+
+    predictor: str
+    quantity: str
+    runs_file: str
+    split: str | None
+    n: int
+    """Runs with an error; with ``unsupported`` they make up every tested run that measured the quantity."""
+    mape: float | None
+    median_ape: float | None
+    p90_ape: float | None
+    bias: float | None
+    """Median of the signed error: above zero when the predictor says too much."""
+    coverage: float | None
+    """Share of measured values inside the forecast's interval."""
+    unsupported: int
+    failed: int = 0
+    """Of ``unsupported``, those that were not refused: their forecasts failed, as ``Evaluation.failures`` says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One measured value beside its forecast; ``error`` is (predicted - measured) / measured."""
+
+    runs_file: str
+    line: int
+    predictor: str
+    quantity: str
+    measured: float
+    predicted: float
+    low: float
+    high: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsupported:
+    """A run, or one quantity of it, without an error figure, and why."""
+
+    runs_file: str
+    line: int
+    predictor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A line that could not be read (then there is no predictor) or predicted, and why."""
+
+    runs_file: str
+    line: int
+    predictor: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The figures, and every run that they come from or that has none."""
+
+    results: tuple[Result, ...]
+    runs: tuple[Comparison, ...]
+    unsupported: tuple[Unsupported, ...]
+    failures: tuple[Failure, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            field.name: [dataclasses.asdict(row) for row in getattr(self, field.name)]
+            for field in dataclasses.fields(self)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    runs_file: str
+    line: int
+    run: Run
+
+
+def evaluate(
+    paths: Sequence[Path],
+    *,
+    predictors: Sequence[str | Path | Predictor] = (DEFAULT,),
+    split: str | None = None,
+    seed: int = 0,
+    folds: int = 5,
+    train_runs: int | None = None,
+    catalog: Catalog | None = None,
+    processes: int = 1,
+    ray: str | None = None,
+    progress: Progress = lambda done, total: None,
+    learning: Progress = lambda done, total: None,
+) -> Evaluation:
+    """Score predictors on runs: as they are, or with a ``split`` learned anew on each fold's other runs.
+
+    Folds are drawn over the runs of all files together, so that what is held out is held out everywhere. ``train_runs`` is how many runs of
+    each model are learned from at most, drawn at random. Forecasts are made here, in so many ``processes``, or on the Ray cluster at ``ray``
+    (see ``fan_out``), with the same outcome. ``progress`` hears how many of all forecasts are done, ``learning`` how many fits.
+    """
+    cases, unread = _read(paths, catalog or Catalog.load())
+    runs = [case.run for case in cases]
+    parts = (
+        [Fold(train=None, test=tuple(range(len(runs))))]
+        if split is None
+        else split_runs(runs, split, seed=seed, folds=folds)
+    )
+    if train_runs is not None:
+        parts = [thinned(fold, runs, train_runs, seed) for fold in parts]
+    names = [None if isinstance(one, Predictor) else str(one) for one in predictors]
+    given = [one if isinstance(one, Predictor) else get(one) for one in predictors]
+    asked = [
+        Asked(predictor=one, name=name, fold=fold)
+        for one, name in zip(given, names, strict=True)
+        for fold in parts
+    ]
+    answers = answer_all(asked, runs, processes=processes, ray=ray, progress=progress, learning=learning)
+    tables = []
+    for number, (one, name) in enumerate(zip(given, names, strict=True)):
+        own = answers[number * len(parts) : (number + 1) * len(parts)]
+        by_run = {i: answer for fold in own for i, answer in fold.items()}
+        tables.append(_compare(name or one.name, cases, dict(sorted(by_run.items())), split))
+    joined: dict[str, Any] = {
+        field.name: tuple(row for table in tables for row in getattr(table, field.name))
+        for field in dataclasses.fields(Evaluation)
+    }
+    return Evaluation(**{**joined, "failures": (*unread, *joined["failures"])})
+
+
+def leaderboard(evaluation: Evaluation, quantity: str) -> list[Result]:
+    """The results of one quantity, the smallest mean error first; those without a single error come last."""
+    results = [result for result in evaluation.results if result.quantity == quantity]
+    return sorted(results, key=lambda result: math.inf if result.mape is None else result.mape)
+
+
+def _read(paths: Sequence[Path], catalog: Catalog) -> tuple[list[_Case], list[Failure]]:
+    """The runs of files, and the lines that are none. A file without a single run cannot be read."""
+    if not paths:
+        raise InputError("runs: no file given; name at least one")
+    cases: list[_Case] = []
+    failures: list[Failure] = []
+    for path in dict.fromkeys(paths):
+        known, unread = len(cases), len(failures)
+        for line, text in text_lines(path):
+            try:
+                run = Run.read(json.loads(text), catalog=catalog, base=path.parent)
+                cases.append(_Case(runs_file=str(path), line=line, run=run))
+            except Exception as error:
+                failures.append(Failure(runs_file=str(path), line=line, predictor=None, reason=_why(error)))
+        if len(cases) == known and len(failures) == unread:
+            raise InputError(f"{path}: empty; a runs file has one run per line")
+        if len(cases) == known:
+            raise InputError(f"{path}:{failures[unread].line}: {failures[unread].reason}")
+    return cases, failures
+
+
+def _why(error: Exception) -> str:
+    """Why a line is no run."""
+    if isinstance(error, ForetrainError):
+        return str(error)
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON ({error})"
+    return f"not a run ({type(error).__name__}: {first_line(error)})"
+
+
+def _compare(
+    predictor: str, cases: Sequence[_Case], answers: Mapping[int, Answer], split: str | None
+) -> Evaluation:
+    rows: list[Comparison] = []
+    missing: list[Unsupported] = []
+    failures: list[Failure] = []
+    tested: Counter[tuple[str, str]] = Counter()
+    failed: Counter[tuple[str, str]] = Counter()
+    for i, answer in answers.items():
+        case = cases[i]
+        asked = [name for name in QUANTITIES if name in case.run.measured]
+        tested.update((case.runs_file, name) for name in asked)
+        where: dict[str, Any] = {"runs_file": case.runs_file, "line": case.line, "predictor": predictor}
+        if answer.failed:
+            failed.update((case.runs_file, name) for name in asked)
+            failures.append(Failure(**where, reason=answer.reason))
+            continue
+        found, reasons = _compare_run(predictor, case, asked, answer)
+        rows += found
+        missing += [Unsupported(**where, reason=reason) for reason in reasons]
+    results = tuple(
+        _result(predictor, file, name, split, rows, tested[file, name], failed[file, name])
+        for file in dict.fromkeys(file for file, _ in tested)
+        for name in QUANTITIES
+        if (file, name) in tested
+    )
+    return Evaluation(results=results, runs=tuple(rows), unsupported=tuple(missing), failures=tuple(failures))
+
+
+def _compare_run(
+    predictor: str, case: _Case, asked: Sequence[str], answer: Answer
+) -> tuple[list[Comparison], list[str]]:
+    """The comparisons that can be made for one run, and the reasons for those that cannot."""
+    if answer.quantities is None:
+        return [], [answer.reason]
+    rows, reasons = [], []
+    for name in asked:
+        measured, estimate = case.run.measured[name], answer.quantities.get(name)
+        if not 0 < measured < math.inf:
+            reasons.append(f"{name}: measured {measured:g}, so there is no relative error")
+        elif estimate is None:
+            reasons.append(f"{name}: {predictor} gives none for this job")
+        elif not math.isfinite(estimate.median):
+            reasons.append(f"{name}: {predictor} gives {estimate.median}")
+        else:
+            rows.append(Comparison(
+                runs_file=case.runs_file, line=case.line, predictor=predictor, quantity=name, measured=measured,
+                predicted=estimate.median, low=estimate.low, high=estimate.high, error=(estimate.median - measured) / measured,
+            ))  # fmt: skip
+    return rows, reasons
+
+
+def _result(
+    predictor: str,
+    file: str,
+    quantity: str,
+    split: str | None,
+    rows: Sequence[Comparison],
+    tested: int,
+    failed: int,
+) -> Result:
+    mine = [row for row in rows if row.quantity == quantity and row.runs_file == file]
+    errors = np.array([row.error for row in mine])
+    figures: dict[str, float | None] = dict.fromkeys(("mape", "median_ape", "p90_ape", "bias", "coverage"))
+    if mine:
+        figures = {
+            "mape": float(np.abs(errors).mean()),
+            "median_ape": float(np.median(np.abs(errors))),
+            "p90_ape": float(np.quantile(np.abs(errors), 0.9)),
+            "bias": float(np.median(errors)),
+            "coverage": sum(row.low <= row.measured <= row.high for row in mine) / len(mine),
+        }
+    return Result(
+        predictor=predictor,
+        quantity=quantity,
+        runs_file=file,
+        split=split,
+        n=len(mine),
+        unsupported=tested - len(mine),
+        failed=failed,
+        **figures,
+    )
