@@ -14,7 +14,9 @@ import pytest
 from foretrain import predictors
 from foretrain.capture import capture_job
 from foretrain.errors import InputError, UnsupportedJob
-from foretrain.job import Job, Run
+from foretrain.evaluate import evaluate
+from foretrain.forecast import Estimate, Forecast
+from foretrain.job import QUANTITIES, Job, Run
 from foretrain.measure.resources import Series, twelve_figures
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple.cases import Cases, network_module
@@ -318,3 +320,31 @@ def test_the_package_ships_a_network() -> None:
     shipped = predictors.get("driple")
     assert isinstance(shipped, DriplePredictor)
     assert "cpu ps 4" in shipped._state().settings
+
+
+def test_the_twelve_figures_are_quantities_like_any_other(folder: Path) -> None:
+    """A run that measured them, in provenance as campaigns write them, is scored in each that is not zero."""
+    figures = dict.fromkeys(TWELVE, 0.5)
+    document = {
+        "job": job(folder, workers=2).to_dict(),
+        "measured": {"step_time_s": 0.1},
+        "provenance": {"resources": {"figures": figures, "series": {"ends_s": [1.0]}}},
+    }
+    path = folder / "runs.jsonl"
+    path.write_text(json.dumps(document) + "\n")
+    evaluation = evaluate([path], predictors=["driple"])
+    assert {result.quantity for result in evaluation.results if result.n == 1} == set(TWELVE)
+    forecast = predictors.get("driple").predict(job(folder, workers=2))
+    assert {name for name in TWELVE if QUANTITIES[name] == "s"} == {
+        name for name in TWELVE if name.endswith("_s")
+    }
+    assert forecast["device_utilization_active_s"].median > 0
+
+
+def test_resources_are_those_of_the_predictor_that_is_asked(folder: Path) -> None:
+    one = job(folder, workers=2)
+    peak = {"device_utilization_peak": Estimate(0.25, 0.2, 0.3)}
+    usual, asked = resources(one), resources(one, Forecast(job=one, predictor="new", quantities=peak))
+    assert asked.figures["device_utilization_peak"] == 0.25
+    assert [name for name in asked.by if asked.by[name] == "new"] == ["device_utilization_peak"]
+    assert {**asked.figures, **{name: usual.figures[name] for name in peak}} == usual.figures

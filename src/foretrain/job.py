@@ -29,12 +29,19 @@ Recompute = Literal["none", "selective", "full"]
 OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", "adafactor", "lamb", "adagrad", "rmsprop",
               "nadam", "radam", "adamax", "adadelta", "asgd", "rprop", "muon")  # fmt: skip
 
+RESOURCE_FIGURES: dict[str, str] = {
+    f"{resource}_{figure}": "s" if figure.endswith("_s") else rate
+    for resource, rate in (("device_utilization", ""), ("memory_utilization", ""), ("network_rx", "B/s"), ("network_tx", "B/s"))
+    for figure in ("idle_s", "active_s", "peak")
+}  # fmt: skip
+"""Driple's twelve, of the window that a run was sampled in: mean length of idle and of active spans, mean peak of the active ones."""
+
 QUANTITIES: dict[str, str] = {
     "step_time_s": "s", "step_time_without_sync_s": "s", "forward_time_s": "s", "backward_time_s": "s", "optimizer_time_s": "s",
     "device_busy_s": "s", "host_issue_s": "s", "kernels": "", "peak_memory_bytes": "B", "reserved_memory_bytes": "B",
     "samples_per_s": "/s", "tokens_per_s": "/s", "epoch_time_s": "s", "total_time_s": "s",
     "device_utilization": "", "memory_utilization": "", "power_w": "W",
-    "network_tx_bytes_per_s": "B/s", "network_rx_bytes_per_s": "B/s",
+    "network_tx_bytes_per_s": "B/s", "network_rx_bytes_per_s": "B/s", **RESOURCE_FIGURES,
 }  # fmt: skip
 """Every quantity that a run may carry and a forecast may give, with its SI unit."""
 
@@ -334,6 +341,7 @@ class Run:
             if name not in QUANTITIES:
                 raise unknown(f"measured.{name}", name, QUANTITIES, "a known quantity; allowed are")
         provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
+        measured = {**sampled_figures(provenance), **measured}
         return cls(
             job=Job.read(data["job"], catalog=catalog, base=base), measured=measured, provenance=provenance
         )
@@ -344,6 +352,17 @@ class Run:
             "measured": dict(self.measured),
             "provenance": dict(self.provenance),
         }
+
+
+def sampled_figures(provenance: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of the resources, which campaigns keep beside the series that they are of."""
+    resources = provenance.get("resources")
+    figures = resources.get("figures") if isinstance(resources, Mapping) else None
+    if not isinstance(figures, Mapping):
+        return {}
+    return {
+        name: float(figures[name]) for name in RESOURCE_FIGURES if isinstance(figures.get(name), int | float)
+    }
 
 
 def path_seen_from(name: str, base: Path, folder: Path) -> str:

@@ -20,7 +20,6 @@ from foretrain.errors import ForetrainError, InputError
 if TYPE_CHECKING:
     from foretrain.catalog import Catalog
     from foretrain.forecast import Forecast
-    from foretrain.job import Job
     from foretrain.predictors.driple.predictor import Resources
     from foretrain.predictors.portable import Portable
 
@@ -75,7 +74,7 @@ def predict(
         _predict_many(jobs, out, options, name, processes, ray)
         return
     forecast = predictors.get(name).predict(job_from(str(target), options))
-    use = _resources(forecast.job) if resources else None
+    use = _resources(forecast, predictor) if resources else None
     _write_files(forecast, trace, html, use)
     if as_json:
         _print_json(forecast, breakdown, use)
@@ -89,10 +88,11 @@ def predict(
         show(resource_table(use))
 
 
-def _resources(job: Job) -> Resources:
+def _resources(forecast: Forecast, predictor: str | None) -> Resources:
+    """The figures of the predictor that was asked for, and those that it does not give by the usual ones."""
     from foretrain.predictors.driple.predictor import resources
 
-    return resources(job)
+    return resources(forecast.job, forecast if predictor else None)
 
 
 def _print_json(

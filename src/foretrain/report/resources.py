@@ -30,9 +30,10 @@ def resource_table(found: Resources) -> RenderableType:
     """A row per resource: how long it is idle and active at a stretch, its peak, its average."""
     rows = []
     for name, mean in zip(RESOURCES, MEANS, strict=True):
-        figures = [found.figures[f"{name}_{figure}"] for figure in ("idle_s", "active_s", "peak")]
+        names = [f"{name}_{figure}" for figure in ("idle_s", "active_s", "peak")]
+        figures = [found.figures[one] for one in names]
         levels = [_level(name, figures[2]), _level(name, found.figures[mean])]
-        sources = " and ".join(sorted({found.by[f"{name}_peak"], found.by[mean]}))
+        sources = " and ".join(sorted({found.by[one] for one in (*names, mean)}))
         rows.append([_NAMES[name], format_seconds(figures[0]), format_seconds(figures[1]), *levels, sources])
     return table(HEADINGS, rows, right=HEADINGS[1:-1])
 

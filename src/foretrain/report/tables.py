@@ -13,6 +13,7 @@ from rich.text import Text
 
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, Price
 from foretrain.graph import PHASES, OpGraph
+from foretrain.job import RESOURCE_FIGURES
 from foretrain.predictors.base import Table as Figures
 from foretrain.units import format_bytes, format_count, format_dollars, format_seconds
 
@@ -56,6 +57,8 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
     ]
     rows = []
     for result in results:
+        if not result["n"] and result["quantity"] in RESOURCE_FIGURES:
+            continue  # twelve rows that only predictors of resources fill
         names = [
             _short(result["predictor"]),
             *([result["runs_file"]] if several else []),

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from foretrain.cluster import Catalog
 from foretrain.errors import ForetrainError, InputError, invalid
-from foretrain.job import FILE_SOURCES, Run, path_seen_from
+from foretrain.job import FILE_SOURCES, Run, path_seen_from, sampled_figures
 
 FORMAT = 1
 """The version of the run format that is written; runs in a newer one are not guessed at."""
@@ -96,7 +96,9 @@ def content_hash(run: Run) -> str:
     if job["model"]["source"] in FILE_SOURCES:
         job["model"] = {**job["model"], "name": job["model"]["name"].rpartition("/")[2]}
     provenance = {key: run.provenance[key] for key in IDENTITY if key in run.provenance}
-    content = _same_numbers(json.loads(_plain_json([job, dict(run.measured), provenance])))
+    sampled = sampled_figures(run.provenance)
+    measured = {name: value for name, value in run.measured.items() if sampled.get(name) != value}
+    content = _same_numbers(json.loads(_plain_json([job, measured, provenance])))
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -20,7 +20,6 @@ from foretrain.predictors.base import Benefit, Predictor
 from foretrain.predictors.blackbox import check_data_parallel
 from foretrain.predictors.driple.cases import Cases, deletepop, network_module
 from foretrain.predictors.driple.features import (
-    MEANS,
     NODE_COLUMNS,
     SETTING_COLUMNS,
     SPANS,
@@ -42,6 +41,8 @@ _QUANTILES = (0.025, 0.1, 0.9, 0.975)
 _FEW = 4
 """Families below which intervals cannot be learned; they are then as wide as this many tenths of a figure."""
 _DRAWN_STEPS = 3
+_SPANS = tuple(name for name, is_span in zip(TARGETS, SPANS, strict=True) if is_span)
+"""Figures that are shares of a window for a network, and seconds for everyone else."""
 Mode = Literal["improved", "reference"]
 
 
@@ -68,7 +69,7 @@ class DriplePredictor(Predictor):
     """
 
     name: ClassVar[str] = "driple"
-    quantities: ClassVar[frozenset[str]] = frozenset(MEANS)
+    quantities: ClassVar[frozenset[str]] = frozenset(TARGETS)
     learns: ClassVar[bool] = True
 
     def __init__(
@@ -87,17 +88,15 @@ class DriplePredictor(Predictor):
         return other
 
     def predict(self, job: Job) -> Forecast:
-        """The averages; ``figures`` has all of them."""
         learned, values = self._state(), scaled(self.figures(job))
-        quantities = {}
-        for name in MEANS:
-            i = TARGETS.index(name)
-            if math.isfinite(values[i]):
-                quantities[name] = _estimate(i, values, learned.spread[i])
-        if not quantities:
-            raise UnsupportedJob(
-                f"driple: the runs of {job.cluster.device.name} that it learned from have none of {', '.join(MEANS)}"
-            )
+        quantities = {
+            name: _estimate(i, values, learned.spread[i])
+            for i, name in enumerate(TARGETS)
+            if math.isfinite(values[i])
+        }
+        if any(name in quantities for name in _SPANS):
+            window_s = Whitebox(deletepop(), learned.levels).window_s(job)
+            quantities.update({name: quantities[name] * window_s for name in _SPANS if name in quantities})
         notes = (
             []
             if setting_of(job) in learned.settings
@@ -265,8 +264,11 @@ class Resources:
     drawn_steps: int = _DRAWN_STEPS
 
 
-def resources(job: Job) -> Resources:
-    """Each figure by the network that the package ships where it has learned it on this device, else by the white box."""
+def resources(job: Job, forecast: Forecast | None = None) -> Resources:
+    """Each figure by the network that the package ships where it has learned it on this device, else by the white box.
+
+    What a ``forecast`` has of them takes their place.
+    """
     whitebox = Whitebox(deletepop())
     learned = np.full(len(TARGETS), math.nan)
     try:
@@ -285,6 +287,9 @@ def resources(job: Job) -> Resources:
         for name, value in zip(TARGETS, learned, strict=True)
     }
     figures = dict(zip(TARGETS, chosen.tolist(), strict=True))
+    if forecast is not None:
+        given = {name: forecast[name].median for name in TARGETS if name in forecast.quantities}
+        figures, by = {**figures, **given}, {**by, **dict.fromkeys(given, forecast.predictor)}
     return Resources(
         figures=figures, by=by, window_s=window_s, steps=whitebox.use(job, _DRAWN_STEPS, _DRAWN_STEPS * 100)
     )

@@ -85,6 +85,11 @@ class Whitebox:
         """The resources over a measuring window, or over so many steps in so many samples."""
         return _use(self._step(job), self._levels(job), steps, samples)
 
+    def window_s(self, job: Job) -> float:
+        """How long the measuring window is that the figures are of."""
+        time_s = self.predictor.predict(job)["step_time_s"].median
+        return _steps_in_window(time_s) * time_s
+
     def fit(self, runs: Sequence[Run]) -> Self:
         """Find the constants; the schedule itself stays as it is."""
         known = [
@@ -149,8 +154,12 @@ def _moved_bytes(job: Job, forecast: Forecast) -> float:
     return counted * sent.median * forecast["step_time_s"].median if sent is not None else 0.0
 
 
+def _steps_in_window(step_time_s: float) -> int:
+    return max(FEWEST_STEPS, math.ceil(WINDOW_S / step_time_s))
+
+
 def _use(step: _Step, levels: Levels, steps: int | None = None, samples: int | None = None) -> Use:
-    count = steps or max(FEWEST_STEPS, math.ceil(WINDOW_S / step.time_s))
+    count = steps or _steps_in_window(step.time_s)
     window = count * step.time_s
     samples = samples or max(1, round(window / PERIOD_S))
     ends = np.linspace(0.0, window, samples + 1)
