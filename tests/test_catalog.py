@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from foretrain import catalog as catalog_module
 from foretrain.catalog import Catalog, Device
 from foretrain.cluster import Cluster
 from foretrain.errors import InputError
@@ -332,3 +334,15 @@ def test_the_catalogue_needs_no_torch() -> None:
     code = "import sys; from foretrain.cluster import Cluster; Cluster.read({'node': 'dgx-h100'});"
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["devices", "nodes"])
+def test_entries_read_one_by_one_are_those_of_the_whole_file(kind: str) -> None:
+    path = Path(catalog_module.__file__).with_name(f"{kind}.toml")
+    whole = tomllib.loads(path.read_text())[kind]
+    read = catalog_module._builtin(kind)
+    assert list(read) == list(whole)
+    assert {name: read[name] for name in read} == whole
+    assert isinstance(read, catalog_module._Sections)
+    aliases = {alias: name for name, entry in whole.items() for alias in entry.get("aliases", ())}
+    assert read.aliases() == aliases

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 import foretrain
 from commands import fails, ok, run
 from foretrain import predictors
+from foretrain.cli.app import COMMANDS
 from foretrain.job import Run
 
 MODEL = """
@@ -429,3 +431,64 @@ def test_catalog(kind: str, name: str, known: str) -> None:
     assert known in json.dumps(json.loads(ok("catalog", kind, "--json")))
     assert json.loads(ok("catalog", kind, name, "--json"))["name"]
     assert "'nothing'" in fails("catalog", kind, "nothing")
+
+
+# Start-up
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that a fresh process has imported in the end."""
+    told = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(told.stdout.splitlines()[-1].split())
+
+
+def test_importing_the_package_costs_nothing() -> None:
+    assert loaded("import foretrain").isdisjoint({"numpy", "torch", "typer", "rich", "foretrain.job"})
+
+
+def test_names_of_the_package_are_there_when_they_are_used() -> None:
+    assert all(getattr(foretrain, name) is not None for name in foretrain.__all__)
+    assert set(foretrain.__all__) <= set(dir(foretrain))
+    assert foretrain.capture is importlib.import_module("foretrain.capture").capture
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        foretrain.nonsense  # noqa: B018
+
+
+def test_help_lists_every_command_with_its_own_line_and_imports_none() -> None:
+    files = {path.stem for path in (Path(foretrain.__file__).parent / "cli").glob("*.py")}
+    shared = {"__init__", "__main__", "app", "job_options", "scale_out", "settings"}
+    assert set(COMMANDS) == files - shared
+    shown = " ".join(ok("--help").split())
+    for name, line in COMMANDS.items():
+        assert f"{name} {line}" in shown
+        assert line in " ".join(ok(name, "--help").split())
+    modules = loaded("from foretrain.cli import app\napp(['--help'], standalone_mode=False)")
+    assert modules.isdisjoint({"numpy", *(f"foretrain.cli.{name}" for name in COMMANDS)})
+
+
+def test_a_wrong_command_is_told_with_the_one_that_was_meant() -> None:
+    result = run("predct")
+    assert result.exit_code == 2
+    assert "Did you mean 'predict'?" in result.output
+
+
+def test_a_forecast_imports_no_other_command_and_no_library_that_it_does_not_need(folder: Path) -> None:
+    ok("predict", "job.toml")
+    modules = loaded("from foretrain.cli import app\napp(['predict', 'job.toml'], standalone_mode=False)")
+    assert "foretrain.cli.predict" in modules
+    unused = {
+        "torch",
+        "scipy",
+        "plotly",
+        "pyarrow",
+        "sqlalchemy",
+        "pydantic",
+        "foretrain.cli.fit",
+        "foretrain.measure",
+    }
+    assert modules.isdisjoint(unused)

@@ -5,12 +5,20 @@
 >>> forecast["step_time_s"].median  # doctest: +SKIP
 """
 
-from foretrain.api import make_job, predict
-from foretrain.capture import capture
-from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
-from foretrain.forecast import Estimate, Forecast
-from foretrain.graph import OpGraph
-from foretrain.job import Job, Plan, Run, Workload
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretrain.api import make_job, predict
+    from foretrain.capture import capture
+    from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
+    from foretrain.forecast import Estimate, Forecast
+    from foretrain.graph import OpGraph
+    from foretrain.job import Job, Plan, Run, Workload
 
 __all__ = [
     "CaptureError",
@@ -28,3 +36,40 @@ __all__ = [
     "make_job",
     "predict",
 ]
+
+_FROM = {
+    "api": ("make_job", "predict"),
+    "errors": ("CaptureError", "ForetrainError", "InputError", "UnsupportedJob"),
+    "forecast": ("Estimate", "Forecast"),
+    "graph": ("OpGraph",),
+    "job": ("Job", "Plan", "Run", "Workload"),
+}
+_MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are first used, so that ``import foretrain`` costs nothing."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """A package whose ``capture`` is the function, also once the subpackage of that name is imported."""
+
+    @property
+    def capture(self) -> Any:
+        return importlib.import_module(f"{__name__}.capture").capture
+
+    @capture.setter
+    def capture(self, subpackage: ModuleType) -> None:
+        """What the import system does with every subpackage, and what is not wanted here."""
+
+
+sys.modules[__name__].__class__ = _Package

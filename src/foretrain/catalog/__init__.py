@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -287,9 +289,38 @@ def _aliases(entry: dict[str, Any]) -> list[str]:
     return [alias for alias in aliases if isinstance(alias, str)] if isinstance(aliases, list) else []
 
 
+_HEADING = re.compile(r'^\[\w+\."?([^"\]]+)"?\]', re.MULTILINE)
+_ALIASES = re.compile(r"^aliases = (\[.*\])", re.MULTILINE)
+
+
+class _Sections(Mapping[str, dict[str, Any]]):
+    """The entries of a file with a table for each, read one by one as they are asked for: a job needs one of many."""
+
+    def __init__(self, text: str) -> None:
+        starts = [*_HEADING.finditer(text)]
+        ends = [*(match.start() for match in starts[1:]), len(text)]
+        self._texts = {match[1]: text[match.end() : end] for match, end in zip(starts, ends, strict=True)}
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return tomllib.loads(self._texts[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def aliases(self) -> dict[str, str]:
+        """Each alias with the name that it stands for."""
+        found = ((name, _ALIASES.search(text)) for name, text in self._texts.items())
+        return {alias: name for name, match in found if match for alias in json.loads(match[1])}
+
+
 @functools.cache
-def _builtin(kind: str) -> dict[str, dict[str, Any]]:
+def _builtin(kind: str) -> Mapping[str, dict[str, Any]]:
     text = Path(__file__).with_name(f"{kind}.toml").read_text(encoding="utf-8")
+    if kind in ("devices", "nodes"):
+        return _Sections(text)
     entries: dict[str, dict[str, Any]] = tomllib.loads(text)[kind]
     return entries
 
@@ -310,7 +341,7 @@ def _own(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 @functools.cache
-def _entries(kind: str, files: tuple[Path, ...]) -> dict[str, dict[str, Any]]:
+def _entries(kind: str, files: tuple[Path, ...]) -> Mapping[str, dict[str, Any]]:
     """Name to entry, the user's fields over the built-in ones; a user may name an entry by its alias."""
     if not files:
         return _builtin(kind)
@@ -329,7 +360,10 @@ def _index(kind: str, files: tuple[Path, ...]) -> dict[str, str]:
     if kind == "prices":
         return _index("devices", files) | _index("nodes", files)
     entries = _entries(kind, files)
-    aliases = {_plain(alias): name for name, entry in entries.items() for alias in _aliases(entry)}
+    if isinstance(entries, _Sections):
+        aliases = {_plain(alias): name for alias, name in entries.aliases().items()}
+    else:
+        aliases = {_plain(alias): name for name, entry in entries.items() for alias in _aliases(entry)}
     return aliases | {_plain(name): name for name in entries}
 
 

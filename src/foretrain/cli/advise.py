@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretrain.cli.app import JsonFlag, app, say, show
+from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
 from foretrain.errors import InputError, invalid
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from foretrain.predictors.base import Predictor
 
 
-@app.command()
+@registry.command()
 def advise(
     runs: Annotated[
         list[Path],

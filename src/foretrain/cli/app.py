@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from foretrain.errors import ForetrainError
 
@@ -15,8 +19,50 @@ if TYPE_CHECKING:
 JsonFlag = Annotated[bool, typer.Option("--json", help="JSON, in SI units.")]
 
 
+COMMANDS = {
+    "advise": "The cheapest configuration (data, workers, machines) that meets a deadline, with the probability of missing it.",
+    "capture": "Write the operator graph of one step, for machines without torch.",
+    "catalog": "What is known: devices, nodes, models and prices, each with its source.",
+    "design": "Choose what to measure next: the candidates that tell most for their cost.",
+    "evaluate": "Errors of predictors on measured runs.",
+    "explain": "Why B takes more or less time and memory than A, by cause.",
+    "fit": "Calibrate a predictor to measured runs, or learn its operator models from an operator dataset.",
+    "measure": "Make data: measure operators, steps and whole campaigns.",
+    "predict": "Forecast time, memory and cost of a job file or a model; options override the file.",
+    "runs": "Measured runs: look at them, and move them between files and databases.",
+    "schedule": "Simulate a cluster under scheduling policies, with predictions in the loop.",
+}
+"""What each does, as its own help says; the module of the same name has it, and is imported when it is asked for."""
+
+registry = typer.Typer()
+"""What commands join as their modules are imported."""
+
+
 class _Commands(TyperGroup):
-    """All commands, with one way to report what went wrong."""
+    """All commands, each loaded when it is asked for, with one way to report what went wrong."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        names: Any = dict.fromkeys(COMMANDS)
+        self.commands.update(names)  # for the one that was meant, where there is none of a name
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        command = _loaded(cmd_name)
+        _lighten(command, ctx)
+        return command
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _lighten(self, ctx)
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,6 +84,43 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@functools.cache
+def _loaded(name: str) -> Any:
+    """A command, or a group of them, as the parser knows it."""
+    module = importlib.import_module(f"foretrain.cli.{name}")
+    for group in registry.registered_groups:
+        if group.name == name and group.typer_instance is not None:
+            return get_command(group.typer_instance)
+    alone = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+    alone.registered_commands = [
+        command
+        for command in registry.registered_commands
+        if getattr(command.callback, "__module__", "") == module.__name__
+    ]
+    return get_command(alone)
+
+
+def _lighten(command: Any, ctx: Any) -> None:
+    for parameter in command.get_params(ctx):
+        convert = getattr(parameter, "get_runtime_param", None)
+        if convert is not None and not isinstance(convert, functools.partial):
+            parameter.get_runtime_param = functools.partial(_AsItIs, convert)
+
+
+class _AsItIs:
+    """Spares Typer its validation library, a sixth of a forecast, for values that need no conversion: defaults and texts."""
+
+    def __init__(self, convert: Callable[[], Any]) -> None:
+        self._convert = convert
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        if value is param.default or (isinstance(value, str) and param.type_descriptor.annotation is str):
+            return value
+        return self._convert().coerce(value, param=param, ctx=ctx)
 
 
 def _version(wanted: bool) -> None:

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from foretrain.cli.app import app, say, show
+from foretrain.cli.app import registry, say, show
 from foretrain.cli.job_options import Options, job_from, with_job_options
 
 
-@app.command()
+@registry.command()
 @with_job_options
 def capture(
     *,

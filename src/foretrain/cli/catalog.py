@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from foretrain.cli.app import JsonFlag, app, show
+from foretrain.cli.app import JsonFlag, registry, show
 from foretrain.cli.job_options import CatalogOption
 from foretrain.errors import unknown
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from foretrain.catalog import Catalog
 
 
-@app.command()
+@registry.command()
 def catalog(
     kind: Annotated[
         Literal["devices", "nodes", "models", "prices"] | None, typer.Argument(show_default=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from foretrain.cli.app import JsonFlag, app, say, show
+from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.errors import ForetrainError, InputError, first_line, invalid, unknown
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Rows = list[dict[str, Any]]
 
 
-@app.command()
+@registry.command()
 def design(
     file: Annotated[
         Path | None, typer.Argument(metavar="CANDIDATES.csv|.jsonl|.parquet", show_default=False)

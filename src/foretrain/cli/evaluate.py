@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from foretrain.cli.app import app, say, show
+from foretrain.cli.app import registry, say, show
 from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
 
@@ -16,7 +16,7 @@ _TOLD = 5
 """Lines that failed are named up to this number."""
 
 
-@app.command(cls=ScaleOut)
+@registry.command(cls=ScaleOut)
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl...", help="Files of measured runs.")],
     predictor: Annotated[

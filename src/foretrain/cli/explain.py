@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretrain.cli.app import JsonFlag, app, show
+from foretrain.cli.app import JsonFlag, registry, show
 from foretrain.cli.job_options import CatalogOption, PredictorOption
 from foretrain.errors import ForetrainError, InputError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from foretrain.predictors.base import Predictor
 
 
-@app.command()
+@registry.command()
 def explain(
     first: Annotated[
         Path, typer.Argument(metavar="A.toml", help="A job file (TOML or JSON).", show_default=False)

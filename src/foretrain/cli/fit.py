@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretrain.cli.app import app, say, show
+from foretrain.cli.app import registry, say, show
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import hush_ray
 from foretrain.cli.settings import WithSettings, apply
@@ -24,7 +24,7 @@ _TOLD = 5
 """Runs that are left out are named up to this number."""
 
 
-@app.command(cls=WithSettings)
+@registry.command(cls=WithSettings)
 def fit(
     ctx: typer.Context,
     name: Annotated[

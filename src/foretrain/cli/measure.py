@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from foretrain.cli.app import app, say
+from foretrain.cli.app import registry, say
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import RayOption, ScaleOut
 from foretrain.errors import InputError, invalid
@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from foretrain.measure.instances import Instance
     from foretrain.measure.summary import Summary
 
-measure = typer.Typer(help="Make data: measure operators, steps and whole campaigns.", no_args_is_help=True)
-app.add_typer(measure, name="measure")
+measure = typer.Typer(
+    help="Make data: measure operators, steps and whole campaigns.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+registry.add_typer(measure, name="measure")
 
 OutOption = Annotated[
     Path,

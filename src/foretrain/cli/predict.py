@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from foretrain.cli.app import JsonFlag, app, say, show
+from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import Options, PredictorOption, job_from, overriding, with_job_options
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
 from foretrain.errors import ForetrainError, InputError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from foretrain.predictors.portable import Portable
 
 
-@app.command(cls=ScaleOut)
+@registry.command(cls=ScaleOut)
 @with_job_options
 def predict(
     *,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretrain.cli.app import JsonFlag, app, say, show
+from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import CatalogOption, Options, with_options
 from foretrain.errors import ForetrainError, InputError, unknown
 
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 _BATCH = 200
 
 runs = typer.Typer(
-    help="Measured runs: look at them, and move them between files and databases.", no_args_is_help=True
+    help="Measured runs: look at them, and move them between files and databases.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
 )
-app.add_typer(runs, name="runs")
+registry.add_typer(runs, name="runs")
 
 StoreOption = Annotated[
     str | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretrain.cli.app import JsonFlag, app, say, show
+from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import RayOption, ScaleOut, hush_ray, one_thread
 from foretrain.errors import invalid, unknown
@@ -38,7 +38,7 @@ _NARROW = (
 """The figures of each table: as many as fit beside the policy, or beside the policy and the quality of its estimates."""
 
 
-@app.command(cls=ScaleOut)
+@registry.command(cls=ScaleOut)
 def schedule(
     trace: Annotated[
         str | None, typer.Argument(metavar="TRACE", show_default=False, help="A file of jobs.")
