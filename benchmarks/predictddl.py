@@ -379,7 +379,7 @@ def speed(options: argparse.Namespace) -> None:
         f"s, {time.process_time() - busy:.1f} s of it on the CPU"
     )
     fresh = PredictDDLPredictor(embedding=Embedder(load_embedding(SHIPPED / "embedding.safetensors").network))
-    fresh.trained_ = predictor.trained_
+    fresh.learned_ = predictor.learned_
     fresh.predict(asked[0].job)
     steps: dict[str, Callable[[Run], object]] = {
         "tracing the model": lambda run: capture_job(run.job, refresh=True),

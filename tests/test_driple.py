@@ -319,7 +319,7 @@ def test_what_no_network_has_learned_the_white_box_tells(folder: Path) -> None:
 def test_the_package_ships_a_network() -> None:
     shipped = predictors.get("driple")
     assert isinstance(shipped, DriplePredictor)
-    assert "cpu ps 4" in shipped._state().settings
+    assert "cpu ps 4" in shipped.state().settings
 
 
 def test_the_twelve_figures_are_quantities_like_any_other(folder: Path) -> None:

@@ -370,8 +370,8 @@ def test_each_dataset_type_has_its_own_predictor_on_disk(
     assert [one["type"] for one in document["types"]] == ["cifar10", "16x16 with 5 classes"]
     again = PredictDDLPredictor.load(tmp_path)
     assert again.predict(other[0].job)["step_time_s"].median == pytest.approx(0.2, rel=0.2)
-    assert again.trained_ is not None
-    assert again.trained_["16x16 with 5 classes"].spread == UNSURE
+    assert again.learned_ is not None
+    assert again.learned_["16x16 with 5 classes"].spread == UNSURE
 
 
 def test_a_later_fit_keeps_the_dataset_types_of_an_earlier_one(
@@ -380,8 +380,8 @@ def test_a_later_fit_keeps_the_dataset_types_of_an_earlier_one(
     other = [Run(job=job(folder, kind, image=16, classes=5), measured={"step_time_s": 0.2}) for kind in "ab"]
     PredictDDLPredictor(embedding=None, candidates=FEW).fit(runs).save(tmp_path)
     both = PredictDDLPredictor.load(tmp_path).fit(other)
-    assert both.trained_ is not None
-    assert list(both.trained_) == ["cifar10", "16x16 with 5 classes"]
+    assert both.learned_ is not None
+    assert list(both.learned_) == ["cifar10", "16x16 with 5 classes"]
     assert (
         both.predict(runs[0].job)["step_time_s"]
         == PredictDDLPredictor.load(tmp_path).predict(runs[0].job)["step_time_s"]
@@ -395,9 +395,9 @@ def test_no_arithmetic_is_forecast_faster_than_the_device_can(folder: Path) -> N
         [Run(job=one, measured={"step_time_s": 1e-6}) for one in jobs]
     )
     wide = job(folder, width=512)
-    assert fast.trained_ is not None
+    assert fast.learned_ is not None
     terms = physics([work := work_of(wide, capture_job(wide))], [wide])
-    assert float(np.exp(baseline(fast.trained_["cifar10"].baseline, terms))[0]) >= work.arithmetic_s.sum()
+    assert float(np.exp(baseline(fast.learned_["cifar10"].baseline, terms))[0]) >= work.arithmetic_s.sum()
 
 
 def test_a_damaged_folder_is_one_line(fitted: PredictDDLPredictor, tmp_path: Path) -> None:

@@ -1,19 +1,79 @@
-"""What the neural predictors share: weights in one safetensors file with JSON facts in its header, and sums in one order."""
+"""Gives neural predictors what they share: a state that the package ships, weights in a file, and sums in one order.
+
+torch is imported where it is used, so that a predictor can be asked for its name, or read from a folder that is none, without it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import importlib
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-import torch
-
-from foretrain.errors import InputError
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.files import write_atomically
+from foretrain.predictors.base import Predictor
 
-Tensors = dict[str, torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = dict[str, torch.Tensor]
+
+State = TypeVar("State")
+
+
+class NeuralPredictor(Predictor, Generic[State]):
+    """A predictor whose state is learned from runs and shipped with the package. A state is replaced, never changed in place."""
+
+    learns: ClassVar[bool] = True
+    shipped: ClassVar[Path]
+    """The folder of the state that comes with the package."""
+
+    learned_: State | None = None
+    fresh: bool = False
+    """Whether nothing was given or forgotten: then the shipped state answers until ``fit``, which starts anew."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy shares what was learned, as nobody changes it."""
+        return copy.copy(self)
+
+    def state(self) -> State:
+        """What was learned, else what is shipped; ``UnsupportedJob`` where there is neither."""
+        if self.learned_ is None and self.fresh:
+            self.learned_ = _shipped_state(type(self))
+        if self.learned_ is None:
+            raise UnsupportedJob(f"{self.name}: has learned from no runs yet; fit it first")
+        return self.learned_
+
+    def forget(self) -> None:
+        """Know nothing until ``fit``."""
+        self.learned_, self.fresh = None, False
+
+
+@functools.cache
+def _shipped_state(kind: type[NeuralPredictor[State]]) -> State:
+    return kind.load(kind.shipped).state()
+
+
+def neural_module(name: str, predictor: str) -> ModuleType:
+    """The module with a predictor's networks, or one line that says what to install for it."""
+    try:
+        with warnings.catch_warnings():
+            # torch_geometric scripts its own functions as it is imported
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        library = str(error.name).partition(".")[0]
+        raise ForetrainError(f"{library} is not installed; {predictor} needs foretrain[learn]") from error
+
+
+# Weights
 
 
 def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
@@ -61,6 +121,8 @@ def read_members(path: Path, form: str) -> tuple[dict[str, Any], list[Tensors]]:
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Sums in one order, so that the same data give the same network; more threads gain nothing on graphs this small."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foretrain.capture import capture_job
-from foretrain.errors import ForetrainError
 from foretrain.graph import OpGraph
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
@@ -32,6 +30,7 @@ from foretrain.predictors.driple.features import (
     unscaled,
 )  # fmt: skip
 from foretrain.predictors.driple.whitebox import Levels, Whitebox
+from foretrain.predictors.neural import neural_module
 
 if TYPE_CHECKING:
     from foretrain.predictors.driple.network import Samples
@@ -120,13 +119,4 @@ def deletepop() -> DeletePopPredictor:
 
 
 def network_module() -> ModuleType:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # torch_geometric scripts its own functions as it is imported
-            from foretrain.predictors.driple import network as driple_network
-    except ModuleNotFoundError as error:
-        library = str(error.name).partition(".")[0]
-        raise ForetrainError(f"{library} is not installed; driple needs foretrain[learn]") from error
-    return driple_network
+    return neural_module("foretrain.predictors.driple.network", "driple")

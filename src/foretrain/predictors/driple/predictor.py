@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from foretrain.capture import capture_job
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, invalid
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Benefit, Predictor
+from foretrain.predictors.base import Benefit
 from foretrain.predictors.blackbox import check_data_parallel
 from foretrain.predictors.driple.cases import Cases, deletepop, network_module
 from foretrain.predictors.driple.features import (
@@ -32,6 +31,7 @@ from foretrain.predictors.driple.features import (
     unscaled,
 )  # fmt: skip
 from foretrain.predictors.driple.whitebox import Levels, Use, Whitebox, figures_in
+from foretrain.predictors.neural import NeuralPredictor
 
 if TYPE_CHECKING:
     from foretrain.predictors.driple.network import Kind, Network
@@ -60,7 +60,7 @@ class Learned:
 
 
 @final
-class DriplePredictor(Predictor):
+class DriplePredictor(NeuralPredictor[Learned]):
     """Idle time, active time and peak of four resources, and their averages, after Driple (Yang et al., SIGMETRICS 2022).
 
     ``reference`` is the published network, one per setting, over a hundred groups of operators. ``improved`` is one network for
@@ -70,7 +70,7 @@ class DriplePredictor(Predictor):
 
     name: ClassVar[str] = "driple"
     quantities: ClassVar[frozenset[str]] = frozenset(TARGETS)
-    learns: ClassVar[bool] = True
+    shipped: ClassVar[Path] = SHIPPED
 
     def __init__(
         self, mode: Mode = "improved", kind: Kind = "gcn", seed: int = 0, learned: Learned | None = None
@@ -79,16 +79,10 @@ class DriplePredictor(Predictor):
             raise invalid("mode", mode, "improved or reference")
         self.mode, self.kind, self.seed, self.learned_ = mode, kind, seed, learned
         self._transfers = learned is not None
-        self._fresh = learned is None and mode == "improved"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """What was learned is never changed in place, so a copy shares it."""
-        other = type(self)(self.mode, self.kind, self.seed, self.learned_)
-        other._transfers, other._fresh = self._transfers, self._fresh
-        return other
+        self.fresh = learned is None and mode == "improved"
 
     def predict(self, job: Job) -> Forecast:
-        learned, values = self._state(), scaled(self.figures(job))
+        learned, values = self.state(), scaled(self.figures(job))
         quantities = {
             name: _estimate(i, values, learned.spread[i])
             for i, name in enumerate(TARGETS)
@@ -111,7 +105,7 @@ class DriplePredictor(Predictor):
     def figures(self, job: Job) -> Array:
         """As ``TARGETS`` names them, spans as shares of the window; not a number for those that no run of the device had."""
         check_data_parallel(job, self.name)
-        learned = self._state()
+        learned = self.state()
         network = learned.networks.get(self._network_of(job))
         if network is None:
             raise UnsupportedJob(
@@ -166,7 +160,7 @@ class DriplePredictor(Predictor):
     def _transfer(
         self, data: Cases, kin: Sequence[str], keys: Sequence[str]
     ) -> tuple[dict[str, Network], Array]:
-        network, before = network_module(), self._state()
+        network, before = network_module(), self.state()
         networks = dict(before.networks)
         held_out = np.full((len(kin), len(TARGETS)), np.nan)
         for key, rows in _rows_by(keys).items():
@@ -211,11 +205,12 @@ class DriplePredictor(Predictor):
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         """The networks are forgotten until ``fit``."""
-        self.learned_, self._fresh, self._transfers = None, False, False
+        self.forget()
+        self._transfers = False
         return self
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
-        learned = self._state()
+        learned = self.state()
         files = {}
         for number, (setting, network) in enumerate(sorted(learned.networks.items())):
             files[setting] = f"network-{number}.safetensors"
@@ -239,13 +234,6 @@ class DriplePredictor(Predictor):
             spread=np.array(document["spread"], dtype=np.float64),
         )
         return cls(document["mode"], document["kind"], learned=learned)
-
-    def _state(self) -> Learned:
-        if self.learned_ is None and self._fresh:
-            self.learned_ = _shipped()
-        if self.learned_ is None:
-            raise UnsupportedJob("driple: has learned from no runs yet; fit it first")
-        return self.learned_
 
 
 # The best there is
@@ -273,7 +261,7 @@ def resources(job: Job, forecast: Forecast | None = None) -> Resources:
     learned = np.full(len(TARGETS), math.nan)
     try:
         predictor = DriplePredictor()
-        whitebox.levels = predictor._state().levels
+        whitebox.levels = predictor.state().levels
         learned = predictor.figures(job)
     except ForetrainError:
         pass  # the white box answers alone, as ``by`` says
@@ -350,10 +338,3 @@ def _estimate(figure: int, values: Array, spread: Array) -> Estimate:
     ends[:, figure] = values[figure] + np.array([spread[0], spread[1], 0.0, spread[2], spread[3]])
     low_95, low, median, high, high_95 = np.maximum.accumulate(unscaled(ends)[:, figure]).tolist()
     return Estimate(median, low, high, low_95, high_95)
-
-
-@functools.lru_cache(maxsize=1)
-def _shipped() -> Learned:
-    learned = DriplePredictor.load(SHIPPED).learned_
-    assert learned is not None
-    return learned

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +20,9 @@ from foretrain.files import write_atomically
 from foretrain.forecast import Forecast
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Benefit, Predictor
+from foretrain.predictors.base import Benefit
 from foretrain.predictors.blackbox import QUANTITIES, check_data_parallel, forecast_around, step_times, usable
+from foretrain.predictors.neural import NeuralPredictor, neural_module
 from foretrain.predictors.predictddl.baseline import BASELINE, baseline, physics
 from foretrain.predictors.predictddl.features import (
     CLUSTER_COLUMNS,
@@ -72,7 +72,7 @@ class Embedder:
 
 
 @final
-class PredictDDLPredictor(Predictor):
+class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
     """After PredictDDL (Assogba, Lima, Rafique, Kwon; CLUSTER 2023).
 
     ``form = "paper"``: ``log step = regressor(embedding, cluster)``. ``form = "ratio"``: the regressor, which then also sees the work by
@@ -82,20 +82,13 @@ class PredictDDLPredictor(Predictor):
 
     name: ClassVar[str] = "predictddl"
     quantities: ClassVar[frozenset[str]] = QUANTITIES
-    learns: ClassVar[bool] = True
+    shipped: ClassVar[Path] = SHIPPED
 
     def __init__(
         self, *, form: Form = "ratio", embedding: Path | Embedder | Literal["shipped"] | None = "shipped", candidates: Sequence[str] = tuple(CANDIDATES)
     ) -> None:  # fmt: skip
         self.form, self.embedding, self.candidates = form, embedding, tuple(candidates)
-        self.trained_: dict[str, Trained] | None = None
-        self._fresh = form == "ratio" and embedding == "shipped"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """What was learned is never changed in place, so a copy shares it."""
-        other = type(self)(form=self.form, embedding=self.embedding, candidates=self.candidates)
-        other.trained_, other._fresh = self.trained_, self._fresh
-        return other
+        self.fresh = form == "ratio" and embedding == "shipped"
 
     def predict(self, job: Job) -> Forecast:
         trained = self._trained_for(job)
@@ -114,7 +107,7 @@ class PredictDDLPredictor(Predictor):
 
     def _trained_for(self, job: Job) -> Trained:
         check_data_parallel(job, self.name)
-        state, kind = self._state(), dataset_type(job)
+        state, kind = self.state(), dataset_type(job)
         trained = state.get(kind)
         if trained is None:
             known = ", ".join(sorted(state)) or "none"
@@ -158,7 +151,7 @@ class PredictDDLPredictor(Predictor):
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         """All runs are forgotten; the embedding has seen none."""
-        self.trained_, self._fresh = None, False
+        self.forget()
         return self
 
     def embed(self, graph: OpGraph) -> Array:
@@ -198,8 +191,8 @@ class PredictDDLPredictor(Predictor):
                 chosen=choice.name,
                 errors=choice.errors,
             )
-        earlier = {} if self._fresh or self.trained_ is None else self.trained_
-        self.trained_ = {**earlier, **learned}
+        earlier = {} if self.fresh or self.learned_ is None else self.learned_
+        self.learned_ = {**earlier, **learned}
         self.benefits_ = _benefits(choices, types, [run.job.cluster.device.name for run in runs])
 
     def _embedder(self) -> Embedder:
@@ -209,17 +202,10 @@ class PredictDDLPredictor(Predictor):
             return self.embedding
         return load_embedding(SHIPPED / _EMBEDDING if isinstance(self.embedding, str) else self.embedding)
 
-    def _state(self) -> dict[str, Trained]:
-        if self.trained_ is None and self._fresh:
-            self.trained_ = _shipped()
-        if self.trained_ is None:
-            raise UnsupportedJob("predictddl: has learned from no runs yet; fit it first")
-        return self.trained_
-
     def _write(self, folder: Path) -> Mapping[str, Any]:
         from safetensors.numpy import save
 
-        state = self._state()
+        state = self.state()
         tensors: dict[str, npt.NDArray[Any]] = {}
         for number, trained in enumerate(state.values()):
             tensors.update(
@@ -248,9 +234,9 @@ class PredictDDLPredictor(Predictor):
         except (OSError, ValueError, SafetensorError) as error:
             raise InputError(f"{folder / _ARRAYS}: cannot be read ({error})") from error
         made = cls(form=document["form"], embedding=folder / _EMBEDDING if document["embedding"] else None)
-        made._fresh = False
+        made.fresh = False
         try:
-            made.trained_ = {
+            made.learned_ = {
                 facts["type"]: Trained.read(facts, some(tensors, f"{number}/"))
                 for number, facts in enumerate(document["types"])
             }
@@ -264,13 +250,6 @@ class PredictDDLPredictor(Predictor):
 
 def _columns() -> list[str]:
     return [*FAMILY_COLUMNS, *CLUSTER_COLUMNS]
-
-
-@functools.lru_cache(maxsize=1)
-def _shipped() -> dict[str, Trained]:
-    if not SHIPPED.is_dir():
-        return {}
-    return PredictDDLPredictor.load(SHIPPED)._state()
 
 
 @functools.lru_cache(maxsize=8)
@@ -291,16 +270,7 @@ def _digest(graph: OpGraph) -> str:
 
 
 def embedding_module() -> ModuleType:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # torch_geometric scripts its own functions as it is imported
-            from foretrain.predictors.predictddl import embedding as predictddl_embedding
-    except ModuleNotFoundError as error:
-        library = str(error.name).partition(".")[0]
-        raise ForetrainError(f"{library} is not installed; predictddl needs foretrain[learn]") from error
-    return predictddl_embedding
+    return neural_module("foretrain.predictors.predictddl.embedding", "predictddl")
 
 
 def _benefits(
