@@ -348,3 +348,22 @@ def test_resources_are_those_of_the_predictor_that_is_asked(folder: Path) -> Non
     assert asked.figures["device_utilization_peak"] == 0.25
     assert [name for name in asked.by if asked.by[name] == "new"] == ["device_utilization_peak"]
     assert {**asked.figures, **{name: usual.figures[name] for name in peak}} == usual.figures
+
+
+def test_schedules_forget_too_and_stay_so_in_a_folder(
+    runs: list[Run], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else operators of the held-out family would tell through the white box."""
+    faster = dataclasses.replace(DeletePopPredictor().host, step_overhead_s=1.0)
+    monkeypatch.setattr(
+        DeletePopPredictor, "without", lambda self, families, devices: DeletePopPredictor(self.costs, faster)
+    )
+    forgetful = DriplePredictor().without(frozenset({"a"})).fit(runs[:4])
+    plain = DriplePredictor().fit(runs[:4])
+    one = job(folder, workers=2, device="h100-sxm-80gb")
+    assert (
+        forgetful._schedules().predict(one)["step_time_s"] != plain._schedules().predict(one)["step_time_s"]
+    )
+    forgetful.save(tmp_path / "kept")
+    again = DriplePredictor.load(tmp_path / "kept")
+    assert again._schedules().predict(one).quantities == forgetful._schedules().predict(one).quantities

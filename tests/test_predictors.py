@@ -10,11 +10,14 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from foretrain import predictors
+from foretrain.costs import fitting
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.checks import check_predictor, made_up_runs, on_two_devices
+from foretrain.predictors.checks import check_forgets, check_predictor, made_up_runs, on_two_devices
+from foretrain.predictors.deletepop import predictor as deletepop
+from made_up import made_up
 
 TINY = """
 import torch
@@ -54,6 +57,31 @@ def test_every_predictor_forecasts_or_refuses_each_kind_of_job(name: str, job: J
     ):
         predictor = predictors.get(name)
         check_predictor(predictor, tiny_job(tmp_path, **training))
+
+
+@pytest.fixture
+def few_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operator models are learned anew from a few made-up operators, which takes no time."""
+    monkeypatch.setattr(deletepop, "load_measured", lambda path, device=None: made_up(count=20))
+    for growth in (fitting._FOR_ALL, fitting._FOR_ONE):
+        monkeypatch.setitem(growth, "trees", 2)
+
+
+@pytest.mark.usefixtures("few_operators")
+@pytest.mark.parametrize("name", predictors.names())
+def test_every_predictor_forgets_what_it_is_told_to(name: str, job: Job) -> None:
+    check_forgets(predictors.get(name), job)
+
+
+TUNED = pytest.param("deletepop", marks=pytest.mark.xfail(reason="tuned factors of many devices stay"))
+
+
+@pytest.mark.usefixtures("few_operators")
+@pytest.mark.parametrize(
+    "name", [name if name != "deletepop" else TUNED for name in predictors.names() if name != "scaledl"]
+)
+def test_every_predictor_forgets_what_it_learned_on_two_devices(name: str, job: Job) -> None:
+    check_forgets(predictors.get(name), on_two_devices(job))
 
 
 @pytest.mark.parametrize("name", predictors.names())
@@ -220,3 +248,23 @@ def test_made_up_runs_measure_all_that_is_claimed_and_survive_json(job: Job) -> 
 def test_two_devices_share_twice_the_batch(job: Job) -> None:
     two = on_two_devices(job)
     assert (two.cluster.world_size, two.workload.training.global_batch, two.micro_batch) == (2, 8, 4)
+
+
+class Hoarder(Good):
+    """Learns, and forgets nothing."""
+
+    mean_ = 1.0
+
+    def fit(self, runs: Iterable[Run]) -> Self:
+        self.mean_ = max(self.mean_, *(run.measured["step_time_s"] for run in runs))
+        return self
+
+    def estimate(self) -> Estimate:
+        return Estimate(self.mean_, self.mean_, self.mean_)
+
+
+def test_what_is_not_forgotten_is_told(job: Job) -> None:
+    with pytest.raises(
+        AssertionError, match=r"^good: without its families, what was learned before still tells"
+    ):
+        check_forgets(Hoarder(), job)

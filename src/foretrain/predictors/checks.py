@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from foretrain.architectures import family
 from foretrain.cluster import Cluster
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Forecast
@@ -97,6 +98,44 @@ def check_saved(predictor: Predictor, job: Job) -> None:
     assert not differing, (
         f"{predictor.name}: after save and load the forecast differs in {', '.join(differing)}"
     )
+
+
+def check_forgets(predictor: Predictor, job: Job, runs: Sequence[Run] | None = None) -> None:
+    """What was learned of a family or a device is gone after ``without``, as if it had never been learned, and stays so in a folder.
+
+    ``runs`` are of the family and device of ``job``.
+    """
+    runs = made_up_runs(predictor, job) if runs is None else runs
+    slower = [
+        Run(job=run.job, measured={name: 10 * value for name, value in run.measured.items()}) for run in runs
+    ]
+    families, devices = frozenset({family(job.workload.model)}), frozenset({job.cluster.device.name})
+    with tempfile.TemporaryDirectory() as folder:
+        taught = copy.deepcopy(predictor).fit(slower)
+        if predictor.learns:
+            taught.save(Path(folder))
+        for forgotten in ({"families": families}, {"devices": devices}):
+            never = copy.deepcopy(predictor).without(**forgotten)
+            loaded = [type(predictor).load(Path(folder))] if predictor.learns else []
+            for one in (copy.deepcopy(taught), *loaded):
+                _check_alike(never, one.without(**forgotten), job, f"without its {next(iter(forgotten))}")
+            again = copy.deepcopy(never).fit(runs)
+            _check_alike(again, one.fit(runs), job, f"without its {next(iter(forgotten))}, and learned anew")
+            check_saved(again, job)
+
+
+def _check_alike(one: Predictor, other: Predictor, job: Job, when: str) -> None:
+    first, second = (_answer(each, job) for each in (one, other))
+    assert first == second, (
+        f"{one.name}: {when}, what was learned before still tells: {first} is not {second}"
+    )
+
+
+def _answer(predictor: Predictor, job: Job) -> object:
+    try:
+        return {name: estimate.median for name, estimate in predictor.predict(job).quantities.items()}
+    except UnsupportedJob as refusal:
+        return str(refusal)
 
 
 def check_refusal(predictor: Predictor, job: Job) -> None:

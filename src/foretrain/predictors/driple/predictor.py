@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit
 from foretrain.predictors.blackbox import check_data_parallel
+from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple.cases import Cases, deletepop, network_module
 from foretrain.predictors.driple.features import (
     NODE_COLUMNS,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from foretrain.predictors.driple.network import Kind, Network
 
 SHIPPED = Path(__file__).parent / "fitted"
+_SCHEDULES = "schedules"
+"""The folder beside ``predictor.json`` with the operator models, when they are not those of the package."""
 _QUANTILES = (0.025, 0.1, 0.9, 0.975)
 _FEW = 4
 """Families below which intervals cannot be learned; they are then as wide as this many tenths of a figure."""
@@ -73,11 +77,12 @@ class DriplePredictor(NeuralPredictor[Learned]):
     shipped: ClassVar[Path] = SHIPPED
 
     def __init__(
-        self, mode: Mode = "improved", kind: Kind = "gcn", seed: int = 0, learned: Learned | None = None
-    ) -> None:
+        self, mode: Mode = "improved", kind: Kind = "gcn", seed: int = 0, learned: Learned | None = None,
+        schedules: DeletePopPredictor | None = None,
+    ) -> None:  # fmt: skip
         if mode not in ("improved", "reference"):
             raise invalid("mode", mode, "improved or reference")
-        self.mode, self.kind, self.seed, self.learned_ = mode, kind, seed, learned
+        self.mode, self.kind, self.seed, self.learned_, self.schedules = mode, kind, seed, learned, schedules
         self._transfers = learned is not None
         self.fresh = learned is None and mode == "improved"
 
@@ -89,7 +94,7 @@ class DriplePredictor(NeuralPredictor[Learned]):
             if math.isfinite(values[i])
         }
         if any(name in quantities for name in _SPANS):
-            window_s = Whitebox(deletepop(), learned.levels).window_s(job)
+            window_s = Whitebox(self._schedules(), learned.levels).window_s(job)
             quantities.update({name: quantities[name] * window_s for name in _SPANS if name in quantities})
         notes = (
             []
@@ -111,7 +116,9 @@ class DriplePredictor(NeuralPredictor[Learned]):
             raise UnsupportedJob(
                 f"driple: has learned from no run of {self._network_of(job)}, only of {', '.join(sorted(learned.networks))}"
             )
-        data = Cases.of([job], improved=self.mode == "improved", levels=learned.levels)
+        data = Cases.of(
+            [job], improved=self.mode == "improved", levels=learned.levels, schedules=self._schedules()
+        )
         found: Array = data.figures(network.figures(data.samples()))[0]
         unknown = set(TARGETS) - set(learned.measured.get(job.cluster.device.name, ()))
         found[[name in unknown for name in TARGETS]] = math.nan
@@ -130,13 +137,14 @@ class DriplePredictor(NeuralPredictor[Learned]):
         levels = (
             self.learned_.levels
             if self._transfers and self.learned_
-            else Whitebox(deletepop()).fit(known).levels
+            else Whitebox(self._schedules()).fit(known).levels
         )
         data = Cases.of(
             [run.job for run in known],
             [_figures(run) for run in known],
             improved=self.mode == "improved",
             levels=levels,
+            schedules=self._schedules(),
         )
         kin = [family(run.job.workload.model) for run in known]
         keys = [self._network_of(run.job) for run in known]
@@ -204,10 +212,15 @@ class DriplePredictor(NeuralPredictor[Learned]):
             }
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
-        """The networks are forgotten until ``fit``."""
+        """The networks are forgotten until ``fit``; the schedules are then those of operators learned without them."""
         self.forget()
         self._transfers = False
+        self.schedules = copy.deepcopy(self._schedules()).without(families, devices)
         return self
+
+    def _schedules(self) -> DeletePopPredictor:
+        """What forecasts the steps whose resources the white box samples."""
+        return self.schedules or deletepop()
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
         learned = self.state()
@@ -215,7 +228,10 @@ class DriplePredictor(NeuralPredictor[Learned]):
         for number, (setting, network) in enumerate(sorted(learned.networks.items())):
             files[setting] = f"network-{number}.safetensors"
             network.save(folder / files[setting])
+        if self.schedules is not None:
+            self.schedules.save(folder / _SCHEDULES)
         return {
+            "own_schedules": self.schedules is not None,
             "mode": self.mode, "kind": self.kind, "networks": files, "levels": learned.levels.to_dict(), "settings": sorted(learned.settings),
             "measured": {device: list(names) for device, names in learned.measured.items()}, "spread": learned.spread.tolist(),
             "columns": _columns(self.mode),
@@ -233,7 +249,9 @@ class DriplePredictor(NeuralPredictor[Learned]):
             measured={device: tuple(names) for device, names in document["measured"].items()},
             spread=np.array(document["spread"], dtype=np.float64),
         )
-        return cls(document["mode"], document["kind"], learned=learned)
+        own = document.get("own_schedules", False)
+        schedules = DeletePopPredictor.load(folder / _SCHEDULES) if own else None
+        return cls(document["mode"], document["kind"], learned=learned, schedules=schedules)
 
 
 # The best there is

@@ -25,6 +25,8 @@ from foretrain.predictors.ray_models.search import Budget
 
 Kind = Literal["step", "whole"]
 _FEWEST = 3
+_PHYSICS = "physics"
+"""The folder beside ``predictor.json`` with the physics, when it has forgotten something."""
 _TOLD = 5
 """Models up to which each is told of, and checked."""
 
@@ -61,6 +63,7 @@ class RayModelsPredictor(Predictor):
         self.progress = progress
         self.workloads_: dict[str, Workload] = {}
         self._physics: Predictor | None = None
+        self._own_physics = False
 
     def configure(self, settings: Budget) -> None:
         self.budget = settings
@@ -140,7 +143,7 @@ class RayModelsPredictor(Predictor):
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.workloads_ = {}
         if self.physics is not None:
-            self._physics = self._predictor().without(families, devices)
+            self._physics, self._own_physics = self._predictor().without(families, devices), True
         return self
 
     def _learn(self, runs: Sequence[Run]) -> Workload:
@@ -199,11 +202,16 @@ class RayModelsPredictor(Predictor):
             }
             for key, workload in self.workloads_.items()
         }  # fmt: skip
-        return {"physics": self.physics, "workloads": kept}
+        own = self._own_physics and self._predictor().learns
+        if own:
+            self._predictor().save(folder / _PHYSICS)
+        return {"physics": self.physics, "own_physics": own, "workloads": kept}
 
     @classmethod
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
         made = cls(physics=document["physics"])
+        if document.get("own_physics", False):
+            made._physics, made._own_physics = predictors.get(folder / _PHYSICS), True
         made.workloads_ = {
             key: Workload(
                 label=kept["label"], physics=kept["physics"], encoding=Encoding.from_dict(kept["encoding"]),
