@@ -20,6 +20,7 @@ from commands import fails, run
 from foretrain import predictors
 from foretrain.cli.scale_out import with_address
 from foretrain.errors import InputError, UnsupportedJob
+from foretrain.evaluate import evaluate
 from foretrain.fanout import Crew, WorkerLost, fan_out
 from foretrain.fanout.cluster import connect, found_at
 from foretrain.predictors.portable import Portable
@@ -281,6 +282,24 @@ def test_predict_gives_the_same_file(way: str, ways: Ways, jobs: Path) -> None:
     answers = [json.loads(line) for line in here.splitlines()]
     assert [answer["line"] for answer in answers if "error" in answer] == [4, 6]
     assert "gone.py" in answers[3]["error"]
+
+
+@ELSEWHERE
+def test_evaluate_gives_the_same_figures(way: str, ways: Ways, jobs: Path) -> None:
+    """With what comes with foretrain, and with a file that only this process has read, learned anew for each fold."""
+    from test_plugins import PLUGIN
+
+    Path("mine.py").write_text(PLUGIN)
+    batches = [job(training={"global_batch": 2**i, "image": 8}) for i in range(6)]
+    write_lines(
+        jobs, [{"job": one, "measured": {"step_time_s": 0.1 + 0.1 * i}} for i, one in enumerate(batches)]
+    )
+    options: dict[str, Any] = {
+        "predictors": ["mine.py:PerSample", "deletepop"],
+        "split": "random",
+        "folds": 2,
+    }
+    assert evaluate([jobs], **options, **ways(way)) == evaluate([jobs], **options)
 
 
 def test_a_saved_predictor_is_carried_along(tmp_path: Path) -> None:
