@@ -95,7 +95,9 @@ class DriplePredictor(NeuralPredictor[Learned]):
         }
         if any(name in quantities for name in _SPANS):
             window_s = Whitebox(self._schedules(), learned.levels).window_s(job)
-            quantities.update({name: quantities[name] * window_s for name in _SPANS if name in quantities})
+            quantities.update(
+                {name: _product(quantities[name], window_s) for name in _SPANS if name in quantities}
+            )
         notes = (
             []
             if setting_of(job) in learned.settings
@@ -349,6 +351,23 @@ def _spread(residuals: Array) -> Array:
             ]
         )
     return np.array(rows)
+
+
+def _product(share: Estimate, whole: Estimate) -> Estimate:
+    """A share of a whole, of which neither is certain."""
+    ends = [
+        None if one is None or other is None else one * other
+        for one, other in zip(_ends(share), _ends(whole), strict=True)
+    ]
+    median, low, high, *outer = ends
+    assert median is not None
+    assert low is not None
+    assert high is not None
+    return Estimate(median, low, high, *outer)
+
+
+def _ends(estimate: Estimate) -> tuple[float | None, ...]:
+    return estimate.median, estimate.low, estimate.high, estimate.low_95, estimate.high_95
 
 
 def _estimate(figure: int, values: Array, spread: Array) -> Estimate:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from foretrain.forecast import Forecast
+from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.driple.features import (
@@ -85,10 +85,10 @@ class Whitebox:
         """The resources over a measuring window, or over so many steps in so many samples."""
         return _use(self._step(job), self._levels(job), steps, samples)
 
-    def window_s(self, job: Job) -> float:
+    def window_s(self, job: Job) -> Estimate:
         """How long the measuring window is that the figures are of."""
-        time_s = self.predictor.predict(job)["step_time_s"].median
-        return _steps_in_window(time_s) * time_s
+        step_time = self.predictor.predict(job)["step_time_s"]
+        return step_time * _steps_in_window(step_time.median)
 
     def fit(self, runs: Sequence[Run]) -> Self:
         """Find the constants; the schedule itself stays as it is."""
