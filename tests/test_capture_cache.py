@@ -13,7 +13,7 @@ import pytest
 from foretrain.capture import cache_folder, capture_job
 from foretrain.errors import CaptureError, InputError
 from foretrain.graph import OpGraph
-from foretrain.graph.ir import _to_json
+from foretrain.graph.ir import to_json
 from foretrain.job import Job
 
 CAPTURE = importlib.import_module("foretrain.capture")  # foretrain.capture the attribute is the function
@@ -71,7 +71,7 @@ def test_the_second_capture_does_not_trace(
 ) -> None:
     first = capture_job(a_job(base))
     monkeypatch.setattr(CAPTURE, "_trace", lambda *_: pytest.fail("traced again"))
-    assert _to_json(capture_job(a_job(base))) == _to_json(first)
+    assert to_json(capture_job(a_job(base))) == to_json(first)
     assert capture_job(a_job(base)) is capture_job(a_job(base))
 
 
@@ -239,7 +239,7 @@ def test_a_file_of_another_format_in_the_cache_is_traced_again(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
-        older.setattr("foretrain.graph.FORMAT", "foretrain-graph/0")
+        older.setattr("foretrain.graph.ir.FORMAT", "foretrain-graph/0")
         capture_job(a_job(base))
     assert capture_job(a_job(base)).parameters == 27
 

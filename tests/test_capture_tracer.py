@@ -16,7 +16,7 @@ from foretrain.capture.sources.models import classifier_loss
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.errors import CaptureError
 from foretrain.graph import Buffer, Category, OpGraph, Phase
-from foretrain.graph.ir import _to_json
+from foretrain.graph.ir import to_json
 from foretrain.step.allocator import profile_memory
 
 IMAGE = torch.zeros(2, 3, 8, 8)
@@ -144,8 +144,8 @@ def test_what_an_operator_reads_was_written_by_its_producers() -> None:
 
 def test_two_captures_of_one_model_are_identical() -> None:
     module = convnet()
-    assert _to_json(capture(module, IMAGE)) == _to_json(capture(module, IMAGE))
-    assert _to_json(capture(convnet(), IMAGE)) == _to_json(capture(convnet().to("meta"), IMAGE.to("meta")))
+    assert to_json(capture(module, IMAGE)) == to_json(capture(module, IMAGE))
+    assert to_json(capture(convnet(), IMAGE)) == to_json(capture(convnet().to("meta"), IMAGE.to("meta")))
 
 
 # Parameters and layers
@@ -434,7 +434,7 @@ def test_a_module_that_keeps_an_activation_is_captured() -> None:
 
 def test_inputs_may_be_a_tensor_a_tuple_or_a_mapping() -> None:
     graphs = [capture(nn.Linear(8, 5), given) for given in (ROWS, (ROWS,), {"input": ROWS})]
-    assert len({str(_to_json(graph)) for graph in graphs}) == 1
+    assert len({str(to_json(graph)) for graph in graphs}) == 1
     assert graphs[0].samples == 4
     assert capture(nn.Linear(8, 5), ROWS, samples=2, tokens=64).samples == 2
 

@@ -6,10 +6,10 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from foretrain.errors import InputError
 from foretrain.files import write_atomically
 
+T = TypeVar("T")
 Phase = Literal["forward", "backward", "optimizer"]
 Category = Literal["weights", "gradients", "optimizer_state", "inputs", "activations", "temporaries"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -244,37 +245,44 @@ class OpGraph:
 
     def digest(self) -> str:
         """A hash of everything the graph holds."""
-        return hashlib.sha256(json.dumps(_to_json(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()
 
     def save(self, path: Path) -> None:
         """Write the graph, compressed; a reader never sees half a file."""
-        import zstandard
-
-        blob = zstandard.ZstdCompressor(level=6).compress(
-            json.dumps(_to_json(self), separators=(",", ":")).encode()
-        )
-        write_atomically(path, blob)
+        write_compressed(path, to_json(self))
 
     @classmethod
     def load(cls, path: Path) -> OpGraph:
         """Read a graph that ``save`` wrote."""
-        import zstandard
-
-        try:
-            text = zstandard.ZstdDecompressor().decompress(path.read_bytes())
-            data = json.loads(text)
-            if data["format"] != FORMAT:
-                raise InputError(
-                    f"{path}: format {data['format']!r} is not {FORMAT!r}; capture the model again"
-                )
-            return _from_json(data)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-        except (zstandard.ZstdError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise InputError(f"{path}: not a foretrain graph file ({error})") from error
+        return read_compressed(path, FORMAT, from_json)
 
 
-def _to_json(graph: OpGraph) -> dict[str, Any]:
+def write_compressed(path: Path, content: Mapping[str, Any]) -> None:
+    """Write plain data as compressed JSON; a reader never sees half a file."""
+    import zstandard
+
+    text = json.dumps(content, separators=(",", ":")).encode()
+    write_atomically(path, zstandard.ZstdCompressor(level=6).compress(text))
+
+
+def read_compressed(path: Path, expected_format: str, build: Callable[[Mapping[str, Any]], T]) -> T:
+    """What ``build`` makes of the data that ``write_compressed`` wrote."""
+    import zstandard
+
+    try:
+        data = json.loads(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
+        if data["format"] != expected_format:
+            raise InputError(
+                f"{path}: format {data['format']!r} is not {expected_format!r}; capture the model again"
+            )
+        return build(data)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except (zstandard.ZstdError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise InputError(f"{path}: not a foretrain graph file ({error})") from error
+
+
+def to_json(graph: OpGraph) -> dict[str, Any]:
     """Tables of distinct specs, operators and layer names; ops and buffers refer to them by number."""
     specs: dict[TensorSpec, int] = {}
     layers: dict[str, int] = {}
@@ -325,7 +333,7 @@ def _numbers(items: Iterable[TensorSpec], table: dict[TensorSpec, int]) -> list[
     return [table.setdefault(item, len(table)) for item in items]
 
 
-def _from_json(data: Mapping[str, Any]) -> OpGraph:
+def from_json(data: Mapping[str, Any]) -> OpGraph:
     specs = [
         TensorSpec(tuple(shape), dtype, None if strides is None else tuple(strides))
         for shape, dtype, strides in data["specs"]
