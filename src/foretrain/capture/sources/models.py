@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from foretrain.capture.sources.transformers_models import load_transformers
 from foretrain.capture.tracing.constants import Answering
-from foretrain.capture.tracing.devices import OnMeta
+from foretrain.capture.tracing.devices import OnMeta, Unfilled
 from foretrain.errors import CaptureError, ForetrainError, InputError, first_line, unknown
 from foretrain.job import Training, Workload
 
@@ -108,7 +108,7 @@ def _building(what: str) -> Iterator[None]:
 def build_on_meta(build: Callable[[], T]) -> T:
     """Build without allocating weights; a constructor that computes with real numbers gets those that do not depend on weights."""
     try:
-        with torch.device("meta"), OnMeta():
+        with torch.device("meta"), Unfilled():
             return build()
     except (RuntimeError, NotImplementedError, ValueError) as error:
         if "meta" not in str(error).lower():

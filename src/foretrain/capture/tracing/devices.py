@@ -31,6 +31,27 @@ class OnMeta(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class Unfilled(OnMeta):
+    """As ``OnMeta``; filling a meta tensor, which is what constructors do most, leaves it as it is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _FILLS and args and args[0].is_meta:
+            return args[0]
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+_FILLS = {
+    torch.Tensor.normal_,
+    torch.Tensor.uniform_,
+    torch.Tensor.zero_,
+    torch.Tensor.fill_,
+    torch.Tensor.clamp_,
+    torch.Tensor.erfinv_,
+    torch.Tensor.mul_,
+    torch.Tensor.add_,
+}
+
+
 def _is(value: Any, kind: str) -> bool:
     if isinstance(value, torch.device):
         return value.type == kind

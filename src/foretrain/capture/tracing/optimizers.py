@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from foretrain.capture.tracing.meta_outputs import describe, remembered
 from foretrain.errors import CaptureError
 
 _TORCH: dict[str, tuple[str, dict[str, Any]]] = {
@@ -107,11 +108,11 @@ class _AnyAnswer(TorchDispatchMode):
     """Some optimizers look at norms of weights; for the shape of a step any number will do."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (
-            1.0
-            if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta
-            else func(*args, **(kwargs or {}))
-        )
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return 1.0
+        inputs: list[torch.Tensor] = []
+        named = describe(func, args, kwargs or {}, inputs)
+        return remembered(func, func, args, kwargs or {}, named, inputs)
 
 
 def _muon(_name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

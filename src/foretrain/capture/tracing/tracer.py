@@ -21,6 +21,7 @@ from foretrain.capture.tracing.constants import SHAPED_BY_DATA, Constants, tenso
 from foretrain.capture.tracing.cuda import cuda_behaviour
 from foretrain.capture.tracing.devices import OnMeta
 from foretrain.capture.tracing.kernels import CUDA_OUTPUTS, cuda_name
+from foretrain.capture.tracing.meta_outputs import describe, remembered
 from foretrain.capture.tracing.optimizers import StepFunction, build_optimizer
 from foretrain.errors import CaptureError, ForetrainError, first_line
 from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
@@ -181,6 +182,9 @@ class Recorder(TorchDispatchMode):
         self.phase: Phase = "forward"
         self._ops: list[Op] = []
         self._operators: dict[Any, Operator] = {}
+        self._distinct: dict[
+            Any, Operator
+        ] = {}  # by content: several functions of torch are one operator on CUDA
         self._specs: dict[Any, TensorSpec] = {}
         self._buffers: list[list[Any]] = []  # size, category, born, dies
         self._live: dict[int, int] = {}  # storage address -> buffer
@@ -248,23 +252,36 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         args = self.constants.without_masks(func, args)
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            value = self.constants.answer(args[0])
-            output = value.item() if value is not None else 1.0 if self.phase == "optimizer" else func(*args)
-        elif func in SHAPED_BY_DATA and (shaped := self.constants.shaped(func, args, kwargs)) is not None:
-            output = shaped
-        elif func in CUDA_OUTPUTS and any(tensor.is_meta for tensor in tensors_in(args)):
-            output = CUDA_OUTPUTS[func](*args, **kwargs)
-        else:
-            output = func(*args, **kwargs)
-        self._record(func, args, kwargs, output)
+        inputs: list[torch.Tensor] = []
+        named = describe(func, args, kwargs, inputs)
+        output = self._output(func, args, kwargs, named, inputs)
+        self._record(func, args, kwargs, named, inputs, output)
         if self.phase == "forward":
             self.constants.follow(func, args, kwargs, output)
         return output
 
-    def _record(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
-        inputs: list[torch.Tensor] = []
-        named = _describe(func, args, kwargs, inputs)
+    def _output(
+        self, func: Any, args: Any, kwargs: Any, named: dict[str, Any], inputs: list[torch.Tensor]
+    ) -> Any:
+        """What the call gives on meta; where it is known or CUDA gives something else, that."""
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            value = self.constants.answer(args[0])
+            return value.item() if value is not None else 1.0 if self.phase == "optimizer" else func(*args)
+        if func in SHAPED_BY_DATA and (shaped := self.constants.shaped(func, args, kwargs)) is not None:
+            return shaped
+        if func in CUDA_OUTPUTS and any(tensor.is_meta for tensor in tensors_in(args)):
+            return remembered(CUDA_OUTPUTS[func], func, args, kwargs, named, inputs)
+        return remembered(func, func, args, kwargs, named, inputs)
+
+    def _record(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        named: dict[str, Any],
+        inputs: list[torch.Tensor],
+        output: Any,
+    ) -> None:
         outputs = list(tensors_in(output))
         if not any(tensor.is_meta for tensor in (*inputs, *outputs)) or (
             not inputs and not any(tensor.numel() for tensor in outputs)
@@ -309,8 +326,11 @@ class Recorder(TorchDispatchMode):
                 else (0, 0)
             )
             count = flops(name, args, input_specs, output_specs) if launches else 0
-            self._operators[key] = Operator(
-                name, func._overloadname, input_specs, output_specs, args, count, read, write, launches
+            overload = func._overloadname
+            content = (name, overload, input_specs, output_specs, repr(args), read, write, launches)
+            self._operators[key] = self._distinct.setdefault(
+                content,
+                Operator(name, overload, input_specs, output_specs, args, count, read, write, launches),
             )
         return self._operators[key]
 
@@ -397,25 +417,6 @@ def _owners(module: torch.nn.Module) -> dict[int, str]:
         for parameter in child.parameters(recurse=False):
             owners.setdefault(id(parameter), path)
     return owners
-
-
-def _describe(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> dict[str, Any]:
-    """Arguments by name, as plain values; tensors are collected in ``inputs`` and written as "%number"."""
-    described = {
-        argument.name: _plain(value, inputs)
-        for argument, value in zip(func._schema.arguments, args, strict=False)
-    }
-    described.update({name: _plain(value, inputs) for name, value in kwargs.items()})
-    return {name: value for name, value in described.items() if value is not None}
-
-
-def _plain(value: Any, inputs: list[torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        inputs.append(value)
-        return f"%{len(inputs) - 1}"
-    if isinstance(value, list | tuple):
-        return [_plain(item, inputs) for item in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
