@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import importlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.architectures import family
-from foretrain.capture import capture_job
+from foretrain.capture import cache, capture_job
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.job import Run, read_runs
 from foretrain.measure.candidates import Candidates
@@ -116,8 +115,7 @@ def splits(
 
 def keep_graphs() -> None:
     """Hold the graphs of all runs in memory: every fold asks for them again."""
-    capture = importlib.import_module("foretrain.capture")
-    capture._cached = functools.lru_cache(maxsize=None)(capture._cached.__wrapped__)
+    cache.read_graph = functools.lru_cache(maxsize=None)(cache.read_graph.__wrapped__)
 
 
 # Scores

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from foretrain.capture import cache_folder, capture_job
+from foretrain.capture import cache_folder, capture_job, capture_rank
 from foretrain.errors import CaptureError, InputError
 from foretrain.graph import OpGraph
+from foretrain.graph.batches import BatchFamily
 from foretrain.graph.ir import to_json
 from foretrain.job import Job
 
 CAPTURE = importlib.import_module("foretrain.capture")  # foretrain.capture the attribute is the function
+KEYS = importlib.import_module("foretrain.capture.keys")
 MODEL = """
 import torch
 
@@ -38,9 +40,9 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     jobs: list[Job] = []
     trace = CAPTURE._trace
 
-    def counted(job: Job, accumulate: bool) -> OpGraph:
+    def counted(job: Job) -> OpGraph:
         jobs.append(job)
-        return trace(job, accumulate)
+        return trace(job)
 
     monkeypatch.setattr(CAPTURE, "_trace", counted)
     return jobs
@@ -212,7 +214,7 @@ def test_another_version_of_a_library_traces_again(
     base: Path, traces: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capture_job(a_job(base))
-    monkeypatch.setattr(CAPTURE, "_version", lambda _: "99.0")
+    monkeypatch.setattr(KEYS, "_version", lambda _: "99.0")
     assert capture_job(a_job(base)).info["versions"] == {"torch": "99.0"}
     capture_job(a_job(base))
     assert len(traces) == 2
@@ -222,7 +224,7 @@ def test_a_library_that_is_not_installed_does_not_outdate_a_graph(
     base: Path, traces: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capture_job(a_job(base))
-    monkeypatch.setattr(CAPTURE, "_version", lambda _: None)
+    monkeypatch.setattr(KEYS, "_version", lambda _: None)
     capture_job(a_job(base))
     assert len(traces) == 1
 
@@ -259,6 +261,127 @@ def test_a_cache_folder_that_is_a_file_is_named(base: Path, monkeypatch: pytest.
     monkeypatch.setenv("FORETRAIN_CACHE", str(base / "net.py"))
     with pytest.raises(InputError, match=r"net\.py"):
         capture_job(a_job(base))
+
+
+# Other batch sizes
+
+
+def at(base: Path, *batches: int, **more: Any) -> list[OpGraph]:
+    return [capture_job(a_job(base, global_batch=batch, **more)) for batch in batches]
+
+
+def test_from_the_third_batch_size_on_nothing_is_traced(base: Path, traces: list[Job]) -> None:
+    derived = at(base, 4, 8, 5, 64)[2:]
+    assert len(traces) == 2
+    assert [graph.digest() for graph in derived] == [
+        CAPTURE._trace(a_job(base, global_batch=batch)).digest() for batch in (5, 64)
+    ]
+    assert capture_job(a_job(base, global_batch=5)) is derived[0]
+
+
+def test_another_batch_size_is_derived_without_torch(base: Path) -> None:
+    at(base, 4, 8)
+    script = f"""
+import sys
+from pathlib import Path
+sys.modules["torch"] = None
+from foretrain.capture import capture_job
+from foretrain.job import Job
+job = Job.read({{"model": {{"source": "python", "name": "net.py:make"}}, "training": {{"global_batch": 6}},
+                "cluster": {{"device": "t4"}}}}, base=Path({str(base)!r}))
+print(capture_job(job).samples)
+"""
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown == "6\n"
+
+
+def test_a_batch_of_one_sample_is_traced_and_tells_nothing_of_others(base: Path, traces: list[Job]) -> None:
+    at(base, 1, 4, 8, 16)
+    assert len(traces) == 3
+    at(base, 1)
+    assert len(traces) == 3
+
+
+def test_what_does_not_grow_in_lines_is_traced_each_time_and_tried_once(
+    base: Path, traces: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base / "net.py").write_text(MODEL.replace("3)", "batch)"))
+    tries: list[int] = []
+    make = BatchFamily.of
+
+    def counted(first: OpGraph, second: OpGraph) -> BatchFamily:
+        tries.append(second.samples)
+        return make(first, second)
+
+    monkeypatch.setattr(BatchFamily, "of", counted)
+    assert [graph.parameters for graph in at(base, 4, 8, 16, 32)] == [36, 72, 144, 288]
+    assert (len(traces), tries) == (4, [8])
+
+
+def test_kinds_of_training_have_families_of_their_own(base: Path, traces: list[Job]) -> None:
+    at(base, 4, 8)
+    at(base, 16, mode="infer")
+    at(base, 32, micro_batch=16)
+    assert len(traces) == 4
+    at(base, 16)
+    assert len(traces) == 4
+
+
+def test_tf32_shares_the_family_of_fp32(base: Path, traces: list[Job]) -> None:
+    at(base, 4)
+    at(base, 8, precision="tf32")
+    assert at(base, 16, precision="tf32")[0].info["precision"] == "tf32"
+    assert at(base, 16)[0].info["precision"] == "fp32"
+    assert len(traces) == 2
+
+
+def test_a_rank_knows_its_micro_batch_too(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, traced = CAPTURE._trace_rank, list[Job]()
+
+    def counted(job: Job) -> OpGraph:
+        traced.append(job)
+        return trace(job)
+
+    monkeypatch.setattr(CAPTURE, "_trace_rank", counted)
+    graphs = [capture_rank(a_job(base, global_batch=16, micro_batch=size)) for size in (2, 4, 8)]
+    assert [graph.samples for graph in graphs] == [2, 4, 8]
+    assert len(traced) == 2
+    assert graphs[2].digest() == trace(a_job(base, global_batch=16, micro_batch=8)).digest()
+
+
+@pytest.mark.parametrize("pattern", ["*.batches.zst", "*.first.json"])
+def test_a_damaged_family_is_made_again(base: Path, traces: list[Job], pattern: str) -> None:
+    at(base, 4, 8)
+    for file in (base / "cache").glob(pattern):
+        file.write_bytes(b"damaged")
+    traced = 3 if "batches" in pattern else 2
+    assert [graph.samples for graph in at(base, 16, 32, 64)] == [16, 32, 64]
+    assert len(traces) == traced
+
+
+def test_a_first_graph_that_is_gone_is_not_missed(base: Path, traces: list[Job]) -> None:
+    at(base, 4)
+    for file in files(base):
+        file.unlink()
+    at(base, 8, 16, 32)
+    assert len(traces) == 3
+
+
+def test_another_version_of_a_library_outdates_a_family(
+    base: Path, traces: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at(base, 4, 8)
+    monkeypatch.setattr(KEYS, "_version", lambda _: "99.0")
+    at(base, 16, 32, 64)
+    assert len(traces) == 4
+
+
+def test_refresh_forgets_the_family(base: Path, traces: list[Job]) -> None:
+    at(base, 4, 8)
+    capture_job(a_job(base, global_batch=16), refresh=True)
+    assert len(traces) == 3
+    at(base, 32, 64)
+    assert len(traces) == 4
 
 
 # A graph in hand

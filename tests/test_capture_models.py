@@ -89,7 +89,7 @@ def a_job(base: Path, model: dict[str, Any], **training: Any) -> Job:
 
 
 def trace(base: Path, model: dict[str, Any], **training: Any) -> OpGraph:
-    return _trace(a_job(base, model, **training), False)
+    return _trace(a_job(base, model, **training))
 
 
 def python(base: Path, name: str, **training: Any) -> OpGraph:

@@ -1,0 +1,111 @@
+"""Names what shapes a graph: a hash of the model, its training and its files, and the versions of the libraries that trace it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from foretrain.errors import InputError
+from foretrain.job import Job, Model
+
+_REVISION = 3
+"""Raised when the tracer changes what it records, so that older cached graphs are made anew."""
+
+_LIBRARIES = {
+    "timm": ("torch", "timm"),
+    "torchvision": ("torch", "torchvision"),
+    "transformers": ("torch", "transformers"),
+}
+
+
+Versions = tuple[tuple[str, str], ...]
+
+
+def library_versions(model: Model | None = None) -> dict[str, str | None]:
+    """The versions of the libraries that decide what a model is; of torch alone where a module is in hand."""
+    names = _LIBRARIES.get(model.source, ("torch",)) if model is not None else ("torch",)
+    return {name: _version(name) for name in names}
+
+
+def installed_versions(model: Model) -> Versions:
+    """Those of them that are installed here."""
+    return tuple((name, version) for name, version in library_versions(model).items() if version is not None)
+
+
+@functools.cache
+def _version(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def graph_key(job: Job, split: Mapping[str, Any] | None, batch: int | None) -> str:
+    """A hash of everything that shapes the graph, file contents included; without ``batch``, of its graphs at all batch sizes."""
+    model, training = job.workload.model, job.workload.training
+    content = {
+        "revision": _REVISION,
+        "model": [model.source, model.name, model.args, model.task, model.config],
+        "training": [
+            training.mode, training.sequence, training.image_shape, training.classes, _traced_precision(training.precision),
+            training.master_weights, training.optimizer if training.mode == "train" else None, training.channels_last,
+        ],
+        "micro_batch": batch,
+        "accumulate": accumulates(job),
+        "file": _file_hash(model, job.workload.base),
+        **({} if split is None else {"split": dict(split)}),
+    }  # fmt: skip
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def accumulates(job: Job) -> bool:
+    """Whether the graph is one of several micro-batches whose gradients add up."""
+    return job.accumulation > 1 and job.workload.training.mode == "train"
+
+
+def _traced_precision(precision: str) -> str:
+    """TF32 is a way of multiplying, not another graph."""
+    return "fp32" if precision == "tf32" else precision
+
+
+def _file_hash(model: Model, base: Path) -> str | None:
+    """Of the ONNX file; of the Python file and those that it may import from its folder."""
+    if model.source not in ("python", "onnx"):
+        return None
+    file = str(model.name).rpartition(":")[0] if model.source == "python" else str(model.name)
+    path = Path(file) if Path(file).is_absolute() else base / file
+    try:
+        contents = _modules(path) if model.source == "python" else {path: path.read_bytes()}
+    except OSError as error:
+        raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error
+    parts = sorted(
+        (os.path.relpath(one, path.parent), hashlib.sha256(content).hexdigest())
+        for one, content in contents.items()
+    )
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _modules(path: Path) -> dict[Path, bytes]:
+    """Contents of a Python file, of those beside it, and of the packages beside it that any of them names."""
+    contents = {one: one.read_bytes() for one in {path, *_sources(path.parent.glob("*.py"))}}
+    packages = {folder for folder in path.parent.iterdir() if folder.name.isidentifier() and folder.is_dir()}
+    unread = list(contents.values())
+    while unread:
+        words = set(re.findall(rb"\w+", b"\n".join(unread)))
+        named = {folder for folder in packages if folder.name.encode() in words}
+        packages -= named
+        found = {one: one.read_bytes() for folder in named for one in _sources(folder.rglob("*.py"))}
+        contents |= found
+        unread = list(found.values())
+    return contents
+
+
+def _sources(paths: Iterable[Path]) -> list[Path]:
+    return [one for one in paths if one.is_file() and not one.name.startswith(".")]
