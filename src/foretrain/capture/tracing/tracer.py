@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import sys
 import traceback
 import weakref
@@ -66,7 +67,7 @@ def trace_step(
         if accumulate:
             for parameter in module.parameters():
                 parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-    with recorder, _error_context(recorder):
+    with recorder.reference_counting(), recorder, _error_context(recorder):
         _run(
             recorder,
             module,
@@ -189,6 +190,7 @@ class Recorder(TorchDispatchMode):
         self._buffers: list[list[Any]] = []  # size, category, born, dies
         self._live: dict[int, int] = {}  # storage address -> buffer
         self._watches: dict[int, weakref.ref[Any]] = {}
+        self._collecting = False
         self._layer = [""]
         self._error: BaseException | None = None
         self.failed = ""
@@ -353,8 +355,29 @@ class Recorder(TorchDispatchMode):
             self._watches[number] = weakref.ref(storage, functools.partial(self._released, address, number))
         return number
 
+    @contextlib.contextmanager
+    def reference_counting(self) -> Iterator[None]:
+        """Lifetimes as if no garbage collector ran: what only it would free, tensors in a cycle of references, lives until the end.
+
+        It is off meanwhile; a model or another thread may still call it.
+        """
+
+        def note(phase: str, _info: Any) -> None:
+            self._collecting = phase == "start"
+
+        was_enabled = gc.isenabled()
+        gc.disable()
+        gc.callbacks.append(note)
+        try:
+            yield
+        finally:
+            self._watches.clear()
+            gc.callbacks.remove(note)
+            if was_enabled:
+                gc.enable()
+
     def _released(self, address: int, number: int, _storage: object) -> None:
-        if self._buffers[number][3] is None:
+        if self._buffers[number][3] is None and not self._collecting:
             self._buffers[number][3] = len(self._ops) - 1
         if self._live.get(address) == number:
             del self._live[address]
@@ -396,7 +419,6 @@ class Recorder(TorchDispatchMode):
             Buffer(size, category, born, end if dies is None else dies)
             for size, category, born, dies in self._buffers
         )
-        self._watches.clear()
         if self.constants.assumptions:
             info = {**info, "assumptions": self.constants.assumptions}
         return OpGraph(
