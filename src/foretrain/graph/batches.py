@@ -8,7 +8,7 @@ square of the batch only where a tensor has two dimensions that grow, or an oper
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from foretrain.graph.ir import (
     Operator,
     OpGraph,
     TensorSpec,
-    from_json,
+    assemble,
+    operator_from,
+    paused_collector,
     read_compressed,
     to_json,
     write_compressed,
@@ -55,22 +57,16 @@ class BatchFamily:
         """The graph of this batch size, equal to a trace of it."""
         if batch < LEAST_BATCH:
             raise NotLinear(f"batch: {batch} is less than {LEAST_BATCH}")
-        specs = [_spec_at(spec, batch) for spec in self.lines["specs"]]
-        operators, number_of = _distinct([_at(row, batch) for row in self.lines["operators"]], specs)
-        return from_json(
-            {
-                **self.lines,
-                "samples": batch,
-                "tokens": _at(self.lines["tokens"], batch),
-                "specs": specs,
-                "operators": operators,
-                "ops": [[number_of[op[0]], *op[1:]] for op in self.lines["ops"]],
-                "buffers": [
-                    [_at(buffer[0], batch), *buffer[1:]] if type(buffer[0]) is dict else buffer
-                    for buffer in self.lines["buffers"]
-                ],
-            }
-        )
+        lines = self.lines
+        with paused_collector():
+            specs = [TensorSpec(*_spec_at(spec, batch)) for spec in lines["specs"]]
+            operators = _shared(operator_from(_at(row, batch), specs) for row in lines["operators"])
+            buffers = [
+                buffer if type(buffer[0]) is int else [_at(buffer[0], batch), *buffer[1:]]
+                for buffer in lines["buffers"]
+            ]
+            numbers = {"samples": batch, "tokens": _at(lines["tokens"], batch)}
+            return assemble({**lines, **numbers}, operators, buffers)
 
     def save(self, path: Path) -> None:
         write_compressed(path, {**self.lines, "format": FORMAT})
@@ -97,15 +93,15 @@ def _spec_at(spec: Sequence[Any], batch: int) -> tuple[tuple[int, ...], str, tup
     return tuple(_at(shape, batch)), dtype, None if strides is None else tuple(_at(strides, batch))
 
 
-def _distinct(rows: list[Any], specs: Sequence[Any]) -> tuple[list[Any], list[int]]:
-    """The operators that differ at this batch size, and the number that each row has among them."""
-    numbers: dict[Any, int] = {}
-    number_of = []
-    for name, overload, inputs, outputs, *rest in rows:
-        key = (name, overload, *(specs[i] for i in inputs), None, *(specs[i] for i in outputs), repr(rest))
-        number_of.append(numbers.setdefault(key, len(numbers)))
-    first = dict(zip(reversed(number_of), reversed(rows), strict=True))
-    return [first[number] for number in range(len(numbers))], number_of
+def _shared(operators: Iterable[Operator]) -> list[Operator]:
+    """The operators, each that equals an earlier one replaced by it: they may differ at another batch size."""
+    first: dict[Any, Operator] = {}
+    return [
+        first.setdefault(
+            (one.name, one.overload, one.inputs, one.outputs, repr(one.args), one.bytes_read, one.bytes_written, one.launches), one
+        )
+        for one in operators
+    ]  # fmt: skip
 
 
 # From two graphs to lines

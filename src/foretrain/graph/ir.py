@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -257,6 +259,18 @@ class OpGraph:
         return read_compressed(path, FORMAT, from_json)
 
 
+@contextlib.contextmanager
+def paused_collector() -> Iterator[None]:
+    """No garbage collection meanwhile: among thousands of new objects that stay, it would look in vain."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def write_compressed(path: Path, content: Mapping[str, Any]) -> None:
     """Write plain data as compressed JSON; a reader never sees half a file."""
     import zstandard
@@ -270,12 +284,13 @@ def read_compressed(path: Path, expected_format: str, build: Callable[[Mapping[s
     import zstandard
 
     try:
-        data = json.loads(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
-        if data["format"] != expected_format:
-            raise InputError(
-                f"{path}: format {data['format']!r} is not {expected_format!r}; capture the model again"
-            )
-        return build(data)
+        with paused_collector():
+            data = json.loads(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
+            if data["format"] != expected_format:
+                raise InputError(
+                    f"{path}: format {data['format']!r} is not {expected_format!r}; capture the model again"
+                )
+            return build(data)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except (zstandard.ZstdError, ValueError, KeyError, IndexError, TypeError) as error:
@@ -334,33 +349,33 @@ def _numbers(items: Iterable[TensorSpec], table: dict[TensorSpec, int]) -> list[
 
 
 def from_json(data: Mapping[str, Any]) -> OpGraph:
+    """The graph that ``to_json`` described."""
     specs = [
         TensorSpec(tuple(shape), dtype, None if strides is None else tuple(strides))
         for shape, dtype, strides in data["specs"]
     ]
+    return assemble(data, [operator_from(row, specs) for row in data["operators"]], data["buffers"])
+
+
+def operator_from(row: Sequence[Any], specs: Sequence[TensorSpec]) -> Operator:
+    """An operator from its row in the data of a graph."""
+    name, overload, inputs, outputs, args, flops, read, written, launches = row
+    taken, given = tuple([specs[i] for i in inputs]), tuple([specs[i] for i in outputs])
+    return Operator(name, overload, taken, given, args, flops, read, written, launches)
+
+
+def assemble(
+    data: Mapping[str, Any], operators: Sequence[Operator], buffers: Iterable[Sequence[int]]
+) -> OpGraph:
+    """The graph of these operators and buffers; all else is taken from the data of a graph."""
     layers: Sequence[str] = data["layers"]
-    operators = [
-        Operator(
-            name,
-            overload,
-            tuple(specs[i] for i in inputs),
-            tuple(specs[i] for i in outputs),
-            args,
-            flops,
-            read,
-            written,
-            launches,
-        )
-        for name, overload, inputs, outputs, args, flops, read, written, launches in data["operators"]
+    ops = [
+        Op(operators[kind], PHASES[phase], layers[layer], tuple(reads), tuple(writes))
+        for kind, phase, layer, reads, writes in data["ops"]
     ]
     return OpGraph(
-        ops=tuple(
-            Op(operators[kind], PHASES[phase], layers[layer], tuple(reads), tuple(writes))
-            for kind, phase, layer, reads, writes in data["ops"]
-        ),
-        buffers=tuple(
-            Buffer(size, CATEGORIES[category], born, dies) for size, category, born, dies in data["buffers"]
-        ),
+        ops=tuple(ops),
+        buffers=tuple([Buffer(size, CATEGORIES[kind], born, dies) for size, kind, born, dies in buffers]),
         samples=data["samples"],
         tokens=data["tokens"],
         parameters=data["parameters"],

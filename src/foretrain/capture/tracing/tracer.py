@@ -27,6 +27,7 @@ from foretrain.capture.tracing.optimizers import StepFunction, build_optimizer
 from foretrain.errors import CaptureError, ForetrainError, first_line
 from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.graph.flops import flops
+from foretrain.graph.ir import paused_collector
 
 DTYPES = {getattr(torch, name): name for name in ITEM_BYTES}
 
@@ -365,16 +366,13 @@ class Recorder(TorchDispatchMode):
         def note(phase: str, _info: Any) -> None:
             self._collecting = phase == "start"
 
-        was_enabled = gc.isenabled()
-        gc.disable()
         gc.callbacks.append(note)
         try:
-            yield
+            with paused_collector():
+                yield
+                self._watches.clear()
         finally:
-            self._watches.clear()
             gc.callbacks.remove(note)
-            if was_enabled:
-                gc.enable()
 
     def _released(self, address: int, number: int, _storage: object) -> None:
         if self._buffers[number][3] is None and not self._collecting:
