@@ -73,13 +73,8 @@ def test_every_predictor_forgets_what_it_is_told_to(name: str, job: Job) -> None
     check_forgets(predictors.get(name), job)
 
 
-TUNED = pytest.param("deletepop", marks=pytest.mark.xfail(reason="tuned factors of many devices stay"))
-
-
 @pytest.mark.usefixtures("few_operators")
-@pytest.mark.parametrize(
-    "name", [name if name != "deletepop" else TUNED for name in predictors.names() if name != "scaledl"]
-)
+@pytest.mark.parametrize("name", [name for name in predictors.names() if name != "scaledl"])
 def test_every_predictor_forgets_what_it_learned_on_two_devices(name: str, job: Job) -> None:
     check_forgets(predictors.get(name), on_two_devices(job))
 

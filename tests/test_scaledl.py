@@ -16,15 +16,14 @@ from foretrain.costs.measured import MeasuredOperator
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.graph import TensorSpec
 from foretrain.job import Job, Run
+from foretrain.predictors import neural
 from foretrain.predictors import scaledl as package
 from foretrain.predictors.checks import check_predictor, on_two_devices
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.deletepop.calibration import Calibration
-from foretrain.predictors.scaledl import predictor as scaledl
 from foretrain.predictors.scaledl.predictor import (
     NODE_COLUMNS,
     NODES_AT_MOST,
-    SHIPPED,
     LayerGraph,
     ScaleDLPredictor,
     layer_graph,
@@ -181,7 +180,7 @@ def test_a_broken_network_file_is_refused(fitted: ScaleDLPredictor, tmp_path: Pa
 
 
 def test_what_is_shipped_is_small() -> None:
-    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 500_000
+    assert sum(path.stat().st_size for path in ScaleDLPredictor.shipped.iterdir()) < 500_000
 
 
 def test_runs_that_cannot_be_learned_from_are_told_of(runs: list[Run], folder: Path) -> None:
@@ -219,7 +218,7 @@ def test_without_the_extra_it_says_what_to_install(runs: list[Run], monkeypatch:
     monkeypatch.delattr(package, "network", raising=False)
     monkeypatch.delitem(sys.modules, "foretrain.predictors.scaledl.network", raising=False)
     monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
-    scaledl._shipped.cache_clear()
+    neural._shipped_state.cache_clear()
     with pytest.raises(
         ForetrainError, match=r"^torch_geometric is not installed; scaledl needs foretrain\[learn\]$"
     ):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from foretrain.graph import PHASES
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit
 from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, DeletePopPredictor
+from foretrain.predictors.neural import NeuralPredictor, neural_module
 from foretrain.predictors.whitebox import WhiteBoxPredictor
 from foretrain.step.assembly import Spread
 from foretrain.step.layout import Tuning
@@ -32,7 +31,6 @@ from foretrain.step.play import Step
 if TYPE_CHECKING:
     from foretrain.predictors.scaledl.network import Network
 
-SHIPPED = Path(__file__).parent / "fitted"
 MEMORY = Factors(0.9, 0.97, 1.05, 1.12)
 NODES_AT_MOST = 192
 """A step with more layers than this has its innermost layers joined to those that hold them, as far as they are nested."""
@@ -76,7 +74,7 @@ class Learned:
 
 
 @final
-class ScaleDLPredictor(WhiteBoxPredictor):
+class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Learned]):
     """``step = layer-wise step * exp(correction)``, after ScaleDL (Wang et al., arXiv 2511.04162).
 
     The layer-wise step adds up learned operator costs on host and device, as DeletePop does. The correction comes from a graph
@@ -87,20 +85,14 @@ class ScaleDLPredictor(WhiteBoxPredictor):
     quantities: ClassVar[frozenset[str]] = _KEPT | {
         "step_time_s", "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "device_utilization",
     }  # fmt: skip
-    learns: ClassVar[bool] = True
+    shipped: ClassVar[Path] = Path(__file__).parent / "fitted"
     gap_s: ClassVar[float] = KERNEL_GAP_S
 
     def __init__(
         self, operators: DeletePopPredictor | None = None, learned: Learned | None = None, seed: int = 0
     ) -> None:
         self.operators, self.learned_, self.seed = operators, learned, seed
-        self._fresh = operators is None and learned is None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """What was learned is never changed in place, so a copy shares it."""
-        other = type(self)(copy.deepcopy(self.operators), self.learned_, self.seed)
-        other._fresh = self._fresh
-        return other
+        self.fresh = operators is None and learned is None
 
     def costs_for(self, job: Job) -> LearnedCosts:
         return self._operators().costs_for(job)
@@ -112,19 +104,19 @@ class ScaleDLPredictor(WhiteBoxPredictor):
         return self._operators().tuning_for(job)
 
     def spread_of(self, step: Step) -> Spread:
-        factors = self._state().factors
+        factors = self.state().factors
         return Spread(time=factors, memory=MEMORY, count=factors)
 
     def predict(self, job: Job) -> Forecast:
         _check_learnable(job)
-        self._state()
+        self.state()
         forecast = super().predict(job)
         quantities = {name: forecast[name] for name in self.quantities if name in forecast.quantities}
         return dataclasses.replace(forecast, quantities=quantities)
 
     def correction(self, step: Step) -> tuple[float, tuple[str, ...]]:
         """The factor on the layer-wise step time, and what to say of it."""
-        learned, job = self._state(), step.layout.job
+        learned, job = self.state(), step.layout.job
         mode, device = job.workload.training.mode, job.cluster.device.name
         if mode not in learned.modes:
             return 1.0, (f"no run of mode {mode} was learned from: the sum over layers is not corrected",)
@@ -134,7 +126,7 @@ class ScaleDLPredictor(WhiteBoxPredictor):
 
     def fit(self, runs: Iterable[Run]) -> Self:
         """Train the network on runs of one device each; the operator models stay as they are."""
-        network = _network_module()
+        network = _networks()
         known, left_out = [], []
         for run in runs:
             try:
@@ -165,8 +157,8 @@ class ScaleDLPredictor(WhiteBoxPredictor):
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         """The operator models are learned without them; the network is forgotten until ``fit``."""
-        self.operators = self._operators().without(families, devices)
-        self.learned_, self._fresh = None, False
+        self.operators = copy.deepcopy(self._operators()).without(families, devices)
+        self.forget()
         return self
 
     def layer_graph(self, run: Run) -> LayerGraph:
@@ -178,7 +170,7 @@ class ScaleDLPredictor(WhiteBoxPredictor):
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
         """The network; and the operator models, when they are not those of the package."""
-        learned, operators = self._state(), self._operators()
+        learned, operators = self.state(), self._operators()
         learned.network.save(folder / _NETWORK)
         own = operators.costs is not DeletePopPredictor().costs or bool(operators.calibrations_)
         if own:
@@ -192,7 +184,7 @@ class ScaleDLPredictor(WhiteBoxPredictor):
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
         if (tuple(document["node_columns"]), tuple(document["run_columns"])) != (NODE_COLUMNS, RUN_COLUMNS):
             raise InputError(f"{folder}: the features are others than this version computes; fit it again")
-        network = _network_module().load(folder / _NETWORK)
+        network = _networks().load(folder / _NETWORK)
         learned = Learned(
             network=network,
             modes=frozenset(document["modes"]),
@@ -207,13 +199,6 @@ class ScaleDLPredictor(WhiteBoxPredictor):
         if self.operators is None:
             self.operators = DeletePopPredictor()
         return self.operators
-
-    def _state(self) -> Learned:
-        if self.learned_ is None and self._fresh:
-            self.learned_ = _shipped()
-        if self.learned_ is None:
-            raise UnsupportedJob("scaledl: has learned from no runs yet; fit it first")
-        return self.learned_
 
 
 # Layers
@@ -296,21 +281,5 @@ def _benefit(
     return Benefit(runs=len(measured), error_before=before, error_after=after)
 
 
-@functools.lru_cache(maxsize=1)
-def _shipped() -> Learned:
-    learned = ScaleDLPredictor.load(SHIPPED).learned_
-    assert learned is not None
-    return learned
-
-
-def _network_module() -> ModuleType:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # torch_geometric scripts its own functions as it is imported
-            from foretrain.predictors.scaledl import network as scaledl_network
-    except ModuleNotFoundError as error:
-        library = str(error.name).partition(".")[0]
-        raise ForetrainError(f"{library} is not installed; scaledl needs foretrain[learn]") from error
-    return scaledl_network
+def _networks() -> ModuleType:
+    return neural_module("foretrain.predictors.scaledl.network", ScaleDLPredictor.name)
