@@ -55,10 +55,14 @@ def a_job(name: str, batch: int, cluster: Any = None, plan: Any = None, **traini
     })  # fmt: skip
 
 
+def traced(name: str, batch: int, **training: Any) -> OpGraph:
+    return _trace(a_job(name, batch, **training), batch)
+
+
 @pytest.mark.parametrize("name", [*TIMM, *TORCHVISION, *TRANSFORMERS])
 def test_a_derived_graph_is_the_traced_one(name: str) -> None:
-    family = BatchFamily.of(_trace(a_job(name, 8)), _trace(a_job(name, 32)))
-    assert family.at(5).digest() == _trace(a_job(name, 5)).digest()
+    family = BatchFamily.of(traced(name, 8), traced(name, 32))
+    assert family.at(5).digest() == traced(name, 5).digest()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +71,7 @@ def test_a_derived_graph_is_the_traced_one(name: str) -> None:
     ids=str,
 )
 def test_so_it_is_for_every_kind_of_training(training: dict[str, Any]) -> None:
-    first, second, third = (_trace(a_job("resnet18", batch, **training)) for batch in (16, 4, 7))
+    first, second, third = (traced("resnet18", batch, **training) for batch in (16, 4, 7))
     assert BatchFamily.of(first, second).at(7).digest() == third.digest()
 
 
@@ -75,7 +79,8 @@ def test_so_it_is_for_every_kind_of_training(training: dict[str, Any]) -> None:
 def test_so_it_is_for_a_rank(model: str) -> None:
     def rank(batch: int) -> OpGraph:
         plan = {"tensor": 2, "micro_batch": batch}
-        return _trace_rank(a_job(model, 2 * batch, {"device": "h100", "devices_per_node": 2}, plan))
+        job = a_job(model, 2 * batch, {"device": "h100", "devices_per_node": 2}, plan)
+        return _trace_rank(job, batch)
 
     first, second, third = (rank(batch) for batch in (4, 8, 3))
     assert (first.accumulates, first.stack is not None) == (True, True)
@@ -83,7 +88,7 @@ def test_so_it_is_for_a_rank(model: str) -> None:
 
 
 def test_a_family_survives_its_file(tmp_path: Path) -> None:
-    first, second = (_trace(a_job("llama", batch)) for batch in (8, 32))
+    first, second = (traced("llama", batch) for batch in (8, 32))
     BatchFamily.of(first, second).save(tmp_path / "family.zst")
     family = BatchFamily.load(tmp_path / "family.zst")
     assert [family.at(batch).digest() for batch in (8, 32)] == [first.digest(), second.digest()]

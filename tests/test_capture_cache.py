@@ -36,13 +36,14 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """The jobs that were traced so far."""
+    """The jobs that were traced so far; not the third batch size that checks two."""
     jobs: list[Job] = []
     trace = CAPTURE._trace
 
-    def counted(job: Job) -> OpGraph:
-        jobs.append(job)
-        return trace(job)
+    def counted(job: Job, batch: int) -> OpGraph:
+        if batch == job.micro_batch:
+            jobs.append(job)
+        return trace(job, batch)
 
     monkeypatch.setattr(CAPTURE, "_trace", counted)
     return jobs
@@ -274,7 +275,7 @@ def test_from_the_third_batch_size_on_nothing_is_traced(base: Path, traces: list
     derived = at(base, 4, 8, 5, 64)[2:]
     assert len(traces) == 2
     assert [graph.digest() for graph in derived] == [
-        CAPTURE._trace(a_job(base, global_batch=batch)).digest() for batch in (5, 64)
+        CAPTURE._trace(a_job(base), batch).digest() for batch in (5, 64)
     ]
     assert capture_job(a_job(base, global_batch=5)) is derived[0]
 
@@ -318,6 +319,17 @@ def test_what_does_not_grow_in_lines_is_traced_each_time_and_tried_once(
     assert (len(traces), tries) == (4, [8])
 
 
+def test_a_file_whose_batches_do_not_grow_in_lines_is_found_out_by_a_third(
+    base: Path, traces: list[Job]
+) -> None:
+    """Batches of 4, 8 and 16 look alike; one of 6 is filled up."""
+    filled = MODEL.replace("torch.zeros(batch,", "torch.zeros(-(-batch // 4) * 4,")
+    (base / "net.py").write_text(filled)
+    graphs = at(base, 4, 8, 6, 16)
+    assert [graph.buffers[2].size_bytes for graph in graphs] == [4 * rows * 8 for rows in (4, 8, 8, 16)]
+    assert len(traces) == 4
+
+
 def test_kinds_of_training_have_families_of_their_own(base: Path, traces: list[Job]) -> None:
     at(base, 4, 8)
     at(base, 16, mode="infer")
@@ -336,17 +348,17 @@ def test_tf32_shares_the_family_of_fp32(base: Path, traces: list[Job]) -> None:
 
 
 def test_a_rank_knows_its_micro_batch_too(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trace, traced = CAPTURE._trace_rank, list[Job]()
+    trace, traced = CAPTURE._trace_rank, list[int]()
 
-    def counted(job: Job) -> OpGraph:
-        traced.append(job)
-        return trace(job)
+    def counted(job: Job, batch: int) -> OpGraph:
+        traced.append(batch)
+        return trace(job, batch)
 
     monkeypatch.setattr(CAPTURE, "_trace_rank", counted)
     graphs = [capture_rank(a_job(base, global_batch=16, micro_batch=size)) for size in (2, 4, 8)]
     assert [graph.samples for graph in graphs] == [2, 4, 8]
-    assert len(traced) == 2
-    assert graphs[2].digest() == trace(a_job(base, global_batch=16, micro_batch=8)).digest()
+    assert traced == [2, 4, 3]
+    assert graphs[2].digest() == trace(a_job(base, global_batch=16, micro_batch=8), 8).digest()
 
 
 @pytest.mark.parametrize("pattern", ["*.batches.zst", "*.first.json"])

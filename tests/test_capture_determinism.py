@@ -53,7 +53,7 @@ def traced(model: str) -> OpGraph:
     job = Job.read({
         "model": MODELS[model], "training": {"global_batch": 2, "precision": "bf16", **size}, "cluster": {"device": "h100"},
     })  # fmt: skip
-    return _trace(job) if size == {"image": 224} else _trace_rank(job)
+    return _trace(job, 2) if size == {"image": 224} else _trace_rank(job, 2)
 
 
 def knotted() -> OpGraph:

@@ -89,7 +89,8 @@ def a_job(base: Path, model: dict[str, Any], **training: Any) -> Job:
 
 
 def trace(base: Path, model: dict[str, Any], **training: Any) -> OpGraph:
-    return _trace(a_job(base, model, **training))
+    job = a_job(base, model, **training)
+    return _trace(job, job.micro_batch)
 
 
 def python(base: Path, name: str, **training: Any) -> OpGraph:

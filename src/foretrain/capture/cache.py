@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.capture.keys import Versions, graph_key, installed_versions
-from foretrain.errors import InputError
+from foretrain.errors import CaptureError, InputError
 from foretrain.files import read_text, write_atomically
 from foretrain.graph import OpGraph
 from foretrain.graph.batches import LEAST_BATCH, BatchFamily, NotLinear
@@ -31,11 +31,15 @@ def cache_folder() -> Path:
 
 
 def found_or_traced(
-    trace: Callable[[], OpGraph], job: Job, split: Mapping[str, Any] | None = None, *, refresh: bool = False
+    trace: Callable[[int], OpGraph],
+    job: Job,
+    split: Mapping[str, Any] | None = None,
+    *,
+    refresh: bool = False,
 ) -> OpGraph:
     """The graph of a job's micro-batch from memory or disk, or derived from those of two other batch sizes, else traced now and kept.
 
-    ``split`` is what shapes the graph beside the model and its training.
+    ``trace`` traces the job's model at a batch size; ``split`` is what shapes the graph beside the model and its training.
     """
     path = _graph_path(job, split, job.micro_batch)
     family = _Family(job, split)
@@ -45,10 +49,10 @@ def found_or_traced(
             return _of_precision(job, read_graph(path, path.stat().st_mtime_ns, versions))
         with _absent_or_damaged():
             return _of_precision(job, family.graph())
-    graph = trace()
+    graph = trace(job.micro_batch)
     graph.save(path)
     _just_traced[path, path.stat().st_mtime_ns] = graph
-    family.learn(graph, forget=refresh)
+    family.learn(graph, trace, forget=refresh)
     return graph
 
 
@@ -89,6 +93,8 @@ def _check_versions(path: Path, info: Mapping[str, Any], versions: Versions) -> 
 
 # Other batch sizes
 
+_ODD_BATCHES = (3, 5, 7)
+
 
 class _Family:
     """The graphs of a job's model at all batch sizes.
@@ -108,7 +114,7 @@ class _Family:
         """The graph of the job's micro-batch as the family has it."""
         return _derived(self._path, self._path.stat().st_mtime_ns, self._versions, self._job.micro_batch)
 
-    def learn(self, graph: OpGraph, *, forget: bool) -> None:
+    def learn(self, graph: OpGraph, trace: Callable[[int], OpGraph], *, forget: bool) -> None:
         """Take in a graph that was traced now; with ``forget``, in the place of all that is known."""
         if graph.samples < LEAST_BATCH:
             return
@@ -119,11 +125,25 @@ class _Family:
             return
         versions = graph.info["versions"]
         try:
-            BatchFamily.of(self._first(known, graph.samples), graph).save(self._path)
+            family = BatchFamily.of(self._first(known, graph.samples), graph)
+            self._check(family, trace, known["batch"], graph.samples)
+            family.save(self._path)
         except FileNotFoundError:
             self._write({"batch": graph.samples, "versions": versions})
         except NotLinear as reason:
             self._write({"refused": str(reason), "versions": versions})
+
+    def _check(self, family: BatchFamily, trace: Callable[[int], OpGraph], *traced: int) -> None:
+        """Code of the user's own may do with a batch what it likes (fill it up to a multiple, say): a third, odd size tells."""
+        if self._job.workload.model.source not in ("python", "onnx"):
+            return
+        batch = next(odd for odd in _ODD_BATCHES if odd not in traced)
+        try:
+            is_linear = trace(batch).digest() == _of_precision(self._job, family.at(batch)).digest()
+        except CaptureError as error:
+            raise NotLinear(f"batch {batch}: {error}") from error
+        if not is_linear:
+            raise NotLinear(f"batch {batch}: its graph does not lie between those of {traced}")
 
     def _first(self, known: Mapping[str, Any], batch: int) -> OpGraph:
         """The graph that was traced first, with another batch size."""

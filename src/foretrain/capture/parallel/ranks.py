@@ -21,21 +21,29 @@ from foretrain.graph import OpGraph, Stack, Weight
 from foretrain.job import Job, Plan
 
 
-def trace_rank(job: Job, *, accumulate: bool, info: Mapping[str, Any], by_layers: bool = True) -> OpGraph:
-    """Trace one rank of a job; ``by_layers`` off traces every layer of a deep model."""
+def trace_rank(
+    job: Job,
+    batch: int | None = None,
+    *,
+    accumulate: bool,
+    info: Mapping[str, Any],
+    by_layers: bool = True,
+) -> OpGraph:
+    """Trace one rank of a job, at another micro-batch with ``batch``; ``by_layers`` off traces every layer of a deep model."""
+    batch = batch or job.micro_batch
     if by_layers:
         with contextlib.suppress(_NotByLayers):
-            return _trace(job, accumulate, info, by_layers=True)
-    return _trace(job, accumulate, info, by_layers=False)
+            return _trace(job, batch, accumulate, info, by_layers=True)
+    return _trace(job, batch, accumulate, info, by_layers=False)
 
 
 class _NotByLayers(Exception):
     """The model does not run its blocks one after the other, so that it cannot be traced by a few of them."""
 
 
-def _trace(job: Job, accumulate: bool, info: Mapping[str, Any], *, by_layers: bool) -> OpGraph:
+def _trace(job: Job, batch: int, accumulate: bool, info: Mapping[str, Any], *, by_layers: bool) -> OpGraph:
     training, plan = job.workload.training, job.plan
-    loaded = _load(job)
+    loaded = _load(job, batch)
     module = loaded.module
     if training.framework != "pytorch" or plan.expert > 1 or plan.tensor > 1:
         route_tokens(module)
@@ -52,7 +60,7 @@ def _trace(job: Job, accumulate: bool, info: Mapping[str, Any], *, by_layers: bo
     tensor.bound_sequence()
     try:
         graph = trace_step(
-            module, loaded.inputs, loaded.loss, samples=job.micro_batch, tokens=loaded.tokens, mode=training.mode,
+            module, loaded.inputs, loaded.loss, samples=batch, tokens=loaded.tokens, mode=training.mode,
             precision=training.precision, optimizer=training.optimizer, master_weights=training.master_weights,
             channels_last=training.channels_last, accumulate=accumulate, info=info, around=_both(tensor, context, training.mode), own_gradients=by_layers,
         )  # fmt: skip
@@ -86,11 +94,11 @@ def _assumptions(plan: Plan, graph: OpGraph) -> list[str]:
     return notes
 
 
-def _load(job: Job) -> LoadedModel:
+def _load(job: Job, batch: int) -> LoadedModel:
     """The whole model, with the inputs of the rank: its part of every sequence under context parallelism."""
     training, context = job.workload.training, job.plan.context
     if context == 1:
-        return load_model(job.workload, job.micro_batch)
+        return load_model(job.workload, batch)
     if training.sequence is None:
         raise InputError(f"plan.context: {context} splits sequences, but the job has no training.sequence")
     if training.sequence % context:
@@ -98,7 +106,7 @@ def _load(job: Job) -> LoadedModel:
             f"plan.context: {context} does not divide the {training.sequence} tokens of training.sequence"
         )
     local = dataclasses.replace(training, sequence=training.sequence // context)
-    loaded = load_model(dataclasses.replace(job.workload, training=local), job.micro_batch)
+    loaded = load_model(dataclasses.replace(job.workload, training=local), batch)
     return dataclasses.replace(
         loaded, inputs=_cut_sequences(loaded.inputs, training.sequence, training.sequence // context)
     )
