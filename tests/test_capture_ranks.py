@@ -145,7 +145,8 @@ def test_distinct_layers_stand_for_the_whole_model(model: str, accumulate: bool)
     few = rank(model, accumulate=accumulate)
     whole = rank(model, accumulate=accumulate, by_layers=False)
     assert few.stack is not None
-    assert whole.stack is None
+    assert whole.stack is not None
+    assert (whole.stack.path, whole.stack.traced) == (few.stack.path, few.stack.layers)
     assert len(few.ops) < len(whole.ops)
     assert expanded(few) == expanded(whole)
     assert few.weights == whole.weights
@@ -221,7 +222,9 @@ def test_weights_and_stack_survive_the_file_and_the_cache(
     again = OpGraph.load(next(tmp_path.glob("*.zst")))
     assert (again.weights, again.stack, again.digest()) == (graph.weights, graph.stack, graph.digest())
     assert capture_rank(job).stack == graph.stack
-    assert capture_job(job).stack is None
+    whole = capture_job(job).stack
+    assert whole is not None
+    assert whole.traced == whole.layers
     capture_rank(a_job("llama", tensor=4))
     assert len(list(tmp_path.glob("*.zst"))) == 3
 

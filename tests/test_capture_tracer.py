@@ -17,7 +17,7 @@ from foretrain.capture.tracing.tracer import trace_step
 from foretrain.errors import CaptureError
 from foretrain.graph import Buffer, Category, OpGraph, Phase
 from foretrain.graph.ir import to_json
-from foretrain.step.allocator import profile_memory
+from foretrain.step.allocator import replay
 
 IMAGE = torch.zeros(2, 3, 8, 8)
 ROWS = torch.zeros(4, 8)
@@ -310,7 +310,10 @@ def test_inference_runs_forward_alone_and_frees_activations_early() -> None:
     assert {buffer.category for buffer in infer.buffers} == {"weights", "inputs", "temporaries"}
     first, second = named(infer, "convolution")
     assert infer.buffers[infer.ops[first].writes[0]].dies < second
-    assert profile_memory(infer).allocated_bytes < profile_memory(train).allocated_bytes
+    assert (
+        replay(infer.buffers, [0] * len(infer.ops)).allocated_bytes
+        < replay(train.buffers, [0] * len(train.ops)).allocated_bytes
+    )
 
 
 def test_inference_needs_no_loss_and_no_trainable_parameter() -> None:

@@ -92,9 +92,7 @@ def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:
     if job.workload.model.source == "graph":
         return _with_weights(_given_graph(job))
     whole = {"whole": _RANK_REVISION, "framework": job.workload.training.framework}
-    return found_or_traced(
-        lambda batch: _trace(_alone(job), batch, by_layers=False), job, whole, refresh=refresh
-    )
+    return found_or_traced(functools.partial(_trace, job), job, whole, refresh=refresh)
 
 
 def _alone(job: Job) -> Job:
@@ -127,7 +125,7 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
         "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": plan.context, "expert": plan.expert,
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan, "framework": framework,
     }  # fmt: skip
-    return found_or_traced(lambda batch: _trace(job, batch, by_layers=True), job, split, refresh=refresh)
+    return found_or_traced(functools.partial(_trace_rank, job), job, split, refresh=refresh)
 
 
 @functools.lru_cache(maxsize=32)
@@ -172,11 +170,15 @@ def _needs_torch() -> None:
         )
 
 
-def _trace(job: Job, batch: int, *, by_layers: bool) -> OpGraph:
+def _trace(job: Job, batch: int) -> OpGraph:
+    return _trace_rank(_alone(job), batch, by_layers=False, own_gradients=False)
+
+
+def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
     _needs_torch()
     from foretrain.capture.parallel.ranks import trace_rank
 
-    return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), by_layers=by_layers)
+    return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)
 
 
 def _job_info(job: Job) -> dict[str, Any]:

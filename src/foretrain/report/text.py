@@ -144,7 +144,7 @@ def explanation(found: Explanation) -> RenderableType:
     parts += _fields(found)
     parts += [Text(), _changes("where a step goes", found.time, format_seconds)]
     if found.memory.parts:
-        ranks = any(len(forecast.ranks) > 1 for forecast in (found.a, found.b))
+        ranks = any(forecast.job.cluster.world_size > 1 for forecast in (found.a, found.b))
         parts.append(
             _changes(
                 "memory of the fullest rank" if ranks else "memory by category", found.memory, format_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,20 +29,33 @@ def trace_rank(
     accumulate: bool,
     info: Mapping[str, Any],
     by_layers: bool = True,
+    own_gradients: bool = True,
 ) -> OpGraph:
-    """Trace one rank of a job, at another micro-batch with ``batch``; ``by_layers`` off traces every layer of a deep model."""
-    batch = batch or job.micro_batch
+    """Trace one rank of a job, at another micro-batch with ``batch``.
+
+    ``by_layers`` off traces every layer of a deep model; with ``own_gradients``, adding to a gradient belongs to the layer of
+    its parameter.
+    """
+    trace = functools.partial(_trace, job, batch or job.micro_batch, accumulate, info, own_gradients)
     if by_layers:
         with contextlib.suppress(_NotByLayers):
-            return _trace(job, batch, accumulate, info, by_layers=True)
-    return _trace(job, batch, accumulate, info, by_layers=False)
+            return trace(by_layers=True)
+    return trace(by_layers=False)
 
 
 class _NotByLayers(Exception):
     """The model does not run its blocks one after the other, so that it cannot be traced by a few of them."""
 
 
-def _trace(job: Job, batch: int, accumulate: bool, info: Mapping[str, Any], *, by_layers: bool) -> OpGraph:
+def _trace(
+    job: Job,
+    batch: int,
+    accumulate: bool,
+    info: Mapping[str, Any],
+    own_gradients: bool,
+    *,
+    by_layers: bool,
+) -> OpGraph:
     training, plan = job.workload.training, job.plan
     loaded = _load(job, batch)
     module = loaded.module
@@ -60,10 +74,21 @@ def _trace(job: Job, batch: int, accumulate: bool, info: Mapping[str, Any], *, b
     tensor.bound_sequence()
     try:
         graph = trace_step(
-            module, loaded.inputs, loaded.loss, samples=batch, tokens=loaded.tokens, mode=training.mode,
-            precision=training.precision, optimizer=training.optimizer, master_weights=training.master_weights,
-            channels_last=training.channels_last, accumulate=accumulate, info=info, around=_both(tensor, context, training.mode), own_gradients=by_layers,
-        )  # fmt: skip
+            module,
+            loaded.inputs,
+            loaded.loss,
+            samples=batch,
+            tokens=loaded.tokens,
+            mode=training.mode,
+            precision=training.precision,
+            optimizer=training.optimizer,
+            master_weights=training.master_weights,
+            channels_last=training.channels_last,
+            accumulate=accumulate,
+            info=info,
+            around=_both(tensor, context, training.mode),
+            own_gradients=own_gradients,
+        )
     except CaptureError as error:
         if stack is not None and by_layers:
             raise _NotByLayers from error
