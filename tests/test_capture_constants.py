@@ -86,8 +86,9 @@ def test_a_known_mask_selects_rows() -> None:
         (lambda x: x[0, 0].item(), ROWS),
         (lambda x: 2 if torch.rand(3, device=x.device).sum() > 1 else 3, ROWS),
         (lambda ids: 2 if (ids == 0).any() else 3, torch.empty(3, dtype=torch.long, device="meta")),
+        (lambda ids: 2 if ids.new_empty(3).any() else 3, torch.ones(3, dtype=torch.long)),
     ],
-    ids=["if", "item", "random", "unknown ids"],
+    ids=["if", "item", "random", "unknown ids", "unwritten"],
 )
 def test_a_question_to_unknown_data_names_the_module_and_the_line(
     question: Callable[[Tensor], Any], inputs: Tensor
