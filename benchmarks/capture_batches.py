@@ -5,8 +5,8 @@
     python benchmarks/capture_batches.py torchvision
     python benchmarks/capture_batches.py transformers
 
-Traces each model at two batch sizes, derives the graphs of three others and compares them with traces. Prints each model whose
-traces were refused, with the reason, and each whose derived graph is wrong; exits 1 when there is one of the latter.
+Traces each model at two batch sizes, derives the graphs of three others and compares them with traces. Prints each
+model whose traces were refused, with the reason, and each whose derived graph is wrong; exits 1 when there is one.
 """
 
 from __future__ import annotations
@@ -137,8 +137,9 @@ def trace(workload: Workload, batch: int) -> OpGraph:
     training = workload.training
     loaded = load_model(workload, batch)
     return trace_step(
-        loaded.module, loaded.inputs, loaded.loss, samples=batch, tokens=loaded.tokens, mode=training.mode, precision=training.precision,
-        optimizer=training.optimizer, master_weights=training.master_weights, channels_last=training.channels_last,
+        loaded.module, loaded.inputs, loaded.loss, samples=batch, tokens=loaded.tokens, mode=training.mode,
+        precision=training.precision, optimizer=training.optimizer, master_weights=training.master_weights,
+        channels_last=training.channels_last,
     )  # fmt: skip
 
 

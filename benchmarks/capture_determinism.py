@@ -1,8 +1,8 @@
-"""Whether a trace hangs on the garbage collector: models captured with it on, off, and called at random operators.
+"""Whether a trace hangs on the garbage collector: models captured with it on, off, and called at random.
 
     python benchmarks/capture_determinism.py --data data/h200_steps.jsonl
 
-Prints each model whose graphs differ, and each of which tensors were freed by the collector alone; exits 1 when graphs differ.
+Prints each model whose graphs differ, and each of which the collector alone frees tensors; exits 1 when graphs differ.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ BATCH = 4
 CHANCE = 0.02
 """Of a collection at an operator."""
 TEXT = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 256,
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 256,
 }  # fmt: skip
 TYPES = (
-    "llama gemma gemma2 gemma3_text mistral mixtral qwen2 qwen3 qwen2_moe qwen3_moe phi phi3 olmo olmo2 starcoder2 stablelm granite granitemoe "
-    "cohere cohere2 nemotron glm glm4 persimmon helium gpt_neox gptj bert roberta electra"
+    "llama gemma gemma2 gemma3_text mistral mixtral qwen2 qwen3 qwen2_moe qwen3_moe phi olmo olmo2 "
+    "starcoder2 stablelm granite granitemoe cohere cohere2 nemotron persimmon gpt_neox bert roberta electra"
 ).split()
 
 
@@ -65,8 +66,9 @@ def workload(model: dict[str, Any], training: dict[str, Any], base: Path) -> Wor
 def trace(work: Workload) -> OpGraph:
     loaded, training = load_model(work, BATCH), work.training
     return trace_step(
-        loaded.module, loaded.inputs, loaded.loss, samples=BATCH, tokens=loaded.tokens, mode=training.mode, precision=training.precision,
-        optimizer=training.optimizer, master_weights=training.master_weights, channels_last=training.channels_last,
+        loaded.module, loaded.inputs, loaded.loss, samples=BATCH, tokens=loaded.tokens, mode=training.mode,
+        precision=training.precision, optimizer=training.optimizer, master_weights=training.master_weights,
+        channels_last=training.channels_last,
     )  # fmt: skip
 
 

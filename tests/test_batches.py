@@ -16,13 +16,14 @@ from foretrain.job import Job
 
 WIDTH = 8
 TEXT = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 128, "max_position_embeddings": 64,
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "vocab_size": 128, "max_position_embeddings": 64,
 }  # fmt: skip
 GROUPED = {**TEXT, "num_key_value_heads": 2}
 TIMM = (
-    "resnet18", "densenet121", "mobilenetv3_small_050", "efficientnet_b0", "regnetx_002", "ghostnet_050", "convnext_atto", "nfnet_l0",
-    "tresnet_m", "vit_tiny_patch16_224", "mixer_s32_224", "poolformer_s12", "xcit_nano_12_p16_224", "swin_tiny_patch4_window7_224",
-    "coat_lite_tiny", "cait_xxs24_224",
+    "resnet18", "densenet121", "mobilenetv3_small_050", "efficientnet_b0", "regnetx_002", "ghostnet_050",
+    "convnext_atto", "nfnet_l0", "tresnet_m", "vit_tiny_patch16_224", "mixer_s32_224", "poolformer_s12",
+    "xcit_nano_12_p16_224", "swin_tiny_patch4_window7_224", "coat_lite_tiny", "cait_xxs24_224",
 )  # fmt: skip
 FIXED_SIZE = ("vit", "mixer", "xcit", "swin", "coat", "cait")
 TORCHVISION = ("squeezenet1_1", "shufflenet_v2_x0_5", "googlenet")
@@ -51,7 +52,8 @@ def a_job(name: str, batch: int, cluster: Any = None, plan: Any = None, **traini
         model = {"source": "timm" if name in TIMM else "torchvision", "name": name}
         training = {"image": 224 if name.startswith(FIXED_SIZE) else 64, "precision": "amp-bf16", **training}
     return Job.read({
-        "model": model, "training": {"global_batch": batch, **training}, "cluster": cluster or {"device": "h100"}, "plan": plan or {},
+        "model": model, "training": {"global_batch": batch, **training},
+        "cluster": cluster or {"device": "h100"}, "plan": plan or {},
     })  # fmt: skip
 
 

@@ -28,7 +28,9 @@ TINY = {
 MODELS: dict[str, dict[str, Any]] = {
     "resnet18": {"source": "timm", "name": "resnet18"},
     "vit": {"source": "timm", "name": "vit_tiny_patch16_224"},
-    "gemma2": {"source": "transformers", "task": "causal-lm", "config": {"model_type": "gemma2", "head_dim": 8, **TINY}},
+    "gemma2": {
+        "source": "transformers", "task": "causal-lm", "config": {"model_type": "gemma2", "head_dim": 8, **TINY},
+    },
     "mixtral": {"source": "transformers", "task": "causal-lm", "config": {"model_type": "mixtral", **TINY}},
 }  # fmt: skip
 
@@ -51,7 +53,8 @@ class Knotted(nn.Module):
 def traced(model: str) -> OpGraph:
     size = {"sequence": 32} if MODELS[model]["source"] == "transformers" else {"image": 224}
     job = Job.read({
-        "model": MODELS[model], "training": {"global_batch": 2, "precision": "bf16", **size}, "cluster": {"device": "h100"},
+        "model": MODELS[model], "training": {"global_batch": 2, "precision": "bf16", **size},
+        "cluster": {"device": "h100"},
     })  # fmt: skip
     return _trace(job, 2) if size == {"image": 224} else _trace_rank(job, 2)
 

@@ -1,4 +1,4 @@
-"""Captures a job, or a module in hand, as an OpGraph: from the cache, or traced with torch, which is imported only then."""
+"""Captures a job or a module as an OpGraph: from the cache, or traced with torch, which is imported only then."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def capture(
     batch = samples or (first.shape[0] if first is not None and first.dim() else 1)
     return trace_step(
         _on_meta(module), arguments, loss or classifier_loss(), samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
-        master_weights=master_weights, channels_last=channels_last, accumulate=accumulate, info={"model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer, "versions": library_versions()},
+        master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
+        info={
+            "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer, "versions": library_versions(),
+        },
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.capture.keys import Versions, graph_key, installed_versions
-from foretrain.errors import CaptureError, InputError
+from foretrain.errors import ForetrainError, InputError
 from foretrain.files import read_text, write_atomically
 from foretrain.graph import OpGraph
 from foretrain.graph.batches import LEAST_BATCH, BatchFamily, NotLinear
@@ -37,9 +37,9 @@ def found_or_traced(
     *,
     refresh: bool = False,
 ) -> OpGraph:
-    """The graph of a job's micro-batch from memory or disk, or derived from those of two other batch sizes, else traced now and kept.
+    """The graph of a job's micro-batch: from memory or disk, derived from two other batch sizes, or traced now.
 
-    ``trace`` traces the job's model at a batch size; ``split`` is what shapes the graph beside the model and its training.
+    ``trace`` traces the job's model at a batch size; ``split`` is what shapes the graph beside model and training.
     """
     path = _graph_path(job, split, job.micro_batch)
     family = _Family(job, split)
@@ -79,7 +79,7 @@ _just_traced: weakref.WeakValueDictionary[tuple[Path, int], OpGraph] = weakref.W
 
 @functools.lru_cache(maxsize=128)
 def read_graph(path: Path, _changed: int, versions: Versions = ()) -> OpGraph:
-    """A graph on disk, unless a library that is installed here now has another version than the one it was traced with."""
+    """A graph on disk, unless it was traced with other versions of the libraries than are installed here."""
     graph = _just_traced.get((path, _changed)) or OpGraph.load(path)
     _check_versions(path, graph.info, versions)
     return graph
@@ -99,8 +99,8 @@ _ODD_BATCHES = (3, 5, 7)
 class _Family:
     """The graphs of a job's model at all batch sizes.
 
-    A note names the batch size that was traced first, until a second one is traced and the two make a family. Where they do
-    not, the note says so, and each batch size is traced.
+    A note names the batch size that was traced first, until a second one is traced and the two make a family.
+    Where they do not, the note says so, and each batch size is traced.
     """
 
     def __init__(self, job: Job, split: Mapping[str, Any] | None) -> None:
@@ -134,13 +134,13 @@ class _Family:
             self._write({"refused": str(reason), "versions": versions})
 
     def _check(self, family: BatchFamily, trace: Callable[[int], OpGraph], *traced: int) -> None:
-        """Code of the user's own may do with a batch what it likes (fill it up to a multiple, say): a third, odd size tells."""
+        """A user's own code may do anything with a batch (fill it up to a multiple, say): a third, odd one tells."""
         if self._job.workload.model.source not in ("python", "onnx"):
             return
         batch = next(odd for odd in _ODD_BATCHES if odd not in traced)
         try:
             is_linear = trace(batch).digest() == _of_precision(self._job, family.at(batch)).digest()
-        except CaptureError as error:
+        except ForetrainError as error:
             raise NotLinear(f"batch {batch}: {error}") from error
         if not is_linear:
             raise NotLinear(f"batch {batch}: its graph does not lie between those of {traced}")

@@ -1,4 +1,4 @@
-"""Names what shapes a graph: a hash of the model, its training and its files, and the versions of the libraries that trace it."""
+"""Hashes what shapes a graph (model, training, files) and names the versions of the libraries that trace it."""
 
 from __future__ import annotations
 
@@ -48,14 +48,15 @@ def _version(library: str) -> str | None:
 
 
 def graph_key(job: Job, split: Mapping[str, Any] | None, batch: int | None) -> str:
-    """A hash of everything that shapes the graph, file contents included; without ``batch``, of its graphs at all batch sizes."""
+    """A hash of all that shapes the graph, file contents included; without ``batch``, of its graphs at all sizes."""
     model, training = job.workload.model, job.workload.training
     content = {
         "revision": _REVISION,
         "model": [model.source, model.name, model.args, model.task, model.config],
         "training": [
-            training.mode, training.sequence, training.image_shape, training.classes, _traced_precision(training.precision),
-            training.master_weights, training.optimizer if training.mode == "train" else None, training.channels_last,
+            training.mode, training.sequence, training.image_shape, training.classes,
+            _traced_precision(training.precision), training.master_weights,
+            training.optimizer if training.mode == "train" else None, training.channels_last,
         ],
         "micro_batch": batch,
         "accumulate": accumulates(job),

@@ -1,9 +1,9 @@
 """Derives the graph of any batch size from two traces of one model, without torch.
 
-Where the batch changes, every number of a graph (a dimension, a stride, an argument, FLOPs, bytes, the size of a buffer) lies
-on a line ``constant + per_sample * batch`` with whole coefficients, and nothing else changes. Two traces give the lines.
-A curve fits two points as well; it is told from a line by what makes it: a number that is a product of others grows with the
-square of the batch only where a tensor has two dimensions that grow, or an operator more FLOPs than its line says.
+Where the batch changes, every number of a graph (a dimension, a stride, an argument, FLOPs, bytes, the size of
+a buffer) lies on a line ``constant + per_sample * batch`` with whole coefficients, and nothing else changes. Two
+traces give the lines. A curve fits two points as well; it is told from a line by what makes it: a product grows
+with the square of the batch only where a tensor has two dimensions that grow, or FLOPs are off their line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from foretrain.graph.ir import (
 FORMAT = "foretrain-batches/1"
 
 LEAST_BATCH = 2
-"""The strides of a dimension of one element mean nothing, so that a batch of one sample may take another way through a model."""
+"""Strides of a dimension of one element mean nothing: one sample may take another way through a model."""
 
 _CONSTANT, _PER_SAMPLE = "constant", "per_sample"
 
@@ -46,7 +46,7 @@ class BatchFamily:
 
     @classmethod
     def of(cls, first: OpGraph, second: OpGraph) -> BatchFamily:
-        """The family that two traces of different batch sizes belong to; raises ``NotLinear`` where there is none."""
+        """The family of two traces of different batch sizes; raises ``NotLinear`` where there is none."""
         if first.samples == second.samples or min(first.samples, second.samples) < LEAST_BATCH:
             raise NotLinear(
                 f"batches of {first.samples} and {second.samples} samples do not tell lines apart"
@@ -94,14 +94,14 @@ def _spec_at(spec: Sequence[Any], batch: int) -> tuple[tuple[int, ...], str, tup
 
 
 def _shared(operators: Iterable[Operator]) -> list[Operator]:
-    """The operators, each that equals an earlier one replaced by it: they may differ at another batch size."""
+    """The operators, each that equals an earlier one replaced by it; at another batch size they may differ."""
     first: dict[Any, Operator] = {}
-    return [
-        first.setdefault(
-            (one.name, one.overload, one.inputs, one.outputs, repr(one.args), one.bytes_read, one.bytes_written, one.launches), one
-        )
-        for one in operators
-    ]  # fmt: skip
+
+    def content(one: Operator) -> tuple[Any, ...]:
+        tensors = (one.inputs, one.outputs, repr(one.args))
+        return one.name, one.overload, *tensors, one.bytes_read, one.bytes_written, one.launches
+
+    return [first.setdefault(content(one), one) for one in operators]
 
 
 # From two graphs to lines

@@ -1,4 +1,4 @@
-"""Remembers the outputs of operators on the meta device, whose kernels are slow Python: a call like an earlier one allocates them at once."""
+"""Remembers outputs of operators on the meta device, whose kernels are slow Python, to allocate them at once."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def remembered(
 ) -> Any:
     """``compute(*args, **kwargs)``, or its like on meta where the same call of ``func`` was computed before.
 
-    ``named`` are all arguments as plain values, ``inputs`` the tensors among them. Views of inputs are computed each time;
-    an operator that returns nothing has nothing to compute.
+    ``named`` are all arguments as plain values, ``inputs`` the tensors among them. Views of inputs are computed each
+    time; an operator that returns nothing has nothing to compute.
     """
     kind = _kind(func)
     watched = torch._C._len_torch_dispatch_stack() > 0  # by a mode of the caller's own
@@ -71,7 +71,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 @functools.cache
 def _kind(func: Any) -> str:
-    """What an operator returns, by its schema: new tensors, the first argument that it wrote into, nothing, or views of its inputs."""
+    """What an operator returns by its schema: new tensors, its first argument, nothing, or views of its inputs."""
     arguments, returns = func._schema.arguments, func._schema.returns
     aliases = [value.alias_info for value in (*arguments, *returns) if value.alias_info is not None]
     if not aliases:
