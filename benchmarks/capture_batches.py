@@ -5,8 +5,9 @@
     python benchmarks/capture_batches.py torchvision
     python benchmarks/capture_batches.py transformers
 
-Traces each model at two batch sizes, derives the graphs of three others and compares them with traces. Prints each
-model whose traces were refused, with the reason, and each whose derived graph is wrong; exits 1 when there is one.
+Traces each model at two batch sizes, derives the graphs of three others and compares them with traces. Prints
+each model whose traces were refused, with the reason, and each whose derived graph is wrong; exits 1 when
+there is one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     python benchmarks/capture_determinism.py --data data/h200_steps.jsonl
 
-Prints each model whose graphs differ, and each of which the collector alone frees tensors; exits 1 when graphs differ.
+Prints each model whose graphs differ, and each of which the collector alone frees tensors; exits 1 when
+graphs differ.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Jobs whose forecasts are frozen in ``golden.json``, and the command that freezes them anew and says what changed.
 
-``python tests/golden.py`` prints the differences; ``python tests/golden.py --write`` also keeps the new figures.
+``python tests/golden.py`` prints the differences; ``python tests/golden.py --write`` also keeps the new
+figures.
 """
 
 from __future__ import annotations

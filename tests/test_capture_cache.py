@@ -419,11 +419,13 @@ def test_a_given_graph_is_used_as_it_is(base: Path, traces: list[Job]) -> None:
     [
         (
             {"global_batch": 8},
-            r"^training\.global_batch: the graph given\.json\.zst holds 4 samples per micro-batch, the job asks for 8$",
+            r"^training\.global_batch: the graph given\.json\.zst "
+            r"holds 4 samples per micro-batch, the job asks for 8$",
         ),
         (
             {"precision": "bf16"},
-            r"^training\.precision: the graph given\.json\.zst was captured with 'fp32', the job asks for 'bf16'$",
+            r"^training\.precision: the graph given\.json\.zst "
+            r"was captured with 'fp32', the job asks for 'bf16'$",
         ),
         ({"optimizer": "adam"}, r"^training\.optimizer: .* 'sgd', the job asks for 'adam'$"),
         ({"mode": "infer"}, r"^training\.mode: .* 'train', the job asks for 'infer'$"),

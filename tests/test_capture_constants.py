@@ -95,7 +95,8 @@ def test_a_question_to_unknown_data_names_the_module_and_the_line(
 ) -> None:
     with pytest.raises(
         CaptureError,
-        match=r"^module 0: control flow that depends on data [^\n]* \(at \S*test_capture_constants\.py:\d+\)$",
+        match=r"^module 0: control flow that depends on data "
+        r"[^\n]* \(at \S*test_capture_constants\.py:\d+\)$",
     ):
         ask(question, inputs)
 

@@ -363,8 +363,10 @@ def test_ctrl_c_keeps_what_is_done(folder: Path) -> None:
 def test_a_cached_graph_needs_no_more_than_the_base_install() -> None:
     ok("predict", "job.toml")
     script = (
-        "import sys; from foretrain.cli import app; app(['predict', 'job.toml', '--breakdown', 'layer'], standalone_mode=False);"
-        "heavy = ('torch', 'plotly', 'timm', 'transformers', 'lightgbm', 'scipy', 'sklearn', 'pyarrow', 'pandas');"
+        "import sys; from foretrain.cli import app; app(['predict', "
+        "'job.toml', '--breakdown', 'layer'], standalone_mode=False);"
+        "heavy = ('torch', 'plotly', 'timm', 'transformers', "
+        "'lightgbm', 'scipy', 'sklearn', 'pyarrow', 'pandas');"
         "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run(

@@ -144,7 +144,8 @@ def test_ctrl_c_keeps_what_is_in(folder: Path) -> None:
         kept = store.count()
     assert process.returncode == 130
     told = re.fullmatch(
-        r"foretrain: interrupted: runs.db has at least the first (\S+) of 4,000 lines; import again for the rest\n",
+        r"foretrain: interrupted: runs.db has at least the "
+        r"first (\S+) of 4,000 lines; import again for the rest\n",
         message,
     )
     assert told is not None, message

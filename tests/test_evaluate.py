@@ -426,7 +426,8 @@ def test_extrapolation_along_a_dimension_leaves_out_its_largest_third() -> None:
 
 
 @pytest.mark.parametrize(("split", "message"), [
-    ("extrapolate:colour", "split: 'extrapolate:colour' is not one of extrapolate:batch"), ("random:workers", "split: 'random:workers' is not one of"),
+    ("extrapolate:colour", "split: 'extrapolate:colour' is not one of extrapolate:batch"), ("random:workers", "split: 'random:workers' "
+                                                                                                              "is not one of"),
     ("interpolate:samples", "split: interpolate needs runs with three values of samples or more"),
 ])  # fmt: skip
 def test_a_dimension_that_does_not_exist_or_does_not_vary_is_an_error(split: str, message: str) -> None:
@@ -531,15 +532,18 @@ def test_the_same_seed_gives_the_same_evaluation(tmp_path: Path) -> None:
     [
         (
             "resnet",
-            "resnet50 resnetrs50 wide_resnet50_2 seresnet50 resnext50_32x4d res2net50_26w_4s legacy_senet154 resnetv2_50 tresnet_m",
+            "resnet50 resnetrs50 wide_resnet50_2 seresnet50 resnext50_32x4d "
+            "res2net50_26w_4s legacy_senet154 resnetv2_50 tresnet_m",
         ),
         (
             "efficientnet",
-            "efficientnet_b0 tf_efficientnetv2_s.in1k efficientnet_v2_s mobilenetv3_large_100 mobilenet_v2 mnasnet1_0 lcnet_100",
+            "efficientnet_b0 tf_efficientnetv2_s.in1k efficientnet_v2_s "
+            "mobilenetv3_large_100 mobilenet_v2 mnasnet1_0 lcnet_100",
         ),
         (
             "vit",
-            "vit_b_32 vit_base_patch16_224 deit3_base_patch16_224 beitv2_base_patch16_224 eva02_base_patch14_224",
+            "vit_b_32 vit_base_patch16_224 deit3_base_patch16_224 "
+            "beitv2_base_patch16_224 eva02_base_patch14_224",
         ),
         ("inception", "inception_v3 googlenet inception_resnet_v2"),
         ("vgg", "vgg16 vgg19_bn"),

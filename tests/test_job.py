@@ -210,7 +210,8 @@ def test_a_plan_with_another_product_is_refused_with_every_term(
         (
             "plan",
             {"shard": "zero4"},
-            "plan.shard: 'zero4' is not one of none, zero1, zero2, zero3 (did you mean zero3 or zero2 or zero1?)",
+            "plan.shard: 'zero4' is not one of none, zero1, "
+            "zero2, zero3 (did you mean zero3 or zero2 or zero1?)",
         ),
         ("training", {"global_batch": 12}, "training.global_batch: 12 does not divide over plan.data = 8"),
         ("training", {"global_batch": 0}, "training.global_batch: 0 is not a number greater than zero"),
@@ -233,7 +234,8 @@ def test_a_plan_with_another_product_is_refused_with_every_term(
         (
             "training",
             {"master_weights": True},
-            "training.master_weights: true needs precision bf16, fp16 or fp8; fp32 already keeps fp32 weights",
+            "training.master_weights: true needs precision "
+            "bf16, fp16 or fp8; fp32 already keeps fp32 weights",
         ),
         ("model", {"name": None}, "model.name: missing; a timm model is given by name"),
         ("model", {"task": "causal-lm"}, "model.task: only a transformers model has it, not source = 'timm'"),

@@ -121,7 +121,8 @@ def test_a_plugin_advises_and_schedules(plugin: str, tmp_path: Path) -> None:
     templates = tmp_path / "templates"
     templates.mkdir()
     (templates / "small.toml").write_text(
-        '[model]\nsource = "timm"\nname = "resnet18"\n[training]\nglobal_batch = 32\n[cluster]\ndevice = "t4"\n'
+        '[model]\nsource = "timm"\nname = "resnet18"\n[training]\nglobal_batch = 32\n[cluster]\n'
+        'device = "t4"\n'
     )
     trace = tmp_path / "trace.csv"
     trace.write_text("job_id,submit_time,gpu_num,duration,kind\n1,0,1,100,small\n2,1,1,100,small\n")
@@ -192,8 +193,8 @@ def test_each_mistake_is_one_line(
 def test_a_folder_that_is_none_is_told(plugin: str, job_file: Path, tmp_path: Path) -> None:
     line = fails("predict", str(job_file), "--predictor", f"{plugin}@{tmp_path / 'none'}")
     assert (
-        line
-        == f"foretrain: predictor: the folder {tmp_path / 'none'} has no predictor.json; foretrain fit makes one\n"
+        line == f"foretrain: predictor: the folder {tmp_path / 'none'} "
+        "has no predictor.json; foretrain fit makes one\n"
     )
 
 
@@ -209,7 +210,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (site / "others.py").write_text(PLUGIN)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(
-        "[foretrain.predictors]\nper-sample = others:PerSample\nother = others:PerSample\ngone = others:Gone\n"
+        "[foretrain.predictors]\nper-sample = others:PerSample\nother = others:PerSample\n"
+        "gone = others:Gone\n"
     )
     monkeypatch.syspath_prepend(site)
     plugins.installed.cache_clear()

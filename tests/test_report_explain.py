@@ -65,7 +65,8 @@ def test_the_sentence_names_two_causes_where_neither_is_most_of_it() -> None:
 def test_the_sentence_names_what_goes_the_other_way() -> None:
     found = explain(forecast(exposed=0.5), forecast(bubble=1.0))
     assert found.sentences == [
-        "B is 1.33x slower, mostly because of pipeline bubble (+1 s), in spite of exposed communication (-500 ms)"
+        "B is 1.33x slower, mostly because of pipeline bubble "
+        "(+1 s), in spite of exposed communication (-500 ms)"
     ]
 
 

@@ -61,12 +61,15 @@ def make_job(
     catalog: Catalog | None = None,
     **plan: Any,
 ) -> Job:
-    """A job from a model's name and options. ``devices`` counts all devices; ``nodes`` says over how many nodes they are spread.
+    """A job from a model's name and options.
 
-    Without ``device`` and ``node`` it is one H100; a ``node`` alone is used whole. Further options are fields of the plan.
+    ``devices`` counts all devices; ``nodes`` says over how many nodes they are spread.
 
-    The name is one of ``foretrain catalog models``, a torchvision or timm name, ``file.py:function``, an ``.onnx`` file or
-    a captured graph (``.json.zst``).
+    Without ``device`` and ``node`` it is one H100; a ``node`` alone is used whole. Further options are fields
+    of the plan.
+
+    The name is one of ``foretrain catalog models``, a torchvision or timm name, ``file.py:function``, an
+    ``.onnx`` file or a captured graph (``.json.zst``).
     """
     section, defaults = _model_section(model, source)
     training = {
@@ -190,6 +193,7 @@ def _training_of_graph(path: Path, training: dict[str, Any], batch: int | None) 
     for name, default in (("mode", "train"), ("precision", "fp32"), ("optimizer", None)):
         if name in held and training[name] not in (default, held[name]):
             raise InputError(
-                f"training.{name}: the graph {path.name} was captured with {held[name]!r}, not {training[name]!r}"
+                f"training.{name}: the graph {path.name} was captured "
+                f"with {held[name]!r}, not {training[name]!r}"
             )
     return held if batch is not None else {**held, "global_batch": graph.samples}

@@ -45,7 +45,8 @@ class Estimate:
         ]
         if not all(low <= high for low, high in itertools.pairwise(bounds)):
             raise ValueError(
-                f"an estimate needs low_95 <= low <= median <= high <= high_95, not {', '.join(map(str, bounds))}"
+                "an estimate needs low_95 <= low <= median <= "
+                f"high <= high_95, not {', '.join(map(str, bounds))}"
             )
 
     def __mul__(self, factor: float) -> Estimate:

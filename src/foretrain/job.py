@@ -34,7 +34,8 @@ RESOURCE_FIGURES: dict[str, str] = {
     for resource, rate in (("device_utilization", ""), ("memory_utilization", ""), ("network_rx", "B/s"), ("network_tx", "B/s"))
     for figure in ("idle_s", "active_s", "peak")
 }  # fmt: skip
-"""Driple's twelve, of the window that a run was sampled in: mean length of idle and of active spans, mean peak of the active ones."""
+"""Driple's twelve, of the window that a run was sampled in: mean length of idle and of active spans, mean
+peak of the active ones."""
 
 QUANTITIES: dict[str, str] = {
     "step_time_s": "s", "step_time_without_sync_s": "s", "forward_time_s": "s", "backward_time_s": "s", "optimizer_time_s": "s",
@@ -66,7 +67,8 @@ class Model:
         if self.source == "transformers":
             if self.config is None and self.name is None:
                 raise InputError(
-                    "model.config: missing; a transformers model needs its configuration, with model_type in it"
+                    "model.config: missing; a transformers model "
+                    "needs its configuration, with model_type in it"
                 )
             if self.config is not None and "model_type" not in self.config and self.name is None:
                 raise InputError('model.config.model_type: missing; for example "llama" or "bert"')
@@ -140,7 +142,8 @@ class Training:
             )
         if self.master_weights and self.precision not in ("bf16", "fp16", "fp8"):
             raise InputError(
-                f"training.master_weights: true needs precision bf16, fp16 or fp8; {self.precision} already keeps fp32 weights"
+                "training.master_weights: true needs precision "
+                f"bf16, fp16 or fp8; {self.precision} already keeps fp32 weights"
             )
 
     @property
@@ -182,7 +185,8 @@ class Plan:
     recompute: Recompute = "none"
     sequence_parallel: bool = False
     tensor_plan: Mapping[str, str] | None = None
-    """How layers are split under tensor parallelism, by patterns of their names: column, row, vocab or replicate."""
+    """How layers are split under tensor parallelism, by patterns of their names: column, row, vocab or
+    replicate."""
     virtual_stages: int | None = None
     """Pieces of the model on each rank, for ``schedule = "interleaved"``."""
     balance: Literal["even", "speed"] = "even"
@@ -205,7 +209,8 @@ class Plan:
             raise InputError("plan.asynchronous: true needs parameter servers; give plan.servers")
         if self.virtual_stages is not None and self.schedule != "interleaved":
             raise InputError(
-                f"plan.virtual_stages: {self.virtual_stages} needs schedule = 'interleaved', not {self.schedule!r}"
+                f"plan.virtual_stages: {self.virtual_stages} needs "
+                f"schedule = 'interleaved', not {self.schedule!r}"
             )
 
 
@@ -232,7 +237,8 @@ class Job:
             rest = plan.tensor * plan.pipeline * plan.context
             if world % rest:
                 raise InputError(
-                    f"plan: tensor {plan.tensor} x pipeline {plan.pipeline} x context {plan.context} = {rest} does not divide the {world} devices"
+                    f"plan: tensor {plan.tensor} x pipeline {plan.pipeline} "
+                    f"x context {plan.context} = {rest} does not divide the {world} devices"
                 )
             object.__setattr__(self, "plan", dataclasses.replace(plan, data=world // rest))
         self._check_product()
@@ -244,7 +250,8 @@ class Job:
         product = plan.data * plan.tensor * plan.pipeline * plan.context
         if product != self.cluster.world_size:
             raise InputError(
-                f"plan: data {plan.data} x tensor {plan.tensor} x pipeline {plan.pipeline} x context {plan.context} = {product},"
+                f"plan: data {plan.data} x tensor {plan.tensor} "
+                f"x pipeline {plan.pipeline} x context {plan.context} = {product},"
                 f" but the cluster has {self.cluster.world_size} devices"
             )
         if product % plan.expert:
@@ -257,7 +264,8 @@ class Job:
             raise InputError(f"training.global_batch: {batch} does not divide over plan.data = {plan.data}")
         if plan.micro_batch is not None and batch % (plan.data * plan.micro_batch):
             raise InputError(
-                f"plan.micro_batch: {plan.micro_batch} x data {plan.data} = {plan.micro_batch * plan.data} does not divide the global batch {batch}"
+                f"plan.micro_batch: {plan.micro_batch} x data {plan.data} "
+                f"= {plan.micro_batch * plan.data} does not divide the global batch {batch}"
             )
 
     @property
@@ -323,7 +331,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A job with what was measured and where the figures come from. The only input of ``fit`` and ``evaluate``."""
+    """A job with what was measured and where the figures come from.
+
+    The only input of ``fit`` and ``evaluate``.
+    """
 
     job: Job
     measured: Mapping[str, float]

@@ -38,10 +38,12 @@ def capture(
     samples: int | None = None,
     tokens: int = 0,
 ) -> OpGraph:
-    """Trace one step of a module. It is copied to the meta device: neither its weights nor its state are touched.
+    """Trace one step of a module.
 
-    Without ``loss``, an output with a ``.loss`` uses it and logits get cross-entropy. ``samples`` defaults to the length
-    of the first input.
+    It is copied to the meta device: neither its weights nor its state are touched.
+
+    Without ``loss``, an output with a ``.loss`` uses it and logits get cross-entropy. ``samples`` defaults to
+    the length of the first input.
     """
     import torch
 
@@ -112,16 +114,17 @@ def _alone(job: Job) -> Job:
 def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
     """The graph of one rank's micro-batch under the job's tensor, context and expert parallelism, by the model's distinct layers.
 
-    Its collectives are operators named ``all_reduce``, ``all_gather``, ``reduce_scatter`` and ``all_to_all``, with the group
-    ("tensor", "context" or "expert") as overload. ``weights`` holds what the rank has of every parameter of the whole model
-    (pipeline stages and sharding over the data group are not applied). Where ``stack`` is set, forward and backward hold its
-    traced layers only, and so does the optimizer's step.
+    Its collectives are operators named ``all_reduce``, ``all_gather``, ``reduce_scatter`` and ``all_to_all``,
+    with the group ("tensor", "context" or "expert") as overload. ``weights`` holds what the rank has of every
+    parameter of the whole model (pipeline stages and sharding over the data group are not applied). Where
+    ``stack`` is set, forward and backward hold its traced layers only, and so does the optimizer's step.
     """
     plan, framework = job.plan, job.workload.training.framework
     if job.workload.model.source == "graph":
         if max(plan.tensor, plan.context, plan.expert) > 1:
             raise UnsupportedJob(
-                "plan: a graph that is given as a file cannot be cut; plan.tensor, plan.context and plan.expert must be 1"
+                "plan: a graph that is given as a file cannot be "
+                "cut; plan.tensor, plan.context and plan.expert must be 1"
             )
         return _with_weights(_given_graph(job))
     split = {
@@ -152,16 +155,19 @@ def _given_graph(job: Job) -> OpGraph:
     if graph.accumulates != accumulates(job):
         held = "adds to gradients of earlier micro-batches" if graph.accumulates else "is a whole step"
         raise InputError(
-            f"plan.micro_batch: the graph {path.name} {held}, the job has {job.accumulation} micro-batches per step"
+            f"plan.micro_batch: the graph {path.name} {held}, "
+            f"the job has {job.accumulation} micro-batches per step"
         )
     if graph.samples != job.micro_batch:
         raise InputError(
-            f"training.global_batch: the graph {path.name} holds {graph.samples} samples per micro-batch, the job asks for {job.micro_batch}"
+            f"training.global_batch: the graph {path.name} holds "
+            f"{graph.samples} samples per micro-batch, the job asks for {job.micro_batch}"
         )
     for field in ("mode", "precision", "optimizer"):
         if field in graph.info and graph.info[field] != getattr(job.workload.training, field):
             raise InputError(
-                f"training.{field}: the graph {path.name} was captured with {graph.info[field]!r}, the job asks for {getattr(job.workload.training, field)!r}"
+                f"training.{field}: the graph {path.name} was captured "
+                f"with {graph.info[field]!r}, the job asks for {getattr(job.workload.training, field)!r}"
             )
     return graph
 
@@ -169,7 +175,8 @@ def _given_graph(job: Job) -> OpGraph:
 def _needs_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise CaptureError(
-            "model: this graph is not in the cache and torch is not installed; install foretrain[capture,zoo] or give a captured graph"
+            "model: this graph is not in the cache and torch "
+            "is not installed; install foretrain[capture,zoo] or give a captured graph"
         )
 
 

@@ -39,7 +39,8 @@ def found_or_traced(
 ) -> OpGraph:
     """The graph of a job's micro-batch: from memory or disk, derived from two other batch sizes, or traced now.
 
-    ``trace`` traces the job's model at a batch size; ``split`` is what shapes the graph beside model and training.
+    ``trace`` traces the job's model at a batch size; ``split`` is what shapes the graph beside model and
+    training.
     """
     path = _graph_path(job, split, job.micro_batch)
     family = _Family(job, split)

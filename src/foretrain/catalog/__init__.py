@@ -121,9 +121,9 @@ class Device:
     def peak_flops(self, dtype: str) -> float:
         """Peak dense FLOP/s of matrix products in ``dtype``.
 
-        What the device has no fast unit for runs as the next wider type that torch would use: fp4 as fp8, fp8 as bf16,
-        int8 as fp16; tf32, bf16 and fp16 as fp32. fp32 is the better of vector and full-precision matrix units.
-        A missing fp64 figure is 1/32 of fp32 (on a CPU: 1/2).
+        What the device has no fast unit for runs as the next wider type that torch would use: fp4 as fp8, fp8
+        as bf16, int8 as fp16; tf32, bf16 and fp16 as fp32. fp32 is the better of vector and full-precision
+        matrix units. A missing fp64 figure is 1/32 of fp32 (on a CPU: 1/2).
 
         >>> Catalog.load().device("h100").peak_flops("bf16")
         989400000000000.0
@@ -209,7 +209,10 @@ _KINDS: dict[str, type] = {"devices": Device, "nodes": Node, "links": LinkKind, 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The built-in entries and, over them, those of the user's files. A file is read once per process, when needed."""
+    """The built-in entries and, over them, those of the user's files.
+
+    A file is read once per process, when needed.
+    """
 
     files: tuple[Path, ...] = ()
 

@@ -20,7 +20,8 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="JSON, in SI units.")]
 
 
 COMMANDS = {
-    "advise": "The cheapest configuration (data, workers, machines) that meets a deadline, with the probability of missing it.",
+    "advise": "The cheapest configuration (data, workers, machines) "
+    "that meets a deadline, with the probability of missing it.",
     "capture": "Write the operator graph of one step, for machines without torch.",
     "catalog": "What is known: devices, nodes, models and prices, each with its source.",
     "design": "Choose what to measure next: the candidates that tell most for their cost.",
@@ -32,7 +33,8 @@ COMMANDS = {
     "runs": "Measured runs: look at them, and move them between files and databases.",
     "schedule": "Simulate a cluster under scheduling policies, with predictions in the loop.",
 }
-"""What each does, as its own help says; the module of the same name has it, and is imported when it is asked for."""
+"""What each does, as its own help says; the module of the same name has it, and is imported when it is asked
+for."""
 
 registry = typer.Typer()
 """What commands join as their modules are imported."""

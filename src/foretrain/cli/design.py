@@ -154,7 +154,8 @@ def _table(
         for name, column in columns.items():
             if column.min() <= 0:
                 raise InputError(
-                    f"{path}: {name} of row {column.argmin() + 1} is {column.min():g}: --log is for positive features"
+                    f"{path}: {name} of row {column.argmin() + 1} "
+                    f"is {column.min():g}: --log is for positive features"
                 )
         columns = {f"log {name}": np.log(column) for name, column in columns.items()}
     return table_candidates(columns, np.array(costs), rows, quadratic=quadratic)
@@ -193,7 +194,8 @@ def _costs(path: Path, rows: Rows, name: str, *, needed: bool) -> list[float]:
         return _column(path, rows, name)
     if needed:
         raise InputError(
-            f"{path}: no column {name!r} with the seconds that each measurement takes; name it with --cost-column, or use --count"
+            f"{path}: no column {name!r} with the seconds that "
+            "each measurement takes; name it with --cost-column, or use --count"
         )
     return [1.0] * len(rows)
 
@@ -318,7 +320,8 @@ def _report(
     return [
         table(headings, cells, right=headings),
         *more,
-        f"chosen    {len(rows):,} of {len(candidates.cost_s):,} candidates{cost} ({chosen.method}, {len(candidates.names)} coefficients)",
+        f"chosen    {len(rows):,} of {len(candidates.cost_s):,} "
+        f"candidates{cost} ({chosen.method}, {len(candidates.names)} coefficients)",
         *_gain(chosen, gain),
     ]
 
@@ -327,11 +330,13 @@ def _gain(chosen: Design, gain: Gain) -> list[str]:
     """Ratios mean something only where both designs determine the whole model."""
     if gain.random_determined < chosen.determined:
         return [
-            f"gain      {chosen.determined} coefficients determined, by a random choice of the same budget {gain.random_determined:.3g} "
+            f"gain      {chosen.determined} coefficients determined, "
+            f"by a random choice of the same budget {gain.random_determined:.3g} "
             f"({gain.seeds} seeds)"
         ]
     return [
-        f"gain      {gain.d_efficiency:.3g}x the information of a random choice of the same budget (D-efficiency; {gain.seeds} seeds)",
+        f"gain      {gain.d_efficiency:.3g}x the information "
+        f"of a random choice of the same budget (D-efficiency; {gain.seeds} seeds)",
         f"          {gain.a_efficiency:.3g}x lower variance of the coefficients (A-efficiency)",
     ]
 

@@ -26,7 +26,8 @@ def evaluate(
     split: Annotated[
         str | None,
         typer.Option(
-            help="random, leave-model-out, leave-device-out, interpolate or extrapolate (or interpolate:workers, extrapolate:samples, ...): learn on the other runs."
+            help="random, leave-model-out, leave-device-out, interpolate "
+            "or extrapolate (or interpolate:workers, extrapolate:samples, ...): learn on the other runs."
         ),
     ] = None,
     train_runs: Annotated[

@@ -67,7 +67,8 @@ def fit(
     datasets, runs = _sort(files)
     if (device or published) and not datasets:
         raise InputError(
-            f"{'--device' if device else '--published'}: is for operator datasets (.parquet), and none is given"
+            f"{'--device' if device else '--published'}: is "
+            "for operator datasets (.parquet), and none is given"
         )
     predictor = predictors.get(name)
     if start is not None:

@@ -179,7 +179,8 @@ def _jobs(targets: list[str]) -> Iterator[Job]:
             single = [job for job in jobs if job.cluster.world_size == 1]
             if len(single) < len(jobs):
                 say(
-                    f"{target}: {len(jobs) - len(single):,} of {len(jobs):,} jobs are for several devices and left out"
+                    f"{target}: {len(jobs) - len(single):,} of {len(jobs):,} "
+                    "jobs are for several devices and left out"
                 )
             yield from single
         else:

@@ -132,7 +132,8 @@ def import_(
             _import(lines, kept, Catalog.load(catalog), tally, strict=strict)
     except KeyboardInterrupt:
         say(
-            f"interrupted: {hide_password(target)} has at least the first {tally.done:,} of {len(lines):,} lines; import again for the rest"
+            f"interrupted: {hide_password(target)} has at least "
+            f"the first {tally.done:,} of {len(lines):,} lines; import again for the rest"
         )
         raise typer.Exit(130) from None
     except ForetrainError:
@@ -292,7 +293,8 @@ def _lines(files: Sequence[Path]) -> list[Line]:
     for file in files:
         if is_database(file):
             raise InputError(
-                f"{file}: it is a database; `foretrain runs export --store {file} -o runs.jsonl` makes it a file of runs"
+                f"{file}: it is a database; `foretrain runs export "
+                f"--store {file} -o runs.jsonl` makes it a file of runs"
             )
     return [(file, number, line) for file in dict.fromkeys(files) for number, line in raw_lines(file)]
 

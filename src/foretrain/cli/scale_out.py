@@ -17,7 +17,9 @@ RayOption = Annotated[
     typer.Option(
         "--ray",
         metavar="[ADDRESS]",
-        help="Spread the work over a Ray cluster: auto, host:port, ray://host:port, or local for one on this machine; without ADDRESS the one that runs here, else local.",
+        help="Spread the work over a Ray cluster: auto, host:port, "
+        "ray://host:port, or local for one on this machine; "
+        "without ADDRESS the one that runs here, else local.",
         show_default=False,
     ),
 ]

@@ -35,7 +35,8 @@ _NARROW = (
     ("p99", "queueing", "makespan"),
     ("utilisation", "fairness", "preemptions", "lost GPU h", "cost"),
 )
-"""The figures of each table: as many as fit beside the policy, or beside the policy and the quality of its estimates."""
+"""The figures of each table: as many as fit beside the policy, or beside the policy and the quality of its
+estimates."""
 
 
 @registry.command(cls=ScaleOut)
@@ -144,7 +145,8 @@ def schedule(
     jobs = runnable(jobs, scenarios[0])
     if not has_ecos() and any(scenario.in_rounds and scenario.policy != "fifo" for scenario in scenarios):
         say(
-            "shares of time by our own solver, which may serve jobs that are alike in another order than Gavel; install foretrain[gavel] for its solver"
+            "shares of time by our own solver, which may serve "
+            "jobs that are alike in another order than Gavel; install foretrain[gavel] for its solver"
         )
     for line in jobs.malformed.lines():
         say(f"{jobs.name}: {line}")
@@ -306,7 +308,8 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
     gpus = sum(machine.gpus for machine in first.machines)
     mean = f", means of {seeds} seeds" if seeds > 1 else ""
     parts.append(
-        f"{jobs.name} ({jobs.format}): {len(jobs.jobs):,} jobs on {gpus:,} GPUs of {len(first.machines):,} nodes{mean}"
+        f"{jobs.name} ({jobs.format}): {len(jobs.jobs):,} jobs "
+        f"on {gpus:,} GPUs of {len(first.machines):,} nodes{mean}"
     )
     return parts
 

@@ -30,7 +30,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How one predictor did on one quantity of one file. Errors are fractions of the measured value; None where ``n`` is 0."""
+    """How one predictor did on one quantity of one file.
+
+    Errors are fractions of the measured value; None where ``n`` is 0.
+    """
 
     predictor: str
     quantity: str
@@ -47,7 +50,8 @@ class Result:
     """Share of measured values inside the forecast's interval."""
     unsupported: int
     failed: int = 0
-    """Of ``unsupported``, those that were not refused: their forecasts failed, as ``Evaluation.failures`` says."""
+    """Of ``unsupported``, those that were not refused: their forecasts failed, as ``Evaluation.failures``
+    says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +129,10 @@ def evaluate(
 ) -> Evaluation:
     """Score predictors on runs: as they are, or with a ``split`` learned anew on each fold's other runs.
 
-    Folds are drawn over the runs of all files together, so that what is held out is held out everywhere. ``train_runs`` is how many runs of
-    each model are learned from at most, drawn at random. Forecasts are made here, in so many ``processes``, or on the Ray cluster at ``ray``
-    (see ``fan_out``), with the same outcome. ``progress`` hears how many of all forecasts are done, ``learning`` how many fits.
+    Folds are drawn over the runs of all files together, so that what is held out is held out everywhere.
+    ``train_runs`` is how many runs of each model are learned from at most, drawn at random. Forecasts are
+    made here, in so many ``processes``, or on the Ray cluster at ``ray`` (see ``fan_out``), with the same
+    outcome. ``progress`` hears how many of all forecasts are done, ``learning`` how many fits.
     """
     cases, unread = _read(paths, catalog or Catalog.load())
     runs = [case.run for case in cases]

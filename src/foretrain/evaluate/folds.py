@@ -22,7 +22,8 @@ DIMENSIONS: Mapping[str, Callable[[Job], float | None]] = {
     "samples": lambda job: job.workload.training.samples,
     "cores": lambda job: job.cluster.device.cores if job.cluster.device.is_cpu else None,
 }
-"""What ``interpolate`` and ``extrapolate`` go along, as in ``extrapolate:workers``; the batch is that of a worker."""
+"""What ``interpolate`` and ``extrapolate`` go along, as in ``extrapolate:workers``; the batch is that of a
+worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +47,13 @@ def job_key(job: Job) -> str:
 def split_runs(runs: Sequence[Run], split: str, *, seed: int = 0, folds: int = 5) -> list[Fold]:
     """The folds of a split.
 
-    ``random`` keeps runs of one job together, ``leave-model-out`` those of one architecture family: both fill ``folds``
-    folds as evenly as they can. ``leave-device-out`` has one fold per device. ``interpolate:workers`` has one fold per inner number of workers, which
-    is forecast from fewer and more; ``extrapolate:workers`` one fold, the largest third of the numbers (others: see ``DIMENSIONS``).
-    ``interpolate`` alone goes along workers, or along the batch where all have as many. ``extrapolate`` alone has a single fold:
-    learn up to the median world size (global batch, when all world sizes are equal), forecast what is above.
+    ``random`` keeps runs of one job together, ``leave-model-out`` those of one architecture family: both fill
+    ``folds`` folds as evenly as they can. ``leave-device-out`` has one fold per device.
+    ``interpolate:workers`` has one fold per inner number of workers, which is forecast from fewer and more;
+    ``extrapolate:workers`` one fold, the largest third of the numbers (others: see ``DIMENSIONS``).
+    ``interpolate`` alone goes along workers, or along the batch where all have as many. ``extrapolate`` alone
+    has a single fold: learn up to the median world size (global batch, when all world sizes are equal),
+    forecast what is above.
     """
     kind, _, dimension = split.partition(":")
     if kind not in SPLITS or (dimension and kind not in _ALONG):
@@ -93,7 +96,8 @@ def _along(runs: Sequence[Run], kind: str, dimension: str) -> list[Fold]:
             break
     if not found:
         raise InputError(
-            f"split: {kind} needs runs with {'three' if kind == 'interpolate' else 'two'} values of {dimension or 'workers'} or more"
+            f"split: {kind} needs runs with {'three' if kind == 'interpolate' else 'two'} "
+            f"values of {dimension or 'workers'} or more"
         )
     places = list(values)
     tests = [tuple(places[i] for i in test) for _, test in found]

@@ -176,7 +176,8 @@ def _ask_workers(
 ) -> list[Answer]:
     """All questions about a model go to one worker, which keeps the graphs that it has traced.
 
-    A question that takes its worker down takes those about the same model with it; these are then asked one by one.
+    A question that takes its worker down takes those about the same model with it; these are then asked one
+    by one.
     """
     by_model: dict[str, list[_Question]] = {}
     for question in questions:

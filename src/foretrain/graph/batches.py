@@ -1,9 +1,10 @@
 """Derives the graph of any batch size from two traces of one model, without torch.
 
-Where the batch changes, every number of a graph (a dimension, a stride, an argument, FLOPs, bytes, the size of
-a buffer) lies on a line ``constant + per_sample * batch`` with whole coefficients, and nothing else changes. Two
-traces give the lines. A curve fits two points as well; it is told from a line by what makes it: a product grows
-with the square of the batch only where a tensor has two dimensions that grow, or FLOPs are off their line.
+Where the batch changes, every number of a graph (a dimension, a stride, an argument, FLOPs, bytes, the size
+of a buffer) lies on a line ``constant + per_sample * batch`` with whole coefficients, and nothing else
+changes. Two traces give the lines. A curve fits two points as well; it is told from a line by what makes it:
+a product grows with the square of the batch only where a tensor has two dimensions that grow, or FLOPs are
+off their line.
 """
 
 from __future__ import annotations

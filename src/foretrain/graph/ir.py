@@ -122,7 +122,8 @@ class Op:
 class Buffer:
     """One allocation: present while ``born <= op index <= dies``; dies ``len(ops)`` outlives the step.
 
-    Born -1 exists before the step and, as steps repeat, before the next one too: it counts as held throughout.
+    Born -1 exists before the step and, as steps repeat, before the next one too: it counts as held
+    throughout.
     """
 
     size_bytes: int
@@ -195,7 +196,8 @@ class OpGraph:
     info: Mapping[str, Any] = field(default_factory=dict)
     """Where the graph came from: model, precision, library versions."""
     weights: tuple[Weight, ...] = ()
-    """The parameters of the whole module that the rank runs, in registration order; empty where they were not asked for."""
+    """The parameters of the whole module that the rank runs, in registration order; empty where they were not
+    asked for."""
     stack: Stack | None = None
     """Set where the graph holds the distinct layers of a deep model only."""
 

@@ -42,8 +42,8 @@ def known() -> tuple[str, ...]:
 def get(name: str | Path = DEFAULT) -> Predictor:
     """A new predictor with its default settings, or a saved one.
 
-    ``name`` is that of a predictor, ``file.py:Class`` for one of the user's own, or the folder of a saved one. A folder never says
-    which file to run, so a saved one of the user's own is ``file.py:Class@FOLDER``.
+    ``name`` is that of a predictor, ``file.py:Class`` for one of the user's own, or the folder of a saved
+    one. A folder never says which file to run, so a saved one of the user's own is ``file.py:Class@FOLDER``.
     """
     kind, folder = class_of(name), folder_of(name)
     return kind() if folder is None else kind.load(folder)

@@ -61,7 +61,10 @@ OPTION = "option"
 
 
 class Predictor(ABC):
-    """Learns from runs, forecasts jobs. A job it cannot do raises ``UnsupportedJob``, never a silent fallback."""
+    """Learns from runs, forecasts jobs.
+
+    A job it cannot do raises ``UnsupportedJob``, never a silent fallback.
+    """
 
     name: ClassVar[str]
     quantities: ClassVar[frozenset[str]]
@@ -69,7 +72,8 @@ class Predictor(ABC):
     """Whether there is anything to learn, and so to save; then ``_write`` and ``_read`` are there."""
 
     settings: ClassVar[type[Any] | None] = None
-    """A frozen dataclass of what can be chosen for ``fit``, if anything can; each ``option`` in it is one of ``foretrain fit``."""
+    """A frozen dataclass of what can be chosen for ``fit``, if anything can; each ``option`` in it is one of
+    ``foretrain fit``."""
 
     benefits_: Mapping[str, Benefit] = MappingProxyType({})
     """Of the last ``fit``, by device, where the predictor can tell."""

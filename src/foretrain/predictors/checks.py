@@ -21,8 +21,9 @@ from foretrain.predictors.base import FILE, Predictor
 def check_predictor(predictor: Predictor, job: Job, runs: Sequence[Run] | None = None) -> None:
     """Check everything that the rest of the program relies on.
 
-    The predictor is left as it is. ``runs`` are what a copy of it learns from; without them, made-up runs of ``job`` at
-    several batch sizes. Before learning, it may refuse the job with ``UnsupportedJob``; after, it must forecast it.
+    The predictor is left as it is. ``runs`` are what a copy of it learns from; without them, made-up runs of
+    ``job`` at several batch sizes. Before learning, it may refuse the job with ``UnsupportedJob``; after, it
+    must forecast it.
     """
     check_claims(predictor)
     check_refusal(predictor, job)

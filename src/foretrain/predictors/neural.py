@@ -1,6 +1,7 @@
 """Gives neural predictors what they share: a state that the package ships, weights in a file, and sums in one order.
 
-torch is imported where it is used, so that a predictor can be asked for its name, or read from a folder that is none, without it.
+torch is imported where it is used, so that a predictor can be asked for its name, or read from a folder that
+is none, without it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ State = TypeVar("State")
 
 
 class NeuralPredictor(Predictor, Generic[State]):
-    """A predictor whose state is learned from runs and shipped with the package. A state is replaced, never changed in place."""
+    """A predictor whose state is learned from runs and shipped with the package.
+
+    A state is replaced, never changed in place.
+    """
 
     learns: ClassVar[bool] = True
     shipped: ClassVar[Path]
@@ -37,7 +41,8 @@ class NeuralPredictor(Predictor, Generic[State]):
 
     learned_: State | None = None
     fresh: bool = False
-    """Whether nothing was given or forgotten: then the shipped state answers until ``fit``, which starts anew."""
+    """Whether nothing was given or forgotten: then the shipped state answers until ``fit``, which starts
+    anew."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy shares what was learned, as nobody changes it."""

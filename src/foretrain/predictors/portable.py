@@ -52,7 +52,8 @@ class Portable:
             return cls(name=kind.__name__, source=(str(path), path.read_bytes()), files=files)
         if kind.name not in predictors.known() or predictors.class_of(kind.name) is not kind:
             raise InputError(
-                f"predictor {kind.name}: other processes cannot find {kind.__name__}; name it as file.py:{kind.__name__}"
+                f"predictor {kind.name}: other processes cannot "
+                f"find {kind.__name__}; name it as file.py:{kind.__name__}"
             )
         return cls(name=kind.name, files=files)
 

@@ -58,9 +58,12 @@ def page(forecast: Forecast, resources: Resources | None = None) -> str:
         for heading, content in _sections(forecast, resources)
     )
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>foretrain: {title}</title><style>{_STYLE}</style><script>{script}</script></head>\n<body><main>\n"
-        f"<h1>{title}</h1><p>{html.escape(figures.describe_cluster(forecast.job))}</p>\n{body}\n</main></body></html>\n"
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta '
+        'name="viewport" content="width=device-width">'
+        f"<title>foretrain: {title}</title><style>{_STYLE}</style><script>{script}</script></head>\n"
+        "<body><main>\n"
+        f"<h1>{title}</h1><p>{html.escape(figures.describe_cluster(forecast.job))}</p>\n{body}\n"
+        "</main></body></html>\n"
     )
 
 

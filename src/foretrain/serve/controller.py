@@ -66,7 +66,8 @@ class Resources:
         if gpus and device is None:
             kinds = ", ".join(sorted({node.gpu_kind for node in self.nodes if node.gpu_kind}))
             raise InputError(
-                f"cluster.device: missing; {gpus} GPUs{f' ({kinds})' if kinds else ''} were found, name what they are, or cpu"
+                f"cluster.device: missing; {gpus} GPUs{f' ({kinds})' if kinds else ''} "
+                "were found, name what they are, or cpu"
             )
         if cores_per_device < 1:
             raise invalid("cluster.cores_per_device", cores_per_device, "1 or more")
@@ -107,7 +108,8 @@ class Resources:
         found = []
         if len(used) < len(self.nodes):
             found.append(
-                f"cluster: {len(self.nodes) - len(used)} of {len(self.nodes)} nodes have no room for a worker and are left out"
+                f"cluster: {len(self.nodes) - len(used)} of {len(self.nodes)} "
+                "nodes have no room for a worker and are left out"
             )
         if max(_rooms(used, not device.is_cpu, device.cores if device.is_cpu else 1)) > kept:
             found.append(
@@ -147,7 +149,8 @@ def ray_resources(address: str | None = None) -> Resources:
     if not ray.is_initialized():
         if address is None:
             raise InputError(
-                "address: missing, and this process is connected to no Ray cluster; give the one to ask, such as auto"
+                "address: missing, and this process is connected "
+                "to no Ray cluster; give the one to ask, such as auto"
             )
         connect(address, field="address")
     alive = [node for node in ray.nodes() if node.get("Alive")]
@@ -227,8 +230,9 @@ class Answer:
 class Controller:
     """One object for all requests; they may come from many threads at once.
 
-    ``resources`` tells what a job without a cluster runs on: ``local_resources``, or ``ray_resources`` (or a partial of it with an
-    address), asked anew for each such job. ``records`` is a file of JSON lines: every request with its answer or the reason why there is none.
+    ``resources`` tells what a job without a cluster runs on: ``local_resources``, or ``ray_resources`` (or a
+    partial of it with an address), asked anew for each such job. ``records`` is a file of JSON lines: every
+    request with its answer or the reason why there is none.
     """
 
     def __init__(
@@ -247,7 +251,8 @@ class Controller:
     ) -> Answer:
         """Check, complete, embed, predict, record.
 
-        A job without a cluster gets the one that is there, with a worker for each GPU (``device`` says which) or for so many cores.
+        A job without a cluster gets the one that is there, with a worker for each GPU (``device`` says which)
+        or for so many cores.
         """
         start = time.perf_counter()
         found = None

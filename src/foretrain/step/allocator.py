@@ -120,8 +120,8 @@ def replay(
 ) -> Replay:
     """Play the buffers of ``steps`` steps (the second finds the cache as the first left it); the peak of the last.
 
-    Buffers are born and die at calls, each of which needs its workspace while it runs. ``persistent_bytes`` are library
-    workspaces that stay allocated, one size each.
+    Buffers are born and die at calls, each of which needs its workspace while it runs. ``persistent_bytes``
+    are library workspaces that stay allocated, one size each.
     """
     allocator = CachingAllocator()
     held = {n: allocator.allocate(b.size_bytes) for n, b in enumerate(buffers) if b.born < 0 and b.size_bytes}

@@ -27,15 +27,19 @@ class Profile:
     optimizers: tuple[tuple[str, str], ...] = ()
     """Optimizers that it has as one fused kernel, by the name in the job."""
     keeps_fp32_gradients: bool = False
-    """Gradients of bf16 weights are added up in a persistent fp32 buffer, and the optimizer keeps fp32 weights."""
+    """Gradients of bf16 weights are added up in a persistent fp32 buffer, and the optimizer keeps fp32
+    weights."""
     uses_ddp_beside: bool = False
-    """With fp32 gradients, torch's DistributedDataParallel all the same: its buckets, and low-precision gradients until a pass ends."""
+    """With fp32 gradients, torch's DistributedDataParallel all the same: its buckets, and low-precision
+    gradients until a pass ends."""
     loss_copies: float | None = None
-    """Copies of the logits in fp32 that its own cross entropy holds at once; None for what the captured loss needs."""
+    """Copies of the logits in fp32 that its own cross entropy holds at once; None for what the captured loss
+    needs."""
     parameter_copies: float = 0.0
     """Copies of the largest parameter that its checks make after a step."""
     gathers_on_own_stream: bool = False
-    """What tensor parallelism gathers forward comes on a stream of its own; torch reuses its memory once the device has passed it."""
+    """What tensor parallelism gathers forward comes on a stream of its own; torch reuses its memory once the
+    device has passed it."""
     reduces_in_fp32: bool = False
     """Gradients of low-precision weights go over the network in fp32."""
     casts_shards: bool = False
@@ -55,9 +59,11 @@ class Profile:
     host: float = 1.0
     """Host time of a call beside that of a plain PyTorch model: the framework's own Python around it."""
     step_s: float = 0.0
-    """Host time of a step that belongs to no operator: logging, timers, reading the loss and the norm of gradients."""
+    """Host time of a step that belongs to no operator: logging, timers, reading the loss and the norm of
+    gradients."""
     selective_recompute: Literal["attention", "half"] = "attention"
-    """What selective recomputation runs again: attention between its projections, or all but attention and every second product."""
+    """What selective recomputation runs again: attention between its projections, or all but attention and
+    every second product."""
     clips_gradients: bool = False
     waits_each_step: bool = False
     """The host reads the loss or the norm of the gradients in each step."""
@@ -66,7 +72,8 @@ class Profile:
     metadata_messages: int = 0
     """Small messages that the host sends and reads ahead of each message of the pipeline."""
     stalls_s: tuple[float, float] = (0.0, 0.0)
-    """Least time of a layer and micro-batch, and what each member of its tensor team adds, where a pipeline's messages leave the node."""
+    """Least time of a layer and micro-batch, and what each member of its tensor team adds, where a pipeline's
+    messages leave the node."""
     logs_memory_of: Literal["first", "last", "fullest"] = "fullest"
     """Which stage of a pipeline its memory figures are of."""
     tensor_message_s: float = 0.0
@@ -207,8 +214,9 @@ def as_framework_runs_it(job: Job) -> Job:
 def attention_factor(habits: Profile, capability: float) -> float:
     """Time of the framework's attention beside the fastest one that is known for the device.
 
-    FlashAttention reaches 25 to 40 % of an A100's rate and its second version 50 to 73 % (Dao 2023, arXiv 2307.08691); the second
-    one is 1.5 to 2 times slower on an H100 than later kernels (Shah et al. 2024, arXiv 2407.08608).
+    FlashAttention reaches 25 to 40 % of an A100's rate and its second version 50 to 73 % (Dao 2023, arXiv
+    2307.08691); the second one is 1.5 to 2 times slower on an H100 than later kernels (Shah et al. 2024,
+    arXiv 2407.08608).
     """
     if habits.attention_generation == 1:
         return 1.8

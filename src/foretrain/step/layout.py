@@ -35,7 +35,8 @@ KINDS: dict[str, Kind] = {
 """What the collectives of a graph are to the network."""
 _MESSAGE_HOST_S = 60e-6
 _SLOWDOWN = 0.10
-"""Hidden communication takes this share of its time from the computation beside it: both use memory and processors."""
+"""Hidden communication takes this share of its time from the computation beside it: both use memory and
+processors."""
 _KERNEL_S = 3e-6
 """Of a kernel that copies next to nothing."""
 
@@ -118,8 +119,8 @@ class Calls:
     outside: Mask
     """Which collectives leave the node."""
     waits: Mask
-    """At which ops the host reads a result, and so waits for the device: of masks, mostly, which a framework with an
-    attention of its own does not look at."""
+    """At which ops the host reads a result, and so waits for the device: of masks, mostly, which a framework
+    with an attention of its own does not look at."""
 
     @property
     def gaps_s(self) -> Column:

@@ -22,7 +22,8 @@ Call = tuple[int, bool]
 def rank_memory(layout: Layout, stage: Stage, *, stalled: bool = False) -> RankMemory:
     """The peak of a rank of ``stage``.
 
-    ``stalled`` says that the host is held up at the messages of the pipeline for longer than the device works in between.
+    ``stalled`` says that the host is held up at the messages of the pipeline for longer than the device works
+    in between.
     """
     if not _is_whole(layout):
         return sharded_memory(
@@ -77,8 +78,9 @@ def _calls(graph: OpGraph, again: Sequence[Sequence[int]]) -> list[Call]:
 def _lives(graph: OpGraph, calls: Sequence[Call], again: Sequence[Sequence[int]]) -> Iterator[Buffer]:
     """The buffers of a step in which calls run again, by the calls at which they are born and die.
 
-    What a repeated call makes for the backward pass is let go after its last reader in the forward pass, and made anew by
-    the repetition; what other blocks read of it (their inputs) stays. What a repetition reads stays until then.
+    What a repeated call makes for the backward pass is let go after its last reader in the forward pass, and
+    made anew by the repetition; what other blocks read of it (their inputs) stays. What a repetition reads
+    stays until then.
     """
     place = {call: position for position, call in enumerate(calls)}
     block_of = {op: number for number, repeated in enumerate(again) for op in repeated}

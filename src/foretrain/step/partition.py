@@ -258,7 +258,8 @@ def virtual_stages(plan: Plan, layers: int) -> int:
         if plan.pipeline * plan.virtual_stages > layers:
             total = plan.pipeline * plan.virtual_stages
             raise InputError(
-                f"plan.virtual_stages: {plan.virtual_stages} x {plan.pipeline} stages = {total}, more than the {layers} layers"
+                f"plan.virtual_stages: {plan.virtual_stages} x {plan.pipeline} "
+                f"stages = {total}, more than the {layers} layers"
             )
         return plan.virtual_stages
     own = math.ceil(layers / plan.pipeline)
@@ -308,7 +309,10 @@ def _cuts(work: Sequence[float], before: float, after: float, parts: int) -> lis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teams:
-    """The communicators that a rank belongs to. Ranks are numbered tensor first, then context, data and pipeline."""
+    """The communicators that a rank belongs to.
+
+    Ranks are numbered tensor first, then context, data and pipeline.
+    """
 
     tensor: Team
     context: Team

@@ -19,13 +19,15 @@ _HIDDEN_SHARE = 0.8
 _CLIP_BYTES = 12.0
 """Per fp32 gradient: its norm reads it, scaling reads and writes it."""
 _ADD_BYTES, _ADD_BYTES_TRACED = 10.0, 4.0
-"""Per low-precision gradient that is added to an fp32 one: 2 + 4 read, 4 written; 6 of them may be traced already."""
+"""Per low-precision gradient that is added to an fp32 one: 2 + 4 read, 4 written; 6 of them may be traced
+already."""
 _HOST_LINK_BYTES_PER_S = 20e9
 """Between host and device, of the 32 GB/s of PCIe 4.0 x16."""
 _HOST_MEMORY_BYTES_PER_S = 60e9
 """Of a host that updates parameters, about a third of what eight channels of DDR4 give."""
 _OFFLOAD_MOVED_BYTES, _OFFLOAD_UPDATE_BYTES = 6.0, 16.0
-"""Per parameter: gradients down in fp32 and weights up in 16 bits; and what the update reads and writes on the host."""
+"""Per parameter: gradients down in fp32 and weights up in 16 bits; and what the update reads and writes on
+the host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -29,7 +29,8 @@ from foretrain.step.playback import StageWork, StepTime, Work, play_pipeline, pl
 from foretrain.step.spans import Span, total
 
 _TRAFFIC_POWER, _WAITING_POWER = 0.75, 0.35
-"""Power as a share of the limit: of kernels that move data, and of waiting for the network, the host or other stages."""
+"""Power as a share of the limit: of kernels that move data, and of waiting for the network, the host or other
+stages."""
 _JITTER = 0.01
 """Standard deviation of the step time from rank to rank, as a share of it."""
 _ROUNDING = 1e-9
@@ -49,7 +50,8 @@ class Step:
     phases_s: dict[Phase, float]
     """Of the busiest stage: the passes of all micro-batches, each by itself, and its update."""
     device_busy_s: float
-    """With a kernel on the device: computation, and on a GPU the collectives that it waits for; not the gaps between kernels."""
+    """With a kernel on the device: computation, and on a GPU the collectives that it waits for; not the gaps
+    between kernels."""
     host_issue_s: float
     kernels: float
     bytes_moved: float
@@ -225,8 +227,9 @@ def _device_s(work: Work) -> float:
 def _within_power(layout: Layout) -> Layout:
     """Slow matrix products down so far that the average power of the busiest rank keeps within its limit.
 
-    At full clock, products draw more than the limit (``Device.under_load``); other kernels, communication and waiting draw
-    less. One device alone keeps its clock, as the single-device runs of ``data/h200_steps.jsonl`` show.
+    At full clock, products draw more than the limit (``Device.under_load``); other kernels, communication and
+    waiting draw less. One device alone keeps its clock, as the single-device runs of
+    ``data/h200_steps.jsonl`` show.
     """
     limit = min(group.device.under_load for group in layout.job.cluster.groups)
     if limit >= 1.0 or layout.job.cluster.world_size == 1:

@@ -11,9 +11,11 @@ from foretrain.graph import Phase
 from foretrain.step.spans import Span, total
 
 _LAID_OUT = 3
-"""Micro-batches of a rank that are laid out where each fetches its parameters; further ones repeat the last of these."""
+"""Micro-batches of a rank that are laid out where each fetches its parameters; further ones repeat the last
+of these."""
 _ROUNDS = 3
-"""Micro-batches of a pipeline that are laid out, in units of its stages; further ones follow at the pace of the last."""
+"""Micro-batches of a pipeline that are laid out, in units of its stages; further ones follow at the pace of
+the last."""
 
 
 # One rank
@@ -28,11 +30,13 @@ class Work:
     """Of the same blocks, in forward order too."""
     optimizer: Span
     gathers_s: tuple[float, ...] = ()
-    """Fetching the parameters of each block before it runs, forward and again backward (ZeRO 3); empty for none."""
+    """Fetching the parameters of each block before it runs, forward and again backward (ZeRO 3); empty for
+    none."""
     reduces_s: tuple[float, ...] = ()
     """Handing out the gradients of each block after each backward pass of it (ZeRO 3); empty for none."""
     buckets: tuple[tuple[int, float], ...] = ()
-    """Summing up gradients in the last micro-batch: the block whose backward pass completes a bucket, and the time."""
+    """Summing up gradients in the last micro-batch: the block whose backward pass completes a bucket, and the
+    time."""
     after_backward_s: float = 0.0
     """Communication that waits for the last gradient."""
     after_optimizer_s: float = 0.0

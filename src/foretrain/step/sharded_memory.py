@@ -60,7 +60,8 @@ def sharded_memory(
 ) -> RankMemory:
     """The peak of a rank of ``stage``: at the turn from forward to backward, or later as gradients replace activations.
 
-    ``stalled`` says that the host is held up at the messages of the pipeline for longer than the device works in between.
+    ``stalled`` says that the host is held up at the messages of the pipeline for longer than the device works
+    in between.
     """
     plan = job.plan
     own = _weight_bytes(graph)

@@ -51,8 +51,9 @@ def run(
 ) -> Stream:
     """Play calls through one host thread and one device queue, which is free from ``free_s`` on.
 
-    A kernel starts when it has been issued and the one before it has ended: ``end[i] = D[i] + max(issued[j] - D[j-1], j <= i)``
-    with D the running sum of device times. At a call in ``waits`` the host reads a result and so waits for the device.
+    A kernel starts when it has been issued and the one before it has ended: ``end[i] = D[i] + max(issued[j] -
+    D[j-1], j <= i)`` with D the running sum of device times. At a call in ``waits`` the host reads a result
+    and so waits for the device.
     """
     issued = np.empty(len(op))
     end = np.empty(len(op))

@@ -1,6 +1,7 @@
 """Collectives as operators that the tracer records: each has the name of the collective, and its group as overload.
 
-A communication of a parallel layer is a pair, one collective forward and one backward (Shoeybi et al. 2019, Korthikanti et al. 2022).
+A communication of a parallel layer is a pair, one collective forward and one backward (Shoeybi et al. 2019,
+Korthikanti et al. 2022).
 """
 
 from __future__ import annotations
@@ -172,7 +173,8 @@ def exchange(x: torch.Tensor, group: Group) -> torch.Tensor:
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
     """Cross-entropy of logits whose vocabulary is split over the tensor group, as Megatron computes it: only three
-    all-reduces of one number per token. The logits become the softmax in place, which is kept for the backward pass."""
+    all-reduces of one number per token. The logits become the softmax in place, which is kept for the backward pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

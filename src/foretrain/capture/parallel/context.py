@@ -1,7 +1,8 @@
 """Context parallelism: a rank has its part of every sequence, and its queries meet the keys and values of all ranks.
 
-Keys and values are all-gathered before attention and their gradients reduce-scattered, as in Megatron's and Llama 3's
-context parallelism. Causal attention is taken as balanced: ranks get parts from both ends of the sequence.
+Keys and values are all-gathered before attention and their gradients reduce-scattered, as in Megatron's and
+Llama 3's context parallelism. Causal attention is taken as balanced: ranks get parts from both ends of the
+sequence.
 """
 
 from __future__ import annotations
@@ -53,5 +54,6 @@ class ContextParallel:
         """Whether there was an attention to gather for."""
         if self._degree > 1 and not self._calls:
             raise UnsupportedJob(
-                f"plan.context: {self._degree} needs an attention that goes through torch's scaled_dot_product_attention; that of {model} does not"
+                f"plan.context: {self._degree} needs an attention "
+                f"that goes through torch's scaled_dot_product_attention; that of {model} does not"
             )

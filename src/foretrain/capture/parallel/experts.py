@@ -81,13 +81,15 @@ def split_experts(module: nn.Module, plan: Plan) -> frozenset[int]:
         raise InputError(f"plan.expert: {plan.expert}, but {type(module).__name__} has no mixture of experts")
     if plan.tensor > 1 and not plan.sequence_parallel:
         raise InputError(
-            f"plan.sequence_parallel: false; plan.expert = {plan.expert} with plan.tensor = {plan.tensor} needs it, so that ranks have different tokens"
+            f"plan.sequence_parallel: false; plan.expert = {plan.expert} "
+            f"with plan.tensor = {plan.tensor} needs it, so that ranks have different tokens"
         )
     cut: set[int] = set()
     for path, holder in holders.items():
         if not takes_routes(holder):
             raise UnsupportedJob(
-                f"plan.expert: {path} ({type(holder).__name__}) is not called with the experts that tokens chose"
+                f"plan.expert: {path} ({type(holder).__name__}) "
+                "is not called with the experts that tokens chose"
             )
         count = _experts(holder)
         assert count is not None

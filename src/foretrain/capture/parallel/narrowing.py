@@ -87,7 +87,8 @@ class Narrowing:
             raise InputError(f"plan.tensor: {self._degree} does not divide the {queries} attention heads")
         if keys % self._degree and self._degree % keys:
             raise InputError(
-                f"plan.tensor: {self._degree} neither divides the {keys} key and value heads nor is a multiple of them"
+                f"plan.tensor: {self._degree} neither divides the "
+                f"{keys} key and value heads nor is a multiple of them"
             )
         return _Heads(queries, keys, queries // self._degree, max(1, keys // self._degree))
 

@@ -33,8 +33,8 @@ def trace_rank(
 ) -> OpGraph:
     """Trace one rank of a job, at another micro-batch with ``batch``.
 
-    ``by_layers`` off traces every layer of a deep model; with ``own_gradients``, adding to a gradient belongs to the layer of
-    its parameter.
+    ``by_layers`` off traces every layer of a deep model; with ``own_gradients``, adding to a gradient belongs
+    to the layer of its parameter.
     """
     trace = functools.partial(_trace, job, batch or job.micro_batch, accumulate, info, own_gradients)
     if by_layers:

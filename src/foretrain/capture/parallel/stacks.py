@@ -134,7 +134,10 @@ def _describe(block: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value to compare by. Fractions scale numbers, not shapes: only whether one is zero counts. Objects do not count."""
+    """A value to compare by.
+
+    Fractions scale numbers, not shapes: only whether one is zero counts. Objects do not count.
+    """
     if isinstance(value, float):
         return value != 0.0
     if value is None or isinstance(value, bool | int | str | torch.dtype | type):

@@ -1,8 +1,9 @@
 """Tensor and sequence parallelism: the layers of a model narrowed to one rank's part, with the collectives between them.
 
-Column layers give part of their outputs, row layers sum over the group (Shoeybi et al. 2019). With sequence parallelism, what
-lies between holds its part of the sequence (Korthikanti et al. 2022): gathered before column layers, reduce-scattered after row layers.
-The vocabulary is cut over the group, and the loss is taken without gathering logits.
+Column layers give part of their outputs, row layers sum over the group (Shoeybi et al. 2019). With sequence
+parallelism, what lies between holds its part of the sequence (Korthikanti et al. 2022): gathered before
+column layers, reduce-scattered after row layers. The vocabulary is cut over the group, and the loss is taken
+without gathering logits.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from foretrain.errors import CaptureError, ForetrainError, InputError, Unsupport
 from foretrain.job import Job
 
 KEEPS_PARTS = ("megatron", "nanotron")
-"""Frameworks that keep a rank's part of what sequence parallelism gathers, and gather it again for the weights' gradients."""
+"""Frameworks that keep a rank's part of what sequence parallelism gathers, and gather it again for the
+weights' gradients."""
 
 
 class TensorParallel:
@@ -77,7 +79,8 @@ class TensorParallel:
         if self._degree == 1:
             return error
         return UnsupportedJob(
-            f"plan.tensor: {type(self._module).__name__} does not run when cut by the layers known for it ({error});"
+            f"plan.tensor: {type(self._module).__name__} does "
+            f"not run when cut by the layers known for it ({error});"
             " say in plan.tensor_plan how its layers are cut, by column, row, vocab or replicate"
         )
 
@@ -116,7 +119,8 @@ class TensorParallel:
         for path, holder in holders.items():
             if not takes_routes(holder):
                 raise UnsupportedJob(
-                    f"plan.tensor: {path} ({type(holder).__name__}) is not called with the experts that tokens chose"
+                    f"plan.tensor: {path} ({type(holder).__name__}) "
+                    "is not called with the experts that tokens chose"
                 )
             narrowing.narrow_experts(path, holder)
             self._connect_experts(holder)
@@ -152,8 +156,9 @@ class TensorParallel:
     def _connect_columns(self, columns: list[str]) -> None:
         """Column layers with the same input share its communication.
 
-        With sequence parallelism the module around them gets the whole sequence, as its shapes follow from its input;
-        a block that holds such layers itself does not, as it works on its part of the sequence in between.
+        With sequence parallelism the module around them gets the whole sequence, as its shapes follow from
+        its input; a block that holds such layers itself does not, as it works on its part of the sequence in
+        between.
         """
         blocks = {id(block) for members in block_lists(self._module).values() for block in members}
         families: dict[str, list[nn.Module]] = {}
@@ -214,7 +219,8 @@ class TensorParallel:
     def _begin(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[_sequence_dim(x)] % self._degree:
             raise InputError(
-                f"plan.sequence_parallel: plan.tensor = {self._degree} does not divide the {x.shape[1]} positions of a sequence"
+                f"plan.sequence_parallel: plan.tensor = {self._degree} "
+                f"does not divide the {x.shape[1]} positions of a sequence"
             )
         return (scatter if self._embeds_parts else take_slice)(x, _sequence_dim(x), self._degree, "tensor")
 
@@ -228,7 +234,8 @@ class TensorParallel:
             yield
         if needed and not loss.calls:
             raise UnsupportedJob(
-                f"plan.tensor: the loss of {type(self._module).__name__} is not the cross-entropy of its logits, so its vocabulary cannot be cut;"
+                f"plan.tensor: the loss of {type(self._module).__name__} "
+                "is not the cross-entropy of its logits, so its vocabulary cannot be cut;"
                 ' give the embedding and the last layer as "replicate" in plan.tensor_plan'
             )
 

@@ -69,7 +69,8 @@ def classifier_loss() -> Loss:
         logits = _logits(output)
         if logits.dim() < 2 or not logits.is_floating_point():
             raise CaptureError(
-                f"loss: an output of shape {list(logits.shape)} has no default loss; let the function return (module, inputs, loss)"
+                f"loss: an output of shape {list(logits.shape)} "
+                "has no default loss; let the function return (module, inputs, loss)"
             )
         return F.cross_entropy(logits, targets(logits))
 
@@ -87,7 +88,8 @@ def _logits(output: Any) -> torch.Tensor:
             output = output[0]
         else:
             raise CaptureError(
-                f"loss: an output of type {type(output).__name__} has no default loss; let the function return (module, inputs, loss)"
+                f"loss: an output of type {type(output).__name__} "
+                "has no default loss; let the function return (module, inputs, loss)"
             )
     return output
 
@@ -247,7 +249,8 @@ def _python(workload: Workload, batch: int, device: str) -> LoadedModel:
     parts = made if isinstance(made, tuple) else (made,)
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], torch.nn.Module):
         raise CaptureError(
-            f"model {workload.model.name}: returned {type(made).__name__}; a module, (module, inputs) or (module, inputs, loss) is allowed"
+            f"model {workload.model.name}: returned {type(made).__name__}; "
+            "a module, (module, inputs) or (module, inputs, loss) is allowed"
         )
     module, inputs, loss = (*parts, None, None)[:3]
     if inputs is None:
@@ -311,7 +314,8 @@ def _default_inputs(training: Training, batch: int, device: str) -> tuple[torch.
         make = torch.empty if device == "meta" else torch.zeros
         return (make(batch, training.sequence, dtype=torch.long, device=device),)
     raise InputError(
-        "training.image: missing; the model function returned no inputs, so give training.image or training.sequence"
+        "training.image: missing; the model function returned "
+        "no inputs, so give training.image or training.sequence"
     )
 
 

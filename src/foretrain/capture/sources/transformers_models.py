@@ -85,7 +85,10 @@ def _default_task(config: Any) -> str:
 
 
 class _Shapes:
-    """The tensors that tasks are made of: random on a device. On meta token ids are real, as a model may look at them (for padding, say)."""
+    """The tensors that tasks are made of: random on a device.
+
+    On meta token ids are real, as a model may look at them (for padding, say).
+    """
 
     def __init__(self, config: Any, training: Training, batch: int, main_input: str, device: str) -> None:
         self.config, self.training, self.batch, self.main_input, self.device = (

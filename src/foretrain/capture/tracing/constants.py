@@ -1,7 +1,8 @@
 """Values of meta tensors that do not depend on weights: masks, positions and token ids are computed for real beside the trace.
 
-A model may ask such a tensor a question (``if mask.all():``). The answer then is the true one, not an error. The choices of
-a router (argmax, topk) do depend on weights: they are taken as balanced, each option as often as any other.
+A model may ask such a tensor a question (``if mask.all():``). The answer then is the true one, not an error.
+The choices of a router (argmax, topk) do depend on weights: they are taken as balanced, each option as often
+as any other.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Makes tracing on the meta device take the decisions that torch takes for CUDA tensors.
 
-torch decides in the dispatcher, by device: autocast's cast lists, fused attention, cuDNN recurrences, fused dropout.
-Meta tensors take none of these ways. Two dispatch keys that no backend here uses, ``AutocastHPU`` and ``AutocastIPU``,
-are therefore given Python kernels and switched on while a model is traced: the upper one casts as
-autocast does, the lower one picks the kernels that CUDA would. Because this happens in the dispatcher, calls that torch
-makes inside its own composite functions are seen as well.
+torch decides in the dispatcher, by device: autocast's cast lists, fused attention, cuDNN recurrences, fused
+dropout. Meta tensors take none of these ways. Two dispatch keys that no backend here uses, ``AutocastHPU``
+and ``AutocastIPU``, are therefore given Python kernels and switched on while a model is traced: the upper one
+casts as autocast does, the lower one picks the kernels that CUDA would. Because this happens in the
+dispatcher, calls that torch makes inside its own composite functions are seen as well.
 """
 
 from __future__ import annotations
@@ -295,7 +295,8 @@ def _attention(
 ) -> Any:
     """torch's choice between flash, memory-efficient and plain attention.
 
-    On Hopper and later, torch runs cuDNN's attention where this says flash: the same shapes and the same saved tensors.
+    On Hopper and later, torch runs cuDNN's attention where this says flash: the same shapes and the same
+    saved tensors.
     """
     if not query.is_meta:
         plain = aten.scaled_dot_product_attention.default

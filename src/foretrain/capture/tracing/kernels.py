@@ -43,7 +43,8 @@ def _cudnn_batch_norm(args: Mapping[str, Any], inputs: tuple[TensorSpec, ...]) -
 
 
 _RESERVED = {0: 2.0, 1: 2.0, 2: 5.5, 3: 6.2}
-"""Values per hidden unit, step and layer that cuDNN keeps for the backward pass, by its mode (relu, tanh, LSTM, GRU)."""
+"""Values per hidden unit, step and layer that cuDNN keeps for the backward pass, by its mode (relu, tanh,
+LSTM, GRU)."""
 
 
 def _rnn(

@@ -28,8 +28,8 @@ def remembered(
 ) -> Any:
     """``compute(*args, **kwargs)``, or its like on meta where the same call of ``func`` was computed before.
 
-    ``named`` are all arguments as plain values, ``inputs`` the tensors among them. Views of inputs are computed each
-    time; an operator that returns nothing has nothing to compute.
+    ``named`` are all arguments as plain values, ``inputs`` the tensors among them. Views of inputs are
+    computed each time; an operator that returns nothing has nothing to compute.
     """
     kind = _kind(func)
     watched = torch._C._len_torch_dispatch_stack() > 0  # by a mode of the caller's own

@@ -138,7 +138,10 @@ class _Joined(torch.optim.Optimizer):
 
 
 class _Lamb(torch.optim.Optimizer):
-    """LAMB (You et al. 2020) in foreach form: Adam's update, scaled per tensor by the ratio of weight to update norms."""
+    """LAMB (You et al.
+
+    2020) in foreach form: Adam's update, scaled per tensor by the ratio of weight to update norms.
+    """
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         super().__init__(parameters, {})

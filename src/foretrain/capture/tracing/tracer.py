@@ -51,7 +51,8 @@ def trace_step(
 ) -> OpGraph:
     """Trace forward, loss, backward and optimizer (or forward alone, in ``infer`` mode) of a module that lives on meta.
 
-    Forward and loss run inside ``around``. With ``own_gradients``, adding to a gradient belongs to the layer of its parameter.
+    Forward and loss run inside ``around``. With ``own_gradients``, adding to a gradient belongs to the layer
+    of its parameter.
     """
     constants = Constants()
     module, inputs = _prepare(module, inputs, precision, channels_last, constants)
@@ -223,7 +224,8 @@ class Recorder(TorchDispatchMode):
     ) -> Iterator[None]:
         """Follow which module is running, by its path in the model.
 
-        Modules that run during the backward pass recompute activations: they do so inside the context ``recompute``.
+        Modules that run during the backward pass recompute activations: they do so inside the context
+        ``recompute``.
         """
         running = contextlib.ExitStack()
         outside = len(self._layer)

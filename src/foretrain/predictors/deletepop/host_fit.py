@@ -63,7 +63,8 @@ def check_enough(runs: Sequence[Run]) -> None:
     times = sum(quantity in run.measured for run in runs if _usable(run) for quantity in _QUANTITIES)
     if times < _LEAST:
         raise InputError(
-            f"runs: {times} measured times on one device with busy time; the host model needs {_LEAST} or more"
+            f"runs: {times} measured times on one device with "
+            f"busy time; the host model needs {_LEAST} or more"
         )
 
 

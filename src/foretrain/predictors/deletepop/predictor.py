@@ -43,8 +43,8 @@ Operators = Callable[[], Iterable[MeasuredOperator]]
 class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
     """Computation and memory access by operator, start-up and iterations by job, after DeletePop (ICA3PP 2023).
 
-    ``fit`` calibrates to runs: a handful is enough for a new device or other software. What the operator models
-    themselves learn from is an operator dataset, ours or the user's own (``relearn``).
+    ``fit`` calibrates to runs: a handful is enough for a new device or other software. What the operator
+    models themselves learn from is an operator dataset, ours or the user's own (``relearn``).
     """
 
     name: ClassVar[str] = "deletepop"
@@ -184,7 +184,10 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         sources: Sequence[Mapping[str, Any]] = (),
         tell: Callable[[str], None] = lambda _: None,
     ) -> Self:
-        """New operator models, without earlier calibrations. With runs the host's constants are found anew, else they stay."""
+        """New operator models, without earlier calibrations.
+
+        With runs the host's constants are found anew, else they stay.
+        """
         from foretrain.costs.fitting import dispatch_costs, fit_costs
         from foretrain.predictors.deletepop.host_fit import check_enough, fit_host
 
@@ -210,7 +213,8 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         kept = [one for one in self._operators() if one.known_without(families) and one.device not in devices]
         if not kept:
             raise InputError(
-                f"operators: none is left without {', '.join(sorted(families | devices))}; learn from more of them"
+                f"operators: none is left without {', '.join(sorted(families | devices))}; "
+                "learn from more of them"
             )
         self.costs = fit_costs(kept)
         self.host = dataclasses.replace(self.host, names=dispatch_costs(kept) or self.host.names)

@@ -41,7 +41,8 @@ _DIFFERENCE = 0.02
 _NOTICED = 1e-3
 """The change of a step's logarithm below which a factor is left alone."""
 _MEMORY_SPREAD = (0.3, 1.5)
-"""What is expected of the logarithm of the factor on activations, and of the memory beside everything else, in GiB."""
+"""What is expected of the logarithm of the factor on activations, and of the memory beside everything else,
+in GiB."""
 _GIB = 2.0**30
 
 

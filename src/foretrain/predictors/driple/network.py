@@ -37,7 +37,8 @@ ROUNDS = 3
 LAYERS = 2
 """Graph convolutions of the improved network."""
 MEMBERS = 4
-"""Improved networks, each trained without a quarter of the families, which tell when to stop; the forecast is their mean."""
+"""Improved networks, each trained without a quarter of the families, which tell when to stop; the forecast is
+their mean."""
 _DROPOUT, _BEND = 0.1, 0.5
 Kind = Literal["improved", "gcn", "gin", "gat", "mpnn"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -303,7 +304,8 @@ def _trained(kind: Kind, inside: Samples, outside: Samples | None, seed: int) ->
 def transfer(network: Network, samples: Samples) -> Network:
     """Tailor to a new setting: what the body and the head's inner layers make of a run stays, how figures follow from it is learned anew.
 
-    A ridge regression of what the network is off by, so the fewer the samples, the closer it stays to what it was.
+    A ridge regression of what the network is off by, so the fewer the samples, the closer it stays to what it
+    was.
     """
     with one_thread(), torch.no_grad():
         return Network(tuple(_tailored(copy.deepcopy(member).eval(), samples) for member in network.members))

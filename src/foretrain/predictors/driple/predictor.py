@@ -60,16 +60,18 @@ class Learned:
     measured: Mapping[str, tuple[str, ...]]
     """For each device, the figures that its runs had."""
     spread: Array
-    """For each figure, how far runs lay from forecasts that had not seen their family, in scaled units: ``_QUANTILES``."""
+    """For each figure, how far runs lay from forecasts that had not seen their family, in scaled units:
+    ``_QUANTILES``."""
 
 
 @final
 class DriplePredictor(NeuralPredictor[Learned]):
     """Idle time, active time and peak of four resources, and their averages, after Driple (Yang et al., SIGMETRICS 2022).
 
-    ``reference`` is the published network, one per setting, over a hundred groups of operators. ``improved`` is one network for
-    all settings of a device over the directed graph of layers; it corrects what the schedule of the step says of the resources. ``fit``
-    after ``load`` is a transfer: the body of the network stays, the last layers are tailored to the runs.
+    ``reference`` is the published network, one per setting, over a hundred groups of operators. ``improved``
+    is one network for all settings of a device over the directed graph of layers; it corrects what the
+    schedule of the step says of the resources. ``fit`` after ``load`` is a transfer: the body of the network
+    stays, the last layers are tailored to the runs.
     """
 
     name: ClassVar[str] = "driple"
@@ -116,7 +118,8 @@ class DriplePredictor(NeuralPredictor[Learned]):
         network = learned.networks.get(self._network_of(job))
         if network is None:
             raise UnsupportedJob(
-                f"driple: has learned from no run of {self._network_of(job)}, only of {', '.join(sorted(learned.networks))}"
+                f"driple: has learned from no run of {self._network_of(job)}, "
+                f"only of {', '.join(sorted(learned.networks))}"
             )
         data = Cases.of(
             [job], improved=self.mode == "improved", levels=learned.levels, schedules=self._schedules()

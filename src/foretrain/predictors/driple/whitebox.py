@@ -26,7 +26,8 @@ from foretrain.predictors.driple.features import (
 PERIOD_S = 0.05
 THRESHOLD = 0.1
 WINDOW_S, FEWEST_STEPS = 0.5, 3
-"""The window that the figures are of: as many steps as fill the time, but a few at least; as a campaign measures it."""
+"""The window that the figures are of: as many steps as fill the time, but a few at least; as a campaign
+measures it."""
 _FLOORS = {"device_utilization": 0.02, "memory_utilization": 0.0, "network_rx": 20e3, "network_tx": 20e3}
 _WAITING = tuple(np.linspace(0.0, 1.0, 21).tolist())
 _DEVICE = [name.startswith("device") for name in TARGETS]
@@ -252,7 +253,8 @@ def _with_memory(levels: Levels, known: Sequence[tuple[Run, Array]], steps: Sequ
 def _fitted(levels: Levels, sync: str, steps: Sequence[_Step], measured: Array) -> Levels:
     """The interface's bytes by the median ratio; how busy a waiting CPU is by what fits the figures of the device best.
 
-    Utilisation alone does not tell: whether a waiting CPU counts as active hangs on its being above the threshold.
+    Utilisation alone does not tell: whether a waiting CPU counts as active hangs on its being above the
+    threshold.
     """
     rate = TARGETS.index("network_tx_bytes_per_s")
     ratio = float(

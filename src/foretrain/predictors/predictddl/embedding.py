@@ -1,9 +1,10 @@
 """Graphs of primitives in; a graph hypernetwork in the manner of GHN-2, which embeds an architecture in 32 numbers, out. Needs torch.
 
-Nodes are operators with a shape encoding. A gated graph network visits them in topological order, forward and then backward; beside its
-neighbours a node hears those further up its paths, the more softly the further (virtual edges, weight 1 / shortest path). The mean over
-the nodes is the embedding. Two ways to train it: ``train_parameters`` lets a decoder predict the weights of small networks, which then
-classify digits (the hypernetwork objective); ``train_costs`` lets a decoder predict what an architecture costs (``TARGETS``).
+Nodes are operators with a shape encoding. A gated graph network visits them in topological order, forward and
+then backward; beside its neighbours a node hears those further up its paths, the more softly the further
+(virtual edges, weight 1 / shortest path). The mean over the nodes is the embedding. Two ways to train it:
+``train_parameters`` lets a decoder predict the weights of small networks, which then classify digits (the
+hypernetwork objective); ``train_costs`` lets a decoder predict what an architecture costs (``TARGETS``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _DECODERS = ("costs.", "weights.")
 """Parts of the network that only training needs."""
 SIZE = 32
 FAR = 10
-"""Shortest path up to which nodes hear one another by virtual edges (GHN-2: 50; beyond 10 the weight is below a tenth)."""
+"""Shortest path up to which nodes hear one another by virtual edges (GHN-2: 50; beyond 10 the weight is below
+a tenth)."""
 TILE = 16
 """Channels either way of the block of weights that the decoder predicts; wider layers repeat it."""
 
@@ -216,7 +218,8 @@ def load(path: Path) -> Embedding:
         SHAPES,
     ):
         raise InputError(
-            f"{path}: format {header.get('format')!r} is not {FORMAT!r} of this version's primitives; train it again"
+            f"{path}: format {header.get('format')!r} is not {FORMAT!r} "
+            "of this version's primitives; train it again"
         )
     network = HyperNetwork()
     network.load_state_dict(tensors, strict=False)

@@ -75,9 +75,10 @@ class Embedder:
 class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
     """After PredictDDL (Assogba, Lima, Rafique, Kwon; CLUSTER 2023).
 
-    ``form = "paper"``: ``log step = regressor(embedding, cluster)``. ``form = "ratio"``: the regressor, which then also sees the work by
-    families of operators, gives the logarithm of the step time over that of a physical baseline with fitted parameters.
-    ``embedding``: a file, "shipped" for that of the package, or None for none.
+    ``form = "paper"``: ``log step = regressor(embedding, cluster)``. ``form = "ratio"``: the regressor, which
+    then also sees the work by families of operators, gives the logarithm of the step time over that of a
+    physical baseline with fitted parameters. ``embedding``: a file, "shipped" for that of the package, or
+    None for none.
     """
 
     name: ClassVar[str] = "predictddl"
@@ -118,7 +119,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         if refused is not None:
             learned = ", ".join(trained.settings[refused])
             raise UnsupportedJob(
-                f"{refused}: {settings(job)[refused]!r}; the predictor of {kind!r} learned from {learned}; {_TRAIN}"
+                f"{refused}: {settings(job)[refused]!r}; the predictor "
+                f"of {kind!r} learned from {learned}; {_TRAIN}"
             )
         return trained
 

@@ -77,7 +77,8 @@ class Trained:
         if distance > self.reach:
             times = distance / max(self.reach, 1e-9)
             notes.append(
-                f"{job.workload.model.label} at this scale lies far from everything learned, {times:.1f} times as far as 95 % of that is apart"
+                f"{job.workload.model.label} at this scale lies "
+                f"far from everything learned, {times:.1f} times as far as 95 % of that is apart"
             )
         for name, value in settings(job).items():
             if value not in self.settings[name]:

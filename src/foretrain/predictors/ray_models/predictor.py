@@ -45,8 +45,9 @@ class Workload:
 class RayModelsPredictor(Predictor):
     """Regressors over dataset size, workers and resources (Filippini and Ardagna, SEAA 2023), chosen by nested validation.
 
-    Each model that has three runs or more gets a regression of its own, over workers, nodes, cores, the work of a step and the number of steps, and over the
-    settings in which its runs differ. ``physics`` names the predictor whose forecast some recipes correct (None: none does).
+    Each model that has three runs or more gets a regression of its own, over workers, nodes, cores, the work
+    of a step and the number of steps, and over the settings in which its runs differ. ``physics`` names the
+    predictor whose forecast some recipes correct (None: none does).
     """
 
     name: ClassVar[str] = "ray_models"
@@ -91,7 +92,8 @@ class RayModelsPredictor(Predictor):
         self.left_out_ = tuple(left_out)
         if not self.workloads_:
             raise InputError(
-                f"runs: no model has {_FEWEST} runs with a time; ray_models learns each model from runs of its own"
+                f"runs: no model has {_FEWEST} runs with a time; "
+                "ray_models learns each model from runs of its own"
             )
         return self
 
@@ -124,7 +126,8 @@ class RayModelsPredictor(Predictor):
     def report(self, progress: Progress = lambda done, total: None) -> Report:
         """Which recipes won, and how well they do on runs that neither taught nor chose them."""
         told: list[str | Figures] = [
-            f"{workload.label}, {kind}, {where} the runs: {' + '.join(recipe.label for recipe in choice.recipes)}"
+            f"{workload.label}, {kind}, {where} the runs: "
+            f"{' + '.join(recipe.label for recipe in choice.recipes)}"
             for workload in list(self.workloads_.values())[:_TOLD]
             for kind, model in workload.models.items()
             for where, choice in (("inside", model.inside), ("beyond", model.beyond))
@@ -173,7 +176,8 @@ class RayModelsPredictor(Predictor):
                 tables[kind] = table, np.array([time_s for _, _, time_s in rows])
         if not tables:
             raise InputError(
-                f"{jobs[0].workload.model.label}: neither {_FEWEST} step times nor {_FEWEST} epoch times in its {len(runs)} runs"
+                f"{jobs[0].workload.model.label}: neither {_FEWEST} "
+                f"step times nor {_FEWEST} epoch times in its {len(runs)} runs"
             )
         return encoding, tables
 

@@ -29,7 +29,8 @@ _FEWEST = 3
 """Runs below which nothing is learned."""
 _HOPELESS = 1e6
 BATCH = 8
-"""Recipes that a search tries at a time. It does not depend on how many processes there are, so that the outcome does not either."""
+"""Recipes that a search tries at a time. It does not depend on how many processes there are, so that the
+outcome does not either."""
 
 STARTERS: tuple[Recipe, ...] = (
     Recipe(mean="law"),
@@ -51,7 +52,8 @@ STARTERS: tuple[Recipe, ...] = (
     Recipe(mean="law", technique="boosting", settings={"trees": 40}),
     Recipe(technique="mlp"),
 )
-"""Tried first, whatever the budget: every technique once, and those that did best on other runs in several ways."""
+"""Tried first, whatever the budget: every technique once, and those that did best on other runs in several
+ways."""
 FEW: tuple[Recipe, ...] = (STARTERS[1], STARTERS[4], STARTERS[7])
 """What is averaged, without a search, where runs are too few to choose by."""
 

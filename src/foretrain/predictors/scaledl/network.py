@@ -26,7 +26,8 @@ BOUND = 0.7
 """Of the logarithm of the correction: a factor of two either way."""
 HIDDEN = 32
 MEMBERS = 5
-"""Networks, each trained without a fifth of the architectures, which tell when to stop; the correction is their mean."""
+"""Networks, each trained without a fifth of the architectures, which tell when to stop; the correction is
+their mean."""
 _EPOCHS, _PATIENCE, _FEWEST_EPOCHS = 80, 15, 40
 _BATCH = 32
 _RATE, _DECAY, _DROPOUT = 3e-3, 1e-2, 0.1

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 MEMORY = Factors(0.9, 0.97, 1.05, 1.12)
 NODES_AT_MOST = 192
-"""A step with more layers than this has its innermost layers joined to those that hold them, as far as they are nested."""
+"""A step with more layers than this has its innermost layers joined to those that hold them, as far as they
+are nested."""
 
 NODE_COLUMNS = (
     "operator_time", "host_time", "flops", "bytes", "kernels", "launches", "device_share", "host_share", *PHASES,
@@ -77,8 +78,9 @@ class Learned:
 class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Learned]):
     """``step = layer-wise step * exp(correction)``, after ScaleDL (Wang et al., arXiv 2511.04162).
 
-    The layer-wise step adds up learned operator costs on host and device, as DeletePop does. The correction comes from a graph
-    neural network over the layers, is bounded, and holds what sums miss: overlap, gaps and caches across layers.
+    The layer-wise step adds up learned operator costs on host and device, as DeletePop does. The correction
+    comes from a graph neural network over the layers, is bounded, and holds what sums miss: overlap, gaps and
+    caches across layers.
     """
 
     name: ClassVar[str] = "scaledl"

@@ -24,7 +24,10 @@ _LATEST = 1 << 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """One operator of the file. An attribute that is a subgraph is a ``Graph``; an absent optional input is ``""``."""
+    """One operator of the file.
+
+    An attribute that is a subgraph is a ``Graph``; an absent optional input is ``""``.
+    """
 
     kind: str
     domain: str

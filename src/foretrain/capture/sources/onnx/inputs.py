@@ -49,6 +49,7 @@ def _size(name: str, position: int, dim: int | str, batch: int) -> int:
         return batch
     called = f" ({dim!r})" if dim else ""
     raise CaptureError(
-        f"input {name!r}: dimension {position}{called} has no fixed size; export the file with a fixed size there, or "
+        f"input {name!r}: dimension {position}{called} has no "
+        "fixed size; export the file with a fixed size there, or "
         "set one with onnx.tools.update_model_dims.update_inputs_outputs_dims"
     )

@@ -44,9 +44,10 @@ DTYPES = {
 class Operator:
     """How to call one ONNX operator: inputs positionally, attributes by keyword.
 
-    ``reads`` are the input positions whose values are needed, handed over as Python numbers or lists; ``scalars`` are
-    those handed over as numbers where they are constants without dimensions; ``context`` names what the caller adds:
-    ``training`` (is the module in training mode) or ``outputs`` (how many the node has).
+    ``reads`` are the input positions whose values are needed, handed over as Python numbers or lists;
+    ``scalars`` are those handed over as numbers where they are constants without dimensions; ``context``
+    names what the caller adds: ``training`` (is the module in training mode) or ``outputs`` (how many the
+    node has).
     """
 
     function: Function
