@@ -1,4 +1,5 @@
-"""Draws random workloads to measure operators of: architectures of any family, in the ways that people run them.
+"""Draws random workloads to measure operators of: architectures of any family, in the ways that people run
+them.
 
 ``python benchmarks/random_workloads.py --count 300 --seed 1 --out jobs.jsonl``, then ``foretrain measure ops
 jobs.jsonl``.

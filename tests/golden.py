@@ -1,4 +1,5 @@
-"""Jobs whose forecasts are frozen in ``golden.json``, and the command that freezes them anew and says what changed.
+"""Jobs whose forecasts are frozen in ``golden.json``, and the command that freezes them anew and says what
+changed.
 
 ``python tests/golden.py`` prints the differences; ``python tests/golden.py --write`` also keeps the new
 figures.
@@ -19,10 +20,13 @@ FILE = Path(__file__).parent / "golden.json"
 STEPS = Path(__file__).parents[1] / "data" / "h200_steps.jsonl"
 
 ONE_DEVICE = {
-    "resnet50": 4, "vgg16": 2, "densenet121": 1, "efficientnet_b0": 2, "mobilenet_v2": 1, "squeezenet1_0": 0, "googlenet": 1,
-    "vit_b_32": 1, "shufflenet_v2_x1_0": 1, "llama": 3, "bert": 2, "gpt2": 4, "gpt_neox": 1, "t5": 1, "opt": 0, "distilbert": 1,
+    "resnet50": 4, "vgg16": 2, "densenet121": 1, "efficientnet_b0": 2, "mobilenet_v2": 1, "squeezenet1_0": 0,
+    "googlenet": 1,
+    "vit_b_32": 1, "shufflenet_v2_x1_0": 1, "llama": 3, "bert": 2, "gpt2": 4, "gpt_neox": 1, "t5": 1,
+    "opt": 0, "distilbert": 1,
     "mistral": 0, "qwen2": 0, "xlnet": 0, "custom_models.py:lstm": 1, "custom_models.py:mlp": 0,
-    "custom_models.py:transformer_encoder": 2, "custom_models.py:dcgan": 0, "convmixer_768_32": 1, "poolformer_s24": 2,
+    "custom_models.py:transformer_encoder": 2, "custom_models.py:dcgan": 0, "convmixer_768_32": 1,
+    "poolformer_s24": 2,
     "mobilevit_s": 1, "pit_s_224": 0, "resmlp_24_224": 3, "ghostnet_100": 1, "dla34": 2,
 }  # fmt: skip
 """Which of the runs of a model in ``data/h200_steps.jsonl``, by its place among them."""
@@ -34,8 +38,10 @@ LLAMA = {
 }  # fmt: skip
 MIXTRAL = {
     "source": "transformers", "task": "causal-lm",
-    "config": {"model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4,
-               "num_attention_heads": 16, "num_key_value_heads": 8, "num_local_experts": 8, "vocab_size": 32000},
+    "config": {"model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 2048,
+    "num_hidden_layers": 4,
+               "num_attention_heads": 16, "num_key_value_heads": 8, "num_local_experts": 8,
+               "vocab_size": 32000},
 }  # fmt: skip
 RESNET = {"source": "torchvision", "name": "resnet50"}
 BERT = {
@@ -84,43 +90,59 @@ MANY_DEVICES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], di
     "DDP in a node": (RESNET, _images(512), _node("dgx-a100"), {}),
     "DDP, fp32, two nodes": (RESNET, _images(512, "fp32"), _node("g4dn.12xlarge", 2), {}),
     "DDP, compile": (BERT, _text(64, "amp-bf16", compile=True), _node("dgx-h100"), {}),
-    "AdaptDL": (RESNET, _images(512, "fp32", framework="adaptdl"), _node("g4dn.12xlarge", 4), {"micro_batch": 16}),
+    "AdaptDL": (RESNET, _images(512, "fp32", framework="adaptdl"), _node("g4dn.12xlarge", 4),
+    {"micro_batch": 16}),
     "ZeRO 1": (LLAMA, _text(64), _node("dgx-h100"), {"shard": "zero1"}),
     "ZeRO 2": (LLAMA, _text(64), _node("dgx-h100", 2), {"shard": "zero2", "micro_batch": 2}),
     "ZeRO 3": (LLAMA, _text(128, "amp-bf16"), _node("dgx-a100", 2), {"shard": "zero3", "micro_batch": 4}),
-    "llm-foundry": (LLAMA, _text(64, "amp-bf16", framework="llm-foundry"), _node("hgx-a100-800g"), {"shard": "zero3"}),
-    "torchtitan": (LLAMA, _text(64, framework="torchtitan"), _node("dgx-h100"), {"shard": "zero3", "recompute": "selective"}),
-    "fms-fsdp": (LLAMA, _text(64, framework="fms-fsdp"), _node("dgx-h100"), {"shard": "zero3", "recompute": "full"}),
+    "llm-foundry": (LLAMA, _text(64, "amp-bf16", framework="llm-foundry"), _node("hgx-a100-800g"),
+    {"shard": "zero3"}),
+    "torchtitan": (LLAMA, _text(64, framework="torchtitan"), _node("dgx-h100"), {"shard": "zero3",
+    "recompute": "selective"}),
+    "fms-fsdp": (LLAMA, _text(64, framework="fms-fsdp"), _node("dgx-h100"), {"shard": "zero3",
+    "recompute": "full"}),
     "tensor": (LLAMA, _text(32), _node("dgx-h100"), {"tensor": 4}),
     "tensor and sequence, Megatron": (
-        LLAMA, _text(32, framework="megatron"), _node("dgx-h100"), {"tensor": 8, "sequence_parallel": True, "micro_batch": 2},
+        LLAMA, _text(32, framework="megatron"), _node("dgx-h100"), {"tensor": 8, "sequence_parallel": True,
+        "micro_batch": 2},
     ),
-    "pipeline, gpipe": (LLAMA, _text(32), _node("dgx-h100"), {"pipeline": 4, "micro_batch": 2, "schedule": "gpipe"}),
+    "pipeline, gpipe": (LLAMA, _text(32), _node("dgx-h100"), {"pipeline": 4, "micro_batch": 2,
+    "schedule": "gpipe"}),
     "pipeline, 1f1b, nanotron": (
-        LLAMA, _text(64, framework="nanotron"), _node("p5.48xlarge", 2), {"pipeline": 2, "tensor": 2, "micro_batch": 2},
+        LLAMA, _text(64, framework="nanotron"), _node("p5.48xlarge", 2), {"pipeline": 2, "tensor": 2,
+        "micro_batch": 2},
     ),
     "pipeline, interleaved, Megatron": (
         LLAMA, _text(64, framework="megatron"), _node("dgx-h100", 2),
-        {"pipeline": 4, "tensor": 2, "micro_batch": 1, "schedule": "interleaved", "virtual_stages": 2, "shard": "zero1"},
+        {"pipeline": 4, "tensor": 2, "micro_batch": 1, "schedule": "interleaved", "virtual_stages": 2,
+        "shard": "zero1"},
     ),
-    "InternEvo": (LLAMA, _text(64, framework="internevo"), _node("dgx-a100", 2), {"tensor": 2, "shard": "zero1", "micro_batch": 2}),
-    "fp8, Megatron": (LLAMA, _text(64, "fp8", framework="megatron"), _node("dgx-h100"), {"tensor": 2, "shard": "zero1", "micro_batch": 4}),
+    "InternEvo": (LLAMA, _text(64, framework="internevo"), _node("dgx-a100", 2), {"tensor": 2,
+    "shard": "zero1", "micro_batch": 2}),
+    "fp8, Megatron": (LLAMA, _text(64, "fp8", framework="megatron"), _node("dgx-h100"), {"tensor": 2,
+    "shard": "zero1", "micro_batch": 4}),
     "context": (LLAMA, _text(16), _node("dgx-h100"), {"context": 4}),
     "experts, Megatron": (
-        MIXTRAL, _text(32, framework="megatron"), _node("gb200-nvl72", 2), {"expert": 4, "shard": "zero1", "micro_batch": 2},
+        MIXTRAL, _text(32, framework="megatron"), _node("gb200-nvl72", 2), {"expert": 4, "shard": "zero1",
+        "micro_batch": 2},
     ),
     "experts": (MIXTRAL, _text(32), _node("dgx-h100"), {"expert": 8}),
     "offload, many": (LLAMA, _text(64), _node("dgx-h100"), {"shard": "zero2", "offload": True}),
-    "four CPU workers": (RESNET, _images(64, "fp32"), {"device": "cpu", "cores_per_device": 2, "devices_per_node": 4}, {}),
-    "parameter servers": (RESNET, _images(64, "fp32"), {"device": "cpu", "cores_per_device": 2, "nodes": 4}, {"servers": 2}),
+    "four CPU workers": (RESNET, _images(64, "fp32"), {"device": "cpu", "cores_per_device": 2,
+    "devices_per_node": 4}, {}),
+    "parameter servers": (RESNET, _images(64, "fp32"), {"device": "cpu", "cores_per_device": 2, "nodes": 4},
+    {"servers": 2}),
     "asynchronous": (
-        RESNET, _images(64, "fp32"), {"device": "cpu", "cores_per_device": 2, "nodes": 4}, {"servers": 1, "asynchronous": True},
+        RESNET, _images(64, "fp32"), {"device": "cpu", "cores_per_device": 2, "nodes": 4}, {"servers": 1,
+        "asynchronous": True},
     ),
     "mixed, even": (
-        RESNET, _images(512), {"groups": [{"device": "a100-sxm-80gb", "nodes": 2}, {"device": "v100-sxm-32gb", "nodes": 2}]}, {},
+        RESNET, _images(512), {"groups": [{"device": "a100-sxm-80gb", "nodes": 2}, {"device": "v100-sxm-32gb",
+        "nodes": 2}]}, {},
     ),
     "mixed, by speed": (
-        RESNET, _images(512), {"groups": [{"device": "a100-sxm-80gb", "nodes": 2}, {"device": "v100-sxm-32gb", "nodes": 2}]},
+        RESNET, _images(512), {"groups": [{"device": "a100-sxm-80gb", "nodes": 2}, {"device": "v100-sxm-32gb",
+        "nodes": 2}]},
         {"balance": "speed"},
     ),
 }  # fmt: skip
@@ -152,7 +174,8 @@ def cases() -> Iterator[tuple[str, str]]:
 
 
 def figures(predictor: str, job: Job) -> dict[str, float]:
-    """Everything that a forecast gives, by name: medians, and the lower and upper end of the 80 % interval."""
+    """Everything that a forecast gives, by name: medians, and the lower and upper end of the 80 %
+    interval."""
     forecast = predictors.get(predictor).predict(job)
     estimates = {**forecast.quantities, "cost": forecast.cost, "energy_j": forecast.energy_j}
     result: dict[str, float] = {}

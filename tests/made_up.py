@@ -1,4 +1,5 @@
-"""What the tests of operator models and of predictors learn from: operators and runs whose times follow a simple rule."""
+"""What the tests of operator models and of predictors learn from: operators and runs whose times follow a
+simple rule."""
 
 from __future__ import annotations
 
@@ -54,8 +55,10 @@ def measured(
     """An operator that takes its roofline times a factor."""
     key = operator_key(operator.name, operator.inputs, operator.args, matmul_precision(operator, precision))
     return MeasuredOperator(
-        name=operator.name, inputs=operator.inputs, args=operator.args, flops=operator.flops, bytes=operator.bytes, device=device.name,
-        device_s=describe(operator, device, precision).ideal_s * factor, host_s=12e-6, precision=precision, key=key, families=frozenset({families}), kernels=2,
+        name=operator.name, inputs=operator.inputs, args=operator.args, flops=operator.flops,
+        bytes=operator.bytes, device=device.name,
+        device_s=describe(operator, device, precision).ideal_s * factor, host_s=12e-6, precision=precision,
+        key=key, families=frozenset({families}), kernels=2,
     )  # fmt: skip
 
 
@@ -74,12 +77,15 @@ def dataset(path: Path, operators: list[MeasuredOperator], device: str = "") -> 
     """An operator dataset as ``measure ops`` and ``pack`` make it."""
     columns = {
         "key": [one.key for one in operators], "name": [one.name for one in operators],
-        "inputs": [json.dumps([[one.shape, one.dtype, one.strides] for one in some.inputs]) for some in operators],
+        "inputs": [json.dumps([[one.shape, one.dtype,
+        one.strides] for one in some.inputs]) for some in operators],
         "args": [json.dumps(dict(one.args)) for one in operators], "flops": [one.flops for one in operators],
         "bytes": [one.bytes for one in operators], "cold_s": [one.device_s * 1.1 for one in operators],
         "warm_s": [one.device_s * 0.9 for one in operators], "host_s": [one.host_s for one in operators],
-        "precision": ["" if one.precision == "fp32" else one.precision for one in operators], "kernel_names": ["[]"] * len(operators),
-        "kernels": [one.kernels for one in operators], "families": [" ".join(sorted(one.families)) for one in operators],
+        "precision": ["" if one.precision == "fp32" else one.precision for one in operators],
+        "kernel_names": ["[]"] * len(operators),
+        "kernels": [one.kernels for one in operators],
+        "families": [" ".join(sorted(one.families)) for one in operators],
     }  # fmt: skip
     table = pyarrow.table(columns).replace_schema_metadata({"catalog_device": device} if device else {})
     pyarrow.parquet.write_table(table, path)

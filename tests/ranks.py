@@ -1,4 +1,5 @@
-"""Forecasts of many devices for the tests of reports: a pipeline laid out, with memory per stage, and no model captured."""
+"""Forecasts of many devices for the tests of reports: a pipeline laid out, with memory per stage, and no
+model captured."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ GIB = 2**30
 def job(stages: int = 4, *, framework: str = "megatron", batch: int = 64, tensor: int = 2) -> Job:
     return Job.read({
         "model": {"source": "transformers", "task": "causal-lm", "config": {"model_type": "llama"}},
-        "training": {"global_batch": batch, "sequence": 2048, "precision": "bf16", "optimizer": "adamw", "framework": framework, "steps": 100},
+        "training": {"global_batch": batch, "sequence": 2048, "precision": "bf16", "optimizer": "adamw",
+        "framework": framework, "steps": 100},
         "cluster": {"node": "dgx-h100", "nodes": 2},
         "plan": {"pipeline": stages, "tensor": tensor, "micro_batch": 1},
     })  # fmt: skip
@@ -55,9 +57,11 @@ def pipeline(stages: int, micro_batches: int, schedule: str = "1f1b") -> StepTim
 
 
 def rank(micro_batches: int = 2, blocks: int = 3) -> StepTime:
-    """One stage: blocks whose parameters are fetched and whose gradients are handed out beside the computation."""
+    """One stage: blocks whose parameters are fetched and whose gradients are handed out beside the
+    computation."""
     work = Work(
-        forward=(Span(0.001, 0.004, 0.005),) * blocks, backward=(Span(0.002, 0.008, 0.009),) * blocks, optimizer=Span(0.001, 0.003, 0.003),
+        forward=(Span(0.001, 0.004, 0.005),) * blocks, backward=(Span(0.002, 0.008, 0.009),) * blocks,
+        optimizer=Span(0.001, 0.003, 0.003),
         gathers_s=(0.002,) * blocks, reduces_s=(0.003,) * blocks,
     )  # fmt: skip
     return play_rank(work, micro_batches)

@@ -1,4 +1,5 @@
-"""Steps laid out by hand, for tests of the engine and of reports: calls with given times, and no model captured."""
+"""Steps laid out by hand, for tests of the engine and of reports: calls with given times, and no model
+captured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Questions of a model to its tensors: answered where the values do not depend on weights, refused by name where they do."""
+"""Questions of a model to its tensors: answered where the values do not depend on weights, refused by name
+where they do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tracing on meta takes CUDA's decisions: autocast's casts, fused attention, dropout and recurrences; and only while it traces."""
+"""Tracing on meta takes CUDA's decisions: autocast's casts, fused attention, dropout and recurrences; and
+only while it traces."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "resnet18": {"source": "timm", "name": "resnet18"},
     "vit": {"source": "timm", "name": "vit_tiny_patch16_224"},
     "gemma2": {
-        "source": "transformers", "task": "causal-lm", "config": {"model_type": "gemma2", "head_dim": 8, **TINY},
+        "source": "transformers", "task": "causal-lm", "config": {"model_type": "gemma2", "head_dim": 8,
+        **TINY},
     },
     "mixtral": {"source": "transformers", "task": "causal-lm", "config": {"model_type": "mixtral", **TINY}},
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""The [model] section of a job: the user's functions, the model libraries and ONNX files; what is wrong is said in one line."""
+"""The [model] section of a job: the user's functions, the model libraries and ONNX files; what is wrong is
+said in one line."""
 
 from __future__ import annotations
 

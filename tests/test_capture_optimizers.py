@@ -14,7 +14,8 @@ from foretrain.job import OPTIMIZERS
 
 ROWS = torch.zeros(4, 8)
 STATE = {
-    "sgd-plain": 0, "sgd": 4, "adagrad": 4, "rmsprop": 4, "adam": 8, "adamw": 8, "adam-fused": 8, "adamw-fused": 8,
+    "sgd-plain": 0, "sgd": 4, "adagrad": 4, "rmsprop": 4, "adam": 8, "adamw": 8, "adam-fused": 8,
+    "adamw-fused": 8,
     "lamb": 8, "nadam": 8, "radam": 8, "adamax": 8, "adadelta": 8, "rprop": 8,
 }  # fmt: skip
 """Bytes per fp32 parameter."""

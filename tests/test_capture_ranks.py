@@ -1,4 +1,5 @@
-"""The graph of one rank: its share of weights and products, the collectives that the literature names, and a few layers for all."""
+"""The graph of one rank: its share of weights and products, the collectives that the literature names, and a
+few layers for all."""
 
 from __future__ import annotations
 
@@ -37,15 +38,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {**GROUPED, "num_local_experts": 8, "num_experts_per_tok": 2},
     "gemma2": {**GROUPED, "head_dim": 8, "sliding_window": 16},
     "deepseek_v3": {
-        **TEXT, "num_key_value_heads": 8, "moe_intermediate_size": 32, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_group": 4,
-        "topk_group": 2, "first_k_dense_replace": 2, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+        **TEXT, "num_key_value_heads": 8, "moe_intermediate_size": 32, "n_routed_experts": 16,
+        "num_experts_per_tok": 4, "n_group": 4,
+        "topk_group": 2, "first_k_dense_replace": 2, "q_lora_rank": 24, "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
         "v_head_dim": 8,
     },
     "llama4_text": {
-        **GROUPED, "head_dim": 8, "intermediate_size_mlp": 128, "num_local_experts": 8, "num_experts_per_tok": 1, "no_rope_layers": [1] * 6,
+        **GROUPED, "head_dim": 8, "intermediate_size_mlp": 128, "num_local_experts": 8,
+        "num_experts_per_tok": 1, "no_rope_layers": [1] * 6,
     },
     "t5": {"d_model": 64, "d_kv": 8, "d_ff": 128, "num_layers": 6, "num_heads": 8, "vocab_size": 256},
-    "vit": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 8, "patch_size": 8},
+    "vit": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 8,
+    "patch_size": 8},
 }  # fmt: skip
 TASKS = {"bert": "masked-lm", "t5": "seq2seq-lm", "vit": "image-classification"}
 BATCH, SEQUENCE, HIDDEN = 2, 64, 64
@@ -63,8 +68,10 @@ def a_job(
     data = devices // (plan.get("tensor", 1) * plan.get("context", 1))
     size = {"image": 32} if model == "vit" else {"sequence": SEQUENCE}
     return Job.read({
-        "model": {"source": "transformers", "task": TASKS.get(model, "causal-lm"), "config": {"model_type": model, **MODELS[model], **(config or {})}},
-        "training": {"global_batch": BATCH * data, "precision": precision, "optimizer": "sgd-plain", "framework": framework, **size},
+        "model": {"source": "transformers", "task": TASKS.get(model, "causal-lm"),
+        "config": {"model_type": model, **MODELS[model], **(config or {})}},
+        "training": {"global_batch": BATCH * data, "precision": precision, "optimizer": "sgd-plain",
+        "framework": framework, **size},
         "cluster": {"device": "h100", "nodes": devices, "devices_per_node": 1},
         "plan": plan,
     })  # fmt: skip

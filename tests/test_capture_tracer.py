@@ -1,4 +1,5 @@
-"""Tracing a step: which operators run, where, on which buffers, how long those live, and what it does to the user's module (nothing)."""
+"""Tracing a step: which operators run, where, on which buffers, how long those live, and what it does to the
+user's module (nothing)."""
 
 from __future__ import annotations
 
@@ -107,7 +108,8 @@ def test_a_small_network_launches_exactly_these_operators() -> None:
         "convolution", "add_", "cudnn_batch_norm", "relu_", "addmm", "_log_softmax", "nll_loss_forward",
     ]  # fmt: skip
     assert launched(graph, "backward") == [
-        "ones_like", "nll_loss_backward", "_log_softmax_backward_data", "mm", "mm", "sum", "threshold_backward",
+        "ones_like", "nll_loss_backward", "_log_softmax_backward_data", "mm", "mm", "sum",
+        "threshold_backward",
         "cudnn_batch_norm_backward", "convolution_backward",
     ]  # fmt: skip
     assert launched(graph, "optimizer") == ["_foreach_mul_", "_foreach_add_", "_foreach_add_"]
@@ -350,7 +352,8 @@ def test_channels_last_is_the_layout_of_input_and_weights() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "dtype", "size"),
-    [("fp32", "float32", 4), ("tf32", "float32", 4), ("bf16", "bfloat16", 2), ("fp16", "float16", 2), ("fp8", "bfloat16", 2), ("amp-bf16", "bfloat16", 4)],
+    [("fp32", "float32", 4), ("tf32", "float32", 4), ("bf16", "bfloat16", 2), ("fp16", "float16", 2), ("fp8",
+    "bfloat16", 2), ("amp-bf16", "bfloat16", 4)],
 )  # fmt: skip
 def test_precision_decides_the_dtype_of_weights_and_products(precision: str, dtype: str, size: int) -> None:
     graph = capture(nn.Linear(8, 5), ROWS, precision=precision)

@@ -1,4 +1,5 @@
-"""The catalogue: every entry is physically sound, names resolve, and a user's file overrides single fields."""
+"""The catalogue: every entry is physically sound, names resolve, and a user's file overrides single
+fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The command line as a user types it: what it prints, the files it writes, how it fails and with which exit code."""
+"""The command line as a user types it: what it prints, the files it writes, how it fails and with which exit
+code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``foretrain runs`` as a user types it: what it prints and writes, how it fails, and what stays when it is interrupted."""
+"""``foretrain runs`` as a user types it: what it prints and writes, how it fails, and what stays when it is
+interrupted."""
 
 from __future__ import annotations
 
@@ -209,8 +210,10 @@ def test_list_prints_a_table() -> None:
     ]
     about = json.loads(ok("list", "--json").stdout)[1]
     assert lines[4].split()[0] == about["id"][:12]
-    assert {key: about[key] for key in ("model", "device", "devices", "global_batch", "precision", "source", "label")} == {
-        "model": "vit_base", "device": "h100-sxm-80gb", "devices": 8, "global_batch": 64, "precision": "fp32", "source": "here", "label": "run 1",
+    assert {key: about[key] for key in ("model", "device", "devices", "global_batch", "precision", "source",
+    "label")} == {
+        "model": "vit_base", "device": "h100-sxm-80gb", "devices": 8, "global_batch": 64, "precision": "fp32",
+        "source": "here", "label": "run 1",
     }  # fmt: skip
     ok("list", "--source", "nowhere")
 

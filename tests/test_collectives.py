@@ -1,4 +1,5 @@
-"""Collectives: no call beats its links, more bytes and more sharing never cost less, and teams lie on nodes as ranks do."""
+"""Collectives: no call beats its links, more bytes and more sharing never cost less, and teams lie on nodes
+as ranks do."""
 
 from __future__ import annotations
 

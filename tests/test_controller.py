@@ -1,4 +1,5 @@
-"""The controller: jobs are completed with what is there, checked, predicted and recorded, from many threads at once."""
+"""The controller: jobs are completed with what is there, checked, predicted and recorded, from many threads
+at once."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def test_this_machine_is_found() -> None:
 def test_a_cluster_section_comes_from_resources() -> None:
     two = local(machine("a", link_bytes_per_s=1.25e9), machine("b", 9, link_bytes_per_s=5e9))
     assert two.cluster(cores_per_device=2) == {
-        "device": "cpu", "devices_per_node": 2, "nodes": 2, "cores_per_device": 2, "inter_node": {"bandwidth": 1.25e9},
+        "device": "cpu", "devices_per_node": 2, "nodes": 2, "cores_per_device": 2,
+        "inter_node": {"bandwidth": 1.25e9},
     }  # fmt: skip
     with pytest.raises(
         InputError, match=r"^cluster.cores_per_device: 16 is not at most the 9 cores of a node$"

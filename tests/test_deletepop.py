@@ -1,4 +1,5 @@
-"""DeletePop: forecasts follow the operator models, a few runs calibrate them, odd runs do not decide, and a folder keeps it all."""
+"""DeletePop: forecasts follow the operator models, a few runs calibrate them, odd runs do not decide, and a
+folder keeps it all."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def test_every_kind_of_device_is_forecast(folder: Path, device: str) -> None:
 
 def test_two_devices_take_longer_than_one_for_twice_the_batch(folder: Path) -> None:
     one, two = job(folder), on_two_devices(job(folder))
-    doubled = dataclasses.replace(two, workload=dataclasses.replace(two.workload, training=dataclasses.replace(two.workload.training, global_batch=2 * one.micro_batch)))  # fmt: skip
+    doubled = dataclasses.replace(two, workload=dataclasses.replace(two.workload,
+    training=dataclasses.replace(two.workload.training, global_batch=2 * one.micro_batch)))  # fmt: skip
     assert (
         DeletePopPredictor().predict(doubled)["step_time_s"].median
         > DeletePopPredictor().predict(one)["step_time_s"].median

@@ -1,4 +1,5 @@
-"""Driple: figures are scaled and back, steps become small graphs, networks learn and are tailored, the white box samples its schedule."""
+"""Driple: figures are scaled and back, steps become small graphs, networks learn and are tailored, the white
+box samples its schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One engine for every plan: what holds on one device holds on many, and what is forecast is what is learned from."""
+"""One engine for every plan: what holds on one device holds on many, and what is forecast is what is learned
+from."""
 
 from __future__ import annotations
 

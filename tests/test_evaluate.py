@@ -27,7 +27,8 @@ CATALOG = Catalog()
 
 
 class Fake(Predictor):
-    """The step time is a hundredth of the batch, plus or minus ten percent; wide networks and large batches are too much for it."""
+    """The step time is a hundredth of the batch, plus or minus ten percent; wide networks and large batches
+    are too much for it."""
 
     name: ClassVar[str] = "fake"
     quantities: ClassVar[frozenset[str]] = frozenset({"step_time_s", "kernels"})
@@ -426,7 +427,8 @@ def test_extrapolation_along_a_dimension_leaves_out_its_largest_third() -> None:
 
 
 @pytest.mark.parametrize(("split", "message"), [
-    ("extrapolate:colour", "split: 'extrapolate:colour' is not one of extrapolate:batch"), ("random:workers", "split: 'random:workers' "
+    ("extrapolate:colour", "split: 'extrapolate:colour' is not one of extrapolate:batch"), ("random:workers",
+    "split: 'random:workers' "
                                                                                                               "is not one of"),
     ("interpolate:samples", "split: interpolate needs runs with three values of samples or more"),
 ])  # fmt: skip

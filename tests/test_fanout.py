@@ -286,7 +286,8 @@ def test_predict_gives_the_same_file(way: str, ways: Ways, jobs: Path) -> None:
 
 @ELSEWHERE
 def test_evaluate_gives_the_same_figures(way: str, ways: Ways, jobs: Path) -> None:
-    """With what comes with foretrain, and with a file that only this process has read, learned anew for each fold."""
+    """With what comes with foretrain, and with a file that only this process has read, learned anew for each
+    fold."""
     from test_plugins import PLUGIN
 
     Path("mine.py").write_text(PLUGIN)

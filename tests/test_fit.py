@@ -1,4 +1,5 @@
-"""``foretrain fit`` as a user types it: calibrate to runs, learn from operators, keep it in a folder and forecast with it."""
+"""``foretrain fit`` as a user types it: calibrate to runs, learn from operators, keep it in a folder and
+forecast with it."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the commands run: a model, runs of it that take 1.5 times what is forecast, and an operator dataset."""
+    """Where the commands run: a model, runs of it that take 1.5 times what is forecast, and an operator
+    dataset."""
     monkeypatch.setenv("FORETRAIN_CACHE", str(cache))
     for growth in (fitting._FOR_ALL, fitting._FOR_ONE):
         monkeypatch.setitem(growth, "trees", 20)

@@ -1,4 +1,5 @@
-"""Forecasts: intervals stay in order through arithmetic, whole trainings follow from steps, and all of it is JSON."""
+"""Forecasts: intervals stay in order through arithmetic, whole trainings follow from steps, and all of it is
+JSON."""
 
 from __future__ import annotations
 

@@ -47,8 +47,10 @@ def a_job(
 ) -> Job:
     depth = {"llama": "num_hidden_layers", "gpt2": "n_layer"}[model]
     return Job.read({
-        "model": {"source": "transformers", "task": "causal-lm", "config": {"model_type": model, depth: layers, **CONFIGS[model]}},
-        "training": {"global_batch": 2, "precision": precision, "optimizer": "sgd-plain", "sequence": 128, "mode": mode},
+        "model": {"source": "transformers", "task": "causal-lm", "config": {"model_type": model,
+        depth: layers, **CONFIGS[model]}},
+        "training": {"global_batch": 2, "precision": precision, "optimizer": "sgd-plain", "sequence": 128,
+        "mode": mode},
         "cluster": {"device": "h100", "nodes": plan.get("tensor", 1), "devices_per_node": 1},
         "plan": {"micro_batch": micro_batch, **plan},
     })  # fmt: skip
@@ -261,7 +263,8 @@ def an_operator(name: str, inputs: int, outputs: int = 1) -> Operator:
 
 
 def a_stream(calls: list[tuple[str, str, str, tuple[int, ...]]], inputs: int = 1) -> OpGraph:
-    """Calls of (phase, module, name, what they read); buffer ``inputs + i`` is the result of the i-th call that is no view.
+    """Calls of (phase, module, name, what they read); buffer ``inputs + i`` is the result of the i-th call
+    that is no view.
 
     A buffer dies with its last reader; what the forward pass makes for the backward pass is an activation.
     """

@@ -1,4 +1,5 @@
-"""Graphs: what is saved is what is loaded, sizes are those of memory, and a broken file is refused by name."""
+"""Graphs: what is saved is what is loaded, sizes are those of memory, and a broken file is refused by
+name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Jobs and runs: they survive every round trip, refuse what cannot be, and say which field of which line is wrong."""
+"""Jobs and runs: they survive every round trip, refuse what cannot be, and say which field of which line is
+wrong."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ from foretrain.step.partition import Teams, blocks, stages, virtual_stages
 from foretrain.step.play import play
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8,
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8,
+    "num_attention_heads": 8, "num_key_value_heads": 8,
     "vocab_size": 4096,
 }  # fmt: skip
 PREDICTOR = DeletePopPredictor()
@@ -32,7 +33,8 @@ def job(cluster: dict[str, Any] | None = None, training: dict[str, Any] | None =
     return Job.read({
         "model": {"source": "transformers", "task": "causal-lm", "config": LLAMA},
         "training": {
-            "global_batch": 64, "sequence": 1024, "precision": "bf16", "master_weights": True, "optimizer": "adamw", "framework": "megatron",
+            "global_batch": 64, "sequence": 1024, "precision": "bf16", "master_weights": True,
+            "optimizer": "adamw", "framework": "megatron",
             **(training or {}),
         },
         "cluster": cluster or {"node": "dgx-h100", "nodes": 1},
@@ -187,7 +189,8 @@ def test_a_forecast_of_many_devices_says_no_to_inference() -> None:
 
 
 PLANS: tuple[dict[str, Any], ...] = (
-    {}, {"tensor": 2}, {"pipeline": 2}, {"micro_batch": 4}, {"micro_batch": 8}, {"tensor": 4}, {"shard": "zero1"}, {"micro_batch": 1},
+    {}, {"tensor": 2}, {"pipeline": 2}, {"micro_batch": 4}, {"micro_batch": 8}, {"tensor": 4},
+    {"shard": "zero1"}, {"micro_batch": 1},
     {"tensor": 2, "micro_batch": 4}, {"pipeline": 4},
 )  # fmt: skip
 

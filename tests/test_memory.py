@@ -1,4 +1,5 @@
-"""Memory: the allocator keeps its books like torch's, and a step's peak is what is alive at its worst moment."""
+"""Memory: the allocator keeps its books like torch's, and a step's peak is what is alive at its worst
+moment."""
 
 from __future__ import annotations
 

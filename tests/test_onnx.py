@@ -1,4 +1,5 @@
-"""ONNX files become torch modules: the same numbers with real weights, no data on meta, errors that say what to do."""
+"""ONNX files become torch modules: the same numbers with real weights, no data on meta, errors that say what
+to do."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def kinds(module: nn.Module) -> list[str]:
 
 
 def check(path: Path, want: Tensor, *inputs: Tensor, tolerance: float = 1e-5) -> OnnxModule:
-    """The module with the file's weights gives the wanted values, and the one on meta gives their shape and type."""
+    """The module with the file's weights gives the wanted values, and the one on meta gives their shape and
+    type."""
     real, _ = build(path, keep_data=True)
     got = real.eval()(*inputs)
     torch.testing.assert_close(got, want, atol=tolerance, rtol=1e-4)
@@ -73,7 +75,8 @@ def image(channels: int = 3, size: int = 8) -> Tensor:
     return torch.randn(1, channels, size, size, generator=torch.Generator().manual_seed(0))
 
 
-# --- one operator at a time -------------------------------------------------------------------------------------------
+# --- one operator at a time
+# -------------------------------------------------------------------------------------------
 
 W = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(1))
 B = torch.randn(4, generator=torch.Generator().manual_seed(2))
@@ -297,7 +300,8 @@ def test_recurrences(tmp_path: Path, kind: str, order: Sequence[int]) -> None:
     check(save(tmp_path / "m.onnx", [recurrence], {"x": x.shape}, ["y"], weights), want, x)
 
 
-# --- shapes -----------------------------------------------------------------------------------------------------------
+# --- shapes
+# -----------------------------------------------------------------------------------------------------------
 
 
 def shape_arithmetic() -> list[onnx.NodeProto]:
@@ -392,7 +396,8 @@ def test_local_functions_are_inlined(tmp_path: Path) -> None:
     check(path, x * x + x, x)
 
 
-# --- one kernel where torch has one -----------------------------------------------------------------------------------
+# --- one kernel where torch has one
+# -----------------------------------------------------------------------------------
 
 
 def test_matmul_and_bias_become_one_linear(tmp_path: Path) -> None:
@@ -451,7 +456,8 @@ def test_written_out_layer_norm_becomes_one_step(tmp_path: Path) -> None:
     assert kinds(check(path, F.layer_norm(x, (8,), scale, bias), x)) == ["layer_norm"]
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------
+# --- weights
+# ----------------------------------------------------------------------------------------------------------
 
 
 def conv_bn_gemm(path: Path, first: int | str = "batch") -> tuple[Path, nn.Sequential]:
@@ -542,7 +548,8 @@ def test_names_that_become_equal_stay_apart(tmp_path: Path) -> None:
     assert [name for name, _ in module.named_parameters()] == ["a_b", "a_b_2"]
 
 
-# --- inputs and batch -------------------------------------------------------------------------------------------------
+# --- inputs and batch
+# -------------------------------------------------------------------------------------------------
 
 
 def test_token_ids_are_int64_and_embeddings_are_looked_up(tmp_path: Path) -> None:
@@ -598,7 +605,8 @@ def test_batch_must_be_positive(tmp_path: Path) -> None:
         load_onnx(tmp_path / "m.onnx", batch=0)
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
+# --- errors
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_all_unknown_operators_are_named_with_their_count(tmp_path: Path) -> None:
@@ -637,7 +645,8 @@ def test_a_file_that_is_not_onnx_is_an_error(tmp_path: Path, content: bytes | No
         load_onnx(path)
 
 
-# --- a file of the exporter -------------------------------------------------------------------------------------------
+# --- a file of the exporter
+# -------------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):

@@ -1,4 +1,5 @@
-"""Operator models: trees as arrays equal LightGBM's, figures are complete and finite, and what was learned survives a file."""
+"""Operator models: trees as arrays equal LightGBM's, figures are complete and finite, and what was learned
+survives a file."""
 
 from __future__ import annotations
 
@@ -328,7 +329,8 @@ class Recurrent(torch.nn.Module):
 def lstm(batch):
     return Recurrent(), (torch.zeros(batch, 20, 16),)
 """)
-    llama = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    llama = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
              "num_key_value_heads": 2, "vocab_size": 100}  # fmt: skip
     resnet = {"source": "torchvision", "name": "resnet18"}
     jobs: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -1,4 +1,5 @@
-"""Predictors that do not come with foretrain: one file of the user's own, or an installed package, works wherever a name does."""
+"""Predictors that do not come with foretrain: one file of the user's own, or an installed package, works
+wherever a name does."""
 
 from __future__ import annotations
 

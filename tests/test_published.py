@@ -1,4 +1,5 @@
-"""Published operator sets, read as calls of torch's operators: small files in the formats of the real ones."""
+"""Published operator sets, read as calls of torch's operators: small files in the formats of the real
+ones."""
 
 from __future__ import annotations
 
@@ -53,12 +54,15 @@ def test_ets(tmp_path: Path) -> None:
     write(
         tmp_path / "ets_t4.csv.gz", ETS,
         ets("conv2d", "forward", "fp16", **conv), ets("conv2d", "backward", "fp16", **conv),
-        ets("batch_norm", "forward", "fp16", **{"in": [2, 8, 4, 4]}), ets("batch_norm", "forward", "fp32", **{"in": [2, 8, 4, 4]}),
-        ets("linear", "forward", "fp32", **{"in": [2, 5, 8], "weight": [16, 8], "bias": True}), ets("nothing_known", "forward", "fp32"),
+        ets("batch_norm", "forward", "fp16", **{"in": [2, 8, 4, 4]}), ets("batch_norm", "forward", "fp32",
+        **{"in": [2, 8, 4, 4]}),
+        ets("linear", "forward", "fp32", **{"in": [2, 5, 8], "weight": [16, 8], "bias": True}),
+        ets("nothing_known", "forward", "fp32"),
     )  # fmt: skip
     found = {f"{one.name} {one.inputs[0].dtype}": one for one in read_published(tmp_path)}
     assert found.keys() == {
-        "convolution float16", "convolution_backward float16", "native_batch_norm float16", "cudnn_batch_norm float32", "addmm float32",
+        "convolution float16", "convolution_backward float16", "native_batch_norm float16",
+        "cudnn_batch_norm float32", "addmm float32",
     }  # fmt: skip
     assert {one.device for one in found.values()} == {"t4"}
     forward, backward = found["convolution float16"], found["convolution_backward float16"]
@@ -74,7 +78,8 @@ def test_neusight(tmp_path: Path) -> None:
         {"device": "p4", "op": "bmm", "B": 2, "M": 3, "N": 4, "K": 5, "latency_s": 1e-3},
         {"device": "p4", "op": "addu", "B": 2, "H": 8, "latency_s": 1e-3},
         {"device": "p4", "op": "ln", "B": 2, "H": 8, "latency_s": 1e-3},
-        {"device": "a100-pcie-80gb", "op": "conv", "B": 1, "c_in": 3, "c_out": 4, "kernel": 3, "size": 8, "stride": 1, "padding": 1, "latency_s": 1e-3},
+        {"device": "a100-pcie-80gb", "op": "conv", "B": 1, "c_in": 3, "c_out": 4, "kernel": 3, "size": 8,
+        "stride": 1, "padding": 1, "latency_s": 1e-3},
     )  # fmt: skip
     found = {one.name: one for one in read_published(tmp_path)}
     assert found.keys() == {"bmm", "add", "native_layer_norm"}, "convolutions without TF32 are of no job"

@@ -1,4 +1,5 @@
-"""Reports: the summary says the figures, breakdowns merge repeated layers, the trace and the page are whole and self-contained."""
+"""Reports: the summary says the figures, breakdowns merge repeated layers, the trace and the page are whole
+and self-contained."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ def text(part: RenderableType) -> str:
 
 def test_summary_has_every_figure_and_the_assumptions(forecast: Forecast) -> None:
     shown = text(summary(forecast))
-    for words in ("toy", "a100", "time per step", "samples/s", "bound by", "activations", "reserved", "fits", "one epoch", "whole training",
+    for words in ("toy", "a100", "time per step", "samples/s", "bound by", "activations", "reserved", "fits",
+    "one epoch", "whole training",
                   "cost", "energy", "80 % interval"):  # fmt: skip
         assert words in shown
     assert max(map(len, shown.splitlines())) <= 100

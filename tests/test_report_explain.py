@@ -1,4 +1,5 @@
-"""Why two forecasts differ: parts that add up to the difference, sentences that name the largest, and what the jobs have different."""
+"""Why two forecasts differ: parts that add up to the difference, sentences that name the largest, and what
+the jobs have different."""
 
 from __future__ import annotations
 

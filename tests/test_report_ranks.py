@@ -1,4 +1,5 @@
-"""Reports of many devices: what a step goes to, memory by stage, the trace with stages side by side, and the page."""
+"""Reports of many devices: what a step goes to, memory by stage, the trace with stages side by side, and the
+page."""
 
 from __future__ import annotations
 

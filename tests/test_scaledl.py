@@ -1,4 +1,5 @@
-"""ScaleDL: layers add up to the step, the network learns a bounded correction, the same runs give the same network, a folder keeps it."""
+"""ScaleDL: layers add up to the step, the network learns a bounded correction, the same runs give the same
+network, a folder keeps it."""
 
 from __future__ import annotations
 

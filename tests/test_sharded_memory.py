@@ -1,4 +1,5 @@
-"""Memory of a rank: states add up to the bytes per parameter that are known, and schedules hold the micro-batches that they hold."""
+"""Memory of a rank: states add up to the bytes per parameter that are known, and schedules hold the
+micro-batches that they hold."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ FP32_GRADIENTS = Profile(keeps_fp32_gradients=True)
 
 
 def a_job(*, accumulation: int = 1, tied: bool = False, precision: str = "bf16", **plan: Any) -> Job:
-    """A small Llama in low precision with fp32 master weights, as many micro-batches per step as asked for."""
+    """A small Llama in low precision with fp32 master weights, as many micro-batches per step as asked
+    for."""
     degrees = {
         "data": 1,
         "tensor": 1,
@@ -32,13 +34,16 @@ def a_job(*, accumulation: int = 1, tied: bool = False, precision: str = "bf16",
     }
     devices = degrees["data"] * degrees["tensor"] * degrees["pipeline"]
     config = {
-        "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": 128, "num_hidden_layers": LAYERS, "num_attention_heads": 8,
-        "num_key_value_heads": 8, "vocab_size": VOCABULARY, "max_position_embeddings": SEQUENCE, "tie_word_embeddings": tied,
+        "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": 128, "num_hidden_layers": LAYERS,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8, "vocab_size": VOCABULARY, "max_position_embeddings": SEQUENCE,
+        "tie_word_embeddings": tied,
     }  # fmt: skip
     return Job.read({
         "model": {"source": "transformers", "task": "causal-lm", "config": config},
         "training": {
-            "global_batch": BATCH * accumulation * degrees["data"], "sequence": SEQUENCE, "precision": precision, "optimizer": "adamw",
+            "global_batch": BATCH * accumulation * degrees["data"], "sequence": SEQUENCE,
+            "precision": precision, "optimizer": "adamw",
             "master_weights": True, "framework": "megatron",
         },
         "cluster": {"device": "a100-sxm-80gb", "nodes": 1, "devices_per_node": devices},
@@ -178,7 +183,8 @@ def test_reserved_is_more_than_allocated() -> None:
 
 
 def test_asynchronous_collectives_hold_what_they_gather() -> None:
-    """A layer of tensor and sequence parallelism gathers the inputs of attention and of the feed-forward network."""
+    """A layer of tensor and sequence parallelism gathers the inputs of attention and of the feed-forward
+    network."""
     quiet, ahead = (
         dataclasses.replace(FP32_GRADIENTS, gathers_on_own_stream=value) for value in (False, True)
     )

@@ -1,4 +1,5 @@
-"""Timelines: the host issues in order, the device runs in order, and no time can be lost or won against either."""
+"""Timelines: the host issues in order, the device runs in order, and no time can be lost or won against
+either."""
 
 from __future__ import annotations
 

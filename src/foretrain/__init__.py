@@ -1,4 +1,5 @@
-"""foretrain: know how long a training run takes, how much memory it needs and what it costs, before you run it.
+"""foretrain: know how long a training run takes, how much memory it needs and what it costs, before you run
+it.
 
 >>> import foretrain
 >>> forecast = foretrain.predict("resnet50", device="h100", batch=64)  # doctest: +SKIP

@@ -1,4 +1,5 @@
-"""For notebooks and the command line: a model by name, or a module in hand, and a few options become a job and its forecast."""
+"""For notebooks and the command line: a model by name, or a module in hand, and a few options become a job
+and its forecast."""
 
 from __future__ import annotations
 
@@ -73,9 +74,12 @@ def make_job(
     """
     section, defaults = _model_section(model, source)
     training = {
-        "global_batch": 32 if batch is None else batch, "mode": mode, "precision": precision, "image": defaults.get("image") if image is None else image,
-        "sequence": defaults.get("sequence") if sequence is None else sequence, "classes": classes, "optimizer": optimizer or defaults.get("optimizer"),
-        "samples": samples, "epochs": epochs, "steps": steps, "channels_last": channels_last, "framework": framework, "compile": compile,
+        "global_batch": 32 if batch is None else batch, "mode": mode, "precision": precision,
+        "image": defaults.get("image") if image is None else image,
+        "sequence": defaults.get("sequence") if sequence is None else sequence, "classes": classes,
+        "optimizer": optimizer or defaults.get("optimizer"),
+        "samples": samples, "epochs": epochs, "steps": steps, "channels_last": channels_last,
+        "framework": framework, "compile": compile,
     }  # fmt: skip
     if section["source"] == "graph":
         training.update(_training_of_graph(Path(model), training, batch))
@@ -86,7 +90,8 @@ def make_job(
         raise InputError(f"devices: {devices} does not divide over nodes = {spread}")
     per_node = devices // spread if devices is not None else (1 if node is None else None)
     cluster = {
-        "device": device or (DEFAULT_DEVICE if node is None else None), "devices_per_node": per_node, "nodes": spread, "node": node,
+        "device": device or (DEFAULT_DEVICE if node is None else None), "devices_per_node": per_node,
+        "nodes": spread, "node": node,
         "cores_per_device": cores_per_device,
     }  # fmt: skip
     return Job.read(
@@ -105,7 +110,8 @@ def make_job(
 
 
 def nodes_for(devices: int | None, node: str | None, device: str | None, catalog: Catalog | None) -> int:
-    """Nodes that so many devices fill: those of the named node, else of eight GPUs; one where they do not fill them evenly."""
+    """Nodes that so many devices fill: those of the named node, else of eight GPUs; one where they do not
+    fill them evenly."""
     known = catalog or Catalog.load()
     in_node = known.node(node, "cluster.node").devices if node is not None else _USUAL_IN_NODE
     on_cpu = device is not None and known.device(device, "cluster.device").is_cpu
@@ -124,7 +130,8 @@ def predict(
     predictor: str | Path | None = None,
     **options: Any,
 ) -> Forecast:
-    """Forecast a model by name, or a module with its inputs (and loss); ``options`` are those of ``make_job``.
+    """Forecast a model by name, or a module with its inputs (and loss); ``options`` are those of
+    ``make_job``.
 
     ``predictor`` is a name, ``file.py:Class``, or the folder of a saved one (``file.py:Class@FOLDER``).
     """

@@ -29,7 +29,8 @@ class Factors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A median, the bounds of the 80 % interval around it and, where they are known, those of the 95 % interval."""
+    """A median, the bounds of the 80 % interval around it and, where they are known, those of the 95 %
+    interval."""
 
     median: float
     low: float
@@ -69,7 +70,8 @@ class Estimate:
         return Estimate(median, low, high, low_95, high_95)
 
     def chance_above(self, limit: float) -> float:
-        """The probability of more than ``limit``, with the logarithm spread normally on either side of the median."""
+        """The probability of more than ``limit``, with the logarithm spread normally on either side of the
+        median."""
         if min(self.median, self.low, limit) <= 0:
             return float(self.median > limit)
         above = limit >= self.median
@@ -183,7 +185,8 @@ class Forecast:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak of memory is below the device's capacity on every rank; None when it is not known."""
+        """Whether the peak of memory is below the device's capacity on every rank; None when it is not
+        known."""
         fullest = self.fullest
         return None if fullest is None else fullest.median <= self.memory_capacity_bytes
 

@@ -1,4 +1,5 @@
-"""What is trained and how it is parallelised: Model, Training, Workload, Plan, Job and Run, from TOML or JSON and back."""
+"""What is trained and how it is parallelised: Model, Training, Workload, Plan, Job and Run, from TOML or JSON
+and back."""
 
 from __future__ import annotations
 
@@ -26,20 +27,24 @@ Shard = Literal["none", "zero1", "zero2", "zero3"]
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
 
-OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", "adafactor", "lamb", "adagrad", "rmsprop",
+OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", "adafactor", "lamb",
+"adagrad", "rmsprop",
               "nadam", "radam", "adamax", "adadelta", "asgd", "rprop", "muon")  # fmt: skip
 
 RESOURCE_FIGURES: dict[str, str] = {
     f"{resource}_{figure}": "s" if figure.endswith("_s") else rate
-    for resource, rate in (("device_utilization", ""), ("memory_utilization", ""), ("network_rx", "B/s"), ("network_tx", "B/s"))
+    for resource, rate in (("device_utilization", ""), ("memory_utilization", ""), ("network_rx", "B/s"),
+    ("network_tx", "B/s"))
     for figure in ("idle_s", "active_s", "peak")
 }  # fmt: skip
 """Driple's twelve, of the window that a run was sampled in: mean length of idle and of active spans, mean
 peak of the active ones."""
 
 QUANTITIES: dict[str, str] = {
-    "step_time_s": "s", "step_time_without_sync_s": "s", "forward_time_s": "s", "backward_time_s": "s", "optimizer_time_s": "s",
-    "device_busy_s": "s", "host_issue_s": "s", "kernels": "", "peak_memory_bytes": "B", "reserved_memory_bytes": "B",
+    "step_time_s": "s", "step_time_without_sync_s": "s", "forward_time_s": "s", "backward_time_s": "s",
+    "optimizer_time_s": "s",
+    "device_busy_s": "s", "host_issue_s": "s", "kernels": "", "peak_memory_bytes": "B",
+    "reserved_memory_bytes": "B",
     "samples_per_s": "/s", "tokens_per_s": "/s", "epoch_time_s": "s", "total_time_s": "s",
     "device_utilization": "", "memory_utilization": "", "power_w": "W",
     "network_tx_bytes_per_s": "B/s", "network_rx_bytes_per_s": "B/s", **RESOURCE_FIGURES,
@@ -172,7 +177,8 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Degrees of parallelism and what goes with them; the default is plain data parallelism over all devices."""
+    """Degrees of parallelism and what goes with them; the default is plain data parallelism over all
+    devices."""
 
     data: int | None = None
     tensor: int = 1
@@ -405,7 +411,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
 def parse_job(
     line: str, *, catalog: Catalog | None = None, base: Path = Path(), edit: Edit = lambda data: data
 ) -> Job:
-    """The job on a line of a file that lies in ``base``: a bare one, or that of a run whose measured part is ignored."""
+    """The job on a line of a file that lies in ``base``: a bare one, or that of a run whose measured part is
+    ignored."""
     try:
         data = json.loads(line)
     except ValueError as error:

@@ -1,4 +1,5 @@
-"""Captures a job or a module as an OpGraph: from the cache, or traced with torch, which is imported only then."""
+"""Captures a job or a module as an OpGraph: from the cache, or traced with torch, which is imported only
+then."""
 
 from __future__ import annotations
 
@@ -61,10 +62,12 @@ def capture(
     )
     batch = samples or (first.shape[0] if first is not None and first.dim() else 1)
     return trace_step(
-        _on_meta(module), arguments, loss or classifier_loss(), samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
+        _on_meta(module), arguments, loss or classifier_loss(), samples=batch, tokens=tokens, mode=mode,
+        precision=precision, optimizer=optimizer,
         master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
         info={
-            "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer, "versions": library_versions(),
+            "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,
+            "versions": library_versions(),
         },
     )  # fmt: skip
 
@@ -112,7 +115,8 @@ def _alone(job: Job) -> Job:
 
 
 def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
-    """The graph of one rank's micro-batch under the job's tensor, context and expert parallelism, by the model's distinct layers.
+    """The graph of one rank's micro-batch under the job's tensor, context and expert parallelism, by the
+    model's distinct layers.
 
     Its collectives are operators named ``all_reduce``, ``all_gather``, ``reduce_scatter`` and ``all_to_all``,
     with the group ("tensor", "context" or "expert") as overload. ``weights`` holds what the rank has of every
@@ -128,8 +132,10 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
             )
         return _with_weights(_given_graph(job))
     split = {
-        "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": plan.context, "expert": plan.expert,
-        "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan, "framework": framework,
+        "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": plan.context,
+        "expert": plan.expert,
+        "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan,
+        "framework": framework,
     }  # fmt: skip
     return found_or_traced(functools.partial(_trace_rank, job), job, split, refresh=refresh)
 

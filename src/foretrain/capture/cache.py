@@ -37,7 +37,8 @@ def found_or_traced(
     *,
     refresh: bool = False,
 ) -> OpGraph:
-    """The graph of a job's micro-batch: from memory or disk, derived from two other batch sizes, or traced now.
+    """The graph of a job's micro-batch: from memory or disk, derived from two other batch sizes, or traced
+    now.
 
     ``trace`` traces the job's model at a batch size; ``split`` is what shapes the graph beside model and
     training.
@@ -135,7 +136,8 @@ class _Family:
             self._write({"refused": str(reason), "versions": versions})
 
     def _check(self, family: BatchFamily, trace: Callable[[int], OpGraph], *traced: int) -> None:
-        """A user's own code may do anything with a batch (fill it up to a multiple, say): a third, odd one tells."""
+        """A user's own code may do anything with a batch (fill it up to a multiple, say): a third, odd one
+        tells."""
         if self._job.workload.model.source not in ("python", "onnx"):
             return
         batch = next(odd for odd in _ODD_BATCHES if odd not in traced)

@@ -1,4 +1,5 @@
-"""Hashes what shapes a graph (model, training, files) and names the versions of the libraries that trace it."""
+"""Hashes what shapes a graph (model, training, files) and names the versions of the libraries that trace
+it."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def _version(library: str) -> str | None:
 
 
 def graph_key(job: Job, split: Mapping[str, Any] | None, batch: int | None) -> str:
-    """A hash of all that shapes the graph, file contents included; without ``batch``, of its graphs at all sizes."""
+    """A hash of all that shapes the graph, file contents included; without ``batch``, of its graphs at all
+    sizes."""
     model, training = job.workload.model, job.workload.training
     content = {
         "revision": _REVISION,

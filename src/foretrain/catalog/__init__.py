@@ -1,4 +1,5 @@
-"""Device, node, link and price tables (built in, and the user's own TOML) in; checked entries by name or alias out."""
+"""Device, node, link and price tables (built in, and the user's own TOML) in; checked entries by name or
+alias out."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def check_numbers(where: str, *, zero: bool = False, **values: float | None) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpec:
-    """What a file says of a link; whatever it leaves out comes from the node, the device or the kind of link."""
+    """What a file says of a link; whatever it leaves out comes from the node, the device or the kind of
+    link."""
 
     kind: str | None = None
     bandwidth: float | None = quantity(parse_rate, default=None)
@@ -144,7 +146,8 @@ class Device:
         return self.fp32 or 0.0
 
     def link_rate(self, kind: str) -> float | None:
-        """Bytes per second and direction over the device's own links of this kind, or None when it has none."""
+        """Bytes per second and direction over the device's own links of this kind, or None when it has
+        none."""
         if kind == "pcie":
             return self.pcie_bytes_per_s
         if self.link_bytes_per_s and (kind == self.link or (kind[:2] == self.link[:2] == "nv")):
@@ -218,7 +221,8 @@ class Catalog:
 
     @classmethod
     def load(cls, extra: Path | None = None) -> Catalog:
-        """The built-in entries, the files that FORETRAIN_CATALOG names, ``extra``: later ones override single fields."""
+        """The built-in entries, the files that FORETRAIN_CATALOG names, ``extra``: later ones override single
+        fields."""
         named = os.environ.get(VARIABLE, "").split(os.pathsep)
         catalog = cls(tuple(dict.fromkeys(Path(path) for path in (*named, extra) if path)))
         for path in catalog.files:
@@ -297,7 +301,8 @@ _ALIASES = re.compile(r"^aliases = (\[.*\])", re.MULTILINE)
 
 
 class _Sections(Mapping[str, dict[str, Any]]):
-    """The entries of a file with a table for each, read one by one as they are asked for: a job needs one of many."""
+    """The entries of a file with a table for each, read one by one as they are asked for: a job needs one of
+    many."""
 
     def __init__(self, text: str) -> None:
         starts = [*_HEADING.finditer(text)]
@@ -359,7 +364,8 @@ def _entries(kind: str, files: tuple[Path, ...]) -> Mapping[str, dict[str, Any]]
 
 @functools.cache
 def _index(kind: str, files: tuple[Path, ...]) -> dict[str, str]:
-    """Every spelling that is understood, to the catalogue's name; prices go by the names of devices and nodes."""
+    """Every spelling that is understood, to the catalogue's name; prices go by the names of devices and
+    nodes."""
     if kind == "prices":
         return _index("devices", files) | _index("nodes", files)
     entries = _entries(kind, files)

@@ -1,4 +1,5 @@
-"""The command that books machines: ``advise`` turns runs and a deadline into the cheapest configuration that meets it."""
+"""The command that books machines: ``advise`` turns runs and a deadline into the cheapest configuration that
+meets it."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def advise(
     catalog: CatalogOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The cheapest configuration (data, workers, machines) that meets a deadline, with the probability of missing it."""
+    """The cheapest configuration (data, workers, machines) that meets a deadline, with the probability of
+    missing it."""
     from foretrain import advice
     from foretrain.catalog import Catalog
     from foretrain.job import read_runs
@@ -65,7 +67,8 @@ def advise(
     found = [run for path in runs for _, run in read_runs(path)]
     base = advice.template(found, model)
     wishes = advice.Wishes(
-        samples=_numbers("samples", samples), epochs=epochs, workers=_numbers("workers", workers), cores=_numbers("cores", cores),
+        samples=_numbers("samples", samples), epochs=epochs, workers=_numbers("workers", workers),
+        cores=_numbers("cores", cores),
         instances=tuple(instances.split(",")) if instances else (), batch=batch,
     )  # fmt: skip
     jobs, refused = advice.candidates(base, found, wishes, known)

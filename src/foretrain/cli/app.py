@@ -1,4 +1,5 @@
-"""The ``foretrain`` application that commands join, with one way to report what went wrong and to talk to people."""
+"""The ``foretrain`` application that commands join, with one way to report what went wrong and to talk to
+people."""
 
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ def _lighten(command: Any, ctx: Any) -> None:
 
 
 class _AsItIs:
-    """Spares Typer its validation library, a sixth of a forecast, for values that need no conversion: defaults and texts."""
+    """Spares Typer its validation library, a sixth of a forecast, for values that need no conversion:
+    defaults and texts."""
 
     def __init__(self, convert: Callable[[], Any]) -> None:
         self._convert = convert

@@ -1,4 +1,5 @@
-"""The command that says what to measure next: a table of candidates, or cluster sizes, and a budget in; the chosen ones out."""
+"""The command that says what to measure next: a table of candidates, or cluster sizes, and a budget in; the
+chosen ones out."""
 
 from __future__ import annotations
 
@@ -162,7 +163,8 @@ def _table(
 
 
 def _operators(path: Path, rows: Rows, costs: Sequence[float], quadratic: bool) -> Candidates:
-    """Lines of operator instances: name, input tensors as (shape, dtype, strides), precision, FLOPs and bytes."""
+    """Lines of operator instances: name, input tensors as (shape, dtype, strides), precision, FLOPs and
+    bytes."""
     from foretrain.measure.candidates import operator_candidates
 
     described = []

@@ -86,10 +86,14 @@ class JobOptions:
 
 
 _PLACES = {
-    "source": "model", "device": "cluster", "node": "cluster", "nodes": "cluster", "cores_per_device": "cluster", "batch": "training", "image": "training",
-    "sequence": "training", "classes": "training", "precision": "training", "optimizer": "training", "mode": "training",
-    "samples": "training", "epochs": "training", "steps": "training", "channels_last": "training", "framework": "training", "compile": "training",
-    **dict.fromkeys(("micro_batch", "tensor", "pipeline", "context", "expert", "shard", "recompute", "schedule", "sequence_parallel"), "plan"),
+    "source": "model", "device": "cluster", "node": "cluster", "nodes": "cluster",
+    "cores_per_device": "cluster", "batch": "training", "image": "training",
+    "sequence": "training", "classes": "training", "precision": "training", "optimizer": "training",
+    "mode": "training",
+    "samples": "training", "epochs": "training", "steps": "training", "channels_last": "training",
+    "framework": "training", "compile": "training",
+    **dict.fromkeys(("micro_batch", "tensor", "pipeline", "context", "expert", "shard", "recompute",
+    "schedule", "sequence_parallel"), "plan"),
 }  # fmt: skip
 _FIELDS = {"batch": "global_batch"}
 _INSTEAD = {"epochs": "steps", "steps": "epochs"}

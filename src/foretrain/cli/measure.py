@@ -133,7 +133,8 @@ def steps(
     budget: BudgetOption = None,
     catalog: CatalogOption = None,
 ) -> None:
-    """Run real training steps of jobs on one device and write them as runs; a job that fails does not stop the rest."""
+    """Run real training steps of jobs on one device and write them as runs; a job that fails does not stop
+    the rest."""
     from foretrain.measure.steps import measure_jobs
     from foretrain.report.screen import progress
 
@@ -243,7 +244,8 @@ def campaign(
     budget: BudgetOption = None,
     catalog: CatalogOption = None,
 ) -> None:
-    """Train a grid of jobs in parallel and record step times, epoch times and the resources of every worker."""
+    """Train a grid of jobs in parallel and record step times, epoch times and the resources of every
+    worker."""
     from foretrain.api import make_job
     from foretrain.measure.backends import backend
     from foretrain.measure.campaign import cells, read_campaign, read_grid, run_campaign
@@ -252,8 +254,10 @@ def campaign(
 
     options = _options(
         lists={"models": models, "sync": sync, "links": links},
-        numbers={"workers": workers, "cores": cores, "batch": batch, "batch_per_worker": batch_per_worker, "samples": samples, "servers": servers},
-        single={"sequence": sequence, "classes": classes, "precision": precision, "optimizer": optimizer, "device": device},
+        numbers={"workers": workers, "cores": cores, "batch": batch, "batch_per_worker": batch_per_worker,
+        "samples": samples, "servers": servers},
+        single={"sequence": sequence, "classes": classes, "precision": precision, "optimizer": optimizer,
+        "device": device},
         image=image,
     )  # fmt: skip
     grids = [read_grid(options)] if file is None else read_campaign(file, options)
@@ -270,8 +274,10 @@ def campaign(
     try:
         with progress("cells") as advance:
             summary = run_campaign(
-                wanted, out, chosen, protocol=protocol, interface=interface or ("auto" if address else "lo"), progress=advance, say=say,
-                timeout_s=parse_seconds(timeout, "timeout"), retry_failed=retry_failed, budget_s=budget_s(budget),
+                wanted, out, chosen, protocol=protocol, interface=interface or ("auto" if address else "lo"),
+                progress=advance, say=say,
+                timeout_s=parse_seconds(timeout, "timeout"), retry_failed=retry_failed,
+                budget_s=budget_s(budget),
             )  # fmt: skip
     except KeyboardInterrupt:
         say(f"interrupted: what was measured is in {out}; the same command goes on from there")

@@ -138,7 +138,8 @@ class _Asked:
 def _predict_many(
     path: Path, out: Path | None, options: Options, predictor: str, processes: int, ray: str | None
 ) -> None:
-    """One line out per job in, in order, each as soon as it is known; a job that fails does not stop the rest."""
+    """One line out per job in, in order, each as soon as it is known; a job that fails does not stop the
+    rest."""
     hush_ray()
     one_thread()
     from foretrain.catalog import Catalog
@@ -181,7 +182,8 @@ def _predict_many(
 
 
 def _answer(asked: _Asked, line: str) -> tuple[dict[str, Any], str]:
-    """The forecast of one job, or why there is none; a bug comes with its traceback and does not cost the other jobs."""
+    """The forecast of one job, or why there is none; a bug comes with its traceback and does not cost the
+    other jobs."""
     from foretrain.job import parse_job
 
     try:

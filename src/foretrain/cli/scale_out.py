@@ -1,4 +1,5 @@
-"""What commands share that fan out: ``--processes N`` and ``--ray [ADDRESS]``, whose value may be left out."""
+"""What commands share that fan out: ``--processes N`` and ``--ray [ADDRESS]``, whose value may be left
+out."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class ScaleOut(TyperCommand):
 
 
 def with_address(words: Sequence[str]) -> list[str]:
-    """A bare ``--ray`` gets the address that it stands for, as Typer knows no options whose value may be left out.
+    """A bare ``--ray`` gets the address that it stands for, as Typer knows no options whose value may be left
+    out.
 
     >>> with_address(["--ray", "--out", "x"]), with_address(["--ray", "head:6379"]), with_address(["--ray", "trace.csv"])
     (['--ray=any', '--out', 'x'], ['--ray', 'head:6379'], ['--ray=any', 'trace.csv'])
@@ -48,10 +50,12 @@ def with_address(words: Sequence[str]) -> list[str]:
 
 
 def hush_ray() -> None:
-    """Keep what Ray says of lost workers off the screen, where results go; to be called before Ray is imported."""
+    """Keep what Ray says of lost workers off the screen, where results go; to be called before Ray is
+    imported."""
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
 
 
 def one_thread() -> None:
-    """Numerics in one thread, here as in every worker, as sums in another order differ in their last bits; before torch is imported."""
+    """Numerics in one thread, here as in every worker, as sums in another order differ in their last bits;
+    before torch is imported."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")

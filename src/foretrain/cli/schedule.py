@@ -1,4 +1,5 @@
-"""The command that simulates a cluster: a trace of jobs, a cluster and policies in; their figures side by side out."""
+"""The command that simulates a cluster: a trace of jobs, a cluster and policies in; their figures side by
+side out."""
 
 from __future__ import annotations
 
@@ -135,11 +136,15 @@ def schedule(
         raise unknown("--log", str(log), (".csv", ".parquet"), "a file that ends in one of")
     jobs = _jobs(trace, generate, format, first)
     scenarios = _scenarios(
-        jobs, policy.split(","), cluster=cluster, rack=rack, placement=placement, rounds=rounds, errors=errors, residuals=residuals, seeds=seeds,
-        source={"throughputs": throughputs, "predictor": predictor, "templates": templates, "slowdown_per_node": slowdown_per_node},
+        jobs, policy.split(","), cluster=cluster, rack=rack, placement=placement, rounds=rounds,
+        errors=errors, residuals=residuals, seeds=seeds,
+        source={"throughputs": throughputs, "predictor": predictor, "templates": templates,
+        "slowdown_per_node": slowdown_per_node},
         settings={
-            "checkpoint_s": _seconds("checkpoint", checkpoint), "restart_s": _seconds("restart", restart), "sharing": sharing,
-            "checkpoint_every_s": _seconds("checkpoint-every", checkpoint_every), "failures": _failures(job_mtbf, node_mtbf, repair, outages),
+            "checkpoint_s": _seconds("checkpoint", checkpoint), "restart_s": _seconds("restart", restart),
+            "sharing": sharing,
+            "checkpoint_every_s": _seconds("checkpoint-every", checkpoint_every),
+            "failures": _failures(job_mtbf, node_mtbf, repair, outages),
         },
     )  # fmt: skip
     jobs = runnable(jobs, scenarios[0])
@@ -186,7 +191,8 @@ def _jobs(trace: str | None, generate: str | None, format: str | None, first: in
 
 
 def _scenarios(
-    jobs: Trace, policies: Sequence[str], *, cluster: str, rack: int, placement: str, rounds: str | None, errors: str, residuals: Path | None,
+    jobs: Trace, policies: Sequence[str], *, cluster: str, rack: int, placement: str, rounds: str | None,
+    errors: str, residuals: Path | None,
     seeds: int, source: dict[str, Any], settings: dict[str, Any],
 ) -> list[Scenario]:  # fmt: skip
     from foretrain.scheduling.clusters import read_machines, sections_of
@@ -315,7 +321,8 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
 
 
 def _cost(means: dict[Key, Metrics], policy: str, found: Metrics) -> float | None:
-    """What errors of the estimates cost in average completion time, as a fraction; None where no exact estimates were tried."""
+    """What errors of the estimates cost in average completion time, as a fraction; None where no exact
+    estimates were tried."""
     exact = means.get((policy, "exact"))
     return None if exact is None else found.average_jct_s / exact.average_jct_s - 1
 

@@ -21,7 +21,8 @@ _GIVEN = "foretrain.settings"
 
 
 class WithSettings(ScaleOut):
-    """A command whose first argument is a predictor: it has the options of that one's settings; without one, those of all."""
+    """A command whose first argument is a predictor: it has the options of that one's settings; without one,
+    those of all."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         name = _named(args)
@@ -107,7 +108,8 @@ def _options(kind: type[Predictor]) -> list[Any]:
     for field, facts in fields:
         name = facts["name"] or field.name
         told = typer.Option(
-            f"--{name.replace('_', '-')}", min=facts["least"], metavar=facts["metavar"], help=f"{kind.name}: {facts['help']}", show_default=False
+            f"--{name.replace('_', '-')}", min=facts["least"], metavar=facts["metavar"],
+            help=f"{kind.name}: {facts['help']}", show_default=False
         )  # fmt: skip
         hint = str if facts["parse"] else hints[field.name]
         parameters.append(

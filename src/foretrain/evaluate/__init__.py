@@ -23,7 +23,8 @@ from foretrain.predictors import DEFAULT, get
 from foretrain.predictors.base import Predictor
 
 __all__ = [
-    "DIMENSIONS", "SPLITS", "Comparison", "Evaluation", "Failure", "Fold", "Result", "Unsupported", "evaluate", "job_key", "leaderboard",
+    "DIMENSIONS", "SPLITS", "Comparison", "Evaluation", "Failure", "Fold", "Result", "Unsupported",
+    "evaluate", "job_key", "leaderboard",
     "split_runs",
 ]  # fmt: skip
 
@@ -245,8 +246,10 @@ def _compare_run(
             reasons.append(f"{name}: {predictor} gives {estimate.median}")
         else:
             rows.append(Comparison(
-                runs_file=case.runs_file, line=case.line, predictor=predictor, quantity=name, measured=measured,
-                predicted=estimate.median, low=estimate.low, high=estimate.high, error=(estimate.median - measured) / measured,
+                runs_file=case.runs_file, line=case.line, predictor=predictor, quantity=name,
+                measured=measured,
+                predicted=estimate.median, low=estimate.low, high=estimate.high,
+                error=(estimate.median - measured) / measured,
             ))  # fmt: skip
     return rows, reasons
 

@@ -1,4 +1,5 @@
-"""Divides runs into those to learn from and those to forecast, so that nothing that is held out is learned from."""
+"""Divides runs into those to learn from and those to forecast, so that nothing that is held out is learned
+from."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Fold:
 
 
 def job_key(job: Job) -> str:
-    """A text that two jobs share when they are the same: the canonical form and the folder that model paths start from."""
+    """A text that two jobs share when they are the same: the canonical form and the folder that model paths
+    start from."""
     return json.dumps([str(job.workload.base), job.to_dict()], sort_keys=True)
 
 
@@ -129,7 +131,8 @@ def _fold(test: Sequence[int], labels: Sequence[frozenset[str]], split: str) -> 
 
 
 def _even(groups: list[list[int]], count: int, seed: int) -> list[list[int]]:
-    """Groups dealt out, large ones first and equal ones in random order, each to the fold that has the fewest runs so far."""
+    """Groups dealt out, large ones first and equal ones in random order, each to the fold that has the fewest
+    runs so far."""
     random.Random(seed).shuffle(groups)
     parts: list[list[int]] = [[] for _ in range(count)]
     for group in sorted(groups, key=len, reverse=True):

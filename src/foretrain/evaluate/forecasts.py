@@ -1,4 +1,5 @@
-"""Asks predictors, learned anew where a fold says so, for the forecasts of runs: here, in several processes, or on a Ray cluster."""
+"""Asks predictors, learned anew where a fold says so, for the forecasts of runs: here, in several processes,
+or on a Ray cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One training step as data: the graph, FLOPs of its operators, and rewrites to what a compiler or framework runs."""
+"""One training step as data: the graph, FLOPs of its operators, and rewrites to what a compiler or framework
+runs."""
 
 from foretrain.graph.ir import (
     CATEGORIES,

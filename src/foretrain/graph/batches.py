@@ -95,7 +95,8 @@ def _spec_at(spec: Sequence[Any], batch: int) -> tuple[tuple[int, ...], str, tup
 
 
 def _shared(operators: Iterable[Operator]) -> list[Operator]:
-    """The operators, each that equals an earlier one replaced by it; at another batch size they may differ."""
+    """The operators, each that equals an earlier one replaced by it; at another batch size they may
+    differ."""
     first: dict[Any, Operator] = {}
 
     def content(one: Operator) -> tuple[Any, ...]:

@@ -1,4 +1,5 @@
-"""One training step as data: distinct operators, the stream of their calls, and the buffers they read and write. Knows nothing of torch."""
+"""One training step as data: distinct operators, the stream of their calls, and the buffers they read and
+write. Knows nothing of torch."""
 
 from __future__ import annotations
 
@@ -146,7 +147,8 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A list of repeated blocks of which only the first ``traced`` are in the graph; each other one equals one of these.
+    """A list of repeated blocks of which only the first ``traced`` are in the graph; each other one equals
+    one of these.
 
     >>> Stack("model.layers", 5, 3, (0, 1, 1, 1, 2)).copies(1)
     3

@@ -1,4 +1,5 @@
-"""Finds predictors by name, by file and class, and by the folder of a saved one; each is imported when it is asked for."""
+"""Finds predictors by name, by file and class, and by the folder of a saved one; each is imported when it is
+asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The interface that every predictor has: fit on runs, predict a job, the quantities it can give, and its state in a folder."""
+"""The interface that every predictor has: fit on runs, predict a job, the quantities it can give, and its
+state in a folder."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ FILE = "predictor.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benefit:
-    """What learning from runs was worth: mean absolute relative errors, the one after on runs that were left out in turn."""
+    """What learning from runs was worth: mean absolute relative errors, the one after on runs that were left
+    out in turn."""
 
     runs: int
     error_before: float
@@ -35,7 +37,8 @@ class Benefit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Figures for people: whole numbers are counts, fractions are shares (0.07 is 7 %), None is what is not known."""
+    """Figures for people: whole numbers are counts, fractions are shares (0.07 is 7 %), None is what is not
+    known."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str | int | float | None, ...], ...]
@@ -51,7 +54,8 @@ def option(
     default: Any, help: str, *, name: str | None = None, least: int | None = None,
     parse: Callable[[str, str], Any] | None = None, metavar: str | None = None,
 ) -> Any:  # fmt: skip
-    """A field of a predictor's settings that the command line offers, by its own or another name, as the text that ``parse`` reads."""
+    """A field of a predictor's settings that the command line offers, by its own or another name, as the text
+    that ``parse`` reads."""
     facts = {"help": help, "name": name, "least": least, "parse": parse, "metavar": metavar}
     return field(default=default, metadata={OPTION: facts})
 
@@ -85,7 +89,8 @@ class Predictor(ABC):
         """Learn from measured runs; a predictor with nothing to learn returns itself unchanged."""
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
-        """Forget what was learned beforehand of these architecture families and devices, so that scoring on them is fair."""
+        """Forget what was learned beforehand of these architecture families and devices, so that scoring on
+        them is fair."""
         return self
 
     def configure(self, settings: Any) -> None:
@@ -123,7 +128,8 @@ class Predictor(ABC):
         return cls._read(folder, document)
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
-        """Write the predictor's own files, each atomically; returns what else ``predictor.json`` is to hold."""
+        """Write the predictor's own files, each atomically; returns what else ``predictor.json`` is to
+        hold."""
         raise NotImplementedError
 
     @classmethod
@@ -144,7 +150,8 @@ class OperatorPredictor(Predictor):
         sources: Sequence[Mapping[str, Any]] = (),
         tell: Callable[[str], None] = lambda _: None,
     ) -> Self:
-        """Learn from operators, and from runs with phase times what the host adds to them; ``sources`` are kept to say where they come from."""
+        """Learn from operators, and from runs with phase times what the host adds to them; ``sources`` are
+        kept to say where they come from."""
 
 
 def _worth(benefits: Mapping[str, Benefit]) -> Report:

@@ -1,4 +1,5 @@
-"""The conformance suite: a predictor and a job that it can do in; nothing out, or an AssertionError that says what is wrong."""
+"""The conformance suite: a predictor and a job that it can do in; nothing out, or an AssertionError that says
+what is wrong."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def check_fit(predictor: Predictor, runs: Sequence[Run]) -> None:
 
 
 def check_forecast(predictor: Predictor, forecast: Forecast, job: Job) -> None:
-    """The forecast is of this job, by this predictor, in finite numbers in order, and only of what was claimed."""
+    """The forecast is of this job, by this predictor, in finite numbers in order, and only of what was
+    claimed."""
     name = predictor.name
     assert isinstance(forecast, Forecast), (
         f"{name}: predict returned {type(forecast).__name__}, not a Forecast"
@@ -102,7 +104,8 @@ def check_saved(predictor: Predictor, job: Job) -> None:
 
 
 def check_forgets(predictor: Predictor, job: Job, runs: Sequence[Run] | None = None) -> None:
-    """What was learned of a family or a device is gone after ``without``, as if it had never been learned, and stays so in a folder.
+    """What was learned of a family or a device is gone after ``without``, as if it had never been learned,
+    and stays so in a folder.
 
     ``runs`` are of the family and device of ``job``.
     """

@@ -1,4 +1,5 @@
-"""Gives neural predictors what they share: a state that the package ships, weights in a file, and sums in one order.
+"""Gives neural predictors what they share: a state that the package ships, weights in a file, and sums in one
+order.
 
 torch is imported where it is used, so that a predictor can be asked for its name, or read from a folder that
 is none, without it.
@@ -90,7 +91,8 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], header: Mappi
 
 
 def read_weights(path: Path, what: str) -> tuple[dict[str, Any], Tensors]:
-    """The header and the tensors that ``write_weights`` wrote; ``what`` the file should be, for the error where it is not."""
+    """The header and the tensors that ``write_weights`` wrote; ``what`` the file should be, for the error
+    where it is not."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -125,7 +127,8 @@ def read_members(path: Path, form: str) -> tuple[dict[str, Any], list[Tensors]]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums in one order, so that the same data give the same network; more threads gain nothing on graphs this small."""
+    """Sums in one order, so that the same data give the same network; more threads gain nothing on graphs
+    this small."""
     import torch
 
     before = torch.get_num_threads()

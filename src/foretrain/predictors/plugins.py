@@ -1,4 +1,5 @@
-"""Finds predictors that do not come with foretrain: a class in a file that the user names, or one that a package installed."""
+"""Finds predictors that do not come with foretrain: a class in a file that the user names, or one that a
+package installed."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def class_installed(name: str) -> type[Predictor]:
 
 
 def class_in_file(name: str) -> type[Predictor]:
-    """The class that ``file.py:Class`` names; the file is run once for as long as its content stays the same."""
+    """The class that ``file.py:Class`` names; the file is run once for as long as its content stays the
+    same."""
     path, attribute = _parts(name)
     if not path.is_file():
         raise InputError(f"predictor {name}: there is no file {path}")

@@ -19,7 +19,8 @@ Files = tuple[tuple[str, bytes], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portable:
-    """A predictor's class, by its name or with the file that defines it, and the files of its folder if it has learned."""
+    """A predictor's class, by its name or with the file that defines it, and the files of its folder if it
+    has learned."""
 
     name: str
     """The name of a known predictor, or that of a class in ``source``."""
@@ -70,7 +71,8 @@ def _made(portable: Portable) -> Predictor:
 
 
 def _class_from(portable: Portable) -> type[Predictor]:
-    """From the file itself where it lies here too, as it may read what lies beside it; else from what was sent of it."""
+    """From the file itself where it lies here too, as it may read what lies beside it; else from what was
+    sent of it."""
     assert portable.source is not None
     path, content = Path(portable.source[0]), portable.source[1]
     if not path.is_file() or path.read_bytes() != content:
@@ -85,7 +87,8 @@ def _files_in(folder: Path) -> Files:
 
 @functools.cache
 def _folder(files: Files) -> Path:
-    """A folder with these files, which stays until the process ends, as a predictor may read its files only when it needs them."""
+    """A folder with these files, which stays until the process ends, as a predictor may read its files only
+    when it needs them."""
     folder = tempfile.TemporaryDirectory(prefix="foretrain-predictor-")
     _folders.append(folder)
     for name, content in files:

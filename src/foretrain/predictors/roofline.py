@@ -1,4 +1,5 @@
-"""Forecasts by data-sheet rates and a host that issues operators, with nothing learned: the yardstick for the rest."""
+"""Forecasts by data-sheet rates and a host that issues operators, with nothing learned: the yardstick for the
+rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Forecasts a job by looking inside its step; a white-box predictor adds its costs, its host and how sure it is."""
+"""Forecasts a job by looking inside its step; a white-box predictor adds its costs, its host and how sure it
+is."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class WhiteBoxPredictor(Predictor):
 
 
 def host_beside(job: Job, host: DispatchHost) -> DispatchHost:
-    """The host with the speed of the slowest CPU among the job's nodes; as it is where the job names no node."""
+    """The host with the speed of the slowest CPU among the job's nodes; as it is where the job names no
+    node."""
     groups = [group for group in job.cluster.groups if group.node is not None]
     speeds = [cpu_speed(group.node.cpu, group.device.year) for group in groups if group.node is not None]
     return dataclasses.replace(host, speed=host.speed * min(speeds)) if speeds else host

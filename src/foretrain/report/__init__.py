@@ -1,4 +1,5 @@
-"""Writes forecasts: JSON and Chrome traces here, text for the terminal in ``text``, one self-contained page in ``html``."""
+"""Writes forecasts: JSON and Chrome traces here, text for the terminal in ``text``, one self-contained page
+in ``html``."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def to_json(
     *,
     indent: int | None = 2,
 ) -> str:
-    """The forecast in SI units; ``breakdown`` adds the device seconds of a step by that key, ``extra`` keys of its own."""
+    """The forecast in SI units; ``breakdown`` adds the device seconds of a step by that key, ``extra`` keys
+    of its own."""
     document = {**forecast.to_dict(), **(extra or {})}
     if breakdown is not None:
         step = forecast.inside(f"breakdown by {breakdown}")

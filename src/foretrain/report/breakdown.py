@@ -13,7 +13,8 @@ What = Literal["layer", "operator", "phase"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A part of the step: its device seconds, its share of all of them, and the share of this row and those above it."""
+    """A part of the step: its device seconds, its share of all of them, and the share of this row and those
+    above it."""
 
     name: str
     time_s: float
@@ -40,7 +41,8 @@ def breakdown(forecast: Forecast, what: What, *, rows: int = 20, depth: int | No
 
 
 def merge_layers(seconds: Mapping[str, float], *, depth: int | None = None) -> dict[str, float]:
-    """Layers cut to ``depth`` names, with repeated numbered blocks merged: ``model.layers.12.mlp.up_proj`` is ``model.layers.*.mlp``.
+    """Layers cut to ``depth`` names, with repeated numbered blocks merged: ``model.layers.12.mlp.up_proj`` is
+    ``model.layers.*.mlp``.
 
     Without a depth, as many names as it takes until no row holds more than half of the time.
     """
@@ -56,7 +58,8 @@ def merge_layers(seconds: Mapping[str, float], *, depth: int | None = None) -> d
 
 
 def _blocks(paths: Iterable[str]) -> frozenset[str]:
-    """The paths that contain others: a number at their end counts blocks; any other number is a layer's own name."""
+    """The paths that contain others: a number at their end counts blocks; any other number is a layer's own
+    name."""
     parts = (path.split(".") for path in paths)
     return frozenset(".".join(names[:end]) for names in parts for end in range(1, len(names)))
 

@@ -1,4 +1,5 @@
-"""Two Forecasts in; why they differ out: the seconds of a step by cause, the memory by category, and a sentence on each."""
+"""Two Forecasts in; why they differ out: the seconds of a step by cause, the memory by category, and a
+sentence on each."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Changes:
     parts: tuple[Change, ...]
 
     def share(self, part: Change) -> float | None:
-        """Of the whole difference; None when there is hardly any. Parts that go the other way are below zero."""
+        """Of the whole difference; None when there is hardly any. Parts that go the other way are below
+        zero."""
         return None if self.is_same else part.difference / self.whole.difference
 
     @property

@@ -110,7 +110,8 @@ def _network(forecast: Forecast) -> Iterator[Figure]:
 
 
 def memory_figures(forecast: Forecast) -> Iterator[Figure]:
-    """The peak that the categories make up, of the fullest stage; then that of the stage whose memory is logged; what the allocator holds."""
+    """The peak that the categories make up, of the fullest stage; then that of the stage whose memory is
+    logged; what the allocator holds."""
     peak, reserved = (
         forecast.quantities.get(name) for name in ("peak_memory_bytes", "reserved_memory_bytes")
     )
@@ -136,7 +137,8 @@ def fullest_stage(forecast: Forecast) -> RankMemory | None:
 
 
 def logged_stage(forecast: Forecast) -> RankMemory | None:
-    """The stage that the quantities are of, which is the one that the framework logs; None without several stages."""
+    """The stage that the quantities are of, which is the one that the framework logs; None without several
+    stages."""
     if len(forecast.ranks) < 2:
         return None
     stage = stage_that_logs(forecast.job)
@@ -177,7 +179,8 @@ Verdict = Literal["yes", "perhaps", "no"]
 
 
 def fits(forecast: Forecast) -> tuple[Verdict, Figure] | None:
-    """Whether the memory of the fullest rank suffices, in words how likely it does not; None when it is not known."""
+    """Whether the memory of the fullest rank suffices, in words how likely it does not; None when it is not
+    known."""
     need = forecast.fullest
     chance, capacity = forecast.out_of_memory_chance, forecast.memory_capacity_bytes
     if chance is None or need is None or not capacity:

@@ -1,4 +1,5 @@
-"""Draws a forecast as one HTML page that needs no network: summary, what a step goes to, memory, timeline, assumptions."""
+"""Draws a forecast as one HTML page that needs no network: summary, what a step goes to, memory, timeline,
+assumptions."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _MAX_POINTS = 1500
 _PHASE_COLORS = {"forward": "#3b7dd8", "backward": "#d9822b", "optimizer": "#4c9f70"}
 _CATEGORY_COLORS = {
     "weights": "#1f4e8c", "gradients": "#d9822b", "optimizer_state": "#4c9f70",
-    "inputs": "#8a8f98", "activations": "#6fa8dc", "temporaries": "#b07aa1", "buffers": "#8a8f98", "workspaces": "#c9a227",
+    "inputs": "#8a8f98", "activations": "#6fa8dc", "temporaries": "#b07aa1", "buffers": "#8a8f98",
+    "workspaces": "#c9a227",
 }  # fmt: skip
 _SLOT_COLORS = {
     "F": _PHASE_COLORS["forward"],
@@ -50,7 +52,8 @@ def write_html(forecast: Forecast, path: Path, resources: Resources | None = Non
 def page(forecast: Forecast, resources: Resources | None = None) -> str:
     """The page as text; with ``resources``, how they are used over a few steps."""
     offline, _ = _plotly()
-    # Only maps fetch anything, and none is drawn: without their addresses the page names no other host to load from.
+    # Only maps fetch anything, and none is drawn: without their addresses the page names no other host to
+    # load from.
     script = offline.get_plotlyjs().replace("https://cdn.", "https://offline.invalid/")
     title = html.escape(figures.describe_model(forecast.job))
     body = "\n".join(
@@ -194,7 +197,8 @@ def _bars(parts: Mapping[str, float], title: str, unit: str) -> Any:
     total = sum(parts.values())
     names = list(parts)[::-1]
     bar = objects.Bar(
-        orientation="h", x=[parts[name] * 1e3 for name in names], y=names, hoverinfo="y+text", cliponaxis=False,
+        orientation="h", x=[parts[name] * 1e3 for name in names], y=names, hoverinfo="y+text",
+        cliponaxis=False,
         marker_color=[_PHASE_COLORS.get(name, _PHASE_COLORS["forward"]) for name in names],
         text=[f"{format_seconds(parts[name])} ({parts[name] / total:.1%})" for name in names],
     )  # fmt: skip
@@ -225,7 +229,8 @@ def _live_bytes(graph: OpGraph, category: str) -> Column:
 
 
 def thin(total: Column, points: int) -> npt.NDArray[np.int64]:
-    """Positions to draw: all of them, or of each stretch the one with the most bytes, so that no peak is lost."""
+    """Positions to draw: all of them, or of each stretch the one with the most bytes, so that no peak is
+    lost."""
     if len(total) <= points:
         return np.arange(len(total))
     edges = np.linspace(0, len(total), points + 1).astype(np.int64)
@@ -242,8 +247,10 @@ def _memory_figure(timeline: Timeline, capacity_bytes: float | None) -> Any:
     figure = objects.Figure()
     for category, sizes in live.items():
         figure.add_scatter(
-            x=(times[chosen] * 1e3).round(4), y=(sizes[chosen] / 2**30).round(5), name=category.replace("_", " "), stackgroup="memory", mode="lines",
-            line={"width": 0.5, "shape": "hv", "color": _CATEGORY_COLORS[category]}, hovertemplate="%{y:.3g} GiB",
+            x=(times[chosen] * 1e3).round(4), y=(sizes[chosen] / 2**30).round(5), name=category.replace("_",
+            " "), stackgroup="memory", mode="lines",
+            line={"width": 0.5, "shape": "hv", "color": _CATEGORY_COLORS[category]},
+            hovertemplate="%{y:.3g} GiB",
         )  # fmt: skip
     peak = float(total.max(initial=0.0))
     figure.update_layout(height=420, xaxis_title="ms", yaxis_title="GiB", hovermode="x unified")
@@ -274,7 +281,8 @@ def _stages_figure(ranks: Sequence[RankMemory], capacity_bytes: float | None) ->
 
 
 def _add_capacity(figure: Any, peak_bytes: float, capacity_bytes: float) -> None:
-    """The capacity as a line; where it is far above the curves, as words, so that the curves stay readable."""
+    """The capacity as a line; where it is far above the curves, as words, so that the curves stay
+    readable."""
     words = f"capacity {format_bytes(capacity_bytes)}"
     if capacity_bytes <= 5 * peak_bytes:
         figure.add_hline(
@@ -342,9 +350,12 @@ def _slots_figure(slots: Sequence[Slot]) -> tuple[Any, int]:
         ]
         if mine:
             figure.add_bar(
-                orientation="h", name=name, marker_color=_SLOT_COLORS[kind], marker_line={"width": 0.5, "color": "#fff"},
-                base=[slot.start_s * 1e3 for slot in mine], x=[(slot.end_s - slot.start_s) * 1e3 for slot in mine],
-                y=[f"stage {slot.stage}, {slot.lane}" for slot in mine], text=[slot.name for slot in mine], textposition="none",
+                orientation="h", name=name, marker_color=_SLOT_COLORS[kind], marker_line={"width": 0.5,
+                "color": "#fff"},
+                base=[slot.start_s * 1e3 for slot in mine],
+                x=[(slot.end_s - slot.start_s) * 1e3 for slot in mine],
+                y=[f"stage {slot.stage}, {slot.lane}" for slot in mine], text=[slot.name for slot in mine],
+                textposition="none",
                 hovertemplate="%{text}<br>%{x:.4f} ms from %{base:.4f} ms",
             )  # fmt: skip
     order = [f"stage {stage}, {lane}" for stage, lane in lanes][::-1]

@@ -1,4 +1,5 @@
-"""Records in; JSON lines in a file or on the screen out, each whole or not at all, as soon as it is written."""
+"""Records in; JSON lines in a file or on the screen out, each whole or not at all, as soon as it is
+written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The use of device, memory and network that a job is forecast to make in; a table for the terminal and a figure for the page out."""
+"""The use of device, memory and network that a job is forecast to make in; a table for the terminal and a
+figure for the page out."""
 
 from __future__ import annotations
 
@@ -54,13 +55,15 @@ def burst_figure(found: Resources, objects: Any) -> Any:
         levels = (found.steps.values[name] * factor).round(4).tolist()
         axis = str(number + 1) if number else ""
         figure.add_scatter(
-            x=times, y=[*levels, levels[-1]], name=_NAMES[name], mode="lines", yaxis=f"y{axis}", fill="tozeroy",
+            x=times, y=[*levels, levels[-1]], name=_NAMES[name], mode="lines", yaxis=f"y{axis}",
+            fill="tozeroy",
             line={"shape": "hv", "width": 1.5, "color": _COLORS[name]}, hovertemplate=f"%{{y:.3g}} {unit}",
         )  # fmt: skip
         top = 1.0 - number / len(RESOURCES)
         highest = 100.0 if name == "device_utilization" else max(levels) or 1.0
         axes[f"yaxis{axis}"] = {
-            "title": f"{_NAMES[name]}<br>{unit}", "domain": [top - 0.21, top], "range": [0, 1.1 * highest], "nticks": 4, "anchor": "x",
+            "title": f"{_NAMES[name]}<br>{unit}", "domain": [top - 0.21, top], "range": [0, 1.1 * highest],
+            "nticks": 4, "anchor": "x",
         }  # fmt: skip
     for step in range(1, found.drawn_steps):
         at = times[-1] * step / found.drawn_steps

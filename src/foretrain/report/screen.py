@@ -1,4 +1,5 @@
-"""Renderables and progress in; the terminal out: coloured and as wide as it is, or 100 columns of plain text where there is none."""
+"""Renderables and progress in; the terminal out: coloured and as wide as it is, or 100 columns of plain text
+where there is none."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def show(*parts: RenderableType) -> None:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time left, on stderr, moved by calls with how many are done of how many; nothing without a terminal."""
+    """A bar with the time left, on stderr, moved by calls with how many are done of how many; nothing without
+    a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

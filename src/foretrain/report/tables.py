@@ -121,7 +121,8 @@ def advice_table(advice: Advice, top: int) -> Table:
     for option, training in zip(shown, trainings, strict=True):
         total = option.total_time_s
         rows.append([
-            machines(option.job), f"{option.job.cluster.world_size:,}", *([f"{training.samples:,}"] if sizes else []), f"{training.global_batch:,}",
+            machines(option.job), f"{option.job.cluster.world_size:,}",
+            *([f"{training.samples:,}"] if sizes else []), f"{training.global_batch:,}",
             format_seconds(total.median), f"{format_seconds(total.low)} to {format_seconds(total.high)}",
             "unknown" if option.cost is None else format_dollars(option.cost.median), f"{option.late:.0%}",
         ])  # fmt: skip

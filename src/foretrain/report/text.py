@@ -1,4 +1,5 @@
-"""A Forecast in, or two and why they differ; Rich renderables for the terminal out: the summary, the breakdown, the explanation."""
+"""A Forecast in, or two and why they differ; Rich renderables for the terminal out: the summary, the
+breakdown, the explanation."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _VERDICT_STYLES: dict[figures.Verdict, str] = {
 
 
 def summary(forecast: Forecast) -> RenderableType:
-    """Time and what it goes to, throughput, what bounds the step, memory, the whole training, and the assumptions."""
+    """Time and what it goes to, throughput, what bounds the step, memory, the whole training, and the
+    assumptions."""
     job, layout = forecast.job, _Layout(forecast)
     parts: list[RenderableType] = [
         Text(figures.describe_model(job), style="bold"),

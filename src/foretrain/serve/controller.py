@@ -1,4 +1,5 @@
-"""PredictDDL's controller: a job in, checked, completed with the cluster that is there, embedded, predicted and recorded; a forecast out."""
+"""PredictDDL's controller: a job in, checked, completed with the cluster that is there, embedded, predicted
+and recorded; a forecast out."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class Resources:
     nodes: tuple[NodeResources, ...]
 
     def cluster(self, device: str | None = None, cores_per_device: int = 1) -> dict[str, Any]:
-        """The [cluster] section of a job on all of it: a worker for each GPU, or for so many cores of each node.
+        """The [cluster] section of a job on all of it: a worker for each GPU, or for so many cores of each
+        node.
 
         Nodes without room for a worker are left out, and the others count as the smallest of them.
         """
@@ -142,7 +144,8 @@ def local_resources() -> Resources:
 
 
 def ray_resources(address: str | None = None) -> Resources:
-    """The live Ray cluster that this process is connected to, or the one that answers at ``address`` ("auto": one on this machine)."""
+    """The live Ray cluster that this process is connected to, or the one that answers at ``address`` ("auto":
+    one on this machine)."""
     check_installed()
     import ray
 

@@ -27,7 +27,8 @@ class _Block:
 
 
 class CachingAllocator:
-    """torch's CUDA allocator: sizes rounded to 512 bytes, two pools, best fit, split and merged blocks, segments never returned."""
+    """torch's CUDA allocator: sizes rounded to 512 bytes, two pools, best fit, split and merged blocks,
+    segments never returned."""
 
     def __init__(self) -> None:
         self.allocated = 0
@@ -118,7 +119,8 @@ def replay(
     *,
     steps: int = 2,
 ) -> Replay:
-    """Play the buffers of ``steps`` steps (the second finds the cache as the first left it); the peak of the last.
+    """Play the buffers of ``steps`` steps (the second finds the cache as the first left it); the peak of the
+    last.
 
     Buffers are born and die at calls, each of which needs its workspace while it runs. ``persistent_bytes``
     are library workspaces that stay allocated, one size each.

@@ -17,8 +17,10 @@ from foretrain.step.play import Step
 
 MEMORY_QUANTITIES = frozenset({"peak_memory_bytes", "reserved_memory_bytes"})
 QUANTITIES = MEMORY_QUANTITIES | {
-    "step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "device_busy_s", "host_issue_s", "kernels",
-    "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "device_utilization", "memory_utilization", "power_w",
+    "step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "device_busy_s", "host_issue_s",
+    "kernels",
+    "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "device_utilization",
+    "memory_utilization", "power_w",
     "network_tx_bytes_per_s", "network_rx_bytes_per_s",
 }  # fmt: skip
 
@@ -122,7 +124,8 @@ def _bound(step: Step) -> str:
 
 
 def _arithmetic_share(step: Step) -> float:
-    """Of the computing time of the busiest rank, in operators whose arithmetic takes longer than their traffic."""
+    """Of the computing time of the busiest rank, in operators whose arithmetic takes longer than their
+    traffic."""
     layout, device = step.layout, step.layout.job.cluster.groups[0].device
     precision, graph = layout.job.workload.training.precision, layout.graph
     rate = np.array([device.peak_flops(arithmetic(operator, precision)) for operator in graph.operators])

@@ -1,4 +1,5 @@
-"""Costs what the replicas of a rank exchange: parameters, gradients and their buckets, and the bytes that a rank sends."""
+"""Costs what the replicas of a rank exchange: parameters, gradients and their buckets, and the bytes that a
+rank sends."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def _server_s(layout: Layout, stage: Stage) -> float:
 
 
 def _buckets(layout: Layout, stage: Stage, bucket_bytes: float) -> list[tuple[int, float]]:
-    """Gradients in reverse order of the parameters, in buckets of so many bytes: the block that completes each, and its size."""
+    """Gradients in reverse order of the parameters, in buckets of so many bytes: the block that completes
+    each, and its size."""
     found: list[tuple[int, float]] = []
     filled, limit = 0.0, float(_FIRST_BUCKET) if bucket_bytes else np.inf
     item = wire_bytes(layout, 1.0, gradients=True)

@@ -1,4 +1,5 @@
-"""Names what training frameworks do differently: fused kernels, precision of gradients, overlap, when the host waits."""
+"""Names what training frameworks do differently: fused kernels, precision of gradients, overlap, when the
+host waits."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The habits of a framework that shape a step on many devices; the defaults are those of plain PyTorch."""
+    """The habits of a framework that shape a step on many devices; the defaults are those of plain
+    PyTorch."""
 
     fusion: Fusion = NO_FUSION
     flash_attention: bool = False
@@ -53,7 +55,8 @@ class Profile:
     overlaps_tensor: bool = False
     """The collectives of tensor parallelism run beside the weight gradients in the backward pass."""
     overlaps_tensor_forward: bool = False
-    """With sequence parallelism they also run beside the products that they feed or follow, piece by piece."""
+    """With sequence parallelism they also run beside the products that they feed or follow, piece by
+    piece."""
     fuses_permutation: bool = False
     """Tokens are sorted to experts and back by kernels that only copy."""
     host: float = 1.0
@@ -125,7 +128,8 @@ _NANOTRON = Profile(
     stalls_s=(
         1.5e-3,
         2.6e-3,
-    ),  # seen in all its public runs on H100 with tensor and pipeline over several nodes, at any batch and width
+    ),
+    # seen in all its public runs on H100 with tensor and pipeline over several nodes, at any batch and width
     balances_by="work",
     logs_memory_of="first",
 )
@@ -173,7 +177,8 @@ def profile(job: Job) -> Profile:
 
 
 def _megatron(found: Profile, job: Job) -> Profile:
-    """Its distributed optimizer (ZeRO 1) is used with overlap; fp16 with full recomputation marks its code of 2020 to 2022."""
+    """Its distributed optimizer (ZeRO 1) is used with overlap; fp16 with full recomputation marks its code of
+    2020 to 2022."""
     if job.plan.shard != "none":
         found = dataclasses.replace(found, overlaps_reduce=True, overlaps_gather=True, bucket_bytes=160e6)
     if (job.workload.model.config or {}).get("attn_implementation") == "eager":

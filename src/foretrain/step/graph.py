@@ -1,4 +1,5 @@
-"""Makes the graph of a job's step as its framework runs it: captured, with its attention, fused where a compiler fuses."""
+"""Makes the graph of a job's step as its framework runs it: captured, with its attention, fused where a
+compiler fuses."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from foretrain.step.frameworks import as_framework_runs_it, profile
 
 
 def step_graph(job: Job) -> OpGraph:
-    """One micro-batch of a rank, and the optimizer: every layer on one device, the distinct layers on several."""
+    """One micro-batch of a rank, and the optimizer: every layer on one device, the distinct layers on
+    several."""
     habits, run, several = profile(job), as_framework_runs_it(job), job.cluster.world_size > 1
     graph = capture_rank(run) if several else capture_job(run)
     if habits.flash_attention:

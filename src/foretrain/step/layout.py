@@ -1,4 +1,5 @@
-"""Lays a job out on its ranks: the graph of one, stages and teams, and what each call costs on host, device and network."""
+"""Lays a job out on its ranks: the graph of one, stages and teams, and what each call costs on host, device
+and network."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ _KERNEL_S = 3e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Factors on the parts of a step on many devices, neutral by default; a calibration finds them for a device and framework."""
+    """Factors on the parts of a step on many devices, neutral by default; a calibration finds them for a
+    device and framework."""
 
     products: float = 1.0
     """On the time of matrix products and convolutions."""
@@ -103,7 +105,8 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Calls:
-    """Host and device seconds of every op of the graph; collectives apart, as they are costed by their team."""
+    """Host and device seconds of every op of the graph; collectives apart, as they are costed by their
+    team."""
 
     host_s: Column
     device_s: Column
@@ -226,7 +229,8 @@ def _as_the_framework_has_it(operators: Sequence[Operator], device: Device, habi
 
 
 def slowest_device(job: Job, graph: OpGraph, costs: CostModel) -> tuple[Device, float]:
-    """The device that the others wait for, and the share of its even work that it has where the batch is split by speed."""
+    """The device that the others wait for, and the share of its even work that it has where the batch is
+    split by speed."""
     groups = job.cluster.groups
     if len({group.device.name for group in groups}) == 1:
         return groups[0].device, 1.0

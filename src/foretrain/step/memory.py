@@ -1,4 +1,5 @@
-"""Says what a rank holds at its peak: replayed through the allocator where its graph is whole, estimated where it is sharded."""
+"""Says what a rank holds at its peak: replayed through the allocator where its graph is whole, estimated
+where it is sharded."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def rank_memory(layout: Layout, stage: Stage, *, stalled: bool = False) -> RankM
 
 
 def _is_whole(layout: Layout) -> bool:
-    """Whether the graph holds every buffer of the step: on one GPU, where the framework keeps none of its own."""
+    """Whether the graph holds every buffer of the step: on one GPU, where the framework keeps none of its
+    own."""
     keeps_own = layout.profile.keeps_fp32_gradients or layout.profile.loss_copies is not None
     cluster = layout.job.cluster
     return cluster.world_size == 1 and not cluster.device.is_cpu and not keeps_own
@@ -63,7 +65,8 @@ def _replayed(
 
 
 def _calls(graph: OpGraph, again: Sequence[Sequence[int]]) -> list[Call]:
-    """The calls of a step in their order, with those that run again just before the backward pass of their block."""
+    """The calls of a step in their order, with those that run again just before the backward pass of their
+    block."""
     before: dict[int, list[int]] = {}
     for block, repeated in zip(blocks(graph), again, strict=True):
         if repeated and len(block.piece.backward):

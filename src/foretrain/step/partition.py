@@ -1,4 +1,5 @@
-"""Applies a plan to the graph of a rank: blocks of the model in order, stages of them, and teams that communicate."""
+"""Applies a plan to the graph of a rank: blocks of the model in order, stages of them, and teams that
+communicate."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _DEPTH = 2
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Piece:
-    """A stretch of the graph: its calls forward and backward, and the memory that goes with one micro-batch of it."""
+    """A stretch of the graph: its calls forward and backward, and the memory that goes with one micro-batch
+    of it."""
 
     forward: Index
     backward: Index
@@ -90,7 +92,8 @@ class Stage:
 
 @functools.lru_cache(maxsize=256)
 def blocks(graph: OpGraph) -> tuple[Block, ...]:
-    """The blocks of the whole model in forward order; layers that were not traced use the piece of their equal."""
+    """The blocks of the whole model in forward order; layers that were not traced use the piece of their
+    equal."""
     keys = _forward_order(graph)
     pieces = _pieces(graph, keys)
     stack = graph.stack
@@ -126,7 +129,8 @@ def _shortened(path: str) -> str:
 
 
 def _pieces(graph: OpGraph, keys: Sequence[str]) -> list[Piece]:
-    """Each op goes to the piece that its layer belongs to; ops between layers to the piece that the stream is in."""
+    """Each op goes to the piece that its layer belongs to; ops between layers to the piece that the stream is
+    in."""
     number = _numbers(graph, keys)
     kept, working, handed_on = _bytes(graph, number, len(keys))
     phase = graph.phase_index
@@ -236,7 +240,8 @@ def _around_stack(weights: Iterable[Weight], graph: OpGraph, path: str) -> tuple
 
 
 def stages(job: Job, graph: OpGraph, *, by_work: bool = False) -> tuple[Stage, ...]:
-    """The blocks dealt out to the ranks of the pipeline: equal numbers of layers, or (``by_work``) equal FLOPs."""
+    """The blocks dealt out to the ranks of the pipeline: equal numbers of layers, or (``by_work``) equal
+    FLOPs."""
     plan, everything = job.plan, blocks(graph)
     layers = [block for block in everything if block.is_layer]
     if plan.pipeline == 1:
@@ -251,7 +256,8 @@ def stages(job: Job, graph: OpGraph, *, by_work: bool = False) -> tuple[Stage, .
 
 
 def virtual_stages(plan: Plan, layers: int) -> int:
-    """Chunks on each rank: as the plan says, else the most (up to eight) that the layers of a stage divide into."""
+    """Chunks on each rank: as the plan says, else the most (up to eight) that the layers of a stage divide
+    into."""
     if plan.schedule != "interleaved" or plan.pipeline == 1:
         return 1
     if plan.virtual_stages is not None:
@@ -271,7 +277,8 @@ def virtual_stages(plan: Plan, layers: int) -> int:
 
 
 def _split(everything: Sequence[Block], graph: OpGraph, parts: int, *, by_work: bool) -> list[Chunk]:
-    """Consecutive blocks in ``parts`` chunks; what comes before the layers stays in the first, what follows in the last."""
+    """Consecutive blocks in ``parts`` chunks; what comes before the layers stays in the first, what follows
+    in the last."""
     first = next(i for i, block in enumerate(everything) if block.is_layer)
     last = len(everything) - next(i for i, block in enumerate(reversed(everything)) if block.is_layer)
     layers = everything[first:last]
@@ -289,7 +296,8 @@ def _split(everything: Sequence[Block], graph: OpGraph, parts: int, *, by_work: 
 
 
 def _cuts(work: Sequence[float], before: float, after: float, parts: int) -> list[int]:
-    """Where to cut: each part ends with the layer that brings it to its share of the work, and has at least one.
+    """Where to cut: each part ends with the layer that brings it to its share of the work, and has at least
+    one.
 
     >>> _cuts([1.0] * 8, 0.0, 0.0, 4)
     [2, 4, 6]

@@ -1,4 +1,5 @@
-"""Gathers the calls of a rank's passes with their times: forward, backward with what is computed again, and the optimizer."""
+"""Gathers the calls of a rank's passes with their times: forward, backward with what is computed again, and
+the optimizer."""
 
 from __future__ import annotations
 
@@ -165,7 +166,8 @@ def _attention(graph: OpGraph, calls: Index) -> Index:
 
 
 def _hidden(graph: OpGraph, calls: Index, device_s: Column) -> Column:
-    """What of each collective runs beside a product: the next one, or the last one where sums are handed out."""
+    """What of each collective runs beside a product: the next one, or the last one where sums are handed
+    out."""
     hidden = np.zeros(len(calls))
     pending: int | None = None
     last: int | None = None

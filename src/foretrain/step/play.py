@@ -1,4 +1,5 @@
-"""Plays a job that is laid out on its ranks: its step, with the work of each rank, its memory, kernels and bytes."""
+"""Plays a job that is laid out on its ranks: its step, with the work of each rank, its memory, kernels and
+bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ _STALLS_OVER_NODES = 0.35
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
-    """One optimizer step of a job: when everything happens, and what the busiest rank does and each rank holds."""
+    """One optimizer step of a job: when everything happens, and what the busiest rank does and each rank
+    holds."""
 
     layout: Layout
     time: StepTime
@@ -80,7 +82,8 @@ class Step:
         return dataclasses.replace(self, time=self.time.scaled(factor))
 
     def by(self, what: str) -> dict[str, float]:
-        """Device seconds by ``phase``, ``operator`` or ``layer``, largest first: of a rank of every stage together."""
+        """Device seconds by ``phase``, ``operator`` or ``layer``, largest first: of a rank of every stage
+        together."""
         totals: dict[str, float] = {}
         for phase, block, calls, times in self._passes():
             names = _names(self.layout, phase, block, calls, what)
@@ -291,7 +294,8 @@ def _pipeline(layout: Layout, works: Sequence[Work]) -> StepTime:
     bubble = max(0.0, time_s - busiest - max(stage.tail_s for stage in own))
     time_s += layout.step_overhead_s
     return StepTime(
-        time_s=time_s, exposed_s=exposed, bubble_s=bubble, computing_s=computing, host_s=max(0.0, time_s - exposed - bubble - computing),
+        time_s=time_s, exposed_s=exposed, bubble_s=bubble, computing_s=computing, host_s=max(0.0,
+        time_s - exposed - bubble - computing),
         slots=slots,
     )  # fmt: skip
 
@@ -322,7 +326,8 @@ def _message_s(layout: Layout) -> float:
 
 
 def _tail_s(work: Work) -> float:
-    """After the last backward pass: what of the gradients is still to be summed up, the optimizer, and handing out parameters."""
+    """After the last backward pass: what of the gradients is still to be summed up, the optimizer, and
+    handing out parameters."""
     reduce_s = sum(seconds for _, seconds in work.buckets)
     last = total(work.backward).device_s
     exposed = max(work.buckets[-1][1], reduce_s - last) if work.buckets else 0.0

@@ -93,7 +93,8 @@ class StepTime:
 
     time_s: float
     exposed_s: float
-    """The device waits for communication: of blocks, of parameters and gradients, of the pipeline's messages."""
+    """The device waits for communication: of blocks, of parameters and gradients, of the pipeline's
+    messages."""
     bubble_s: float = 0.0
     """The device waits for other stages."""
     host_s: float = 0.0
@@ -234,7 +235,8 @@ def _backward(work: Work, clock: _Clock, whole: Span, *, last: bool) -> None:
 
 
 def _fetch(work: Work, clock: _Clock, block: int, freed: float) -> float:
-    """Fetch the parameters of a block once those of the one before the last are freed; when they are there."""
+    """Fetch the parameters of a block once those of the one before the last are freed; when they are
+    there."""
     clock.host = max(clock.host, freed) + work.host_call_s
     return clock.move(f"parameters {block}", work.gathers_s[block], clock.host)
 
@@ -259,7 +261,8 @@ Task = tuple[str, int, int]
 def play_pipeline(
     stages: Sequence[StageWork], micro_batches: int, message_s: float, schedule: str
 ) -> tuple[float, float, tuple[Slot, ...]]:
-    """The time from the first pass to the end of the last stage, that of its busiest stage's own work, and the passes as laid out.
+    """The time from the first pass to the end of the last stage, that of its busiest stage's own work, and
+    the passes as laid out.
 
     A pass waits for its input ``message_s`` after the pass that makes it has ended.
     """
@@ -287,7 +290,8 @@ def play_pipeline(
 def _lay_out(
     stages: Sequence[StageWork], micro_batches: int, message_s: float, schedule: str
 ) -> tuple[list[float], list[Slot]]:
-    """Play the stages' tasks, each in its stage's order and after what it depends on; when each stage ends."""
+    """Play the stages' tasks, each in its stage's order and after what it depends on; when each stage
+    ends."""
     count, chunks = len(stages), len(stages[0].forward_s)
     queues = [list(_order(stage, count, chunks, micro_batches, schedule)) for stage in range(count)]
     position, free = [0] * count, [0.0] * count
@@ -336,7 +340,8 @@ def _before(stage: int, task: Task, count: int, chunks: int) -> tuple[int, Task]
 
 
 def _order(stage: int, count: int, chunks: int, micro_batches: int, schedule: str) -> Iterator[Task]:
-    """The order in which a stage takes its tasks: all forward first (gpipe), or one forward, one backward after a warm-up."""
+    """The order in which a stage takes its tasks: all forward first (gpipe), or one forward, one backward
+    after a warm-up."""
     tasks = micro_batches * chunks
     if schedule == "gpipe":
         warm_up = tasks
@@ -355,7 +360,8 @@ def _order(stage: int, count: int, chunks: int, micro_batches: int, schedule: st
 
 
 def _interleaved(i: int, count: int, chunks: int, micro_batches: int) -> tuple[int, int]:
-    """The chunk and micro-batch of the i-th pass: groups of as many micro-batches as stages go through a chunk together."""
+    """The chunk and micro-batch of the i-th pass: groups of as many micro-batches as stages go through a
+    chunk together."""
     group, within = divmod(i, count * chunks)
     size = min(count, micro_batches - group * count)
     chunk, offset = divmod(within, size)

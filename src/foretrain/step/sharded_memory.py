@@ -1,4 +1,5 @@
-"""Estimates what a rank of a sharded job holds: its share of parameters and state, activations by its place in the pipeline."""
+"""Estimates what a rank of a sharded job holds: its share of parameters and state, activations by its place
+in the pipeline."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def sharded_memory(
     *,
     stalled: bool = False,
 ) -> RankMemory:
-    """The peak of a rank of ``stage``: at the turn from forward to backward, or later as gradients replace activations.
+    """The peak of a rank of ``stage``: at the turn from forward to backward, or later as gradients replace
+    activations.
 
     ``stalled`` says that the host is held up at the messages of the pipeline for longer than the device works
     in between.
@@ -110,7 +112,8 @@ def _held(plan: Plan, stage: Stage, tied: int) -> _Held:
 
 
 def _tied_elements(graph: OpGraph) -> int:
-    """Elements of parameters that the first and the last block share: a pipeline holds them at both of its ends."""
+    """Elements of parameters that the first and the last block share: a pipeline holds them at both of its
+    ends."""
     everything = blocks(graph)
     first, last = (
         {
@@ -170,7 +173,8 @@ def _bucket_bytes(plan: Plan, profile: Profile, held: _Held, own: int) -> float:
 
 
 def in_flight(plan: Plan, stage: int, chunks: int, micro_batches: int) -> tuple[int, ...]:
-    """For each chunk of a stage, the micro-batches whose activations it holds when the first backward pass begins.
+    """For each chunk of a stage, the micro-batches whose activations it holds when the first backward pass
+    begins.
 
     >>> in_flight(Plan(pipeline=4), 0, 1, 8), in_flight(Plan(pipeline=4), 3, 1, 8)
     ((4,), (1,))
@@ -230,7 +234,8 @@ def _kept(block: Block, plan: Plan, profile: Profile) -> float:
 
 
 def _working(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> float:
-    """Temporaries of a block; a loss of the framework's own holds as many copies of the logits as it is known to."""
+    """Temporaries of a block; a loss of the framework's own holds as many copies of the logits as it is known
+    to."""
     if _recomputed(block, plan):
         return float(block.piece.working_bytes + block.piece.kept_bytes)
     logits = _logits_bytes(graph, block) if profile.loss_copies is not None else 0
@@ -261,7 +266,8 @@ def _logits_bytes(graph: OpGraph, block: Block) -> int:
 def _cached_bytes(
     job: Job, graph: OpGraph, stage: Stage, profile: Profile, kept: float, *, stalled: bool
 ) -> float:
-    """Beside tensors: split blocks, blocks whose collectives have not run yet, and segments for what fits in no block of activations."""
+    """Beside tensors: split blocks, blocks whose collectives have not run yet, and segments for what fits in
+    no block of activations."""
     logits = max((_logits_bytes(graph, block) for block in stage.blocks), default=0)
     largest = max((weight.elements * ITEM_BYTES[weight.dtype] for weight in stage.weights), default=0)
     scratch = profile.parameter_copies * largest if largest > logits else 0.0
@@ -271,7 +277,8 @@ def _cached_bytes(
 
 
 def _passes_ahead(job: Job, stage: Stage, *, stalled: bool) -> float:
-    """Forward passes that the host has issued and the device has not run: all in flight, or what fills the pipeline before it stalls.
+    """Forward passes that the host has issued and the device has not run: all in flight, or what fills the
+    pipeline before it stalls.
 
     torch does not reuse the blocks of a collective on another stream before the device has passed it.
     """

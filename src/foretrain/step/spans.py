@@ -18,7 +18,8 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Reads(NamedTuple):
-    """What a stretch takes in which the host reads results, and so waits for the device, from one point to another."""
+    """What a stretch takes in which the host reads results, and so waits for the device, from one point to
+    another."""
 
     host_s: float
     """From the host's start to the host's end."""
@@ -30,7 +31,8 @@ class Reads(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of calls: what the host needs to issue them, what the device needs to run them, and both from a standstill.
+    """A stretch of calls: what the host needs to issue them, what the device needs to run them, and both from
+    a standstill.
 
     Stretches add up exactly: the device starts a call when it is issued and the one before it has ended.
 

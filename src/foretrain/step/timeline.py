@@ -22,7 +22,8 @@ _SHOWN = 3
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """When each call of a stretch of work was issued by the host and ran on the device, in seconds from its start."""
+    """When each call of a stretch of work was issued by the host and ran on the device, in seconds from its
+    start."""
 
     op: Index
     """Which op of the graph each call is."""
@@ -140,7 +141,8 @@ class Timeline:
         yield from self._memory_events()
 
     def _memory_events(self) -> Iterator[dict[str, Any]]:
-        """The bytes of the graph's buffers over time, during the last micro-batch; of a graph with all layers."""
+        """The bytes of the graph's buffers over time, during the last micro-batch; of a graph with all
+        layers."""
         if not self.holds_all_buffers:
             return
         change = np.zeros(len(self.graph.ops) + 1)
@@ -167,7 +169,8 @@ class Timeline:
 
 
 def trace_events(step: Step, name: str) -> Iterator[dict[str, Any]]:
-    """Chrome trace events of a step: operators of a rank, or the stages of a pipeline side by side; Perfetto opens them."""
+    """Chrome trace events of a step: operators of a rank, or the stages of a pipeline side by side; Perfetto
+    opens them."""
     if len(step.layout.stages) > 1:
         return slot_events(step.time.slots, name)
     return Timeline.of(step).events()

@@ -1,4 +1,5 @@
-"""Collectives as operators that the tracer records: each has the name of the collective, and its group as overload.
+"""Collectives as operators that the tracer records: each has the name of the collective, and its group as
+overload.
 
 A communication of a parallel layer is a pair, one collective forward and one backward (Shoeybi et al. 2019,
 Korthikanti et al. 2022).
@@ -172,8 +173,10 @@ def exchange(x: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
-    """Cross-entropy of logits whose vocabulary is split over the tensor group, as Megatron computes it: only three
-    all-reduces of one number per token. The logits become the softmax in place, which is kept for the backward pass.
+    """Cross-entropy of logits whose vocabulary is split over the tensor group, as Megatron computes it: only
+    three
+    all-reduces of one number per token. The logits become the softmax in place, which is kept for the
+    backward pass.
     """
 
     @staticmethod

@@ -1,4 +1,5 @@
-"""Context parallelism: a rank has its part of every sequence, and its queries meet the keys and values of all ranks.
+"""Context parallelism: a rank has its part of every sequence, and its queries meet the keys and values of all
+ranks.
 
 Keys and values are all-gathered before attention and their gradients reduce-scattered, as in Megatron's and
 Llama 3's context parallelism. Causal attention is taken as balanced: ranks get parts from both ends of the

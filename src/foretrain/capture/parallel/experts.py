@@ -1,4 +1,5 @@
-"""Expert parallelism: a rank keeps its part of every layer's experts, and tokens travel to their experts and back by all-to-all.
+"""Expert parallelism: a rank keeps its part of every layer's experts, and tokens travel to their experts and
+back by all-to-all.
 
 Routing is taken as balanced: a rank gets as many rows as it sends, tokens x top-k.
 """
@@ -35,12 +36,14 @@ def _experts(module: nn.Module) -> int | None:
 
 
 def takes_routes(module: nn.Module) -> bool:
-    """Called with (tokens, chosen experts, their weights), as transformers does; not with every expert's tokens."""
+    """Called with (tokens, chosen experts, their weights), as transformers does; not with every expert's
+    tokens."""
     return len(inspect.signature(module.forward).parameters) >= 3
 
 
 def route_tokens(module: nn.Module) -> None:
-    """Let tokens meet the experts that they chose where a model runs every expert on every token (Llama 4 in transformers)."""
+    """Let tokens meet the experts that they chose where a model runs every expert on every token (Llama 4 in
+    transformers)."""
     for block in module.modules():
         experts = getattr(block, "experts", None)
         if (
@@ -112,7 +115,8 @@ def _keep_part(holder: nn.Module, count: int, degree: int) -> set[int]:
 
 
 def _dispatched(compute: Callable[..., torch.Tensor], local: int) -> Callable[..., torch.Tensor]:
-    """Sort rows by the rank of their expert, exchange, compute those that came, exchange back, and sum each token's rows."""
+    """Sort rows by the rank of their expert, exchange, compute those that came, exchange back, and sum each
+    token's rows."""
 
     def forward(
         hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, *rest: Any

@@ -1,4 +1,5 @@
-"""Layers of a module narrowed to one tensor-parallel rank: weights, and the attributes from which the module makes its shapes."""
+"""Layers of a module narrowed to one tensor-parallel rank: weights, and the attributes from which the module
+makes its shapes."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class Narrowing:
     # Linear layers
 
     def narrow(self, columns: list[str], rows: list[str]) -> None:
-        """Cut column layers by output and row layers by input, and divide the heads of the attention around them."""
+        """Cut column layers by output and row layers by input, and divide the heads of the attention around
+        them."""
         families: dict[str, list[str]] = {}
         for path in columns:
             families.setdefault(path.rpartition(".")[0], []).append(path)
@@ -93,7 +95,8 @@ class Narrowing:
         return _Heads(queries, keys, queries // self._degree, max(1, keys // self._degree))
 
     def _part_of(self, path: str, width: int, heads: _Heads | None) -> int:
-        """Outputs of a layer that one rank has; key and value heads are copied where there are fewer than ranks."""
+        """Outputs of a layer that one rank has; key and value heads are copied where there are fewer than
+        ranks."""
         if heads is not None and heads.keys != heads.queries:
             if reads_keys(path) and width % heads.keys == 0:
                 return width // heads.keys * heads.local_keys
@@ -134,7 +137,8 @@ class Narrowing:
             norm.normalized_shape = (widths[shape[-1]],)  # type: ignore[assignment]
 
     def _divide_heads(self, cut: set[nn.Module]) -> None:
-        """Counts of heads wherever a module or a configuration keeps them, but for modules whose layers stay whole."""
+        """Counts of heads wherever a module or a configuration keeps them, but for modules whose layers stay
+        whole."""
         holders: dict[int, Any] = {}
         for child in self._module.modules():
             layers = {layer for layer in child.children() if is_linear(layer)}
@@ -169,7 +173,8 @@ class Narrowing:
                 setattr(holder, name, getattr(holder, name) // self._degree)
 
     def narrow_vocabulary(self, layer: nn.Module) -> int:
-        """Cut an embedding or the layer that gives logits by tokens, padded to a multiple of the group; the tokens that a rank has."""
+        """Cut an embedding or the layer that gives logits by tokens, padded to a multiple of the group; the
+        tokens that a rank has."""
         dim = _output_dim(layer)
         weight = _weight(layer)
         tied = self._whole.get(id(weight))

@@ -1,4 +1,5 @@
-"""A job becomes the graph of one of its ranks: the model's share under tensor, context and expert parallelism, traced by distinct layers."""
+"""A job becomes the graph of one of its ranks: the model's share under tensor, context and expert
+parallelism, traced by distinct layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The list of repeated blocks of a deep model: which of them are alike, and the model with only its distinct ones."""
+"""The list of repeated blocks of a deep model: which of them are alike, and the model with only its distinct
+ones."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def block_lists(module: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
 
 
 def find_stack(module: nn.Module) -> Stack | None:
-    """The list that holds most of the model's weights beside its embeddings, if only a few of its blocks are distinct."""
+    """The list that holds most of the model's weights beside its embeddings, if only a few of its blocks are
+    distinct."""
     sizes = {
         path: _elements(blocks)
         for path, blocks in block_lists(module).items()
@@ -57,7 +59,8 @@ def _elements(module: nn.Module) -> int:
 
 
 def _stack_of(path: str, blocks: list[nn.Module]) -> Stack | None:
-    """The first and the last block stand for themselves, as autograd begins and ends there; each kind between them is traced between others."""
+    """The first and the last block stand for themselves, as autograd begins and ends there; each kind between
+    them is traced between others."""
     kinds = _kinds(blocks)
     end = len(blocks) - 1
     inner = {kind: i for i, kind in reversed(list(enumerate(kinds))[1:end])}
@@ -80,7 +83,8 @@ def truncate(module: nn.Module, stack: Stack) -> None:
 
 
 class CallOrder:
-    """Records in which order the blocks of a list are called, to see that each runs once, after the one before it."""
+    """Records in which order the blocks of a list are called, to see that each runs once, after the one
+    before it."""
 
     def __init__(self, blocks: nn.Module) -> None:
         self._calls: list[int] = []

@@ -1,4 +1,5 @@
-"""Tensor and sequence parallelism: the layers of a model narrowed to one rank's part, with the collectives between them.
+"""Tensor and sequence parallelism: the layers of a model narrowed to one rank's part, with the collectives
+between them.
 
 Column layers give part of their outputs, row layers sum over the group (Shoeybi et al. 2019). With sequence
 parallelism, what lies between holds its part of the sequence (Korthikanti et al. 2022): gathered before
@@ -87,7 +88,8 @@ class TensorParallel:
     # Cutting
 
     def _check_cover(self, roles: Mapping[str, str]) -> None:
-        """Refuse to leave a good part of the blocks' work on every rank because its layers have unknown names."""
+        """Refuse to leave a good part of the blocks' work on every rank because its layers have unknown
+        names."""
         blocks = tuple(f"{path}." for path in block_lists(self._module))
         sizes = {
             path: child.weight.numel()
@@ -197,7 +199,8 @@ class TensorParallel:
         holder.forward = forward
 
     def bound_sequence(self) -> None:
-        """Where blocks begin, the sequence is cut over the group; after the last one and the norm behind it, it is whole again."""
+        """Where blocks begin, the sequence is cut over the group; after the last one and the norm behind it,
+        it is whole again."""
         if not self._by_sequence:
             return
         inside = {id(region) for region in self._regions}
@@ -226,7 +229,8 @@ class TensorParallel:
 
     @contextlib.contextmanager
     def losses(self, *, needed: bool) -> Iterator[None]:
-        """While this is open, cross-entropy knows that the vocabulary is cut; at the end it has been called, if it is ``needed``."""
+        """While this is open, cross-entropy knows that the vocabulary is cut; at the end it has been called,
+        if it is ``needed``."""
         if not self._vocabulary:
             yield
             return

@@ -1,4 +1,5 @@
-"""Which layers of a model are cut by columns, by rows or by vocabulary: the user's word, the library's own plan, and names in common use."""
+"""Which layers of a model are cut by columns, by rows or by vocabulary: the user's word, the library's own
+plan, and names in common use."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def _generic(path: str) -> str:
 
 
 def _library_plan(module: Any) -> dict[str, str]:
-    """What transformers itself says, in our words; styles for parameters that are no layer of their own are left out."""
+    """What transformers itself says, in our words; styles for parameters that are no layer of their own are
+    left out."""
     plan: Mapping[str, str] = getattr(module, "_tp_plan", None) or {}
     words = {}
     for pattern, style in plan.items():

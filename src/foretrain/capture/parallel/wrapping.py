@@ -1,4 +1,5 @@
-"""Changes to what a module is called with, returns and keeps, made around its ``forward``: its operators stay those of the module."""
+"""Changes to what a module is called with, returns and keeps, made around its ``forward``: its operators stay
+those of the module."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def at_exit(module: nn.Module, change: Change) -> None:
 def keeping_parts(
     module: nn.Module, layers: Iterable[nn.Module], gather: Change, gather_again: Change
 ) -> None:
-    """Gather what a module is called with; its ``layers`` keep the part for the backward pass, where it is gathered again."""
+    """Gather what a module is called with; its ``layers`` keep the part for the backward pass, where it is
+    gathered again."""
     forward = module.forward
     running: list[_Part] = []
 

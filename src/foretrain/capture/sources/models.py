@@ -1,4 +1,5 @@
-"""The [model] section of a job becomes a module, its inputs and its loss: on the meta device, or on a real one with random data."""
+"""The [model] section of a job becomes a module, its inputs and its loss: on the meta device, or on a real
+one with random data."""
 
 from __future__ import annotations
 
@@ -44,14 +45,16 @@ class LoadedModel:
 
 
 def load_model(workload: Workload, batch: int, device: str = "meta") -> LoadedModel:
-    """Build the workload's model for one (micro-)batch of ``batch`` samples, on meta (to trace it) or on a device (to run it)."""
+    """Build the workload's model for one (micro-)batch of ``batch`` samples, on meta (to trace it) or on a
+    device (to run it)."""
     if batch < 1:
         raise InputError(f"batch: {batch} is not 1 or more")
     return _SOURCES[workload.model.source](workload, batch, device)
 
 
 def classifier_loss() -> Loss:
-    """The model's own loss where its output carries one, else cross-entropy of its logits against class labels, drawn once."""
+    """The model's own loss where its output carries one, else cross-entropy of its logits against class
+    labels, drawn once."""
     drawn: dict[torch.Size, torch.Tensor] = {}
 
     def targets(logits: torch.Tensor) -> torch.Tensor:
@@ -108,7 +111,8 @@ def _building(what: str) -> Iterator[None]:
 
 
 def build_on_meta(build: Callable[[], T]) -> T:
-    """Build without allocating weights; a constructor that computes with real numbers gets those that do not depend on weights."""
+    """Build without allocating weights; a constructor that computes with real numbers gets those that do not
+    depend on weights."""
     try:
         with torch.device("meta"), Unfilled():
             return build()
@@ -126,7 +130,8 @@ def build_on_meta(build: Callable[[], T]) -> T:
 
 
 def _build(build: Callable[[], torch.nn.Module], device: str) -> torch.nn.Module:
-    """On the device itself, so that weights and buffers are those of the constructor; on the CPU first where it computes with numpy."""
+    """On the device itself, so that weights and buffers are those of the constructor; on the CPU first where
+    it computes with numpy."""
     if device == "meta":
         return build_on_meta(build)
     try:
@@ -186,7 +191,8 @@ def _torchvision(workload: Workload, batch: int, device: str) -> LoadedModel:
 
 
 def _class_argument(args: Mapping[str, Any], training: Training) -> dict[str, Any]:
-    """Constructor arguments; ``training.classes`` stands for ``num_classes`` where the arguments do not give it."""
+    """Constructor arguments; ``training.classes`` stands for ``num_classes`` where the arguments do not give
+    it."""
     return (
         dict(args)
         if "num_classes" in args or training.classes is None
@@ -195,7 +201,8 @@ def _class_argument(args: Mapping[str, Any], training: Training) -> dict[str, An
 
 
 def import_zoo(name: str) -> Any:
-    """Import torchvision or timm; a torchvision built for another torch lacks two operator schemas, which are then defined."""
+    """Import torchvision or timm; a torchvision built for another torch lacks two operator schemas, which are
+    then defined."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -228,7 +235,8 @@ def _transformers(workload: Workload, batch: int, device: str) -> LoadedModel:
 
 
 def _quiet_zoo_import() -> None:
-    """transformers imports torchvision for its image models: make that import work first where torchvision is installed."""
+    """transformers imports torchvision for its image models: make that import work first where torchvision is
+    installed."""
     if importlib.util.find_spec("torchvision") is not None:
         with contextlib.suppress(CaptureError):
             import_zoo("torchvision")
@@ -271,7 +279,8 @@ def _call_on(device: str, build: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[None]:
-    """The folder of a user's file is importable; what was imported from it is forgotten, as another job's may have the same name."""
+    """The folder of a user's file is importable; what was imported from it is forgotten, as another job's may
+    have the same name."""
     folder, before = str(path.parent.resolve()), set(sys.modules)
     writes, sys.dont_write_bytecode = (
         sys.dont_write_bytecode,

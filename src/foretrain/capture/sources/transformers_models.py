@@ -1,4 +1,5 @@
-"""Models of the transformers library from a configuration alone: the class for the task, inputs and labels on meta or on a device."""
+"""Models of the transformers library from a configuration alone: the class for the task, inputs and labels on
+meta or on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Values of meta tensors that do not depend on weights: masks, positions and token ids are computed for real beside the trace.
+"""Values of meta tensors that do not depend on weights: masks, positions and token ids are computed for real
+beside the trace.
 
 A model may ask such a tensor a question (``if mask.all():``). The answer then is the true one, not an error.
 The choices of a router (argmax, topk) do depend on weights: they are taken as balanced, each option as often
@@ -21,7 +22,8 @@ _LARGEST = 2**22
 
 _FACTORIES = {
     op
-    for packet in ("arange", "ones", "zeros", "full", "eye", "linspace", "scalar_tensor", "ones_like", "zeros_like", "full_like",
+    for packet in ("arange", "ones", "zeros", "full", "eye", "linspace", "scalar_tensor", "ones_like",
+    "zeros_like", "full_like",
                    "new_ones", "new_zeros", "new_full", "tril_indices", "triu_indices")
     for op in (getattr(getattr(aten, packet), overload) for overload in getattr(aten, packet).overloads())
 }  # fmt: skip
@@ -63,7 +65,8 @@ class Constants:
         return value
 
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The outputs, on meta, of an operator whose output shape depends on data; None when the data is not known."""
+        """The outputs, on meta, of an operator whose output shape depends on data; None when the data is not
+        known."""
         if any(self.value(tensor) is None for tensor in tensors_in((args, kwargs))):
             return None
         if self._guessed:
@@ -100,7 +103,8 @@ class Constants:
             self.assumptions.append(note)
 
     def follow(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Compute the same call on values where every operand has one; forget what unknown data was written into."""
+        """Compute the same call on values where every operand has one; forget what unknown data was written
+        into."""
         known = [self.value(tensor) for tensor in tensors_in((args, kwargs))]
         outputs = [tensor for tensor in tensors_in(output) if tensor.is_meta]
         if func not in _FACTORIES and (not known or any(value is None for value in known)):
@@ -146,7 +150,8 @@ class Constants:
 
 
 class Answering(TorchDispatchMode):
-    """Follows constants while a model is built, so that a constructor may compute with real numbers (``linspace(...)[i].item()``)."""
+    """Follows constants while a model is built, so that a constructor may compute with real numbers
+    (``linspace(...)[i].item()``)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -69,7 +69,8 @@ _weight_casts: dict[int, torch.Tensor] = {}
 
 @contextlib.contextmanager
 def cuda_behaviour(low_dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Dispatch as CUDA would; with ``low_dtype``, under an autocast region to that dtype (weight casts cached until it ends)."""
+    """Dispatch as CUDA would; with ``low_dtype``, under an autocast region to that dtype (weight casts cached
+    until it ends)."""
     _register()
     _switch(_KERNELS, True)
     _cast_to(low_dtype)
@@ -108,7 +109,8 @@ def _cast_to(low_dtype: torch.dtype | None) -> torch.dtype | None:
 
 @contextlib.contextmanager
 def _nested_regions() -> Iterator[None]:
-    """``torch.autocast("cuda", ...)`` inside a model opens a region of ours; so does the device type of its tensors, meta."""
+    """``torch.autocast("cuda", ...)`` inside a model opens a region of ours; so does the device type of its
+    tensors, meta."""
     original = {name: getattr(torch.autocast, name) for name in ("__init__", "__enter__", "__exit__")}
 
     def init(
@@ -345,7 +347,8 @@ def _fits_flash(
 def _fits_efficient(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float
 ) -> bool:
-    """Any float dtype and a mask; not fewer key than query heads, nor a learned mask together with dropout."""
+    """Any float dtype and a mask; not fewer key than query heads, nor a learned mask together with
+    dropout."""
     learned = mask is not None and mask.requires_grad
     return (
         _fits_fused(query, key, value) and query.shape[1] == key.shape[1] and not (learned and dropout_p > 0)
@@ -353,7 +356,8 @@ def _fits_efficient(
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
-    """The memory-efficient kernel reads its mask in rows of a multiple of eight: others are padded, then sliced back."""
+    """The memory-efficient kernel reads its mask in rows of a multiple of eight: others are padded, then
+    sliced back."""
     if all(stride % 8 == 0 for stride in mask.stride()[:-1]) and mask.stride(-1) == 1:
         return mask
     width = mask.shape[-1]
@@ -379,11 +383,13 @@ def _flash(
 
 
 def _rnn(kind: str, mode: int) -> Callable[..., Any]:
-    """A whole (multi-layer) recurrence as the one cuDNN call it is on CUDA; ``mode`` is cuDNN's number for its kind."""
+    """A whole (multi-layer) recurrence as the one cuDNN call it is on CUDA; ``mode`` is cuDNN's number for
+    its kind."""
     plain = getattr(aten, kind).input
 
     def kernel(
-        x: torch.Tensor, hx: Any, params: list[torch.Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+        x: torch.Tensor, hx: Any, params: list[torch.Tensor], has_biases: bool, num_layers: int,
+        dropout: float, train: bool,
         bidirectional: bool, batch_first: bool,
     ) -> Any:  # fmt: skip
         if not x.is_meta:
@@ -402,7 +408,8 @@ def _packed_rnn(kind: str, mode: int) -> Callable[..., Any]:
     plain = getattr(aten, kind).data
 
     def kernel(
-        x: torch.Tensor, batch_sizes: torch.Tensor, hx: Any, params: list[torch.Tensor], has_biases: bool, num_layers: int, dropout: float,
+        x: torch.Tensor, batch_sizes: torch.Tensor, hx: Any, params: list[torch.Tensor], has_biases: bool,
+        num_layers: int, dropout: float,
         train: bool, bidirectional: bool,
     ) -> Any:  # fmt: skip
         if not x.is_meta:
@@ -418,7 +425,8 @@ def _packed_rnn(kind: str, mode: int) -> Callable[..., Any]:
 
 
 def _cudnn_rnn(
-    mode: int, x: torch.Tensor, hx: Any, params: list[torch.Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+    mode: int, x: torch.Tensor, hx: Any, params: list[torch.Tensor], has_biases: bool, num_layers: int,
+    dropout: float, train: bool,
     bidirectional: bool, batch_first: bool, batch_sizes: list[int],
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     hidden, cell = (hx[0], hx[1]) if mode == 2 else (hx, None)

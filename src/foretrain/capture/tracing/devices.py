@@ -9,7 +9,8 @@ from torch.overrides import TorchFunctionMode
 
 
 class OnMeta(TorchFunctionMode):
-    """``.cuda()``, ``.to("cuda")`` and ``device="cuda"`` mean meta; ``.cpu()`` of a meta tensor, which has no data, leaves it there."""
+    """``.cuda()``, ``.to("cuda")`` and ``device="cuda"`` mean meta; ``.cpu()`` of a meta tensor, which has no
+    data, leaves it there."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -1,4 +1,5 @@
-"""What an operator is on CUDA: its name there, whether it launches anything, the bytes it moves, and its outputs where those of the meta kernel differ or are missing."""
+"""What an operator is on CUDA: its name there, whether it launches anything, the bytes it moves, and its
+outputs where those of the meta kernel differ or are missing."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ aten = torch.ops.aten
 
 
 def cuda_name(func: Any, args: Mapping[str, Any], inputs: tuple[TensorSpec, ...]) -> str:
-    """The operator's name as CUDA runs it: without ``aten`` and overload; batch norm by the library that torch picks."""
+    """The operator's name as CUDA runs it: without ``aten`` and overload; batch norm by the library that
+    torch picks."""
     namespace, _, name = func._schema.name.partition("::")
     name = _SAME.get(name, name)
     if name in ("batch_norm", "batch_norm_backward"):
@@ -35,7 +37,8 @@ _SAME = {
 
 
 def _cudnn_batch_norm(args: Mapping[str, Any], inputs: tuple[TensorSpec, ...]) -> bool:
-    """cuDNN takes fp32, and fp16 with fp32 weights; bf16 and affine-free layers stay with torch's own kernels."""
+    """cuDNN takes fp32, and fp16 with fp32 weights; bf16 and affine-free layers stay with torch's own
+    kernels."""
     if "weight" not in args:
         return False
     x, weight = (inputs[int(args[name][1:])] for name in ("input", "weight"))
@@ -48,8 +51,10 @@ LSTM, GRU)."""
 
 
 def _rnn(
-    x: torch.Tensor, weights: list[torch.Tensor], _stride: int, _weight_buf: Any, hx: torch.Tensor, cx: torch.Tensor | None, mode: int,
-    hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, _dropout: float, train: bool, bidirectional: bool, *_rest: Any,
+    x: torch.Tensor, weights: list[torch.Tensor], _stride: int, _weight_buf: Any, hx: torch.Tensor,
+    cx: torch.Tensor | None, mode: int,
+    hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, _dropout: float, train: bool,
+    bidirectional: bool, *_rest: Any,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     directions = 2 if bidirectional else 1
     packed = x.dim() == 2  # all steps of a packed sequence in one dimension
@@ -99,7 +104,8 @@ def _like_cudnn(output: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> 
 
 
 def _layer_norm(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
-    """CUDA's kernel returns a contiguous result whatever the layout of its input; the meta kernel keeps the layout."""
+    """CUDA's kernel returns a contiguous result whatever the layout of its input; the meta kernel keeps the
+    layout."""
     output, mean, rstd = aten.native_layer_norm.default(x, *args)
     return torch.empty(output.shape, dtype=output.dtype, device="meta"), mean, rstd
 
@@ -112,7 +118,8 @@ def _layer_norm_backward(gradient: torch.Tensor, *args: Any) -> tuple[torch.Tens
 def _grouped_mm(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, *_rest: Any, **_more: Any
 ) -> torch.Tensor:
-    """One matrix product per expert, for any dtype: rows (or columns, or the summed dimension) are cut at ``offs``."""
+    """One matrix product per expert, for any dtype: rows (or columns, or the summed dimension) are cut at
+    ``offs``."""
     if a.dim() == b.dim() == 2:
         assert offs is not None
         return a.new_empty((offs.shape[0], a.shape[0], b.shape[1]))

@@ -1,4 +1,5 @@
-"""Remembers outputs of operators on the meta device, whose kernels are slow Python, to allocate them at once."""
+"""Remembers outputs of operators on the meta device, whose kernels are slow Python, to allocate them at
+once."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 @functools.cache
 def _kind(func: Any) -> str:
-    """What an operator returns by its schema: new tensors, its first argument, nothing, or views of its inputs."""
+    """What an operator returns by its schema: new tensors, its first argument, nothing, or views of its
+    inputs."""
     arguments, returns = func._schema.arguments, func._schema.returns
     aliases = [value.alias_info for value in (*arguments, *returns) if value.alias_info is not None]
     if not aliases:

@@ -1,4 +1,5 @@
-"""A module, its inputs and a loss become the OpGraph of one step, traced on the meta device: no weights, no GPU."""
+"""A module, its inputs and a loss become the OpGraph of one step, traced on the meta device: no weights, no
+GPU."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def trace_step(
     around: contextlib.AbstractContextManager[Any] | None = None,
     own_gradients: bool = False,
 ) -> OpGraph:
-    """Trace forward, loss, backward and optimizer (or forward alone, in ``infer`` mode) of a module that lives on meta.
+    """Trace forward, loss, backward and optimizer (or forward alone, in ``infer`` mode) of a module that
+    lives on meta.
 
     Forward and loss run inside ``around``. With ``own_gradients``, adding to a gradient belongs to the layer
     of its parameter.
@@ -91,7 +93,8 @@ def _prepare(
     channels_last: bool,
     constants: Constants,
 ) -> tuple[torch.nn.Module, tuple[Any, ...] | Mapping[str, Any]]:
-    """The module and its inputs on meta, in the weight dtype and memory format of the job; real integer inputs stay known."""
+    """The module and its inputs on meta, in the weight dtype and memory format of the job; real integer
+    inputs stay known."""
     module = module.to("meta")
     dtype = WEIGHT_DTYPES.get(precision)
     if dtype is not None:
@@ -115,7 +118,8 @@ def _prepare(
 
 
 def _run(
-    recorder: Recorder, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any], loss: Loss | None, step: StepFunction | None,
+    recorder: Recorder, module: torch.nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any],
+    loss: Loss | None, step: StepFunction | None,
     low_dtype: torch.dtype | None, around: contextlib.AbstractContextManager[Any],
 ) -> None:  # fmt: skip
     recorder.phase = "forward"
@@ -149,7 +153,8 @@ def _run(
 
 
 class _Answers(OnMeta):
-    """Python-level questions to a tensor (``f"{index}"``, ``.tolist()``) are answered where its value is known."""
+    """Python-level questions to a tensor (``f"{index}"``, ``.tolist()``) are answered where its value is
+    known."""
 
     def __init__(self, constants: Constants) -> None:
         super().__init__()
@@ -171,7 +176,8 @@ _QUESTIONS = {
 
 
 class Recorder(TorchDispatchMode):
-    """Watches every operator that reaches the meta device, and every storage from its birth to its release."""
+    """Watches every operator that reaches the meta device, and every storage from its birth to its
+    release."""
 
     def __init__(
         self,
@@ -348,7 +354,8 @@ class Recorder(TorchDispatchMode):
         return spec
 
     def _buffer(self, tensor: torch.Tensor, category: Category, born: int) -> int:
-        """The number of the tensor's storage; a storage never seen before is entered with this category and birth."""
+        """The number of the tensor's storage; a storage never seen before is entered with this category and
+        birth."""
         storage = tensor.untyped_storage()
         address = storage._cdata
         number = self._live.get(address)
@@ -360,7 +367,8 @@ class Recorder(TorchDispatchMode):
 
     @contextlib.contextmanager
     def reference_counting(self) -> Iterator[None]:
-        """Lifetimes as if no garbage collector ran: what only it would free, tensors in a cycle of references, lives until the end.
+        """Lifetimes as if no garbage collector ran: what only it would free, tensors in a cycle of
+        references, lives until the end.
 
         It is off meanwhile; a model or another thread may still call it.
         """
@@ -384,7 +392,8 @@ class Recorder(TorchDispatchMode):
         self._watches.pop(number, None)
 
     def _current_layer(self) -> str:
-        """In the forward pass the running module; in the backward pass the one whose forward op made the autograd node."""
+        """In the forward pass the running module; in the backward pass the one whose forward op made the
+        autograd node."""
         if self.phase == "forward":
             number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
             if not self._sequence or number > self._sequence[-1]:
@@ -433,7 +442,8 @@ class Recorder(TorchDispatchMode):
 
 
 def _owners(module: torch.nn.Module) -> dict[int, str]:
-    """The path of the module that each parameter belongs to, by the parameter's id; the first one where several share it."""
+    """The path of the module that each parameter belongs to, by the parameter's id; the first one where
+    several share it."""
     owners: dict[int, str] = {}
     for path, child in module.named_modules():
         for parameter in child.parameters(recurse=False):
@@ -455,7 +465,8 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 @contextlib.contextmanager
 def _error_context(recorder: Recorder) -> Iterator[None]:
-    """Turn whatever a model raises while it is traced into one line that names the module and the line of its code."""
+    """Turn whatever a model raises while it is traced into one line that names the module and the line of its
+    code."""
     try:
         yield
     except ForetrainError:

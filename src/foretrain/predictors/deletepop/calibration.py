@@ -36,7 +36,8 @@ _NOISE = 0.15
 _COMMON, _HOST = 0.6, 0.4
 """Spread of the logarithms that is expected of all device times together, and of the host."""
 _GROUPS_APART = (0.0, 0.02, 0.15)
-"""How far the factors of groups may lie from the common one: no calibration at all, nearly alike, or apart."""
+"""How far the factors of groups may lie from the common one: no calibration at all, nearly alike, or
+apart."""
 _LEAST_NOISE = 0.04
 _SHARPNESS = 8.0
 """Of the smooth maximum of host and device time."""
@@ -47,7 +48,8 @@ _WORTH = 0.98
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What brings forecasts of one device, or of a device and framework, to measured runs; neutral by default."""
+    """What brings forecasts of one device, or of a device and framework, to measured runs; neutral by
+    default."""
 
     groups: Mapping[str, float] = field(default_factory=dict)
     """Factors on the device times of groups of operators."""
@@ -85,7 +87,8 @@ class Calibration:
 
 
 def calibration_key(job: Job) -> str:
-    """Jobs that share a calibration: those on one GPU by device, all others by their devices and framework."""
+    """Jobs that share a calibration: those on one GPU by device, all others by their devices and
+    framework."""
     names = "+".join(sorted({group.device.name for group in job.cluster.groups}))
     return names if on_one_gpu(job) else f"{names} {job.workload.training.framework}"
 
@@ -115,7 +118,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class _Observations:
-    """Measured times, a row each: the device seconds of each group, the gaps between kernels, the host seconds, and what was measured."""
+    """Measured times, a row each: the device seconds of each group, the gaps between kernels, the host
+    seconds, and what was measured."""
 
     groups: npt.NDArray[np.float64]
     gaps_s: npt.NDArray[np.float64]
@@ -134,7 +138,8 @@ class _Observations:
         )
 
     def errors(self, logs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Logarithms of forecast over measured; ``logs`` are of the common factor, of each group's own and of the host's speed."""
+        """Logarithms of forecast over measured; ``logs`` are of the common factor, of each group's own and of
+        the host's speed."""
         device = self.groups @ np.exp(logs[0] + logs[1:-1]) + self.gaps_s
         host = self.host_s * np.exp(-logs[-1])
         largest = np.maximum(device, host)
@@ -197,7 +202,8 @@ def _part(
 
 
 def _solve(observations: _Observations, apart: float) -> tuple[dict[str, float], float]:
-    """The likeliest factors given what is expected of them, and how much runs scatter; a few odd ones do not decide."""
+    """The likeliest factors given what is expected of them, and how much runs scatter; a few odd ones do not
+    decide."""
     if not apart:
         return dict.fromkeys(GROUPS, 1.0), 1.0
     from scipy.optimize import least_squares
@@ -225,7 +231,8 @@ def robust(errors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _choose(cases: Sequence[_Observations]) -> tuple[float, float, float | None]:
-    """How freely to calibrate, by the mean absolute relative error on runs left out; that error before and after."""
+    """How freely to calibrate, by the mean absolute relative error on runs left out; that error before and
+    after."""
     before = statistics.fmean(_relative(_Observations.join(cases), np.zeros(len(GROUPS) + 2)))
     if len(cases) < 3:
         return _GROUPS_APART[1], before, None

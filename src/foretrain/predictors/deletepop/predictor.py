@@ -1,4 +1,5 @@
-"""DeletePop: costs every operator of the captured step from an operator dataset, and sums up to the whole job."""
+"""DeletePop: costs every operator of the captured step from an operator dataset, and sums up to the whole
+job."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ Operators = Callable[[], Iterable[MeasuredOperator]]
 
 @final
 class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
-    """Computation and memory access by operator, start-up and iterations by job, after DeletePop (ICA3PP 2023).
+    """Computation and memory access by operator, start-up and iterations by job, after DeletePop (ICA3PP
+    2023).
 
     ``fit`` calibrates to runs: a handful is enough for a new device or other software. What the operator
     models themselves learn from is an operator dataset, ours or the user's own (``relearn``).
@@ -163,7 +165,8 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         return calibrate_parts(cases)
 
     def _cases(self, runs: Iterable[Run]) -> dict[str, list[Case]]:
-        """The runs that can be learned from, laid out, by calibration; the others are told of in ``left_out_``."""
+        """The runs that can be learned from, laid out, by calibration; the others are told of in
+        ``left_out_``."""
         cases: dict[str, list[Case]] = {}
         left_out = []
         for run in runs:

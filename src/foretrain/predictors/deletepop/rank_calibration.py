@@ -1,4 +1,5 @@
-"""Calibrates the parts of a step (computation, host, network, memory) to measured runs of one device and framework."""
+"""Calibrates the parts of a step (computation, host, network, memory) to measured runs of one device and
+framework."""
 
 from __future__ import annotations
 
@@ -130,7 +131,8 @@ def _solve(cases: Sequence[Case], rounds: int = 1) -> Tuning:
 
 
 def _with_memory(tuning: Tuning, cases: Sequence[Case]) -> Tuning:
-    """The factor on activations and the bytes beside them that bring the memory of the logged rank to the runs."""
+    """The factor on activations and the bytes beside them that bring the memory of the logged rank to the
+    runs."""
     from scipy.optimize import least_squares
 
     rows = []

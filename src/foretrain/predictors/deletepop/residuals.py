@@ -1,4 +1,5 @@
-"""What a calibration's factors leave over, learned from a few runs: a Gaussian process over plans, sizes and models."""
+"""What a calibration's factors leave over, learned from a few runs: a Gaussian process over plans, sizes and
+models."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Residuals:
 
     @classmethod
     def learn(cls, jobs: Sequence[Job], logs: Sequence[float]) -> Self | None:
-        """From the logarithms of measured over forecast; None where runs left out are not forecast better with it."""
+        """From the logarithms of measured over forecast; None where runs left out are not forecast better
+        with it."""
         if len(jobs) < _LEAST:
             return None
         numbers, names = np.array([_numbers(job) for job in jobs]), tuple(_names(job) for job in jobs)
@@ -67,7 +69,8 @@ class Residuals:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "numbers": self.numbers.tolist(), "names": [list(names) for names in self.names], "weights": self.weights.tolist(),
+            "numbers": self.numbers.tolist(), "names": [list(names) for names in self.names],
+            "weights": self.weights.tolist(),
             "spread": self.spread, "length": self.length,
         }  # fmt: skip
 
@@ -80,7 +83,8 @@ class Residuals:
 
 
 def _without_outliers(logs: Matrix) -> Matrix:
-    """Residuals that lie far from most are drawn in, so that one odd run does not decide for its neighbours."""
+    """Residuals that lie far from most are drawn in, so that one odd run does not decide for its
+    neighbours."""
     middle = np.median(logs)
     reach = _FAR * 1.4826 * float(np.median(np.abs(logs - middle)))
     return np.asarray(np.clip(logs, middle - reach, middle + reach))

@@ -1,4 +1,5 @@
-"""Jobs and their measured figures in; what Driple's networks read of them, and figures from what the networks say, out."""
+"""Jobs and their measured figures in; what Driple's networks read of them, and figures from what the networks
+say, out."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Cases:
-    """Jobs as the networks see them: distinct graphs, the setting of each job, and the schedule's word on its resources."""
+    """Jobs as the networks see them: distinct graphs, the setting of each job, and the schedule's word on its
+    resources."""
 
     graphs: Sequence[Groups]
     graph_of: np.ndarray[Any, np.dtype[np.int64]]
@@ -52,7 +54,8 @@ class Cases:
 
     @classmethod
     def of(
-        cls, jobs: Sequence[Job], measured: Sequence[Array] | None = None, *, improved: bool = True, levels: Levels | None = None,
+        cls, jobs: Sequence[Job], measured: Sequence[Array] | None = None, *, improved: bool = True,
+        levels: Levels | None = None,
         schedules: Predictor | None = None,
     ) -> Cases:  # fmt: skip
         """``levels`` and ``schedules`` are what the white-box figures come from."""
@@ -86,7 +89,8 @@ class Cases:
         return Cases(graphs=self.graphs, **columns)
 
     def samples(self) -> Samples:
-        """What a network learns: in the reference the scaled figures themselves, else how far they lie from the schedule's.
+        """What a network learns: in the reference the scaled figures themselves, else how far they lie from
+        the schedule's.
 
         Where nothing goes over the network there is nothing to learn of it.
         """
@@ -100,7 +104,8 @@ class Cases:
         return found.part(range(len(self.graph_of)))
 
     def figures(self, learned: Array) -> Array:
-        """Figures from what a network says of these jobs; where nothing is exchanged, the schedule knows when the device waits."""
+        """Figures from what a network says of these jobs; where nothing is exchanged, the schedule knows when
+        the device waits."""
         if not self.schedule.shape[1]:
             return unscaled(learned)
         found = unscaled(self.schedule + learned)

@@ -1,4 +1,5 @@
-"""Graphs of groups of operators and measured figures in; networks that give the figures of a step in a setting out. Needs torch."""
+"""Graphs of groups of operators and measured figures in; networks that give the figures of a step in a
+setting out. Needs torch."""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ class ReferenceBody(nn.Module):
 
 
 def _convolution(kind: Kind) -> nn.Module:
-    """The MPNN's network for an edge sees nothing but that there is one: it is a matrix, the same for all of them."""
+    """The MPNN's network for an edge sees nothing but that there is one: it is a matrix, the same for all of
+    them."""
     if kind == "gin":
         return GINConv(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)))  # type: ignore[no-any-return]
     if kind == "gat":
@@ -124,7 +126,8 @@ def _convolution(kind: Kind) -> nn.Module:
 
 
 class DirectedBody(nn.Module):
-    """Convolutions with and against the flow of data; a readout that weighs nodes by their traffic, and their maxima."""
+    """Convolutions with and against the flow of data; a readout that weighs nodes by their traffic, and their
+    maxima."""
 
     def __init__(self, columns: int) -> None:
         super().__init__()
@@ -146,7 +149,8 @@ class DirectedBody(nn.Module):
 
 
 class Member(nn.Module):
-    """A body that reads the graph, and a head that reads its result, the whole step's sums and the setting."""
+    """A body that reads the graph, and a head that reads its result, the whole step's sums and the
+    setting."""
 
     node_mean: Tensor
     node_scale: Tensor
@@ -267,7 +271,8 @@ def train(
     seed: int = 0,
     members: int | None = None,
 ) -> tuple[Network, Array]:
-    """The network, and for each run the figures of a member that had not seen its group (any member, when there are few groups)."""
+    """The network, and for each run the figures of a member that had not seen its group (any member, when
+    there are few groups)."""
     count = members or (MEMBERS if kind == "improved" else 1)
     parts = _parts(groups, max(count, MEMBERS), seed)[:count] if len(set(groups)) >= MEMBERS else [[]]
     held_out = np.full(samples.targets.shape, np.nan)
@@ -302,7 +307,8 @@ def _trained(kind: Kind, inside: Samples, outside: Samples | None, seed: int) ->
 
 
 def transfer(network: Network, samples: Samples) -> Network:
-    """Tailor to a new setting: what the body and the head's inner layers make of a run stays, how figures follow from it is learned anew.
+    """Tailor to a new setting: what the body and the head's inner layers make of a run stays, how figures
+    follow from it is learned anew.
 
     A ridge regression of what the network is off by, so the fewer the samples, the closer it stays to what it
     was.
@@ -367,7 +373,8 @@ def _parts(groups: Sequence[str], count: int, seed: int) -> list[list[int]]:
 
 
 def _learn(member: Member, inside: Samples, outside: Samples | None, schedule: Schedule) -> float:
-    """Until the held-out runs no longer get better, and back to where they were best: their error; the rate falls along a cosine."""
+    """Until the held-out runs no longer get better, and back to where they were best: their error; the rate
+    falls along a cosine."""
     optimizer = torch.optim.AdamW(member.parameters(), lr=schedule.rates[0], weight_decay=schedule.decay)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, schedule.epochs)
     whole, there = batched(inside), batched(outside) if outside is not None else None

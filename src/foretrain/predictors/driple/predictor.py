@@ -1,4 +1,5 @@
-"""Driple: a graph neural network that tells from a step's graph how busy device, memory and network will be; tailored to a new setting by transfer."""
+"""Driple: a graph neural network that tells from a step's graph how busy device, memory and network will be;
+tailored to a new setting by transfer."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class Learned:
 
 @final
 class DriplePredictor(NeuralPredictor[Learned]):
-    """Idle time, active time and peak of four resources, and their averages, after Driple (Yang et al., SIGMETRICS 2022).
+    """Idle time, active time and peak of four resources, and their averages, after Driple (Yang et al.,
+    SIGMETRICS 2022).
 
     ``reference`` is the published network, one per setting, over a hundred groups of operators. ``improved``
     is one network for all settings of a device over the directed graph of layers; it corrects what the
@@ -112,7 +114,8 @@ class DriplePredictor(NeuralPredictor[Learned]):
         return Forecast(job=job, predictor=self.name, quantities=quantities, assumptions=tuple(notes))
 
     def figures(self, job: Job) -> Array:
-        """As ``TARGETS`` names them, spans as shares of the window; not a number for those that no run of the device had."""
+        """As ``TARGETS`` names them, spans as shares of the window; not a number for those that no run of the
+        device had."""
         check_data_parallel(job, self.name)
         learned = self.state()
         network = learned.networks.get(self._network_of(job))
@@ -217,7 +220,8 @@ class DriplePredictor(NeuralPredictor[Learned]):
             }
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
-        """The networks are forgotten until ``fit``; the schedules are then those of operators learned without them."""
+        """The networks are forgotten until ``fit``; the schedules are then those of operators learned without
+        them."""
         self.forget()
         self._transfers = False
         self.schedules = copy.deepcopy(self._schedules()).without(families, devices)
@@ -237,8 +241,10 @@ class DriplePredictor(NeuralPredictor[Learned]):
             self.schedules.save(folder / _SCHEDULES)
         return {
             "own_schedules": self.schedules is not None,
-            "mode": self.mode, "kind": self.kind, "networks": files, "levels": learned.levels.to_dict(), "settings": sorted(learned.settings),
-            "measured": {device: list(names) for device, names in learned.measured.items()}, "spread": learned.spread.tolist(),
+            "mode": self.mode, "kind": self.kind, "networks": files, "levels": learned.levels.to_dict(),
+            "settings": sorted(learned.settings),
+            "measured": {device: list(names) for device, names in learned.measured.items()},
+            "spread": learned.spread.tolist(),
             "columns": _columns(self.mode),
         }  # fmt: skip
 
@@ -276,7 +282,8 @@ class Resources:
 
 
 def resources(job: Job, forecast: Forecast | None = None) -> Resources:
-    """Each figure by the network that the package ships where it has learned it on this device, else by the white box.
+    """Each figure by the network that the package ships where it has learned it on this device, else by the
+    white box.
 
     What a ``forecast`` has of them takes their place.
     """

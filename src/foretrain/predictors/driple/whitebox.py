@@ -1,4 +1,5 @@
-"""A job's forecast step in; how device, memory and network are used over a measuring window, and Driple's figures of it, out. No learning but seven constants."""
+"""A job's forecast step in; how device, memory and network are used over a measuring window, and Driple's
+figures of it, out. No learning but seven constants."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ _DEVICE = [name.startswith("device") for name in TARGETS]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """What a schedule does not tell: how busy a CPU is that waits for its network, and what a process holds beside its tensors."""
+    """What a schedule does not tell: how busy a CPU is that waits for its network, and what a process holds
+    beside its tensors."""
 
     waiting: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"allreduce": 0.4, "ps": 0.3})
     traffic: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"allreduce": 1.0, "ps": 1.0})
@@ -60,7 +62,8 @@ class Use:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Step:
-    """What a forecast tells: when the device computes and the network moves data in a step, and how much of them there is."""
+    """What a forecast tells: when the device computes and the network moves data in a step, and how much of
+    them there is."""
 
     time_s: float
     computing: Sequence[tuple[float, float]]
@@ -126,7 +129,8 @@ def _step_of(job: Job, forecast: Forecast) -> _Step:
         share = forecast.quantities.get("memory_utilization")
         read = None if share is None or job.cluster.device.is_cpu else share.median
         return _Step(
-            time_s=time_s, computing=computing, moving=[], bytes_moved=0.0, allocated_bytes=allocated, sync=sync, memory_share=read
+            time_s=time_s, computing=computing, moving=[], bytes_moved=0.0, allocated_bytes=allocated,
+            sync=sync, memory_share=read
         )  # fmt: skip
     lanes: dict[str, list[tuple[float, float]]] = {"compute": [], "network": []}
     for slot in step.time.slots:
@@ -144,7 +148,8 @@ def _step_of(job: Job, forecast: Forecast) -> _Step:
 
 
 def _moved_bytes(job: Job, forecast: Forecast) -> float:
-    """Bytes that pass the interface in a step: of all workers on loopback, of one where each node has its own."""
+    """Bytes that pass the interface in a step: of all workers on loopback, of one where each node has its
+    own."""
     if not exchanges(job):
         return 0.0
     workers = job.cluster.world_size
@@ -214,7 +219,8 @@ def figures_in(use: Use) -> Array:
 
 
 def _three(values: Array, floor: float) -> tuple[float, float, float]:
-    """Mean length of idle and of active spans as shares of the window, and the mean of the active spans' peaks."""
+    """Mean length of idle and of active spans as shares of the window, and the mean of the active spans'
+    peaks."""
     active = values > max(floor, THRESHOLD * float(values.max(initial=0.0)))
     edges = np.flatnonzero(np.diff(active.astype(np.int8))) + 1
     pieces = np.split(np.arange(len(values)), edges)
@@ -251,7 +257,8 @@ def _with_memory(levels: Levels, known: Sequence[tuple[Run, Array]], steps: Sequ
 
 
 def _fitted(levels: Levels, sync: str, steps: Sequence[_Step], measured: Array) -> Levels:
-    """The interface's bytes by the median ratio; how busy a waiting CPU is by what fits the figures of the device best.
+    """The interface's bytes by the median ratio; how busy a waiting CPU is by what fits the figures of the
+    device best.
 
     Utilisation alone does not tell: whether a waiting CPU counts as active hangs on its being above the
     threshold.

@@ -1,4 +1,5 @@
-"""Graphs of primitives in; a graph hypernetwork in the manner of GHN-2, which embeds an architecture in 32 numbers, out. Needs torch.
+"""Graphs of primitives in; a graph hypernetwork in the manner of GHN-2, which embeds an architecture in 32
+numbers, out. Needs torch.
 
 Nodes are operators with a shape encoding. A gated graph network visits them in topological order, forward and
 then backward; beside its neighbours a node hears those further up its paths, the more softly the further
@@ -45,7 +46,8 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Wave:
-    """The nodes of one topological level of all graphs of a batch, and the messages that they get from earlier levels."""
+    """The nodes of one topological level of all graphs of a batch, and the messages that they get from
+    earlier levels."""
 
     nodes: Tensor
     sources: Tensor
@@ -124,8 +126,10 @@ def _waves(count: int, sources: Any, targets: Any, lengths: Any) -> tuple[Wave, 
         heard = np.bincount(place[targets[edges]], weights=inverse, minlength=len(nodes))
         weights = inverse / np.sqrt(np.maximum(heard, 1.0))[place[targets[edges]]] if len(edges) else inverse
         waves.append(Wave(
-            torch.from_numpy(nodes), torch.from_numpy(sources[edges]), torch.from_numpy(place[targets[edges]]),
-            torch.from_numpy(weights.astype(np.float32)), torch.from_numpy((lengths[edges] > 1).astype(np.float32)),
+            torch.from_numpy(nodes), torch.from_numpy(sources[edges]),
+            torch.from_numpy(place[targets[edges]]),
+            torch.from_numpy(weights.astype(np.float32)),
+            torch.from_numpy((lengths[edges] > 1).astype(np.float32)),
         ))  # fmt: skip
     return tuple(waves)
 
@@ -174,7 +178,8 @@ class HyperNetwork(nn.Module):
         return hidden
 
     def tensors_of(self, node: Tensor, layer: Layer) -> Tensor:
-        """The weights of a layer from its node: a tile, repeated to the layer's width and scaled to keep the signal's size."""
+        """The weights of a layer from its node: a tile, repeated to the layer's width and scaled to keep the
+        signal's size."""
         kernel, inward = layer.kernel, layer.channels_in // layer.groups
         tile: Tensor = self.weights(node).view(TILE, TILE, 3, 3)
         tile = tile if kernel == 3 else tile[:, :, 1:2, 1:2]
@@ -283,7 +288,8 @@ def train_parameters(
     seed: int = 0,
     tell: Callable[[str], None] = print,
 ) -> Embedding:
-    """The decoder predicts the weights of small networks, which are judged by how they classify digits (scikit-learn's, 8 x 8)."""
+    """The decoder predicts the weights of small networks, which are judged by how they classify digits
+    (scikit-learn's, 8 x 8)."""
     images, labels = _digits()
     test = torch.arange(len(labels)) % 5 == 0
     with one_thread(), torch.random.fork_rng(devices=[]):

@@ -1,4 +1,5 @@
-"""PredictDDL: an embedding of the computational graph and the cluster's features in; the step time by a regressor, trained once per dataset type, out."""
+"""PredictDDL: an embedding of the computational graph and the cluster's features in; the step time by a
+regressor, trained once per dataset type, out."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ _REMEMBERED = 4096
 
 
 class Embedder:
-    """A trained network that remembers what it has embedded, by the content of the graph; safe for many threads."""
+    """A trained network that remembers what it has embedded, by the content of the graph; safe for many
+    threads."""
 
     def __init__(self, network: Embedding) -> None:
         self.network = network
@@ -86,7 +88,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
     shipped: ClassVar[Path] = SHIPPED
 
     def __init__(
-        self, *, form: Form = "ratio", embedding: Path | Embedder | Literal["shipped"] | None = "shipped", candidates: Sequence[str] = tuple(CANDIDATES)
+        self, *, form: Form = "ratio", embedding: Path | Embedder | Literal["shipped"] | None = "shipped",
+        candidates: Sequence[str] = tuple(CANDIDATES)
     ) -> None:  # fmt: skip
         self.form, self.embedding, self.candidates = form, embedding, tuple(candidates)
         self.fresh = form == "ratio" and embedding == "shipped"
@@ -103,7 +106,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         return forecast_around(job, self.name, float(np.exp(np.clip(log, -20, 20))), spread, notes)
 
     def check(self, job: Job) -> None:
-        """The task checker: ``UnsupportedJob`` with what would have to be done, where nothing is trained for a job."""
+        """The task checker: ``UnsupportedJob`` with what would have to be done, where nothing is trained for
+        a job."""
         self._trained_for(job)
 
     def _trained_for(self, job: Job) -> Trained:
@@ -125,7 +129,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         return trained
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        """One regressor for each dataset type, chosen by cross-validation over architectures; the embedding stays as it is.
+        """One regressor for each dataset type, chosen by cross-validation over architectures; the embedding
+        stays as it is.
 
         Types that were learned earlier, and of which there is no run now, stay.
         """
@@ -220,7 +225,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         if self.embedding is not None:
             self._embedder().network.save(folder / _EMBEDDING)
         return {
-            "form": self.form, "embedding": self.embedding is not None, "columns": _columns(), "baseline": list(BASELINE),
+            "form": self.form, "embedding": self.embedding is not None, "columns": _columns(),
+            "baseline": list(BASELINE),
             "types": [{"type": kind, **trained.to_facts()} for kind, trained in state.items()],
         }  # fmt: skip
 
@@ -278,7 +284,8 @@ def embedding_module() -> ModuleType:
 def _benefits(
     choices: Mapping[str, Choice], types: Sequence[str], devices: Sequence[str]
 ) -> dict[str, Benefit]:
-    """By device: the error of the constant (in ratio form: of the baseline alone) and of what was chosen, on left-out architectures."""
+    """By device: the error of the constant (in ratio form: of the baseline alone) and of what was chosen, on
+    left-out architectures."""
     found = {}
     for device in sorted(set(devices)):
         mine = [choices[kind] for kind, name in zip(types, devices, strict=True) if name == device]

@@ -1,4 +1,5 @@
-"""What PredictDDL learned for one dataset type: how far a job lies from it, how wide that makes the interval, and how it is kept."""
+"""What PredictDDL learned for one dataset type: how far a job lies from it, how wide that makes the interval,
+and how it is kept."""
 
 from __future__ import annotations
 
@@ -53,12 +54,14 @@ class Trained:
         made_with: Sequence[Mapping[str, str]],
         **more: Any,
     ) -> Trained:
-        """From the rows of runs, their architectures and settings, and the logarithms that were ``left`` when each was held out."""
+        """From the rows of runs, their architectures and settings, and the logarithms that were ``left`` when
+        each was held out."""
         apart = _apart(model, rows, groups)
         usual, reach = (float(np.quantile(apart, share)) for share in (0.5, 0.95))
         ratios = np.exp(left / _widening(apart, usual))
         return cls(
-            model=model, spread=spread_of(ratios, np.ones(len(ratios))), settings=_joined(made_with), seen=rows.astype(np.float32),
+            model=model, spread=spread_of(ratios, np.ones(len(ratios))), settings=_joined(made_with),
+            seen=rows.astype(np.float32),
             usual=usual, reach=reach, runs=len(rows), **more,
         )  # fmt: skip
 
@@ -104,7 +107,8 @@ class Trained:
     def to_facts(self) -> dict[str, Any]:
         """What is no array, as JSON."""
         return {
-            "regressor": self.model.regressor.kind, "chosen": self.chosen, "errors": dict(self.errors), "factors": list(self.spread),
+            "regressor": self.model.regressor.kind, "chosen": self.chosen, "errors": dict(self.errors),
+            "factors": list(self.spread),
             "settings": dict(self.settings), "usual": self.usual, "reach": self.reach, "runs": self.runs,
         }  # fmt: skip
 
@@ -115,8 +119,10 @@ class Trained:
             raise unknown("regressor", facts["regressor"], REGRESSORS)
         regressor = REGRESSORS[facts["regressor"]].from_arrays(some(arrays, "regressor/"))
         return cls(
-            baseline=arrays.get("baseline"), model=Scaled(mean=arrays["mean"], deviation=arrays["deviation"], bounds=arrays["bounds"], regressor=regressor),
-            chosen=facts["chosen"], errors=facts["errors"], spread=Factors(*facts["factors"]), settings=facts["settings"],
+            baseline=arrays.get("baseline"), model=Scaled(mean=arrays["mean"], deviation=arrays["deviation"],
+            bounds=arrays["bounds"], regressor=regressor),
+            chosen=facts["chosen"], errors=facts["errors"], spread=Factors(*facts["factors"]),
+            settings=facts["settings"],
             seen=arrays["seen"], usual=facts["usual"], reach=facts["reach"], runs=facts["runs"],
         )  # fmt: skip
 
@@ -148,7 +154,8 @@ def _joined(several: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
 def _nearest(
     model: Scaled, rows: npt.NDArray[np.floating[Any]], others: npt.NDArray[np.floating[Any]]
 ) -> Array:
-    """The root mean square distance of each row to the nearest of others, in standard deviations of the columns that vary."""
+    """The root mean square distance of each row to the nearest of others, in standard deviations of the
+    columns that vary."""
     varies = np.isfinite(model.deviation)
     here, there = (((some - model.mean) / model.deviation)[:, varies] for some in (rows, others))
     squares = (here**2).sum(axis=1)[:, None] + (there**2).sum(axis=1)[None] - 2 * here @ there.T
@@ -156,7 +163,8 @@ def _nearest(
 
 
 def _apart(model: Scaled, rows: Array, groups: npt.NDArray[np.str_]) -> Array:
-    """How far each run lies from those of other architectures; of one architecture, from its first run, and at least 1."""
+    """How far each run lies from those of other architectures; of one architecture, from its first run, and
+    at least 1."""
     if len(set(groups.tolist())) < 2:
         return np.maximum(_nearest(model, rows, rows[:1]), 1.0)
     apart = np.empty(len(rows))

@@ -1,4 +1,5 @@
-"""Ray performance models: runs of a training at several scales in; its time with other data, workers and resources out."""
+"""Ray performance models: runs of a training at several scales in; its time with other data, workers and
+resources out."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _TOLD = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What was learned of one model: of its steps, and of its epochs (or whole trainings) where runs have them."""
+    """What was learned of one model: of its steps, and of its epochs (or whole trainings) where runs have
+    them."""
 
     label: str
     encoding: Encoding
@@ -43,7 +45,8 @@ class Workload:
 
 @final
 class RayModelsPredictor(Predictor):
-    """Regressors over dataset size, workers and resources (Filippini and Ardagna, SEAA 2023), chosen by nested validation.
+    """Regressors over dataset size, workers and resources (Filippini and Ardagna, SEAA 2023), chosen by
+    nested validation.
 
     Each model that has three runs or more gets a regression of its own, over workers, nodes, cores, the work
     of a step and the number of steps, and over the settings in which its runs differ. ``physics`` names the
@@ -161,7 +164,8 @@ class RayModelsPredictor(Predictor):
         )
 
     def tables(self, runs: Sequence[Run]) -> tuple[Encoding, dict[Kind, tuple[Table, Array]]]:
-        """The runs of one model as columns and times: of steps, and of epochs or whole trainings, where there are enough."""
+        """The runs of one model as columns and times: of steps, and of epochs or whole trainings, where there
+        are enough."""
         jobs = [run.job for run in runs]
         graphs = self.physics is not None and has_graphs(jobs)
         encoding = Encoding.of(jobs, graphs=graphs)
@@ -182,7 +186,8 @@ class RayModelsPredictor(Predictor):
         return encoding, tables
 
     def _forecasts_s(self, jobs: Sequence[Job]) -> list[float] | None:
-        """What the physics says of a step of each job; None where it cannot say it of all, and the regression goes on without."""
+        """What the physics says of a step of each job; None where it cannot say it of all, and the regression
+        goes on without."""
         try:
             return [self._forecast_s(job) for job in jobs]
         except ForetrainError:
@@ -246,7 +251,8 @@ def _measured(run: Run, kind: Kind) -> tuple[float, float] | None:
 
 
 def _told(known: Workload, job: Job, step_s: float | None) -> tuple[float, Factors, list[str]]:
-    """Seconds of a step, by the steps that were measured or else by the epochs, with the interval and what to know about it."""
+    """Seconds of a step, by the steps that were measured or else by the epochs, with the interval and what to
+    know about it."""
     training = job.workload.training
     kind: Kind = "step" if "step" in known.models else "whole"
     steps = 1.0 if kind == "step" else float(training.steps_per_epoch or training.total_steps or 1)
@@ -264,7 +270,8 @@ def _table(known: Workload, job: Job, steps: float, step_s: float | None) -> Tab
 
 
 def _with_whole(forecast: Forecast, known: Workload, step_s: float | None) -> Forecast:
-    """The forecast with epoch, total and cost by the epochs that were measured, which hold more than their steps."""
+    """The forecast with epoch, total and cost by the epochs that were measured, which hold more than their
+    steps."""
     job, model, training = forecast.job, known.models["whole"], forecast.job.workload.training
     quantities = dict(forecast.quantities)
     epoch_steps, total_steps = training.steps_per_epoch, training.total_steps

@@ -1,4 +1,5 @@
-"""A table of runs in; recipes with the errors that they make on runs left out of it, inside and beyond what they learned from, out."""
+"""A table of runs in; recipes with the errors that they make on runs left out of it, inside and beyond what
+they learned from, out."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ FEW: tuple[Recipe, ...] = (STARTERS[1], STARTERS[4], STARTERS[7])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One recipe: logarithms of forecasts over measured times of the runs that were left out, inside and beyond."""
+    """One recipe: logarithms of forecasts over measured times of the runs that were left out, inside and
+    beyond."""
 
     recipe: Recipe
     inside: Array
@@ -132,7 +134,8 @@ def _beyond(table: Table) -> list[Part]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How long to search, and where: the recipes to begin with, how many beyond them, seconds, processes, a Ray cluster, and a file to resume from."""
+    """How long to search, and where: the recipes to begin with, how many beyond them, seconds, processes, a
+    Ray cluster, and a file to resume from."""
 
     starters: tuple[Recipe, ...] = STARTERS
     trials: int = option(0, "Recipes to try beyond the usual ones.", least=0)
@@ -179,7 +182,8 @@ def _proposed(
     budget: Budget,
     progress: Callable[[int, int], None],
 ) -> list[Trial]:
-    """What the sampler proposes, until trials or time are spent; the best of an interrupted search first, to have their errors one by one."""
+    """What the sampler proposes, until trials or time are spent; the best of an interrupted search first, to
+    have their errors one by one."""
     begun = time.monotonic()
     means = tuple(mean for mean in MEANS if mean != "forecast" or table.forecast_s is not None)
     told = [

@@ -1,4 +1,5 @@
-"""Layer graphs and measured step times in; a small graph neural network that gives the bounded correction of a step time out. Needs torch."""
+"""Layer graphs and measured step times in; a small graph neural network that gives the bounded correction of
+a step time out. Needs torch."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ Array = npt.NDArray[np.float64]
 
 
 class Member(nn.Module):
-    """Directed graph convolutions (with and against the flow of data), a readout over all nodes, and the run's own features."""
+    """Directed graph convolutions (with and against the flow of data), a readout over all nodes, and the
+    run's own features."""
 
     def __init__(self, node_columns: int, run_columns: int, bound: float) -> None:
         super().__init__()
@@ -58,7 +60,8 @@ class Member(nn.Module):
         )
 
     def standardise(self, graphs: Sequence[LayerGraph]) -> None:
-        """Features of mean 0 and variance 1 over these graphs; of few, nearly equal ones nothing is blown up."""
+        """Features of mean 0 and variance 1 over these graphs; of few, nearly equal ones nothing is blown
+        up."""
         for name, rows in (
             ("node", np.concatenate([graph.nodes for graph in graphs])),
             ("run", np.stack([graph.run for graph in graphs])),
@@ -120,7 +123,8 @@ def train(
     seed: int = 0,
     bound: float = BOUND,
 ) -> tuple[Network, Array]:
-    """The network, and for each run the step time that a member which had not seen its group gives (any member, when there are few groups)."""
+    """The network, and for each run the step time that a member which had not seen its group gives (any
+    member, when there are few groups)."""
     targets = np.log(measured_s / np.array([graph.base_s for graph in graphs]))
     data = [_data(graph, target) for graph, target in zip(graphs, targets, strict=True)]
     parts = _parts(groups, seed)
@@ -140,7 +144,8 @@ def train(
 
 
 def _parts(groups: Sequence[str], seed: int) -> list[set[int]]:
-    """Groups dealt out to the members, large ones first; all in one part when there are too few to hold some out."""
+    """Groups dealt out to the members, large ones first; all in one part when there are too few to hold some
+    out."""
     by_group: dict[str, list[int]] = {}
     for i, group in enumerate(groups):
         by_group.setdefault(group, []).append(i)
@@ -194,6 +199,8 @@ def _batches(data: Sequence[Data], size: int) -> list[Batch]:
 
 def _data(graph: LayerGraph, target: float = 0.0) -> Data:
     return Data(
-        x=torch.from_numpy(graph.nodes), edge_index=torch.from_numpy(graph.edges), share=torch.from_numpy(graph.share),
-        run=torch.from_numpy(graph.run)[None], y=torch.tensor([target], dtype=torch.float32), num_nodes=len(graph.nodes),
+        x=torch.from_numpy(graph.nodes), edge_index=torch.from_numpy(graph.edges),
+        share=torch.from_numpy(graph.share),
+        run=torch.from_numpy(graph.run)[None], y=torch.tensor([target], dtype=torch.float32),
+        num_nodes=len(graph.nodes),
     )  # fmt: skip

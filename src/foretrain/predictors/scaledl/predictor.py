@@ -1,4 +1,5 @@
-"""ScaleDL: costs the layers of a step by learned operator models, and corrects their sum by a graph network."""
+"""ScaleDL: costs the layers of a step by learned operator models, and corrects their sum by a graph
+network."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ NODES_AT_MOST = 192
 are nested."""
 
 NODE_COLUMNS = (
-    "operator_time", "host_time", "flops", "bytes", "kernels", "launches", "device_share", "host_share", *PHASES,
+    "operator_time", "host_time", "flops", "bytes", "kernels", "launches", "device_share", "host_share",
+    *PHASES,
 )  # fmt: skip
 RUN_COLUMNS = ("device_time", "host_time", "host_over_device")
 
@@ -49,7 +51,8 @@ _KEPT = frozenset({"device_busy_s", "peak_memory_bytes", "reserved_memory_bytes"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerGraph:
-    """A step as the network sees it: one node per layer and phase, an edge wherever the data of one flow into another."""
+    """A step as the network sees it: one node per layer and phase, an edge wherever the data of one flow into
+    another."""
 
     nodes: npt.NDArray[np.float32]
     """A row per node, as ``NODE_COLUMNS`` names it; sizes as logarithms."""
@@ -178,7 +181,8 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Learned]):
         if own:
             operators.save(folder / _OPERATORS)
         return {
-            "own_operators": own, "modes": sorted(learned.modes), "devices": sorted(learned.devices), "factors": list(learned.factors),
+            "own_operators": own, "modes": sorted(learned.modes), "devices": sorted(learned.devices),
+            "factors": list(learned.factors),
             "node_columns": NODE_COLUMNS, "run_columns": RUN_COLUMNS,
         }  # fmt: skip
 
@@ -269,7 +273,8 @@ def intervals(ratios: npt.NDArray[np.float64]) -> Factors:
 
 
 def _check_learnable(job: Job) -> None:
-    """The correction is of a host that issues and a device that runs all layers; a CPU is both, a rank runs some."""
+    """The correction is of a host that issues and a device that runs all layers; a CPU is both, a rank runs
+    some."""
     if job.cluster.device.is_cpu:
         raise UnsupportedJob("cluster.device: cpu; scaledl forecasts steps on GPUs")
     if job.cluster.world_size > 1 or job.plan.recompute != "none":

@@ -123,7 +123,8 @@ def _erf_gate(x: Ref, gate: Ref, chains: _Chains) -> tuple[Step, ...]:
 
 
 def _layer_norm(step: Step, chains: _Chains) -> _Match | None:
-    """(x - mean) / Sqrt(variance + epsilon) * scale + bias over the last dimension, as opsets before 17 write it."""
+    """(x - mean) / Sqrt(variance + epsilon) * scale + bias over the last dimension, as opsets before 17 write
+    it."""
     if step.kind != "Add":
         return None
     for scaled, bias in _either_way(step):

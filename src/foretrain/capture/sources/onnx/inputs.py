@@ -1,4 +1,5 @@
-"""The declared dimensions of a graph's inputs and the batch asked for go in; the shapes to trace with come out."""
+"""The declared dimensions of a graph's inputs and the batch asked for go in; the shapes to trace with come
+out."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class InputShapes:
 
 
 def input_shapes(inputs: Mapping[str, Dims], batch: int | None) -> InputShapes:
-    """Dynamic batch dimensions get the batch asked for, or 1; a fixed batch of 1 is replaced where none is dynamic."""
+    """Dynamic batch dimensions get the batch asked for, or 1; a fixed batch of 1 is replaced where none is
+    dynamic."""
     shapes = {
         name: tuple(_size(name, i, dim, batch or 1) for i, dim in enumerate(dims))
         for name, dims in inputs.items()

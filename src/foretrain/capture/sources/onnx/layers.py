@@ -1,4 +1,5 @@
-"""The ONNX operators that are layers (products, activations, norms, attention, recurrences); tensors in and out."""
+"""The ONNX operators that are layers (products, activations, norms, attention, recurrences); tensors in and
+out."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from foretrain.capture.sources.onnx.ops import Number, register
 
-# --- products ---------------------------------------------------------------------------------------------------------
+# --- products
+# ---------------------------------------------------------------------------------------------------------
 
 
 @register("MatMul")
@@ -46,7 +48,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.linear(x, weight.t(), bias)
 
 
-# --- activations ------------------------------------------------------------------------------------------------------
+# --- activations
+# ------------------------------------------------------------------------------------------------------
 
 
 @register("Gelu")
@@ -131,7 +134,8 @@ def dropout(
     return F.dropout(x, float(ratio if rate is None else rate), training)
 
 
-# --- normalisation ----------------------------------------------------------------------------------------------------
+# --- normalisation
+# ----------------------------------------------------------------------------------------------------
 
 
 @register("BatchNormalization", context=("training",))
@@ -211,7 +215,8 @@ def lp_norm(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
     return F.normalize(x, float(p), axis)
 
 
-# --- attention --------------------------------------------------------------------------------------------------------
+# --- attention
+# --------------------------------------------------------------------------------------------------------
 
 
 def _heads(x: Tensor, count: int | None) -> Tensor:
@@ -253,7 +258,8 @@ def attention(
     return (out if query.ndim == 4 else out.transpose(1, 2).flatten(2)), k, v
 
 
-# --- recurrences ------------------------------------------------------------------------------------------------------
+# --- recurrences
+# ------------------------------------------------------------------------------------------------------
 
 
 def _reorder(stacked: Tensor, order: Sequence[int]) -> Tensor:

@@ -1,4 +1,5 @@
-"""An ONNX file in, an ``nn.Module`` that runs its graph with torch functions and example inputs out, all on meta."""
+"""An ONNX file in, an ``nn.Module`` that runs its graph with torch functions and example inputs out, all on
+meta."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ def _plan(source: _Source, graph: Graph, inputs: dict[str, Tensor], shapes: Inpu
 
 
 class OnnxModule(nn.Module):
-    """Runs the steps of a plan; weights and constants are parameters and buffers named after the file's tensors."""
+    """Runs the steps of a plan; weights and constants are parameters and buffers named after the file's
+    tensors."""
 
     def __init__(self, plan: Plan, graph: Graph, data: dict[str, Tensor] | None) -> None:
         """With ``data`` the tensors hold values, else they are on meta."""
@@ -184,7 +186,8 @@ class _Source:
         return cls(path=path, model=model, opset=opset)
 
     def graph(self) -> Graph:
-        """The main graph, with the values of constants that may decide about shapes, and meta tensors for others."""
+        """The main graph, with the values of constants that may decide about shapes, and meta tensors for
+        others."""
         return self._graph(self.model.graph)
 
     def data(self) -> dict[str, Tensor]:
@@ -240,7 +243,8 @@ class _Source:
         return list(value) if attribute.type in _LISTS else value
 
     def _constant(self, tensor: Any, *, known: bool) -> Tensor:
-        """With its values where they are known and there, else on meta; integers and scalars are always known."""
+        """With its values where they are known and there, else on meta; integers and scalars are always
+        known."""
         meta = torch.empty(tuple(tensor.dims), dtype=_dtype(tensor.data_type, tensor.name), device="meta")
         known = known or not meta.is_floating_point() or meta.ndim == 0 or meta.numel() == 0
         return self._tensor(tensor) if known and self._has_data(tensor) else meta
@@ -271,7 +275,8 @@ class _Source:
 
 
 def _trained(nodes: tuple[Node, ...], weights: dict[str, Tensor]) -> frozenset[str]:
-    """The float weights of a graph and its subgraphs, less running statistics and what is a known constant."""
+    """The float weights of a graph and its subgraphs, less running statistics and what is a known
+    constant."""
     statistics = {name for node in nodes if node.kind == "BatchNormalization" for name in node.inputs[3:5]}
     own = {name for name, tensor in weights.items() if tensor.is_meta and tensor.is_floating_point()}
     inner = (

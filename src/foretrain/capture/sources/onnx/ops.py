@@ -1,4 +1,5 @@
-"""The registry of ONNX operators as torch functions, with arithmetic and reductions; tensors in, tensors out."""
+"""The registry of ONNX operators as torch functions, with arithmetic and reductions; tensors in, tensors
+out."""
 
 from __future__ import annotations
 
@@ -190,7 +191,8 @@ def clip(
     return x if low is None and high is None else torch.clamp(x, low, high)  # type: ignore[arg-type]
 
 
-# --- reductions -------------------------------------------------------------------------------------------------------
+# --- reductions
+# -------------------------------------------------------------------------------------------------------
 
 
 def _axes(x: Tensor, axes: Sequence[int] | None, noop: int) -> tuple[int, ...]:

@@ -1,4 +1,5 @@
-"""The ONNX operators with windows and borders (convolutions, pools, padding, resampling); tensors in, tensors out."""
+"""The ONNX operators with windows and borders (convolutions, pools, padding, resampling); tensors in, tensors
+out."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def _window_pads(
 
 
 def _torch_pads(pads: Sequence[int]) -> list[int]:
-    """ONNX lists all begins, then all ends; torch lists (begin, end) pairs from the last dimension backwards."""
+    """ONNX lists all begins, then all ends; torch lists (begin, end) pairs from the last dimension
+    backwards."""
     half = len(pads) // 2
     return [pad for i in reversed(range(half)) for pad in (pads[i], pads[half + i])]
 
@@ -55,7 +57,8 @@ def _torch_pads(pads: Sequence[int]) -> list[int]:
 def _split_pads(
     x: Tensor, pads: Sequence[int], fill: float, most: Sequence[int] | None = None
 ) -> tuple[Tensor, list[int]]:
-    """What the kernel can pad itself, after padding the tensor first where the two sides differ or exceed ``most``."""
+    """What the kernel can pad itself, after padding the tensor first where the two sides differ or exceed
+    ``most``."""
     half = len(pads) // 2
     begins, ends = list(pads[:half]), list(pads[half:])
     fits = most is None or all(begin <= limit for begin, limit in zip(begins, most, strict=True))
@@ -170,7 +173,8 @@ _PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate",
 
 
 def _pad(x: Tensor, pads: Sequence[int], mode: str, value: float) -> Tensor:
-    """Leave out the outer dimensions that are not padded: only the constant mode takes more than the spatial ones."""
+    """Leave out the outer dimensions that are not padded: only the constant mode takes more than the spatial
+    ones."""
     pairs = _torch_pads(pads)
     fewest = 2 if mode == "constant" else 2 * max(x.ndim - 2, 1)
     while len(pairs) > fewest and pairs[-2:] == [0, 0]:
@@ -208,7 +212,8 @@ def pad(
     return _pad(x, full, mode, float(fill) if x.is_floating_point() else fill)  # type: ignore[arg-type]
 
 
-# --- resampling -------------------------------------------------------------------------------------------------------
+# --- resampling
+# -------------------------------------------------------------------------------------------------------
 
 
 def _interpolate_mode(mode: str, spatial: int, transform: str, nearest_mode: str) -> str:
@@ -235,7 +240,8 @@ def resize(
     extrapolation_value: float = 0.0,
     keep_aspect_ratio_policy: str = "stretch",
 ) -> Tensor:
-    """Sampling positions that torch does not have are taken as its nearest kind, which has the same shape and cost."""
+    """Sampling positions that torch does not have are taken as its nearest kind, which has the same shape and
+    cost."""
     order = list(range(x.ndim)) if axes is None else [axis % x.ndim for axis in axes]
     align = coordinate_transformation_mode == "align_corners" if mode != "nearest" else None
     how: dict[str, Any] = {
