@@ -37,7 +37,8 @@ def with_address(words: Sequence[str]) -> list[str]:
     """A bare ``--ray`` gets the address that it stands for, as Typer knows no options whose value may be left
     out.
 
-    >>> with_address(["--ray", "--out", "x"]), with_address(["--ray", "head:6379"]), with_address(["--ray", "trace.csv"])
+    >>> lines = (["--ray", "--out", "x"], ["--ray", "head:6379"], ["--ray", "trace.csv"])
+    >>> tuple(with_address(words) for words in lines)
     (['--ray=any', '--out', 'x'], ['--ray', 'head:6379'], ['--ray=any', 'trace.csv'])
     """
     if "--ray" not in words:

@@ -150,7 +150,8 @@ def check_refusal(predictor: Predictor, job: Job) -> None:
         if not str(refusal):
             raise AssertionError(f"{predictor.name} refuses a job without saying why") from refusal
     except Exception as error:
-        message = f"{predictor.name}: a job that it cannot do raised {type(error).__name__} ({error}), not UnsupportedJob"
+        raised = f"{type(error).__name__} ({error})"
+        message = f"{predictor.name}: a job that it cannot do raised {raised}, not UnsupportedJob"
         raise AssertionError(message) from error
     else:
         check_forecast(predictor, forecast, job)

@@ -150,7 +150,8 @@ def _sentences(found: Explanation) -> Iterator[str]:
     memory = found.memory
     if memory.parts and not memory.is_same:
         size, less = abs(memory.whole.difference), "less" if memory.whole.difference < 0 else "more"
-        yield f"B takes {format_bytes(size)} {less} memory on {_fullest(found)}{_reason(memory, format_bytes)}"
+        reason = _reason(memory, format_bytes)
+        yield f"B takes {format_bytes(size)} {less} memory on {_fullest(found)}{reason}"
 
 
 def _fullest(found: Explanation) -> str:

@@ -187,7 +187,8 @@ def fits(forecast: Forecast) -> tuple[Verdict, Figure] | None:
         return None
     verdict: Verdict = "yes" if chance <= 0.1 else "perhaps" if chance <= 0.5 else "no"
     fullest = fullest_stage(forecast)
-    words = f"{_chance(chance)} chance of running out of memory ({need.median / capacity:.0%} of {format_bytes(capacity)})"
+    share = f"{need.median / capacity:.0%} of {format_bytes(capacity)}"
+    words = f"{_chance(chance)} chance of running out of memory ({share})"
     return verdict, Figure(f"fits, stage {fullest.stage}" if fullest else "fits", words)
 
 

@@ -74,7 +74,8 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff; margin: 0 }
 main { max-width: 1100px; margin: 2rem auto; padding: 0 1.5rem }
 h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
-table { border-collapse: collapse } td, th { padding: .2rem 1.5rem .2rem 0; text-align: left; vertical-align: top }
+table { border-collapse: collapse }
+td, th { padding: .2rem 1.5rem .2rem 0; text-align: left; vertical-align: top }
 tr { border-bottom: 1px solid #e6e9ee } .dim { color: #69727f } .part { padding-left: 1.2rem }
 """
 
@@ -168,7 +169,8 @@ def _share_rows(parts: Mapping[str, float], form: Callable[[float], str]) -> Ite
 def _table_row(row: figures.Figure) -> str:
     label = html.escape(row.label.strip())
     indent = ' class="part"' if row.label.startswith(" ") else ""
-    return f'<tr><td{indent}>{label}</td><td><b>{html.escape(row.value)}</b></td><td class="dim">{html.escape(row.detail)}</td></tr>\n'
+    value, detail = html.escape(row.value), html.escape(row.detail)
+    return f'<tr><td{indent}>{label}</td><td><b>{value}</b></td><td class="dim">{detail}</td></tr>\n'
 
 
 def _draw(figure: Any) -> str:

@@ -143,7 +143,10 @@ def _assumptions(step: Step) -> Iterator[str]:
     training = job.workload.training
     yield from job.cluster.assumptions
     if training.compile:
-        yield "compile = true: element-wise runs are costed as single kernels; what the compiler does beyond that is not"
+        yield (
+            "compile = true: element-wise runs are costed as single kernels;"
+            " what the compiler does beyond that is not"
+        )
     if training.precision == "fp8":
         yield "fp8 is traced as bf16; matrix products are costed at the fp8 rate"
     if training.precision == "amp-fp16":

@@ -15,12 +15,15 @@ from foretrain.errors import invalid
 ROLES = ("column", "row", "vocab", "replicate")
 
 _COLUMN = frozenset("""
-q_proj k_proj v_proj qkv_proj qkv Wqkv c_attn q_attn query key value query_key_value q k v q_lin k_lin v_lin wq wk wv linear_qkv qkv_lin
-q_b_proj kv_b_proj gate_proj up_proj gate_up_proj c_fc fc1 fc1_g fc1_x linear1 lin1 Wi wi wi_0 wi_1 w1 w3 w12 dense_h_to_4h linear_fc1 fc_in
+q_proj k_proj v_proj qkv_proj qkv Wqkv c_attn q_attn query key value query_key_value q k v q_lin k_lin v_lin
+wq wk wv linear_qkv qkv_lin
+q_b_proj kv_b_proj gate_proj up_proj gate_up_proj c_fc fc1 fc1_g fc1_x linear1 lin1 Wi wi wi_0 wi_1 w1 w3
+w12 dense_h_to_4h linear_fc1 fc_in
 """.split())  # fmt: skip
 _ROW = frozenset(
     """
-o_proj out_proj c_proj dense_4h_to_h down_proj fc2 linear2 lin2 out_lin Wo wo w2 proj linear_proj linear_fc2 o fc_out
+o_proj out_proj c_proj dense_4h_to_h down_proj fc2 linear2 lin2 out_lin Wo wo w2 proj linear_proj linear_fc2
+o fc_out
 """.split()
 )
 _KEYS_AND_VALUES = frozenset("k_proj v_proj key value k v k_lin v_lin wk wv".split())

@@ -1,4 +1,4 @@
-"""An ONNX graph and the shapes of its inputs in, the steps that need data out; work on shapes is done here, once."""
+"""Reduces an ONNX graph to the steps that need data; work on shapes is done here, once."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def check_supported(graph: Graph) -> None:
 
 
 def value_names(nodes: Sequence[Node], opset: int) -> set[str]:
-    """Every name whose value, not only its shape, decides about shapes: what such inputs are computed from."""
+    """Every name whose value, not only its shape, decides about shapes."""
     producers = {name: node for node in nodes for name in node.outputs}
     wanted: set[str] = set()
     stack = [name for node in nodes for name in _read_inputs(node, opset)]
@@ -230,7 +230,8 @@ class _Run:
             if name in self.values and self.values[name].is_meta
         ]
         if unknown:
-            return f"the shape of its output depends on the values of {', '.join(unknown)}, known only when data is there"
+            names = ", ".join(unknown)
+            return f"the shape of its output depends on the values of {names}, known only when data is there"
         said = str(error).splitlines()[:1]
         return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
