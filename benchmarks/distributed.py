@@ -4,7 +4,7 @@
 
 DIR holds runs/ with the public files (README.md there). ``calibrated`` has learned from 40 runs of the file,
 drawn at random, and is scored on the others. The comparisons are what the intervals of forecasts of many
-devices are made of: --intervals src/foretrain/costs/fitted/intervals.json writes them.
+devices are made of: --intervals src/foretrain/predictors/deletepop/fitted/intervals.json writes them.
 """
 
 from __future__ import annotations

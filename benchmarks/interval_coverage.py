@@ -18,7 +18,8 @@ from foretrain.architectures import family
 from foretrain.evaluate import Comparison, evaluate
 from foretrain.job import read_runs
 from foretrain.predictors.conformal import factors
-from foretrain.predictors.deletepop.predictor import HOST_BOUND, DeletePopPredictor
+from foretrain.predictors.deletepop import DeletePopPredictor
+from foretrain.step.assembly import HOST_BOUND
 
 RUNS = Path("data/h200_steps.jsonl")
 

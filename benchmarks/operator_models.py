@@ -5,7 +5,7 @@
 DIR holds runs/ and ops/ with the public files (README.md there); data/ is the project's own. Each line is a
 scored case: ``zero-shot`` has seen no run and no operator of the device, ``calibrated`` has learned from 20
 runs of it and is scored on the others. The comparisons are what the shipped intervals are made of:
---intervals src/foretrain/costs/fitted/intervals.json writes them (the coverage printed by the same run is
+--intervals src/foretrain/predictors/deletepop/fitted/intervals.json writes them (the coverage printed by the same run is
 still that of the old ones).
 """
 
@@ -26,7 +26,8 @@ from foretrain.costs.measured import MeasuredOperator, load_measured
 from foretrain.evaluate import Comparison, evaluate
 from foretrain.measure.published import read_published
 from foretrain.predictors.conformal import factors
-from foretrain.predictors.deletepop.predictor import HOST_BOUND, DeletePopPredictor
+from foretrain.predictors.deletepop import DeletePopPredictor
+from foretrain.step.assembly import HOST_BOUND
 
 OWN = Path("data")
 CALIBRATION_RUNS = 20
