@@ -5,8 +5,8 @@
 DIR holds runs/ and ops/ with the public files (README.md there); data/ is the project's own. Each line is a
 scored case: ``zero-shot`` has seen no run and no operator of the device, ``calibrated`` has learned from 20
 runs of it and is scored on the others. The comparisons are what the shipped intervals are made of:
---intervals src/foretrain/predictors/deletepop/fitted/intervals.json writes them (the coverage printed by the same run is
-still that of the old ones).
+--intervals src/foretrain/predictors/deletepop/fitted/intervals.json writes them (the coverage printed by the
+same run is still that of the old ones).
 """
 
 from __future__ import annotations
