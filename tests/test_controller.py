@@ -15,7 +15,7 @@ import pytest
 
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.predictors.ernest import ErnestPredictor
-from foretrain.serve.controller import Controller, NodeResources, Resources, local_resources
+from foretrain.serve.controller import ClusterResources, Controller, NodeResources, local_resources
 from test_ernest import job, runs
 
 CLUSTER = """
@@ -55,8 +55,8 @@ def machine(name: str = "a", cores: int = 4, **more: Any) -> NodeResources:
     return NodeResources(name=name, cores=cores, memory_bytes=8e9, **more)
 
 
-def local(*nodes: NodeResources) -> Resources:
-    return Resources(source="local", nodes=nodes or (machine(),))
+def local(*nodes: NodeResources) -> ClusterResources:
+    return ClusterResources(source="local", nodes=nodes or (machine(),))
 
 
 @pytest.fixture(autouse=True)

@@ -236,7 +236,7 @@ def test_the_baseline_finds_its_parameters_again(runs: list[Run]) -> None:
 
 @given(st.integers(0, len(BASELINE) - 2), st.floats(0.01, 2.0))
 def test_more_of_anything_never_takes_less_time(place: int, more: float) -> None:
-    from foretrain.predictors.predictddl.features import FAMILIES, Work
+    from foretrain.predictors.predictddl.features import FAMILIES, OperatorWork
 
     one = Job.read(
         {
@@ -248,7 +248,7 @@ def test_more_of_anything_never_takes_less_time(place: int, more: float) -> None
     ones = np.ones(len(FAMILIES))
     terms = physics(
         [
-            Work(
+            OperatorWork(
                 arithmetic_s=ones,
                 traffic_s=ones,
                 calls=9.0,

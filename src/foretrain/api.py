@@ -1,5 +1,4 @@
-"""For notebooks and the command line: a model by name, or a module in hand, and a few options become a job
-and its forecast."""
+"""Makes a job and its forecast from a model by name, or a module in hand, and a few options."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Device, node, link and price tables (built in, and the user's own TOML) in; checked entries by name or
-alias out."""
+"""Reads devices, nodes, links and prices, built in and the user's own, as checked entries by name."""
 
 from __future__ import annotations
 

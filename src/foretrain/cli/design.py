@@ -1,5 +1,4 @@
-"""The command that says what to measure next: a table of candidates, or cluster sizes, and a budget in; the
-chosen ones out."""
+"""The command that says what to measure next, within a budget: ``design``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that commands share; those of jobs, and a job file or a model's name with them, become a Job."""
+"""Turns the options that commands share, and a job file or a model's name, into a Job."""
 
 from __future__ import annotations
 

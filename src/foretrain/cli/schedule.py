@@ -1,5 +1,4 @@
-"""The command that simulates a cluster: a trace of jobs, a cluster and policies in; their figures side by
-side out."""
+"""The command that simulates a cluster under scheduling policies: ``schedule``."""
 
 from __future__ import annotations
 

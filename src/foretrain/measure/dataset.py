@@ -1,4 +1,4 @@
-"""Lines of measured operators become one Parquet file: the operator dataset that models learn from."""
+"""Packs lines of measured operators into one Parquet file, which models learn from."""
 
 from __future__ import annotations
 

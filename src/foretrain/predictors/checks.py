@@ -1,5 +1,4 @@
-"""The conformance suite: a predictor and a job that it can do in; nothing out, or an AssertionError that says
-what is wrong."""
+"""Checks that a predictor keeps what the interface promises; every predictor passes, a user's own too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Two Forecasts in; why they differ out: the seconds of a step by cause, the memory by category, and a
-sentence on each."""
+"""Explains why two forecasts differ: seconds of a step by cause, memory by category, a sentence on each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Records in; JSON lines in a file or on the screen out, each whole or not at all, as soon as it is
-written."""
+"""Writes records as JSON lines to a file or the screen, each whole or not at all, as soon as it is known."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The use of device, memory and network that a job is forecast to make in; a table for the terminal and a
-figure for the page out."""
+"""Shows how a job will use device, memory and network: a table for the terminal, a figure for the page."""
 
 from __future__ import annotations
 

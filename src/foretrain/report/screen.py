@@ -1,5 +1,4 @@
-"""Renderables and progress in; the terminal out: coloured and as wide as it is, or 100 columns of plain text
-where there is none."""
+"""Shows renderables and progress: coloured and as wide as the terminal, or 100 columns of plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Catalogue entries, evaluations, fits and graphs in; Rich tables for the terminal out."""
+"""Lays catalogue entries, evaluations, fits and graphs out as Rich tables for the terminal."""
 
 from __future__ import annotations
 

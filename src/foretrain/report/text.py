@@ -1,5 +1,4 @@
-"""A Forecast in, or two and why they differ; Rich renderables for the terminal out: the summary, the
-breakdown, the explanation."""
+"""Lays forecasts out for the terminal: the summary, the breakdown, and why two of them differ."""
 
 from __future__ import annotations
 

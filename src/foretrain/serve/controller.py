@@ -1,5 +1,4 @@
-"""PredictDDL's controller: a job in, checked, completed with the cluster that is there, embedded, predicted
-and recorded; a forecast out."""
+"""PredictDDL's controller: checks a job, completes it with the cluster there is, forecasts and records it."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class NodeResources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
+class ClusterResources:
     """A cluster as it was found."""
 
     source: str
@@ -125,9 +124,9 @@ def _rooms(nodes: Iterable[NodeResources], on_gpus: bool, cores_per_device: int)
     return [node.gpus if on_gpus else node.cores // cores_per_device for node in nodes]
 
 
-def local_resources() -> Resources:
+def local_resources() -> ClusterResources:
     """This machine."""
-    return Resources(
+    return ClusterResources(
         source="local",
         nodes=(
             NodeResources(
@@ -143,7 +142,7 @@ def local_resources() -> Resources:
     )
 
 
-def ray_resources(address: str | None = None) -> Resources:
+def ray_resources(address: str | None = None) -> ClusterResources:
     """The live Ray cluster that this process is connected to, or the one that answers at ``address`` ("auto":
     one on this machine)."""
     check_installed()
@@ -160,7 +159,9 @@ def ray_resources(address: str | None = None) -> Resources:
     if not alive:
         raise InputError("cluster: Ray knows no node that is alive")
     links = _ray_links([node["NodeID"] for node in alive])
-    return Resources(source="ray", nodes=tuple(_ray_node(node, links[node["NodeID"]]) for node in alive))
+    return ClusterResources(
+        source="ray", nodes=tuple(_ray_node(node, links[node["NodeID"]]) for node in alive)
+    )
 
 
 def _ray_node(node: Mapping[str, Any], link: float | None) -> NodeResources:
@@ -222,11 +223,11 @@ def link_speed() -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ControllerAnswer:
     """A forecast, the resources that completed its job (if any), and how long it took."""
 
     forecast: Forecast
-    resources: Resources | None
+    resources: ClusterResources | None
     seconds: float
 
 
@@ -242,7 +243,7 @@ class Controller:
         self,
         predictor: str | Path | Predictor = DEFAULT,
         *,
-        resources: Callable[[], Resources] = local_resources,
+        resources: Callable[[], ClusterResources] = local_resources,
         records: Path | None = None,
     ) -> None:
         self.predictor = predictor if isinstance(predictor, Predictor) else get(predictor)
@@ -251,7 +252,7 @@ class Controller:
 
     def ask(
         self, job: Job | Mapping[str, Any], *, device: str | None = None, cores_per_device: int = 1
-    ) -> Answer:
+    ) -> ControllerAnswer:
         """Check, complete, embed, predict, record.
 
         A job without a cluster gets the one that is there, with a worker for each GPU (``device`` says which)
@@ -270,7 +271,7 @@ class Controller:
         except ForetrainError as error:
             self._record({"job": job.to_dict() if isinstance(job, Job) else job, "refused": str(error)})
             raise
-        answer = Answer(forecast=forecast, resources=found, seconds=time.perf_counter() - start)
+        answer = ControllerAnswer(forecast=forecast, resources=found, seconds=time.perf_counter() - start)
         self._record(_line(answer))
         return answer
 
@@ -282,7 +283,7 @@ class Controller:
 
     def _complete(
         self, data: Mapping[str, Any], device: str | None, cores_per_device: int
-    ) -> tuple[Job, Resources | None]:
+    ) -> tuple[Job, ClusterResources | None]:
         """A job from its tables, on the cluster that is there when it names none."""
         if not isinstance(data, Mapping):
             raise invalid("job", data, "a table with model, training and, if known, cluster and plan")
@@ -304,7 +305,7 @@ class Controller:
             append_lines(self.records, [json.dumps(stamped, sort_keys=True, default=str)])
 
 
-def _line(answer: Answer) -> dict[str, Any]:
+def _line(answer: ControllerAnswer) -> dict[str, Any]:
     return {
         "job": answer.forecast.job.to_dict(),
         "quantities": {

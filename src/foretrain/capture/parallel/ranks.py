@@ -1,5 +1,4 @@
-"""A job becomes the graph of one of its ranks: the model's share under tensor, context and expert
-parallelism, traced by distinct layers."""
+"""Traces one rank of a job: its share under tensor, context and expert parallelism, by distinct layers."""
 
 from __future__ import annotations
 

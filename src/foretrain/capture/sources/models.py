@@ -1,5 +1,4 @@
-"""The [model] section of a job becomes a module, its inputs and its loss: on the meta device, or on a real
-one with random data."""
+"""Builds the module, inputs and loss of a job's [model] section, on the meta device or a real one."""
 
 from __future__ import annotations
 

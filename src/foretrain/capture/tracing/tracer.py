@@ -1,5 +1,4 @@
-"""A module, its inputs and a loss become the OpGraph of one step, traced on the meta device: no weights, no
-GPU."""
+"""Traces one step of a module on the meta device as an OpGraph: no weights, no GPU."""
 
 from __future__ import annotations
 

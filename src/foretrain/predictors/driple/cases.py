@@ -1,5 +1,4 @@
-"""Jobs and their measured figures in; what Driple's networks read of them, and figures from what the networks
-say, out."""
+"""Prepares jobs and their measured figures for Driple's networks, and reads figures from their answers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Graphs of groups of operators and measured figures in; networks that give the figures of a step in a
-setting out. Needs torch."""
+"""Trains the networks that give the figures of a step from its groups of operators."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A job's forecast step in; how device, memory and network are used over a measuring window, and Driple's
-figures of it, out. No learning but seven constants."""
+"""Derives Driple's figures from a forecast step: how device, memory and network are used over a window."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.job import Job
-from foretrain.predictors.predictddl.features import COMPUTING, FAMILIES, MOVING, Work
+from foretrain.predictors.predictddl.features import COMPUTING, FAMILIES, MOVING, OperatorWork
 
 Array = npt.NDArray[np.float64]
 
@@ -132,7 +132,7 @@ class Physics:
         )
 
 
-def physics(works: Sequence[Work], jobs: Sequence[Job]) -> Physics:
+def physics(works: Sequence[OperatorWork], jobs: Sequence[Job]) -> Physics:
     """Seconds at peak rates by kind of operator, calls, and what is sent."""
     others = np.array([job.cluster.world_size - 1 for job in jobs], dtype=np.float64)
     served = np.array([bool(job.plan.servers) for job in jobs], dtype=np.float64)

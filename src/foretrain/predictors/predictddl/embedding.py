@@ -1,5 +1,4 @@
-"""Graphs of primitives in; a graph hypernetwork in the manner of GHN-2, which embeds an architecture in 32
-numbers, out. Needs torch.
+"""Embeds architectures with a graph hypernetwork in the manner of GHN-2.
 
 Nodes are operators with a shape encoding. A gated graph network visits them in topological order, forward and
 then backward; beside its neighbours a node hears those further up its paths, the more softly the further

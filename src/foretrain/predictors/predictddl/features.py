@@ -53,7 +53,7 @@ FAMILY_COLUMNS = (
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Work:
+class OperatorWork:
     """What a worker does in a step: seconds at the device's peak rates, by family."""
 
     arithmetic_s: Array
@@ -79,14 +79,14 @@ class Work:
         return np.concatenate([np.log1p(seconds * 1e6), np.log1p(sums)])
 
 
-def work_of(job: Job, graph: OpGraph) -> Work:
+def work_of(job: Job, graph: OpGraph) -> OperatorWork:
     """The operators of a step at the rates of the job's device, summed up by family."""
     device = job.cluster.device
     repeated, once = _sums(graph)
     flops, size, calls = (job.accumulation * one + other for one, other in zip(repeated, once, strict=True))
     rates = np.array([device.peak_flops(form) for form in _FORMATS])
     held = sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "activations")
-    return Work(
+    return OperatorWork(
         arithmetic_s=(flops.reshape(len(_FORMATS), -1) / rates[:, None]).sum(axis=0),
         traffic_s=size / device.memory_bytes_per_s,
         calls=float(calls.sum()),

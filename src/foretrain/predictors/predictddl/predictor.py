@@ -1,5 +1,4 @@
-"""PredictDDL: an embedding of the computational graph and the cluster's features in; the step time by a
-regressor, trained once per dataset type, out."""
+"""PredictDDL: regresses the step time on an embedding of the graph and features of the cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from foretrain.predictors.predictddl.baseline import BASELINE, baseline, physics
 from foretrain.predictors.predictddl.features import (
     CLUSTER_COLUMNS,
     FAMILY_COLUMNS,
-    Work,
+    OperatorWork,
     cluster_columns,
     dataset_type,
     primitives,
@@ -135,7 +134,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         Types that were learned earlier, and of which there is no run now, stay.
         """
         kept, left_out = usable(runs, self.name)
-        known: list[tuple[Run, Work, Array]] = []
+        known: list[tuple[Run, OperatorWork, Array]] = []
         failures = list(left_out)
         for run in kept:
             try:
@@ -165,13 +164,13 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         """The embedding of a graph, remembered by its content."""
         return self._embedder()(graph)
 
-    def _row(self, job: Job, graph: OpGraph, work: Work) -> Array:
+    def _row(self, job: Job, graph: OpGraph, work: OperatorWork) -> Array:
         parts = [] if self.embedding is None else [self.embed(graph)]
         if self.form == "ratio":
             parts.append(work.columns)
         return np.concatenate([*parts, cluster_columns(job, work.parameters)])
 
-    def _learn(self, runs: Sequence[Run], works: Sequence[Work], rows: Array) -> None:
+    def _learn(self, runs: Sequence[Run], works: Sequence[OperatorWork], rows: Array) -> None:
         types = [dataset_type(run.job) for run in runs]
         groups = [run.job.workload.model.label for run in runs]
         terms = physics(works, [run.job for run in runs]) if self.form == "ratio" else None

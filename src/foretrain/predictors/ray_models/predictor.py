@@ -1,5 +1,4 @@
-"""Ray performance models: runs of a training at several scales in; its time with other data, workers and
-resources out."""
+"""Ray performance models: forecasts a training at other scales of data, workers and cores from its runs."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _TOLD = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class ScaledWorkload:
     """What was learned of one model: of its steps, and of its epochs (or whole trainings) where runs have
     them."""
 
@@ -65,7 +64,7 @@ class RayModelsPredictor(Predictor):
         self.physics = physics
         self.budget = budget or Budget()
         self.progress = progress
-        self.workloads_: dict[str, Workload] = {}
+        self.workloads_: dict[str, ScaledWorkload] = {}
         self._physics: Predictor | None = None
         self._own_physics = False
 
@@ -152,14 +151,14 @@ class RayModelsPredictor(Predictor):
             self._physics, self._own_physics = self._predictor().without(families, devices), True
         return self
 
-    def _learn(self, runs: Sequence[Run]) -> Workload:
+    def _learn(self, runs: Sequence[Run]) -> ScaledWorkload:
         encoding, tables = self.tables(runs)
         models = {
             kind: ScaleModel.fit(table, times_s, self.budget, self.progress)
             for kind, (table, times_s) in tables.items()
         }
         physics = any(table.forecast_s is not None for table, _ in tables.values())
-        return Workload(
+        return ScaledWorkload(
             label=runs[0].job.workload.model.label, encoding=encoding, physics=physics, models=models
         )
 
@@ -222,7 +221,7 @@ class RayModelsPredictor(Predictor):
         if document.get("own_physics", False):
             made._physics, made._own_physics = predictors.get(folder / _PHYSICS), True
         made.workloads_ = {
-            key: Workload(
+            key: ScaledWorkload(
                 label=kept["label"], physics=kept["physics"], encoding=Encoding.from_dict(kept["encoding"]),
                 models={kind: ScaleModel.from_dict(model) for kind, model in kept["models"].items()},
             )
@@ -250,7 +249,7 @@ def _measured(run: Run, kind: Kind) -> tuple[float, float] | None:
     return None
 
 
-def _told(known: Workload, job: Job, step_s: float | None) -> tuple[float, Factors, list[str]]:
+def _told(known: ScaledWorkload, job: Job, step_s: float | None) -> tuple[float, Factors, list[str]]:
     """Seconds of a step, by the steps that were measured or else by the epochs, with the interval and what to
     know about it."""
     training = job.workload.training
@@ -265,11 +264,11 @@ def _told(known: Workload, job: Job, step_s: float | None) -> tuple[float, Facto
     return float(np.exp(model.log_times(table)[0])) / steps, model.spread(table), notes
 
 
-def _table(known: Workload, job: Job, steps: float, step_s: float | None) -> Table:
+def _table(known: ScaledWorkload, job: Job, steps: float, step_s: float | None) -> Table:
     return known.encoding.table([job], [steps], None if step_s is None else [step_s])
 
 
-def _with_whole(forecast: Forecast, known: Workload, step_s: float | None) -> Forecast:
+def _with_whole(forecast: Forecast, known: ScaledWorkload, step_s: float | None) -> Forecast:
     """The forecast with epoch, total and cost by the epochs that were measured, which hold more than their
     steps."""
     job, model, training = forecast.job, known.models["whole"], forecast.job.workload.training

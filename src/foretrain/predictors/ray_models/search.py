@@ -1,5 +1,4 @@
-"""A table of runs in; recipes with the errors that they make on runs left out of it, inside and beyond what
-they learned from, out."""
+"""Searches recipes of performance models by the errors that they make on runs left out."""
 
 from __future__ import annotations
 

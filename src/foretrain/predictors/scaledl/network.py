@@ -1,5 +1,4 @@
-"""Layer graphs and measured step times in; a small graph neural network that gives the bounded correction of
-a step time out. Needs torch."""
+"""Trains a small graph neural network that gives the bounded correction of a step from its layers."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ _BEND = 0.1
 Array = npt.NDArray[np.float64]
 
 
-class Member(nn.Module):
+class CorrectionMember(nn.Module):
     """Directed graph convolutions (with and against the flow of data), a readout over all nodes, and the
     run's own features."""
 
@@ -83,10 +82,10 @@ class Member(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class CorrectionNetwork:
     """Members whose mean is the logarithm of the correction."""
 
-    members: tuple[Member, ...]
+    members: tuple[CorrectionMember, ...]
 
     def factor(self, graph: LayerGraph) -> float:
         """What the step time of the layers is multiplied by."""
@@ -104,15 +103,15 @@ class Network:
         write_members(path, self.members, {"format": FORMAT, **sizes})
 
 
-def load(path: Path) -> Network:
-    """What ``Network.save`` wrote."""
+def load(path: Path) -> CorrectionNetwork:
+    """What ``CorrectionNetwork.save`` wrote."""
     header, weights = read_members(path, FORMAT)
     members = []
     for tensors in weights:
-        member = Member(header["node_columns"], header["run_columns"], header["bound"])
+        member = CorrectionMember(header["node_columns"], header["run_columns"], header["bound"])
         member.load_state_dict(tensors)
         members.append(member.eval())
-    return Network(tuple(members))
+    return CorrectionNetwork(tuple(members))
 
 
 def train(
@@ -122,7 +121,7 @@ def train(
     *,
     seed: int = 0,
     bound: float = BOUND,
-) -> tuple[Network, Array]:
+) -> tuple[CorrectionNetwork, Array]:
     """The network, and for each run the step time that a member which had not seen its group gives (any
     member, when there are few groups)."""
     targets = np.log(measured_s / np.array([graph.base_s for graph in graphs]))
@@ -134,13 +133,13 @@ def train(
             torch.manual_seed(1000 * seed + number)
             inside = [i for i in range(len(graphs)) if i not in part] or sorted(part)
             outside = sorted(part) if len(parts) > 1 else []
-            member = Member(graphs[0].nodes.shape[1], len(graphs[0].run), bound)
+            member = CorrectionMember(graphs[0].nodes.shape[1], len(graphs[0].run), bound)
             member.standardise([graphs[i] for i in inside])
             _train_member(member, [data[i] for i in inside], [data[i] for i in outside], random.Random(seed))
             members.append(member.eval())
             scored = sorted(part)
             held_out[scored] = _apply(member, _batches([data[i] for i in scored], 64))
-    return Network(tuple(members)), np.exp(held_out) * np.array([graph.base_s for graph in graphs])
+    return CorrectionNetwork(tuple(members)), np.exp(held_out) * np.array([graph.base_s for graph in graphs])
 
 
 def _parts(groups: Sequence[str], seed: int) -> list[set[int]]:
@@ -159,7 +158,9 @@ def _parts(groups: Sequence[str], seed: int) -> list[set[int]]:
     return parts
 
 
-def _train_member(member: Member, inside: list[Data], outside: list[Data], order: random.Random) -> None:
+def _train_member(
+    member: CorrectionMember, inside: list[Data], outside: list[Data], order: random.Random
+) -> None:
     """Until the held-out runs no longer get better, and back to where they were best."""
     optimizer = torch.optim.AdamW(member.parameters(), lr=_RATE, weight_decay=_DECAY)
     loss = nn.SmoothL1Loss(beta=_BEND)
@@ -184,7 +185,7 @@ def _train_member(member: Member, inside: list[Data], outside: list[Data], order
         member.load_state_dict(state)
 
 
-def _apply(member: Member, batches: Sequence[Batch]) -> Array:
+def _apply(member: CorrectionMember, batches: Sequence[Batch]) -> Array:
     member.eval()
     with torch.no_grad():
         return torch.cat([member(batch) for batch in batches]).numpy().astype(np.float64)

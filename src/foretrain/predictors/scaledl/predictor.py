@@ -30,7 +30,7 @@ from foretrain.step.layout import Tuning
 from foretrain.step.play import Step
 
 if TYPE_CHECKING:
-    from foretrain.predictors.scaledl.network import Network
+    from foretrain.predictors.scaledl.network import CorrectionNetwork
 
 MEMORY = Factors(0.9, 0.97, 1.05, 1.12)
 NODES_AT_MOST = 192
@@ -67,10 +67,10 @@ class LayerGraph:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
+class LearnedCorrection:
     """The network and what it learned from."""
 
-    network: Network
+    network: CorrectionNetwork
     modes: frozenset[str]
     devices: frozenset[str]
     factors: Factors
@@ -78,7 +78,7 @@ class Learned:
 
 
 @final
-class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Learned]):
+class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[LearnedCorrection]):
     """``step = layer-wise step * exp(correction)``, after ScaleDL (Wang et al., arXiv 2511.04162).
 
     The layer-wise step adds up learned operator costs on host and device, as DeletePop does. The correction
@@ -94,7 +94,10 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Learned]):
     gap_s: ClassVar[float] = KERNEL_GAP_S
 
     def __init__(
-        self, operators: DeletePopPredictor | None = None, learned: Learned | None = None, seed: int = 0
+        self,
+        operators: DeletePopPredictor | None = None,
+        learned: LearnedCorrection | None = None,
+        seed: int = 0,
     ) -> None:
         self.operators, self.learned_, self.seed = operators, learned, seed
         self.fresh = operators is None and learned is None
@@ -152,7 +155,7 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Learned]):
             name: _benefit(measured[devices == name], base[devices == name], held_out[devices == name])
             for name in sorted(set(devices.tolist()))
         }
-        self.learned_ = Learned(
+        self.learned_ = LearnedCorrection(
             network=trained,
             modes=frozenset(run.job.workload.training.mode for run, _ in known),
             devices=frozenset(devices.tolist()),
@@ -191,7 +194,7 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[Learned]):
         if (tuple(document["node_columns"]), tuple(document["run_columns"])) != (NODE_COLUMNS, RUN_COLUMNS):
             raise InputError(f"{folder}: the features are others than this version computes; fit it again")
         network = _networks().load(folder / _NETWORK)
-        learned = Learned(
+        learned = LearnedCorrection(
             network=network,
             modes=frozenset(document["modes"]),
             devices=frozenset(document["devices"]),

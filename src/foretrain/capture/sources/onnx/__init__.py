@@ -1,1 +1,1 @@
-"""An ONNX file becomes an nn.Module on the meta device: ``module.load_onnx`` is the way in."""
+"""Loads ONNX files as modules on the meta device: ``module.load_onnx`` is the way in."""

@@ -1,4 +1,4 @@
-"""Steps of an ONNX graph in, fewer steps out: chains that torch runs as one kernel become one step again."""
+"""Joins chains of ONNX steps that torch runs as one kernel."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foretrain.capture.sources.onnx.graph import Plan, Ref, Step
+from foretrain.capture.sources.onnx.graph import OnnxPlan, OnnxStep, Ref
 from foretrain.capture.sources.onnx.layers import gelu, layer_norm, linear, swish
-from foretrain.capture.sources.onnx.ops import Function, Operator
+from foretrain.capture.sources.onnx.ops import Function, OnnxOperator
 
 
 @dataclass(kw_only=True, slots=True)
 class _Chains:
     """Who makes which value and how often it is used."""
 
-    plan: Plan
-    makers: dict[str, Step]
+    plan: OnnxPlan
+    makers: dict[str, OnnxStep]
     uses: Counter[str]
 
-    def maker(self, value: Any, kind: str, *, uses: int = 1) -> Step | None:
+    def maker(self, value: Any, kind: str, *, uses: int = 1) -> OnnxStep | None:
         """The step of this kind that makes a value with exactly this many uses."""
         step = self.makers.get(value.name) if isinstance(value, Ref) else None
         return step if step is not None and step.kind == kind and self.uses[value.name] == uses else None
@@ -31,20 +31,20 @@ class _Chains:
 
 
 # What a pattern found: the function, its arguments and attributes, and the steps that are no longer needed.
-_Match = tuple[Function, tuple[Any, ...], dict[str, Any], tuple[Step, ...]]
-_Pattern = Callable[[Step, _Chains], _Match | None]
+_Match = tuple[Function, tuple[Any, ...], dict[str, Any], tuple[OnnxStep, ...]]
+_Pattern = Callable[[OnnxStep, _Chains], _Match | None]
 
 
 def _is(value: Any, number: float) -> bool:
     return isinstance(value, int | float) and math.isclose(value, number, rel_tol=1e-4)
 
 
-def _either_way(step: Step) -> tuple[tuple[Any, Any], ...]:
+def _either_way(step: OnnxStep) -> tuple[tuple[Any, Any], ...]:
     first, second = step.arguments
     return (first, second), (second, first)
 
 
-def _linear(step: Step, chains: _Chains) -> _Match | None:
+def _linear(step: OnnxStep, chains: _Chains) -> _Match | None:
     """MatMul(x, matrix) + vector."""
     if step.kind != "Add":
         return None
@@ -60,12 +60,12 @@ def _linear(step: Step, chains: _Chains) -> _Match | None:
     return None
 
 
-def _fits(matmul: Step, bias: Ref, chains: _Chains) -> bool:
+def _fits(matmul: OnnxStep, bias: Ref, chains: _Chains) -> bool:
     tensors = chains.plan.tensors
     return tensors[bias.name].shape[0] == tensors[matmul.arguments[1].name].shape[1]
 
 
-def _silu(step: Step, chains: _Chains) -> _Match | None:
+def _silu(step: OnnxStep, chains: _Chains) -> _Match | None:
     """x * Sigmoid(x)."""
     if step.kind != "Mul":
         return None
@@ -76,7 +76,7 @@ def _silu(step: Step, chains: _Chains) -> _Match | None:
     return None
 
 
-def _factors(step: Step, chains: _Chains) -> tuple[list[Any], list[Step]]:
+def _factors(step: OnnxStep, chains: _Chains) -> tuple[list[Any], list[OnnxStep]]:
     """The factors of a product of products, and the inner steps it is made of."""
     factors, inner = [], []
     for argument in step.arguments:
@@ -90,7 +90,7 @@ def _factors(step: Step, chains: _Chains) -> tuple[list[Any], list[Step]]:
     return factors, inner
 
 
-def _gelu(step: Step, chains: _Chains) -> _Match | None:
+def _gelu(step: OnnxStep, chains: _Chains) -> _Match | None:
     """0.5 * x * (1 + Erf(x / sqrt(2))), multiplied in any order."""
     if step.kind != "Mul":
         return None
@@ -105,7 +105,7 @@ def _gelu(step: Step, chains: _Chains) -> _Match | None:
     return None
 
 
-def _erf_gate(x: Ref, gate: Ref, chains: _Chains) -> tuple[Step, ...]:
+def _erf_gate(x: Ref, gate: Ref, chains: _Chains) -> tuple[OnnxStep, ...]:
     add = chains.maker(gate, "Add")
     if add is None:
         return ()
@@ -122,7 +122,7 @@ def _erf_gate(x: Ref, gate: Ref, chains: _Chains) -> tuple[Step, ...]:
     return ()
 
 
-def _layer_norm(step: Step, chains: _Chains) -> _Match | None:
+def _layer_norm(step: OnnxStep, chains: _Chains) -> _Match | None:
     """(x - mean) / Sqrt(variance + epsilon) * scale + bias over the last dimension, as opsets before 17 write
     it."""
     if step.kind != "Add":
@@ -139,7 +139,7 @@ def _layer_norm(step: Step, chains: _Chains) -> _Match | None:
     return None
 
 
-def _normed(value: Any, chains: _Chains) -> tuple[Ref, float, tuple[Step, ...]] | None:
+def _normed(value: Any, chains: _Chains) -> tuple[Ref, float, tuple[OnnxStep, ...]] | None:
     div = chains.maker(value, "Div")
     sqrt = div and chains.maker(div.arguments[1], "Sqrt")
     add = sqrt and chains.maker(sqrt.arguments[0], "Add")
@@ -155,7 +155,7 @@ def _normed(value: Any, chains: _Chains) -> tuple[Ref, float, tuple[Step, ...]] 
     return x, epsilon, (div, sqrt, add, variance, square, *steps)
 
 
-def _centred(square: Step, div: Step, chains: _Chains) -> tuple[Ref, tuple[Step, ...]] | None:
+def _centred(square: OnnxStep, div: OnnxStep, chains: _Chains) -> tuple[Ref, tuple[OnnxStep, ...]] | None:
     """The x of ``x - mean`` that is squared and divided, where that is all that is done with it."""
     difference, exponent = square.arguments
     sub = chains.maker(difference, "Sub", uses=2)
@@ -166,7 +166,7 @@ def _centred(square: Step, div: Step, chains: _Chains) -> tuple[Ref, tuple[Step,
     return (x, (sub, mean)) if mean.arguments[0] == x and _over_last(mean, chains) else None
 
 
-def _over_last(mean: Step, chains: _Chains) -> bool:
+def _over_last(mean: OnnxStep, chains: _Chains) -> bool:
     axes = mean.arguments[1] if len(mean.arguments) > 1 else mean.attributes.get("axes")
     rank = chains.rank(mean.arguments[0])
     return axes is not None and [axis % rank for axis in axes] == [rank - 1]
@@ -175,14 +175,14 @@ def _over_last(mean: Step, chains: _Chains) -> bool:
 _PATTERNS: tuple[_Pattern, ...] = (_linear, _silu, _gelu, _layer_norm)
 
 
-def fuse(plan: Plan) -> Plan:
+def fuse(plan: OnnxPlan) -> OnnxPlan:
     """The plan with every chain that matches a pattern replaced by one step, at the place of its last one."""
     uses = Counter(name for step in plan.steps for name in step.needs)
     uses.update(plan.outputs)
     chains = _Chains(
         plan=plan, makers={name: step for step in plan.steps for name in step.outputs}, uses=uses
     )
-    replaced: dict[str, Step] = {}
+    replaced: dict[str, OnnxStep] = {}
     dropped: set[str] = set()
     for step in plan.steps:
         match = next(filter(None, (pattern(step, chains) for pattern in _PATTERNS)), None)
@@ -194,7 +194,9 @@ def fuse(plan: Plan) -> Plan:
     return replace(plan, steps=steps)
 
 
-def _fused(step: Step, function: Function, arguments: tuple[Any, ...], attributes: dict[str, Any]) -> Step:
-    operator = Operator(function=function, since=1, reads=(), scalars=(), context=())
+def _fused(
+    step: OnnxStep, function: Function, arguments: tuple[Any, ...], attributes: dict[str, Any]
+) -> OnnxStep:
+    operator = OnnxOperator(function=function, since=1, reads=(), scalars=(), context=())
     kind = function.__name__
     return replace(step, kind=kind, operator=operator, arguments=arguments, attributes=attributes)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foretrain.capture.sources.onnx import layers, shapes, windows  # noqa: F401  (they register their operators)
-from foretrain.capture.sources.onnx.ops import Operator, find
+from foretrain.capture.sources.onnx.ops import OnnxOperator, find
 from foretrain.errors import CaptureError
 
 # Constants with more elements are no arithmetic on shapes: they are handled as data.
@@ -23,7 +23,7 @@ _LATEST = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
+class OnnxNode:
     """One operator of the file.
 
     An attribute that is a subgraph is a ``Graph``; an absent optional input is ``""``.
@@ -48,14 +48,14 @@ class Node:
 class Graph:
     """A graph in plain terms: ``tensors`` holds known constants on the CPU and all other weights on meta."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[OnnxNode, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     tensors: dict[str, Tensor]
     trained: frozenset[str]
     opset: int
 
-    def all_nodes(self) -> Iterable[Node]:
+    def all_nodes(self) -> Iterable[OnnxNode]:
         """The nodes of this graph and of the subgraphs in it."""
         for node in self.nodes:
             yield node
@@ -72,12 +72,12 @@ class Ref:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class OnnxStep:
     """One call of the finished module: arguments are ``Ref``s, numbers, lists of numbers, or None."""
 
     label: str
     kind: str
-    operator: Operator
+    operator: OnnxOperator
     arguments: tuple[Any, ...]
     attributes: dict[str, Any]
     outputs: tuple[str, ...]
@@ -88,15 +88,15 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class OnnxPlan:
     """The steps in order; ``tensors`` has each value's shape and type, with data where it is a constant."""
 
-    steps: list[Step]
+    steps: list[OnnxStep]
     outputs: tuple[str, ...]
     tensors: dict[str, Tensor]
 
 
-def operator_of(node: Node, opset: int) -> Operator | None:
+def operator_of(node: OnnxNode, opset: int) -> OnnxOperator | None:
     if node.domain in _STANDARD_DOMAINS:
         return find(node.kind, opset)
     return find(node.kind, _LATEST) if node.domain == _EXTENSION_DOMAIN else None
@@ -114,7 +114,7 @@ def check_supported(graph: Graph) -> None:
         raise CaptureError(f"unsupported ONNX operators at opset {graph.opset} (with their count): {listed}")
 
 
-def value_names(nodes: Sequence[Node], opset: int) -> set[str]:
+def value_names(nodes: Sequence[OnnxNode], opset: int) -> set[str]:
     """Every name whose value, not only its shape, decides about shapes."""
     producers = {name: node for node in nodes for name in node.outputs}
     wanted: set[str] = set()
@@ -130,35 +130,35 @@ def value_names(nodes: Sequence[Node], opset: int) -> set[str]:
     return wanted
 
 
-def _read_inputs(node: Node, opset: int) -> list[str]:
+def _read_inputs(node: OnnxNode, opset: int) -> list[str]:
     operator = operator_of(node, opset)
     if operator is None:
         return list(node.inputs) if node.kind == "If" else []
     return [node.inputs[i] for i in operator.reads if i < len(node.inputs)]
 
 
-def specialise(graph: Graph, inputs: Mapping[str, Tensor]) -> Plan:
+def specialise(graph: Graph, inputs: Mapping[str, Tensor]) -> OnnxPlan:
     """Run the graph once on meta tensors: what is known becomes a constant, the rest becomes steps."""
     run = _Run(opset=graph.opset, values={**graph.tensors, **inputs})
     with torch.no_grad():
         run.visit_all(graph.nodes)
-    return Plan(steps=run.steps, outputs=graph.outputs, tensors=run.values)
+    return OnnxPlan(steps=run.steps, outputs=graph.outputs, tensors=run.values)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Run:
     opset: int
     values: dict[str, Tensor]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[OnnxStep] = field(default_factory=list)
 
-    def visit_all(self, nodes: Iterable[Node]) -> None:
+    def visit_all(self, nodes: Iterable[OnnxNode]) -> None:
         for node in nodes:
             try:
                 self._visit(node)
             except (RuntimeError, TypeError, ValueError, IndexError, KeyError, NotImplementedError) as error:
                 raise CaptureError(f"{node}: {self._reason(node, error)}") from error
 
-    def _visit(self, node: Node) -> None:
+    def _visit(self, node: OnnxNode) -> None:
         if node.kind == "If":
             self._branch(node)
             return
@@ -166,7 +166,7 @@ class _Run:
         assert operator is not None, "check_supported comes first"
         tensors = [self._value(name) for name in node.inputs]
         arguments = self._arguments(node, operator, tensors)
-        step = Step(
+        step = OnnxStep(
             label=node.name,
             kind=node.kind,
             operator=operator,
@@ -186,11 +186,13 @@ class _Run:
         return self.values[name] if name else None
 
     @staticmethod
-    def _is_data(operator: Operator, tensors: Sequence[Tensor | None]) -> bool:
+    def _is_data(operator: OnnxOperator, tensors: Sequence[Tensor | None]) -> bool:
         operands = [x for i, x in enumerate(tensors) if x is not None and i not in operator.reads]
         return any(x.is_meta or x.numel() > LARGEST_KNOWN for x in operands)
 
-    def _arguments(self, node: Node, operator: Operator, tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    def _arguments(
+        self, node: OnnxNode, operator: OnnxOperator, tensors: Sequence[Tensor | None]
+    ) -> tuple[Any, ...]:
         on_meta = self._is_data(operator, tensors)
         arguments: list[Any] = []
         for i, (name, tensor) in enumerate(zip(node.inputs, tensors, strict=True)):
@@ -210,7 +212,7 @@ class _Run:
         value = self.values[argument.name]
         return value.to("meta") if on_meta else value
 
-    def _branch(self, node: Node) -> None:
+    def _branch(self, node: OnnxNode) -> None:
         condition = self._value(node.inputs[0])
         if condition is None or condition.is_meta:
             raise NotImplementedError("its condition depends on the data")
@@ -218,12 +220,12 @@ class _Run:
         self.values.update(branch.tensors)
         self.visit_all(branch.nodes)
         for inner, outer in zip(branch.outputs, node.outputs, strict=True):
-            link = Node(
+            link = OnnxNode(
                 kind="Identity", domain="", name=node.name, inputs=(inner,), outputs=(outer,), attributes={}
             )
             self._visit(link)
 
-    def _reason(self, node: Node, error: Exception) -> str:
+    def _reason(self, node: OnnxNode, error: Exception) -> str:
         unknown = [
             name
             for name in _read_inputs(node, self.opset)
@@ -236,7 +238,7 @@ class _Run:
         return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
 
-def call(step: Step, operands: Sequence[Any], *, training: bool) -> tuple[Tensor, ...]:
+def call(step: OnnxStep, operands: Sequence[Any], *, training: bool) -> tuple[Tensor, ...]:
     """Call a step's function on its resolved arguments."""
     context = {"training": training, "outputs": len(step.outputs)}
     added = {name: context[name] for name in step.operator.context}

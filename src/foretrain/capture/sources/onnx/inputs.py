@@ -1,5 +1,4 @@
-"""The declared dimensions of a graph's inputs and the batch asked for go in; the shapes to trace with come
-out."""
+"""Finds the shapes to trace an ONNX graph with, from its declared dimensions and the batch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""An ONNX file in, an ``nn.Module`` that runs its graph with torch functions and example inputs out, all on
-meta."""
+"""Loads an ONNX file as an ``nn.Module`` on the meta device that runs its graph with torch functions."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ from torch import Tensor, nn
 from foretrain.capture.sources.onnx.fusion import fuse
 from foretrain.capture.sources.onnx.graph import (
     Graph,
-    Node,
-    Plan,
+    OnnxNode,
+    OnnxPlan,
     Ref,
     call,
     check_supported,
@@ -83,7 +82,7 @@ def build(path: Path, *, batch: int | None = None, keep_data: bool) -> tuple[Onn
     return OnnxModule(fuse(plan), graph, source.data() if keep_data else None), tuple(inputs.values())
 
 
-def _plan(source: _Source, graph: Graph, inputs: dict[str, Tensor], shapes: InputShapes) -> Plan:
+def _plan(source: _Source, graph: Graph, inputs: dict[str, Tensor], shapes: InputShapes) -> OnnxPlan:
     """The steps for these inputs; where a fixed batch was replaced, whatever fails is because of that."""
     try:
         plan = specialise(graph, inputs)
@@ -104,7 +103,7 @@ class OnnxModule(nn.Module):
     """Runs the steps of a plan; weights and constants are parameters and buffers named after the file's
     tensors."""
 
-    def __init__(self, plan: Plan, graph: Graph, data: dict[str, Tensor] | None) -> None:
+    def __init__(self, plan: OnnxPlan, graph: Graph, data: dict[str, Tensor] | None) -> None:
         """With ``data`` the tensors hold values, else they are on meta."""
         super().__init__()
         self._steps = plan.steps
@@ -220,8 +219,8 @@ class _Source:
             opset=self.opset,
         )
 
-    def _node(self, node: Any) -> Node:
-        return Node(
+    def _node(self, node: Any) -> OnnxNode:
+        return OnnxNode(
             kind=node.op_type,
             domain=node.domain,
             name=node.name,
@@ -274,7 +273,7 @@ class _Source:
         return torch.from_numpy((array if native else array.astype("float32")).copy()).to(dtype)
 
 
-def _trained(nodes: tuple[Node, ...], weights: dict[str, Tensor]) -> frozenset[str]:
+def _trained(nodes: tuple[OnnxNode, ...], weights: dict[str, Tensor]) -> frozenset[str]:
     """The float weights of a graph and its subgraphs, less running statistics and what is a known
     constant."""
     statistics = {name for node in nodes if node.kind == "BatchNormalization" for name in node.inputs[3:5]}

@@ -1,5 +1,4 @@
-"""The registry of ONNX operators as torch functions, with arithmetic and reductions; tensors in, tensors
-out."""
+"""Registers ONNX operators as torch functions, with arithmetic and reductions."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Operator:
+class OnnxOperator:
     """How to call one ONNX operator: inputs positionally, attributes by keyword.
 
     ``reads`` are the input positions whose values are needed, handed over as Python numbers or lists;
@@ -58,7 +57,7 @@ class Operator:
     context: tuple[str, ...]
 
 
-_REGISTRY: dict[str, list[Operator]] = {}
+_REGISTRY: dict[str, list[OnnxOperator]] = {}
 
 
 def register(
@@ -71,7 +70,7 @@ def register(
     """Make the decorated function the implementation of these operators from opset ``since`` on."""
 
     def add(function: _Registered) -> _Registered:
-        entry = Operator(function=function, since=since, reads=reads, scalars=scalars, context=context)
+        entry = OnnxOperator(function=function, since=since, reads=reads, scalars=scalars, context=context)
         for name in names:
             _REGISTRY.setdefault(name, []).append(entry)
         return function
@@ -79,7 +78,7 @@ def register(
     return add
 
 
-def find(name: str, opset: int) -> Operator | None:
+def find(name: str, opset: int) -> OnnxOperator | None:
     """The newest implementation of an operator that is not newer than the file's opset."""
     usable = [entry for entry in _REGISTRY.get(name, ()) if entry.since <= opset]
     return max(usable, key=lambda entry: entry.since, default=None)

@@ -1,4 +1,4 @@
-"""The ONNX operators that make, type, reshape and index tensors; tensors in, tensors out."""
+"""Implements the ONNX operators that make, type, reshape and index tensors."""
 
 from __future__ import annotations
 

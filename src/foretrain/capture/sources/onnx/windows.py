@@ -1,5 +1,4 @@
-"""The ONNX operators with windows and borders (convolutions, pools, padding, resampling); tensors in, tensors
-out."""
+"""Implements the ONNX operators with windows and borders: convolutions, pools, padding, resampling."""
 
 from __future__ import annotations
 
