@@ -113,6 +113,18 @@ def test_an_offloaded_optimizer_leaves_its_state_on_the_host() -> None:
     assert offloaded["device_busy_s"].median < plain["device_busy_s"].median
 
 
+@pytest.mark.parametrize("plan", [{"recompute": "full"}, {"offload": True}])
+def test_inference_has_nothing_to_compute_again_or_to_update(plan: dict[str, Any]) -> None:
+    plain, planned = (DeletePopPredictor().predict(job(plan=one, mode="infer")) for one in ({}, plan))
+    assert planned["step_time_s"].median == pytest.approx(plain["step_time_s"].median)
+    assert planned["peak_memory_bytes"].median == pytest.approx(plain["peak_memory_bytes"].median)
+
+
+def test_a_corrected_step_is_never_busier_than_long() -> None:
+    step = DeletePopPredictor().step(job(global_batch=64)).scaled(0.5)
+    assert step.device_busy_s <= step.time_s
+
+
 # What is forecast is what is learned from
 
 
@@ -126,6 +138,22 @@ def test_a_calibration_sees_the_graph_that_is_forecast(training: dict[str, Any])
     fitted = DeletePopPredictor().fit(runs)
     for one, time_s in zip(jobs, plain, strict=True):
         assert fitted.predict(one)["step_time_s"].median == pytest.approx(1.3 * time_s, rel=0.03)
+
+
+def test_runs_of_one_device_and_of_many_are_not_corrected_twice() -> None:
+    alone = [job({"device": "h100"}, global_batch=batch, sequence=1024) for batch in (64, 96, 128)]
+    many = [
+        job({"node": "dgx-h100", "devices_per_node": 4}, global_batch=4 * batch) for batch in (64, 96, 128)
+    ]
+    times = [DeletePopPredictor().predict(one)["step_time_s"].median for one in (*alone, *many)]
+    measured = [1.5 * time_s for time_s in times]
+    runs = [
+        Run(job=one, measured={"step_time_s": time_s})
+        for one, time_s in zip((*alone, *many), measured, strict=True)
+    ]
+    fitted = DeletePopPredictor().fit(runs)
+    forecasts = [fitted.predict(one)["step_time_s"].median for one in (*alone, *many)]
+    assert forecasts == pytest.approx(measured, rel=0.08)
 
 
 def test_the_host_of_a_named_node_counts_once_in_a_calibrated_forecast() -> None:

@@ -103,6 +103,17 @@ def test_micro_batches_not_laid_out_follow_at_the_same_pace(
     assert short == pytest.approx(play_pipeline(stages, 48, 0.1, name)[0], rel=0.01)
 
 
+@pytest.mark.parametrize("micro_batches", range(1, 14))
+@pytest.mark.parametrize(("count", "chunks"), [(2, 2), (4, 2), (4, 3), (4, 4)])
+def test_every_task_of_an_interleaved_pipeline_is_played(count: int, chunks: int, micro_batches: int) -> None:
+    stages = _stages(count, chunks)
+    _, slots = playback._lay_out(stages, micro_batches, 0.0, "interleaved")
+    assert (
+        len(slots) == len({(slot.stage, slot.name) for slot in slots}) == 2 * count * chunks * micro_batches
+    )
+    assert play_pipeline(stages, micro_batches, 0.0, "interleaved")[0] >= 3.0 * micro_batches
+
+
 def test_messages_make_a_pipeline_longer() -> None:
     assert play_pipeline(_stages(4), 8, 0.5, "1f1b")[0] > play_pipeline(_stages(4), 8, 0.0, "1f1b")[0]
 

@@ -74,12 +74,6 @@ class Tuning:
         return self.outside if members.nodes > 1 else self.inside
 
 
-def tuning_key(job: Job) -> str:
-    """Jobs that share a calibration: those of one kind of device and one framework."""
-    names = sorted({group.device.name for group in job.cluster.groups})
-    return f"{'+'.join(names)} {job.workload.training.framework}"
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
     """A job on its ranks, costed: what its step is played from."""

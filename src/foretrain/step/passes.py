@@ -76,7 +76,7 @@ def backward_pass(layout: Layout, block: Block) -> Pass:
 def recomputed(layout: Layout, block: Block) -> Index:
     """The calls of a block's forward pass that run again before its backward pass."""
     recompute, forward = layout.job.plan.recompute, block.piece.forward
-    if recompute == "none" or not block.is_layer:
+    if recompute == "none" or not block.is_layer or not len(block.piece.backward):
         return forward[:0]
     if recompute == "full":
         return forward
@@ -89,7 +89,8 @@ def optimizer_pass(layout: Layout, stage: Stage) -> Pass:
     plan, graph, calls = layout.job.plan, layout.graph, layout.calls
     index = np.flatnonzero(graph.phase_index == PHASES.index("optimizer"))
     share, updated = update_share(layout, stage)
-    if plan.offload:
+    offloads = plan.offload and layout.job.workload.training.mode == "train"
+    if offloads:
         index = index[:0]
     host_s, busy_s = calls.host_s[index] * min(1.0, share), calls.device_s[index] * share
     gaps_s = calls.gaps_s[index] * share
@@ -100,7 +101,7 @@ def optimizer_pass(layout: Layout, stage: Stage) -> Pass:
         busy_s=busy_s,
         gaps_s=gaps_s,
     )
-    if plan.offload:
+    if offloads:
         moved = _OFFLOAD_MOVED_BYTES * updated / _HOST_LINK_BYTES_PER_S
         update = _OFFLOAD_UPDATE_BYTES * updated / _HOST_MEMORY_BYTES_PER_S
         return _with(result, moved + update, host_s=update)

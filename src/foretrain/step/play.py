@@ -78,8 +78,9 @@ class Step:
         }
 
     def scaled(self, factor: float) -> Step:
-        """With all times of the schedule by a factor."""
-        return dataclasses.replace(self, time=self.time.scaled(factor))
+        """With all times of the schedule by a factor; phases and calls stay as they were costed."""
+        time = self.time.scaled(factor)
+        return dataclasses.replace(self, time=time, device_busy_s=min(self.device_busy_s, time.time_s))
 
     def by(self, what: str) -> dict[str, float]:
         """Device seconds by ``phase``, ``operator`` or ``layer``, largest first: of a rank of every stage

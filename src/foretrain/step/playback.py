@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -324,7 +324,22 @@ def _lay_out(
                 )
                 position[stage] += 1
                 waiting = True
+        waiting = waiting or _step_past(queues, position, ended, chunks)
     return free, slots
+
+
+def _step_past(
+    queues: Sequence[list[Task]], position: Sequence[int], ended: Collection[tuple[int, Task]], chunks: int
+) -> bool:
+    """Where all stages wait for one another, a stage takes its first task that can run: the last group of
+    micro-batches of an interleaved schedule may be smaller than the pipeline. Whether there was one."""
+    for stage, queue in enumerate(queues):
+        for place in range(position[stage], len(queue)):
+            needed = _before(stage, queue[place], len(queues), chunks)
+            if needed is None or needed in ended:
+                queue.insert(position[stage], queue.pop(place))
+                return True
+    return False
 
 
 def _before(stage: int, task: Task, count: int, chunks: int) -> tuple[int, Task] | None:

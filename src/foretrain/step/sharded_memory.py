@@ -55,7 +55,6 @@ def sharded_memory(
     stage: Stage,
     stages: int,
     profile: Profile,
-    workspace_bytes: float = 0.0,
     *,
     stalled: bool = False,
 ) -> RankMemory:
@@ -84,8 +83,7 @@ def sharded_memory(
         "activations": kept,
         "temporaries": working,
         "buffers": _gathered_bytes(job, stage, profile, held) + _bucket_bytes(plan, profile, held, own),
-        "workspaces": workspace_bytes
-        + max(sum(library_workspaces(group.device)) for group in job.cluster.groups),
+        "workspaces": float(max(sum(library_workspaces(group.device)) for group in job.cluster.groups)),
     }
     return RankMemory(
         stage=stage.index,
@@ -129,6 +127,8 @@ def _tied_elements(graph: OpGraph) -> int:
 
 
 def _sizes(job: Job, graph: OpGraph, profile: Profile) -> _Sizes:
+    if job.workload.training.mode == "infer":
+        return _Sizes(gradient=0.0, fleeting_gradient=0.0, state=0.0)
     traced = sum(
         weight.elements for weight in graph.weights if _is_traced(graph, weight.name) and weight.trainable
     )
@@ -223,7 +223,7 @@ def _backward(
 
 
 def _recomputed(block: Block, plan: Plan) -> bool:
-    return plan.recompute == "full" and block.is_layer
+    return plan.recompute == "full" and block.is_layer and len(block.piece.backward) > 0
 
 
 def _kept(block: Block, plan: Plan, profile: Profile) -> float:

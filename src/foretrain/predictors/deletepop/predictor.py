@@ -149,9 +149,13 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         if not cases:
             raise InputError(NO_RUNS)
         self.benefits_ = {}
-        for key in sorted(cases, key=lambda key: (" " in key, key)):
-            calibration = self._calibrated(key, cases[key])
-            self.calibrations_ = {**self.calibrations_, key: calibration}
+        for key in sorted(cases, key=lambda key: (" " in key, key)):  # many devices on top of one
+            known = [Case(run=case.run, layout=self.layout(case.run.job)) for case in cases[key]]
+            calibration = self._calibrated(key, known)
+            kept = {
+                name: other for name, other in self.calibrations_.items() if not name.startswith(f"{key} ")
+            }
+            self.calibrations_ = {**kept, key: calibration}
             if calibration.benefit is not None:
                 self.benefits_ = {**self.benefits_, key: calibration.benefit}
         return self
@@ -290,6 +294,9 @@ def _spaced(runs: Sequence[Run]) -> list[Run]:
 
 def _check_measured(run: Run) -> None:
     """One line where a run has nothing that a calibration can use."""
+    plan = run.job.plan
+    if on_one_gpu(run.job) and (plan.recompute != "none" or plan.offload):
+        raise InputError("recomputation and offload are estimated, so operators are not calibrated to them")
     usable = tuple(TIMES) if on_one_gpu(run.job) else ("step_time_s", *sorted(MEMORY_QUANTITIES))
     if not any(run.measured.get(name, 0) > 0 for name in usable):
         raise InputError(f"no {' or '.join(usable)}")
