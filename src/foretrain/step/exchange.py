@@ -105,11 +105,11 @@ def sent_bytes(layout: Layout, stage: Stage) -> float:
     plan, network, teams = layout.job.plan, layout.network, layout.teams
     dense = float(sum(block.dense for block in stage.blocks))
     gradients = wire_bytes(layout, dense, gradients=True)
-    sent = network.traffic_bytes(
-        "all_reduce" if plan.shard == "none" else "reduce_scatter", gradients, teams.data
-    )
+    kind: Kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
+    passes = layout.job.accumulation if plan.shard == "zero3" else 1
+    sent = passes * network.traffic_bytes(kind, gradients, teams.data)
     if plan.shard != "none":
-        times = 2 * layout.job.accumulation if plan.shard == "zero3" else 1
+        times = 2 * passes if plan.shard == "zero3" else 1
         sent += times * network.traffic_bytes(
             "all_gather", wire_bytes(layout, dense, gradients=False), teams.data
         )

@@ -228,11 +228,10 @@ def slowest_device(job: Job, graph: OpGraph, costs: CostModel) -> tuple[Device, 
     groups = job.cluster.groups
     if len({group.device.name for group in groups}) == 1:
         return groups[0].device, 1.0
-    own = [operator for operator in graph.operators if not communicates(operator.name)]
-    times = [
-        float(costs.device_time_s(own, group.device, job.workload.training.precision).sum())
-        for group in groups
-    ]
+    calls = np.bincount(graph.operator_index, minlength=len(graph.operators))
+    computing = [i for i, operator in enumerate(graph.operators) if not communicates(operator.name)]
+    own, precision = [graph.operators[i] for i in computing], job.workload.training.precision
+    times = [float(calls[computing] @ costs.device_time_s(own, group.device, precision)) for group in groups]
     slowest = max(range(len(groups)), key=lambda i: times[i])
     if job.plan.balance == "even":
         return groups[slowest].device, 1.0
