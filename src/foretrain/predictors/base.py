@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from foretrain.costs.measured import MeasuredOperator
-from foretrain.errors import InputError
+from foretrain.errors import ForetrainError, InputError
 from foretrain.files import read_text, write_atomically
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
+
+Taken = TypeVar("Taken")
 
 FORMAT = "foretrain-predictor/1"
 FILE = "predictor.json"
@@ -167,6 +169,17 @@ def _worth(benefits: Mapping[str, Benefit]) -> Report:
         Table(headings=("device", "runs", "mean error before", "after, on runs left out"), rows=rows),
         *vain,
     )
+
+
+def take_runs(runs: Iterable[Run], take: Callable[[Run], Taken]) -> tuple[list[Taken], tuple[str, ...]]:
+    """What ``take`` makes of each run, and a line for each that it refuses, for ``left_out_``."""
+    taken, left_out = [], []
+    for run in runs:
+        try:
+            taken.append(take(run))
+        except ForetrainError as error:
+            left_out.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
+    return taken, tuple(left_out)
 
 
 def read_saved(folder: Path) -> dict[str, Any]:

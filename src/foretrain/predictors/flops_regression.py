@@ -10,10 +10,10 @@ import numpy as np
 
 from foretrain.architectures import family
 from foretrain.capture import capture_job
-from foretrain.errors import ForetrainError, InputError, UnsupportedJob
+from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor
+from foretrain.predictors.base import Predictor, take_runs
 from foretrain.predictors.blackbox import (
     QUANTITIES,
     Array,
@@ -52,13 +52,8 @@ class FlopsPredictor(Predictor):
 
     def fit(self, runs: Iterable[Run]) -> Self:
         kept_runs, left_out = usable(runs, self.name)
-        known, failures = [], list(left_out)
-        for run in kept_runs:
-            try:
-                known.append((run, columns(run.job)))
-            except ForetrainError as error:
-                failures.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
-        self.left_out_ = tuple(failures)
+        known, failed = take_runs(kept_runs, lambda run: (run, columns(run.job)))
+        self.left_out_ = (*left_out, *failed)
         if not known:
             raise InputError("runs: none has a step time under data parallelism; flops needs at least one")
         rows, times_s = np.array([row for _, row in known]), step_times([run for run, _ in known])

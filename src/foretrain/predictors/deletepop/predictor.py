@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Self, final
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts, load_costs, save_costs
 from foretrain.costs.measured import MeasuredOperator, load_measured
-from foretrain.errors import ForetrainError, InputError
+from foretrain.errors import InputError
 from foretrain.forecast import Factors
 from foretrain.job import Job, Run
 from foretrain.predictors import conformal
-from foretrain.predictors.base import OperatorPredictor, find_source
+from foretrain.predictors.base import OperatorPredictor, find_source, take_runs
 from foretrain.predictors.deletepop.calibration import (
     NO_RUNS,
     TIMES,
@@ -27,6 +27,7 @@ from foretrain.predictors.deletepop.calibration import (
 )
 from foretrain.predictors.whitebox import WhiteBoxPredictor
 from foretrain.step.assembly import MEMORY_QUANTITIES, Spread, is_host_bound
+from foretrain.step.graph import step_graph
 from foretrain.step.layout import Tuning
 from foretrain.step.play import Step
 
@@ -144,21 +145,30 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
     # Learning
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        """Calibrate to runs: those on one GPU by device, all others by devices and framework."""
-        cases = self._cases(_spaced(list(runs)))
-        if not cases:
+        """Calibrate to runs: those on one GPU by device, then all others by devices and framework."""
+        self.benefits_, self.left_out_ = {}, ()
+        calibrated = False
+        for key, alike in sorted(_spaced(runs).items(), key=lambda item: (" " in item[0], item[0])):
+            cases, left_out = take_runs(alike, self._case_of)
+            self.left_out_ = (*self.left_out_, *left_out)
+            if cases:
+                self._calibrate(key, cases)
+                calibrated = True
+        if not calibrated:
             raise InputError(NO_RUNS)
-        self.benefits_ = {}
-        for key in sorted(cases, key=lambda key: (" " in key, key)):  # many devices on top of one
-            known = [Case(run=case.run, layout=self.layout(case.run.job)) for case in cases[key]]
-            calibration = self._calibrated(key, known)
-            kept = {
-                name: other for name, other in self.calibrations_.items() if not name.startswith(f"{key} ")
-            }
-            self.calibrations_ = {**kept, key: calibration}
-            if calibration.benefit is not None:
-                self.benefits_ = {**self.benefits_, key: calibration.benefit}
         return self
+
+    def _case_of(self, run: Run) -> Case:
+        _check_measured(run)
+        return Case(run=run, layout=self.layout(run.job))
+
+    def _calibrate(self, key: str, cases: Sequence[Case]) -> None:
+        """Put a calibration in place of an earlier one, and of those that were found on top of it."""
+        calibration = self._calibrated(key, cases)
+        kept = {name: other for name, other in self.calibrations_.items() if not name.startswith(f"{key} ")}
+        self.calibrations_ = {**kept, key: calibration}
+        if calibration.benefit is not None:
+            self.benefits_ = {**self.benefits_, key: calibration.benefit}
 
     def _calibrated(self, key: str, cases: Sequence[Case]) -> Calibration:
         from foretrain.predictors.deletepop.calibration import calibrate_device
@@ -167,21 +177,6 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         if on_one_gpu(cases[0].run.job):
             return calibrate_device(cases).after(self.calibrations_.get(key, Calibration()))
         return calibrate_parts(cases)
-
-    def _cases(self, runs: Iterable[Run]) -> dict[str, list[Case]]:
-        """The runs that can be learned from, laid out, by calibration; the others are told of in
-        ``left_out_``."""
-        cases: dict[str, list[Case]] = {}
-        left_out = []
-        for run in runs:
-            try:
-                _check_measured(run)
-                case = Case(run=run, layout=self.layout(run.job))
-                cases.setdefault(calibration_key(run.job), []).append(case)
-            except ForetrainError as error:
-                left_out.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
-        self.left_out_ = tuple(left_out)
-        return cases
 
     def relearn(
         self,
@@ -198,7 +193,7 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         from foretrain.costs.fitting import dispatch_costs, fit_costs
         from foretrain.predictors.deletepop.host_fit import check_enough, fit_host
 
-        kept = self._usable(runs)
+        kept, self.left_out_ = take_runs(runs, _checked_for_host)
         if self.left_out_ and not kept:
             raise InputError(f"runs: the host model can learn from none of them ({self.left_out_[0]})")
         if kept:
@@ -227,24 +222,6 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         self.host = dataclasses.replace(self.host, names=dispatch_costs(kept) or self.host.names)
         self.calibrations_ = {}  # they are relative to the operator models that are gone
         return self
-
-    def _usable(self, runs: Iterable[Run]) -> list[Run]:
-        """The runs that the host model can learn from; the others are told of in ``left_out_``."""
-        from foretrain.step.graph import step_graph
-
-        kept, left_out = [], []
-        for run in runs:
-            try:
-                if not on_one_gpu(run.job):
-                    raise InputError("not of one GPU alone")
-                if not run.measured.get("device_busy_s", 0) > 0:
-                    raise InputError("no device_busy_s")
-                step_graph(run.job)
-                kept.append(run)
-            except ForetrainError as error:
-                left_out.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
-        self.left_out_ = tuple(left_out)
-        return kept
 
     # On disk
 
@@ -280,16 +257,25 @@ def _operators_of(sources: Iterable[Mapping[str, Any]]) -> Iterator[MeasuredOper
             yield from load_measured(find_source(source), source["device"])
 
 
-def _spaced(runs: Sequence[Run]) -> list[Run]:
+def _spaced(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """At most ``_MOST_RUNS`` of each calibration, evenly from first to last: a few factors need no more."""
     by_key: dict[str, list[Run]] = {}
     for run in runs:
         by_key.setdefault(calibration_key(run.job), []).append(run)
-    chosen = []
-    for alike in by_key.values():
+    for key, alike in by_key.items():
         step = max(1.0, len(alike) / _MOST_RUNS)
-        chosen += [alike[int(i * step)] for i in range(min(len(alike), _MOST_RUNS))]
-    return chosen
+        by_key[key] = [alike[int(i * step)] for i in range(min(len(alike), _MOST_RUNS))]
+    return by_key
+
+
+def _checked_for_host(run: Run) -> Run:
+    """The run, where the host model can learn from it."""
+    if not on_one_gpu(run.job):
+        raise InputError("not of one GPU alone")
+    if not run.measured.get("device_busy_s", 0) > 0:
+        raise InputError("no device_busy_s")
+    step_graph(run.job)
+    return run
 
 
 def _check_measured(run: Run) -> None:

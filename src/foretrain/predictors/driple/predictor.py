@@ -17,7 +17,7 @@ from foretrain.capture import capture_job
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, invalid
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Benefit
+from foretrain.predictors.base import Benefit, take_runs
 from foretrain.predictors.blackbox import check_data_parallel
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple.cases import Cases, deletepop, network_module
@@ -138,8 +138,7 @@ class DriplePredictor(NeuralPredictor[Learned]):
 
     def fit(self, runs: Iterable[Run]) -> Self:
         """Train on runs with resource figures or averages; what was loaded is tailored to them instead."""
-        known, left_out = _usable(runs)
-        self.left_out_ = tuple(left_out)
+        known, self.left_out_ = take_runs(runs, _checked)
         if not known:
             raise InputError("runs: none has resource figures or utilisation; driple needs at least one")
         levels = (
@@ -323,19 +322,13 @@ def _columns(mode: str) -> list[str]:
     )
 
 
-def _usable(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
-    """Runs of data parallelism with figures whose step can be captured, and why the others are none."""
-    kept, left_out = [], []
-    for run in runs:
-        try:
-            check_data_parallel(run.job, DriplePredictor.name)
-            if figures_of(run) is None:
-                raise UnsupportedJob("no resource figures")
-            capture_job(run.job)
-            kept.append(run)
-        except ForetrainError as error:
-            left_out.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
-    return kept, left_out
+def _checked(run: Run) -> Run:
+    """A run of data parallelism with figures whose step can be captured."""
+    check_data_parallel(run.job, DriplePredictor.name)
+    if figures_of(run) is None:
+        raise UnsupportedJob("no resource figures")
+    capture_job(run.job)
+    return run
 
 
 def _figures(run: Run) -> Array:

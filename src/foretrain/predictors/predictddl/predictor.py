@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.capture import capture_job
-from foretrain.errors import ForetrainError, InputError, UnsupportedJob
+from foretrain.errors import InputError, UnsupportedJob
 from foretrain.files import write_atomically
 from foretrain.forecast import Forecast
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Benefit
+from foretrain.predictors.base import Benefit, take_runs
 from foretrain.predictors.blackbox import QUANTITIES, check_data_parallel, forecast_around, step_times, usable
 from foretrain.predictors.neural import NeuralPredictor, neural_module
 from foretrain.predictors.predictddl.baseline import BASELINE, baseline, physics
@@ -127,6 +127,11 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
             )
         return trained
 
+    def _learnable(self, run: Run) -> tuple[Run, OperatorWork, Array]:
+        graph = capture_job(run.job)
+        work = work_of(run.job, graph)
+        return run, work, self._row(run.job, graph, work)
+
     def fit(self, runs: Iterable[Run]) -> Self:
         """One regressor for each dataset type, chosen by cross-validation over architectures; the embedding
         stays as it is.
@@ -134,16 +139,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         Types that were learned earlier, and of which there is no run now, stay.
         """
         kept, left_out = usable(runs, self.name)
-        known: list[tuple[Run, OperatorWork, Array]] = []
-        failures = list(left_out)
-        for run in kept:
-            try:
-                graph = capture_job(run.job)
-                work = work_of(run.job, graph)
-                known.append((run, work, self._row(run.job, graph, work)))
-            except ForetrainError as error:
-                failures.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
-        self.left_out_ = tuple(failures)
+        known, failed = take_runs(kept, self._learnable)
+        self.left_out_ = (*left_out, *failed)
         if not known:
             raise InputError(
                 "runs: none has a step time under data parallelism; predictddl needs at least one"

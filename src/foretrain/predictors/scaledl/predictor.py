@@ -17,11 +17,11 @@ import numpy.typing as npt
 from foretrain.architectures import family
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts
-from foretrain.errors import ForetrainError, InputError, UnsupportedJob
+from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Factors, Forecast
 from foretrain.graph import PHASES
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Benefit
+from foretrain.predictors.base import Benefit, take_runs
 from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, DeletePopPredictor
 from foretrain.predictors.neural import NeuralPredictor, neural_module
 from foretrain.predictors.whitebox import WhiteBoxPredictor
@@ -135,13 +135,7 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[LearnedCorrection]):
     def fit(self, runs: Iterable[Run]) -> Self:
         """Train the network on runs of one device each; the operator models stay as they are."""
         network = _networks()
-        known, left_out = [], []
-        for run in runs:
-            try:
-                known.append((run, self.layer_graph(run)))
-            except ForetrainError as error:
-                left_out.append(f"{run.job.workload.model.label}: {' '.join(str(error).splitlines())}")
-        self.left_out_ = tuple(left_out)
+        known, self.left_out_ = take_runs(runs, lambda run: (run, self.layer_graph(run)))
         if not known:
             raise InputError(
                 "runs: none is of one device and has a step time; the network needs at least one"
