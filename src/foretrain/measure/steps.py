@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import statistics
@@ -155,16 +156,21 @@ def _timed_groups(stepper: Stepper, sync: Callable[[], None], seconds: float) ->
 
 
 def _phase_times(stepper: Stepper, repeats: int = 5) -> dict[str, float]:
-    """Each phase from an idle device until its last kernel, by device events."""
+    """Each phase of an unbroken pass, from the last kernel of the one before to its own, by device events.
+
+    The host runs ahead as it does in training, so what it hides behind earlier kernels is not counted twice.
+    """
     times: dict[str, list[float]] = {}
     for _ in range(repeats):
-        for name, phase in stepper.phases().items():
-            torch.cuda.synchronize()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
+        torch.cuda.synchronize()
+        phases = stepper.phases()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)]
+        marks[0].record()
+        for mark, phase in zip(marks[1:], phases.values(), strict=True):
             phase()
-            end.record()
-            torch.cuda.synchronize()
+            mark.record()
+        torch.cuda.synchronize()
+        for name, (begin, end) in zip(phases, itertools.pairwise(marks), strict=True):
             times.setdefault(f"{name}_time_s", []).append(begin.elapsed_time(end) * 1e-3)
     return {name: statistics.median(values) for name, values in times.items()}
 
