@@ -21,7 +21,7 @@ def read(**section: Any) -> Cluster:
 
 LINKS_IN_NODE = st.sampled_from(["nvswitch", "NVLink mesh", "pcie", "infinity-fabric"])
 NETWORKS = st.sampled_from(["infiniband", "roce", "efa", "ethernet"])
-RATES = st.floats(1e8, 1e12) | st.sampled_from(["400 Gb/s", "900 GB/s", "25 GB/s"])
+RATES = st.floats(1e8, 1e12) | st.sampled_from(["400 Gb/s", "900 GB/s", "25 GB/s", "100 kb/s"])
 
 
 def links(kinds: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
@@ -184,6 +184,10 @@ def test_one_group_is_the_same_as_no_groups() -> None:
         ),
         ({"device": "t4", "price": "cheap"}, r"cluster\.price: 'cheap' is not a price"),
         ({"device": "t4", "price": -1}, r"cluster\.price: -1\.0 is not a number of at least 0"),
+        (
+            {"device": "t4", "inter_node": {"bandwidth": 400}},
+            r"inter_node\.bandwidth: 400 is not a rate with its unit, such as \"400 Gb/s\", or bytes per second",
+        ),
         ({"device": "t4", "inter_node": "fast"}, r"cluster\.inter_node: 'fast' is not a rate"),
         (
             {"device": "t4", "inter_node": {"kind": "efe"}},

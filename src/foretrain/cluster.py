@@ -11,7 +11,7 @@ from foretrain import schema
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, check_numbers, read_link
 from foretrain.errors import InputError, UnsupportedJob, invalid
 from foretrain.schema import quantity
-from foretrain.units import format_count, parse_price
+from foretrain.units import LEAST_BARE_RATE, format_count, parse_price
 
 __all__ = ["Catalog", "Cluster", "ClusterSpec", "Device", "Group", "GroupSpec", "Link", "LinkSpec", "Node"]
 
@@ -300,4 +300,6 @@ def _with_kind(spec: LinkSpec | None, link: Link) -> LinkSpec | None:
 
 def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
     filled = {key: value for key, value in table.items() if value is not None}
+    if 0 < filled.get("bandwidth", 0.0) < LEAST_BARE_RATE:
+        filled["bandwidth"] = f"{filled['bandwidth']!r} B/s"
     return {key: _without_empty(value) if isinstance(value, dict) else value for key, value in filled.items()}
