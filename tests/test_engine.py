@@ -12,6 +12,7 @@ import pytest
 
 import golden
 from foretrain import predictors
+from foretrain.errors import InputError
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.deletepop import DeletePopPredictor
@@ -195,3 +196,30 @@ def test_a_calibration_of_held_out_devices_is_forgotten(monkeypatch: pytest.Monk
     forgetful = fitted.without(devices=frozenset({"h100-sxm-80gb"}))
     assert forgetful.calibrations_ == {}
     assert forgetful.predict(many)["step_time_s"].median == pytest.approx(time_s, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "said"),
+    [
+        (
+            "v100-sxm-32gb",
+            "amp-bf16",
+            "v100-sxm-32gb has no bf16 rate in the catalogue: products are costed at its fp32",
+        ),
+        ("p100-sxm-16gb", "fp16", "p100-sxm-16gb has no fp16 rate"),
+        ("t4", "tf32", "t4 has no tf32 rate"),
+        ("v100-sxm-32gb", "amp-fp16", None),
+        ("h200", "fp8", None),
+        ("v100-sxm-32gb", "fp32", None),
+    ],
+)
+def test_a_number_format_that_a_device_lacks_is_said(device: str, precision: str, said: str | None) -> None:
+    notes = predictors.get().predict(job({"device": device}, precision=precision)).assumptions
+    assert any(said is not None and said in note for note in notes) == (said is not None)
+    assert any("rate in the catalogue" in note for note in notes) == (said is not None)
+
+
+@pytest.mark.parametrize("device", ["a100-sxm-80gb", "mi250", "v100-sxm-32gb"])
+def test_fp8_is_refused_where_there_are_no_units_for_it(device: str) -> None:
+    with pytest.raises(InputError, match=f"training.precision: 'fp8' cannot run on {device}"):
+        job({"device": device}, precision="fp8")

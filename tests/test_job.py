@@ -109,7 +109,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     ) | draw(LENGTHS)
     if draw(st.booleans()):
         del plan["data"]
-    cluster = {"device": draw(st.sampled_from(["h100-sxm-80gb", "t4"])), "devices_per_node": world}
+    cluster = {"device": draw(st.sampled_from(["h100-sxm-80gb", "l4"])), "nodes": world}
     return {"model": draw(MODELS), "training": training, "cluster": cluster, "plan": plan}
 
 

@@ -249,6 +249,16 @@ class Job:
             object.__setattr__(self, "plan", dataclasses.replace(plan, data=world // rest))
         self._check_product()
         self._check_batch()
+        self._check_precision()
+
+    def _check_precision(self) -> None:
+        """fp8 runs nowhere but on units of its own; other formats that a device lacks run as wider ones."""
+        for device in (group.device for group in self.cluster.groups):
+            if self.workload.training.precision == "fp8" and device.fp8 is None:
+                raise InputError(
+                    f"training.precision: 'fp8' cannot run on {device.name}, which has no fp8 rate in the "
+                    "catalogue; use bf16 or fp16, or a device that has one"
+                )
 
     def _check_product(self) -> None:
         plan = self.plan

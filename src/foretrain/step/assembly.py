@@ -151,6 +151,10 @@ def _assumptions(step: Step) -> Iterator[str]:
         yield "fp8 is traced as bf16; matrix products are costed at the fp8 rate"
     if training.precision == "amp-fp16":
         yield "no gradient scaler"
+    wanted = training.precision.removeprefix("amp-")
+    for device in dict.fromkeys(group.device for group in job.cluster.groups):
+        if (rate := device.costed_as(wanted)) != wanted:
+            yield f"{device.name} has no {wanted} rate in the catalogue: products are costed at its {rate} rate"
     if training.total_steps is None:
         yield "no epochs or steps given: no total time and cost"
     elif job.cluster.price_per_hour is None:
