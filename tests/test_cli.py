@@ -224,6 +224,7 @@ def test_user_catalogue(folder: Path) -> None:
             ["training.image", "'big'", "a side length or channels,height,width"],
         ),
         (["job.toml", "--devices", "3"], ["training.global_batch", "8", "plan.data = 3"]),
+        (["job.toml", "--devices", "12"], ["devices: 12 does not fill nodes of 8", "such as 2 of 6 each"]),
         (["job.toml", "--devices", "8", "--nodes", "3"], ["devices", "8", "nodes = 3"]),
         (["job.toml", "--micro-batch", "3"], ["plan.micro_batch", "3", "global batch 8"]),
         (["job.toml", "--predictor", "oracle"], ["predictor", "'oracle'", "roofline"]),

@@ -32,7 +32,7 @@ def links(kinds: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
 LINKS = {"intra_node": links(LINKS_IN_NODE), "inter_node": links(NETWORKS)}
 GPUS = st.sampled_from([name for name in CATALOG.names("devices") if name != "cpu"] + ["h100", "RTX 3090"])
 BARE = st.fixed_dictionaries(
-    {"device": GPUS}, optional={"nodes": st.integers(1, 512), "devices_per_node": st.integers(1, 16), **LINKS}
+    {"device": GPUS}, optional={"nodes": st.integers(1, 512), "devices_per_node": st.integers(1, 8), **LINKS}
 )
 NODES = st.fixed_dictionaries(
     {"node": st.sampled_from(CATALOG.names("nodes"))}, optional={"nodes": st.integers(1, 512), **LINKS}
@@ -181,6 +181,10 @@ def test_one_group_is_the_same_as_no_groups() -> None:
         (
             {"device": "t4", "cores_per_device": 2},
             r"cores_per_device: 2 is not allowed, because 't4' is not a CPU",
+        ),
+        (
+            {"device": "h100", "devices_per_node": 12},
+            r"cluster\.devices_per_node: 12 is not at most 8, what NVSwitch joins in a node; give nodes",
         ),
         ({"device": "t4", "price": "cheap"}, r"cluster\.price: 'cheap' is not a price"),
         ({"device": "t4", "price": -1}, r"cluster\.price: -1\.0 is not a number of at least 0"),

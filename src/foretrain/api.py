@@ -109,16 +109,19 @@ def make_job(
 
 
 def nodes_for(devices: int | None, node: str | None, device: str | None, catalog: Catalog | None) -> int:
-    """Nodes that so many devices fill: those of the named node, else of eight GPUs; one where they do not
-    fill them evenly."""
+    """Nodes that so many devices fill: those of the named node, else of eight GPUs; a rest is refused."""
     known = catalog or Catalog.load()
     in_node = known.node(node, "cluster.node").devices if node is not None else _USUAL_IN_NODE
     on_cpu = device is not None and known.device(device, "cluster.device").is_cpu
-    return (
-        devices // in_node
-        if devices is not None and devices > in_node and devices % in_node == 0 and not on_cpu
-        else 1
-    )
+    if devices is None or devices <= in_node or on_cpu:
+        return 1
+    if devices % in_node:
+        even = next(n for n in range(devices // in_node + 1, devices + 1) if devices % n == 0)
+        raise InputError(
+            f"devices: {devices} does not fill nodes of {in_node}; give nodes, such as {even} "
+            f"of {devices // even} each"
+        )
+    return devices // in_node
 
 
 def predict(

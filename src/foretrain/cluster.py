@@ -23,6 +23,9 @@ _HDR_BYTES_PER_S, _NDR_BYTES_PER_S = 25e9, 50e9
 _NDR_SINCE = 2022
 """The year of devices from which on NDR is assumed."""
 
+_ON_A_BOARD = 8
+"""Devices that an NVSwitch board joins, where the catalogue has no larger node of the device."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
@@ -175,6 +178,8 @@ def _group(where: str, spec: GroupSpec, catalog: Catalog) -> Group:
     node = None if spec.node is None else catalog.node(spec.node, f"{where}.node")
     device = _device(where, spec, node, catalog)
     per_node = _devices_per_node(f"{where}.devices_per_node", spec.devices_per_node, node)
+    if node is None and spec.intra_node is None:
+        _check_switch(f"{where}.devices_per_node", device, per_node, catalog)
     intra, inter = (
         (node.intra_node, node.inter_node) if node else (LinkSpec(), _usual_network(device, per_node))
     )
@@ -221,6 +226,17 @@ def _devices_per_node(where: str, count: int | None, node: Node | None) -> int:
     if count > node.devices:
         raise invalid(where, count, f"at most {node.devices}, what node {node.name!r} has")
     return _count(where, count)
+
+
+def _check_switch(where: str, device: Device, count: int, catalog: Catalog) -> None:
+    """No more devices behind one NVSwitch than any node has."""
+    if count > _ON_A_BOARD and device.link == "nvswitch" and not device.link_optional:
+        nodes = [catalog.node(name) for name in catalog.names("nodes")]
+        known = [node.domain or node.devices for node in nodes if device.name in (node.device, *node.variants)]
+        most = max([_ON_A_BOARD, *known])
+        if count > most:
+            allowed = f"at most {most}, what NVSwitch joins in a node; give nodes, or intra_node of your own"
+            raise invalid(where, count, allowed)
 
 
 def _count(where: str, count: int | None) -> int:

@@ -154,7 +154,8 @@ def _assumptions(step: Step) -> Iterator[str]:
     wanted = training.precision.removeprefix("amp-")
     for device in dict.fromkeys(group.device for group in job.cluster.groups):
         if (rate := device.costed_as(wanted)) != wanted:
-            yield f"{device.name} has no {wanted} rate in the catalogue: products are costed at its {rate} rate"
+            lacks = f"{device.name} has no {wanted} rate in the catalogue"
+            yield f"{lacks}: products are costed at its {rate} rate"
     if training.total_steps is None:
         yield "no epochs or steps given: no total time and cost"
     elif job.cluster.price_per_hour is None:
