@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -88,6 +89,10 @@ def make_job(
     if devices is not None and devices % spread:
         raise InputError(f"devices: {devices} does not divide over nodes = {spread}")
     per_node = devices // spread if devices is not None else (1 if node is None else None)
+    if section["source"] == "graph" and batch is None:
+        in_node = per_node or (catalog or Catalog.load()).node(str(node), "cluster.node").devices
+        split = max(1, math.prod(plan.get(name) or 1 for name in ("tensor", "pipeline", "context")))
+        training["global_batch"] *= max(1, spread * in_node // split)
     cluster = {
         "device": device or (DEFAULT_DEVICE if node is None else None), "devices_per_node": per_node,
         "nodes": spread, "node": node,

@@ -165,9 +165,12 @@ def _given_graph(job: Job) -> OpGraph:
             f"the job has {job.accumulation} micro-batches per step"
         )
     if graph.samples != job.micro_batch:
+        ranks = (job.plan.data or 1) * job.accumulation
+        spread = f" of {job.workload.training.global_batch} over {ranks}" if ranks > 1 else ""
         raise InputError(
-            f"training.global_batch: the graph {path.name} holds "
-            f"{graph.samples} samples per micro-batch, the job asks for {job.micro_batch}"
+            f"training.global_batch: the graph {path.name} holds {graph.samples} samples per micro-batch, "
+            f"the job asks for {job.micro_batch}{spread}; give the batch of all devices, "
+            f"here {graph.samples * ranks}"
         )
     for field in ("mode", "precision", "optimizer"):
         if field in graph.info and graph.info[field] != getattr(job.workload.training, field):
