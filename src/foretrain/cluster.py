@@ -11,7 +11,7 @@ from foretrain import schema
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, check_numbers, read_link
 from foretrain.errors import InputError, UnsupportedJob, invalid
 from foretrain.schema import quantity
-from foretrain.units import LEAST_BARE_RATE, format_count, parse_price
+from foretrain.units import LEAST_BARE_RATE, format_count, parse_bytes, parse_price
 
 __all__ = ["Catalog", "Cluster", "ClusterSpec", "Device", "Group", "GroupSpec", "Link", "LinkSpec", "Node"]
 
@@ -51,10 +51,26 @@ class GroupSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerNodes:
+    """Nodes that hold parameter servers and nothing else; without them servers run on the workers' nodes."""
+
+    nodes: int
+    cores: int | None = None
+    memory: float | None = quantity(parse_bytes, default=None)
+    price: float | None = quantity(parse_price, default=None)
+    """Of one node, per hour; by default that of its cores."""
+
+    def __post_init__(self) -> None:
+        check_numbers("cluster.servers", nodes=self.nodes, cores=self.cores, memory=self.memory)
+        check_numbers("cluster.servers", zero=True, price=self.price)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec(GroupSpec):
     """The [cluster] section: one group of nodes, or ``groups`` for a mixed cluster."""
 
     groups: tuple[GroupSpec, ...] = ()
+    servers: ServerNodes | None = None
     price: float | None = quantity(parse_price, default=None)
 
 
@@ -89,6 +105,7 @@ class Cluster:
     """The job's own price, when it gives one."""
     price_per_hour: float | None = None
     """Dollars per hour of the whole cluster, by the job's own price or the catalogue; None when unknown."""
+    servers: ServerNodes | None = None
     assumptions: tuple[str, ...] = ()
     specs: tuple[GroupSpec, ...]
 
@@ -110,6 +127,7 @@ class Cluster:
         cluster = cls(
             groups=groups,
             price_per_device_hour=cluster_spec.price,
+            servers=_with_price(cluster_spec.servers, catalog),
             assumptions=tuple(note for entry in resolved for note in _notes(*entry, several)),
             specs=tuple(_canonical(spec, group) for _, spec, group in resolved),
         )
@@ -119,6 +137,8 @@ class Cluster:
         """The section in canonical form, for JSON: reading it again gives the same cluster."""
         groups = [_without_empty(dataclasses.asdict(spec)) for spec in self.specs]
         section = groups[0] if len(groups) == 1 else {"groups": groups}
+        if self.servers is not None:
+            section["servers"] = _without_empty(dataclasses.asdict(self.servers))
         price = self.price_per_device_hour
         return section if price is None else {**section, "price": price}
 
@@ -155,6 +175,14 @@ class Cluster:
             differ = f"the groups differ in {name}, and a single one is needed here"
             raise UnsupportedJob(f"cluster.groups: {differ}")
         return self.groups[0]
+
+
+def _with_price(servers: ServerNodes | None, catalog: Catalog) -> ServerNodes | None:
+    """Server nodes at the catalogue's price of their cores, where the job gives none."""
+    if servers is None or servers.price is not None or servers.cores is None:
+        return servers
+    core = catalog.price("cpu")
+    return servers if core is None else dataclasses.replace(servers, price=core.per_hour * servers.cores)
 
 
 def _group_specs(cluster_spec: ClusterSpec) -> dict[str, GroupSpec]:

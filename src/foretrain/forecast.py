@@ -138,8 +138,8 @@ class Forecast:
 
     @property
     def price_per_hour(self) -> float | None:
-        """Dollars for the whole cluster."""
-        return self.job.cluster.price_per_hour
+        """Dollars for the whole cluster, with its parameter servers."""
+        return self.job.price_per_hour
 
     @property
     def cost(self) -> Estimate | None:

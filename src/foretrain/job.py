@@ -213,6 +213,11 @@ class Plan:
             raise invalid("plan.servers", self.servers, "0 (all-reduce) or more")
         if self.asynchronous and not self.servers:
             raise InputError("plan.asynchronous: true needs parameter servers; give plan.servers")
+        if self.servers and (self.shard != "none" or self.offload):
+            held = "plan.offload" if self.offload else f"plan.shard = {self.shard!r}"
+            raise InputError(
+                f"plan.servers: {self.servers} hold the optimizer state already; leave out {held}"
+            )
         if self.virtual_stages is not None and self.schedule != "interleaved":
             raise InputError(
                 f"plan.virtual_stages: {self.virtual_stages} needs "
@@ -250,6 +255,14 @@ class Job:
         self._check_product()
         self._check_batch()
         self._check_precision()
+        self._check_servers()
+
+    def _check_servers(self) -> None:
+        own, servers = self.cluster.servers, self.plan.servers
+        if own is not None and not servers:
+            raise InputError(f"cluster.servers: {own.nodes} nodes need parameter servers; give plan.servers")
+        if own is not None and own.nodes > servers:
+            raise invalid("cluster.servers.nodes", own.nodes, f"at most plan.servers = {servers}")
 
     def _check_precision(self) -> None:
         """fp8 runs nowhere but on units of its own; other formats that a device lacks run as wider ones."""
@@ -283,6 +296,28 @@ class Job:
                 f"plan.micro_batch: {plan.micro_batch} x data {plan.data} "
                 f"= {plan.micro_batch * plan.data} does not divide the global batch {batch}"
             )
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Dollars for the whole cluster and its parameter servers; None when a price is not known.
+
+        Servers on GPU nodes, or on nodes that are paid whole, come with them; on CPUs each takes the cores of
+        a worker.
+        """
+        price, own = self.cluster.price_per_hour, self.cluster.servers
+        if price is None or not self.plan.servers:
+            return price
+        if own is not None:
+            return None if own.price is None else price + own.price * own.nodes
+        if self.servers_take_cores:
+            return price * (1 + self.plan.servers / self.cluster.world_size)
+        return price
+
+    @property
+    def servers_take_cores(self) -> bool:
+        """Whether parameter servers need cores beside those of the workers, which someone has to pay."""
+        bare = all(group.device.is_cpu and group.node is None for group in self.cluster.groups)
+        return bool(self.plan.servers) and self.cluster.servers is None and bare
 
     @property
     def micro_batch(self) -> int:

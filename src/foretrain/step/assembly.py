@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -11,9 +12,11 @@ from foretrain.costs.roofline import arithmetic
 from foretrain.forecast import Estimate, Factors, Forecast, RankMemory, fullest_of, whole_training
 from foretrain.graph import PHASES
 from foretrain.job import Job
+from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage
 from foretrain.step.partition import virtual_stages
 from foretrain.step.play import Step
+from foretrain.units import format_bytes, format_dollars
 
 MEMORY_QUANTITIES = frozenset({"peak_memory_bytes", "reserved_memory_bytes"})
 QUANTITIES = MEMORY_QUANTITIES | {
@@ -158,13 +161,37 @@ def _assumptions(step: Step) -> Iterator[str]:
             yield f"{lacks}: products are costed at its {rate} rate"
     if training.total_steps is None:
         yield "no epochs or steps given: no total time and cost"
-    elif job.cluster.price_per_hour is None:
-        yield "no price known for this cluster: no cost"
+    elif job.price_per_hour is None:
+        whose = "this cluster" if job.cluster.price_per_hour is None else "the servers' nodes"
+        yield f"no price known for {whose}: no cost"
     yield from graph.info.get("assumptions", ())
     if graph.info.get("versions"):
         versions = graph.info["versions"].items()
         yield "traced with " + ", ".join(f"{name} {version}" for name, version in versions)
     yield from _plan_assumptions(job, step)
+
+
+def _servers(step: Step) -> str:
+    """Where parameter servers run, what they hold and who pays."""
+    job, size = step.layout.job, server_bytes(step.layout)
+    own = job.cluster.servers
+    if own is not None:
+        where = f"on {own.nodes} nodes of their own"
+        paid = "" if own.price is None else f", paid at {format_dollars(own.price)}/h each"
+        room, sharing = own.memory, math.ceil(job.plan.servers / own.nodes)
+    else:
+        where = "on the workers' nodes (cluster.servers gives them their own)"
+        paid = ", each paid as a worker" if job.servers_take_cores else ", which are paid already"
+        nodes = [group.node for group in job.cluster.groups]
+        rooms = [node.memory_bytes for node in nodes if node is not None and node.memory_bytes]
+        room, sharing = min(rooms, default=None), math.ceil(job.plan.servers / job.cluster.nodes)
+    full = (
+        f"; {sharing} on a node are more than its {format_bytes(room)}"
+        if room and size * sharing > room
+        else ""
+    )
+    held = f"each holds {format_bytes(size)} of host memory{full}"
+    return f"plan.servers: {job.plan.servers} {where}{paid}; {held}"
 
 
 def _plan_assumptions(job: Job, step: Step) -> Iterator[str]:
@@ -182,6 +209,8 @@ def _plan_assumptions(job: Job, step: Step) -> Iterator[str]:
         )
     if plan.expert > 1:
         yield "tokens are spread evenly over the experts"
+    if plan.servers:
+        yield _servers(step)
     if len({group.device.name for group in groups}) > 1 and plan.balance == "even":
         yield "every device gets the same share of the batch: the others wait for the slowest"
     elif len({group.device.name for group in groups}) > 1:

@@ -11,6 +11,7 @@ from foretrain.costs.collectives import Kind
 from foretrain.graph import ITEM_BYTES, OpGraph
 from foretrain.step.layout import KINDS, Layout, message_bytes
 from foretrain.step.partition import Stage
+from foretrain.step.passes import traced_blocks
 
 _FIRST_BUCKET = 1 << 20
 """Bytes of the first bucket of torch's DistributedDataParallel, so that summing up begins early."""
@@ -81,7 +82,21 @@ def _server_s(layout: Layout, stage: Stage) -> float:
     plan, cluster = layout.job.plan, layout.job.cluster
     size = wire_bytes(layout, float(sum(block.dense for block in stage.blocks)), gradients=True)
     workers = 1 if plan.asynchronous else plan.data or 1
-    return layout.network.parameter_server_s(size, workers=workers, servers=plan.servers, nodes=cluster.nodes)
+    own = 0 if cluster.servers is None else cluster.servers.nodes
+    return layout.network.parameter_server_s(
+        size, workers=workers, servers=plan.servers, nodes=cluster.nodes, server_nodes=own
+    )
+
+
+def server_bytes(layout: Layout) -> float:
+    """Host memory of one parameter server: its part of the weights in fp32, their gradients from each worker
+    and together, and the optimizer's state."""
+    plan, graph = layout.job.plan, layout.graph
+    trained = sum(w.elements for stage in layout.stages for w in stage.weights if w.trainable)
+    traced = sum(w.elements for block in traced_blocks(graph) for w in block.weights if w.trainable)
+    state = sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "optimizer_state")
+    each = 4.0 * (2 + (plan.data or 1)) + state / max(1, traced)
+    return trained * each / plan.servers
 
 
 def _buckets(layout: Layout, stage: Stage, bucket_bytes: float) -> list[tuple[int, float]]:
@@ -107,7 +122,7 @@ def sent_bytes(layout: Layout, stage: Stage) -> float:
     gradients = wire_bytes(layout, dense, gradients=True)
     kind: Kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
     passes = layout.job.accumulation if plan.shard == "zero3" else 1
-    sent = passes * network.traffic_bytes(kind, gradients, teams.data)
+    sent = gradients if plan.servers else passes * network.traffic_bytes(kind, gradients, teams.data)
     if plan.shard != "none":
         times = 2 * passes if plan.shard == "zero3" else 1
         sent += times * network.traffic_bytes(
