@@ -119,6 +119,29 @@ def test_mixed_devices_wait_for_the_slowest_unless_the_batch_follows_their_speed
     assert step_s(job(mixed, balance="speed", **large)) < together["step_time_s"].median
 
 
+def test_memory_follows_the_part_of_the_batch_that_a_device_gets() -> None:
+    def mixed(device: str) -> dict[str, Any]:
+        return {"groups": [{"device": "h100-sxm-80gb"}, {"device": device}]}
+
+    large: dict[str, Any] = {"training": {"global_batch": 128, "framework": "pytorch"}, "micro_batch": 64}
+    even, by_speed = (
+        PREDICTOR.predict(job(mixed("a100-sxm-80gb"), balance=balance, **large))
+        for balance in ("even", "speed")
+    )
+    more = by_speed.memory_by_category["activations"] / even.memory_by_category["activations"]
+    assert more > 1.2
+    assert by_speed.memory_by_category["weights"] == even.memory_by_category["weights"]
+    (note,) = [note for note in by_speed.assumptions if "in proportion to" in note]
+    assert f"h100-sxm-80gb gets {more:.2f} of an even part and peaks at" in note
+    assert f"a100-sxm-80gb gets {2 - more:.2f}" in note
+    assert by_speed["peak_memory_bytes"].median > 1.1 * even["peak_memory_bytes"].median
+    even, by_speed = (PREDICTOR.predict(job(mixed("t4"), balance=b, **large)) for b in ("even", "speed"))
+    assert even.memory_capacity_bytes < 16 * 2**30
+    assert by_speed["peak_memory_bytes"].median > even.memory_capacity_bytes
+    assert by_speed.memory_capacity_bytes > 64 * 2**30
+    assert by_speed.fits
+
+
 @pytest.mark.parametrize(
     ("plan", "words"),
     [

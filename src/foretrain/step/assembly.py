@@ -15,7 +15,7 @@ from foretrain.job import Job
 from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage
 from foretrain.step.partition import virtual_stages
-from foretrain.step.play import Step
+from foretrain.step.play import Step, memory_by_group
 from foretrain.units import format_bytes, format_dollars
 
 MEMORY_QUANTITIES = frozenset({"peak_memory_bytes", "reserved_memory_bytes"})
@@ -214,4 +214,10 @@ def _plan_assumptions(job: Job, step: Step) -> Iterator[str]:
     if len({group.device.name for group in groups}) > 1 and plan.balance == "even":
         yield "every device gets the same share of the batch: the others wait for the slowest"
     elif len({group.device.name for group in groups}) > 1:
-        yield "the batch is split in proportion to the devices' speed"
+        parts = zip(groups, step.layout.shares, memory_by_group(step.layout), strict=True)
+        held = [
+            f"{group.device.name} gets {share:.2f} of an even part and peaks at "
+            f"{format_bytes(fullest_of(ranks).allocated_bytes)} of {format_bytes(group.device.memory_bytes)}"
+            for group, share, ranks in parts
+        ]
+        yield f"the batch is split in proportion to the devices' speed: {', '.join(held)}"

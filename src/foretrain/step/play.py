@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretrain.forecast import RankMemory
+from foretrain.forecast import RankMemory, fullest_of
 from foretrain.graph import Phase
 from foretrain.step.exchange import replica_traffic, sent_bytes, shard_traffic
 from foretrain.step.frameworks import Profile
@@ -117,7 +117,7 @@ def play(layout: Layout) -> Step:
         layout=layout,
         time=time,
         works=tuple(works),
-        memory=tuple(_memory(layout, stage) for stage in layout.stages),
+        memory=max(memory_by_group(layout), key=_fullness),
         phases_s={
             "forward": (forward * job.accumulation).alone_s,
             "backward": (backward * job.accumulation).alone_s,
@@ -338,6 +338,33 @@ def _tail_s(work: Work) -> float:
 # Memory
 
 
+def memory_by_group(layout: Layout) -> tuple[tuple[RankMemory, ...], ...]:
+    """What a rank of each stage holds on each group of devices; once where all groups hold the same."""
+    ranks = tuple(_memory(layout, stage) for stage in layout.stages)
+    if not layout.shares:
+        return (ranks,)
+    groups = zip(layout.job.cluster.groups, layout.shares, strict=True)
+    return tuple(
+        tuple(
+            dataclasses.replace(_with_activations(rank, share), capacity_bytes=group.device.memory_bytes)
+            for rank in ranks
+        )
+        for group, share in groups
+    )
+
+
+def _fullness(ranks: Sequence[RankMemory]) -> float:
+    fullest = fullest_of(ranks)
+    return fullest.reserved_bytes / (fullest.capacity_bytes or math.inf)
+
+
+def _with_activations(rank: RankMemory, factor: float) -> RankMemory:
+    """The rank with a micro-batch of another size."""
+    changed = {name: rank.by_category[name] * factor for name in ("activations", "temporaries")}
+    by_category = {**rank.by_category, **changed}
+    return dataclasses.replace(rank, by_category=by_category, cached_bytes=rank.cached_bytes * factor)
+
+
 def _memory(layout: Layout, stage: Stage) -> RankMemory:
     layers = sum(block.is_layer for block in stage.blocks)
     stalled = _stall_s(layout) * layers > float(layout.calls.device_s[stage.calls].sum())
@@ -345,7 +372,6 @@ def _memory(layout: Layout, stage: Stage) -> RankMemory:
     factor, beside = layout.tuning.activations, layout.tuning.memory_bytes
     if factor == 1.0 and not beside:
         return found
-    changed = {name: found.by_category[name] * factor for name in ("activations", "temporaries")}
+    found = _with_activations(found, factor)
     workspaces = max(0.0, found.by_category["workspaces"] + beside)
-    by_category = {**found.by_category, **changed, "workspaces": workspaces}
-    return dataclasses.replace(found, by_category=by_category, cached_bytes=found.cached_bytes * factor)
+    return dataclasses.replace(found, by_category={**found.by_category, "workspaces": workspaces})
