@@ -281,7 +281,8 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
 def _unmeasured_note(shares: Mapping[str, float]) -> Iterator[str]:
     if (together := sum(shares.values())) >= _NAMED_SHARE:
         families = ", ".join(sorted(shares, key=lambda family: -shares[family])).replace("_", " ")
-        yield f"{together:.0%} of the device time is by the roofline alone: no {families} operator was measured"
+        part = f"{together:.0%} of the device time"
+        yield f"{part} is by the roofline alone: no {families} operator was measured"
 
 
 @functools.lru_cache(maxsize=1)
