@@ -23,6 +23,7 @@ from foretrain.predictors.blackbox import (
     spread_of,
     step_times,
     usable,
+    widened,
 )
 from foretrain.predictors.conformal import Factors
 
@@ -32,6 +33,8 @@ _RIDGE = 1e-3
 _FOLDS = 10
 _LARGEST_LOG = 20.0
 """Beyond e^20 seconds, or e^-20, no forecast goes."""
+_WIDEST = 4.0
+"""How many times as wide an interval gets, at most, for what lies beyond everything learned."""
 
 
 @final
@@ -39,7 +42,7 @@ class FlopsPredictor(Predictor):
     """``log time`` linear in ``COLUMNS`` and the products of every two.
 
     FLOPs are of a worker's step and count in seconds at the device's peak rate, so that devices share one
-    law.
+    law. Beyond the runs that were learned from, times grow as FLOPs do, and the interval with the distance.
     """
 
     name: ClassVar[str] = "flops"
@@ -49,6 +52,9 @@ class FlopsPredictor(Predictor):
     def __init__(self) -> None:
         self.weights_: Array | None = None
         self.spread_: Factors | None = None
+        self.seen_: Array = np.zeros((2, len(COLUMNS)))
+        """The least and the most of each column that was learned from."""
+        self.devices_: tuple[str, ...] = ()
 
     def fit(self, runs: Iterable[Run]) -> Self:
         kept_runs, left_out = usable(runs, self.name)
@@ -60,15 +66,35 @@ class FlopsPredictor(Predictor):
         self.weights_ = _solve(rows, np.log(times_s))
         held_out = _held_out(rows, np.log(times_s), [family(run.job.workload.model) for run, _ in known])
         self.spread_ = spread_of(times_s, np.exp(held_out))
+        self.seen_ = np.array([rows.min(axis=0), rows.max(axis=0)])
+        self.devices_ = tuple(sorted({run.job.cluster.device.name for run, _ in known}))
         return self
 
     def predict(self, job: Job) -> Forecast:
         check_data_parallel(job, self.name)
         if self.weights_ is None or self.spread_ is None:
             raise UnsupportedJob("flops: has learned from no runs yet; fit it first")
-        log_time = float((_terms(np.array([columns(job)])) @ self.weights_)[0])
+        row = np.array(columns(job))
+        inside = np.clip(row, *self.seen_)
+        log_time = float((_terms(inside[None]) @ self.weights_)[0]) + row[0] - inside[0]
         median_s = float(np.exp(np.clip(log_time, -_LARGEST_LOG, _LARGEST_LOG)))
-        return forecast_around(job, self.name, median_s, self.spread_)
+        power, notes = self._judge(job, row - inside)
+        return forecast_around(job, self.name, median_s, widened(self.spread_, power), notes)
+
+    def _judge(self, job: Job, beyond: Array) -> tuple[float, list[str]]:
+        """How many times as wide the interval is for what was not learned from, and what that is."""
+        notes = [
+            f"{name.removeprefix('log ')}: {'more' if by > 0 else 'less'} than in any run learned from"
+            for name, by in zip(COLUMNS, beyond, strict=True)
+            if abs(by) > 1e-9
+        ]
+        power = 1.0 + float(np.abs(beyond).sum())
+        device = job.cluster.device.name
+        if device not in self.devices_:
+            power *= 2
+            notes.append(f"cluster.device: {device} was not learned from, only {', '.join(self.devices_)}")
+        power = min(power, _WIDEST)
+        return power, [*notes, f"for that, the interval is {power:.1f} times as wide"] if notes else []
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.weights_ = self.spread_ = None
@@ -77,14 +103,21 @@ class FlopsPredictor(Predictor):
     def _write(self, folder: Path) -> Mapping[str, Any]:
         if self.weights_ is None or self.spread_ is None:
             raise InputError("flops: has learned from no runs yet, so there is nothing to save")
-        return {"columns": list(COLUMNS), "weights": self.weights_.tolist(), "factors": list(self.spread_)}
+        return {
+            "columns": list(COLUMNS),
+            "weights": self.weights_.tolist(),
+            "factors": list(self.spread_),
+            "seen": self.seen_.tolist(),
+            "devices": list(self.devices_),
+        }
 
     @classmethod
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
-        if tuple(document["columns"]) != COLUMNS:
+        if tuple(document["columns"]) != COLUMNS or "seen" not in document:
             raise InputError(f"{folder}: the features are others than this version computes; fit it again")
         predictor = cls()
         predictor.weights_, predictor.spread_ = numbers(document, "weights"), Factors(*document["factors"])
+        predictor.seen_, predictor.devices_ = numbers(document, "seen"), tuple(document["devices"])
         return predictor
 
 
