@@ -61,7 +61,7 @@ MODELS = (
             "source": st.just("transformers"),
             "config": TABLES.map(lambda table: {**table, "model_type": "llama"}),
         },
-        optional={"task": st.sampled_from(["causal-lm", "masked-lm"]), "args": TABLES},
+        optional={"task": st.sampled_from(["causal-lm", "masked-lm"])},
     )
 )
 SIZES = {
@@ -110,7 +110,10 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.booleans()):
         del plan["data"]
     cluster = {"device": draw(st.sampled_from(["h100-sxm-80gb", "l4"])), "nodes": world}
-    return {"model": draw(MODELS), "training": training, "cluster": cluster, "plan": plan}
+    model: dict[str, Any] = draw(MODELS)
+    if model["source"] in ("timm", "torchvision"):
+        training.pop("sequence", None)
+    return {"model": model, "training": training, "cluster": cluster, "plan": plan}
 
 
 @given(documents())
@@ -133,6 +136,13 @@ def test_toml_and_json_say_the_same(document: dict[str, Any]) -> None:
 def test_a_run_survives_dict_and_json(document: dict[str, Any], measured: dict[str, float]) -> None:
     run = Run.read({"job": document, "measured": measured, "provenance": {"label": "x"}}, catalog=CATALOG)
     assert Run.read(json.loads(json.dumps(run.to_dict())), catalog=CATALOG) == run
+
+
+def test_the_sample_job_of_the_documentation_is_a_job() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "formats.md").read_text(encoding="utf-8")
+    sample = text.partition("```toml\n[model]")[2].partition("```")[0]
+    job = Job.read(tomllib.loads(f"[model]{sample}"), catalog=CATALOG)
+    assert job.cluster.world_size == 128
 
 
 def as_toml(value: Any) -> str:
@@ -255,6 +265,17 @@ def test_a_plan_with_another_product_is_refused_with_every_term(
             {"source": "transformers", "name": None, "config": {}},
             'model.config.model_type: missing; for example "llama" or "bert"',
         ),
+        (
+            "model",
+            {"source": "transformers", "config": {"model_type": "llama"}},
+            "model.name: 'resnet50' is not used; model.config.model_type names a transformers model",
+        ),
+        (
+            "model",
+            {"source": "transformers", "name": None, "config": {"model_type": "llama"}, "args": {"a": 1}},
+            "model.args: a transformers model has its settings in model.config",
+        ),
+        ("training", {"sequence": 8}, "training.sequence: 8 is not used by a timm model"),
     ],
 )
 def test_what_cannot_be_is_refused_by_field_value_and_what_is_allowed(

@@ -79,6 +79,12 @@ class Model:
                 )
             if self.config is not None and "model_type" not in self.config and self.name is None:
                 raise InputError('model.config.model_type: missing; for example "llama" or "bert"')
+            if self.name is not None and self.config is not None and "model_type" in self.config:
+                raise InputError(
+                    f"model.name: {self.name!r} is not used; model.config.model_type names a transformers model"
+                )
+            if self.args:
+                raise InputError("model.args: a transformers model has its settings in model.config")
         else:
             if not self.name:
                 raise InputError(f"model.name: missing; a {self.source} model is given by name")
@@ -268,6 +274,12 @@ class Workload:
     model: Model
     training: Training
     base: Path = Path()
+
+    def __post_init__(self) -> None:
+        if self.model.source in ("timm", "torchvision") and self.training.sequence is not None:
+            raise InputError(
+                f"training.sequence: {self.training.sequence} is not used by a {self.model.source} model"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
