@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import tomllib
@@ -18,6 +19,7 @@ from foretrain.job import Job
 if TYPE_CHECKING:
     import torch
 
+    from foretrain.graph import OpGraph
 
 DEFAULT_DEVICE = "h100-sxm-80gb"
 _USUAL_IN_NODE = 8
@@ -165,10 +167,21 @@ def _job_of_module(module: torch.nn.Module, inputs: Any, loss: Any, options: Map
         raise InputError(f"batch: {batch} is not a multiple of the {graph.samples} samples in the inputs")
     if batch > graph.samples and graph.info["mode"] == "train":
         graph = capture(module, inputs, loss, **captured, accumulate=True)
+    graph = _with_tokens(graph, inputs, options)
     path = cache_folder() / f"module-{graph.digest()[:32]}.json.zst"
     graph.save(path)
     rest = {key: value for key, value in options.items() if key not in captured}
     return make_job(str(path), **{**rest, "batch": batch, "micro_batch": graph.samples})
+
+
+def _with_tokens(graph: OpGraph, inputs: Any, options: Mapping[str, Any]) -> OpGraph:
+    """The graph with the tokens of the sequence length that is given, which the inputs must have."""
+    from foretrain.capture.sources.models import check_inputs
+
+    sequence, image = options.get("sequence"), options.get("image")
+    sides = (3, image, image) if isinstance(image, int) else image
+    check_inputs("the module", inputs, graph.samples, sequence=sequence, image=sides)
+    return graph if sequence is None else dataclasses.replace(graph, tokens=graph.samples * sequence)
 
 
 def _model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -204,6 +217,8 @@ def _training_of_graph(path: Path, training: dict[str, Any], batch: int | None) 
 
     graph = OpGraph.load(path)
     held = {name: graph.info[name] for name in ("mode", "precision", "optimizer") if name in graph.info}
+    if graph.info.get("compile") and training["compile"] is None:
+        held["compile"] = True
     for name, default in (("mode", "train"), ("precision", "fp32"), ("optimizer", None)):
         if name in held and training[name] not in (default, held[name]):
             raise InputError(

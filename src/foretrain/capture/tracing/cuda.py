@@ -427,7 +427,9 @@ def _packed_rnn(kind: str, mode: int) -> Callable[..., Any]:
                 plain, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
             )
         if batch_sizes.is_meta:
-            raise CaptureError(f"{kind}: the lengths of its packed sequence are not known; make them on the CPU")
+            raise CaptureError(
+                f"{kind}: the lengths of its packed sequence are not known; make them on the CPU"
+            )
         sizes = batch_sizes.tolist()
         return _cudnn_rnn(
             mode, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, False, sizes
