@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from foretrain.cli.app import registry, say
+from foretrain.cli.app import registry, say, told_if_interrupted
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import RayOption, ScaleOut
 from foretrain.errors import InputError, invalid
@@ -39,6 +40,11 @@ RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try again wha
 
 def budget_s(budget: str | None) -> float | None:
     return None if budget is None else parse_seconds(budget, "budget")
+
+
+def kept_in(out: Path) -> AbstractContextManager[None]:
+    """For measurements that Ctrl-C or SIGTERM ends."""
+    return told_if_interrupted(lambda: f"what was measured is in {out}; the same command goes on from there")
 
 
 def conclude(summary: Summary, out: Path) -> None:
@@ -88,7 +94,7 @@ def ops(
     from foretrain.measure.ops import measure_operators
 
     limit_s = budget_s(budget)
-    with progress("operators") as advance:
+    with kept_in(out), progress("operators") as advance:
         done = measure_operators(
             instances, out, device=device, retry_failed=retry_failed, budget_s=limit_s, progress=advance
         )
@@ -139,7 +145,7 @@ def steps(
     from foretrain.report.screen import progress
 
     jobs, limit_s = list(_jobs(targets)), budget_s(budget)
-    with progress("jobs") as advance:
+    with kept_in(out), progress("jobs") as advance:
         done = measure_jobs(
             jobs,
             out,
@@ -271,17 +277,13 @@ def campaign(
     on, address = _where(on, address, ray)
     most = max(cell.cores * (cell.job.cluster.world_size + cell.job.plan.servers) for cell in wanted)
     chosen = backend(on, address=address, cpus=most)
-    try:
-        with progress("cells") as advance:
-            summary = run_campaign(
-                wanted, out, chosen, protocol=protocol, interface=interface or ("auto" if address else "lo"),
-                progress=advance, say=say,
-                timeout_s=parse_seconds(timeout, "timeout"), retry_failed=retry_failed,
-                budget_s=budget_s(budget),
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        say(f"interrupted: what was measured is in {out}; the same command goes on from there")
-        raise typer.Exit(130) from None
+    with kept_in(out), progress("cells") as advance:
+        summary = run_campaign(
+            wanted, out, chosen, protocol=protocol, interface=interface or ("auto" if address else "lo"),
+            progress=advance, say=say,
+            timeout_s=parse_seconds(timeout, "timeout"), retry_failed=retry_failed,
+            budget_s=budget_s(budget),
+        )  # fmt: skip
     conclude(summary, out)
     if summary.failed:
         raise typer.Exit(1)

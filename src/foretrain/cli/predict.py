@@ -16,6 +16,7 @@ from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import Options, PredictorOption, job_from, overriding, with_job_options
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
 from foretrain.errors import ForetrainError, InputError
+from foretrain.interrupts import exit_code
 
 if TYPE_CHECKING:
     from foretrain.catalog import Catalog
@@ -173,9 +174,9 @@ def _predict_many(
                     sys.stderr.write(bug)
                     failed += "error" in answer
                     results.write({"line": number, **answer})
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             say(f"interrupted: {results.count:,} of {len(lines):,} jobs done{where}")
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_code(error)) from None
     say(f"{len(lines):,} jobs, {failed:,} failed, {time.monotonic() - start:.1f} s{where}")
     if failed:
         raise typer.Exit(1)

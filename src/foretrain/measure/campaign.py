@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import hashlib
 import itertools
 import json
-import signal
-import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +18,7 @@ from foretrain import schema
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, invalid
 from foretrain.files import read_text
+from foretrain.interrupts import ended_as_interrupted
 from foretrain.job import Job, Run
 from foretrain.measure.backends import Backend, CellFailed
 from foretrain.measure.links import INTERFACE, check_links, link_rate
@@ -241,30 +239,13 @@ def run_campaign(
         return cell.key(backend.name)
 
     todo = Resumed(wanted, out, key, _key_of, retry_failed=retry_failed, progress=progress)
-    with _ended_as_interrupted(), backend:
+    with ended_as_interrupted(), backend:
         for cell in todo.within(budget_s, todo.wanted):
             line = _run_cell(cell, backend, cell.task(protocol or Protocol(), interface, timeout_s))
             todo.write(line)
             if "error" in line:
                 say(f"failed: {cell.label}: {line['error']}")
     return todo.summary
-
-
-@contextlib.contextmanager
-def _ended_as_interrupted() -> Iterator[None]:
-    """A polite request to end is as good as Ctrl-C: what was started is ended too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _run_cell(cell: Cell, backend: Backend, task: Task) -> dict[str, Any]:
