@@ -13,18 +13,20 @@ _SAME_S = 1.0
 """A signal so soon after another is the same request: GNU timeout, for one, sends two."""
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, as it arrives where ``ended_as_interrupted`` holds."""
+class _Sigterm:
+    """When it was last heard; Ray, for one, makes exceptions of its own of those that handlers raise."""
+
+    heard_s = -math.inf
 
 
-def exit_code(error: KeyboardInterrupt) -> int:
-    """What a program that a signal ended returns to the shell: 128 and the signal's number."""
-    return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+def exit_code() -> int:
+    """What a program that a KeyboardInterrupt ends returns to the shell: 128 and the number of the signal."""
+    return 128 + (signal.SIGTERM if _Sigterm.heard_s > -math.inf else signal.SIGINT)
 
 
 @contextlib.contextmanager
 def ended_as_interrupted() -> Iterator[None]:
-    """SIGTERM raises ``Terminated`` in the block, unless it is ignored or somebody else answers it.
+    """SIGTERM raises ``KeyboardInterrupt`` in the block, unless it is ignored or somebody else answers it.
 
     SIGINT stays as it is: a background job of a shell, which ignores it, goes on when others are interrupted.
     """
@@ -32,13 +34,12 @@ def ended_as_interrupted() -> Iterator[None]:
     if not on_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    heard = -math.inf
+    _Sigterm.heard_s = -math.inf
 
     def interrupt(*_: object) -> None:
-        nonlocal heard
-        before, heard = heard, time.monotonic()
-        if heard - before > _SAME_S:
-            raise Terminated
+        before, _Sigterm.heard_s = _Sigterm.heard_s, time.monotonic()
+        if _Sigterm.heard_s - before > _SAME_S:
+            raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
     try:

@@ -78,7 +78,7 @@ class _Commands(TyperGroup):
                 raise typer.Exit(2) from error
             except KeyboardInterrupt as error:
                 say("interrupted")
-                raise typer.Exit(exit_code(error)) from error
+                raise typer.Exit(exit_code()) from error
 
 
 app = typer.Typer(
@@ -160,9 +160,9 @@ def told_if_interrupted(kept: Callable[[], str]) -> Iterator[None]:
     """Say what is kept where Ctrl-C or SIGTERM ends the block, and end the program."""
     try:
         yield
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         say(f"interrupted: {kept()}")
-        raise typer.Exit(exit_code(error)) from None
+        raise typer.Exit(exit_code()) from None
 
 
 def show(*parts: RenderableType) -> None:

@@ -174,9 +174,9 @@ def _predict_many(
                     sys.stderr.write(bug)
                     failed += "error" in answer
                     results.write({"line": number, **answer})
-        except KeyboardInterrupt as error:
+        except KeyboardInterrupt:
             say(f"interrupted: {results.count:,} of {len(lines):,} jobs done{where}")
-            raise typer.Exit(exit_code(error)) from None
+            raise typer.Exit(exit_code()) from None
     say(f"{len(lines):,} jobs, {failed:,} failed, {time.monotonic() - start:.1f} s{where}")
     if failed:
         raise typer.Exit(1)

@@ -131,12 +131,12 @@ def import_(
     try:
         with Store.open(target) as kept:
             _import(lines, kept, Catalog.load(catalog), tally, strict=strict)
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         say(
             f"interrupted: {hide_password(target)} has at least "
             f"the first {tally.done:,} of {len(lines):,} lines; import again for the rest"
         )
-        raise typer.Exit(exit_code(error)) from None
+        raise typer.Exit(exit_code()) from None
     except ForetrainError:
         say(f"stopped: {tally} of {len(lines):,} in {hide_password(target)}")
         raise
