@@ -83,10 +83,10 @@ def ops(
     catalog: CatalogOption = None,
 ) -> None:
     """Replay the distinct operators of models and record their time on the device and on the host."""
-    from foretrain.measure.instances import by_value, save_instances
+    from foretrain.measure.instances import save_instances
     from foretrain.report.screen import progress
 
-    instances = by_value(_instances(targets))
+    instances = _instances(targets)
     if collect_only:
         save_instances(out, instances)
         say(f"{len(instances):,} operators in {out}")
@@ -112,20 +112,27 @@ def pack(
     *,
     out: OutOption,
     device: Annotated[
-        str,
-        typer.Option(help="The catalogue's name of the device they were measured on.", show_default=False),
-    ],
+        str | None,
+        typer.Option(
+            help="The catalogue's name of their device, where the files leave that open; it must fit them.",
+            show_default=False,
+        ),
+    ] = None,
     catalog: CatalogOption = None,
 ) -> None:
     """Put measured operators into one Parquet dataset, which ``foretrain fit deletepop`` learns from."""
     from foretrain.catalog import Catalog
+    from foretrain.measure.dataset import device_of
     from foretrain.measure.dataset import pack as write
 
     for path in files:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
-    name = Catalog.load().device(device, "--device").name
-    say(f"{write(files, out, {'catalog_device': name}):,} operators of {name} in {out}")
+    name, said = device_of(files, device, Catalog.load(catalog))
+    if said is None:
+        say(f"the files do not say what they were measured on; taken as {name}")
+    facts = {"catalog_device": name, **({} if said is None else {"device": said})}
+    say(f"{write(files, out, facts):,} operators of {name} in {out}")
 
 
 @measure.command()
@@ -144,7 +151,7 @@ def steps(
     from foretrain.measure.steps import measure_jobs
     from foretrain.report.screen import progress
 
-    jobs, limit_s = list(_jobs(targets)), budget_s(budget)
+    jobs, limit_s = list(_jobs(targets, "measure steps")), budget_s(budget)
     with kept_in(out), progress("jobs") as advance:
         done = measure_jobs(
             jobs,
@@ -159,29 +166,30 @@ def steps(
 
 
 def _instances(targets: list[str]) -> list[Instance]:
-    from foretrain.measure.instances import collect, load_instances
+    """Those of lists, which ``--collect-only`` and ``design`` write, in their order; then those of jobs, the
+    most valuable first."""
+    from foretrain.measure.instances import by_value, collect, load_instances
+    from foretrain.measure.kinds import first_kind
     from foretrain.step.graph import step_graph
 
-    lists = [Path(target) for target in targets if _is_list(Path(target))]
-    jobs = _jobs([target for target in targets if Path(target) not in lists])
+    for target in targets:
+        if target.endswith(".parquet"):
+            raise InputError(f"{target}: an operator dataset; foretrain design --operators chooses from it")
+    files = [Path(target) for target in targets if target.endswith((".jsonl", ".jsonl.zst"))]
+    lists = [path for path in files if first_kind(path) in ("operators", "measured operators")]
+    jobs = _jobs([target for target in targets if Path(target) not in lists], "measure ops")
     found = collect((step_graph(job), job.workload.training.precision) for job in jobs)
-    return [*found, *(instance for path in lists for instance in load_instances(path))]
+    return [*(instance for path in lists for instance in load_instances(path)), *by_value(found)]
 
 
-def _is_list(path: Path) -> bool:
-    """A file that ``--collect-only`` wrote: its lines are operators, not jobs."""
-    if path.suffix != ".jsonl" or not path.is_file():
-        return False
-    with path.open(encoding="utf-8") as file:
-        return '"overload"' in file.readline()
-
-
-def _jobs(targets: list[str]) -> Iterator[Job]:
+def _jobs(targets: list[str], command: str) -> Iterator[Job]:
     from foretrain.cli.job_options import job_from
     from foretrain.job import read_jobs
+    from foretrain.measure.kinds import expect
 
     for target in targets:
         if target.endswith((".jsonl", ".jsonl.zst")):
+            expect(Path(target), "jobs", "runs", command=command)
             jobs = [job for _, job in read_jobs(Path(target))]
             single = [job for job in jobs if job.cluster.world_size == 1]
             if len(single) < len(jobs):

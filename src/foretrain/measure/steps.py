@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import torch
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
 from foretrain.measure.models import autocast, real_model, real_optimizer
-from foretrain.measure.nvml import Gpu, gpu_count
+from foretrain.measure.nvml import Gpu, gpu_count, same_gpu
 from foretrain.measure.ops import machine
 from foretrain.measure.replay import is_kernel
 from foretrain.measure.resume import Resumed
@@ -96,7 +95,7 @@ def _check_machine(job: Job, device: str) -> None:
     names = f"cluster.device: the job names {named.name!r}"
     if named.is_cpu != (device == "cpu"):
         raise UnsupportedJob(f"{names}, but the steps would run on {device!r}")
-    if device == "cuda" and not _same_gpu(named.name, here := torch.cuda.get_device_name(0)):
+    if device == "cuda" and not same_gpu(named.name, here := torch.cuda.get_device_name(0)):
         raise UnsupportedJob(f"{names}, but this machine has {here!r}")
     training = job.workload.training
     for field, plain in (("compile", False), ("master_weights", False), ("framework", "pytorch")):
@@ -104,13 +103,6 @@ def _check_machine(job: Job, device: str) -> None:
             raise UnsupportedJob(f"training.{field}: {getattr(training, field)!r} cannot be measured here")
     if job.plan.recompute != "none":
         raise UnsupportedJob(f"plan.recompute: {job.plan.recompute!r} cannot be measured here")
-
-
-def _same_gpu(catalogue_name: str, driver_name: str) -> bool:
-    """Whether the model in the catalogue's name (h200-sxm-141gb, rtx-4090) stands in what the driver says."""
-    words = re.split(r"[-\s]+", catalogue_name.lower())
-    model = words[1] if words[0] in ("rtx", "gtx", "quadro", "titan") and len(words) > 1 else words[0]
-    return model in driver_name.lower().replace("-", " ")
 
 
 class Stepper:
