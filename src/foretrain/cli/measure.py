@@ -210,7 +210,9 @@ def campaign(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="CAMPAIGN.toml", help="The grid; options replace its keys.", show_default=False
+            metavar="CAMPAIGN.toml|JOBS.jsonl",
+            help="The grid, whose keys options replace; or jobs in their order, as of foretrain design.",
+            show_default=False,
         ),
     ] = None,
     *,
@@ -262,7 +264,7 @@ def campaign(
     worker."""
     from foretrain.api import make_job
     from foretrain.measure.backends import backend
-    from foretrain.measure.campaign import cells, read_campaign, read_grid, run_campaign
+    from foretrain.measure.campaign import cells, read_campaign, read_cells, read_grid, run_campaign
     from foretrain.measure.tasks import Protocol
     from foretrain.report.screen import progress
 
@@ -274,15 +276,20 @@ def campaign(
         "device": device},
         image=image,
     )  # fmt: skip
-    grids = [read_grid(options)] if file is None else read_campaign(file, options)
-    wanted = cells(grids, make_job, base=Path() if file is None else file.parent, home=out.parent)
+    on, address = _where(on, address, ray)
+    if file is not None and file.name.endswith((".jsonl", ".jsonl.zst")):
+        if options:
+            raise InputError(f"--{next(iter(options)).replace('_', '-')}: is for a grid; {file} has jobs")
+        wanted = read_cells(file, home=out.parent, limited=on == "local")
+    else:
+        grids = [read_grid(options)] if file is None else read_campaign(file, options)
+        wanted = cells(grids, make_job, base=Path() if file is None else file.parent, home=out.parent)
     protocol = Protocol(
         seconds=seconds,
         epoch_limit_s=parse_seconds(epoch_limit, "epoch-limit"),
         period_s=parse_seconds(period, "period"),
         threshold=threshold,
     )
-    on, address = _where(on, address, ray)
     most = max(cell.cores * (cell.job.cluster.world_size + cell.job.plan.servers) for cell in wanted)
     chosen = backend(on, address=address, cpus=most)
     with kept_in(out), progress("cells") as advance:

@@ -62,6 +62,9 @@ class Instance:
         return cls(inputs=inputs, **{name: data[name] for name in names if name in data})
 
 
+FIELDS = tuple(field.name for field in dataclasses.fields(Instance))
+
+
 def collect(graphs: Iterable[tuple[OpGraph, str]]) -> list[Instance]:
     """The distinct launching operators of graphs (each with the precision of its job)."""
     collected: dict[str, Instance] = {}

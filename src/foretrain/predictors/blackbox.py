@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,6 +91,15 @@ def workload_key(job: Job, *, pooled: bool = False) -> str:
     how: list[Any] = [training.precision, training.optimizer, training.channels_last, training.compile]
     how += [job.cluster.device.name, bool(job.plan.servers)]
     return json.dumps([what, how], sort_keys=True, default=str)
+
+
+def of_workload(
+    job: Job, names: Sequence[str], figures: Sequence[float], *, pooled: bool
+) -> dict[str, float]:
+    """Figures that count for one workload alone, under names of its own."""
+    key = workload_key(job, pooled=pooled)
+    whose = f"{job.workload.model.label} {hashlib.sha256(key.encode()).hexdigest()[:6]}"
+    return {f"{whose}: {name}": figure for name, figure in zip(names, figures, strict=True)}
 
 
 def spread_of(measured_s: Array, held_out_s: Array) -> Factors:

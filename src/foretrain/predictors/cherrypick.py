@@ -22,6 +22,7 @@ from foretrain.predictors.blackbox import (
     forecast_around,
     no_runs_of,
     numbers,
+    of_workload,
     sklearn,
     step_times,
     workload_key,
@@ -119,6 +120,10 @@ class CherryPickPredictor(Predictor):
         spread = max(float(deviation[0]), _LEAST_SPREAD)
         factors = Factors(*(float(np.exp(z * spread)) for z in _NORMAL))
         return forecast_around(job, self.name, float(np.exp(mean[0])), factors)
+
+    def design_row(self, job: Job) -> Mapping[str, float]:
+        check_data_parallel(job, self.name)
+        return of_workload(job, ("1", *COLUMNS), (1.0, *configuration(job)), pooled=self.pooled)
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.processes_ = {}

@@ -20,6 +20,7 @@ from foretrain.predictors.blackbox import (
     check_data_parallel,
     forecast_around,
     no_runs_of,
+    of_workload,
     spread_of,
     step_times,
     workload_key,
@@ -67,6 +68,10 @@ class ErnestPredictor(Predictor):
         if coefficients is None:
             raise no_runs_of(job, self.name)
         return forecast_around(job, self.name, _time_s(job, coefficients), self.spread_)
+
+    def design_row(self, job: Job) -> Mapping[str, float]:
+        check_data_parallel(job, self.name)
+        return of_workload(job, TERMS, terms(job), pooled=self.pooled)
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.laws_, self.spread_ = {}, None

@@ -96,6 +96,11 @@ class FlopsPredictor(Predictor):
         power = min(power, _WIDEST)
         return power, [*notes, f"for that, the interval is {power:.1f} times as wide"] if notes else []
 
+    def design_row(self, job: Job) -> Mapping[str, float]:
+        check_data_parallel(job, self.name)
+        row = _terms(np.array([columns(job)]))[0]
+        return {f"term {place}": float(figure) for place, figure in enumerate(row)}
+
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         self.weights_ = self.spread_ = None
         return self

@@ -20,7 +20,7 @@ from foretrain.predictors.base import Predictor, Progress, Report
 from foretrain.predictors.base import Table as Figures
 from foretrain.predictors.blackbox import QUANTITIES, estimate_around, forecast_around, size_of
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.ray_models.columns import Array, Encoding, Table, has_graphs
+from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, Table, has_graphs
 from foretrain.predictors.ray_models.scaling import Check, ScaleModel, check
 from foretrain.predictors.ray_models.search import Budget
 
@@ -114,6 +114,15 @@ class RayModelsPredictor(Predictor):
         step, spread, notes = _told(known, job, step_s)
         forecast = forecast_around(job, self.name, step, spread, notes)
         return _with_whole(forecast, known, step_s) if "whole" in known.models else forecast
+
+    def design_row(self, job: Job) -> Mapping[str, float]:
+        """Of one model alone: its numbers as logarithms, and a 1 for each setting."""
+        _check(job)
+        encoding = Encoding.of([job], graphs=self.physics is not None and has_graphs([job]))
+        table = encoding.table([job], [float(job.workload.training.steps_per_epoch or 1)])
+        row = {f"log {name}": math.log(float(table.number(name)[0])) for name in NUMBERS}
+        row |= {f"{name} = {value}": 1.0 for name, values in encoding.settings.items() for value in values}
+        return {f"{job.workload.model.key}: {name}": figure for name, figure in {"1": 1.0, **row}.items()}
 
     def checks(
         self, progress: Callable[[int, int], None] = lambda done, total: None
