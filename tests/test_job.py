@@ -132,7 +132,7 @@ def test_toml_and_json_say_the_same(document: dict[str, Any]) -> None:
     )
 
 
-@given(documents(), st.dictionaries(st.sampled_from(sorted(QUANTITIES)), st.floats(0, 1e12), max_size=4))
+@given(documents(), st.dictionaries(st.sampled_from(sorted(QUANTITIES)), st.floats(1e-9, 1e12), max_size=4))
 def test_a_run_survives_dict_and_json(document: dict[str, Any], measured: dict[str, float]) -> None:
     run = Run.read({"job": document, "measured": measured, "provenance": {"label": "x"}}, catalog=CATALOG)
     assert Run.read(json.loads(json.dumps(run.to_dict())), catalog=CATALOG) == run
@@ -324,6 +324,26 @@ def test_a_near_miss_is_suggested(section: str, changes: dict[str, Any], start: 
 def test_a_length_that_is_not_finite_is_refused(value: float) -> None:
     with pytest.raises(InputError, match=r"training\.epochs"):
         read("training", epochs=value, samples=10)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "0", "-0.5"])
+@pytest.mark.parametrize("name", ["step_time_s", "epoch_time_s", "samples_per_s"])
+def test_a_run_time_that_cannot_be_is_refused_with_its_line(tmp_path: Path, name: str, value: str) -> None:
+    good = json.dumps({"job": SMALL, "measured": {"step_time_s": 0.1}})
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f'{good}\n{{"job": {json.dumps(SMALL)}, "measured": {{"{name}": {value}}}}}\n')
+    said = rf"^{path}:2: measured\.{name}: {float(value.replace('Infinity', 'inf'))} is not a finite number"
+    with pytest.raises(InputError, match=f"{said} above zero$"):
+        list(read_runs(path, catalog=CATALOG))
+
+
+def test_a_figure_of_a_run_may_be_zero_but_not_below() -> None:
+    Run.read({"job": SMALL, "measured": {"network_tx_bytes_per_s": 0}}, catalog=CATALOG)
+    with pytest.raises(InputError, match=r"^measured\.power_w: -1.0 is not a finite number, zero or above$"):
+        Run.read({"job": SMALL, "measured": {"power_w": -1}}, catalog=CATALOG)
+    sampled = {"resources": {"figures": {"network_tx_peak": float("nan")}}}
+    with pytest.raises(InputError, match=r"^provenance\.resources\.figures\.network_tx_peak: nan"):
+        Run.read({"job": SMALL, "measured": {}, "provenance": sampled}, catalog=CATALOG)
 
 
 def test_a_job_has_sections_and_no_others() -> None:

@@ -450,6 +450,7 @@ class Run:
         for name in measured:
             if name not in QUANTITIES:
                 raise unknown(f"measured.{name}", name, QUANTITIES, "a known quantity; allowed are")
+        _check_measured(measured, "measured")
         provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
         measured = {**sampled_figures(provenance), **measured}
         return cls(
@@ -470,9 +471,24 @@ def sampled_figures(provenance: Mapping[str, Any]) -> dict[str, float]:
     figures = resources.get("figures") if isinstance(resources, Mapping) else None
     if not isinstance(figures, Mapping):
         return {}
-    return {
+    sampled = {
         name: float(figures[name]) for name in RESOURCE_FIGURES if isinstance(figures.get(name), int | float)
     }
+    _check_measured(sampled, "provenance.resources.figures")
+    return sampled
+
+
+_ABOVE_ZERO = ("_time_s", "samples_per_s", "tokens_per_s")
+"""How the names of times and rates end, which no run can have at zero."""
+
+
+def _check_measured(figures: Mapping[str, float], where: str) -> None:
+    """Refuse what nothing can be learned from or compared with."""
+    for name, value in figures.items():
+        if name.endswith(_ABOVE_ZERO) and not 0 < value < math.inf:
+            raise invalid(f"{where}.{name}", value, "a finite number above zero")
+        if not 0 <= value < math.inf:
+            raise invalid(f"{where}.{name}", value, "a finite number, zero or above")
 
 
 def path_seen_from(name: str, base: Path, folder: Path) -> str:
