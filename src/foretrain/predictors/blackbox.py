@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Self
@@ -203,7 +203,7 @@ _LEAST_GROWTH = 0.05
 """However well left-out runs were forecast: the far is less known than the near."""
 _FEWEST_LEFT_OUT = 4
 """Left-out runs from which on there is an 80 % quantile."""
-_MOST_INNER = 3
+_MOST_INNER = 2
 """Inner values of a number that are left out, to calibrate the gaps between values."""
 _WIDER_95 = 1.53
 """The 95 % interval of a normal distribution over its 80 % interval."""
@@ -256,8 +256,8 @@ class LeftOut:
     excess: float
 
     @classmethod
-    def of(cls, along: str, away: Away, measured_s: float, forecast_s: float, spread: Factors) -> LeftOut:
-        miss = math.log(measured_s / forecast_s)
+    def of(cls, along: str, away: Away, miss: float, spread: Factors) -> LeftOut:
+        """``miss`` is the logarithm of measured over forecast."""
         held = math.log(spread.high) if miss > 0 else -math.log(spread.low)
         return cls(along=along, away=away, excess=max(abs(miss) - held, 0.0))
 
@@ -281,7 +281,7 @@ class Reach:
             if one.along in one.away.beyond:
                 distance = math.hypot(*one.away.beyond.values())
                 beyond.setdefault(one.along, []).append(one.excess / distance)
-            elif one.along in one.away.gaps:
+            elif one.along in one.away.gaps and not one.away.beyond:
                 gaps.setdefault(one.along, []).append(one.excess)
         return cls(
             gaps={name: _quantile(some) for name, some in gaps.items() if len(some) >= _FEWEST_LEFT_OUT},
@@ -293,13 +293,19 @@ class Reach:
         )
 
     def grown(
-        self, spread: Factors, away: Away, numbers: Numbers, in_law: Iterable[str] | None = None
+        self,
+        spread: Factors,
+        away: Away,
+        numbers: Numbers,
+        in_law: Iterable[str] | None = None,
+        data: Collection[str] = DATA_NUMBERS,
     ) -> Factors:
-        """The interval of a job. ``in_law`` are the numbers that the predictor has a law for (None: all)."""
+        """The interval of a job. ``in_law`` are the numbers that the predictor has a law for (None: all),
+        ``data`` those of the size of the data."""
         lawful = frozenset(numbers.values) if in_law is None else frozenset(in_law)
 
         def unknown(name: str) -> float:
-            if name in DATA_NUMBERS:
+            if name in data:
                 return _UNVARIED_DATA
             return _UNVARIED_IN_LAW if name in lawful else _UNVARIED
 
@@ -327,16 +333,52 @@ def spread_by(spread: Factors, efolds: float) -> Factors:
     return Factors(spread.low_95 / outer, spread.low / inner, spread.high * inner, spread.high_95 * outer)
 
 
-def parts_along(columns: Mapping[str, Array]) -> list[tuple[str, Part]]:
-    """Along each number of three values or more: the largest third of them, and some inner ones in turn."""
-    parts = []
-    for name, column in columns.items():
-        if not np.isfinite(column).all() or len(np.unique(column)) < 3:
-            continue
-        inner = interpolation(column)
-        places = np.linspace(0, len(inner) - 1, min(len(inner), _MOST_INNER)).round().astype(int)
-        parts += [(name, part) for part in (*extrapolation(column), *(inner[place] for place in places))]
-    return parts
+Along = tuple[str, Part]
+"""A part of runs, and the number along which it was left out."""
+
+
+def beyond_parts(columns: Mapping[str, Array]) -> list[Along]:
+    """Along each number of three values or more, the largest third of them."""
+    return [(name, part) for name, column in _several(columns) for part in extrapolation(column)]
+
+
+def inner_parts(columns: Mapping[str, Array]) -> list[Along]:
+    """Along each number of three values or more, some inner values, one at a time."""
+    found = []
+    for name, column in _several(columns):
+        parts = interpolation(column)
+        places = np.linspace(0, len(parts) - 1, min(len(parts), _MOST_INNER)).round().astype(int)
+        found += [(name, parts[place]) for place in places]
+    return found
+
+
+def _several(columns: Mapping[str, Array]) -> list[tuple[str, Array]]:
+    return [
+        (name, column)
+        for name, column in columns.items()
+        if np.isfinite(column).all() and len(np.unique(column)) > 2
+    ]
+
+
+def aways(columns: Mapping[str, Array], part: Part) -> list[Away]:
+    """How far the runs of a part that are forecast are from the others."""
+    known, asked = part
+    numbers = Numbers.of({name: column[known] for name, column in columns.items()})
+    return [numbers.away(row_of(columns, i)) for i in asked]
+
+
+def left_out_along(
+    columns: Mapping[str, Array],
+    times_s: Array,
+    forecast: Callable[[Part], Sequence[tuple[float, Factors]]],
+) -> list[LeftOut]:
+    """Runs that are left out with all of their like: the largest of each number, and inner ones.
+    ``forecast`` gives medians and intervals of those asked, by those known."""
+    return [
+        LeftOut.of(along, away, math.log(times_s[i] / median_s), spread)
+        for along, part in (*beyond_parts(columns), *inner_parts(columns))
+        for i, away, (median_s, spread) in zip(part[1], aways(columns, part), forecast(part), strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,15 +400,19 @@ class Seen:
             numbers=Numbers.of(number_columns(jobs) if columns is None else columns),
         )
 
-    def check(self, job: Job, predictor: str, *, but: Iterable[str] = ()) -> None:
+    def check(self, job: Job, predictor: str, *, but: Collection[str] = ()) -> None:
         """Refuse a job with a setting that no run has."""
-        for name in SETTINGS.keys() - set(but) if but else SETTINGS:
-            if not self.has(job, name):
+        for name in SETTINGS:
+            if name not in but and not self.has(job, name):
                 raise _unseen(name, SETTINGS[name](job), self.settings[name], predictor)
 
     def has(self, job: Job, name: str) -> bool:
         value = SETTINGS[name](job)
         return value is None or value in self.settings[name]
+
+    def unseen_note(self, job: Job, name: str, how: str) -> str:
+        known = ", ".join(map(str, self.settings[name]))
+        return f"{name}: {SETTINGS[name](job)}, which no run has ({known}), is {how}"
 
     def model_notes(self, job: Job) -> list[str]:
         """What to know where several workloads were pooled, or one stands for another."""
@@ -473,6 +519,12 @@ def size_of(job: Job) -> ModelSize | None:
 
 def estimate_around(median: float, spread: Factors) -> Estimate:
     return Estimate.around(median, spread)
+
+
+def joined(one: Factors, other: Factors) -> Factors:
+    """The interval of a product of two that are unsure, neither because of the other."""
+    pairs = [math.hypot(math.log(left), math.log(right)) for left, right in zip(one, other, strict=True)]
+    return Factors(math.exp(-pairs[0]), math.exp(-pairs[1]), math.exp(pairs[2]), math.exp(pairs[3]))
 
 
 def widened(spread: Factors, power: float) -> Factors:

@@ -18,23 +18,22 @@ from foretrain.predictors.blackbox import (
     QUANTITIES,
     Array,
     LeftOut,
-    Numbers,
     Reach,
     Seen,
     by_workload,
     check_data_parallel,
     forecast_around,
+    left_out_along,
     number_columns,
     number_row,
     numbers,
     of_workload,
-    parts_along,
-    row_of,
     sklearn,
     step_times,
     workload_of,
 )
 from foretrain.predictors.conformal import Factors
+from foretrain.splits import Part
 
 COLUMNS = ("log workers", "log batch per worker", "log nodes", "log cores per device")
 _VARIANCE, _LENGTHS, _NOISE = (1e-2, 1e2), (0.2, 20.0), (1e-4, 0.3)
@@ -180,19 +179,14 @@ def _told(process: Process, jobs: Sequence[Job]) -> list[tuple[float, Factors]]:
 
 
 def _left_out_along(runs: Sequence[Run]) -> list[LeftOut]:
-    """Runs that are left out with all of their like, beside what a process of the others says of them."""
     jobs, times_s = [run.job for run in runs], step_times(runs)
-    columns, rows = number_columns(jobs), np.array([configuration(job) for job in jobs])
-    found = []
-    for along, (known, held_out) in parts_along(columns):
-        process = Process.learn(rows[known], times_s[known])
-        seen = Numbers.of({name: column[known] for name, column in columns.items()})
-        told = _told(process, [jobs[i] for i in held_out])
-        found += [
-            LeftOut.of(along, seen.away(row_of(columns, i)), times_s[i], median_s, spread)
-            for i, (median_s, spread) in zip(held_out, told, strict=True)
-        ]
-    return found
+    rows = np.array([configuration(job) for job in jobs])
+
+    def forecast(part: Part) -> list[tuple[float, Factors]]:
+        known, asked = part
+        return _told(Process.learn(rows[known], times_s[known]), [jobs[i] for i in asked])
+
+    return left_out_along(number_columns(jobs), times_s, forecast)
 
 
 def configuration(job: Job) -> list[float]:

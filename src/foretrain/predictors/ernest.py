@@ -18,17 +18,15 @@ from foretrain.predictors.blackbox import (
     Array,
     Indices,
     LeftOut,
-    Numbers,
     Reach,
     Seen,
     by_workload,
     check_data_parallel,
     forecast_around,
+    left_out_along,
     number_columns,
     number_row,
     of_workload,
-    parts_along,
-    row_of,
     spread_of,
     step_times,
     workload_of,
@@ -149,17 +147,10 @@ def _left_out_in_turn(runs: Sequence[Run], pooled: bool) -> list[tuple[float, fl
 
 
 def _left_out_along(runs: Sequence[Run], spread: Factors) -> list[LeftOut]:
-    """Runs that are left out with all of their like: the largest of each number, and inner ones."""
-    times_s, columns = step_times(runs), number_columns([run.job for run in runs])
-    found = []
-    for along, (known, held_out) in parts_along(columns):
-        numbers = Numbers.of({name: column[known] for name, column in columns.items()})
-        told_s = _told_s(runs, known, held_out)
-        found += [
-            LeftOut.of(along, numbers.away(row_of(columns, i)), times_s[i], forecast_s, spread)
-            for i, forecast_s in zip(held_out, told_s, strict=True)
-        ]
-    return found
+    columns = number_columns([run.job for run in runs])
+    return left_out_along(
+        columns, step_times(runs), lambda part: [(told, spread) for told in _told_s(runs, *part)]
+    )
 
 
 def _told_s(runs: Sequence[Run], known: Indices, asked: Indices) -> list[float]:
