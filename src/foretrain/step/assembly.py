@@ -25,14 +25,14 @@ QUANTITIES = MEMORY_QUANTITIES | {
     "step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "device_busy_s", "host_issue_s",
     "kernels",
     "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "startup_time_s", "device_utilization",
-    "memory_utilization", "power_w",
+    "memory_busy", "power_w",
     "network_tx_bytes_per_s", "network_rx_bytes_per_s",
 }  # fmt: skip
 
 IDLE_POWER = 0.15
 """Share of the TDP that an idle accelerator draws."""
 HOST_BOUND = 0.8
-"""Share of the step that the device works, below which the host bounds a step that waits for it."""
+"""Share of the step that the device does not wait for kernels, below which the host bounds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Spread:
         elif quantity in ("kernels", "power_w"):
             kind = self.count
         bounds = [median * factor for factor in self.quantities.get(quantity, kind)]
-        if quantity in ("device_utilization", "memory_utilization"):
+        if quantity in ("device_utilization", "memory_busy"):
             bounds = [min(bound, max(median, 1.0)) for bound in bounds]
         return Estimate(median, bounds[1], bounds[2], bounds[0], bounds[3])
 
@@ -95,13 +95,11 @@ def _medians(step: Step) -> dict[str, float]:
         "host_issue_s": step.host_issue_s,
         "kernels": step.kernels,
         "device_utilization": utilization,
-        "memory_utilization": min(1.0, step.bytes_moved / (step.time_s * memory_rate))
-        if step.time_s
-        else 0.0,
+        "memory_busy": min(1.0, step.bytes_moved / (step.time_s * memory_rate)) if step.time_s else 0.0,
         "peak_memory_bytes": rank.allocated_bytes,
         "reserved_memory_bytes": rank.reserved_bytes,
     }
-    if job.cluster.world_size > 1:
+    if job.cluster.world_size > 1 or job.plan.servers:
         rate = step.sent_bytes / step.time_s
         medians |= {"network_tx_bytes_per_s": rate, "network_rx_bytes_per_s": rate}
     powers = [group.device.tdp_w for group in job.cluster.groups]
@@ -112,24 +110,27 @@ def _medians(step: Step) -> dict[str, float]:
 
 
 def is_host_bound(step: Step) -> bool:
-    """Whether the device waits for the host in much of the step: a faster device would not help."""
-    time, on_cpu = step.time, step.layout.job.cluster.groups[0].device.is_cpu
-    elsewhere = time.bubble_s + time.straggler_s + (time.exposed_s if on_cpu else 0.0)
-    return step.device_busy_s < HOST_BOUND * step.time_s - elsewhere
+    """Whether the device waits for kernels in much of the step: a faster device would not help."""
+    return _waiting_for_kernels(step) > (1.0 - HOST_BOUND) * step.time_s
+
+
+def _waiting_for_kernels(step: Step) -> float:
+    causes = step.causes_s
+    return causes["waiting for the host"] + causes["gaps between kernels"]
 
 
 def _bound(step: Step) -> str:
     """In words: the host where the device waits for it, else what takes most of the step."""
+    shares = {name: seconds / (step.time_s or 1.0) for name, seconds in step.causes_s.items()}
     if is_host_bound(step):
-        share = step.device_busy_s / step.time_s
-        return f"the host: the device is busy {share:.0%} of the step and waits for kernels to be issued"
-    parts = {"exposed communication": step.time.exposed_s, "the pipeline's bubble": step.time.bubble_s}
-    name, seconds = max(parts.items(), key=lambda item: item[1])
-    if seconds > step.time.computing_s:
-        return f"{name} ({seconds / step.time_s:.0%} of the step)"
+        busy, waits = step.device_busy_s / step.time_s, _waiting_for_kernels(step) / step.time_s
+        return f"the host: the device is busy {busy:.0%} of the step and waits for kernels in {waits:.0%}"
+    name = max(shares, key=lambda one: shares[one])
+    if name != "computation":
+        return f"{name} ({shares[name]:.0%} of the step)"
     share = _arithmetic_share(step)
     kind, part = ("arithmetic", share) if share >= 0.5 else ("memory traffic", 1 - share)
-    return f"the device's {kind} ({part:.0%} of its busy time)"
+    return f"the device's {kind} ({part:.0%} of its computation)"
 
 
 def _arithmetic_share(step: Step) -> float:
