@@ -48,7 +48,7 @@ QUANTITIES: dict[str, str] = {
     "reserved_memory_bytes": "B",
     "samples_per_s": "/s", "tokens_per_s": "/s", "epoch_time_s": "s", "total_time_s": "s",
     "startup_time_s": "s",
-    "device_utilization": "", "memory_utilization": "", "power_w": "W",
+    "device_utilization": "", "memory_utilization": "", "memory_busy": "", "power_w": "W",
     "network_tx_bytes_per_s": "B/s", "network_rx_bytes_per_s": "B/s", **RESOURCE_FIGURES,
 }  # fmt: skip
 """Every quantity that a run may carry and a forecast may give, with its SI unit."""

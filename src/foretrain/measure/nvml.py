@@ -74,7 +74,7 @@ class Gpu:
         answer = self._ask("nvmlDeviceGetUtilizationRates", _Utilization())
         return 0.0 if answer is None else float(answer.gpu) / 100.0
 
-    def memory_utilization(self) -> float:
+    def memory_busy(self) -> float:
         """Share of that period in which device memory was read or written."""
         answer = self._ask("nvmlDeviceGetUtilizationRates", _Utilization())
         return 0.0 if answer is None else float(answer.memory) / 100.0
@@ -83,6 +83,11 @@ class Gpu:
         """Bytes in use and in all."""
         answer = self._ask("nvmlDeviceGetMemoryInfo", _Memory())
         return (0, 0) if answer is None else (int(answer.used), int(answer.total))
+
+    def memory_held(self) -> float:
+        """Share of device memory in use."""
+        used, total = self.memory()
+        return used / total if total else 0.0
 
     def power_w(self) -> float | None:
         answer = self._ask("nvmlDeviceGetPowerUsage", ctypes.c_uint())

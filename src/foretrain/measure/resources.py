@@ -198,8 +198,7 @@ class GpuMeter:
         return self._gpu.utilization()
 
     def memory(self) -> float:
-        used, total = self._gpu.memory()
-        return used / total if total else 0.0
+        return self._gpu.memory_held()
 
 
 def memory_limit() -> float:

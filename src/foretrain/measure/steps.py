@@ -246,17 +246,17 @@ def _host_issue(stepper: Stepper, sync: Callable[[], None], repeats: int = 3) ->
 
 @contextlib.contextmanager
 def _load(device: str, period_s: float = 0.1) -> Iterator[dict[str, float]]:
-    """Mean utilisation and power of the device while the block runs; nothing where there is no NVML."""
+    """Mean use and power of the device while the block runs; nothing where there is no NVML."""
     result: dict[str, float] = {}
     if device != "cuda" or not gpu_count():
         yield result
         return
     gpu, stop = Gpu(torch.cuda.current_device()), threading.Event()
-    samples: list[tuple[float, float, float]] = []
+    samples: list[tuple[float, float, float, float]] = []
 
     def sample() -> None:
         while not stop.wait(period_s):
-            samples.append((gpu.utilization(), gpu.memory_utilization(), gpu.power_w() or 0.0))
+            samples.append((gpu.utilization(), gpu.memory_held(), gpu.memory_busy(), gpu.power_w() or 0.0))
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
@@ -267,7 +267,7 @@ def _load(device: str, period_s: float = 0.1) -> Iterator[dict[str, float]]:
         thread.join()
         settled = samples[10:]  # NVML's own averages lag behind by up to a second
         if len(settled) >= 2:
-            names = ("device_utilization", "memory_utilization", "power_w")
+            names = ("device_utilization", "memory_utilization", "memory_busy", "power_w")
             result |= zip(names, map(statistics.mean, zip(*settled, strict=True)), strict=True)
 
 
