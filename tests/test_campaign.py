@@ -153,6 +153,7 @@ def test_runs_carry_times_and_resources(first: Result, folder: Path) -> None:
         assert 0 < measured["device_utilization"] <= 1
         assert 0 < measured["memory_utilization"] < 1
         assert measured["network_tx_bytes_per_s"] > 0
+        assert about["resources"]["network_shared_by"] == (4 if about["sync"] == "ps" else 2)
         assert about["epoch"] == "timed: 4 steps"
         assert about["torch"]
         assert set(about["resources"]["figures"]) == {

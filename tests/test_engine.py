@@ -24,7 +24,7 @@ from foretrain.report.breakdown import What, breakdown
 from foretrain.step.exchange import sent_bytes
 from foretrain.step.graph import step_graph
 from foretrain.step.play import Step
-from foretrain.step.timeline import Timeline, Use
+from foretrain.step.timeline import StepUse, Timeline
 
 LLAMA = {
     "source": "transformers",
@@ -108,7 +108,7 @@ EVERY_PLAN = (
 @pytest.mark.parametrize("plan", EVERY_PLAN)
 def test_the_use_over_a_step_adds_up_to_what_is_forecast(plan: str) -> None:
     found, step = forecast(plan), forecast(plan).inside("use")
-    use = Use.of(step)
+    use = StepUse.of(step)
     lengths = np.diff(use.ends_s, prepend=0.0)
     assert use.time_s == pytest.approx(step.time_s)
     assert use.busy @ lengths == pytest.approx(found["device_busy_s"].median)
@@ -137,7 +137,7 @@ def test_what_does_not_fit_into_slots_is_in_the_use_of_many_micro_batches() -> N
     step = DeletePopPredictor().step(job({"node": "dgx-h100"}, zero3, global_batch=80, sequence=2048))
     assert step.time.repeated > 3
     assert max(slot.end_s for slot in step.time.slots) < 0.5 * step.time_s
-    use = Use.of(step)
+    use = StepUse.of(step)
     busy, _ = use.sampled(np.linspace(0.0, step.time_s, 6)[1:])
     assert busy.min() > 0.8 * busy.max()
 

@@ -75,7 +75,7 @@ def predict(
         _predict_many(jobs, out, options, name, processes, ray)
         return
     forecast = predictors.get(name).predict(job_from(str(target), options))
-    use = _resources(forecast, predictor) if resources else None
+    use = _resources(forecast) if resources else None
     _write_files(forecast, trace, html, use)
     if as_json:
         _print_json(forecast, breakdown, use)
@@ -89,11 +89,10 @@ def predict(
         show(resource_table(use))
 
 
-def _resources(forecast: Forecast, predictor: str | None) -> Resources:
-    """The figures of the predictor that was asked for, and those that it does not give by the usual ones."""
+def _resources(forecast: Forecast) -> Resources:
     from foretrain.predictors.driple.predictor import resources
 
-    return resources(forecast.job, forecast if predictor else None)
+    return resources(forecast)
 
 
 def _print_json(

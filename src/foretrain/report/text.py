@@ -14,7 +14,7 @@ from rich.text import Text
 
 from foretrain.forecast import Forecast
 from foretrain.report import figures
-from foretrain.report.breakdown import What, breakdown
+from foretrain.report.breakdown import What, breakdown, device_time
 from foretrain.report.explain import Changes, Explanation, signed
 from foretrain.report.tables import table
 from foretrain.units import format_bytes, format_seconds
@@ -50,7 +50,7 @@ def breakdown_table(forecast: Forecast, what: What, *, depth: int | None = None)
     """The twenty largest parts of the step's device time."""
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=f"device time of a step by {what}",
+        title=f"device time of a step by {what}: {device_time(forecast)}",
         title_justify="left",
         title_style="bold",
         pad_edge=False,

@@ -173,7 +173,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Use:
+class StepUse:
     """How busy the device of a rank is during a step, and what the rank sends, in stretches of equal use.
 
     Over the step they add up to ``Step.device_busy_s`` and ``Step.sent_bytes``; a rank receives as much as it
@@ -187,7 +187,7 @@ class Use:
     sent_bytes_per_s: Column
 
     @classmethod
-    def of(cls, step: Step) -> Use:
+    def of(cls, step: Step) -> StepUse:
         """Of the busiest rank: where its slots are, filled up to what the step has in all."""
         work, moves = _stretches(step)
         ends = [time for one in (*work, *moves) for time in one[:2]]
@@ -202,7 +202,7 @@ class Use:
         )
 
     @classmethod
-    def even(cls, time_s: float, busy: float, sent_bytes_per_s: float) -> Use:
+    def even(cls, time_s: float, busy: float, sent_bytes_per_s: float) -> StepUse:
         """The same from beginning to end."""
         return cls(
             ends_s=np.array([time_s]), busy=np.array([busy]), sent_bytes_per_s=np.array([sent_bytes_per_s])
