@@ -3,6 +3,7 @@ state in a folder."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -69,7 +70,8 @@ OPTION = "option"
 class Predictor(ABC):
     """Learns from runs, forecasts jobs.
 
-    A job it cannot do raises ``UnsupportedJob``, never a silent fallback.
+    A job it cannot do raises ``UnsupportedJob``, never a silent fallback. So does a forecast that cannot be
+    right: whatever ``predict`` of a subclass returns passes ``physics.possible``.
     """
 
     name: ClassVar[str]
@@ -85,6 +87,11 @@ class Predictor(ABC):
     """Of the last ``fit``, by device, where the predictor can tell."""
     left_out_: Sequence[str] = ()
     """Runs that the last ``fit`` could not learn from, and why."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "predict" in vars(cls):
+            setattr(cls, "predict", _possible(vars(cls)["predict"]))  # noqa: B010
 
     @abstractmethod
     def fit(self, runs: Iterable[Run]) -> Self:
@@ -138,6 +145,18 @@ class Predictor(ABC):
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
         """A predictor from its own files and what ``predictor.json`` holds."""
         raise NotImplementedError
+
+
+def _possible(predict: Callable[[Any, Job], Forecast]) -> Callable[[Any, Job], Forecast]:
+    """The same method, whose forecasts are checked against what is physically possible."""
+
+    @functools.wraps(predict)
+    def checked(self: Any, job: Job) -> Forecast:
+        from foretrain.predictors.physics import possible
+
+        return possible(predict(self, job))
+
+    return checked
 
 
 class OperatorPredictor(Predictor):

@@ -3,10 +3,12 @@ compiler fuses."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 
 from foretrain.capture import capture_job, capture_rank
+from foretrain.errors import ForetrainError
 from foretrain.graph import OpGraph
 from foretrain.graph.attention import with_flash_attention, with_fused_softmax
 from foretrain.graph.fusion import Fusion, fuse
@@ -14,16 +16,23 @@ from foretrain.job import Job
 from foretrain.step.frameworks import as_framework_runs_it, profile
 
 
-def step_graph(job: Job) -> OpGraph:
+def step_graph(job: Job, *, trace: bool = True) -> OpGraph:
     """One micro-batch of a rank, and the optimizer: every layer on one device, the distinct layers on
-    several."""
+    several; without ``trace`` a graph that is not in the cache is a ``CaptureError``."""
     habits, run, several = profile(job), as_framework_runs_it(job), job.cluster.world_size > 1
-    graph = capture_rank(run) if several else capture_job(run)
+    graph = (capture_rank if several else capture_job)(run, trace=trace)
     if habits.flash_attention:
         graph = with_flash_attention(graph, causal=job.workload.model.task == "causal-lm")
     elif habits.fuses_softmax:
         graph = with_fused_softmax(graph)
     return graph if habits.fusion == Fusion() else _fused(graph, habits.fusion, several)
+
+
+def known_step_graph(job: Job) -> OpGraph | None:
+    """The graph of the step where it need not be traced; None where it is not known, or cannot be made."""
+    with contextlib.suppress(ForetrainError):
+        return step_graph(job, trace=False)
+    return None
 
 
 @functools.lru_cache(maxsize=64)
