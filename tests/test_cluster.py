@@ -41,7 +41,15 @@ CPUS = st.fixed_dictionaries(
     {"device": st.just("cpu"), "cores_per_device": st.integers(1, 64)}, optional={"nodes": st.integers(1, 64)}
 )
 GROUPS = BARE | NODES | CPUS
-PRICES = st.fixed_dictionaries({}, optional={"price": st.floats(0, 100) | st.just("$4.10/h")})
+PRICES = st.fixed_dictionaries(
+    {},
+    optional={
+        "price": st.floats(0, 100) | st.just("$4.10/h"),
+        "storage_bandwidth": st.floats(1, 1e12) | st.just("2 GB/s"),
+        "node_mtbf": st.floats(1, 1e9) | st.just("50d"),
+        "restart_time": st.floats(0, 1e5) | st.just("5 min"),
+    },
+)
 MIXED = st.fixed_dictionaries({"groups": st.lists(GROUPS, min_size=1, max_size=3)})
 SECTIONS = st.builds(lambda section, price: {**section, **price}, GROUPS | MIXED, PRICES)
 
@@ -184,6 +192,9 @@ def test_one_group_is_the_same_as_no_groups() -> None:
         ),
         ({"device": "t4", "price": "cheap"}, r"cluster\.price: 'cheap' is not a price"),
         ({"device": "t4", "price": -1}, r"cluster\.price: -1\.0 is not a number of at least 0"),
+        ({"device": "t4", "node_mtbf": 0}, r"cluster\.node_mtbf: 0\.0 is not a number above 0"),
+        ({"device": "t4", "storage_bandwidth": "2 GB"}, r"cluster\.storage_bandwidth: '2 GB' is not a rate"),
+        ({"device": "t4", "restart_time": "soon"}, r"cluster\.restart_time: 'soon' is not a time"),
         ({"device": "t4", "inter_node": "fast"}, r"cluster\.inter_node: 'fast' is not a rate"),
         (
             {"device": "t4", "inter_node": {"kind": "efe"}},

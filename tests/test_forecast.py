@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import steps
+from foretrain.duration import Duration, Part, duration
 from foretrain.errors import InputError
 from foretrain.forecast import Estimate, Forecast, RankMemory, whole_training
 from foretrain.job import Job
@@ -60,6 +61,18 @@ def test_scaling_keeps_the_order(estimate: Estimate, factor: float) -> None:
     scaled = estimate * factor
     assert scaled.low <= scaled.median <= scaled.high
     assert scaled.median == estimate.median * factor
+
+
+@given(WIDE, WIDE)
+def test_sums_keep_the_order_and_are_wider_where_both_are_high_together(a: Estimate, b: Estimate) -> None:
+    together, apart = a + b, a.beside(b)
+    assert together.median == apart.median == a.median + b.median
+    slack = 1 + 1e-9
+    assert together.low <= apart.low * slack
+    assert apart.high <= together.high * slack
+    assert (
+        apart.high - apart.median >= max(a.high - a.median, b.high - b.median) / slack - 1e-9 * apart.median
+    )
 
 
 @given(ESTIMATES, POSITIVE)
@@ -135,19 +148,22 @@ def test_the_chance_of_running_out_of_memory() -> None:
 
 
 def test_a_whole_training_follows_from_its_step() -> None:
-    quantities = whole_training(job(samples=95, epochs=3, sequence=7), Estimate(2, 1, 4))
-    assert quantities == {
-        "step_time_s": Estimate(2, 1, 4),
+    asked, step_time = job(samples=95, epochs=3, sequence=7), Estimate(2, 1, 4)
+    whole = duration(asked, step_time)
+    assert whole is not None
+    assert whole.time_s.median > 60
+    assert whole_training(asked, step_time) == {
+        "step_time_s": step_time,
         "samples_per_s": Estimate(5, 2.5, 10),
         "tokens_per_s": Estimate(35, 17.5, 70),
         "epoch_time_s": Estimate(20, 10, 40),
-        "total_time_s": Estimate(60, 30, 120),
+        "total_time_s": whole.time_s,
     }
 
 
 def test_what_a_job_does_not_say_is_not_forecast() -> None:
     assert whole_training(job(), Estimate(2, 1, 4)).keys() == {"step_time_s", "samples_per_s"}
-    assert whole_training(job(steps=5), Estimate(2, 1, 4))["total_time_s"] == Estimate(10, 5, 20)
+    assert "epoch_time_s" not in whole_training(job(steps=5), Estimate(2, 1, 4))
 
 
 @given(ESTIMATES, st.integers(1, 10**9), st.integers(1, 10**6))
@@ -192,7 +208,11 @@ def test_a_forecast_is_plain_json() -> None:
     quantities = {"step_time_s": Estimate(2, 1, 3), "power_w": Estimate(70, 60, 80)}
     full = forecast(
         job=job(steps=1800),
-        quantities={**whole_training(job(steps=1800), quantities["step_time_s"]), **quantities},
+        quantities={"total_time_s": Estimate(3600, 1800, 5400), **quantities},
+        duration=Duration(
+            time_s=Estimate(3600, 1800, 5400),
+            parts=(Part(name="steps", time_s=Estimate(3600, 1800, 5400), source="1,800 steps"),),
+        ),
         bound="the host",
         assumptions=("one",),
         ranks=(RankMemory(stage=0, by_category={"weights": 3.0}),),
@@ -204,6 +224,9 @@ def test_a_forecast_is_plain_json() -> None:
     assert price is not None
     assert data["cost_usd"] == pytest.approx({"median": price, "low": price / 2, "high": 1.5 * price})
     assert data["energy_j"] == {"median": 70 * 3600, "low": 70 * 1800, "high": 70 * 5400}
+    assert data["total_time_parts"] == {
+        "steps": {"median": 3600, "low": 1800, "high": 5400, "source": "1,800 steps"}
+    }
     assert data["breakdown_s"] == {"phase": {"forward": 1}, "operator": {"mm": 1}}
     assert data["memory_by_category_bytes"] == {"weights": 3}
     assert (data["predictor"], data["bound"], data["fits"], data["assumptions"]) == (

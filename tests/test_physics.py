@@ -79,7 +79,7 @@ def test_a_step_takes_as_long_as_its_arithmetic(graph_file: Path) -> None:
         Says(**whole_training(asked, around(0.99 * least_s))).predict(asked)
     forecast = Says(**whole_training(asked, around(1.5 * least_s))).predict(asked)
     assert forecast["step_time_s"].median == pytest.approx(1.5 * least_s)
-    for name, count in (("step_time_s", 1), ("epoch_time_s", 2), ("total_time_s", 10)):
+    for name, count in (("step_time_s", 1), ("epoch_time_s", 2)):
         assert forecast[name].low == pytest.approx(count * least_s)
         assert forecast[name].low_95 == pytest.approx(count * least_s)
         assert forecast[name].high == pytest.approx(count * 3 * least_s)
@@ -90,7 +90,7 @@ def test_a_step_takes_as_long_as_its_arithmetic(graph_file: Path) -> None:
 def test_a_training_takes_as_long_as_its_arithmetic(graph_file: Path, name: str) -> None:
     asked = job(graph_file, steps=10, samples=2 * SIDE)
     with pytest.raises(UnsupportedJob, match=name):
-        Says(**{name: around(3 * FLOPS / H100_FP32)}).predict(asked)
+        Says(**{name: around(3 * FLOPS / H100_FP32)}).predict(asked)  # what one step takes
 
 
 def test_micro_batches_add_up_and_stages_share(graph_file: Path) -> None:

@@ -131,7 +131,7 @@ def test_summary_says_how_likely_memory_runs_out(
 def test_json_has_the_chance_and_both_intervals(forecast: Forecast) -> None:
     data = json.loads(to_json(forecast))
     assert 0 <= data["out_of_memory_chance"] < 0.01
-    step = data["quantities"]["step_time_s"]
+    step = data["quantities"]["forward_time_s"]
     assert step["low_95"] < step["low"] < step["median"] < step["high"] < step["high_95"]
 
 

@@ -11,11 +11,12 @@ from foretrain import schema
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, check_numbers, read_link
 from foretrain.errors import InputError, UnsupportedJob, invalid
 from foretrain.schema import quantity
-from foretrain.units import format_count, parse_price
+from foretrain.units import format_count, parse_price, parse_rate, parse_seconds
 
 __all__ = ["Catalog", "Cluster", "ClusterSpec", "Device", "Group", "GroupSpec", "Link", "LinkSpec", "Node"]
 
 _BY_GROUP = ("device", "node", "nodes", "cores_per_device")
+_STORAGE_AND_FAILURES = ("storage_bandwidth", "node_mtbf", "restart_time")
 _SCOPES = {"node": "a link inside a node", "network": "a network between nodes"}
 
 _HDR_BYTES_PER_S, _NDR_BYTES_PER_S = 25e9, 50e9
@@ -53,6 +54,9 @@ class ClusterSpec(GroupSpec):
 
     groups: tuple[GroupSpec, ...] = ()
     price: float | None = quantity(parse_price, default=None)
+    storage_bandwidth: float | None = quantity(parse_rate, default=None)
+    node_mtbf: float | None = quantity(parse_seconds, default=None)
+    restart_time: float | None = quantity(parse_seconds, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,12 @@ class Cluster:
     """The job's own price, when it gives one."""
     price_per_hour: float | None = None
     """Dollars per hour of the whole cluster, by the job's own price or the catalogue; None when unknown."""
+    storage_bandwidth: float | None = None
+    """Bytes per second that one node writes checkpoints with."""
+    node_mtbf: float | None = None
+    """Mean seconds between failures of a node; None where nothing fails."""
+    restart_time: float | None = None
+    """Seconds from a failure until steps run again; None for as long as a start takes."""
     assumptions: tuple[str, ...] = ()
     specs: tuple[GroupSpec, ...]
 
@@ -98,7 +108,10 @@ class Cluster:
         """
         catalog = catalog or Catalog.load()
         cluster_spec = schema.read(ClusterSpec, section, "cluster")
-        check_numbers("cluster", zero=True, price=cluster_spec.price)
+        check_numbers("cluster", zero=True, price=cluster_spec.price, restart_time=cluster_spec.restart_time)
+        check_numbers(
+            "cluster", **{name: getattr(cluster_spec, name) for name in ("storage_bandwidth", "node_mtbf")}
+        )
         specs = _group_specs(cluster_spec)
         groups = tuple(_group(where, spec, catalog) for where, spec in specs.items())
         several = sum(group.nodes for group in groups) > 1
@@ -107,6 +120,7 @@ class Cluster:
         cluster = cls(
             groups=groups,
             price_per_device_hour=cluster_spec.price,
+            **{name: getattr(cluster_spec, name) for name in _STORAGE_AND_FAILURES},
             assumptions=tuple(note for entry in resolved for note in _notes(*entry, several)),
             specs=tuple(_canonical(spec, group) for _, spec, group in resolved),
         )
@@ -116,8 +130,8 @@ class Cluster:
         """The section in canonical form, for JSON: reading it again gives the same cluster."""
         groups = [_without_empty(dataclasses.asdict(spec)) for spec in self.specs]
         section = groups[0] if len(groups) == 1 else {"groups": groups}
-        price = self.price_per_device_hour
-        return section if price is None else {**section, "price": price}
+        beside = {name: getattr(self, name) for name in _STORAGE_AND_FAILURES}
+        return {**section, **_without_empty({"price": self.price_per_device_hour, **beside})}
 
     @property
     def world_size(self) -> int:

@@ -2,83 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from foretrain.duration import Duration, ModelSize, duration, paced
 from foretrain.errors import InputError
+from foretrain.estimate import Estimate, Factors
 from foretrain.job import QUANTITIES, Job
 
 if TYPE_CHECKING:
     from foretrain.step.play import Step
 
-_NORMAL_90 = statistics.NormalDist().inv_cdf(0.9)
-
-
-class Factors(NamedTuple):
-    """Around a median: the bounds of the 95 % and of the 80 % interval as multiples of it."""
-
-    low_95: float
-    low: float
-    high: float
-    high_95: float
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A median, the bounds of the 80 % interval around it and, where they are known, those of the 95 %
-    interval."""
-
-    median: float
-    low: float
-    high: float
-    low_95: float | None = None
-    high_95: float | None = None
-
-    def __post_init__(self) -> None:
-        bounds = [
-            bound
-            for bound in (self.low_95, self.low, self.median, self.high, self.high_95)
-            if bound is not None
-        ]
-        if not all(low <= high for low, high in itertools.pairwise(bounds)):
-            raise ValueError(
-                "an estimate needs low_95 <= low <= median <= "
-                f"high <= high_95, not {', '.join(map(str, bounds))}"
-            )
-
-    def __mul__(self, factor: float) -> Estimate:
-        return self._map(lambda value: value * factor)
-
-    def inverse(self, numerator: float = 1.0) -> Estimate:
-        """``numerator`` divided by the estimate: throughput from time."""
-        return self._map(lambda value: numerator / value)
-
-    def _map(self, change: Callable[[float], float]) -> Estimate:
-        """Each bound changed; a falling function swaps them."""
-        ends = [
-            None if end is None else change(end)
-            for end in (self.low_95, self.low, self.median, self.high, self.high_95)
-        ]
-        low_95, low, median, high, high_95 = ends if change(1.0) <= change(2.0) else reversed(ends)
-        assert low is not None
-        assert median is not None
-        assert high is not None
-        return Estimate(median, low, high, low_95, high_95)
-
-    def chance_above(self, limit: float) -> float:
-        """The probability of more than ``limit``, with the logarithm spread normally on either side of the
-        median."""
-        if min(self.median, self.low, limit) <= 0:
-            return float(self.median > limit)
-        above = limit >= self.median
-        deviation = abs(math.log((self.high if above else self.low) / self.median)) / _NORMAL_90
-        if not deviation:
-            return float(self.median > limit)
-        return 1.0 - statistics.NormalDist().cdf(math.log(limit / self.median) / deviation)
+__all__ = [
+    "Duration",
+    "Estimate",
+    "Factors",
+    "Forecast",
+    "ModelSize",
+    "RankMemory",
+    "fullest_of",
+    "whole_training",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +60,8 @@ class Forecast:
     assumptions: tuple[str, ...] = ()
     ranks: tuple[RankMemory, ...] = ()
     """What a rank of each pipeline stage holds at its peak; empty when the predictor does not tell."""
+    duration: Duration | None = None
+    """What the whole training's time goes to; None where it is not known how long it is, or not of what."""
     step: Step | None = field(default=None, repr=False)
     """What the predictor saw inside the step; None when it does not look there."""
 
@@ -202,6 +149,11 @@ class Forecast:
             "memory_capacity_bytes": self.memory_capacity_bytes,
             "memory_by_category_bytes": self.memory_by_category,
             "memory_by_stage_bytes": [rank.allocated_bytes for rank in self.ranks],
+            "total_time_parts": None
+            if self.duration is None
+            else {
+                part.name: {**_estimate(part.time_s), "source": part.source} for part in self.duration.parts
+            },
             "cost_usd": None if self.cost is None else _estimate(self.cost),
             "energy_j": None if self.energy_j is None else _estimate(self.energy_j),
             "price_usd_per_hour": self.price_per_hour,
@@ -221,14 +173,18 @@ def _estimate(value: Estimate) -> dict[str, float]:
     }
 
 
-def whole_training(job: Job, step_time: Estimate) -> dict[str, Estimate]:
-    """Throughput, epoch and total time that follow from the time of a step."""
+def whole_training(
+    job: Job, step_time: Estimate, size: ModelSize | None = None, *, forward_s: float | None = None
+) -> dict[str, Estimate]:
+    """Throughput, epoch and total time that follow from the time of a step; the total is more than its steps
+    (``duration``)."""
     training = job.workload.training
     quantities = {"step_time_s": step_time, "samples_per_s": step_time.inverse(training.global_batch)}
     if training.sequence:
         quantities["tokens_per_s"] = step_time.inverse(training.global_batch * training.sequence)
     if training.steps_per_epoch is not None:
-        quantities["epoch_time_s"] = step_time * training.steps_per_epoch
-    if training.total_steps is not None:
-        quantities["total_time_s"] = step_time * training.total_steps
+        quantities["epoch_time_s"] = paced(job, step_time) * training.steps_per_epoch
+    whole = duration(job, step_time, size, forward_s=forward_s)
+    if whole is not None:
+        quantities["total_time_s"] = whole.time_s
     return quantities

@@ -17,6 +17,7 @@ from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import read_text
 from foretrain.schema import convert, read
+from foretrain.units import parse_seconds
 
 Source = Literal["timm", "torchvision", "transformers", "python", "onnx", "graph"]
 Precision = Literal["fp32", "tf32", "amp-bf16", "amp-fp16", "bf16", "fp16", "fp8"]
@@ -46,6 +47,7 @@ QUANTITIES: dict[str, str] = {
     "device_busy_s": "s", "host_issue_s": "s", "kernels": "", "peak_memory_bytes": "B",
     "reserved_memory_bytes": "B",
     "samples_per_s": "/s", "tokens_per_s": "/s", "epoch_time_s": "s", "total_time_s": "s",
+    "startup_time_s": "s",
     "device_utilization": "", "memory_utilization": "", "power_w": "W",
     "network_tx_bytes_per_s": "B/s", "network_rx_bytes_per_s": "B/s", **RESOURCE_FIGURES,
 }  # fmt: skip
@@ -122,9 +124,21 @@ class Training:
     samples: int | None = None
     epochs: float | None = None
     steps: int | None = None
+    loader_rate: float | None = None
+    """Samples per second that one worker of a data loader delivers; None where data is never waited for."""
+    loader_workers: int | None = None
+    """Of each data-parallel rank."""
+    evaluate_every: int | str | None = None
+    """Steps, "epoch", or a time such as "1h"."""
+    evaluate_samples: int | None = None
+    checkpoint_every: int | str | None = None
+    """As ``evaluate_every``."""
 
     def __post_init__(self) -> None:
-        for name in ("global_batch", "sequence", "classes", "samples", "epochs", "steps"):
+        for name in (
+            "global_batch", "sequence", "classes", "samples", "epochs", "steps", "loader_rate",
+            "loader_workers", "evaluate_samples",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise invalid(f"training.{name}", value, "a number greater than zero")
@@ -145,11 +159,33 @@ class Training:
             raise InputError(
                 "training.samples: missing; training.epochs needs the number of samples in an epoch"
             )
+        self._check_interruptions()
         if self.master_weights and self.precision not in ("bf16", "fp16", "fp8"):
             raise InputError(
                 "training.master_weights: true needs precision "
                 f"bf16, fp16 or fp8; {self.precision} already keeps fp32 weights"
             )
+
+    def _check_interruptions(self) -> None:
+        """Of what happens beside the steps."""
+        if self.loader_workers is not None and self.loader_rate is None:
+            raise InputError("training.loader_rate: missing; training.loader_workers needs what one delivers")
+        if (self.evaluate_every is None) != (self.evaluate_samples is None):
+            missing, given = ("evaluate_every", "evaluate_samples")
+            if self.evaluate_every is not None:
+                missing, given = given, missing
+            raise InputError(f"training.{missing}: missing; training.{given} needs it")
+        for name in ("evaluate_every", "checkpoint_every"):
+            every = getattr(self, name)
+            if every is None:
+                continue
+            if self.mode == "infer":
+                raise InputError(f'training.{name}: {every!r} needs mode = "train"')
+            if every == "epoch":
+                if self.samples is None:
+                    raise InputError(f'training.samples: missing; training.{name} = "epoch" needs it')
+            elif not (parse_seconds(every, f"training.{name}") if isinstance(every, str) else every) > 0:
+                raise invalid(f"training.{name}", every, 'steps above zero, "epoch", or a time such as "1h"')
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:

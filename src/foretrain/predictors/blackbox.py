@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.duration import duration
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
-from foretrain.forecast import Estimate, Forecast, whole_training
+from foretrain.forecast import Estimate, Forecast, ModelSize, whole_training
 from foretrain.job import Job, Run
 from foretrain.predictors.conformal import Factors, factors
+from foretrain.step.graph import known_step_graph, step_graph
+from foretrain.step.state import model_size
 
 Array = npt.NDArray[np.float64]
 
@@ -98,13 +101,28 @@ def forecast_around(
     job: Job, predictor: str, median_s: float, spread: Factors, notes: Sequence[str] = ()
 ) -> Forecast:
     """The step time with its intervals, and what follows from it."""
-    quantities = whole_training(job, estimate_around(median_s, spread))
-    return Forecast(job=job, predictor=predictor, quantities=quantities, assumptions=tuple(notes))
+    step_time, size = estimate_around(median_s, spread), size_of(job)
+    whole = duration(job, step_time, size)
+    return Forecast(
+        job=job,
+        predictor=predictor,
+        quantities=whole_training(job, step_time, size),
+        assumptions=(*notes, *(whole.notes if whole else ())),
+        duration=whole,
+    )
+
+
+def size_of(job: Job) -> ModelSize | None:
+    """Of the job's model, where its graph is known; checkpoints cannot do without, so it is traced for
+    them."""
+    training = job.workload.training
+    needed = training.checkpoint_every is not None and training.total_steps is not None
+    graph = step_graph(job) if needed else known_step_graph(job)
+    return None if graph is None else model_size(job, graph)
 
 
 def estimate_around(median: float, spread: Factors) -> Estimate:
-    low_95, low, high, high_95 = (median * factor for factor in spread)
-    return Estimate(median, low, high, low_95, high_95)
+    return Estimate.around(median, spread)
 
 
 def widened(spread: Factors, power: float) -> Factors:

@@ -15,13 +15,13 @@ from foretrain.cluster import Device
 from foretrain.costs.roofline import arithmetic
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
-from foretrain.graph import ITEM_BYTES, PHASES, Operator, OpGraph, Weight
+from foretrain.graph import ITEM_BYTES, Operator, OpGraph, Weight
 from foretrain.graph.opset import traits
 from foretrain.job import Job
 from foretrain.step.frameworks import profile
 from foretrain.step.graph import known_step_graph
 from foretrain.step.partition import blocks, stages
-from foretrain.step.passes import traced_blocks
+from foretrain.step.state import bytes_per_parameter
 from foretrain.units import format_bytes, format_count, format_seconds
 
 ABOVE_DATA_SHEET = 1.2
@@ -164,7 +164,7 @@ def least_memory_bytes(job: Job, graph: OpGraph) -> float:
     plan = job.plan
     replicas = (plan.data or 1) * plan.context
     of_expert = max(1, replicas // min(plan.expert, replicas))
-    gradient, state = _bytes_per_parameter(graph)
+    gradient, state = bytes_per_parameter(graph)
     if plan.offload:
         gradient = state = 0.0
 
@@ -181,21 +181,6 @@ def least_memory_bytes(job: Job, graph: OpGraph) -> float:
         return of_rank(graph.weights)
     by_work = profile(job).balances_by == "work"
     return min(of_rank(stage.weights) for stage in stages(job, graph, by_work=by_work))
-
-
-@functools.lru_cache(maxsize=256)
-def _bytes_per_parameter(graph: OpGraph) -> tuple[float, float]:
-    """Of gradients, as the optimizer finds them, and of its state: of a trainable parameter on average."""
-    update = np.flatnonzero(graph.phase_index == PHASES.index("optimizer"))
-    traced = sum(w.elements for block in traced_blocks(graph) for w in block.weights if w.trainable)
-    if not len(update) or not traced:
-        return 0.0, 0.0
-    first = int(update[0])
-    gradients, state = (
-        sum(b.size_bytes for b in graph.buffers if b.category == name and b.born < first <= b.dies)
-        for name in ("gradients", "optimizer_state")
-    )
-    return gradients / traced, state / traced
 
 
 # Network

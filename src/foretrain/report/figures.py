@@ -167,12 +167,20 @@ def training_figures(forecast: Forecast) -> Iterator[Figure]:
     for name, label in (("epoch_time_s", "one epoch"), ("total_time_s", "whole training")):
         if name in forecast.quantities:
             yield _figure(label, forecast.quantities[name], format_seconds)
+    yield from _parts(forecast)
     if forecast.cost is not None:
         yield _figure("cost", forecast.cost, format_dollars)
     if forecast.price_per_hour is not None:
         yield Figure("price per hour", format_dollars(forecast.price_per_hour))
     if forecast.energy_j is not None:
         yield _figure("energy", forecast.energy_j, lambda joules: format_count(joules / 3600, "Wh"))
+
+
+def _parts(forecast: Forecast) -> Iterator[Figure]:
+    """What the whole training goes to, with where each figure comes from."""
+    for part in forecast.duration.parts if forecast.duration is not None else ():
+        figure = _figure(f"  {part.name}", part.time_s, format_seconds)
+        yield Figure(figure.label, figure.value, f"{figure.detail} {part.source}")
 
 
 Verdict = Literal["yes", "perhaps", "no"]

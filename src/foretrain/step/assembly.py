@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foretrain.costs.roofline import arithmetic
+from foretrain.duration import duration, start_up
 from foretrain.forecast import Estimate, Factors, Forecast, RankMemory, fullest_of, whole_training
 from foretrain.graph import PHASES
 from foretrain.job import Job
 from foretrain.step.frameworks import logged_stage
 from foretrain.step.partition import virtual_stages
 from foretrain.step.play import Step
+from foretrain.step.state import model_size
 
 MEMORY_QUANTITIES = frozenset({"peak_memory_bytes", "reserved_memory_bytes"})
 QUANTITIES = MEMORY_QUANTITIES | {
     "step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "device_busy_s", "host_issue_s",
     "kernels",
-    "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "device_utilization",
+    "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "startup_time_s", "device_utilization",
     "memory_utilization", "power_w",
     "network_tx_bytes_per_s", "network_rx_bytes_per_s",
 }  # fmt: skip
@@ -55,16 +57,20 @@ class Spread:
 
 def assemble(step: Step, spread: Spread, *, predictor: str, notes: tuple[str, ...] = ()) -> Forecast:
     """The forecast of the job whose step this is."""
-    job = step.layout.job
-    quantities = whole_training(job, spread.around("step_time_s", step.time_s))
+    job, step_time = step.layout.job, spread.around("step_time_s", step.time_s)
+    size, forward_s = model_size(job, step.layout.graph), step.phases_s["forward"]
+    whole = duration(job, step_time, size, forward_s=forward_s)
+    quantities = whole_training(job, step_time, size, forward_s=forward_s)
+    quantities["startup_time_s"] = start_up(job, size).time_s
     quantities.update({name: spread.around(name, value) for name, value in _medians(step).items()})
     return Forecast(
         job=job,
         predictor=predictor,
         quantities=quantities,
         bound=_bound(step),
-        assumptions=(*_assumptions(step), *notes),
+        assumptions=(*_assumptions(step), *(whole.notes if whole else ()), *notes),
         ranks=step.memory,
+        duration=whole,
         step=step,
     )
 

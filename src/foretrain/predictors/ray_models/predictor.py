@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Literal, Self, final
 import numpy as np
 
 from foretrain import predictors
+from foretrain.duration import of_steps
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor, Progress, Report
 from foretrain.predictors.base import Table as Figures
-from foretrain.predictors.blackbox import QUANTITIES, estimate_around, forecast_around
+from foretrain.predictors.blackbox import QUANTITIES, estimate_around, forecast_around, size_of
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models.columns import Array, Encoding, Table, has_graphs
 from foretrain.predictors.ray_models.scaling import Check, ScaleModel, check
@@ -272,16 +273,17 @@ def _with_whole(forecast: Forecast, known: ScaledWorkload, step_s: float | None)
     """The forecast with epoch, total and cost by the epochs that were measured, which hold more than their
     steps."""
     job, model, training = forecast.job, known.models["whole"], forecast.job.workload.training
-    quantities = dict(forecast.quantities)
+    quantities, whole = dict(forecast.quantities), None
     epoch_steps, total_steps = training.steps_per_epoch, training.total_steps
     if epoch_steps:
         quantities["epoch_time_s"] = _estimate(model, _table(known, job, epoch_steps, step_s))
     if total_steps:
         if epoch_steps:
-            quantities["total_time_s"] = quantities["epoch_time_s"] * (total_steps / epoch_steps)
+            whole = of_steps(job, quantities["epoch_time_s"] * (total_steps / epoch_steps), size_of(job))
+            quantities["total_time_s"] = whole.time_s
         else:
             quantities["total_time_s"] = _estimate(model, _table(known, job, total_steps, step_s))
-    return dataclasses.replace(forecast, quantities=quantities)
+    return dataclasses.replace(forecast, quantities=quantities, duration=whole)
 
 
 def _estimate(model: ScaleModel, table: Table) -> Estimate:

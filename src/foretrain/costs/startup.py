@@ -1,0 +1,191 @@
+"""Estimates what a training takes before its steps run at their usual pace: processes, libraries, the first
+steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from foretrain.errors import InputError
+from foretrain.estimate import Estimate, Factors
+from foretrain.files import read_text, write_atomically
+
+FORMAT = "foretrain-startup/1"
+FILE = Path(__file__).with_name("startup.json")
+"""What comes with foretrain; ``benchmarks/startup.py`` makes it."""
+
+UNMEASURED = Factors(0.2, 0.4, 2.5, 5.0)
+"""Of a start of which a part was not measured: on another device, of several processes, of an unknown
+model."""
+GROUP_S, GROUP_S_PER_RANK = 2.0, 0.05
+"""Of processes that meet, and of each of their communicators (assumed: NCCL takes some seconds on a node and
+about a minute over a thousand ranks)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A start that was measured, in seconds."""
+
+    library: str
+    """Where the model comes from: the source in its job."""
+    operators: int
+    """Distinct ones of the step's graph."""
+    compiled: bool
+    process_s: float | None
+    """Until torch is imported and the device has its context; None in a process that had them before."""
+    build_s: float | None
+    """Until the model's library is imported, and model and optimizer are on the device."""
+    first_steps_s: float
+    """Of the first steps, beyond as many usual ones."""
+
+    @classmethod
+    def of(
+        cls, provenance: Mapping[str, Any], *, library: str, operators: int, compiled: bool, step_s: float
+    ) -> Self:
+        """As ``measure steps`` writes it into the provenance of a run."""
+        first, fresh = provenance["first_steps_s"], "import_s" in provenance
+        return cls(
+            library=library,
+            operators=operators,
+            compiled=compiled,
+            process_s=provenance["import_s"] + provenance["context_s"] if fresh else None,
+            build_s=provenance["build_s"] if fresh else None,
+            first_steps_s=max(0.0, sum(first) - len(first) * step_s),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartUp:
+    """How long starts take, in seconds."""
+
+    process_s: float
+    build_s: Mapping[str, float]
+    """By the library of the model, most of it for its import."""
+    first_steps_s: float
+    """Of a model that is not compiled: libraries, kernels and memory are fetched."""
+    compile_s: float
+    """Of a compiled one."""
+    compile_s_per_operator: float
+    """For each distinct operator, as kernels that are alike are compiled once."""
+    operators: float
+    """Distinct ones of a usual model."""
+    spread: Factors = UNMEASURED
+    compiled_spread: Factors = UNMEASURED
+    devices: tuple[str, ...] = ()
+    """Where this was measured."""
+    starts: int = 0
+    """That it was learned from."""
+    sources: tuple[Mapping[str, Any], ...] = field(default=())
+
+    @classmethod
+    def load(cls, path: Path = FILE) -> Self:
+        document = json.loads(read_text(path))
+        if document.pop("format", None) != FORMAT:
+            raise InputError(f"{path}: not {FORMAT}; benchmarks/startup.py makes it")
+        spreads = {name: Factors(*document[name]) for name in ("spread", "compiled_spread")}
+        lists = {name: tuple(document[name]) for name in ("devices", "sources")}
+        return cls(**{**document, **spreads, **lists})
+
+    def save(self, path: Path) -> None:
+        document = {"format": FORMAT, **dataclasses.asdict(self)}
+        write_atomically(path, json.dumps(document, indent=2) + "\n")
+
+    @classmethod
+    def fit(cls, starts: Sequence[Started], devices: Iterable[str] = ()) -> Self:
+        """Medians and a line through measured starts, and how far each lies from those without it."""
+        fresh = [start for start in starts if start.process_s is not None]
+        counts = {kind: sum(start.compiled == kind for start in fresh) for kind in (False, True)}
+        if min(counts.values()) < 3:
+            given = f"{counts[False]} eager and {counts[True]} compiled starts of fresh processes"
+            raise InputError(f"starts: {given}; at least 3 of each are needed")
+        found = cls(**_constants(starts), devices=tuple(sorted(set(devices))), starts=len(starts))
+        ratios: dict[bool, list[float]] = {False: [], True: []}
+        for one in starts:
+            others = cls(**_constants([start for start in starts if start is not one]))
+            median_s = others.median_s(one.library, one.operators, compiled=one.compiled)
+            before_s = others.before_s(one.library)
+            if one.process_s is not None and one.build_s is not None:
+                before_s = one.process_s + one.build_s
+            ratios[one.compiled].append((before_s + one.first_steps_s) / median_s)
+        return dataclasses.replace(
+            found, spread=_spread(ratios[False]), compiled_spread=_spread(ratios[True])
+        )
+
+    def median_s(self, library: str, operators: float | None, *, compiled: bool) -> float:
+        """On one device."""
+        first_s = self.first_steps_s
+        if compiled:
+            first_s = self.compile_s + self.compile_s_per_operator * (operators or self.operators)
+        return self.before_s(library) + first_s
+
+    def before_s(self, library: str) -> float:
+        """Until the first step."""
+        return self.process_s + self.build_s.get(library, min(self.build_s.values()))
+
+    def estimate(
+        self, library: str, operators: int | None, *, compiled: bool, device: str, ranks: int = 1
+    ) -> Estimate:
+        """Of a job; what is not known of it is taken as usual, with a wider interval."""
+        median_s = self.median_s(library, operators, compiled=compiled)
+        median_s += GROUP_S + GROUP_S_PER_RANK * ranks if ranks > 1 else 0.0
+        measured = self.compiled_spread if compiled else self.spread
+        known = library in self.build_s and (operators is not None or not compiled)
+        return Estimate.around(
+            median_s, measured if known and ranks == 1 and device in self.devices else _wider(measured)
+        )
+
+
+@functools.cache
+def shipped() -> StartUp:
+    """What comes with foretrain."""
+    return StartUp.load()
+
+
+def _constants(starts: Sequence[Started]) -> dict[str, Any]:
+    processes, builds = [start.process_s for start in starts], dict[str, list[float]]()
+    for start in starts:
+        if start.build_s is not None:
+            builds.setdefault(start.library, []).append(start.build_s)
+    compiled = [start for start in starts if start.compiled]
+    constant, slope = _line(
+        [start.operators for start in compiled], [start.first_steps_s for start in compiled]
+    )
+    return {
+        "process_s": statistics.median(time_s for time_s in processes if time_s is not None),
+        "build_s": {library: statistics.median(times_s) for library, times_s in sorted(builds.items())},
+        "first_steps_s": statistics.median(
+            start.first_steps_s for start in starts if not start.compiled and start.process_s is not None
+        ),
+        "compile_s": constant,
+        "compile_s_per_operator": slope,
+        "operators": statistics.median(start.operators for start in starts),
+    }
+
+
+def _line(sizes: Sequence[float], times_s: Sequence[float]) -> tuple[float, float]:
+    """Constant and slope of the nearest line; a flat one where it would fall or start below zero."""
+    if len(set(sizes)) > 1:
+        slope, constant = (float(number) for number in np.polyfit(sizes, times_s, 1))
+        if slope >= 0 and constant >= 0:
+            return constant, slope
+    return statistics.median(times_s), 0.0
+
+
+def _spread(ratios: Sequence[float]) -> Factors:
+    """What holds 80 % and 95 % of the ratios, and always the forecast itself."""
+    low_95, low, high, high_95 = (float(np.quantile(ratios, share)) for share in (0.025, 0.1, 0.9, 0.975))
+    return Factors(min(low_95, 1.0), min(low, 1.0), max(high, 1.0), max(high_95, 1.0))
+
+
+def _wider(spread: Factors) -> Factors:
+    """No narrower than what was measured, nor than what is usual where nothing was."""
+    low_95, low, high, high_95 = zip(spread, UNMEASURED, strict=True)
+    return Factors(min(low_95), min(low), max(high), max(high_95))

@@ -1,0 +1,117 @@
+"""Holds a figure that is not known for sure: a median with the bounds of its intervals."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_NORMAL_90 = statistics.NormalDist().inv_cdf(0.9)
+
+
+class Factors(NamedTuple):
+    """Around a median: the bounds of the 95 % and of the 80 % interval as multiples of it."""
+
+    low_95: float
+    low: float
+    high: float
+    high_95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A median, the bounds of the 80 % interval around it and, where they are known, those of the 95 %
+    interval."""
+
+    median: float
+    low: float
+    high: float
+    low_95: float | None = None
+    high_95: float | None = None
+
+    def __post_init__(self) -> None:
+        bounds = [
+            bound
+            for bound in (self.low_95, self.low, self.median, self.high, self.high_95)
+            if bound is not None
+        ]
+        if not all(low <= high for low, high in itertools.pairwise(bounds)):
+            raise ValueError(
+                "an estimate needs low_95 <= low <= median <= "
+                f"high <= high_95, not {', '.join(map(str, bounds))}"
+            )
+
+    def __mul__(self, factor: float) -> Estimate:
+        return self._map(lambda value: value * factor)
+
+    def __add__(self, other: Estimate) -> Estimate:
+        """The sum of two that are high and low together."""
+        return self._with(other, lambda a, b: a + b)
+
+    def beside(self, other: Estimate) -> Estimate:
+        """The sum of two that have nothing to do with one another: their spreads add up as squares."""
+        median = self.median + other.median
+        whole = self._with(other, lambda a, b: a + b)
+
+        def spread(name: str) -> float | None:
+            if getattr(whole, name) is None:
+                return None
+            ends = [getattr(one, name) - one.median for one in (self, other)]
+            return median + math.copysign(math.hypot(*ends), sum(ends))
+
+        low, high = spread("low"), spread("high")
+        assert low is not None
+        assert high is not None
+        return Estimate(median, low, high, spread("low_95"), spread("high_95"))
+
+    def at_least(self, limit: float) -> Estimate:
+        """What it is where nothing below the limit counts."""
+        return self._map(lambda value: max(value, limit))
+
+    def _with(self, other: Estimate, join: Callable[[float, float], float]) -> Estimate:
+        """Bound by bound; those of the 95 % interval where both have them."""
+
+        def both(name: str) -> float | None:
+            a, b = getattr(self, name), getattr(other, name)
+            return None if a is None or b is None else join(a, b)
+
+        low, high = both("low"), both("high")
+        assert low is not None
+        assert high is not None
+        return Estimate(join(self.median, other.median), low, high, both("low_95"), both("high_95"))
+
+    @classmethod
+    def around(cls, median: float, spread: Factors) -> Estimate:
+        """A median with these multiples of it as bounds."""
+        low_95, low, high, high_95 = (median * factor for factor in spread)
+        return cls(median, low, high, low_95, high_95)
+
+    def inverse(self, numerator: float = 1.0) -> Estimate:
+        """``numerator`` divided by the estimate: throughput from time."""
+        return self._map(lambda value: numerator / value)
+
+    def _map(self, change: Callable[[float], float]) -> Estimate:
+        """Each bound changed; a falling function swaps them."""
+        ends = [
+            None if end is None else change(end)
+            for end in (self.low_95, self.low, self.median, self.high, self.high_95)
+        ]
+        low_95, low, median, high, high_95 = ends if change(1.0) <= change(2.0) else reversed(ends)
+        assert low is not None
+        assert median is not None
+        assert high is not None
+        return Estimate(median, low, high, low_95, high_95)
+
+    def chance_above(self, limit: float) -> float:
+        """The probability of more than ``limit``, with the logarithm spread normally on either side of the
+        median."""
+        if min(self.median, self.low, limit) <= 0:
+            return float(self.median > limit)
+        above = limit >= self.median
+        deviation = abs(math.log((self.high if above else self.low) / self.median)) / _NORMAL_90
+        if not deviation:
+            return float(self.median > limit)
+        return 1.0 - statistics.NormalDist().cdf(math.log(limit / self.median) / deviation)
