@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,17 +27,49 @@ from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
 
 _WARM_UP_S, _WARM_UP_STEPS = 0.25, 3
+_FIRST_STEPS = 6
+"""Of the warm-up, that are kept; later ones are as usual."""
 
 
-def measure_step(job: Job, *, device: str = "cuda", seconds: float = 0.5) -> Run:
-    """Measure real steps of a job on one local device for about ``seconds``, after warming up."""
+_BEFORE_FIRST_STEP = """
+import json, sys, time
+start = time.perf_counter()
+import torch
+imported = time.perf_counter()
+torch.zeros(1, device=sys.argv[1])
+print(json.dumps({"import_s": imported - start, "context_s": time.perf_counter() - imported}))
+"""
+_libraries_in_use: set[str] = set()
+"""Sources of models that this process has built already: their libraries are imported."""
+
+
+@functools.cache
+def process_start(device: str) -> dict[str, float]:
+    """Seconds that a new process takes to import torch, and to have a context on the device."""
+    command = [sys.executable, "-c", _BEFORE_FIRST_STEP, device]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
+
+
+def measure_step(
+    job: Job, *, device: str = "cuda", seconds: float = 0.5, start: Mapping[str, float] | None = None
+) -> Run:
+    """Measure real steps of a job on one local device for about ``seconds``, after warming up.
+
+    With the ``start`` of a process (``process_start``), also how long the training takes until its steps run
+    at their usual pace; not where the model's library was in use before.
+    """
     if job.cluster.world_size > 1:
         how = "measure steps runs on one, measure campaign on several"
         raise UnsupportedJob(f"cluster: {job.cluster.world_size} devices; {how}")
     _check_machine(job, device)
     try:
+        library, begun = job.workload.model.source, time.perf_counter()
+        fresh = library not in _libraries_in_use
+        _libraries_in_use.add(library)
         stepper = Stepper(job, device)
-        measured, spread = _measure(stepper, device, seconds)
+        build_s = time.perf_counter() - begun
+        measured, spread, first_s = _measure(stepper, device, seconds)
     except ForetrainError:
         raise
     except Exception as error:
@@ -44,7 +79,11 @@ def measure_step(job: Job, *, device: str = "cuda", seconds: float = 0.5) -> Run
     finally:
         if device == "cuda":
             torch.cuda.empty_cache()
-    provenance = {"source": "foretrain measure steps", **machine(device), **spread}
+    provenance = {"source": "foretrain measure steps", **machine(device), **spread, "first_steps_s": first_s}
+    if start and fresh:
+        provenance |= {**start, "build_s": build_s}
+        warm_up_s = max(0.0, sum(first_s) - len(first_s) * measured["step_time_s"])
+        measured["startup_time_s"] = sum(start.values()) + build_s + warm_up_s
     return Run(job=job, measured=measured, provenance=provenance)
 
 
@@ -113,9 +152,12 @@ class Stepper:
             self.update()
 
 
-def _measure(stepper: Stepper, device: str, seconds: float) -> tuple[dict[str, float], dict[str, float]]:
+def _measure(
+    stepper: Stepper, device: str, seconds: float
+) -> tuple[dict[str, float], dict[str, float], list[float]]:
+    """What was measured, how it spreads, and the time of each step of the warm-up."""
     sync: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
-    _warm_up(stepper, sync)
+    first_s = _warm_up(stepper, sync)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with _load(device) as load:
@@ -128,15 +170,19 @@ def _measure(stepper: Stepper, device: str, seconds: float) -> tuple[dict[str, f
         measured |= _phase_times(stepper)
         measured |= _profile(stepper)
         measured["host_issue_s"] = _host_issue(stepper, sync)
-    return measured, {"step_time_min_s": min(times), "step_time_max_s": max(times), "step_groups": len(times)}
+    spread = {"step_time_min_s": min(times), "step_time_max_s": max(times), "step_groups": len(times)}
+    return measured, spread, first_s[:_FIRST_STEPS]
 
 
-def _warm_up(stepper: Stepper, sync: Callable[[], None]) -> None:
-    start, steps = time.perf_counter(), 0
-    while steps < _WARM_UP_STEPS or time.perf_counter() - start < _WARM_UP_S:
+def _warm_up(stepper: Stepper, sync: Callable[[], None]) -> list[float]:
+    """Seconds of each step."""
+    times: list[float] = []
+    while len(times) < _WARM_UP_STEPS or sum(times) < _WARM_UP_S:
+        begin = time.perf_counter()
         stepper()
         sync()
-        steps += 1
+        times.append(time.perf_counter() - begin)
+    return times
 
 
 def _timed_groups(stepper: Stepper, sync: Callable[[], None], seconds: float) -> list[float]:
@@ -252,7 +298,8 @@ def measure_jobs(
 
 def _line(job: Job, device: str, seconds: float) -> dict[str, Any]:
     try:
-        return measure_step(job, device=device, seconds=seconds).to_dict()
+        start = process_start(device)
+        return measure_step(job, device=device, seconds=seconds, start=start).to_dict()
     except ForetrainError as error:
         return {"job": job.to_dict(), "error": str(error)}
 

@@ -106,6 +106,9 @@ class Report:
     interface: str
     machine: str
     versions: Mapping[str, str]
+    startup_time_s: float | None = None
+    """From the start of the process until steps run at their usual pace, beyond as many usual ones; None
+    where it was forked ready, or had run others before."""
 
 
 def shards(sizes: Sequence[int], servers: int) -> list[list[int]]:
@@ -144,6 +147,9 @@ def _measured(task: Task, workers: Sequence[Report]) -> dict[str, float]:
         timed = [worker.epoch_time_s for worker in workers if worker.epoch_time_s is not None]
         extrapolated = [steps * statistics.fmean(worker.step_times_s) for worker in workers]
         measured["epoch_time_s"] = max(timed or extrapolated)
+    starts = [worker.startup_time_s for worker in workers if worker.startup_time_s is not None]
+    if len(starts) == len(workers):
+        measured["startup_time_s"] = max(starts)
     names = ("device_utilization", "memory_utilization", "network_rx_bytes_per_s", "network_tx_bytes_per_s")
     for quantity, resource in zip(names, RESOURCES, strict=True):
         measured[quantity] = statistics.fmean(worker.series.mean(resource) for worker in workers)

@@ -48,8 +48,23 @@ def pin(local_rank: int, cores: int) -> list[int]:
     return pinned
 
 
-def measure(task: Task, rank: int, local_rank: int, cores: Sequence[int]) -> dict[str, Any]:
-    """Take part in a cell whose process group exists; every process returns the whole result."""
+def process_age_s() -> float | None:
+    """Seconds since this process was started; None where the system does not tell."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        began_s = float(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - began_s
+    except (OSError, AttributeError, IndexError, ValueError):
+        return None
+
+
+def measure(
+    task: Task, rank: int, local_rank: int, cores: Sequence[int], *, fresh: bool = False
+) -> dict[str, Any]:
+    """Take part in a cell whose process group exists; every process returns the whole result.
+
+    ``fresh`` says that this process was started for the cell.
+    """
     import torch
     import torch.distributed as dist
 
@@ -58,7 +73,7 @@ def measure(task: Task, rank: int, local_rank: int, cores: Sequence[int]) -> dic
     job = task.read_job()
     device = "cpu" if job.cluster.device.is_cpu else _gpu(local_rank)
     part = _part(task, job, rank, device)
-    report = _measure_steps(task, part, device, cores, _meter(device, local_rank, len(cores)))
+    report = _measure_steps(task, part, device, cores, _meter(device, local_rank, len(cores)), fresh=fresh)
     reports: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(reports, dataclasses.asdict(report))
     return summarize(task, [Report(**{**data, "series": Series(**data["series"])}) for data in reports])
@@ -291,11 +306,15 @@ def _wait(message: Any) -> None:
 # Timing
 
 
-def _measure_steps(task: Task, part: Participant, device: str, cores: Sequence[int], meter: Meter) -> Report:
+def _measure_steps(
+    task: Task, part: Participant, device: str, cores: Sequence[int], meter: Meter, *, fresh: bool
+) -> Report:
     """Warm up, time the steps under the sampler, then the steps without synchronising, then the epoch."""
     protocol = task.protocol
     clock = _synchronising_clock(device)
-    steps = _steps_to_time(protocol, part, clock)
+    warm_up = _timed(part.step, protocol.warmup, clock)
+    age_s = process_age_s() if fresh else None
+    steps = _steps_to_time(protocol, part, warm_up[-1], clock)
     interface = find_interface(task.interface)
     with Sampler(meter, interface=interface, period_s=protocol.period_s) as sampler:
         times = _timed(part.step, steps, clock)
@@ -318,12 +337,14 @@ def _measure_steps(task: Task, part: Participant, device: str, cores: Sequence[i
         interface=interface,
         machine=platform.node(),
         versions=_versions(device),
+        startup_time_s=None if age_s is None else max(0.0, age_s - len(warm_up) * statistics.median(times)),
     )
 
 
-def _steps_to_time(protocol: Protocol, part: Participant, clock: Callable[[], float]) -> int:
-    """How many steps fill the time, by the warm-up; short steps are looked at again, as they settle late."""
-    step_s = _slowest(_timed(part.step, protocol.warmup, clock)[-1])
+def _steps_to_time(protocol: Protocol, part: Participant, warm_s: float, clock: Callable[[], float]) -> int:
+    """How many steps fill the time, by the last one of the warm-up; short steps are looked at again, as they
+    settle late."""
+    step_s = _slowest(warm_s)
     if step_s * protocol.min_steps < protocol.seconds:
         step_s = _slowest(statistics.median(_timed(part.step, protocol.min_steps, clock)))
     return protocol.steps(step_s)
@@ -422,6 +443,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--namespace")
     options = parser.parse_args(arguments)
     die_with_parent()
+    fresh = "torch" not in sys.modules
     task = Task.from_json(options.task.read_text())
     local_rank = int(os.environ.get("LOCAL_RANK", options.rank))
     try:
@@ -429,7 +451,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             enter(options.namespace)
         cores = pin(local_rank, task.cores)
         with _process_group(task, options.rank, options.rendezvous):
-            result = measure(task, options.rank, local_rank, cores)
+            result = measure(task, options.rank, local_rank, cores, fresh=fresh)
             if options.rank == 0:
                 write_atomically(options.out, json.dumps(result))
     except Exception as error:
