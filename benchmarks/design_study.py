@@ -25,7 +25,15 @@ import pandas as pd
 from foretrain.catalog import Catalog
 from foretrain.costs.measured import load_columns
 from foretrain.measure.candidates import Array, Candidates, operator_candidates, table_candidates
-from foretrain.measure.design import Indices, cheap_random_design, design, greedy, grid_design, random_design
+from foretrain.measure.design import (
+    Indices,
+    cheap_random_design,
+    design,
+    greedy,
+    grid_design,
+    half_d_optimal,
+    random_design,
+)
 
 POOL = 16_000
 """Candidates to choose from, drawn anew for every seed."""
@@ -232,13 +240,7 @@ class Choice:
 
     def half(self, count: int, budget_s: float | None) -> Indices:
         """Half of the budget D-optimal, the rest random."""
-        cost, budget = self.limit(count, budget_s)
-        first = self.d_optimal(self.quadratic, count // 2, None if budget_s is None else budget_s / 2)
-        rest = np.setdiff1d(np.arange(len(cost)), first)
-        more = random_design(
-            self.space.features[rest], cost[rest], budget - math.fsum(cost[first]), seed=self.seed
-        )
-        return np.concatenate([first, rest[more]])
+        return half_d_optimal(self.quadratic.features, *self.limit(count, budget_s), seed=self.seed)
 
     def kernel(self, count: int, budget_s: float | None) -> Indices:
         """Greedy only, along one path: a smaller budget is its beginning."""

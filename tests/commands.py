@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from typing import Any
+
 from typer.testing import CliRunner, Result
 
 from foretrain.cli import app
@@ -25,3 +29,24 @@ def fails(*words: str) -> str:
     assert result.stderr.startswith("foretrain: ")
     assert result.stderr.count("\n") == 1
     return str(result.stderr)
+
+
+PATIENCE_S = 300.0
+"""How long a test waits for what must happen, on however busy a machine."""
+
+_WITH_SIGINT = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.Handlers[sys.argv[1]]);"
+    "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+)
+
+
+def begin_python(*words: str, sigint: str = "SIG_DFL", **options: Any) -> subprocess.Popen[str]:
+    """A Python process to send signals to, which answers SIGINT or ignores it (SIG_IGN), however the tests
+    were started."""
+    command = [sys.executable, "-c", _WITH_SIGINT, sigint, *words]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options)
+
+
+def begin(*words: str, sigint: str = "SIG_DFL", **options: Any) -> subprocess.Popen[str]:
+    """The command as a process of its own, in a group of its own."""
+    return begin_python("-m", "foretrain.cli", *words, sigint=sigint, start_new_session=True, **options)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from foretrain.api import make_job
 from foretrain.capture import cache_folder, capture_job, capture_rank
 from foretrain.errors import CaptureError, InputError
 from foretrain.graph import OpGraph
@@ -420,7 +421,7 @@ def test_a_given_graph_is_used_as_it_is(base: Path, traces: list[Job]) -> None:
         (
             {"global_batch": 8},
             r"^training\.global_batch: the graph given\.json\.zst "
-            r"holds 4 samples per micro-batch, the job asks for 8$",
+            r"holds 4 samples per micro-batch, the job asks for 8; give the batch of all devices, here 4$",
         ),
         (
             {"precision": "bf16"},
@@ -435,6 +436,19 @@ def test_a_given_graph_of_another_job_is_refused(base: Path, training: dict[str,
     capture_job(a_job(base)).save(base / "given.json.zst")
     with pytest.raises(InputError, match=message):
         capture_job(graph_job(base, "given.json.zst", **training))
+
+
+def test_a_given_graph_on_several_devices_asks_for_the_batch_of_all_of_them(base: Path) -> None:
+    capture_job(a_job(base)).save(base / "given.json.zst")
+    alone = graph_job(base, "given.json.zst").to_dict()
+    several = {**alone, "cluster": {"device": "t4", "devices_per_node": 2}, "plan": {"data": 2}}
+    with pytest.raises(
+        InputError, match=r"holds 4 .* asks for 2 of 4 over 2; give the batch of all devices, here 8$"
+    ):
+        capture_rank(Job.read(several, base=base))
+    several["training"] = {**several["training"], "global_batch": 8}
+    assert capture_rank(Job.read(several, base=base)).samples == 4
+    assert make_job(str(base / "given.json.zst"), device="t4", devices=2).workload.training.global_batch == 8
 
 
 def test_a_given_graph_that_is_not_there_is_named(base: Path) -> None:

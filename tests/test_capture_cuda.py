@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from foretrain.capture import capture
 from foretrain.capture.tracing import cuda
+from foretrain.catalog import Catalog
+from foretrain.costs.serial import serial_s
 from foretrain.errors import CaptureError
 from foretrain.graph import Operator, OpGraph, Phase
 
@@ -322,17 +324,27 @@ def test_a_recurrence_reserves_memory_for_the_backward_pass_in_training_alone() 
 
 
 class Packed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *lengths: int) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(8, 16)
+        self.lstm, self.lengths = nn.LSTM(8, 16), lengths
 
     def forward(self, x: Tensor) -> Tensor:
-        packed: Tensor = self.lstm(nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3])))[0].data
+        packed: Tensor = self.lstm(nn.utils.rnn.pack_padded_sequence(x, torch.tensor(self.lengths)))[0].data
         return packed
 
 
 def test_a_packed_sequence_is_one_cudnn_call() -> None:
-    assert "_cudnn_rnn" in launched(trace(Packed(), STEPS))
+    assert "_cudnn_rnn" in launched(trace(Packed(5, 3), STEPS))
+
+
+@pytest.mark.parametrize("name", ["_cudnn_rnn", "_cudnn_rnn_backward"])
+def test_a_packed_sequence_takes_as_many_steps_in_turn_as_its_longest(name: str) -> None:
+    device = Catalog.load().device("h200", "device")
+    whole, packed = (
+        serial_s(only(trace(module, STEPS), name), device) for module in (nn.LSTM(8, 16), Packed(5, 5))
+    )
+    assert packed == pytest.approx(whole)
+    assert serial_s(only(trace(Packed(4, 1), STEPS), name), device) < packed
 
 
 # Off again

@@ -57,6 +57,29 @@ def drop_path(batch):
     rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
     return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Dropout(rate)) for rate in rates)), (torch.zeros(batch, 8),)
 
+class Sized(nn.Linear):
+    def __init__(self, width, depth, bias=True): super().__init__(width, depth, bias)
+
+class Square(nn.Linear):
+    def __init__(self, width=48): super().__init__(width, width)
+    def forward(self, x): return super().forward(x.flatten(1))
+
+class Plain: pass
+
+def unnamed(width=8): return nn.Linear(width, width), (torch.zeros(4, width),)
+def last(width=8, *, batch_size): return nn.Linear(width, 3), (torch.zeros(batch_size, width),)
+def deaf(batch): return nn.Linear(8, 3), (torch.zeros(8, 8),)
+def time_first(batch): return nn.Linear(8, 3), (torch.zeros(5, batch, 8),), lambda output: output.sum()
+def tokens(batch): return words(batch), torch.zeros(batch, 6, dtype=torch.long)
+def wrapped(batch): return torch.compile(nn.Linear(8, 3)), (torch.zeros(batch, 8),)
+def part_wrapped(batch):
+    return nn.Sequential(torch.compile(nn.Linear(8, 8)), nn.Linear(8, 3)), (torch.zeros(batch, 8),)
+def compiled_in_place(batch):
+    net = nn.Linear(8, 3)
+    net.compile()
+    return net, (torch.zeros(batch, 8),)
+def not_wrapped(batch): return nn.Linear(8, 3), (torch.zeros(batch, 8),)
+
 def number(batch): return 3
 def four(batch): return module(batch), 1, 2, 3
 def nothing(batch): pass
@@ -191,7 +214,14 @@ def test_a_constructor_may_compute_with_real_numbers(base: Path) -> None:
         ("user.py:four", CaptureError, r"^model user\.py:four: returned tuple; a module"),
         ("user.py:nothing", CaptureError, r"^model user\.py:nothing: returned NoneType; a module"),
         ("user.py:fails", CaptureError, r"^model user\.py:fails: RuntimeError: no weights$"),
-        ("user.py:Named", CaptureError, r"^model user\.py:Named: TypeError: "),
+        ("user.py:Sized", InputError, r"^model\.args\.width: missing; the class Sized needs width, depth$"),
+        ("user.py:Plain", CaptureError, r"^model user\.py:Plain: the class is no torch\.nn\.Module"),
+        ("user.py:unnamed", InputError, r"^model\.name: user\.py:unnamed takes width; .* takes batch is"),
+        (
+            "user.py:deaf",
+            InputError,
+            r"^training\.global_batch: model user\.py:deaf returns inputs of shape \[8, 8\] whatever the batch",
+        ),
         ("syntax.py:make", CaptureError, r"^model .*syntax\.py: SyntaxError: .*line 1"),
         ("raises.py:make", CaptureError, r"^model .*raises\.py: ZeroDivisionError: division by zero$"),
         ("imports.py:make", CaptureError, r"^model .*imports\.py: No module named 'no_such_library'"),
@@ -218,7 +248,94 @@ def test_a_batch_below_one_is_refused(base: Path) -> None:
         load_model(a_job(base, {"source": "python", "name": "user.py:pair"}).workload, 0)
 
 
+@pytest.mark.parametrize(("args", "side"), [({}, 4), ({"width": 27}, 3)])
+def test_a_class_is_built_with_its_defaults_and_the_arguments_of_the_job(
+    base: Path, args: dict[str, Any], side: int
+) -> None:
+    model = {"source": "python", "name": "user.py:Square", "args": args}
+    width = 3 * side * side
+    for batch in (2, 4):
+        graph = trace(base, model, global_batch=batch, image=side)
+        assert (graph.parameters, graph.samples) == (width * width + width, batch)
+
+
+def test_the_batch_goes_to_the_parameter_of_its_name(base: Path) -> None:
+    assert python(base, "user.py:last").parameters == 8 * 3 + 3
+
+
+def test_inputs_may_be_laid_out_by_time_if_they_grow_with_the_batch(base: Path) -> None:
+    assert python(base, "user.py:time_first").samples == 4
+
+
+@pytest.mark.parametrize(
+    ("function", "training", "message"),
+    [
+        (
+            "tokens",
+            {"sequence": 8},
+            r"^training\.sequence: 8 is not what model .*tokens .*inputs of \[4, 6\]$",
+        ),
+        (
+            "pair",
+            {"image": 8},
+            r"^training\.image: \[3, 8, 8\] is not what model .*: inputs of \[4, 3, 4, 4\]$",
+        ),
+        ("pair", {"classes": 8}, r"^training\.classes: 8 is not what model user\.py:pair has: no weight"),
+        ("module", {"image": 4, "sequence": 8}, r"^training\.sequence: not used beside training\.image"),
+    ],
+)
+def test_a_shape_that_the_function_does_not_use_is_refused(
+    base: Path, function: str, training: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        python(base, f"user.py:{function}", **training)
+
+
+def test_a_shape_that_the_functions_inputs_have_is_taken(base: Path) -> None:
+    assert python(base, "user.py:tokens", sequence=6).tokens == 24
+    assert python(base, "user.py:pair", image=4, classes=3).tokens == 0
+
+
+@pytest.mark.parametrize("function", ["wrapped", "part_wrapped", "compiled_in_place"])
+def test_a_compiled_module_needs_a_job_that_says_so(base: Path, function: str) -> None:
+    with pytest.raises(
+        InputError, match=r"^training\.compile: false, but model .* wrapped in torch\.compile"
+    ):
+        python(base, f"user.py:{function}")
+    graph = python(base, f"user.py:{function}", compile=True)
+    if function != "part_wrapped":
+        assert launched(graph) == launched(python(base, "user.py:not_wrapped"))
+    assert launched(graph)[0] == "addmm"
+
+
 # The image libraries
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "message"),
+    [
+        (
+            {"source": "timm", "name": "resnet10t"},
+            {"sequence": 8},
+            r"^training\.sequence: 8 is not used by a timm",
+        ),
+        (
+            {"source": "torchvision", "name": "resnet18"},
+            {"sequence": 8},
+            r"^training\.sequence: 8 is not used by a torchvision model$",
+        ),
+        (
+            {"source": "torchvision", "name": "squeezenet1_1", "args": {"num_classes": 5}},
+            {"classes": 7},
+            r"^training\.classes: 7 contradicts model\.args\.num_classes = 5$",
+        ),
+    ],
+)
+def test_what_a_library_model_would_ignore_is_refused(
+    base: Path, model: dict[str, Any], training: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        trace(base, model, **training)
 
 
 @pytest.mark.parametrize(("source", "name"), [("timm", "resnet10t"), ("torchvision", "squeezenet1_1")])
@@ -319,14 +436,127 @@ def test_vit_takes_its_image_from_the_configuration_or_the_job(
             r"^model\.task: missing; allowed are causal-lm, ",
         ),
         ({"model_type": "llama", **TINY}, "causal-lm", {}, r"^training\.sequence: missing"),
+        (
+            {"model_type": "llama", **TINY, "hiden_size": 64},
+            "causal-lm",
+            {"sequence": 8},
+            r"^model\.config\.hiden_size: 'hiden_size' is not a key of llama; .*did you mean hidden_size ",
+        ),
+        (
+            {"model_type": "llava", "text_config": {"model_type": "llama", "hiden_size": 64}},
+            "base",
+            {"sequence": 8},
+            r"^model\.config\.text_config\.hiden_size: ",
+        ),
+        (
+            {"model_type": "llama", **TINY, "num_hidden_layers": -2},
+            "causal-lm",
+            {"sequence": 8},
+            r"^model\.config\.num_hidden_layers: -2 is not 1 or more$",
+        ),
+        (
+            {"model_type": "gpt2", "n_layer": 0},
+            "causal-lm",
+            {"sequence": 8},
+            r"^model\.config\.n_layer: 0 is not 1 or more$",
+        ),
+        (
+            {"model_type": "gpt2", "n_layer": 1, "num_hidden_layers": 2},
+            "causal-lm",
+            {"sequence": 8},
+            r"^model\.config\.(n_layer|num_hidden_layers): \d contradicts another key; the model would have \d$",
+        ),
+        (
+            {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16},
+            "causal-lm",
+            {"sequence": 17},
+            r"^training\.sequence: 17 is beyond the 16 positions of gpt2; ",
+        ),
+        (
+            {"model_type": "roberta", **TINY, "max_position_embeddings": 18},
+            "masked-lm",
+            {"sequence": 17},
+            r"^training\.sequence: 17 is beyond the 16 positions of roberta; ",
+        ),
+        (
+            {"model_type": "llama", **TINY},
+            "causal-lm",
+            {"sequence": 8, "classes": 5},
+            r"^training\.classes: 5 is not used by task = 'causal-lm'$",
+        ),
+        (
+            {"model_type": "bert", **TINY},
+            "masked-lm",
+            {"sequence": 8, "image": 32},
+            r"^training\.image: 32 is not used by bert, task = 'masked-lm'$",
+        ),
+        (
+            {**VIT, "image_size": 32},
+            None,
+            {"sequence": 8},
+            r"^training\.sequence: 8 is not used by vit, task = 'image-classification'$",
+        ),
+        (
+            {**VIT, "image_size": 32, "num_labels": 4},
+            None,
+            {"classes": 8},
+            r"^training\.classes: 8 contradicts model\.config\.num_labels = 4$",
+        ),
     ],
-    ids=["type", "task", "no task", "no sequence"],
-)
+    ids=[
+        "type", "task", "no task", "no sequence", "typo", "nested typo", "negative", "zero", "two names",
+        "positions", "padded positions", "classes", "image", "sequence", "labels",
+    ],
+)  # fmt: skip
 def test_what_is_wrong_with_a_configuration_is_said(
     base: Path, config: dict[str, Any], task: str | None, training: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
         transformer(base, config, task, **training)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama", **TINY, "rope_theta": 5e5, "pad_token_id": -1, "max_position_embeddings": 4},
+        {"model_type": "qwen3_moe", **TINY, "head_dim": 16, "num_key_value_heads": 2},
+        {"model_type": "gpt2", "n_layer": 1, "num_hidden_layers": 1, "n_embd": 32, "n_head": 2},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_keys_that_only_the_models_code_reads_are_taken(base: Path, config: dict[str, Any]) -> None:
+    assert transformer(base, config, "causal-lm", sequence=8).tokens == 32
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "training"),
+    [
+        ({"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2}, "causal-lm", {"sequence": 8}),
+        ({"model_type": "bert", **TINY}, "masked-lm", {"sequence": 8}),
+        ({"model_type": "bert", **TINY}, "question-answering", {"sequence": 8}),
+        ({"model_type": "bert", **TINY}, "sequence-classification", {"sequence": 8}),
+        (T5, None, {"sequence": 8}),
+        ({**VIT, "image_size": 32}, None, {}),
+        ({**VIT, "image_size": 32}, "masked-image-modeling", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_inference_computes_no_loss(
+    base: Path, config: dict[str, Any], task: str | None, training: dict[str, Any]
+) -> None:
+    served = transformer(base, config, task, mode="infer", precision="bf16", **training)
+    assert {op.phase for op in served.ops} == {"forward"}
+    assert not {"_log_softmax", "nll_loss_forward"} & set(launched(served))
+    sizes = [spec.dtype for op in served.ops for spec in op.operator.outputs if 100 in spec.shape[-1:]]
+    assert "float32" not in sizes  # logits are not made wide for a loss
+    model = {"source": "transformers", "config": config, **({"task": task} if task else {})}
+    names = load_model(a_job(base, model, mode="infer", **training).workload, 2, "cpu").inputs
+    assert not {"labels", "start_positions", "end_positions", "bool_masked_pos"} & set(names)
+
+
+def test_a_seq2seq_model_is_served_with_tokens_for_its_decoder(base: Path) -> None:
+    graph = transformer(base, T5, sequence=8, mode="infer")
+    assert any("decoder.block.1" in op.layer for op in graph.ops)
 
 
 # ONNX

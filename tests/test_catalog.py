@@ -284,7 +284,7 @@ def test_a_new_device_needs_its_data_sheet_only(tmp_path: Path) -> None:
         """,
     )
     cluster = Cluster.read({"node": "x1-box"}, Catalog.load(path))
-    assert cluster.device.peak_flops("fp16") == 50e12
+    assert cluster.device.peak_flops("fp16") == 400e12
     assert cluster.intra_node.kind == "pcie"
     assert cluster.inter_node.bandwidth_bytes_per_s == 25e9
     assert Catalog.load(path).device("X") == cluster.device

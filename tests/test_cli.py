@@ -6,10 +6,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 
 import foretrain
-from commands import fails, ok, run
+from commands import PATIENCE_S, fails, ok, run
 from foretrain import predictors
 from foretrain.cli.app import COMMANDS
 from foretrain.job import Run
@@ -27,11 +25,6 @@ import torch
 
 def net(batch, width=16):
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, width), torch.nn.ReLU(), torch.nn.Linear(width, 10))
-
-def asleep(batch):
-    import pathlib, time
-    pathlib.Path("asleep").touch()
-    time.sleep(60)
 """
 JOB = """
 [model]
@@ -68,7 +61,7 @@ def process(*words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "foretrain.cli", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -224,6 +217,7 @@ def test_user_catalogue(folder: Path) -> None:
             ["training.image", "'big'", "a side length or channels,height,width"],
         ),
         (["job.toml", "--devices", "3"], ["training.global_batch", "8", "plan.data = 3"]),
+        (["job.toml", "--devices", "12"], ["devices: 12 does not fill nodes of 8", "such as 2 of 6 each"]),
         (["job.toml", "--devices", "8", "--nodes", "3"], ["devices", "8", "nodes = 3"]),
         (["job.toml", "--micro-batch", "3"], ["plan.micro_batch", "3", "global batch 8"]),
         (["job.toml", "--predictor", "oracle"], ["predictor", "'oracle'", "roofline"]),
@@ -342,22 +336,6 @@ def test_the_file_of_jobs_is_not_overwritten() -> None:
     assert "cannot be written" in fails("predict", "--jobs", "jobs.jsonl", "--out", "nowhere/out.jsonl")
 
 
-def test_ctrl_c_keeps_what_is_done(folder: Path) -> None:
-    write_lines("jobs.jsonl", [job(), job(model={"source": "python", "name": "tiny.py:asleep"}), job()])
-    words = [sys.executable, "-m", "foretrain.cli", "predict", "--jobs", "jobs.jsonl", "--out", "out.jsonl"]
-    running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (folder / "asleep").exists():
-        time.sleep(0.05)
-    time.sleep(0.3)
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert "1 of 3 jobs done" in said
-    assert "Traceback" not in said
-    assert [json.loads(line)["line"] for line in (folder / "out.jsonl").read_text().splitlines()] == [1]
-
-
 # Speed
 
 
@@ -371,7 +349,7 @@ def test_a_cached_graph_needs_no_more_than_the_base_install() -> None:
         "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert "time per step" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
@@ -385,7 +363,7 @@ def test_a_closed_pipe_is_silent() -> None:
         stdout=write,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     os.close(write)
     assert done.stderr == ""

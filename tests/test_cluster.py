@@ -21,7 +21,7 @@ def read(**section: Any) -> Cluster:
 
 LINKS_IN_NODE = st.sampled_from(["nvswitch", "NVLink mesh", "pcie", "infinity-fabric"])
 NETWORKS = st.sampled_from(["infiniband", "roce", "efa", "ethernet"])
-RATES = st.floats(1e8, 1e12) | st.sampled_from(["400 Gb/s", "900 GB/s", "25 GB/s"])
+RATES = st.floats(1e8, 1e12) | st.sampled_from(["400 Gb/s", "900 GB/s", "25 GB/s", "100 kb/s"])
 
 
 def links(kinds: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
@@ -32,7 +32,7 @@ def links(kinds: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
 LINKS = {"intra_node": links(LINKS_IN_NODE), "inter_node": links(NETWORKS)}
 GPUS = st.sampled_from([name for name in CATALOG.names("devices") if name != "cpu"] + ["h100", "RTX 3090"])
 BARE = st.fixed_dictionaries(
-    {"device": GPUS}, optional={"nodes": st.integers(1, 512), "devices_per_node": st.integers(1, 16), **LINKS}
+    {"device": GPUS}, optional={"nodes": st.integers(1, 512), "devices_per_node": st.integers(1, 8), **LINKS}
 )
 NODES = st.fixed_dictionaries(
     {"node": st.sampled_from(CATALOG.names("nodes"))}, optional={"nodes": st.integers(1, 512), **LINKS}
@@ -45,7 +45,7 @@ PRICES = st.fixed_dictionaries(
     {},
     optional={
         "price": st.floats(0, 100) | st.just("$4.10/h"),
-        "storage_bandwidth": st.floats(1, 1e12) | st.just("2 GB/s"),
+        "storage_bandwidth": st.floats(1e6, 1e12) | st.sampled_from(["2 GB/s", "1 kB/s"]),
         "node_mtbf": st.floats(1, 1e9) | st.just("50d"),
         "restart_time": st.floats(0, 1e5) | st.just("5 min"),
     },
@@ -190,8 +190,16 @@ def test_one_group_is_the_same_as_no_groups() -> None:
             {"device": "t4", "cores_per_device": 2},
             r"cores_per_device: 2 is not allowed, because 't4' is not a CPU",
         ),
+        (
+            {"device": "h100", "devices_per_node": 12},
+            r"cluster\.devices_per_node: 12 is not at most 8, what NVSwitch joins in a node; give nodes",
+        ),
         ({"device": "t4", "price": "cheap"}, r"cluster\.price: 'cheap' is not a price"),
         ({"device": "t4", "price": -1}, r"cluster\.price: -1\.0 is not a number of at least 0"),
+        (
+            {"device": "t4", "inter_node": {"bandwidth": 400}},
+            r"inter_node\.bandwidth: 400 is not a rate with its unit, such as \"400 Gb/s\", or bytes per second",
+        ),
         ({"device": "t4", "node_mtbf": 0}, r"cluster\.node_mtbf: 0\.0 is not a number above 0"),
         ({"device": "t4", "storage_bandwidth": "2 GB"}, r"cluster\.storage_bandwidth: '2 GB' is not a rate"),
         ({"device": "t4", "restart_time": "soon"}, r"cluster\.restart_time: 'soon' is not a time"),

@@ -77,3 +77,63 @@ def test_packing_names_what_is_wrong(
     refused = CliRunner().invoke(app, ["measure", "pack", *words, "-o", "ops.parquet"])
     assert refused.exit_code == 2
     assert sentence in refused.stderr
+
+
+def pack_rows(folder: Path, *words: str, **devices: str) -> tuple[int, str]:
+    """The exit code and what is said of packing a file for each device."""
+    files = [folder / f"{name}.jsonl" for name in devices]
+    for path, device in zip(files, devices.values(), strict=True):
+        path.write_text(json.dumps({**ROW, "key": path.name, "device": device}) + "\n")
+    command = ["measure", "pack", *map(str, files), *words, "-o", str(folder / "ops.parquet")]
+    result = CliRunner().invoke(app, command)
+    return result.exit_code, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "found"),
+    [
+        ("cpu, Some Processor, 2 cores", (), "1 operators of cpu in"),
+        ("NVIDIA A100-SXM4-80GB", (), "1 operators of a100-sxm-80gb in"),
+        ("NVIDIA H200", ("--device", "h200"), "1 operators of h200-sxm-141gb in"),
+        ("NVIDIA H200", (), "'NVIDIA H200' can be h200-sxm-141gb or h200-nvl-141gb"),
+        ("cpu, Some One", ("--device", "h100"), "'h100-sxm-80gb', but the operators were measured on 'cpu"),
+        ("NVIDIA H200", ("--device", "cpu"), "'cpu', but the operators were measured on 'NVIDIA H200'"),
+        ("NVIDIA L4", ("--device", "l40"), "'l40', but the operators were measured on 'NVIDIA L4'"),
+        ("Other GPU", (), "'Other GPU' can be no device of the catalogue"),
+    ],
+)
+def test_the_device_is_that_of_the_rows(
+    tmp_path: Path, said: str, given: tuple[str, ...], found: str
+) -> None:
+    code, told = pack_rows(tmp_path, *given, one=said)
+    assert found in told
+    assert code == (0 if "operators of" in found else 2)
+
+
+def test_a_device_is_filled_in_only_where_it_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "old.jsonl").write_text(json.dumps({**ROW, "key": "old"}) + "\n")
+    words = ["measure", "pack", str(tmp_path / "old.jsonl"), "-o", str(tmp_path / "ops.parquet")]
+    assert "--device: missing" in CliRunner().invoke(app, words).stderr
+    told = CliRunner().invoke(app, [*words, "--device", "h100"]).stderr
+    assert "do not say what they were measured on; taken as h100-sxm-80gb" in told
+    (tmp_path / "old.info.json").write_text('{"device": "NVIDIA H200"}')
+    assert "measured on 'NVIDIA H200'" in CliRunner().invoke(app, [*words, "--device", "h100"]).stderr
+    assert "several devices" in pack_rows(tmp_path, a="NVIDIA H200", b="NVIDIA L4")[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"job": {}, "measured": {}}', ":1: not a measured operator but one of runs"),
+        ('{"name": "mm", "inputs": []}', ":1: not a measured operator but one of operators"),
+        ('{"name": "mm", "inputs": [], "cold_s": 1}', ":1: not a measured operator but without key"),
+        ("words", "cannot be read as measured operators"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "a.jsonl").write_text(line + "\n")
+    words = ["measure", "pack", str(tmp_path / "a.jsonl"), "-o", str(tmp_path / "o.parquet")]
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2
+    assert said in refused.stderr
+    assert refused.stderr.count("\n") == 1

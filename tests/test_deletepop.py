@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from foretrain import predictors
-from foretrain.errors import InputError
+from foretrain.catalog import Catalog
+from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Run
 from foretrain.predictors.base import FILE
 from foretrain.predictors.checks import check_predictor, on_two_devices
 from foretrain.predictors.deletepop.host_fit import fit_host
 from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, OPERATORS, SHIPPED, DeletePopPredictor
-from made_up import MODELS, job, measure
+from made_up import MODELS, job, made_up, measure
 
 
 @pytest.fixture(scope="module")
@@ -234,3 +235,42 @@ def test_a_copy_shares_the_state_and_learns_by_itself(folder: Path) -> None:
     second = copy.deepcopy(first).fit([measure(job(folder), 2.0)])
     assert ratios(first, [job(folder)]) == [1.0]
     assert ratios(second, [job(folder)])[0] > 1.5
+
+
+# What is said of it
+
+
+def test_a_calibration_that_applies_is_said_with_its_runs(folder: Path) -> None:
+    wanted = jobs(folder)
+    learned = DeletePopPredictor().fit([measure(one, 2.0) for one in wanted])
+    (note,) = [note for note in learned.predict(wanted[0]).assumptions if "calibrat" in note]
+    assert note.startswith("calibrated to 10 runs of a100-sxm-80gb: mean error 5")
+    two = on_two_devices(wanted[1])
+    assert note in learned.predict(two).assumptions
+    assert not any("calibrat" in note for note in DeletePopPredictor().predict(wanted[0]).assumptions)
+
+
+def test_calibrations_that_do_not_apply_are_said(folder: Path) -> None:
+    learned = DeletePopPredictor().fit([measure(one, 2.0) for one in jobs(folder)])
+    notes = learned.predict(job(folder, device="t4")).assumptions
+    said = "no calibration applies: the predictor's are of a100-sxm-80gb, the job is of t4"
+    assert said in notes
+
+
+def test_operators_of_cpus_alone_forecast_no_gpu(folder: Path) -> None:
+    learned = DeletePopPredictor().relearn(made_up(Catalog.load().device("cpu"), count=10))
+    with pytest.raises(UnsupportedJob, match=r"cluster.device: 'h100.*' needs operator models.*of a GPU"):
+        learned.predict(job(folder, device="h100"))
+    on_cpu = job(folder, device="cpu")
+    same = DeletePopPredictor().predict(on_cpu)["step_time_s"].median
+    assert learned.predict(on_cpu)["step_time_s"].median == pytest.approx(same, rel=0.01)
+
+
+def test_operators_that_were_never_measured_are_named(folder: Path) -> None:
+    learned = DeletePopPredictor().relearn(made_up(count=20))
+    known, unknown = (learned.predict(one) for one in (job(folder), job(folder, "convolutions", 512, 64)))
+    assert not any("by the roofline alone" in note for note in known.assumptions)
+    (note,) = [note for note in unknown.assumptions if "by the roofline alone" in note]
+    assert "convolution" in note
+    shipped = DeletePopPredictor().predict(job(folder, "convolutions", 512, 64))
+    assert not any("by the roofline alone" in note for note in shipped.assumptions)

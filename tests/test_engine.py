@@ -3,23 +3,28 @@ from."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import golden
 from foretrain import predictors
+from foretrain.errors import InputError
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.scaledl import ScaleDLPredictor
 from foretrain.report import html, to_json, write_trace
 from foretrain.report.breakdown import What, breakdown
+from foretrain.step.exchange import sent_bytes
 from foretrain.step.graph import step_graph
-from foretrain.step.timeline import Timeline
+from foretrain.step.play import Step
+from foretrain.step.timeline import StepUse, Timeline
 
 LLAMA = {
     "source": "transformers",
@@ -91,6 +96,111 @@ def test_what_a_step_goes_to_adds_up_on_every_plan() -> None:
         step = forecast(plan).inside("causes")
         assert sum(step.causes_s.values()) == pytest.approx(step.time_s)
         assert step.device_busy_s <= step.time_s
+
+
+EVERY_PLAN = (
+    *PLANS,
+    *("accumulation", "offload", "inference", "AdaptDL", "ZeRO 2", "tensor and sequence, Megatron"),
+    *("pipeline, 1f1b, nanotron", "pipeline, interleaved, Megatron", "parameter servers", "context"),
+)
+
+
+@pytest.mark.parametrize("plan", EVERY_PLAN)
+def test_the_use_over_a_step_adds_up_to_what_is_forecast(plan: str) -> None:
+    found, step = forecast(plan), forecast(plan).inside("use")
+    use = StepUse.of(step)
+    lengths = np.diff(use.ends_s, prepend=0.0)
+    assert use.time_s == pytest.approx(step.time_s)
+    assert use.busy @ lengths == pytest.approx(found["device_busy_s"].median)
+    assert (use.busy >= 0).all()
+    assert use.busy.max() <= 1 + 1e-9
+    sent = found["network_tx_bytes_per_s"].median if "network_tx_bytes_per_s" in found.quantities else 0.0
+    assert use.sent_bytes_per_s @ lengths == pytest.approx(sent * step.time_s)
+    busy, rate = use.sampled(np.linspace(0.0, 3 * step.time_s, 17)[1:])
+    assert busy.mean() == pytest.approx(found["device_utilization"].median)
+    assert rate.mean() == pytest.approx(sent)
+
+
+@pytest.mark.parametrize("plan", EVERY_PLAN)
+def test_the_device_is_busy_in_the_parts_of_the_step_that_are_its_own(plan: str) -> None:
+    step = forecast(plan).inside("causes")
+    causes = step.causes_s
+    exposed = causes["exposed communication"]
+    on_cpu = step.layout.job.cluster.device.is_cpu
+    assert step.device_busy_s == pytest.approx(causes["computation"] + (0.2 if on_cpu else 1.0) * exposed)
+    if len(step.layout.stages) == 1:
+        assert sum(step.by("phase").values()) == pytest.approx(step.device_busy_s)
+
+
+def test_what_does_not_fit_into_slots_is_in_the_use_of_many_micro_batches() -> None:
+    zero3 = {"shard": "zero3", "micro_batch": 1}
+    step = DeletePopPredictor().step(job({"node": "dgx-h100"}, zero3, global_batch=80, sequence=2048))
+    assert step.time.repeated > 3
+    assert max(slot.end_s for slot in step.time.slots) < 0.5 * step.time_s
+    use = StepUse.of(step)
+    busy, _ = use.sampled(np.linspace(0.0, step.time_s, 6)[1:])
+    assert busy.min() > 0.8 * busy.max()
+
+
+# What a rank sends
+
+
+def _elements(step: Step, *, expert: bool = False) -> int:
+    return sum(w.elements for stage in step.layout.stages for w in stage.weights if w.expert == expert)
+
+
+def test_frozen_parameters_have_no_gradients_to_send() -> None:
+    step = forecast("DDP in a node").inside("bytes")
+    (stage,) = step.layout.stages
+    (blocks,) = stage.chunks
+    frozen = tuple(
+        dataclasses.replace(
+            block, weights=tuple(dataclasses.replace(w, trainable=False) for w in block.weights)
+        )
+        for block in blocks[:-1]
+    )
+    some = dataclasses.replace(stage, chunks=((*frozen, blocks[-1]),))
+    layout = dataclasses.replace(step.layout, stages=(some,))
+    share = sum(w.elements for w in blocks[-1].weights) / _elements(step)
+    assert sent_bytes(layout, some)["replicas"] == pytest.approx(share * step.sent["replicas"])
+
+
+def test_gradients_of_experts_are_sent_to_those_that_hold_the_same_experts() -> None:
+    step = forecast("experts, Megatron").inside("bytes")
+    held, teams = _elements(step, expert=True), step.layout.teams
+    assert teams.expert_data.size > 1
+    assert step.sent["replicas"] > 2 * held * (teams.expert_data.size - 1) / teams.expert_data.size
+
+
+def test_recomputed_collectives_are_sent_again() -> None:
+    plans = ({"tensor": 4}, {"tensor": 4, "recompute": "full"})
+    plain, again = (DeletePopPredictor().step(job({"node": "dgx-h100"}, plan)) for plan in plans)
+    assert 1.3 * plain.sent["team"] < again.sent["team"] < 1.6 * plain.sent["team"]
+
+
+def test_every_chunk_of_an_interleaved_stage_sends_what_the_next_one_reads() -> None:
+    plan = {"pipeline": 2, "micro_batch": 1, "data": 4}
+    chunks = {"schedule": "interleaved", "virtual_stages": 3}
+    once, often = (
+        DeletePopPredictor().step(job({"node": "dgx-h100"}, {**plan, **more})) for more in ({}, chunks)
+    )
+    assert often.sent["stages"] == pytest.approx(5 * once.sent["stages"])
+
+
+def test_parameter_servers_get_each_gradient_once_and_no_gpu_works_meanwhile() -> None:
+    cluster = {"node": "g4dn.12xlarge", "nodes": 2}
+    step = DeletePopPredictor().step(job(cluster, {"servers": 2}, precision="fp32", global_batch=64))
+    assert step.sent["replicas"] == pytest.approx(4 * _elements(step))
+    assert step.causes_s["exposed communication"] > 0.01 * step.time_s
+    assert step.device_busy_s == pytest.approx(step.causes_s["computation"])
+
+
+def test_the_hosts_part_of_an_optimizer_is_not_communication_of_a_pipeline() -> None:
+    two = {"device": "h100", "devices_per_node": 2}
+    step = DeletePopPredictor().step(job(two, {"pipeline": 2, "micro_batch": 1}))
+    work = step.works[step.busiest]
+    assert work.optimizer.alone_s > 1.5 * work.optimizer.device_s
+    assert step.time.exposed_s == 0.0
 
 
 # Recomputation and offload
@@ -195,3 +305,30 @@ def test_a_calibration_of_held_out_devices_is_forgotten(monkeypatch: pytest.Monk
     forgetful = fitted.without(devices=frozenset({"h100-sxm-80gb"}))
     assert forgetful.calibrations_ == {}
     assert forgetful.predict(many)["step_time_s"].median == pytest.approx(time_s, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "said"),
+    [
+        (
+            "v100-sxm-32gb",
+            "amp-bf16",
+            "v100-sxm-32gb has no bf16 rate in the catalogue: products are costed at its fp32",
+        ),
+        ("p100-sxm-16gb", "fp16", "p100-sxm-16gb has no fp16 rate"),
+        ("t4", "tf32", "t4 has no tf32 rate"),
+        ("v100-sxm-32gb", "amp-fp16", None),
+        ("h200", "fp8", None),
+        ("v100-sxm-32gb", "fp32", None),
+    ],
+)
+def test_a_number_format_that_a_device_lacks_is_said(device: str, precision: str, said: str | None) -> None:
+    notes = predictors.get().predict(job({"device": device}, precision=precision)).assumptions
+    assert any(said is not None and said in note for note in notes) == (said is not None)
+    assert any("rate in the catalogue" in note for note in notes) == (said is not None)
+
+
+@pytest.mark.parametrize("device", ["a100-sxm-80gb", "mi250", "v100-sxm-32gb"])
+def test_fp8_is_refused_where_there_are_no_units_for_it(device: str) -> None:
+    with pytest.raises(InputError, match=f"training.precision: 'fp8' cannot run on {device}"):
+        job({"device": device}, precision="fp8")

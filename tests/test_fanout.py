@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -349,36 +347,3 @@ def test_the_address_may_be_left_out() -> None:
     assert with_address(["--ray", "ray://head:10001", "x"]) == ["--ray", "ray://head:10001", "x"]
     assert with_address(["--ray", "--", "head:1"]) == ["--ray=any", "--", "head:1"]
     assert with_address(["--ray=head:1", "x", "--", "--ray"]) == ["--ray=head:1", "x", "--", "--ray"]
-
-
-def test_ctrl_c_leaves_no_process_behind(jobs: Path) -> None:
-    asleep = job(model={"source": "python", "name": "tiny.py:asleep"})
-    write_lines(jobs, [job(), asleep, asleep, job()])
-    words = [
-        sys.executable,
-        "-m",
-        "foretrain.cli",
-        "predict",
-        "--jobs",
-        "jobs.jsonl",
-        "--out",
-        "out.jsonl",
-        "--processes",
-        "2",
-    ]
-    running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    wait_for(jobs.parent / "asleep")
-    time.sleep(0.3)
-    os.killpg(running.pid, signal.SIGINT)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert "of 4 jobs done" in said
-    assert "Traceback" not in said
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        try:
-            os.killpg(running.pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    raise AssertionError("processes are left")

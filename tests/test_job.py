@@ -61,7 +61,7 @@ MODELS = (
             "source": st.just("transformers"),
             "config": TABLES.map(lambda table: {**table, "model_type": "llama"}),
         },
-        optional={"task": st.sampled_from(["causal-lm", "masked-lm"]), "args": TABLES},
+        optional={"task": st.sampled_from(["causal-lm", "masked-lm"])},
     )
 )
 SIZES = {
@@ -109,8 +109,11 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     ) | draw(LENGTHS)
     if draw(st.booleans()):
         del plan["data"]
-    cluster = {"device": draw(st.sampled_from(["h100-sxm-80gb", "t4"])), "devices_per_node": world}
-    return {"model": draw(MODELS), "training": training, "cluster": cluster, "plan": plan}
+    cluster = {"device": draw(st.sampled_from(["h100-sxm-80gb", "l4"])), "nodes": world}
+    model: dict[str, Any] = draw(MODELS)
+    if model["source"] in ("timm", "torchvision"):
+        training.pop("sequence", None)
+    return {"model": model, "training": training, "cluster": cluster, "plan": plan}
 
 
 @given(documents())
@@ -129,10 +132,17 @@ def test_toml_and_json_say_the_same(document: dict[str, Any]) -> None:
     )
 
 
-@given(documents(), st.dictionaries(st.sampled_from(sorted(QUANTITIES)), st.floats(0, 1e12), max_size=4))
+@given(documents(), st.dictionaries(st.sampled_from(sorted(QUANTITIES)), st.floats(1e-9, 1e12), max_size=4))
 def test_a_run_survives_dict_and_json(document: dict[str, Any], measured: dict[str, float]) -> None:
     run = Run.read({"job": document, "measured": measured, "provenance": {"label": "x"}}, catalog=CATALOG)
     assert Run.read(json.loads(json.dumps(run.to_dict())), catalog=CATALOG) == run
+
+
+def test_the_sample_job_of_the_documentation_is_a_job() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "formats.md").read_text(encoding="utf-8")
+    sample = text.partition("```toml\n[model]")[2].partition("```")[0]
+    job = Job.read(tomllib.loads(f"[model]{sample}"), catalog=CATALOG)
+    assert job.cluster.world_size == 128
 
 
 def as_toml(value: Any) -> str:
@@ -255,6 +265,17 @@ def test_a_plan_with_another_product_is_refused_with_every_term(
             {"source": "transformers", "name": None, "config": {}},
             'model.config.model_type: missing; for example "llama" or "bert"',
         ),
+        (
+            "model",
+            {"source": "transformers", "config": {"model_type": "llama"}},
+            "model.name: 'resnet50' is not used; model.config.model_type names a transformers model",
+        ),
+        (
+            "model",
+            {"source": "transformers", "name": None, "config": {"model_type": "llama"}, "args": {"a": 1}},
+            "model.args: a transformers model has its settings in model.config",
+        ),
+        ("training", {"sequence": 8}, "training.sequence: 8 is not used by a timm model"),
     ],
 )
 def test_what_cannot_be_is_refused_by_field_value_and_what_is_allowed(
@@ -303,6 +324,26 @@ def test_a_near_miss_is_suggested(section: str, changes: dict[str, Any], start: 
 def test_a_length_that_is_not_finite_is_refused(value: float) -> None:
     with pytest.raises(InputError, match=r"training\.epochs"):
         read("training", epochs=value, samples=10)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "0", "-0.5"])
+@pytest.mark.parametrize("name", ["step_time_s", "epoch_time_s", "samples_per_s"])
+def test_a_run_time_that_cannot_be_is_refused_with_its_line(tmp_path: Path, name: str, value: str) -> None:
+    good = json.dumps({"job": SMALL, "measured": {"step_time_s": 0.1}})
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f'{good}\n{{"job": {json.dumps(SMALL)}, "measured": {{"{name}": {value}}}}}\n')
+    said = rf"^{path}:2: measured\.{name}: {float(value.replace('Infinity', 'inf'))} is not a finite number"
+    with pytest.raises(InputError, match=f"{said} above zero$"):
+        list(read_runs(path, catalog=CATALOG))
+
+
+def test_a_figure_of_a_run_may_be_zero_but_not_below() -> None:
+    Run.read({"job": SMALL, "measured": {"network_tx_bytes_per_s": 0}}, catalog=CATALOG)
+    with pytest.raises(InputError, match=r"^measured\.power_w: -1.0 is not a finite number, zero or above$"):
+        Run.read({"job": SMALL, "measured": {"power_w": -1}}, catalog=CATALOG)
+    sampled = {"resources": {"figures": {"network_tx_peak": float("nan")}}}
+    with pytest.raises(InputError, match=r"^provenance\.resources\.figures\.network_tx_peak: nan"):
+        Run.read({"job": SMALL, "measured": {}, "provenance": sampled}, catalog=CATALOG)
 
 
 def test_a_job_has_sections_and_no_others() -> None:

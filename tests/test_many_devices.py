@@ -119,6 +119,29 @@ def test_mixed_devices_wait_for_the_slowest_unless_the_batch_follows_their_speed
     assert step_s(job(mixed, balance="speed", **large)) < together["step_time_s"].median
 
 
+def test_memory_follows_the_part_of_the_batch_that_a_device_gets() -> None:
+    def mixed(device: str) -> dict[str, Any]:
+        return {"groups": [{"device": "h100-sxm-80gb"}, {"device": device}]}
+
+    large: dict[str, Any] = {"training": {"global_batch": 128, "framework": "pytorch"}, "micro_batch": 64}
+    even, by_speed = (
+        PREDICTOR.predict(job(mixed("a100-sxm-80gb"), balance=balance, **large))
+        for balance in ("even", "speed")
+    )
+    more = by_speed.memory_by_category["activations"] / even.memory_by_category["activations"]
+    assert more > 1.2
+    assert by_speed.memory_by_category["weights"] == even.memory_by_category["weights"]
+    (note,) = [note for note in by_speed.assumptions if "in proportion to" in note]
+    assert f"h100-sxm-80gb gets {more:.2f} of an even part and peaks at" in note
+    assert f"a100-sxm-80gb gets {2 - more:.2f}" in note
+    assert by_speed["peak_memory_bytes"].median > 1.1 * even["peak_memory_bytes"].median
+    even, by_speed = (PREDICTOR.predict(job(mixed("t4"), balance=b, **large)) for b in ("even", "speed"))
+    assert even.memory_capacity_bytes < 16 * 2**30
+    assert by_speed["peak_memory_bytes"].median > even.memory_capacity_bytes
+    assert by_speed.memory_capacity_bytes > 64 * 2**30
+    assert by_speed.fits
+
+
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
@@ -133,6 +156,7 @@ def test_mixed_devices_wait_for_the_slowest_unless_the_batch_follows_their_speed
         ({"asynchronous": True}, "plan.servers"),
         ({"virtual_stages": 2}, "interleaved"),
         ({"servers": -1}, "-1"),
+        ({"servers": 2, "shard": "zero1"}, "leave out plan.shard = 'zero1'"),
     ],
 )
 def test_impossible_plans_are_refused_in_one_line(plan: dict[str, Any], words: str) -> None:
@@ -245,3 +269,63 @@ def test_a_calibrated_predictor_is_saved_with_its_factors(tmp_path: Any) -> None
         fitted.predict(job())["step_time_s"].median
     )
     assert again.predict(job())["step_time_s"].median > 1.05 * step_s(job())
+
+
+# Parameter servers
+
+WORKERS = {"device": "cpu", "cores_per_device": 4, "nodes": 4}
+SERVED = {"framework": "pytorch", "precision": "fp32", "master_weights": False, "steps": 100}
+
+
+def test_parameter_servers_are_paid_for() -> None:
+    plain, served = job(WORKERS, SERVED), job(WORKERS, SERVED, servers=2)
+    assert plain.price_per_hour is not None
+    assert served.price_per_hour == pytest.approx(plain.price_per_hour * 6 / 4)
+    own = {**WORKERS, "servers": {"nodes": 2, "price": "$3/h"}}
+    assert job(own, SERVED, servers=2).price_per_hour == pytest.approx(plain.price_per_hour + 6)
+    by_cores = {**WORKERS, "servers": {"nodes": 1, "cores": 8}}
+    assert job(by_cores, SERVED, servers=2).price_per_hour == pytest.approx(plain.price_per_hour * 1.5)
+    on_gpus = {"node": "p5.48xlarge"}
+    assert job(on_gpus, servers=2).price_per_hour == job(on_gpus).price_per_hour
+
+
+def test_servers_say_where_they_run_what_they_hold_and_who_pays() -> None:
+    given = job(WORKERS, SERVED, servers=2)
+    (note,) = [note for note in PREDICTOR.predict(given).assumptions if note.startswith("plan.servers")]
+    assert "2 on the workers' nodes" in note
+    assert "each paid as a worker; each holds" in note
+    own = {**WORKERS, "servers": {"nodes": 2, "memory": "64 MiB"}}
+    forecast = PREDICTOR.predict(job(own, SERVED, servers=2))
+    (note,) = [note for note in forecast.assumptions if note.startswith("plan.servers")]
+    assert "2 on 2 nodes of their own; each holds" in note
+    assert "are more than its 64 MiB" in note
+    assert forecast.cost is None
+    assert "no price known for the servers' nodes: no cost" in forecast.assumptions
+
+
+def test_servers_take_the_optimizer_state_off_the_workers_and_get_their_gradients() -> None:
+    plain, served = (PREDICTOR.predict(job(servers=servers)) for servers in (0, 2))
+    assert plain.memory_by_category["optimizer_state"] > 0
+    assert served.memory_by_category["optimizer_state"] == 0
+    weights = 4.0 * served.inside("bytes").layout.graph.parameters
+    assert served.inside("bytes").sent_bytes == pytest.approx(weights, rel=0.01)
+
+
+def test_servers_with_nodes_of_their_own_are_reached_over_the_network() -> None:
+    near = {"device": "cpu", "cores_per_device": 4, "devices_per_node": 4, "inter_node": "1 Gb/s"}
+    far = {**near, "servers": {"nodes": 1, "cores": 4}}
+    assert step_s(job(far, SERVED, servers=1)) > 1.5 * step_s(job(near, SERVED, servers=1))
+    assert Job.read(job(far, SERVED, servers=1).to_dict()) == job(far, SERVED, servers=1)
+
+
+@pytest.mark.parametrize(
+    ("servers", "nodes", "words"),
+    [
+        (0, 1, "1 nodes need parameter servers"),
+        (1, 2, "2 is not at most plan.servers = 1"),
+        (1, 0, "above 0"),
+    ],
+)
+def test_nodes_of_servers_need_servers(servers: int, nodes: int, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        job({**WORKERS, "servers": {"nodes": nodes}}, SERVED, servers=servers)

@@ -60,7 +60,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "question-answering": (language("bert", "question-answering"), {"sequence": 16}),
     "token-classification": (language("bert", "token-classification"), {"sequence": 16, "classes": 5}),
     "sequence-classification": (language("bert", "sequence-classification"), {"sequence": 16, "classes": 5}),
-    "seq2seq-lm": (language("t5", "seq2seq-lm", d_model=32, num_layers=1), {"sequence": 16}),
+    "seq2seq-lm": (
+        {
+            "source": "transformers",
+            "task": "seq2seq-lm",
+            "config": {"model_type": "t5", "d_model": 32, "d_kv": 16, "num_layers": 1, "num_heads": 2},
+        },
+        {"sequence": 16},
+    ),
 }
 
 

@@ -109,7 +109,7 @@ def test_scales_inside_and_beyond_are_forecast(
 def test_a_forecast_beyond_the_runs_says_so_and_is_no_surer(learned: RayModelsPredictor) -> None:
     inside, beyond = learned.predict(job(4, 24)), learned.predict(job(32, 24))
     assert not any("beyond" in note for note in inside.assumptions)
-    assert "beyond those runs in workers" in beyond.assumptions
+    assert "beyond the runs in workers: 32, they have 1 to 8" in beyond.assumptions
     ratios = [forecast["step_time_s"].high / forecast["step_time_s"].median for forecast in (inside, beyond)]
     assert ratios[1] >= ratios[0]
 

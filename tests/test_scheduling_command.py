@@ -120,6 +120,8 @@ def test_logs_traces_and_the_page(tmp_path: Path) -> None:
         (["--predictor", "roofline"], "predictor: needs templates"),
         (["--seeds", "0"], "seeds: 0 is not a whole number of at least 1"),
         (["--cluster", "lots"], "cluster: 'lots' is not a TOML file"),
+        (["--cluster", "8x8xa1000"], "cluster: 'a1000' is not one of"),
+        (["--cluster", "8x8xv100,a1000=2"], "(did you mean a100 or"),
         (["--processes", "0"], "processes: 0 is not a whole number of at least 1"),
         (["--log", "x"], "--log: 'x' is not a file that ends in one of .csv, .parquet"),
         (["--residuals", "nowhere.json"], "nowhere.json: cannot be read"),

@@ -30,6 +30,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from commands import PATIENCE_S, begin_python
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
 from foretrain.job import QUANTITIES, Run
@@ -145,7 +146,7 @@ def server() -> Iterator[sa.URL]:
                     cwd=folder,
                     stdout=output,
                     stderr=output,
-                    timeout=60,
+                    timeout=PATIENCE_S,
                 )
             assert done.returncode == 0, log.read_text()
 
@@ -367,7 +368,7 @@ def _together(work: Callable[..., None], calls: list[tuple[Any, ...]]) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(PATIENCE_S)
         assert worker.exitcode == 0
 
 
@@ -382,7 +383,7 @@ def test_a_killed_writer_leaves_the_store_whole(url: str) -> None:
         "Store._insert = lambda *args: (insert(*args), os.kill(os.getpid(), signal.SIGKILL))\n"
         "store.add(run(i) for i in range(1, 50))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), url], timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), url], timeout=PATIENCE_S)
     assert done.returncode == -signal.SIGKILL
     with Store.open(url) as store:
         assert [found for _, found in store.runs()] == [run(0)]
@@ -595,7 +596,7 @@ def test_an_interrupted_writer_loses_no_earlier_line(tmp_path: Path, number: sig
         "for i in itertools.count():\n"
         "    append_run(Path(sys.argv[1]), {'i': i, 'note': 'x' * 100_000})\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stderr=subprocess.DEVNULL) as writer:
+    with begin_python("-c", code, str(path)) as writer:
         while not path.exists() or path.stat().st_size < 1_000_000:
             assert writer.poll() is None
             time.sleep(0.001)

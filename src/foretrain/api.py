@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +19,7 @@ from foretrain.job import Job
 if TYPE_CHECKING:
     import torch
 
+    from foretrain.graph import OpGraph
 
 DEFAULT_DEVICE = "h100-sxm-80gb"
 _USUAL_IN_NODE = 8
@@ -88,6 +91,10 @@ def make_job(
     if devices is not None and devices % spread:
         raise InputError(f"devices: {devices} does not divide over nodes = {spread}")
     per_node = devices // spread if devices is not None else (1 if node is None else None)
+    if section["source"] == "graph" and batch is None:
+        in_node = per_node or (catalog or Catalog.load()).node(str(node), "cluster.node").devices
+        split = max(1, math.prod(plan.get(name) or 1 for name in ("tensor", "pipeline", "context")))
+        training["global_batch"] *= max(1, spread * in_node // split)
     cluster = {
         "device": device or (DEFAULT_DEVICE if node is None else None), "devices_per_node": per_node,
         "nodes": spread, "node": node,
@@ -109,16 +116,19 @@ def make_job(
 
 
 def nodes_for(devices: int | None, node: str | None, device: str | None, catalog: Catalog | None) -> int:
-    """Nodes that so many devices fill: those of the named node, else of eight GPUs; one where they do not
-    fill them evenly."""
+    """Nodes that so many devices fill: those of the named node, else of eight GPUs; a rest is refused."""
     known = catalog or Catalog.load()
     in_node = known.node(node, "cluster.node").devices if node is not None else _USUAL_IN_NODE
     on_cpu = device is not None and known.device(device, "cluster.device").is_cpu
-    return (
-        devices // in_node
-        if devices is not None and devices > in_node and devices % in_node == 0 and not on_cpu
-        else 1
-    )
+    if devices is None or devices <= in_node or on_cpu:
+        return 1
+    if devices % in_node:
+        even = next(n for n in range(devices // in_node + 1, devices + 1) if devices % n == 0)
+        raise InputError(
+            f"devices: {devices} does not fill nodes of {in_node}; give nodes, such as {even} "
+            f"of {devices // even} each"
+        )
+    return devices // in_node
 
 
 def predict(
@@ -157,10 +167,21 @@ def _job_of_module(module: torch.nn.Module, inputs: Any, loss: Any, options: Map
         raise InputError(f"batch: {batch} is not a multiple of the {graph.samples} samples in the inputs")
     if batch > graph.samples and graph.info["mode"] == "train":
         graph = capture(module, inputs, loss, **captured, accumulate=True)
+    graph = _with_tokens(graph, inputs, options)
     path = cache_folder() / f"module-{graph.digest()[:32]}.json.zst"
     graph.save(path)
     rest = {key: value for key, value in options.items() if key not in captured}
     return make_job(str(path), **{**rest, "batch": batch, "micro_batch": graph.samples})
+
+
+def _with_tokens(graph: OpGraph, inputs: Any, options: Mapping[str, Any]) -> OpGraph:
+    """The graph with the tokens of the sequence length that is given, which the inputs must have."""
+    from foretrain.capture.sources.models import check_inputs
+
+    sequence, image = options.get("sequence"), options.get("image")
+    sides = (3, image, image) if isinstance(image, int) else image
+    check_inputs("the module", inputs, graph.samples, sequence=sequence, image=sides)
+    return graph if sequence is None else dataclasses.replace(graph, tokens=graph.samples * sequence)
 
 
 def _model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -196,6 +217,8 @@ def _training_of_graph(path: Path, training: dict[str, Any], batch: int | None) 
 
     graph = OpGraph.load(path)
     held = {name: graph.info[name] for name in ("mode", "precision", "optimizer") if name in graph.info}
+    if graph.info.get("compile") and training["compile"] is None:
+        held["compile"] = True
     for name, default in (("mode", "train"), ("precision", "fp32"), ("optimizer", None)):
         if name in held and training[name] not in (default, held[name]):
             raise InputError(

@@ -11,7 +11,14 @@ from foretrain import schema
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, check_numbers, read_link
 from foretrain.errors import InputError, UnsupportedJob, invalid
 from foretrain.schema import quantity
-from foretrain.units import format_count, parse_price, parse_rate, parse_seconds
+from foretrain.units import (
+    LEAST_BARE_RATE,
+    format_count,
+    parse_bytes,
+    parse_price,
+    parse_rate,
+    parse_seconds,
+)
 
 __all__ = ["Catalog", "Cluster", "ClusterSpec", "Device", "Group", "GroupSpec", "Link", "LinkSpec", "Node"]
 
@@ -23,6 +30,9 @@ _HDR_BYTES_PER_S, _NDR_BYTES_PER_S = 25e9, 50e9
 """Of InfiniBand adapters at 200 and 400 Gb/s."""
 _NDR_SINCE = 2022
 """The year of devices from which on NDR is assumed."""
+
+_ON_A_BOARD = 8
+"""Devices that an NVSwitch board joins, where the catalogue has no larger node of the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +59,26 @@ class GroupSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerNodes:
+    """Nodes that hold parameter servers and nothing else; without them servers run on the workers' nodes."""
+
+    nodes: int
+    cores: int | None = None
+    memory: float | None = quantity(parse_bytes, default=None)
+    price: float | None = quantity(parse_price, default=None)
+    """Of one node, per hour; by default that of its cores."""
+
+    def __post_init__(self) -> None:
+        check_numbers("cluster.servers", nodes=self.nodes, cores=self.cores, memory=self.memory)
+        check_numbers("cluster.servers", zero=True, price=self.price)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec(GroupSpec):
     """The [cluster] section: one group of nodes, or ``groups`` for a mixed cluster."""
 
     groups: tuple[GroupSpec, ...] = ()
+    servers: ServerNodes | None = None
     price: float | None = quantity(parse_price, default=None)
     storage_bandwidth: float | None = quantity(parse_rate, default=None)
     node_mtbf: float | None = quantity(parse_seconds, default=None)
@@ -90,6 +116,7 @@ class Cluster:
     """The job's own price, when it gives one."""
     price_per_hour: float | None = None
     """Dollars per hour of the whole cluster, by the job's own price or the catalogue; None when unknown."""
+    servers: ServerNodes | None = None
     storage_bandwidth: float | None = None
     """Bytes per second that one node writes checkpoints with."""
     node_mtbf: float | None = None
@@ -120,6 +147,7 @@ class Cluster:
         cluster = cls(
             groups=groups,
             price_per_device_hour=cluster_spec.price,
+            servers=_with_price(cluster_spec.servers, catalog),
             **{name: getattr(cluster_spec, name) for name in _STORAGE_AND_FAILURES},
             assumptions=tuple(note for entry in resolved for note in _notes(*entry, several)),
             specs=tuple(_canonical(spec, group) for _, spec, group in resolved),
@@ -129,7 +157,9 @@ class Cluster:
     def to_dict(self) -> dict[str, Any]:
         """The section in canonical form, for JSON: reading it again gives the same cluster."""
         groups = [_without_empty(dataclasses.asdict(spec)) for spec in self.specs]
-        section = groups[0] if len(groups) == 1 else {"groups": groups}
+        section: dict[str, Any] = groups[0] if len(groups) == 1 else {"groups": groups}
+        if self.servers is not None:
+            section["servers"] = _without_empty(dataclasses.asdict(self.servers))
         beside = {name: getattr(self, name) for name in _STORAGE_AND_FAILURES}
         return {**section, **_without_empty({"price": self.price_per_device_hour, **beside})}
 
@@ -168,6 +198,14 @@ class Cluster:
         return self.groups[0]
 
 
+def _with_price(servers: ServerNodes | None, catalog: Catalog) -> ServerNodes | None:
+    """Server nodes at the catalogue's price of their cores, where the job gives none."""
+    if servers is None or servers.price is not None or servers.cores is None:
+        return servers
+    core = catalog.price("cpu")
+    return servers if core is None else dataclasses.replace(servers, price=core.per_hour * servers.cores)
+
+
 def _group_specs(cluster_spec: ClusterSpec) -> dict[str, GroupSpec]:
     """The groups by the path of their fields; what stands beside ``groups`` holds where a group has none."""
     if not cluster_spec.groups:
@@ -189,6 +227,8 @@ def _group(where: str, spec: GroupSpec, catalog: Catalog) -> Group:
     node = None if spec.node is None else catalog.node(spec.node, f"{where}.node")
     device = _device(where, spec, node, catalog)
     per_node = _devices_per_node(f"{where}.devices_per_node", spec.devices_per_node, node)
+    if node is None and spec.intra_node is None:
+        _check_switch(f"{where}.devices_per_node", device, per_node, catalog)
     intra, inter = (
         (node.intra_node, node.inter_node) if node else (LinkSpec(), _usual_network(device, per_node))
     )
@@ -235,6 +275,19 @@ def _devices_per_node(where: str, count: int | None, node: Node | None) -> int:
     if count > node.devices:
         raise invalid(where, count, f"at most {node.devices}, what node {node.name!r} has")
     return _count(where, count)
+
+
+def _check_switch(where: str, device: Device, count: int, catalog: Catalog) -> None:
+    """No more devices behind one NVSwitch than any node has."""
+    if count > _ON_A_BOARD and device.link == "nvswitch" and not device.link_optional:
+        nodes = [catalog.node(name) for name in catalog.names("nodes")]
+        known = [
+            node.domain or node.devices for node in nodes if device.name in (node.device, *node.variants)
+        ]
+        most = max([_ON_A_BOARD, *known])
+        if count > most:
+            allowed = f"at most {most}, what NVSwitch joins in a node; give nodes, or intra_node of your own"
+            raise invalid(where, count, allowed)
 
 
 def _count(where: str, count: int | None) -> int:
@@ -314,4 +367,7 @@ def _with_kind(spec: LinkSpec | None, link: Link) -> LinkSpec | None:
 
 def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
     filled = {key: value for key, value in table.items() if value is not None}
+    for rate in filled.keys() & {"bandwidth", "storage_bandwidth"}:
+        if 0 < filled[rate] < LEAST_BARE_RATE:
+            filled[rate] = f"{filled[rate]!r} B/s"
     return {key: _without_empty(value) if isinstance(value, dict) else value for key, value in filled.items()}

@@ -34,6 +34,8 @@ class RankMemory:
     by_category: Mapping[str, float]
     cached_bytes: float = 0.0
     """Held by the caching allocator and in no tensor at the peak."""
+    capacity_bytes: float | None = None
+    """Of its device, where the ranks of a mixed cluster hold parts of the batch of their own size."""
 
     @property
     def allocated_bytes(self) -> float:
@@ -85,8 +87,8 @@ class Forecast:
 
     @property
     def price_per_hour(self) -> float | None:
-        """Dollars for the whole cluster."""
-        return self.job.cluster.price_per_hour
+        """Dollars for the whole cluster, with its parameter servers."""
+        return self.job.price_per_hour
 
     @property
     def cost(self) -> Estimate | None:
@@ -106,8 +108,9 @@ class Forecast:
 
     @property
     def memory_capacity_bytes(self) -> float:
-        """Of the smallest device."""
-        return min(group.device.memory_bytes for group in self.job.cluster.groups)
+        """Of the smallest device; where a batch is split by speed, of the device that is fullest."""
+        own = [rank.capacity_bytes for rank in self.ranks if rank.capacity_bytes is not None]
+        return min(own or [group.device.memory_bytes for group in self.job.cluster.groups])
 
     @property
     def memory_by_category(self) -> dict[str, int]:

@@ -48,7 +48,7 @@ QUANTITIES: dict[str, str] = {
     "reserved_memory_bytes": "B",
     "samples_per_s": "/s", "tokens_per_s": "/s", "epoch_time_s": "s", "total_time_s": "s",
     "startup_time_s": "s",
-    "device_utilization": "", "memory_utilization": "", "power_w": "W",
+    "device_utilization": "", "memory_utilization": "", "memory_busy": "", "power_w": "W",
     "network_tx_bytes_per_s": "B/s", "network_rx_bytes_per_s": "B/s", **RESOURCE_FIGURES,
 }  # fmt: skip
 """Every quantity that a run may carry and a forecast may give, with its SI unit."""
@@ -79,6 +79,12 @@ class Model:
                 )
             if self.config is not None and "model_type" not in self.config and self.name is None:
                 raise InputError('model.config.model_type: missing; for example "llama" or "bert"')
+            if self.name is not None and self.config is not None and "model_type" in self.config:
+                raise InputError(
+                    f"model.name: {self.name!r} is not used; model.config.model_type names a transformers model"
+                )
+            if self.args:
+                raise InputError("model.args: a transformers model has its settings in model.config")
         else:
             if not self.name:
                 raise InputError(f"model.name: missing; a {self.source} model is given by name")
@@ -249,6 +255,11 @@ class Plan:
             raise invalid("plan.servers", self.servers, "0 (all-reduce) or more")
         if self.asynchronous and not self.servers:
             raise InputError("plan.asynchronous: true needs parameter servers; give plan.servers")
+        if self.servers and (self.shard != "none" or self.offload):
+            held = "plan.offload" if self.offload else f"plan.shard = {self.shard!r}"
+            raise InputError(
+                f"plan.servers: {self.servers} hold the optimizer state already; leave out {held}"
+            )
         if self.virtual_stages is not None and self.schedule != "interleaved":
             raise InputError(
                 f"plan.virtual_stages: {self.virtual_stages} needs "
@@ -263,6 +274,12 @@ class Workload:
     model: Model
     training: Training
     base: Path = Path()
+
+    def __post_init__(self) -> None:
+        if self.model.source in ("timm", "torchvision") and self.training.sequence is not None:
+            raise InputError(
+                f"training.sequence: {self.training.sequence} is not used by a {self.model.source} model"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +302,24 @@ class Job:
             object.__setattr__(self, "plan", dataclasses.replace(plan, data=world // rest))
         self._check_product()
         self._check_batch()
+        self._check_precision()
+        self._check_servers()
+
+    def _check_servers(self) -> None:
+        own, servers = self.cluster.servers, self.plan.servers
+        if own is not None and not servers:
+            raise InputError(f"cluster.servers: {own.nodes} nodes need parameter servers; give plan.servers")
+        if own is not None and own.nodes > servers:
+            raise invalid("cluster.servers.nodes", own.nodes, f"at most plan.servers = {servers}")
+
+    def _check_precision(self) -> None:
+        """fp8 runs nowhere but on units of its own; other formats that a device lacks run as wider ones."""
+        for device in (group.device for group in self.cluster.groups):
+            if self.workload.training.precision == "fp8" and device.fp8 is None:
+                raise InputError(
+                    f"training.precision: 'fp8' cannot run on {device.name}, which has no fp8 rate in the "
+                    "catalogue; use bf16 or fp16, or a device that has one"
+                )
 
     def _check_product(self) -> None:
         plan = self.plan
@@ -309,6 +344,28 @@ class Job:
                 f"plan.micro_batch: {plan.micro_batch} x data {plan.data} "
                 f"= {plan.micro_batch * plan.data} does not divide the global batch {batch}"
             )
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Dollars for the whole cluster and its parameter servers; None when a price is not known.
+
+        Servers on GPU nodes, or on nodes that are paid whole, come with them; on CPUs each takes the cores of
+        a worker.
+        """
+        price, own = self.cluster.price_per_hour, self.cluster.servers
+        if price is None or not self.plan.servers:
+            return price
+        if own is not None:
+            return None if own.price is None else price + own.price * own.nodes
+        if self.servers_take_cores:
+            return price * (1 + self.plan.servers / self.cluster.world_size)
+        return price
+
+    @property
+    def servers_take_cores(self) -> bool:
+        """Whether parameter servers need cores beside those of the workers, which someone has to pay."""
+        bare = all(group.device.is_cpu and group.node is None for group in self.cluster.groups)
+        return bool(self.plan.servers) and self.cluster.servers is None and bare
 
     @property
     def micro_batch(self) -> int:
@@ -393,6 +450,7 @@ class Run:
         for name in measured:
             if name not in QUANTITIES:
                 raise unknown(f"measured.{name}", name, QUANTITIES, "a known quantity; allowed are")
+        _check_measured(measured, "measured")
         provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
         measured = {**sampled_figures(provenance), **measured}
         return cls(
@@ -413,9 +471,24 @@ def sampled_figures(provenance: Mapping[str, Any]) -> dict[str, float]:
     figures = resources.get("figures") if isinstance(resources, Mapping) else None
     if not isinstance(figures, Mapping):
         return {}
-    return {
+    sampled = {
         name: float(figures[name]) for name in RESOURCE_FIGURES if isinstance(figures.get(name), int | float)
     }
+    _check_measured(sampled, "provenance.resources.figures")
+    return sampled
+
+
+_ABOVE_ZERO = ("_time_s", "samples_per_s", "tokens_per_s")
+"""How the names of times and rates end, which no run can have at zero."""
+
+
+def _check_measured(figures: Mapping[str, float], where: str) -> None:
+    """Refuse what nothing can be learned from or compared with."""
+    for name, value in figures.items():
+        if name.endswith(_ABOVE_ZERO) and not 0 < value < math.inf:
+            raise invalid(f"{where}.{name}", value, "a finite number above zero")
+        if not 0 <= value < math.inf:
+            raise invalid(f"{where}.{name}", value, "a finite number, zero or above")
 
 
 def path_seen_from(name: str, base: Path, folder: Path) -> str:

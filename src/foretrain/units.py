@@ -36,9 +36,16 @@ def parse_bytes(value: float | str, field: str = "size") -> float:
     return float(match[1]) * _PREFIX[match[2] or ""]
 
 
+LEAST_BARE_RATE = 1e6
+"""Bytes per second below which a rate needs its unit: ``bandwidth = 400`` was meant in some other one."""
+
+
 def parse_rate(value: float | str, field: str = "bandwidth") -> float:
     """Bytes per second from a number or text: "900 GB/s" are bytes, "400 Gb/s" (Gbit/s, Gbps) are bits."""
     if isinstance(value, int | float) and not isinstance(value, bool):
+        if 0 < value < LEAST_BARE_RATE:
+            allowed = f"bytes per second of at least {LEAST_BARE_RATE:,.0f}"
+            raise invalid(field, value, f'a rate with its unit, such as "400 Gb/s", or {allowed}')
         return float(value)
     match = re.fullmatch(rf"\s*{_NUMBER}\s*([kKMGTP]i?)?(B/s|b/s|bit/s|bps)\s*", str(value))
     if match is None:

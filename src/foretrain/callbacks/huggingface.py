@@ -16,6 +16,7 @@ import transformers
 
 from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name
 from foretrain.callbacks.recorder import Recorder
+from foretrain.capture.sources.transformers_models import ignored_keys
 from foretrain.errors import InputError
 
 _TASKS = {
@@ -94,6 +95,8 @@ def model_section(model: Any) -> dict[str, Any]:
         for key, value in config.to_dict().items()
         if key not in _NOT_SHAPE and usual.get(key, ...) != value
     }
+    for key in ignored_keys(config, shape):
+        del shape[key]
     if "id2label" in usual and config.num_labels != len(usual["id2label"]):
         shape["num_labels"] = config.num_labels
     attention = getattr(config, "_attn_implementation", None)

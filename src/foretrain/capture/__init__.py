@@ -14,7 +14,7 @@ from foretrain.capture.cache import cache_folder, found_or_traced, read_graph
 from foretrain.capture.keys import accumulates, library_versions
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line
 from foretrain.graph import OpGraph, Weight
-from foretrain.job import Job, Plan
+from foretrain.job import Job, Plan, Training
 
 if TYPE_CHECKING:
     import torch
@@ -43,12 +43,14 @@ def capture(
 
     It is copied to the meta device: neither its weights nor its state are touched.
 
+    One that ``torch.compile`` was applied to is traced as it was before; ``info["compile"]`` says so.
+
     Without ``loss``, an output with a ``.loss`` uses it and logits get cross-entropy. ``samples`` defaults to
     the length of the first input.
     """
     import torch
 
-    from foretrain.capture.sources.models import classifier_loss
+    from foretrain.capture.sources.models import classifier_loss, is_compiled, without_compile
     from foretrain.capture.tracing.tracer import trace_step
 
     arguments = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
@@ -61,13 +63,15 @@ def capture(
         None,
     )
     batch = samples or (first.shape[0] if first is not None and first.dim() else 1)
+    compiled = is_compiled(module)
+    module = getattr(module, "_orig_mod", module)
     return trace_step(
-        _on_meta(module), arguments, loss or classifier_loss(), samples=batch, tokens=tokens, mode=mode,
+        without_compile(_on_meta(module)), arguments, loss or classifier_loss(), samples=batch, tokens=tokens, mode=mode,
         precision=precision, optimizer=optimizer,
         master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
         info={
             "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,
-            "versions": library_versions(),
+            "versions": library_versions(), **({"compile": True} if compiled else {}),
         },
     )  # fmt: skip
 
@@ -167,9 +171,12 @@ def _given_graph(job: Job) -> OpGraph:
             f"the job has {job.accumulation} micro-batches per step"
         )
     if graph.samples != job.micro_batch:
+        ranks = (job.plan.data or 1) * job.accumulation
+        spread = f" of {job.workload.training.global_batch} over {ranks}" if ranks > 1 else ""
         raise InputError(
-            f"training.global_batch: the graph {path.name} holds "
-            f"{graph.samples} samples per micro-batch, the job asks for {job.micro_batch}"
+            f"training.global_batch: the graph {path.name} holds {graph.samples} samples per micro-batch, "
+            f"the job asks for {job.micro_batch}{spread}; give the batch of all devices, "
+            f"here {graph.samples * ranks}"
         )
     for field in ("mode", "precision", "optimizer"):
         if field in graph.info and graph.info[field] != getattr(job.workload.training, field):
@@ -177,7 +184,23 @@ def _given_graph(job: Job) -> OpGraph:
                 f"training.{field}: the graph {path.name} was captured "
                 f"with {graph.info[field]!r}, the job asks for {getattr(job.workload.training, field)!r}"
             )
+    _check_shapes(graph, job.workload.training, path.name)
     return graph
+
+
+def _check_shapes(graph: OpGraph, training: Training, name: str) -> None:
+    """Refuse what a job says of its inputs where the graph's are others."""
+    if graph.info.get("compile") and not training.compile:
+        raise InputError(f"training.compile: false, but the graph {name} is of a compiled module")
+    if training.sequence is not None and graph.tokens != graph.samples * training.sequence:
+        held = f"{graph.tokens // graph.samples} tokens per sample" if graph.tokens else "no sequences"
+        raise InputError(f"training.sequence: {training.sequence}, but the graph {name} holds {held}")
+    image, classes = training.image_shape, training.classes
+    shapes = {spec.shape for operator in graph.operators for spec in operator.inputs}
+    if image is not None and not any(shape[-3:] == image for shape in shapes):
+        raise InputError(f"training.image: {list(image)}, but the graph {name} holds no such images")
+    if classes is not None and not any(classes in shape for shape in shapes):
+        raise InputError(f"training.classes: {classes}, but no tensor of the graph {name} is as wide")
 
 
 def _needs_torch() -> None:

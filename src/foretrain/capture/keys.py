@@ -16,8 +16,8 @@ from typing import Any
 from foretrain.errors import InputError
 from foretrain.job import Job, Model
 
-_REVISION = 3
-"""Raised when the tracer changes what it records, so that older cached graphs are made anew."""
+_REVISIONS = {"timm": 3, "torchvision": 3, "transformers": 4, "python": 4, "onnx": 4}
+"""Raised when what is traced of a source's models changes, so that older cached graphs are made anew."""
 
 _LIBRARIES = {
     "timm": ("torch", "timm"),
@@ -53,7 +53,7 @@ def graph_key(job: Job, split: Mapping[str, Any] | None, batch: int | None) -> s
     sizes."""
     model, training = job.workload.model, job.workload.training
     content = {
-        "revision": _REVISION,
+        "revision": _REVISIONS[model.source],
         "model": [model.source, model.name, model.args, model.task, model.config],
         "training": [
             training.mode, training.sequence, training.image_shape, training.classes,

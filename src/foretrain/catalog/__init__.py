@@ -26,7 +26,7 @@ VARIABLE = "FORETRAIN_CATALOG"
 """Of the environment: the user's own files, joined as in PATH."""
 
 _PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-_SLOWER_DTYPE = {"fp4": "fp8", "fp8": "bf16", "int8": "fp16", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
+_SLOWER_DTYPE = {"fp4": "fp8", "fp8": "bf16", "int8": "fp16", "bf16": "fp32", "fp16": "bf16", "tf32": "fp32"}
 
 
 def check_numbers(where: str, *, zero: bool = False, **values: float | None) -> None:
@@ -123,8 +123,8 @@ class Device:
         """Peak dense FLOP/s of matrix products in ``dtype``.
 
         What the device has no fast unit for runs as the next wider type that torch would use: fp4 as fp8, fp8
-        as bf16, int8 as fp16; tf32, bf16 and fp16 as fp32. fp32 is the better of vector and full-precision
-        matrix units. A missing fp64 figure is 1/32 of fp32 (on a CPU: 1/2).
+        as bf16, int8 as fp16, fp16 as bf16; tf32 and bf16 as fp32. fp32 is the better of vector and
+        full-precision matrix units. A missing fp64 figure is 1/32 of fp32 (on a CPU: 1/2).
 
         >>> Catalog.load().device("h100").peak_flops("bf16")
         989400000000000.0
@@ -137,6 +137,16 @@ class Device:
             raise unknown("dtype", dtype, [*_SLOWER_DTYPE, "fp32", "fp64"])
         rate: float | None = getattr(self, dtype)
         return rate or self.peak_flops(_SLOWER_DTYPE[dtype])
+
+    def costed_as(self, dtype: str) -> str:
+        """The format whose rate ``peak_flops`` gives for another: itself where the device has units for it.
+
+        >>> Catalog.load().device("v100").costed_as("bf16")
+        'fp32'
+        """
+        while dtype in _SLOWER_DTYPE and getattr(self, dtype) is None:
+            dtype = _SLOWER_DTYPE[dtype]
+        return dtype
 
     @property
     def _vector_flops(self) -> float:

@@ -3,9 +3,10 @@ people."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from foretrain.errors import ForetrainError
+from foretrain.interrupts import ended_as_interrupted, exit_code
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -68,14 +70,15 @@ class _Commands(TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except ForetrainError as error:
-            say(" ".join(str(error).splitlines()))
-            raise typer.Exit(2) from error
-        except KeyboardInterrupt as error:
-            say("interrupted")
-            raise typer.Exit(130) from error
+        with ended_as_interrupted():
+            try:
+                return super().invoke(ctx)
+            except ForetrainError as error:
+                say(" ".join(str(error).splitlines()))
+                raise typer.Exit(2) from error
+            except KeyboardInterrupt as error:
+                say("interrupted")
+                raise typer.Exit(exit_code()) from error
 
 
 app = typer.Typer(
@@ -150,6 +153,16 @@ def _foretrain(
 def say(message: str) -> None:
     """A line for people, beside the results."""
     typer.echo(f"foretrain: {message}", err=True)
+
+
+@contextlib.contextmanager
+def told_if_interrupted(kept: Callable[[], str]) -> Iterator[None]:
+    """Say what is kept where Ctrl-C or SIGTERM ends the block, and end the program."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"interrupted: {kept()}")
+        raise typer.Exit(exit_code()) from None
 
 
 def show(*parts: RenderableType) -> None:

@@ -2,50 +2,86 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from foretrain.cli.app import JsonFlag, registry, say, show
+from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
 from foretrain.errors import ForetrainError, InputError, first_line, invalid, unknown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from foretrain.measure.candidates import Candidates
+    from foretrain.job import Job
+    from foretrain.measure.campaign import Cell
+    from foretrain.measure.candidates import Array, Candidates
     from foretrain.measure.design import Design, Gain
+    from foretrain.predictors.base import Predictor
 
 Rows = list[dict[str, Any]]
+
+_TOLD = 3
+"""Candidates that are left out are named up to this number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choices:
+    """What can be chosen from, and what is written of each that is."""
+
+    candidates: Candidates
+    rows: Rows
+    known: Array | None = None
+    """Features of what was measured before."""
+    priced: bool = True
 
 
 @registry.command()
 def design(
     file: Annotated[
-        Path | None, typer.Argument(metavar="CANDIDATES.csv|.jsonl|.parquet", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Candidates: a table (.csv, .jsonl, .parquet), operators, jobs or runs (.jsonl), or a "
+            "campaign (.toml); with --cluster the job to scale, as a file or a model's name.",
+            show_default=False,
+        ),
     ] = None,
     *,
     cluster: Annotated[
         str | None,
-        typer.Option(help="Numbers of machines, such as 1,2,4,8: choose among cluster sizes instead."),
+        typer.Option(help="Numbers of workers, such as 1,2,4,8: choose among sizes of the job's cluster."),
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="Shares of the data to run on, with --cluster.")
+        str,
+        typer.Option(help="Shares of the data, with --cluster: of the job's samples, or else of its batch."),
     ] = "0.125,0.25,0.5,1",
     whole_time: Annotated[
-        str, typer.Option(help="Time of a run on all data and one machine, with --cluster.")
+        str, typer.Option(help="Time of a run on all data and one machine, with --cluster and no job.")
     ] = "1h",
+    predictor: Annotated[
+        str | None,
+        typer.Option(help=f"{PREDICTOR_HELP}: choose what it learns most from, among jobs and campaigns."),
+    ] = None,
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(help="What was measured before, and is not chosen again: runs, or measured operators."),
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Time for all measurements together, such as 2h.")
     ] = None,
     count: Annotated[int | None, typer.Option(help="Number of measurements, instead of a budget.")] = None,
     method: Annotated[
-        Literal["d-optimal", "a-optimal", "random", "cheap-random", "grid"],
+        Literal["d-optimal", "half-d-optimal", "a-optimal", "random", "cheap-random", "grid"],
         typer.Option(help="How to choose.", show_default=True),
     ] = "d-optimal",
     features: Annotated[
@@ -63,57 +99,262 @@ def design(
     ] = False,
     seed: Annotated[int, typer.Option(help="For random choices and ties.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Write the chosen rows, in the order to measure them, as JSON lines.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write what is chosen, in the order to measure it, for foretrain measure.",
+        ),
     ] = None,
+    catalog: CatalogOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Choose what to measure next: the candidates that tell most for their cost."""
     from foretrain.measure import design as choose
     from foretrain.units import parse_seconds
 
-    if (file is None) == (cluster is None):
-        raise typer.BadParameter("give a file of candidates or --cluster (and only one of them)")
+    if file is None and cluster is None:
+        raise typer.BadParameter("give a file of candidates or --cluster")
     if (budget is None) == (count is None):
         raise typer.BadParameter("give --budget or --count (and only one of them)")
     budget_s = None if budget is None else parse_seconds(budget, "budget")
-    if file is None:
-        candidates = _clusters(str(cluster), scale, parse_seconds(whole_time, "whole-time"))
+    before = measured or []
+    if cluster is not None or _holds_jobs(str(file)):
+        if features is not None or log or operators:
+            raise typer.BadParameter("--features, --log and --operators are for tables, not for jobs")
+        if file is None:
+            found = _sizes(cluster, scale, parse_seconds(whole_time, "whole-time"), predictor, before, out)
+        else:
+            home = Path() if out is None else out.parent
+            found = _jobs(file, cluster, scale, predictor, before, quadratic, home, method)
     else:
-        rows = _read(file)
-        costs = _costs(file, rows, cost_column, needed=budget is not None)
-        candidates = (
-            _operators(file, rows, costs, quadratic)
-            if operators
-            else _table(file, rows, costs, features, cost_column, log, quadratic)
-        )
-    chosen = choose.design(method, candidates, budget_s=budget_s, count=count, seed=seed)
-    gain = choose.gain(chosen, candidates, budget_s=budget_s, count=count)
-    priced = file is None or any(cost_column in row for row in rows)
-    chosen_rows = [dict((candidates.labels if file is None else rows)[place]) for place in chosen.chosen]
+        found = _rows(
+            Path(str(file)), budget is not None, predictor, before, operators, features, cost_column, log,
+            quadratic,
+        )  # fmt: skip
+    if budget is not None and not found.priced:
+        raise InputError("--budget: no forecast says how long the jobs take; use --count")
+    limits: dict[str, Any] = {"budget_s": budget_s, "count": count, "known": found.known}
+    chosen = choose.design(method, found.candidates, **limits, seed=seed)
+    gain = choose.gain(chosen, found.candidates, **limits)
+    chosen_rows = [found.rows[place] for place in chosen.chosen]
     if out is not None:
         _write(out, chosen_rows)
     if as_json:
         from foretrain.report import dump
 
-        typer.echo(dump(_document(chosen, candidates, gain, chosen_rows, priced)))
+        typer.echo(dump(_document(chosen, found, gain, chosen_rows)))
     else:
-        show(*_report(chosen, candidates, gain, priced))
+        show(*_report(chosen, found, gain))
 
 
-# Candidates
+# Candidates: jobs
 
 
-def _clusters(machines: str, scales: str, whole_s: float) -> Candidates:
+def _holds_jobs(file: str) -> bool:
+    """Whether a file is a campaign, or has jobs or runs on its lines."""
+    from foretrain.measure.kinds import first_kind
+
+    return file.endswith(".toml") or (
+        file.endswith((".jsonl", ".jsonl.zst")) and first_kind(Path(file)) in ("jobs", "runs")
+    )
+
+
+def _jobs(
+    file: str,
+    cluster: str | None,
+    scale: str,
+    name: str | None,
+    before: Sequence[Path],
+    quadratic: bool,
+    home: Path,
+    method: str,
+) -> _Choices:
+    from foretrain import predictors
+    from foretrain.job import read_runs
+    from foretrain.measure.job_candidates import job_candidates, line_of
+    from foretrain.measure.kinds import expect
+    from foretrain.report.screen import progress
+
+    predictor = predictors.get(name or predictors.DEFAULT)
+    if not predictor.learns:
+        raise InputError(f"--predictor: {predictor.name} has nothing to learn")
+    for path in before:
+        expect(path, "runs", command="design --measured, for jobs,")
+    runs = [run for path in before for _, run in read_runs(path)]
+    cells, labels, row = (_listed(file), None, None) if cluster is None else _scaled(file, cluster, scale)
+    expected = _Expected(predictor)
+    with progress("candidates") as advance:
+        found = job_candidates(
+            cells, predictor, measured=[run.job for run in runs], row=row if name is None else None,
+            step_s=expected, labels=labels, quadratic=quadratic, progress=advance,
+        )  # fmt: skip
+    for reason in found.left_out[:_TOLD]:
+        say(f"left out: {reason}")
+    if len(found.left_out) > _TOLD:
+        say(f"left out: {len(found.left_out) - _TOLD:,} more")
+    if not found.priced:
+        say(f"how long the measurements take is not known ({expected.why})")
+    about = {"method": method, "predictor": predictor.name}
+    lines = [
+        line_of(cell, home, **about, **({"expected_s": round(float(cost), 1)} if found.priced else {}))
+        for cell, cost in zip(found.cells, found.candidates.cost_s, strict=True)
+    ]
+    return _Choices(candidates=found.candidates, rows=lines, known=found.known, priced=found.priced)
+
+
+def _listed(file: str) -> list[Cell]:
+    """The cells of a campaign's grid, or of a file of jobs."""
+    from foretrain.api import make_job
+    from foretrain.measure.campaign import cells, read_campaign, read_cells
+
+    path = Path(file)
+    if path.suffix == ".toml":
+        return cells(read_campaign(path, {}), make_job, base=path.parent)
+    return read_cells(path, home=Path())
+
+
+def _scaled(
+    file: str, cluster: str, scale: str
+) -> tuple[list[Cell], Rows, Callable[[Job], Mapping[str, float]]]:
+    """A job on every number of workers with every share of its data, and Ernest's terms of such a job."""
+    from foretrain.cli.job_options import job_from
+    from foretrain.measure.candidates import ernest_row
+    from foretrain.measure.job_candidates import cells_of_jobs, scaled
+
+    if Path(file).suffix in _READERS:
+        raise InputError(f"{file}: with --cluster the file is the job to scale (.toml, or a model's name)")
+    job = job_from(file, {})
+    points = [(count, share) for count in _counts(cluster) for share in _numbers("scale", scale)]
+    if wrong := [share for _, share in points if not 0 < share <= 1]:
+        raise invalid("--scale", f"{wrong[0]:g}", "above 0 and at most 1")
+    whole = job.workload.training
+
+    def row(one: Job) -> Mapping[str, float]:
+        training = one.workload.training
+        share = training.global_batch / whole.global_batch
+        if whole.samples is not None and training.samples is not None:
+            share = training.samples / whole.samples
+        return ernest_row(one.cluster.world_size, share)
+
+    wanted = cells_of_jobs([scaled(job, count, share) for count, share in points])
+    name = job.workload.model.label
+    sizes = [cell.job.workload.training for cell in wanted]
+    labels = [
+        {"model": name, "workers": count, "scale": share, "batch": one.global_batch, "samples": one.samples}
+        for (count, share), one in zip(points, sizes, strict=True)
+    ]
+    return wanted, [{key: value for key, value in one.items() if value is not None} for one in labels], row
+
+
+class _Expected:
+    """The time of a step by the predictor, where it knows the job, else by the usual one; None where neither
+    does, and why."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        from foretrain import predictors
+
+        self.why = ""
+        self._usual = functools.cache(lambda: predictors.get(predictors.DEFAULT))
+        self._predictor = predictor
+
+    def __call__(self, job: Job) -> float | None:
+        for usual in (False, True):
+            try:
+                predictor = self._usual() if usual else self._predictor
+                return predictor.predict(job)["step_time_s"].median
+            except ForetrainError as error:
+                self.why = first_line(error)
+        return None
+
+
+def _sizes(
+    cluster: str | None, scale: str, whole_s: float, predictor: str | None, before: Sequence[Path],
+    out: Path | None,
+) -> _Choices:  # fmt: skip
+    """Cluster sizes of no job in particular: to look at, not to measure."""
     from foretrain.measure.candidates import cluster_candidates, ernest_cost
 
-    counts = _numbers("cluster", machines)
-    if not all(value.is_integer() for value in counts):
-        raise invalid("--cluster", machines, "a list of whole numbers of machines")
-    return cluster_candidates(
-        map(int, counts),
-        _numbers("scale", scales),
+    for option, given in (("--predictor", predictor), ("--measured", before), ("--out", out)):
+        if given:
+            raise InputError(f"{option}: needs the job to scale: design JOB.toml --cluster {cluster}")
+    found = cluster_candidates(
+        _counts(str(cluster)),
+        _numbers("scale", scale),
         lambda count, share: ernest_cost(count, share, whole_s=whole_s),
     )
+    return _Choices(candidates=found, rows=[dict(label) for label in found.labels])
+
+
+def _counts(text: str) -> list[int]:
+    counts = _numbers("cluster", text)
+    if not all(value.is_integer() and value >= 1 for value in counts):
+        raise invalid("--cluster", text, "a list of whole numbers of machines")
+    return list(map(int, counts))
+
+
+# Candidates: rows of tables
+
+
+def _rows(
+    path: Path, budgeted: bool, predictor: str | None, before: Sequence[Path], operators: bool,
+    features: str | None, cost_column: str, log: bool, quadratic: bool,
+) -> _Choices:  # fmt: skip
+    rows = _read(path)
+    priced = any(cost_column in row for row in rows)
+    costs = _costs(path, rows, cost_column, needed=budgeted)
+    if operators:
+        return _operator_choices(path, rows, costs, predictor, before, quadratic, priced)
+    for option, given in (("--predictor", predictor), ("--measured", before)):
+        if given:
+            raise InputError(f"{option}: is for jobs, campaigns and --operators, not for the table {path}")
+    found = _table(path, rows, costs, features, cost_column, log, quadratic)
+    return _Choices(candidates=found, rows=rows, priced=priced)
+
+
+def _operator_choices(
+    path: Path, rows: Rows, costs: Sequence[float], name: str | None, before: Sequence[Path],
+    quadratic: bool, priced: bool,
+) -> _Choices:  # fmt: skip
+    """The operators that were not measured before; they are written as ``measure ops`` reads them."""
+    from foretrain import predictors
+    from foretrain.measure.instances import NEEDED
+    from foretrain.predictors.base import OperatorPredictor
+
+    if name is not None and not issubclass(predictors.class_of(name), OperatorPredictor):
+        raise InputError(f"--predictor: {name} learns from runs, not from operators")
+    old = [row for file in before for row in map(_instance, _read(file))]
+    seen = {_operator_key(row) for row in old}
+    own = zip(map(_instance, rows), costs, strict=True)
+    new = [(row, cost) for row, cost in own if _operator_key(row) not in seen]
+    if not new:
+        raise InputError(f"{path}: all of its operators were measured before")
+    lines = [row for row, _ in new]
+    every = _operators(path, [*lines, *old], [*(cost for _, cost in new), *[1.0] * len(old)], quadratic)
+    if lacking := [field for field in NEEDED if any(field not in row for row in lines)]:
+        say(f"{path}: the operators lack {', '.join(lacking)}, so foretrain measure ops cannot replay them")
+    return _Choices(
+        candidates=every.take(range(len(lines))),
+        rows=[{**row, "source": "foretrain design"} for row in lines],
+        known=every.features[len(lines) :] if old else None,
+        priced=priced,
+    )
+
+
+def _instance(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The operator of a row, without what was measured of it; tables have inputs and arguments as text."""
+    from foretrain.measure.instances import FIELDS
+
+    kept = {name: row[name] for name in FIELDS if name in row}
+    with contextlib.suppress(ValueError):  # what is not JSON is refused where it is read
+        for name in ("inputs", "args"):
+            if isinstance(kept.get(name), str):
+                kept[name] = json.loads(kept[name])
+    return kept
+
+
+def _operator_key(row: Mapping[str, Any]) -> str:
+    return json.dumps([row.get(name) for name in ("name", "inputs", "args", "precision")], sort_keys=True)
 
 
 def _numbers(field: str, text: str) -> list[float]:
@@ -284,13 +525,13 @@ def _write(path: Path, rows: Rows) -> None:
 # Results
 
 
-def _document(chosen: Design, candidates: Candidates, gain: Gain, rows: Rows, priced: bool) -> dict[str, Any]:
+def _document(chosen: Design, found: _Choices, gain: Gain, rows: Rows) -> dict[str, Any]:
     return {
         "method": chosen.method,
-        "candidates": len(candidates.cost_s),
-        "features": list(candidates.names),
+        "candidates": len(found.candidates.cost_s),
+        "features": list(found.candidates.names),
         "count": len(chosen.chosen),
-        "cost_s": chosen.cost_s if priced else None,
+        "cost_s": chosen.cost_s if found.priced else None,
         "log_det": chosen.log_det,
         "trace_inverse": chosen.trace_inverse,
         "determined": chosen.determined,
@@ -300,12 +541,11 @@ def _document(chosen: Design, candidates: Candidates, gain: Gain, rows: Rows, pr
     }
 
 
-def _report(
-    chosen: Design, candidates: Candidates, gain: Gain, priced: bool, first: int = 10
-) -> list[RenderableType]:
+def _report(chosen: Design, found: _Choices, gain: Gain, first: int = 10) -> list[RenderableType]:
     from foretrain.report.tables import table
     from foretrain.units import format_seconds
 
+    candidates, priced = found.candidates, found.priced
     rows = [candidates.labels[place] for place in chosen.chosen]
     costs = [format_seconds(cost) for cost in candidates.cost_s[chosen.chosen]]
     headings = [

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from foretrain.cli.app import registry, say
+from foretrain.cli.app import registry, say, told_if_interrupted
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import RayOption, ScaleOut
 from foretrain.errors import InputError, invalid
@@ -39,6 +40,11 @@ RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Try again wha
 
 def budget_s(budget: str | None) -> float | None:
     return None if budget is None else parse_seconds(budget, "budget")
+
+
+def kept_in(out: Path) -> AbstractContextManager[None]:
+    """For measurements that Ctrl-C or SIGTERM ends."""
+    return told_if_interrupted(lambda: f"what was measured is in {out}; the same command goes on from there")
 
 
 def conclude(summary: Summary, out: Path) -> None:
@@ -77,10 +83,10 @@ def ops(
     catalog: CatalogOption = None,
 ) -> None:
     """Replay the distinct operators of models and record their time on the device and on the host."""
-    from foretrain.measure.instances import by_value, save_instances
+    from foretrain.measure.instances import save_instances
     from foretrain.report.screen import progress
 
-    instances = by_value(_instances(targets))
+    instances = _instances(targets)
     if collect_only:
         save_instances(out, instances)
         say(f"{len(instances):,} operators in {out}")
@@ -88,7 +94,7 @@ def ops(
     from foretrain.measure.ops import measure_operators
 
     limit_s = budget_s(budget)
-    with progress("operators") as advance:
+    with kept_in(out), progress("operators") as advance:
         done = measure_operators(
             instances, out, device=device, retry_failed=retry_failed, budget_s=limit_s, progress=advance
         )
@@ -106,20 +112,27 @@ def pack(
     *,
     out: OutOption,
     device: Annotated[
-        str,
-        typer.Option(help="The catalogue's name of the device they were measured on.", show_default=False),
-    ],
+        str | None,
+        typer.Option(
+            help="The catalogue's name of their device, where the files leave that open; it must fit them.",
+            show_default=False,
+        ),
+    ] = None,
     catalog: CatalogOption = None,
 ) -> None:
     """Put measured operators into one Parquet dataset, which ``foretrain fit deletepop`` learns from."""
     from foretrain.catalog import Catalog
+    from foretrain.measure.dataset import device_of
     from foretrain.measure.dataset import pack as write
 
     for path in files:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
-    name = Catalog.load().device(device, "--device").name
-    say(f"{write(files, out, {'catalog_device': name}):,} operators of {name} in {out}")
+    name, said = device_of(files, device, Catalog.load(catalog))
+    if said is None:
+        say(f"the files do not say what they were measured on; taken as {name}")
+    facts = {"catalog_device": name, **({} if said is None else {"device": said})}
+    say(f"{write(files, out, facts):,} operators of {name} in {out}")
 
 
 @measure.command()
@@ -138,8 +151,8 @@ def steps(
     from foretrain.measure.steps import measure_jobs
     from foretrain.report.screen import progress
 
-    jobs, limit_s = list(_jobs(targets)), budget_s(budget)
-    with progress("jobs") as advance:
+    jobs, limit_s = list(_jobs(targets, "measure steps")), budget_s(budget)
+    with kept_in(out), progress("jobs") as advance:
         done = measure_jobs(
             jobs,
             out,
@@ -153,29 +166,30 @@ def steps(
 
 
 def _instances(targets: list[str]) -> list[Instance]:
-    from foretrain.measure.instances import collect, load_instances
+    """Those of lists, which ``--collect-only`` and ``design`` write, in their order; then those of jobs, the
+    most valuable first."""
+    from foretrain.measure.instances import by_value, collect, load_instances
+    from foretrain.measure.kinds import first_kind
     from foretrain.step.graph import step_graph
 
-    lists = [Path(target) for target in targets if _is_list(Path(target))]
-    jobs = _jobs([target for target in targets if Path(target) not in lists])
+    for target in targets:
+        if target.endswith(".parquet"):
+            raise InputError(f"{target}: an operator dataset; foretrain design --operators chooses from it")
+    files = [Path(target) for target in targets if target.endswith((".jsonl", ".jsonl.zst"))]
+    lists = [path for path in files if first_kind(path) in ("operators", "measured operators")]
+    jobs = _jobs([target for target in targets if Path(target) not in lists], "measure ops")
     found = collect((step_graph(job), job.workload.training.precision) for job in jobs)
-    return [*found, *(instance for path in lists for instance in load_instances(path))]
+    return [*(instance for path in lists for instance in load_instances(path)), *by_value(found)]
 
 
-def _is_list(path: Path) -> bool:
-    """A file that ``--collect-only`` wrote: its lines are operators, not jobs."""
-    if path.suffix != ".jsonl" or not path.is_file():
-        return False
-    with path.open(encoding="utf-8") as file:
-        return '"overload"' in file.readline()
-
-
-def _jobs(targets: list[str]) -> Iterator[Job]:
+def _jobs(targets: list[str], command: str) -> Iterator[Job]:
     from foretrain.cli.job_options import job_from
     from foretrain.job import read_jobs
+    from foretrain.measure.kinds import expect
 
     for target in targets:
         if target.endswith((".jsonl", ".jsonl.zst")):
+            expect(Path(target), "jobs", "runs", command=command)
             jobs = [job for _, job in read_jobs(Path(target))]
             single = [job for job in jobs if job.cluster.world_size == 1]
             if len(single) < len(jobs):
@@ -196,7 +210,9 @@ def campaign(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="CAMPAIGN.toml", help="The grid; options replace its keys.", show_default=False
+            metavar="CAMPAIGN.toml|JOBS.jsonl",
+            help="The grid, whose keys options replace; or jobs in their order, as of foretrain design.",
+            show_default=False,
         ),
     ] = None,
     *,
@@ -248,7 +264,7 @@ def campaign(
     worker."""
     from foretrain.api import make_job
     from foretrain.measure.backends import backend
-    from foretrain.measure.campaign import cells, read_campaign, read_grid, run_campaign
+    from foretrain.measure.campaign import cells, read_campaign, read_cells, read_grid, run_campaign
     from foretrain.measure.tasks import Protocol
     from foretrain.report.screen import progress
 
@@ -260,28 +276,29 @@ def campaign(
         "device": device},
         image=image,
     )  # fmt: skip
-    grids = [read_grid(options)] if file is None else read_campaign(file, options)
-    wanted = cells(grids, make_job, base=Path() if file is None else file.parent, home=out.parent)
+    on, address = _where(on, address, ray)
+    if file is not None and file.name.endswith((".jsonl", ".jsonl.zst")):
+        if options:
+            raise InputError(f"--{next(iter(options)).replace('_', '-')}: is for a grid; {file} has jobs")
+        wanted = read_cells(file, home=out.parent, limited=on == "local")
+    else:
+        grids = [read_grid(options)] if file is None else read_campaign(file, options)
+        wanted = cells(grids, make_job, base=Path() if file is None else file.parent, home=out.parent)
     protocol = Protocol(
         seconds=seconds,
         epoch_limit_s=parse_seconds(epoch_limit, "epoch-limit"),
         period_s=parse_seconds(period, "period"),
         threshold=threshold,
     )
-    on, address = _where(on, address, ray)
     most = max(cell.cores * (cell.job.cluster.world_size + cell.job.plan.servers) for cell in wanted)
     chosen = backend(on, address=address, cpus=most)
-    try:
-        with progress("cells") as advance:
-            summary = run_campaign(
-                wanted, out, chosen, protocol=protocol, interface=interface or ("auto" if address else "lo"),
-                progress=advance, say=say,
-                timeout_s=parse_seconds(timeout, "timeout"), retry_failed=retry_failed,
-                budget_s=budget_s(budget),
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        say(f"interrupted: what was measured is in {out}; the same command goes on from there")
-        raise typer.Exit(130) from None
+    with kept_in(out), progress("cells") as advance:
+        summary = run_campaign(
+            wanted, out, chosen, protocol=protocol, interface=interface or ("auto" if address else "lo"),
+            progress=advance, say=say,
+            timeout_s=parse_seconds(timeout, "timeout"), retry_failed=retry_failed,
+            budget_s=budget_s(budget),
+        )  # fmt: skip
     conclude(summary, out)
     if summary.failed:
         raise typer.Exit(1)

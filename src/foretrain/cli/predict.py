@@ -16,6 +16,7 @@ from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import Options, PredictorOption, job_from, overriding, with_job_options
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
 from foretrain.errors import ForetrainError, InputError
+from foretrain.interrupts import exit_code
 
 if TYPE_CHECKING:
     from foretrain.catalog import Catalog
@@ -74,7 +75,7 @@ def predict(
         _predict_many(jobs, out, options, name, processes, ray)
         return
     forecast = predictors.get(name).predict(job_from(str(target), options))
-    use = _resources(forecast, predictor) if resources else None
+    use = _resources(forecast) if resources else None
     _write_files(forecast, trace, html, use)
     if as_json:
         _print_json(forecast, breakdown, use)
@@ -88,11 +89,10 @@ def predict(
         show(resource_table(use))
 
 
-def _resources(forecast: Forecast, predictor: str | None) -> Resources:
-    """The figures of the predictor that was asked for, and those that it does not give by the usual ones."""
+def _resources(forecast: Forecast) -> Resources:
     from foretrain.predictors.driple.predictor import resources
 
-    return resources(forecast.job, forecast if predictor else None)
+    return resources(forecast)
 
 
 def _print_json(
@@ -175,7 +175,7 @@ def _predict_many(
                     results.write({"line": number, **answer})
         except KeyboardInterrupt:
             say(f"interrupted: {results.count:,} of {len(lines):,} jobs done{where}")
-            raise typer.Exit(130) from None
+            raise typer.Exit(exit_code()) from None
     say(f"{len(lines):,} jobs, {failed:,} failed, {time.monotonic() - start:.1f} s{where}")
     if failed:
         raise typer.Exit(1)

@@ -12,6 +12,7 @@ import typer
 from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import CatalogOption, Options, with_options
 from foretrain.errors import ForetrainError, InputError, unknown
+from foretrain.interrupts import exit_code
 
 if TYPE_CHECKING:
     from foretrain.catalog import Catalog
@@ -135,7 +136,7 @@ def import_(
             f"interrupted: {hide_password(target)} has at least "
             f"the first {tally.done:,} of {len(lines):,} lines; import again for the rest"
         )
-        raise typer.Exit(130) from None
+        raise typer.Exit(exit_code()) from None
     except ForetrainError:
         say(f"stopped: {tally} of {len(lines):,} in {hide_password(target)}")
         raise

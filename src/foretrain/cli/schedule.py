@@ -196,13 +196,16 @@ def _scenarios(
 ) -> list[Scenario]:  # fmt: skip
     from foretrain.scheduling.clusters import read_machines, sections_of
     from foretrain.scheduling.simulator import Settings
+    from foretrain.scheduling.speeds import ThroughputTable
     from foretrain.scheduling.study import Scenario, SpeedSource
 
     if seeds < 1:
         raise invalid("seeds", seeds, "a whole number of at least 1")
     rounds_s = _seconds("rounds", rounds) if rounds is not None else 360.0 if jobs.format == "gavel" else 0.0
+    table = source.get("throughputs")
+    devices = ThroughputTable.load(table).devices if table else ()
     shared: dict[str, Any] = {
-        "machines": read_machines(cluster, rack=rack),
+        "machines": read_machines(cluster, rack=rack, devices=devices),
         "placement": placement,
         "speeds": SpeedSource(**source, sections=sections_of(cluster)),
         "settings": Settings(**settings),

@@ -363,28 +363,37 @@ class Collectives:
 
     @overload
     def parameter_server_s(
-        self, size_bytes: float, *, workers: int, servers: int = 1, nodes: int = 1
+        self, size_bytes: float, *, workers: int, servers: int = 1, nodes: int = 1, server_nodes: int = 0
     ) -> float: ...
     @overload
     def parameter_server_s(
-        self, size_bytes: Sizes, *, workers: int, servers: int = 1, nodes: int = 1
+        self, size_bytes: Sizes, *, workers: int, servers: int = 1, nodes: int = 1, server_nodes: int = 0
     ) -> Column: ...
     def parameter_server_s(
-        self, size_bytes: float | Sizes, *, workers: int, servers: int = 1, nodes: int = 1
+        self,
+        size_bytes: float | Sizes,
+        *,
+        workers: int,
+        servers: int = 1,
+        nodes: int = 1,
+        server_nodes: int = 0,
     ) -> float | Column:
         """Seconds of one synchronous exchange: all workers push gradients, the servers add and update, all
         workers pull weights.
 
         ``size_bytes`` is the whole model's; servers hold equal parts of it. Workers and servers are processes
-        that are spread evenly over ``nodes``; on one node they talk through its memory. Everything goes
-        through host memory, whatever the library.
+        that are spread evenly over ``nodes``; on one node they talk through its memory. Servers with nodes of
+        their own, ``server_nodes``, are reached over the network. Everything goes through host memory,
+        whatever the library.
         """
         for name, value in {"workers": workers, "servers": servers, "nodes": nodes}.items():
             if value < 1:
                 raise invalid(name, value, "a whole number of at least 1")
         sizes = _sizes(size_bytes)
         process = max(workers / servers, 1.0) / self._server.process_bytes_per_s
-        node = max(math.ceil(servers / nodes) * workers / servers, math.ceil(workers / nodes))
+        on_a_node = math.ceil(servers / (server_nodes or nodes))
+        node = max(on_a_node * workers / servers, math.ceil(workers / nodes))
+        nodes += server_nodes
         network = 0.0 if nodes == 1 else node / min(route.host_network_bytes_per_s for route in self._routes)
         work = self._server.update_s_per_byte / servers + self._server.pack_s_per_byte
         hops = 2 * max(workers / servers, servers) * max(route.host_hop_s(nodes) for route in self._routes)

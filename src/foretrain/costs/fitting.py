@@ -49,14 +49,19 @@ class _Sample:
 def fit_costs(
     operators: Iterable[MeasuredOperator], tell: Callable[[str], None] = lambda _: None
 ) -> LearnedCosts:
-    """Models for all devices together, and for each device with many operators its own."""
+    """Models for all GPUs together, and for each device with many operators its own; CPUs are costed by
+    themselves, so that theirs say nothing here."""
     _check_library()
     catalog = Catalog.load()
     samples: dict[str, list[_Sample]] = {}
     keys: dict[str, dict[int, tuple[float, int]]] = {}
     for one in operators:
         device = catalog.device(one.device, "device")
-        if one.device_s <= 0 or (one.device_s < _EVENT_TIMED_S and device.name in _EVENT_TIMED):
+        if (
+            device.is_cpu
+            or one.device_s <= 0
+            or (one.device_s < _EVENT_TIMED_S and device.name in _EVENT_TIMED)
+        ):
             continue
         described = describe(one, device, one.precision)
         samples.setdefault(described.family, []).append(_Sample(one, described, one.device_s))

@@ -21,7 +21,7 @@ from foretrain.costs.host import DispatchHost
 from foretrain.costs.kernels import kernel_count, kernel_kind
 from foretrain.costs.measured import matmul_precision, operator_key
 from foretrain.costs.trees import Forest
-from foretrain.errors import InputError
+from foretrain.errors import InputError, UnsupportedJob
 from foretrain.files import write_atomically
 from foretrain.graph import Operator
 from foretrain.graph.opset import traits
@@ -140,6 +140,26 @@ class LearnedCosts:
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
         keys = [_key(operator, matmul_precision(operator, precision)) for operator in operators]
         return self.lookups[device.name].find(keys)
+
+    def check(self, device: Device) -> None:
+        """Refuse a GPU where no operator of any GPU was learned from."""
+        if not device.is_cpu and not self.models.get(GENERAL):
+            raise UnsupportedJob(
+                f"cluster.device: {device.name!r} needs operator models, and this predictor has learned from "
+                "no operator of a GPU; fit it to some, or take the shipped one"
+            )
+
+    def unmeasured(
+        self, operators: Sequence[Operator], device: Device, precision: str
+    ) -> dict[str, list[int]]:
+        """The operators of families that were never measured, which have their roofline time, by family."""
+        found: dict[str, list[int]] = {}
+        for i, operator in enumerate(operators):
+            if operator.launches and not device.is_cpu:
+                family = describe_once(operator, device, precision).family
+                if family not in self.models[GENERAL] and family not in self.models.get(device.name, {}):
+                    found.setdefault(family, []).append(i)
+        return found
 
     def knows(self, device: Device) -> bool:
         """Whether operators were measured on this very device."""

@@ -53,5 +53,6 @@ def _scatter_s(call: Call) -> float:
 
 def _recurrent_steps(call: Call) -> int:
     args, x = call.args, call.inputs[0]
-    times: int = x.shape[1 if args.get("batch_first") else 0]
+    packed = args.get("batch_sizes")  # of each time step; all steps then lie in one dimension
+    times: int = len(packed) if packed else x.shape[1 if args.get("batch_first") else 0]
     return times * int(args["num_layers"]) * (2 if args.get("bidirectional") else 1)

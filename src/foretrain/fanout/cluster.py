@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.errors import InputError, first_line
+from foretrain.interrupts import sigterm_kept
 
 AUTO = "auto"
 """The cluster that $RAY_ADDRESS names, or else the last one that was started on this machine."""
@@ -109,7 +110,7 @@ def losses() -> tuple[type[Exception], ...]:
 def _init(**options: Any) -> None:
     import ray
 
-    with warnings.catch_warnings():
+    with sigterm_kept(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # what Ray will do with GPUs that nobody asks for
         ray.init(log_to_driver=False, logging_level="ERROR", **options)
 

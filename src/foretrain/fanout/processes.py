@@ -100,8 +100,10 @@ def _end(worker: _Worker) -> str:
 
 
 def _serve(connection: Connection) -> None:
-    """What a process runs; Ctrl-C is for the one that started it, which then ends it."""
+    """What a process runs; Ctrl-C is for the one that started it, which then ends it by SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     with contextlib.suppress(EOFError, OSError):
         call = connection.recv_bytes()
         load = functools.cache(lambda: unpack(call))
@@ -111,8 +113,9 @@ def _serve(connection: Connection) -> None:
 
 @contextlib.contextmanager
 def _interrupt_held() -> Iterator[None]:
-    """A process that is started meanwhile never sees Ctrl-C; here it is only put off."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """A process that is started meanwhile never sees Ctrl-C, and SIGTERM not before it serves; here both are
+    only put off."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import hashlib
 import itertools
 import json
-import signal
-import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +18,11 @@ from foretrain import schema
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, invalid
 from foretrain.files import read_text
-from foretrain.job import Job, Run
+from foretrain.interrupts import ended_as_interrupted
+from foretrain.job import Job, Run, read_lines
 from foretrain.measure.backends import Backend, CellFailed
-from foretrain.measure.links import INTERFACE, check_links, link_rate
+from foretrain.measure.kinds import expect
+from foretrain.measure.links import INTERFACE, check_links, link_rate, link_text
 from foretrain.measure.nvml import gpu_count
 from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
@@ -148,6 +147,32 @@ def cells(
     return interleaved([cell for grid in grids for cell in _cells(grid, where)])
 
 
+def read_cells(path: Path, *, home: Path, limited: bool = True) -> list[Cell]:
+    """The cells of a file of jobs (``foretrain design`` writes one) or runs, in its order.
+
+    Where links can be limited, CPU workers of a job on several nodes get links of the rate that joins them.
+    """
+    expect(path, "jobs", "runs", command="measure campaign")
+    catalog, wanted = Catalog.load(), []
+    for number, line in read_lines(path):
+        try:
+            job = Job.read(line.get("job", line), catalog=catalog, base=path.parent).seen_from(home)
+            wanted.append(cell_of(job, line.get("provenance") or {}, limited=limited))
+        except (ForetrainError, AttributeError) as error:
+            raise InputError(f"{path}:{number}: {error}") from error
+    return wanted
+
+
+def cell_of(job: Job, how: Mapping[str, Any], *, limited: bool = True) -> Cell:
+    """The cell that measures a job, run as ``how`` (its provenance) says, or as its cluster does."""
+    device = job.cluster.device
+    cores = device.cores if device.is_cpu else how.get("cores_per_worker")
+    link = how.get("link") if limited else None
+    if link is None and limited and device.is_cpu and job.cluster.nodes > 1:
+        link = link_text(job.cluster.inter_node.bandwidth_bytes_per_s)
+    return Cell(job=job, cores=int(cores or 1), link=link)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Where:
     make_job: MakeJob
@@ -241,7 +266,7 @@ def run_campaign(
         return cell.key(backend.name)
 
     todo = Resumed(wanted, out, key, _key_of, retry_failed=retry_failed, progress=progress)
-    with _ended_as_interrupted(), backend:
+    with ended_as_interrupted(), backend:
         for cell in todo.within(budget_s, todo.wanted):
             line = _run_cell(cell, backend, cell.task(protocol or Protocol(), interface, timeout_s))
             todo.write(line)
@@ -250,33 +275,38 @@ def run_campaign(
     return todo.summary
 
 
-@contextlib.contextmanager
-def _ended_as_interrupted() -> Iterator[None]:
-    """A polite request to end is as good as Ctrl-C: what was started is ended too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _run_cell(cell: Cell, backend: Backend, task: Task) -> dict[str, Any]:
     """The run of one cell as it is written, or what is written when it fails."""
     begun = time.monotonic()
     how = {"backend": backend.name, "cores_per_worker": cell.cores, "sync": cell.sync, "link": cell.link}
     try:
+        _check_job(cell, backend)
         result = backend.run(task, link_bytes_per_s=None if cell.link is None else link_rate(cell.link))
     except CellFailed as error:
         return {"job": cell.job.to_dict(), **how, "error": str(error), "time": _now()}
     about = {**result["provenance"], **how, "time": _now(), "seconds": round(time.monotonic() - begun, 2)}
     return Run(job=cell.job, measured=result["measured"], provenance=about).to_dict()
+
+
+_PLAIN = {
+    "training": {"mode": "train", "compile": False, "master_weights": False, "framework": "pytorch"},
+    "plan": {"tensor": 1, "pipeline": 1, "context": 1, "expert": 1, "shard": "none", "recompute": "none",
+    "offload": False, "asynchronous": False},
+}  # fmt: skip
+"""What a job has where it has nothing that workers do not carry out."""
+
+
+def _check_job(cell: Cell, backend: Backend) -> None:
+    """A run must say how it ran: no option of its job that was not carried out."""
+    job = cell.job
+    for section, noun in (("training", job.workload.training), ("plan", job.plan)):
+        for name, plain in _PLAIN[section].items():
+            if (value := getattr(noun, name)) != plain:
+                raise CellFailed(f"{section}.{name}: {value!r} cannot be measured in a campaign")
+    in_node = job.cluster.devices_per_node
+    if job.cluster.nodes > 1 and backend.name != "ray" and (cell.link is None or in_node > 1):
+        several = f"{job.cluster.nodes} nodes of {in_node}"
+        raise CellFailed(f"cluster.nodes: {several} are not on this machine; --on ray measures on a cluster")
 
 
 def _key_of(line: Any) -> str | None:

@@ -40,6 +40,16 @@ class Candidates:
                 f"candidates: cost_s of row {row + 1} is {self.cost_s[row]:g}, not a positive number"
             )
 
+    def take(self, rows: Sequence[int]) -> Candidates:
+        """Some of them."""
+        places = list(rows)
+        return Candidates(
+            names=self.names,
+            features=self.features[places],
+            cost_s=self.cost_s[places],
+            labels=[self.labels[place] for place in places],
+        )
+
 
 def table_candidates(
     columns: Mapping[str, Array],
@@ -56,6 +66,41 @@ def table_candidates(
     return Candidates(
         names=tuple(names[place] for place in kept), features=features[:, kept], cost_s=cost_s, labels=labels
     )
+
+
+def row_candidates(
+    rows: Sequence[Mapping[str, float]],
+    cost_s: Sequence[float],
+    labels: Sequence[Mapping[str, Any]],
+    *,
+    quadratic: bool = False,
+) -> Candidates:
+    """Rows of figures by name; one that a row lacks is 0 there."""
+    return table_candidates(_columns(rows), np.array(cost_s, dtype=np.float64), labels, quadratic=quadratic)
+
+
+def plain_candidates(
+    rows: Sequence[Mapping[str, float]],
+    cost_s: Sequence[float],
+    labels: Sequence[Mapping[str, Any]],
+    *,
+    quadratic: bool = False,
+) -> Candidates:
+    """Rows of features as they are, for a law whose terms they are."""
+    if quadratic:
+        raise InputError("--quadratic: the law has its own terms")
+    columns = _columns(rows)
+    return Candidates(
+        names=tuple(columns),
+        features=np.column_stack(list(columns.values())),
+        cost_s=np.array(cost_s, dtype=np.float64),
+        labels=labels,
+    )
+
+
+def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, Array]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.array([row.get(name, 0.0) for row in rows], dtype=np.float64) for name in names}
 
 
 def _polynomial(columns: Mapping[str, Array], quadratic: bool) -> tuple[list[str], Array]:
@@ -104,14 +149,21 @@ def cluster_candidates(
                 f"cluster: {count} machines on {scale:g} of the data; machines are at least 1, scales "
                 "above 0 and at most 1"
             )
-    return Candidates(
-        names=("1", "scale / machines", "log machines", "machines"),
-        features=np.array([[1.0, scale / count, math.log(count), count] for count, scale in points]).reshape(
-            -1, 4
-        ),
-        cost_s=np.array([cost_model(count, scale) for count, scale in points]),
-        labels=[{"machines": count, "scale": scale} for count, scale in points],
+    return plain_candidates(
+        [ernest_row(count, scale) for count, scale in points],
+        [cost_model(count, scale) for count, scale in points],
+        [{"machines": count, "scale": scale} for count, scale in points],
     )
+
+
+def ernest_row(machines: float, scale: float) -> dict[str, float]:
+    """The terms of Ernest's law."""
+    return {
+        "1": 1.0,
+        "scale / machines": scale / machines,
+        "log machines": math.log(machines),
+        "machines": float(machines),
+    }
 
 
 def operator_candidates(

@@ -8,9 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from foretrain.catalog import Catalog, Device
 from foretrain.costs.measured import parquet_library
-from foretrain.errors import InputError
+from foretrain.errors import InputError, first_line
 from foretrain.files import write_atomically
+from foretrain.measure.kinds import kind_of
+from foretrain.measure.nvml import same_gpu
 
 _NAME_LENGTH = 48
 """Characters of a kernel's name that are kept."""
@@ -22,15 +25,68 @@ _COLUMNS = (
 
 
 def read_measured(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """The measured operators of files of ``measure ops`` (plain or gzip), each once, without failures."""
+    """The measured operators of files of ``measure ops`` (plain or gzip), each once, without failures; each
+    names its device where its line or the file beside it does."""
     seen = set()
     for path in paths:
+        for row in _rows(path, _info(path)):
+            if row["key"] not in seen:
+                seen.add(row["key"])
+                yield row
+
+
+def _rows(path: Path, about: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-            for line in file:
-                row = json.loads(line)
-                if "error" not in row and row["key"] not in seen:
-                    seen.add(row["key"])
-                    yield row
+            for number, text in enumerate(file, start=1):
+                row = json.loads(text)
+                if (kind := kind_of(row)) == "failures":
+                    continue
+                if kind != "measured operators" or (lacks := [name for name in _COLUMNS if name not in row]):
+                    what = f"without {lacks[0]}" if kind == "measured operators" else f"one of {kind}"
+                    raise InputError(f"{path}:{number}: not a measured operator but {what}")
+                yield {"device": about.get("device"), **row}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as measured operators ({first_line(error)})") from error
+
+
+def info_file(lines: Path) -> Path:
+    """Beside the lines of ``measure ops``: the machine that they were measured on last."""
+    return lines.with_name(f"{lines.name.removesuffix('.gz').removesuffix('.jsonl')}.info.json")
+
+
+def _info(path: Path) -> dict[str, Any]:
+    try:
+        info = json.loads(info_file(path).read_text())
+    except (OSError, ValueError):
+        return {}
+    return {"device": "cpu", **info} if isinstance(info, dict) else {}
+
+
+def device_of(paths: Iterable[Path], given: str | None, catalog: Catalog) -> tuple[str, str | None]:
+    """The catalogue's name of the device that all operators were measured on, and what their machine calls
+    it (None where the files do not say); ``given`` decides where that leaves a choice, and must fit."""
+    said = sorted({row["device"] for row in read_measured(paths) if row["device"] is not None})
+    wanted = None if given is None else catalog.device(given, "--device")
+    if len(said) > 1:
+        raise InputError(f"operators: measured on several devices ({'; '.join(said)}); pack each on its own")
+    if not said:
+        if wanted is None:
+            raise InputError("--device: missing; the files do not say what they were measured on")
+        return wanted.name, None
+    if wanted is not None and not _fits(wanted, said[0]):
+        raise InputError(f"--device: {wanted.name!r}, but the operators were measured on {said[0]!r}")
+    devices = [wanted] if wanted is not None else map(catalog.device, catalog.names("devices"))
+    names = [device.name for device in devices if _fits(device, said[0])]
+    if len(names) != 1:
+        several = " or ".join(names) or "no device of the catalogue"
+        raise InputError(f"--device: missing; {said[0]!r} can be {several}")
+    return names[0], said[0]
+
+
+def _fits(device: Device, said: str) -> bool:
+    on_cpu = said.partition(",")[0] == "cpu"
+    return device.is_cpu if on_cpu else not device.is_cpu and same_gpu(device.name, said)
 
 
 def pack(paths: Iterable[Path], out: Path, info: Mapping[str, str] | None = None) -> int:
@@ -40,7 +96,8 @@ def pack(paths: Iterable[Path], out: Path, info: Mapping[str, str] | None = None
     if not rows:
         raise InputError("operators: the files hold no measured operator")
     columns = {name: [_cell(name, row[name]) for row in rows] for name in _COLUMNS}
-    metadata = {key: str(value) for key, value in (info or {}).items()}
+    about = {"source": "foretrain measure pack", **(info or {})}
+    metadata = {key: str(value) for key, value in about.items()}
     table = arrow.table(columns).replace_schema_metadata(metadata)
     sink = arrow.BufferOutputStream()
     parquet.write_table(table, sink, compression="zstd", compression_level=19, use_dictionary=True)

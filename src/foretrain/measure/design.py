@@ -80,15 +80,25 @@ def design(
     *,
     budget_s: float | None = None,
     count: int | None = None,
+    known: Array | None = None,
     ridge: float = RIDGE,
     seed: int = 0,
 ) -> Design:
-    """Choose what to measure within a total cost, or a number of candidates whatever their cost."""
+    """Choose what to measure within a total cost, or a number of candidates whatever their cost.
+
+    ``known`` are features of what was measured before, which the choice adds to.
+    """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     cost, budget = _limit(candidates, budget_s, count)
-    chosen = METHODS[method](candidates.features, cost, budget, ridge=ridge, seed=seed)
+    features, prior = candidates.features, ridge
+    if known is not None and method == "a-optimal":
+        raise InputError("method: a-optimal knows nothing of what was measured before; d-optimal does")
+    if known is not None and method in _INFORMED:
+        features, prior = _beside(features, information(known, ridge)), 1.0
+    chosen = METHODS[method](features, cost, budget, ridge=prior, seed=seed)
     rows = candidates.features[chosen]
+    rows = rows if known is None else np.vstack([known, rows])
     return Design(
         method=method,
         chosen=chosen,
@@ -105,10 +115,11 @@ def gain(
     *,
     budget_s: float | None = None,
     count: int | None = None,
+    known: Array | None = None,
     seeds: int = 10,
 ) -> Gain:
     """Compare a design with random ones of the same budget."""
-    options: dict[str, Any] = {"budget_s": budget_s, "count": count}
+    options: dict[str, Any] = {"budget_s": budget_s, "count": count, "known": known}
     controls = [design("random", candidates, **options, seed=seed) for seed in range(seeds)]
     random_log_det = float(np.mean([control.log_det for control in controls]))
     random_trace = float(np.median([control.trace_inverse for control in controls]))
@@ -157,6 +168,13 @@ def log_det(rows: Array, ridge: float = RIDGE) -> float:
 def trace_inverse(rows: Array, ridge: float = RIDGE) -> float:
     """``trace (X^T X + ridge I)^-1``."""
     return float((1 / np.maximum(np.linalg.eigvalsh(information(rows, ridge)), ridge)).sum())
+
+
+def _beside(features: Array, prior: Array) -> Array:
+    """Coordinates in which the prior information P is I: as ``det(X^T X + P) = det(P) det(Z^T Z + I)`` for
+    ``Z = X L^-T`` and ``P = L L^T``, a design beside what is known is one with a ridge of 1."""
+    whitened: Array = np.linalg.solve(np.linalg.cholesky(prior), features.T).T
+    return whitened
 
 
 def _inverse(matrix: Array) -> Array:
@@ -350,6 +368,25 @@ def _swap(inverse: Array, old: Array, new: Array) -> tuple[float, Array]:
     return float(without * with_), inverse - np.outer(added, added) / with_
 
 
+def half_d_optimal(
+    features: Array, cost: Array, budget: float, *, ridge: float = RIDGE, seed: int = 0
+) -> Indices:
+    """Half of the budget D-optimal and the rest random, in turns.
+
+    Corners fix the coefficients of a law; the inside is for what a regressor finds that no law says.
+    """
+    corners = np.array([], dtype=np.intp)
+    if budget / 2 >= cost.min():
+        corners = d_optimal(features, cost, budget / 2, ridge=ridge, seed=seed)
+    rest = np.setdiff1d(np.arange(len(cost)), corners)
+    if not len(rest):
+        return corners
+    inside = random_design(features[rest], cost[rest], budget - math.fsum(cost[corners]), seed=seed)
+    places = [2 * np.arange(len(corners)), 2 * np.arange(len(inside)) + 1]
+    both: Indices = np.concatenate([corners, rest[inside]])
+    return both[np.argsort(np.concatenate(places), kind="stable")]
+
+
 # A-optimal
 
 _REMEMBERED, _ARMIJO, _LEAST_PART = 10, 1e-4, 1e-10
@@ -507,5 +544,8 @@ METHODS: Mapping[str, Method] = {
     "cheap-random": cheap_random_design,
     "d-optimal": d_optimal,
     "grid": grid_design,
+    "half-d-optimal": half_d_optimal,
     "random": random_design,
 }
+_INFORMED = ("d-optimal", "half-d-optimal")
+"""Methods that choose by information, and so by what is known before."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.costs.measured import matmul_precision, operator_key
+from foretrain.errors import InputError, first_line
 from foretrain.files import write_atomically
 from foretrain.graph import OpGraph, TensorSpec
 from foretrain.graph.fusion import FUSED
@@ -19,6 +20,8 @@ from foretrain.job import read_lines
 
 _SAME = ("name", "overload", "inputs", "args", "flops", "bytes")
 """Fields that an instance takes from its operator."""
+NEEDED = ("name", "overload", "inputs", "args", "phase")
+"""Fields without which an operator cannot be replayed."""
 _FLOPS_PER_BYTE = 100
 """Arithmetic that is worth as much as a byte moved, when operators are ordered by size."""
 
@@ -59,6 +62,9 @@ class Instance:
         return cls(inputs=inputs, **{name: data[name] for name in names if name in data})
 
 
+FIELDS = tuple(field.name for field in dataclasses.fields(Instance))
+
+
 def collect(graphs: Iterable[tuple[OpGraph, str]]) -> list[Instance]:
     """The distinct launching operators of graphs (each with the precision of its job)."""
     collected: dict[str, Instance] = {}
@@ -95,10 +101,17 @@ def by_value(instances: Iterable[Instance], seed: int = 0) -> list[Instance]:
 
 
 def save_instances(path: Path, instances: Iterable[Instance]) -> None:
-    lines = (json.dumps(instance.to_dict(), separators=(",", ":")) for instance in instances)
+    facts = {"source": "foretrain measure ops --collect-only"}
+    lines = (json.dumps({**instance.to_dict(), **facts}, separators=(",", ":")) for instance in instances)
     write_atomically(path, "".join(f"{line}\n" for line in lines))
 
 
 def load_instances(path: Path) -> Iterator[Instance]:
-    for _, data in read_lines(path):
-        yield Instance.read(data)
+    """The operators of a list, in its order."""
+    for number, data in read_lines(path):
+        try:
+            yield Instance.read(data)
+        except (KeyError, TypeError, ValueError) as error:
+            needs = ", ".join(name for name in NEEDED if not isinstance(data, Mapping) or name not in data)
+            why = f"it lacks {needs}" if needs else first_line(error)
+            raise InputError(f"{path}:{number}: not an operator that can be replayed: {why}") from error

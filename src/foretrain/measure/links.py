@@ -17,6 +17,7 @@ from foretrain.units import parse_rate
 INTERFACE = "eth0"
 """The name of the link inside each namespace."""
 
+_UNITS = (("Gbit", 1e9), ("Mbit", 1e6), ("kbit", 1e3))
 _PREFIX = "ftn"
 _CLONE_NEWNET = 0x40000000
 _BURST_S, _LEAST_BURST_BYTES = 0.004, 262144
@@ -27,6 +28,17 @@ _QUEUE_S = 0.05
 def link_rate(text: str) -> float:
     """Bytes per second of "1Gbit", "10 Gbit/s" or "100 MB/s"."""
     return parse_rate(text if "/" in text or text.endswith("bps") else f"{text}/s", "links")
+
+
+def link_text(rate_bytes_per_s: float) -> str:
+    """What ``link_rate`` reads, in the largest unit that fits.
+
+    >>> [link_text(rate) for rate in (125e6, 1.25e9, 12.5e6)]
+    ['1Gbit', '10Gbit', '100Mbit']
+    """
+    bits = 8 * rate_bytes_per_s
+    unit, size = next(((unit, size) for unit, size in _UNITS if bits >= size), ("bit", 1.0))
+    return f"{bits / size:.10g}{unit}"
 
 
 def check_links() -> None:

@@ -4,9 +4,30 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from typing import Any
 
 from foretrain.errors import InputError
+
+_FORMS = ("sxm", "pci", "nvl")
+_UNSAID = ("mobile",)
+"""Words of the catalogue that drivers have others for."""
+
+
+def same_gpu(catalogue_name: str, driver_name: str) -> bool:
+    """Whether a device of the catalogue can be what the driver calls so: the model, and the form and the
+    memory where both say them (the driver counts the host's in a superchip's).
+
+    >>> names = ("a100-sxm-80gb", "a100-sxm-40gb", "a100-pcie-80gb", "h100-sxm-80gb")
+    >>> [same_gpu(name, "NVIDIA A100-SXM4-80GB") for name in names]
+    [True, False, False, False]
+    """
+    named, said = (re.split(r"[-\s]+", name.lower()) for name in (catalogue_name, driver_name))
+    forms = [{word[:3] for word in words if word.startswith(_FORMS)} for words in (named, said)]
+    sizes = [{word for word in words if re.fullmatch(r"\d+gb", word)} for words in (named, said)]
+    model = {word for word in named if not word.startswith(_FORMS) and word not in (*sizes[0], *_UNSAID)}
+    told = (forms,) if named[0].startswith(("gh", "gb")) else (forms, sizes)
+    return model <= set(said) and all(not (one and other) or one == other for one, other in told)
 
 
 class _Utilization(ctypes.Structure):
@@ -53,7 +74,7 @@ class Gpu:
         answer = self._ask("nvmlDeviceGetUtilizationRates", _Utilization())
         return 0.0 if answer is None else float(answer.gpu) / 100.0
 
-    def memory_utilization(self) -> float:
+    def memory_busy(self) -> float:
         """Share of that period in which device memory was read or written."""
         answer = self._ask("nvmlDeviceGetUtilizationRates", _Utilization())
         return 0.0 if answer is None else float(answer.memory) / 100.0
@@ -62,6 +83,11 @@ class Gpu:
         """Bytes in use and in all."""
         answer = self._ask("nvmlDeviceGetMemoryInfo", _Memory())
         return (0, 0) if answer is None else (int(answer.used), int(answer.total))
+
+    def memory_held(self) -> float:
+        """Share of device memory in use."""
+        used, total = self.memory()
+        return used / total if total else 0.0
 
     def power_w(self) -> float | None:
         answer = self._ask("nvmlDeviceGetPowerUsage", ctypes.c_uint())

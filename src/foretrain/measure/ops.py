@@ -14,10 +14,12 @@ import torch
 
 from foretrain.errors import InputError, first_line
 from foretrain.files import write_atomically
+from foretrain.measure.dataset import info_file
 from foretrain.measure.instances import Instance
 from foretrain.measure.replay import CudaTimer, Timing, batch_by_memory, time_on_cpu
 from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
+from foretrain.measure.tasks import host
 
 _BATCH = 64
 """Instances in one profile."""
@@ -35,10 +37,19 @@ def measure_operators(
     """Measure what ``out`` does not hold yet, in order; each batch is on disk before the next begins."""
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
-    todo = Resumed(instances, out, _key, _key_of, retry_failed=retry_failed, progress=progress)
-    write_atomically(out.with_suffix(".info.json"), json.dumps(machine(device), indent=1))
+    about, here = machine(device), device_name(device)
+
+    def key_of(line: Any) -> str:
+        key = _key_of(line)
+        if (there := line.get("device", here)) != here:
+            raise InputError(f"operator: measured on {there!r}, but this is {here!r}; give another --out")
+        return key
+
+    todo = Resumed(instances, out, _key, key_of, retry_failed=retry_failed, progress=progress)
+    write_atomically(info_file(out), json.dumps(about, indent=1))
+    facts = {"device": here, "source": "foretrain measure ops"}
     for group in todo.within(budget_s, _batches(todo.wanted, device)):
-        todo.write(*(_line(instance, result) for instance, result in _time(group, device)))
+        todo.write(*({**_line(instance, result), **facts} for instance, result in _time(group, device)))
         _check_context(device, group)
     return todo.summary
 
@@ -110,8 +121,13 @@ def machine(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "processor": platform.processor() or platform.machine(),
+        "device": device_name(device),
     }
     if device == "cuda":
-        name, cudnn = torch.cuda.get_device_properties(0).name, str(torch.backends.cudnn.version())
-        info |= {"device": name, "cuda": torch.version.cuda or "", "cudnn": cudnn}
+        info |= {"cuda": torch.version.cuda or "", "cudnn": str(torch.backends.cudnn.version())}
     return info
+
+
+def device_name(device: str) -> str:
+    """What the driver calls the GPU here, or the processor in words."""
+    return torch.cuda.get_device_properties(0).name if device == "cuda" else f"cpu, {host()}"

@@ -21,6 +21,7 @@ AUTO = "auto"
 """In place of an interface: the one of the default route."""
 RESOURCES = ("device_utilization", "memory_utilization", "network_rx", "network_tx")
 FIGURES = ("idle_s", "active_s", "peak")
+NETWORK_PEAKS = ("network_rx_peak", "network_tx_peak")
 FLOORS: Mapping[str, float] = {
     "device_utilization": 0.02,
     "memory_utilization": 0.0,
@@ -198,8 +199,7 @@ class GpuMeter:
         return self._gpu.utilization()
 
     def memory(self) -> float:
-        used, total = self._gpu.memory()
-        return used / total if total else 0.0
+        return self._gpu.memory_held()
 
 
 def memory_limit() -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -20,7 +20,7 @@ import torch
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
 from foretrain.measure.models import autocast, real_model, real_optimizer
-from foretrain.measure.nvml import Gpu, gpu_count
+from foretrain.measure.nvml import Gpu, gpu_count, same_gpu
 from foretrain.measure.ops import machine
 from foretrain.measure.replay import is_kernel
 from foretrain.measure.resume import Resumed
@@ -95,7 +95,7 @@ def _check_machine(job: Job, device: str) -> None:
     names = f"cluster.device: the job names {named.name!r}"
     if named.is_cpu != (device == "cpu"):
         raise UnsupportedJob(f"{names}, but the steps would run on {device!r}")
-    if device == "cuda" and not _same_gpu(named.name, here := torch.cuda.get_device_name(0)):
+    if device == "cuda" and not same_gpu(named.name, here := torch.cuda.get_device_name(0)):
         raise UnsupportedJob(f"{names}, but this machine has {here!r}")
     training = job.workload.training
     for field, plain in (("compile", False), ("master_weights", False), ("framework", "pytorch")):
@@ -103,13 +103,6 @@ def _check_machine(job: Job, device: str) -> None:
             raise UnsupportedJob(f"training.{field}: {getattr(training, field)!r} cannot be measured here")
     if job.plan.recompute != "none":
         raise UnsupportedJob(f"plan.recompute: {job.plan.recompute!r} cannot be measured here")
-
-
-def _same_gpu(catalogue_name: str, driver_name: str) -> bool:
-    """Whether the model in the catalogue's name (h200-sxm-141gb, rtx-4090) stands in what the driver says."""
-    words = re.split(r"[-\s]+", catalogue_name.lower())
-    model = words[1] if words[0] in ("rtx", "gtx", "quadro", "titan") and len(words) > 1 else words[0]
-    return model in driver_name.lower().replace("-", " ")
 
 
 class Stepper:
@@ -201,16 +194,21 @@ def _timed_groups(stepper: Stepper, sync: Callable[[], None], seconds: float) ->
 
 
 def _phase_times(stepper: Stepper, repeats: int = 5) -> dict[str, float]:
-    """Each phase from an idle device until its last kernel, by device events."""
+    """Each phase of an unbroken pass, from the last kernel of the one before to its own, by device events.
+
+    The host runs ahead as it does in training, so what it hides behind earlier kernels is not counted twice.
+    """
     times: dict[str, list[float]] = {}
     for _ in range(repeats):
-        for name, phase in stepper.phases().items():
-            torch.cuda.synchronize()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
+        torch.cuda.synchronize()
+        phases = stepper.phases()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)]
+        marks[0].record()
+        for mark, phase in zip(marks[1:], phases.values(), strict=True):
             phase()
-            end.record()
-            torch.cuda.synchronize()
+            mark.record()
+        torch.cuda.synchronize()
+        for name, (begin, end) in zip(phases, itertools.pairwise(marks), strict=True):
             times.setdefault(f"{name}_time_s", []).append(begin.elapsed_time(end) * 1e-3)
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -248,17 +246,17 @@ def _host_issue(stepper: Stepper, sync: Callable[[], None], repeats: int = 3) ->
 
 @contextlib.contextmanager
 def _load(device: str, period_s: float = 0.1) -> Iterator[dict[str, float]]:
-    """Mean utilisation and power of the device while the block runs; nothing where there is no NVML."""
+    """Mean use and power of the device while the block runs; nothing where there is no NVML."""
     result: dict[str, float] = {}
     if device != "cuda" or not gpu_count():
         yield result
         return
     gpu, stop = Gpu(torch.cuda.current_device()), threading.Event()
-    samples: list[tuple[float, float, float]] = []
+    samples: list[tuple[float, float, float, float]] = []
 
     def sample() -> None:
         while not stop.wait(period_s):
-            samples.append((gpu.utilization(), gpu.memory_utilization(), gpu.power_w() or 0.0))
+            samples.append((gpu.utilization(), gpu.memory_held(), gpu.memory_busy(), gpu.power_w() or 0.0))
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
@@ -269,7 +267,7 @@ def _load(device: str, period_s: float = 0.1) -> Iterator[dict[str, float]]:
         thread.join()
         settled = samples[10:]  # NVML's own averages lag behind by up to a second
         if len(settled) >= 2:
-            names = ("device_utilization", "memory_utilization", "power_w")
+            names = ("device_utilization", "memory_utilization", "memory_busy", "power_w")
             result |= zip(names, map(statistics.mean, zip(*settled, strict=True)), strict=True)
 
 

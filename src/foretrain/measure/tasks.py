@@ -15,7 +15,15 @@ from typing import Any, Literal
 
 from foretrain.errors import invalid
 from foretrain.job import Job
-from foretrain.measure.resources import PERIOD_S, RESOURCES, THRESHOLD, Series, mean_figures, twelve_figures
+from foretrain.measure.resources import (
+    NETWORK_PEAKS,
+    PERIOD_S,
+    RESOURCES,
+    THRESHOLD,
+    Series,
+    mean_figures,
+    twelve_figures,
+)
 
 Sync = Literal["allreduce", "ps"]
 
@@ -152,7 +160,8 @@ def _measured(task: Task, workers: Sequence[Report]) -> dict[str, float]:
         measured["startup_time_s"] = max(starts)
     names = ("device_utilization", "memory_utilization", "network_rx_bytes_per_s", "network_tx_bytes_per_s")
     for quantity, resource in zip(names, RESOURCES, strict=True):
-        measured[quantity] = statistics.fmean(worker.series.mean(resource) for worker in workers)
+        mean = statistics.fmean(worker.series.mean(resource) for worker in workers)
+        measured[quantity] = mean / (_sharers(task, workers) if resource.startswith("network") else 1)
     peaks = [worker.peak_memory_bytes for worker in workers if worker.peak_memory_bytes is not None]
     if peaks:
         measured["peak_memory_bytes"] = max(peaks)
@@ -185,23 +194,39 @@ def _provenance(task: Task, workers: Sequence[Report], reports: Sequence[Report]
 
 
 def _resources(task: Task, reports: Sequence[Report]) -> dict[str, Any]:
-    """The twelve figures as means over workers, and over servers, and a series of the first of each."""
+    """The twelve figures as means over workers, and over servers, and a series of the first of each.
+
+    Peaks of the network are those of one worker; the series, and the servers' figures, are the interface's.
+    """
     protocol, interface = task.protocol, reports[0].interface
     everyone = "all processes of the machine, each byte as received and as sent"
+    workers = [report for report in reports if report.role == "worker"]
+    shared_by = _sharers(task, workers)
     resources = {
         "period_s": protocol.period_s,
         "threshold": protocol.threshold,
         "interface": interface,
         "interface_counts": everyone if interface == "lo" else "what uses this interface",
+        "network_shared_by": shared_by,
         "memory_limit_bytes": reports[0].memory_limit_bytes,
     }
     for role, prefix in (("worker", ""), ("server", "server_")):
         series = [report.series for report in reports if report.role == role]
         if series:
             figures = mean_figures([twelve_figures(one, protocol.threshold) for one in series])
+            if role == "worker":
+                figures |= {name: figures[name] / shared_by for name in NETWORK_PEAKS}
             resources[f"{prefix}figures"] = figures
             resources[f"{prefix}series"] = series[0].downsampled(protocol.points).to_dict()
     return resources
+
+
+def _sharers(task: Task, workers: Sequence[Report]) -> int:
+    """Workers whose bytes a worker's interface counts together: those of its node, or on loopback all, and
+    there each exchange with a server both as the worker's and as the server's."""
+    if workers[0].interface != "lo":
+        return task.read_job().cluster.devices_per_node
+    return len(workers) * (2 if task.servers else 1)
 
 
 def _oversubscribed(task: Task, reports: Sequence[Report]) -> bool:

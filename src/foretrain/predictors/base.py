@@ -113,6 +113,13 @@ class Predictor(ABC):
     def check(self, job: Job) -> None:  # noqa: B027
         """Refuse, with ``UnsupportedJob``, what can be refused before a model is traced for it."""
 
+    def design_row(self, job: Job) -> Mapping[str, float]:
+        """The figures of a job that what is learned depends on, by name, over which ``foretrain design``
+        spreads measurements; one that a job lacks counts as 0."""
+        from foretrain.predictors.job_figures import job_figures
+
+        return job_figures(job)
+
     @abstractmethod
     def predict(self, job: Job) -> Forecast:
         """The forecast for one job."""

@@ -17,16 +17,23 @@ from foretrain.predictors.base import Predictor
 from foretrain.predictors.blackbox import (
     QUANTITIES,
     Array,
+    LeftOut,
+    Reach,
+    Seen,
     by_workload,
     check_data_parallel,
     forecast_around,
-    no_runs_of,
+    left_out_along,
+    number_columns,
+    number_row,
     numbers,
+    of_workload,
     sklearn,
     step_times,
-    workload_key,
+    workload_of,
 )
 from foretrain.predictors.conformal import Factors
+from foretrain.splits import Part
 
 COLUMNS = ("log workers", "log batch per worker", "log nodes", "log cores per device")
 _VARIANCE, _LENGTHS, _NOISE = (1e-2, 1e2), (0.2, 20.0), (1e-4, 0.3)
@@ -34,6 +41,8 @@ _VARIANCE, _LENGTHS, _NOISE = (1e-2, 1e2), (0.2, 20.0), (1e-4, 0.3)
 _LEAST_SPREAD = 0.05
 """Standard deviation of the logarithm that a forecast has at least, as two runs of one cell differ."""
 _PROCESS = ("rows", "logs", "theta", "within")
+_FEWEST_TO_LEAVE_OUT = 5
+"""Runs of a workload from which on some are left out, to see how the process does without them."""
 _NORMAL = (-1.96, -1.2816, 1.2816, 1.96)
 """Standard deviations at 2.5, 10, 90 and 97.5 % of a normal distribution."""
 
@@ -99,6 +108,8 @@ class CherryPickPredictor(Predictor):
     def __init__(self, *, pooled: bool = False) -> None:
         self.pooled = pooled
         self.processes_: dict[str, Process] = {}
+        self.seen_: dict[str, Seen] = {}
+        self.reach_ = Reach()
 
     def fit(self, runs: Iterable[Run]) -> Self:
         workloads, self.left_out_ = by_workload(runs, self.name, pooled=self.pooled)
@@ -106,22 +117,30 @@ class CherryPickPredictor(Predictor):
             key: Process.learn(np.array([configuration(run.job) for run in own]), step_times(own))
             for key, own in workloads.items()
         }
+        self.seen_ = {key: Seen.of([run.job for run in own]) for key, own in workloads.items()}
+        several = [own for own in workloads.values() if len(own) >= _FEWEST_TO_LEAVE_OUT]
+        self.reach_ = Reach.of([one for own in several for one in _left_out_along(own)])
         return self
 
     def predict(self, job: Job) -> Forecast:
         check_data_parallel(job, self.name)
         if not self.processes_:
             raise UnsupportedJob("cherrypick: has learned from no runs yet; fit it first")
-        process = self.processes_.get(workload_key(job, pooled=self.pooled))
-        if process is None:
-            raise no_runs_of(job, self.name)
-        mean, deviation = process(np.array([configuration(job)]))
-        spread = max(float(deviation[0]), _LEAST_SPREAD)
-        factors = Factors(*(float(np.exp(z * spread)) for z in _NORMAL))
-        return forecast_around(job, self.name, float(np.exp(mean[0])), factors)
+        key = workload_of(job, self.seen_, self.name)
+        seen, row = self.seen_[key], number_row(job)
+        seen.check(job, self.name)
+        away = seen.numbers.away(row)
+        ((median_s, own_spread),) = _told(self.processes_[key], [job])
+        spread = self.reach_.grown(own_spread, away, seen.numbers, in_law=())
+        notes = [*seen.model_notes(job), *seen.notes(away, row)]
+        return forecast_around(job, self.name, median_s, spread, notes)
+
+    def design_row(self, job: Job) -> Mapping[str, float]:
+        check_data_parallel(job, self.name)
+        return of_workload(job, ("1", *COLUMNS), (1.0, *configuration(job)), pooled=self.pooled)
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
-        self.processes_ = {}
+        self.processes_, self.seen_, self.reach_ = {}, {}, Reach()
         return self
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
@@ -131,18 +150,43 @@ class CherryPickPredictor(Predictor):
             key: {name: getattr(process, name).tolist() for name in _PROCESS}
             for key, process in self.processes_.items()
         }
-        return {"columns": list(COLUMNS), "pooled": self.pooled, "processes": processes}
+        seen = {key: one.to_dict() for key, one in self.seen_.items()}
+        learned = {"processes": processes, "seen": seen, "reach": self.reach_.to_dict()}
+        return {"columns": list(COLUMNS), "pooled": self.pooled, **learned}
 
     @classmethod
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
-        if tuple(document["columns"]) != COLUMNS:
+        if tuple(document["columns"]) != COLUMNS or "reach" not in document:
             raise InputError(f"{folder}: the features are others than this version computes; fit it again")
         predictor = cls(pooled=document["pooled"])
         predictor.processes_ = {
             key: Process(**{name: numbers(values, name) for name in _PROCESS})
             for key, values in document["processes"].items()
         }
+        predictor.seen_ = {key: Seen.from_dict(values) for key, values in document["seen"].items()}
+        predictor.reach_ = Reach(**document["reach"])
         return predictor
+
+
+def _told(process: Process, jobs: Sequence[Job]) -> list[tuple[float, Factors]]:
+    """Median seconds, and the interval that the process itself gives."""
+    means, deviations = process(np.array([configuration(job) for job in jobs]))
+    spreads = np.maximum(deviations, _LEAST_SPREAD)
+    return [
+        (float(np.exp(mean)), Factors(*(float(np.exp(z * spread)) for z in _NORMAL)))
+        for mean, spread in zip(means, spreads, strict=True)
+    ]
+
+
+def _left_out_along(runs: Sequence[Run]) -> list[LeftOut]:
+    jobs, times_s = [run.job for run in runs], step_times(runs)
+    rows = np.array([configuration(job) for job in jobs])
+
+    def forecast(part: Part) -> list[tuple[float, Factors]]:
+        known, asked = part
+        return _told(Process.learn(rows[known], times_s[known]), [jobs[i] for i in asked])
+
+    return left_out_along(number_columns(jobs), times_s, forecast)
 
 
 def configuration(job: Job) -> list[float]:

@@ -16,13 +16,20 @@ from foretrain.predictors.base import Predictor
 from foretrain.predictors.blackbox import (
     QUANTITIES,
     Array,
+    Indices,
+    LeftOut,
+    Reach,
+    Seen,
     by_workload,
     check_data_parallel,
     forecast_around,
-    no_runs_of,
+    left_out_along,
+    number_columns,
+    number_row,
+    of_workload,
     spread_of,
     step_times,
-    workload_key,
+    workload_of,
 )
 from foretrain.predictors.conformal import Factors
 
@@ -30,6 +37,8 @@ TERMS = ("1", "scale / machines", "log machines", "machines")
 _LEAST_S = 1e-9
 """What a law says at least, so that a time stays above zero."""
 _FOLDS = 10
+_IN_LAW = ("workers", "batch of a worker")
+"""The numbers that the terms are of."""
 
 
 @final
@@ -49,40 +58,56 @@ class ErnestPredictor(Predictor):
     def __init__(self, *, pooled: bool = False) -> None:
         self.pooled = pooled
         self.laws_: dict[str, tuple[float, ...]] = {}
+        self.seen_: dict[str, Seen] = {}
         self.spread_: Factors | None = None
+        self.reach_ = Reach()
 
     def fit(self, runs: Iterable[Run]) -> Self:
         workloads, self.left_out_ = by_workload(runs, self.name, pooled=self.pooled)
         self.laws_ = {key: law([run.job for run in own], step_times(own)) for key, own in workloads.items()}
+        self.seen_ = {key: Seen.of([run.job for run in own]) for key, own in workloads.items()}
         several = [own for own in workloads.values() if len(own) > len(TERMS)]
-        held_out = np.array([pair for own in several for pair in _left_out_in_turn(own)]).reshape(-1, 2)
-        self.spread_ = spread_of(held_out[:, 0], held_out[:, 1])
+        held_out = np.array([pair for own in several for pair in _left_out_in_turn(own, self.pooled)])
+        self.spread_ = spread_of(*held_out.reshape(-1, 2).T)
+        self.reach_ = Reach.of([one for own in several for one in _left_out_along(own, self.spread_)])
         return self
 
     def predict(self, job: Job) -> Forecast:
         check_data_parallel(job, self.name)
         if self.spread_ is None:
             raise UnsupportedJob("ernest: has learned from no runs yet; fit it first")
-        coefficients = self.laws_.get(workload_key(job, pooled=self.pooled))
-        if coefficients is None:
-            raise no_runs_of(job, self.name)
-        return forecast_around(job, self.name, _time_s(job, coefficients), self.spread_)
+        key = workload_of(job, self.seen_, self.name)
+        seen, row = self.seen_[key], number_row(job)
+        seen.check(job, self.name)
+        away = seen.numbers.away(row)
+        spread = self.reach_.grown(self.spread_, away, seen.numbers, _IN_LAW)
+        notes = [*seen.model_notes(job), *seen.notes(away, row)]
+        return forecast_around(job, self.name, _time_s(job, self.laws_[key]), spread, notes)
+
+    def design_row(self, job: Job) -> Mapping[str, float]:
+        check_data_parallel(job, self.name)
+        return of_workload(job, TERMS, terms(job), pooled=self.pooled)
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
-        self.laws_, self.spread_ = {}, None
+        self.laws_, self.seen_, self.spread_, self.reach_ = {}, {}, None, Reach()
         return self
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
         if self.spread_ is None:
             raise InputError("ernest: has learned from no runs yet, so there is nothing to save")
         laws = {key: list(values) for key, values in self.laws_.items()}
-        return {"terms": list(TERMS), "pooled": self.pooled, "laws": laws, "factors": list(self.spread_)}
+        seen = {key: one.to_dict() for key, one in self.seen_.items()}
+        learned = {"laws": laws, "seen": seen, "factors": list(self.spread_), "reach": self.reach_.to_dict()}
+        return {"terms": list(TERMS), "pooled": self.pooled, **learned}
 
     @classmethod
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
+        if "reach" not in document:
+            raise InputError(f"{folder}: does not say how far its runs reach; fit it again")
         predictor = cls(pooled=document["pooled"])
         predictor.laws_ = {key: tuple(values) for key, values in document["laws"].items()}
-        predictor.spread_ = Factors(*document["factors"])
+        predictor.seen_ = {key: Seen.from_dict(values) for key, values in document["seen"].items()}
+        predictor.spread_, predictor.reach_ = Factors(*document["factors"]), Reach(**document["reach"])
         return predictor
 
 
@@ -105,12 +130,29 @@ def _time_s(job: Job, coefficients: Sequence[float]) -> float:
     return max(float(np.dot(terms(job), coefficients)), _LEAST_S)
 
 
-def _left_out_in_turn(runs: Sequence[Run]) -> list[tuple[float, float]]:
-    """Measured and forecast step times, each run forecast by the others (of many, by nine tenths of them)."""
-    times_s, folds = step_times(runs), np.arange(len(runs)) % min(len(runs), _FOLDS)
+def _left_out_in_turn(runs: Sequence[Run], pooled: bool) -> list[tuple[float, float]]:
+    """Measured and forecast step times, each run forecast by the others: of many, by nine tenths of them; of
+    several models together, by those of other models."""
+    models = sorted({run.job.workload.model.key for run in runs})
+    if pooled and len(models) > 1:
+        folds = np.array([models.index(run.job.workload.model.key) % _FOLDS for run in runs])
+    else:
+        folds = np.arange(len(runs)) % min(len(runs), _FOLDS)
+    times_s = step_times(runs)
     pairs = []
     for fold in np.unique(folds):
-        known, held_out = (np.flatnonzero(rows).tolist() for rows in (folds != fold, folds == fold))
-        coefficients = law([runs[i].job for i in known], times_s[known])
-        pairs += [(float(times_s[i]), _time_s(runs[i].job, coefficients)) for i in held_out]
+        known, held_out = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+        pairs += list(zip(times_s[held_out], _told_s(runs, known, held_out), strict=True))
     return pairs
+
+
+def _left_out_along(runs: Sequence[Run], spread: Factors) -> list[LeftOut]:
+    columns = number_columns([run.job for run in runs])
+    return left_out_along(
+        columns, step_times(runs), lambda part: [(told, spread) for told in _told_s(runs, *part)]
+    )
+
+
+def _told_s(runs: Sequence[Run], known: Indices, asked: Indices) -> list[float]:
+    coefficients = law([runs[i].job for i in known], step_times([runs[i] for i in known]))
+    return [_time_s(runs[i].job, coefficients) for i in asked]

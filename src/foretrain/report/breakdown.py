@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foretrain.forecast import Forecast
+from foretrain.units import format_seconds
 
 What = Literal["layer", "operator", "phase"]
 
@@ -38,6 +39,15 @@ def breakdown(forecast: Forecast, what: What, *, rows: int = 20, depth: int | No
         passed += value
         result.append(Row(name, value, value / total if total else 0.0, passed / total if total else 0.0))
     return result
+
+
+def device_time(forecast: Forecast) -> str:
+    """What the parts of a breakdown add up to, in words."""
+    step = forecast.inside("breakdown")
+    stages, seconds = len(step.layout.stages), sum(step.by("phase").values())
+    if stages > 1:
+        return f"{format_seconds(seconds)} on a rank of each of the {stages} stages together"
+    return f"{format_seconds(seconds)}, {seconds / (step.time_s or 1.0):.0%} of the step"
 
 
 def merge_layers(seconds: Mapping[str, float], *, depth: int | None = None) -> dict[str, float]:

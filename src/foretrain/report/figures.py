@@ -80,17 +80,22 @@ def step_parts(forecast: Forecast) -> dict[str, float]:
 
 
 def rate_figures(forecast: Forecast) -> Iterator[Figure]:
-    """Time per phase, throughput, how busy the device is, and what a rank sends."""
+    """Throughput, how busy the device is, what a rank sends, and the time of each phase."""
     quantities = forecast.quantities
-    for phase in ("forward", "backward", "optimizer"):
-        if f"{phase}_time_s" in quantities:
-            yield Figure(f"  {phase}", format_seconds(quantities[f"{phase}_time_s"].median))
     for name, unit in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
         if name in quantities:
             yield _figure("throughput", quantities[name], _rate, unit)
     if "device_utilization" in quantities:
         yield _figure("device busy", quantities["device_utilization"], "{:.0%}".format)
     yield from _network(forecast)
+    phases = {
+        phase: quantities[f"{phase}_time_s"].median
+        for phase in ("forward", "backward", "optimizer")
+        if f"{phase}_time_s" in quantities
+    }
+    for number, (phase, seconds) in enumerate(phases.items()):
+        words = "" if number else "from an idle device: not parts of the step"
+        yield Figure(f"{phase} alone", format_seconds(seconds), words)
 
 
 def _network(forecast: Forecast) -> Iterator[Figure]:
@@ -196,7 +201,7 @@ def fits(forecast: Forecast) -> tuple[Verdict, Figure] | None:
     verdict: Verdict = "yes" if chance <= 0.1 else "perhaps" if chance <= 0.5 else "no"
     fullest = fullest_stage(forecast)
     share = f"{need.median / capacity:.0%} of {format_bytes(capacity)}"
-    words = f"{_chance(chance)} chance of running out of memory ({share})"
+    words = f"{verdict}: {_chance(chance)} chance of running out of memory ({share})"
     return verdict, Figure(f"fits, stage {fullest.stage}" if fullest else "fits", words)
 
 

@@ -17,7 +17,7 @@ from foretrain.files import write_atomically
 from foretrain.forecast import Forecast, RankMemory
 from foretrain.graph import CATEGORIES, OpGraph
 from foretrain.report import figures
-from foretrain.report.breakdown import What, breakdown
+from foretrain.report.breakdown import What, breakdown, device_time
 from foretrain.step.play import Step
 from foretrain.step.playback import Slot
 from foretrain.step.timeline import Timeline
@@ -94,10 +94,10 @@ def _sections(forecast: Forecast, resources: Resources | None) -> Iterator[tuple
     if forecast.step is not None:
         yield from _inside(forecast, forecast.step)
     if resources is not None:
-        from foretrain.report.resources import burst_figure
+        from foretrain.report.resources import burst_figure, definitions
 
-        note = "As the schedule of the step has it: bursts of computation and of traffic."
-        yield "Use of resources over a few steps", _draw(burst_figure(resources, _plotly()[1])) + _note(note)
+        words = "".join(map(_note, definitions(resources)))
+        yield "Use of resources over a few steps", _draw(burst_figure(resources, _plotly()[1])) + words
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in figures.notes(forecast))
     yield "Assumptions", f'<ul class="dim">{notes}</ul>'
 
@@ -109,7 +109,8 @@ def _inside(forecast: Forecast, step: Step) -> Iterator[tuple[str, str]]:
         yield "What the time of a step goes to", _draw(_parts_figure(parts))
     yield (
         "Where the device time of a step goes",
-        "".join(_draw(_composition(forecast, what)) for what in ("phase", "operator", "layer")),
+        _note(device_time(forecast))
+        + "".join(_draw(_composition(forecast, what)) for what in ("phase", "operator", "layer")),
     )
     if several:
         yield "Memory of a rank of each stage", _draw(_stages_figure(forecast.ranks, capacity))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from foretrain.predictors.driple.features import MEANS, RESOURCES
 from foretrain.predictors.driple.predictor import Resources
+from foretrain.predictors.driple.whitebox import PERIOD_S
 from foretrain.report.tables import table
-from foretrain.units import format_bytes, format_seconds
+from foretrain.units import format_count, format_seconds
 
 _NAMES = {
     "device_utilization": "device",
@@ -24,10 +26,18 @@ _COLORS = {
     "network_tx": "#b07aa1",
 }
 HEADINGS = ("resource", "idle for", "active for", "peak", "average", "by")
+DEFINITIONS = {
+    "device_utilization": "share of the time with a kernel on the device; of a CPU, of its cores at work",
+    "memory_utilization": "share of the device's memory that a rank holds; of a CPU, with its process",
+    "network_rx": "bytes that one rank receives over its links",
+    "network_tx": "bytes that one rank sends over its links",
+}
+"""What each resource is, whoever measures or forecasts it."""
 
 
 def resource_table(found: Resources) -> RenderableType:
-    """A row per resource: how long it is idle and active at a stretch, its peak, its average."""
+    """A row per resource: how long it is idle and active at a stretch, its peak, its average; and what they
+    are."""
     rows = []
     for name, mean in zip(RESOURCES, MEANS, strict=True):
         names = [f"{name}_{figure}" for figure in ("idle_s", "active_s", "peak")]
@@ -35,12 +45,27 @@ def resource_table(found: Resources) -> RenderableType:
         levels = [_level(name, figures[2]), _level(name, found.figures[mean])]
         sources = " and ".join(sorted({found.by[one] for one in (*names, mean)}))
         rows.append([_NAMES[name], format_seconds(figures[0]), format_seconds(figures[1]), *levels, sources])
-    return table(HEADINGS, rows, right=HEADINGS[1:-1])
+    lines = (Text(f"- {line}", style="dim") for line in definitions(found))
+    return Group(table(HEADINGS, rows, right=HEADINGS[1:-1]), *lines)
+
+
+def definitions(found: Resources) -> list[str]:
+    """What the figures are, in words."""
+    return [
+        *(f"{_NAMES[name]}: {words}" for name, words in DEFINITIONS.items()),
+        "averages are those of the step; idle and active times are mean stretches, and peaks the mean of"
+        f" theirs, in a window of {format_seconds(found.window_s)} sampled every {format_seconds(PERIOD_S)}",
+    ]
 
 
 def document(found: Resources) -> dict[str, Any]:
     """For JSON."""
-    return {"window_s": found.window_s, "figures": dict(found.figures), "by": dict(found.by)}
+    return {
+        "window_s": found.window_s,
+        "figures": dict(found.figures),
+        "by": dict(found.by),
+        "definitions": dict(DEFINITIONS),
+    }
 
 
 def burst_figure(found: Resources, objects: Any) -> Any:
@@ -89,4 +114,4 @@ def _unit(name: str, highest: float) -> tuple[str, float]:
 
 
 def _level(name: str, value: float) -> str:
-    return f"{format_bytes(value)}/s" if name.startswith("network") else f"{value:.1%}"
+    return format_count(value, "B/s") if name.startswith("network") else f"{value:.1%}"

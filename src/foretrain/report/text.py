@@ -14,7 +14,7 @@ from rich.text import Text
 
 from foretrain.forecast import Forecast
 from foretrain.report import figures
-from foretrain.report.breakdown import What, breakdown
+from foretrain.report.breakdown import What, breakdown, device_time
 from foretrain.report.explain import Changes, Explanation, signed
 from foretrain.report.tables import table
 from foretrain.units import format_bytes, format_seconds
@@ -48,19 +48,13 @@ def summary(forecast: Forecast) -> RenderableType:
 
 def breakdown_table(forecast: Forecast, what: What, *, depth: int | None = None) -> RenderableType:
     """The twenty largest parts of the step's device time."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"device time of a step by {what}",
-        title_justify="left",
-        title_style="bold",
-        pad_edge=False,
-    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(what, overflow="fold")
     for heading in ("time", "share", "cumulated"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in breakdown(forecast, what, depth=depth):
         table.add_row(Text(row.name), format_seconds(row.time_s), f"{row.share:.1%}", f"{row.cumulated:.1%}")
-    return table
+    return Group(Text(f"device time of a step by {what}: {device_time(forecast)}", style="bold"), table)
 
 
 def _step(forecast: Forecast, layout: _Layout) -> Iterator[RenderableType]:

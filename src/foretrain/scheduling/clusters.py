@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,11 @@ _ALLOWED = (
 )
 
 
-def read_machines(text: str, *, rack: int = 16) -> list[Machine]:
+def read_machines(text: str, *, rack: int = 16, devices: Collection[str] = ()) -> list[Machine]:
     """The nodes of a cluster; ``rack`` of them stand together.
+
+    Devices in text are of the catalogue, or ``devices``, which a table of throughputs names; those of a list
+    of nodes are whatever its publisher calls them.
 
     >>> [machine.gpus for machine in read_machines("2x8xv100,k80=2")]
     [8, 8, 1, 1]
@@ -34,11 +37,11 @@ def read_machines(text: str, *, rack: int = 16) -> list[Machine]:
         return in_racks(_from_list(path), rack)
     machines: list[Machine] = []
     for part in text.split(","):
-        machines += _from_words(part.strip(), text)
+        machines += _from_words(part.strip(), text, devices)
     return in_racks(machines, rack)
 
 
-def _from_words(part: str, text: str) -> list[Machine]:
+def _from_words(part: str, text: str, devices: Collection[str]) -> list[Machine]:
     match = re.fullmatch(r"(\d+)x(\d+)x([\w.-]+)", part)
     if match:
         nodes, gpus, device = int(match[1]), int(match[2]), match[3]
@@ -49,6 +52,8 @@ def _from_words(part: str, text: str) -> list[Machine]:
         nodes, gpus, device = int(match[2]), 1, match[1]
     if not nodes or not gpus:
         raise invalid("cluster", text, "at least one node with at least one GPU")
+    if device not in devices:
+        Catalog.load().device(device, "cluster")
     return [Machine(device=device, gpus=gpus, price_per_hour=_price(device, gpus))] * nodes
 
 

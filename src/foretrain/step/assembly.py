@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -12,24 +13,26 @@ from foretrain.duration import duration, start_up
 from foretrain.forecast import Estimate, Factors, Forecast, RankMemory, fullest_of, whole_training
 from foretrain.graph import PHASES
 from foretrain.job import Job
+from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage
 from foretrain.step.partition import virtual_stages
-from foretrain.step.play import Step
+from foretrain.step.play import Step, memory_by_group
 from foretrain.step.state import model_size
+from foretrain.units import format_bytes, format_dollars
 
 MEMORY_QUANTITIES = frozenset({"peak_memory_bytes", "reserved_memory_bytes"})
 QUANTITIES = MEMORY_QUANTITIES | {
     "step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "device_busy_s", "host_issue_s",
     "kernels",
     "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "startup_time_s", "device_utilization",
-    "memory_utilization", "power_w",
+    "memory_busy", "power_w",
     "network_tx_bytes_per_s", "network_rx_bytes_per_s",
 }  # fmt: skip
 
 IDLE_POWER = 0.15
 """Share of the TDP that an idle accelerator draws."""
 HOST_BOUND = 0.8
-"""Share of the step that the device works, below which the host bounds a step that waits for it."""
+"""Share of the step that the device does not wait for kernels, below which the host bounds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ class Spread:
         elif quantity in ("kernels", "power_w"):
             kind = self.count
         bounds = [median * factor for factor in self.quantities.get(quantity, kind)]
-        if quantity in ("device_utilization", "memory_utilization"):
+        if quantity in ("device_utilization", "memory_busy"):
             bounds = [min(bound, max(median, 1.0)) for bound in bounds]
         return Estimate(median, bounds[1], bounds[2], bounds[0], bounds[3])
 
@@ -92,13 +95,11 @@ def _medians(step: Step) -> dict[str, float]:
         "host_issue_s": step.host_issue_s,
         "kernels": step.kernels,
         "device_utilization": utilization,
-        "memory_utilization": min(1.0, step.bytes_moved / (step.time_s * memory_rate))
-        if step.time_s
-        else 0.0,
+        "memory_busy": min(1.0, step.bytes_moved / (step.time_s * memory_rate)) if step.time_s else 0.0,
         "peak_memory_bytes": rank.allocated_bytes,
         "reserved_memory_bytes": rank.reserved_bytes,
     }
-    if job.cluster.world_size > 1:
+    if job.cluster.world_size > 1 or job.plan.servers:
         rate = step.sent_bytes / step.time_s
         medians |= {"network_tx_bytes_per_s": rate, "network_rx_bytes_per_s": rate}
     powers = [group.device.tdp_w for group in job.cluster.groups]
@@ -109,24 +110,27 @@ def _medians(step: Step) -> dict[str, float]:
 
 
 def is_host_bound(step: Step) -> bool:
-    """Whether the device waits for the host in much of the step: a faster device would not help."""
-    time, on_cpu = step.time, step.layout.job.cluster.groups[0].device.is_cpu
-    elsewhere = time.bubble_s + time.straggler_s + (time.exposed_s if on_cpu else 0.0)
-    return step.device_busy_s < HOST_BOUND * step.time_s - elsewhere
+    """Whether the device waits for kernels in much of the step: a faster device would not help."""
+    return _waiting_for_kernels(step) > (1.0 - HOST_BOUND) * step.time_s
+
+
+def _waiting_for_kernels(step: Step) -> float:
+    causes = step.causes_s
+    return causes["waiting for the host"] + causes["gaps between kernels"]
 
 
 def _bound(step: Step) -> str:
     """In words: the host where the device waits for it, else what takes most of the step."""
+    shares = {name: seconds / (step.time_s or 1.0) for name, seconds in step.causes_s.items()}
     if is_host_bound(step):
-        share = step.device_busy_s / step.time_s
-        return f"the host: the device is busy {share:.0%} of the step and waits for kernels to be issued"
-    parts = {"exposed communication": step.time.exposed_s, "the pipeline's bubble": step.time.bubble_s}
-    name, seconds = max(parts.items(), key=lambda item: item[1])
-    if seconds > step.time.computing_s:
-        return f"{name} ({seconds / step.time_s:.0%} of the step)"
+        busy, waits = step.device_busy_s / step.time_s, _waiting_for_kernels(step) / step.time_s
+        return f"the host: the device is busy {busy:.0%} of the step and waits for kernels in {waits:.0%}"
+    name = max(shares, key=lambda one: shares[one])
+    if name != "computation":
+        return f"{name} ({shares[name]:.0%} of the step)"
     share = _arithmetic_share(step)
     kind, part = ("arithmetic", share) if share >= 0.5 else ("memory traffic", 1 - share)
-    return f"the device's {kind} ({part:.0%} of its busy time)"
+    return f"the device's {kind} ({part:.0%} of its computation)"
 
 
 def _arithmetic_share(step: Step) -> float:
@@ -157,15 +161,44 @@ def _assumptions(step: Step) -> Iterator[str]:
         yield "fp8 is traced as bf16; matrix products are costed at the fp8 rate"
     if training.precision == "amp-fp16":
         yield "no gradient scaler"
+    wanted = training.precision.removeprefix("amp-")
+    for device in dict.fromkeys(group.device for group in job.cluster.groups):
+        if (rate := device.costed_as(wanted)) != wanted:
+            lacks = f"{device.name} has no {wanted} rate in the catalogue"
+            yield f"{lacks}: products are costed at its {rate} rate"
     if training.total_steps is None:
         yield "no epochs or steps given: no total time and cost"
-    elif job.cluster.price_per_hour is None:
-        yield "no price known for this cluster: no cost"
+    elif job.price_per_hour is None:
+        whose = "this cluster" if job.cluster.price_per_hour is None else "the servers' nodes"
+        yield f"no price known for {whose}: no cost"
     yield from graph.info.get("assumptions", ())
     if graph.info.get("versions"):
         versions = graph.info["versions"].items()
         yield "traced with " + ", ".join(f"{name} {version}" for name, version in versions)
     yield from _plan_assumptions(job, step)
+
+
+def _servers(step: Step) -> str:
+    """Where parameter servers run, what they hold and who pays."""
+    job, size = step.layout.job, server_bytes(step.layout)
+    own = job.cluster.servers
+    if own is not None:
+        where = f"on {own.nodes} nodes of their own"
+        paid = "" if own.price is None else f", paid at {format_dollars(own.price)}/h each"
+        room, sharing = own.memory, math.ceil(job.plan.servers / own.nodes)
+    else:
+        where = "on the workers' nodes (cluster.servers gives them their own)"
+        paid = ", each paid as a worker" if job.servers_take_cores else ", which are paid already"
+        nodes = [group.node for group in job.cluster.groups]
+        rooms = [node.memory_bytes for node in nodes if node is not None and node.memory_bytes]
+        room, sharing = min(rooms, default=None), math.ceil(job.plan.servers / job.cluster.nodes)
+    full = (
+        f"; {sharing} on a node are more than its {format_bytes(room)}"
+        if room and size * sharing > room
+        else ""
+    )
+    held = f"each holds {format_bytes(size)} of host memory{full}"
+    return f"plan.servers: {job.plan.servers} {where}{paid}; {held}"
 
 
 def _plan_assumptions(job: Job, step: Step) -> Iterator[str]:
@@ -183,7 +216,15 @@ def _plan_assumptions(job: Job, step: Step) -> Iterator[str]:
         )
     if plan.expert > 1:
         yield "tokens are spread evenly over the experts"
+    if plan.servers:
+        yield _servers(step)
     if len({group.device.name for group in groups}) > 1 and plan.balance == "even":
         yield "every device gets the same share of the batch: the others wait for the slowest"
     elif len({group.device.name for group in groups}) > 1:
-        yield "the batch is split in proportion to the devices' speed"
+        parts = zip(groups, step.layout.shares, memory_by_group(step.layout), strict=True)
+        held = [
+            f"{group.device.name} gets {share:.2f} of an even part and peaks at "
+            f"{format_bytes(fullest_of(ranks).allocated_bytes)} of {format_bytes(group.device.memory_bytes)}"
+            for group, share, ranks in parts
+        ]
+        yield f"the batch is split in proportion to the devices' speed: {', '.join(held)}"

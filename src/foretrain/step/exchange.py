@@ -4,13 +4,15 @@ rank sends."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import numpy as np
 
 from foretrain.costs.collectives import Kind
-from foretrain.graph import ITEM_BYTES, OpGraph
+from foretrain.graph import ITEM_BYTES, OpGraph, Weight
 from foretrain.step.layout import KINDS, Layout, message_bytes
 from foretrain.step.partition import Stage
+from foretrain.step.passes import recomputed, traced_blocks
 
 _FIRST_BUCKET = 1 << 20
 """Bytes of the first bucket of torch's DistributedDataParallel, so that summing up begins early."""
@@ -32,18 +34,29 @@ def _item_bytes(graph: OpGraph) -> int:
     return max((ITEM_BYTES[weight.dtype] for weight in graph.weights), default=4)
 
 
+def _elements(weights: Iterable[Weight], *, expert: bool, trainable: bool) -> float:
+    """Parameters inside or outside of experts: those that are trained, or all."""
+    return float(sum(w.elements for w in weights if w.expert == expert and w.trainable >= trainable))
+
+
 def shard_traffic(layout: Layout, stage: Stage) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    data = layout.teams.data
-    if data.size == 1:
+    """ZeRO 3: fetching the parameters of each block, and handing out the gradients of those that are
+    trained."""
+    if layout.teams.data.size == 1:
         return (), ()
-    factor = layout.tuning.team(data)
-    held = np.array([float(block.dense) for block in stage.blocks])
-    gathers = (
-        layout.network.time_s("all_gather", held * wire_bytes(layout, 1.0, gradients=False), data) * factor
-    )
-    reduces = (
-        layout.network.time_s("reduce_scatter", held * wire_bytes(layout, 1.0, gradients=True), data) * factor
-    )
+    gathers, reduces = np.zeros(len(stage.blocks)), np.zeros(len(stage.blocks))
+    for expert, members in ((False, layout.teams.data), (True, layout.teams.expert_data)):
+        if members.size == 1 or (expert and not any(block.experts for block in stage.blocks)):
+            continue
+        held, summed = (
+            np.array([_elements(block.weights, expert=expert, trainable=trained) for block in stage.blocks])
+            for trained in (False, True)
+        )
+        factor, network = layout.tuning.team(members), layout.network
+        gathered = held * wire_bytes(layout, 1.0, gradients=False)
+        reduced = summed * wire_bytes(layout, 1.0, gradients=True)
+        gathers += network.time_s("all_gather", gathered, members) * factor
+        reduces += network.time_s("reduce_scatter", reduced, members) * factor
     return tuple(gathers.tolist()), tuple(reduces.tolist())
 
 
@@ -59,7 +72,7 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
     sizes = _buckets(layout, stage, habits.bucket_bytes if habits.overlaps_reduce else 0.0)
     seconds = layout.network.time_s(kind, np.array([size for _, size in sizes]), data) * factor
     times = list(zip([block for block, _ in sizes], seconds.tolist(), strict=True))
-    experts = float(sum(block.experts for block in stage.blocks))
+    experts = _elements(stage.weights, expert=True, trainable=True)
     own = layout.teams.expert_data
     after = 0.0
     if experts and own.size > 1:
@@ -68,9 +81,9 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
         ) * layout.tuning.team(own)
     gather = 0.0
     if plan.shard in ("zero1", "zero2"):
-        dense = float(sum(block.dense for block in stage.blocks))
+        updated = _elements(stage.weights, expert=False, trainable=True)
         gather = (
-            layout.network.time_s("all_gather", wire_bytes(layout, dense, gradients=False), data) * factor
+            layout.network.time_s("all_gather", wire_bytes(layout, updated, gradients=False), data) * factor
         )
     if habits.overlaps_reduce:
         return tuple(times), after, 0.0 if habits.overlaps_gather else gather
@@ -79,9 +92,23 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
 
 def _server_s(layout: Layout, stage: Stage) -> float:
     plan, cluster = layout.job.plan, layout.job.cluster
-    size = wire_bytes(layout, float(sum(block.dense for block in stage.blocks)), gradients=True)
+    size = wire_bytes(layout, _elements(stage.weights, expert=False, trainable=True), gradients=True)
     workers = 1 if plan.asynchronous else plan.data or 1
-    return layout.network.parameter_server_s(size, workers=workers, servers=plan.servers, nodes=cluster.nodes)
+    own = 0 if cluster.servers is None else cluster.servers.nodes
+    return layout.network.parameter_server_s(
+        size, workers=workers, servers=plan.servers, nodes=cluster.nodes, server_nodes=own
+    )
+
+
+def server_bytes(layout: Layout) -> float:
+    """Host memory of one parameter server: its part of the weights in fp32, their gradients from each worker
+    and together, and the optimizer's state."""
+    plan, graph = layout.job.plan, layout.graph
+    trained = sum(w.elements for stage in layout.stages for w in stage.weights if w.trainable)
+    traced = sum(w.elements for block in traced_blocks(graph) for w in block.weights if w.trainable)
+    state = sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "optimizer_state")
+    each = 4.0 * (2 + (plan.data or 1)) + state / max(1, traced)
+    return trained * each / plan.servers
 
 
 def _buckets(layout: Layout, stage: Stage, bucket_bytes: float) -> list[tuple[int, float]]:
@@ -100,25 +127,55 @@ def _buckets(layout: Layout, stage: Stage, bucket_bytes: float) -> list[tuple[in
     return [*found, (0, filled)] if filled else found
 
 
-def sent_bytes(layout: Layout, stage: Stage) -> float:
-    """What a rank sends over its links in a step."""
+def sent_bytes(layout: Layout, stage: Stage) -> dict[str, float]:
+    """What a rank sends over its links in a step, by whom it goes to: its replicas (or parameter servers),
+    its team inside the layers, and the other stages of the pipeline."""
+    return {
+        "replicas": _to_replicas(layout, stage),
+        "team": layout.job.accumulation * _to_team(layout, stage),
+        "stages": layout.job.accumulation * _to_stages(layout, stage),
+    }
+
+
+def _to_replicas(layout: Layout, stage: Stage) -> float:
     plan, network, teams = layout.job.plan, layout.network, layout.teams
-    dense = float(sum(block.dense for block in stage.blocks))
-    gradients = wire_bytes(layout, dense, gradients=True)
+    if layout.job.workload.training.mode == "infer":
+        return 0.0
+    if plan.servers:
+        return wire_bytes(layout, _elements(stage.weights, expert=False, trainable=True), gradients=True)
     kind: Kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
     passes = layout.job.accumulation if plan.shard == "zero3" else 1
-    sent = passes * network.traffic_bytes(kind, gradients, teams.data)
-    if plan.shard != "none":
-        times = 2 * passes if plan.shard == "zero3" else 1
-        sent += times * network.traffic_bytes(
-            "all_gather", wire_bytes(layout, dense, gradients=False), teams.data
-        )
-    for i in stage.calls[layout.calls.communicates[stage.calls]].tolist():
-        operator = layout.graph.ops[i].operator
-        once = network.traffic_bytes(
-            KINDS[operator.name], message_bytes(operator), teams.named(operator.overload)
-        )
-        sent += layout.job.accumulation * once
-    if plan.pipeline > 1:
-        sent += 2.0 * layout.job.accumulation * stage.chunks[0][-1].piece.handed_on_bytes
+    sent = 0.0
+    for expert, members in ((False, teams.data), (True, teams.expert_data)):
+        summed = wire_bytes(layout, _elements(stage.weights, expert=expert, trainable=True), gradients=True)
+        sent += passes * network.traffic_bytes(kind, summed, members)
+        if plan.shard != "none":
+            fetched = _elements(stage.weights, expert=expert, trainable=plan.shard != "zero3")
+            times = 2 * passes if plan.shard == "zero3" else 1
+            size = wire_bytes(layout, fetched, gradients=False)
+            sent += times * network.traffic_bytes("all_gather", size, members)
     return sent
+
+
+def _to_team(layout: Layout, stage: Stage) -> float:
+    """In a micro-batch, by the collectives of its layers and those that recomputation runs again."""
+    again = [recomputed(layout, block) for block in stage.blocks]
+    calls = np.concatenate([stage.calls, *again])
+    sent = 0.0
+    for i in calls[layout.calls.communicates[calls]].tolist():
+        operator = layout.graph.ops[i].operator
+        members = layout.teams.named(operator.overload)
+        sent += layout.network.traffic_bytes(KINDS[operator.name], message_bytes(operator), members)
+    return sent
+
+
+def _to_stages(layout: Layout, stage: Stage) -> float:
+    """In a micro-batch: what the next chunk reads of each chunk's results, and the gradients of what each
+    chunk read of the one before it."""
+    if len(layout.stages) == 1:
+        return 0.0
+    count = len(layout.stages)
+    order = [layout.stages[i % count].chunks[i // count] for i in range(count * len(stage.chunks))]
+    sizes = [chunk[-1].piece.handed_on_bytes for chunk in order[:-1]]
+    own = range(stage.index, len(order), count)
+    return float(sum(sizes[i] for i in own if i < len(sizes)) + sum(sizes[i - 1] for i in own if i))

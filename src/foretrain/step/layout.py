@@ -88,6 +88,8 @@ class Layout:
     step_overhead_s: float
     """Host time per step that belongs to no operator."""
     tuning: Tuning = field(default_factory=Tuning)
+    shares: tuple[float, ...] = ()
+    """Of an even part of the batch, what a device of each group gets where it is split by speed."""
 
     def tuned(self, tuning: Tuning) -> Layout:
         """The same with other factors; to be called on a layout without any."""
@@ -144,6 +146,7 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
         calls=cost_calls(job, graph, costs, host, network, teams, gap_s),
         network=network,
         step_overhead_s=host.step_overhead_s + habits.step_s,
+        shares=tuple(_speeds(job, graph, costs)[1]) if job.plan.balance == "speed" else (),
     )
 
 
@@ -225,18 +228,23 @@ def _as_the_framework_has_it(operators: Sequence[Operator], device: Device, habi
 def slowest_device(job: Job, graph: OpGraph, costs: CostModel) -> tuple[Device, float]:
     """The device that the others wait for, and the share of its even work that it has where the batch is
     split by speed."""
+    times, shares = _speeds(job, graph, costs)
+    slowest = max(range(len(times)), key=lambda i: times[i])
+    return job.cluster.groups[slowest].device, 1.0 if job.plan.balance == "even" else shares[slowest]
+
+
+def _speeds(job: Job, graph: OpGraph, costs: CostModel) -> tuple[list[float], list[float]]:
+    """Of each group, the time that an even part of the batch takes, and the part that makes all take as
+    long."""
     groups = job.cluster.groups
     if len({group.device.name for group in groups}) == 1:
-        return groups[0].device, 1.0
+        return [1.0] * len(groups), [1.0] * len(groups)
     calls = np.bincount(graph.operator_index, minlength=len(graph.operators))
     computing = [i for i, operator in enumerate(graph.operators) if not communicates(operator.name)]
     own, precision = [graph.operators[i] for i in computing], job.workload.training.precision
     times = [float(calls[computing] @ costs.device_time_s(own, group.device, precision)) for group in groups]
-    slowest = max(range(len(groups)), key=lambda i: times[i])
-    if job.plan.balance == "even":
-        return groups[slowest].device, 1.0
     together = sum(group.world_size / time for group, time in zip(groups, times, strict=True))
-    return groups[slowest].device, job.cluster.world_size / (together * times[slowest])
+    return times, [job.cluster.world_size / (together * time) for time in times]
 
 
 def memory_rate(job: Job) -> float:

@@ -33,7 +33,8 @@ def rank_memory(layout: Layout, stage: Stage, *, stalled: bool = False) -> RankM
     again = tuple(tuple(recomputed(layout, block).tolist()) for block in stage.blocks)
     job = layout.job
     device, mode = job.cluster.groups[0].device, job.workload.training.mode
-    peak = _replayed(layout.graph, device, mode, again, job.plan.offload)
+    elsewhere = job.plan.offload or bool(job.plan.servers)
+    peak = _replayed(layout.graph, device, mode, again, elsewhere)
     return RankMemory(
         stage=0,
         by_category={name: float(size) for name, size in peak.by_category.items()},

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from foretrain.forecast import RankMemory
+from foretrain.forecast import RankMemory, fullest_of
 from foretrain.graph import Phase
 from foretrain.step.exchange import replica_traffic, sent_bytes, shard_traffic
 from foretrain.step.frameworks import Profile
@@ -26,15 +26,28 @@ from foretrain.step.passes import (
     traced_blocks,
     update_share,
 )
-from foretrain.step.playback import StageWork, StepTime, Work, play_pipeline, play_rank, shares
+from foretrain.step.playback import (
+    StageWork,
+    StepTime,
+    Work,
+    laid_out,
+    play_pipeline,
+    play_rank,
+    shares,
+)
 from foretrain.step.spans import Span, total
 
 _TRAFFIC_POWER, _WAITING_POWER = 0.75, 0.35
 """Power as a share of the limit: of kernels that move data, and of waiting for the network, the host or other
 stages."""
+OUTSIDE = "(communication outside of layers)"
+"""Of the device's time: it waits for gradients and parameters, or computes slower beside them."""
 _JITTER = 0.01
 """Standard deviation of the step time from rank to rank, as a share of it."""
 _ROUNDING = 1e-9
+_CPU_EXCHANGE = 0.2
+"""Of its cores' time, what a CPU worker uses while its step waits for the network: it copies and adds up
+itself. Fitted to ``data/cpu16_campaign.jsonl.zst``."""
 _STALLS_OVER_NODES = 0.35
 """How stalls grow with the nodes that a tensor team spans."""
 
@@ -52,14 +65,16 @@ class Step:
     phases_s: dict[Phase, float]
     """Of the busiest stage: the passes of all micro-batches, each by itself, and its update."""
     device_busy_s: float
-    """With a kernel on the device: computation, and on a GPU the collectives that it waits for; not the gaps
-    between kernels."""
+    """With a kernel on the device, or a CPU's cores at work: computation; on a GPU the collectives that it
+    waits for, whose kernels run, and on a CPU the work that an exchange is for its cores. Not the gaps
+    between kernels, nor waiting for parameter servers on a GPU."""
     host_issue_s: float
     kernels: float
     bytes_moved: float
     """Least memory traffic of the busiest rank."""
-    sent_bytes: float
-    """By one rank in a step, over its links."""
+    sent: Mapping[str, float]
+    """Bytes that the busiest rank sends in a step over its links, by whom they go to: ``replicas`` (or
+    parameter servers), ``team`` (inside of layers), ``stages``."""
     busiest: int
     """The stage whose ranks compute longest."""
 
@@ -68,23 +83,36 @@ class Step:
         return self.time.time_s
 
     @property
+    def sent_bytes(self) -> float:
+        """By one rank in a step, over its links."""
+        return sum(self.sent.values())
+
+    @property
     def causes_s(self) -> dict[str, float]:
         """Seconds by cause that add up to the step; parts that were found one by one may overlap a little."""
-        parts = shares(self.time)
-        whole = sum(parts.values())
-        scale = self.time_s / (whole or 1.0)
-        return {
-            name: seconds * scale if seconds > _ROUNDING * whole else 0.0 for name, seconds in parts.items()
-        }
+        return _causes(self.time)
 
     def scaled(self, factor: float) -> Step:
-        """With all times of the schedule by a factor; phases and calls stay as they were costed."""
-        time = self.time.scaled(factor)
-        return dataclasses.replace(self, time=time, device_busy_s=min(self.device_busy_s, time.time_s))
+        """With the time of the step by a factor; phases and calls stay as they were costed.
+
+        Where the device waits for the host longer than the step changes, this wait changes and the device
+        works as before; else all times of the schedule are multiplied.
+        """
+        time, more = self.time.scaled(factor), self.time_s * (factor - 1.0)
+        if self.time.host_s < abs(more):
+            return dataclasses.replace(self, time=time, device_busy_s=self.device_busy_s * factor)
+        slots = {"time_s": time.time_s, "slots": time.slots}
+        return dataclasses.replace(
+            self, time=dataclasses.replace(self.time, host_s=self.time.host_s + more, **slots)
+        )
 
     def by(self, what: str) -> dict[str, float]:
         """Device seconds by ``phase``, ``operator`` or ``layer``, largest first: of a rank of every stage
-        together."""
+        together.
+
+        Without a pipeline they add up to ``device_busy_s``: what of it is in no call, mostly waiting for
+        gradients and parameters, is a part of its own.
+        """
         totals: dict[str, float] = {}
         for phase, block, calls, times in self._passes():
             names = _names(self.layout, phase, block, calls, what)
@@ -92,6 +120,8 @@ class Step:
             for name, value in zip(names, seconds, strict=True):
                 if value:
                     totals[name] = totals.get(name, 0.0) + value
+        if len(self.layout.stages) == 1:
+            totals = _up_to(self.device_busy_s, totals)
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
     def _passes(self) -> Iterator[tuple[Phase, Block | None, Pass, int]]:
@@ -103,6 +133,21 @@ class Step:
             yield "optimizer", None, optimizer_pass(layout, stage), 1
 
 
+def _up_to(whole: float, parts: dict[str, float]) -> dict[str, float]:
+    """The parts and what is left of the whole, or the parts made smaller where they are more than it."""
+    total = sum(parts.values())
+    if total > whole:
+        return {name: seconds * whole / total for name, seconds in parts.items()}
+    return {**parts, OUTSIDE: whole - total} if whole - total > _ROUNDING * whole else parts
+
+
+def _causes(time: StepTime) -> dict[str, float]:
+    parts = shares(time)
+    whole = sum(parts.values())
+    scale = time.time_s / (whole or 1.0)
+    return {name: seconds * scale if seconds > _ROUNDING * whole else 0.0 for name, seconds in parts.items()}
+
+
 def play(layout: Layout) -> Step:
     """The step of a job, and what each of its ranks holds and does."""
     layout = _within_power(layout)
@@ -112,22 +157,25 @@ def play(layout: Layout) -> Step:
     work, calls = works[busiest], _StageCalls.of(layout, layout.stages[busiest])
     forward, backward = total(work.forward), total(work.backward[::-1])
     passes = forward + backward
-    on_cpu = job.cluster.groups[0].device.is_cpu
+    calls_idle_s = {"gaps_s": calls.gaps_s, "offloaded_s": calls.offloaded_s}
+    time = dataclasses.replace(
+        time, computing_s=max(0.0, time.computing_s - sum(calls_idle_s.values())), **calls_idle_s
+    )
     return Step(
         layout=layout,
         time=time,
         works=tuple(works),
-        memory=tuple(_memory(layout, stage) for stage in layout.stages),
+        memory=max(memory_by_group(layout), key=_fullness),
         phases_s={
             "forward": (forward * job.accumulation).alone_s,
             "backward": (backward * job.accumulation).alone_s,
             "optimizer": work.optimizer.alone_s,
         },
-        device_busy_s=min(time.time_s, time.computing_s - calls.idle_s + (0.0 if on_cpu else time.exposed_s)),
+        device_busy_s=_busy_s(layout, work, time),
         host_issue_s=passes.host_s * job.accumulation + work.optimizer.host_s + layout.step_overhead_s,
         kernels=calls.kernels,
         bytes_moved=calls.bytes_moved,
-        sent_bytes=sent_bytes(layout, layout.stages[busiest]),
+        sent=sent_bytes(layout, layout.stages[busiest]),
         busiest=busiest,
     )
 
@@ -138,8 +186,10 @@ class _StageCalls:
 
     kernels: float
     bytes_moved: float
-    idle_s: float
-    """Of the time that counts as computing: gaps between kernels, and an update on the host."""
+    gaps_s: float
+    """Between kernels that follow at once."""
+    offloaded_s: float
+    """The update, where the host makes it."""
 
     @classmethod
     def of(cls, layout: Layout, stage: Stage) -> _StageCalls:
@@ -153,7 +203,8 @@ class _StageCalls:
             + float(layout.calls.kernels[update.op].sum()) * _tensors_share(layout, stage),
             bytes_moved=float(moved[index].sum()) * times
             + float(moved[update.op].sum()) * update_share(layout, stage)[0],
-            idle_s=float(layout.calls.gaps_s[index].sum()) * times + float(update.gaps_s.sum()) + offloaded,
+            gaps_s=float(layout.calls.gaps_s[index].sum()) * times + float(update.gaps_s.sum()),
+            offloaded_s=offloaded,
         )
 
 
@@ -224,6 +275,16 @@ def _delayed(step: StepTime, ranks: int) -> StepTime:
     return dataclasses.replace(step, time_s=step.time_s + longer, straggler_s=longer)
 
 
+def _busy_s(layout: Layout, work: Work, time: StepTime) -> float:
+    """What the device works in a step, as ``Step.device_busy_s`` says it."""
+    causes = _causes(time)
+    exposed = causes["exposed communication"]
+    if layout.job.cluster.groups[0].device.is_cpu:
+        return causes["computation"] + _CPU_EXCHANGE * exposed
+    served = work.after_backward_s if layout.job.plan.servers else 0.0
+    return causes["computation"] + max(0.0, exposed - served)
+
+
 def _device_s(work: Work) -> float:
     return (total(work.forward) + total(work.backward)).device_s
 
@@ -290,14 +351,13 @@ def _pipeline(layout: Layout, works: Sequence[Work]) -> StepTime:
     slowest = max(works, key=lambda work: (total(work.forward) + total(work.backward)).device_s)
     passes = total(slowest.forward) + total(slowest.backward)
     computing = (passes.device_s - passes.communication_s) * job.accumulation + slowest.optimizer.device_s
-    tail = max(stage.tail_s for stage in own) - slowest.optimizer.device_s
-    exposed = passes.communication_s * job.accumulation + max(0.0, tail)
+    exposed = passes.communication_s * job.accumulation + _tail_exchange_s(slowest)
     bubble = max(0.0, time_s - busiest - max(stage.tail_s for stage in own))
     time_s += layout.step_overhead_s
     return StepTime(
         time_s=time_s, exposed_s=exposed, bubble_s=bubble, computing_s=computing, host_s=max(0.0,
         time_s - exposed - bubble - computing),
-        slots=slots,
+        slots=slots, repeated=job.accumulation / laid_out(len(works), job.accumulation),
     )  # fmt: skip
 
 
@@ -329,13 +389,45 @@ def _message_s(layout: Layout) -> float:
 def _tail_s(work: Work) -> float:
     """After the last backward pass: what of the gradients is still to be summed up, the optimizer, and
     handing out parameters."""
+    return _tail_exchange_s(work) + work.optimizer.alone_s
+
+
+def _tail_exchange_s(work: Work) -> float:
+    """The communication in it."""
     reduce_s = sum(seconds for _, seconds in work.buckets)
     last = total(work.backward).device_s
     exposed = max(work.buckets[-1][1], reduce_s - last) if work.buckets else 0.0
-    return exposed + work.after_backward_s + work.optimizer.alone_s + work.after_optimizer_s
+    return exposed + work.after_backward_s + work.after_optimizer_s
 
 
 # Memory
+
+
+def memory_by_group(layout: Layout) -> tuple[tuple[RankMemory, ...], ...]:
+    """What a rank of each stage holds on each group of devices; once where all groups hold the same."""
+    ranks = tuple(_memory(layout, stage) for stage in layout.stages)
+    if not layout.shares:
+        return (ranks,)
+    groups = zip(layout.job.cluster.groups, layout.shares, strict=True)
+    return tuple(
+        tuple(
+            dataclasses.replace(_with_activations(rank, share), capacity_bytes=group.device.memory_bytes)
+            for rank in ranks
+        )
+        for group, share in groups
+    )
+
+
+def _fullness(ranks: Sequence[RankMemory]) -> float:
+    fullest = fullest_of(ranks)
+    return fullest.reserved_bytes / (fullest.capacity_bytes or math.inf)
+
+
+def _with_activations(rank: RankMemory, factor: float) -> RankMemory:
+    """The rank with a micro-batch of another size."""
+    changed = {name: rank.by_category[name] * factor for name in ("activations", "temporaries")}
+    by_category = {**rank.by_category, **changed}
+    return dataclasses.replace(rank, by_category=by_category, cached_bytes=rank.cached_bytes * factor)
 
 
 def _memory(layout: Layout, stage: Stage) -> RankMemory:
@@ -345,7 +437,6 @@ def _memory(layout: Layout, stage: Stage) -> RankMemory:
     factor, beside = layout.tuning.activations, layout.tuning.memory_bytes
     if factor == 1.0 and not beside:
         return found
-    changed = {name: found.by_category[name] * factor for name in ("activations", "temporaries")}
+    found = _with_activations(found, factor)
     workspaces = max(0.0, found.by_category["workspaces"] + beside)
-    by_category = {**found.by_category, **changed, "workspaces": workspaces}
-    return dataclasses.replace(found, by_category=by_category, cached_bytes=found.cached_bytes * factor)
+    return dataclasses.replace(found, by_category={**found.by_category, "workspaces": workspaces})

@@ -16,6 +16,8 @@ of these."""
 _ROUNDS = 3
 """Micro-batches of a pipeline that are laid out, in units of its stages; further ones follow at the pace of
 the last."""
+TAIL = "gradients, optimizer"
+"""What follows the last backward pass of a stage."""
 
 
 # One rank
@@ -100,9 +102,15 @@ class StepTime:
     host_s: float = 0.0
     """The device waits for the host."""
     computing_s: float = 0.0
+    gaps_s: float = 0.0
+    """Between kernels that follow at once; none of it is in ``computing_s``."""
+    offloaded_s: float = 0.0
+    """The host updates parameters that it holds."""
     straggler_s: float = 0.0
     """Waiting for the slowest rank."""
     slots: tuple[Slot, ...] = ()
+    repeated: float = 1.0
+    """Micro-batches of the step for each one in ``slots``."""
 
     def scaled(self, factor: float) -> StepTime:
         """All times by a factor."""
@@ -155,7 +163,12 @@ def play_rank(work: Work, accumulation: int) -> StepTime:
     computing += work.slowdown * hidden
     host_s = max(0.0, time_s - exposed - computing)
     return StepTime(
-        time_s=time_s, exposed_s=exposed, computing_s=computing, host_s=host_s, slots=_from_zero(clock.slots)
+        time_s=time_s,
+        exposed_s=exposed,
+        computing_s=computing,
+        host_s=host_s,
+        slots=_from_zero(clock.slots),
+        repeated=repeated,
     )
 
 
@@ -258,6 +271,11 @@ Task = tuple[str, int, int]
 """Pass ("F" or "B"), chunk and micro-batch."""
 
 
+def laid_out(stages: int, micro_batches: int) -> int:
+    """Micro-batches of a pipeline that are played task by task."""
+    return min(micro_batches, _ROUNDS * stages)
+
+
 def play_pipeline(
     stages: Sequence[StageWork], micro_batches: int, message_s: float, schedule: str
 ) -> tuple[float, float, tuple[Slot, ...]]:
@@ -267,17 +285,17 @@ def play_pipeline(
     A pass waits for its input ``message_s`` after the pass that makes it has ended.
     """
     count = len(stages)
-    laid_out = min(micro_batches, _ROUNDS * count)
-    ends, slots = _lay_out(stages, laid_out, message_s, schedule)
+    shown = laid_out(count, micro_batches)
+    ends, slots = _lay_out(stages, shown, message_s, schedule)
     per_round = 0.0
-    if micro_batches > laid_out:
-        before, _ = _lay_out(stages, laid_out - count, message_s, schedule)
+    if micro_batches > shown:
+        before, _ = _lay_out(stages, shown - count, message_s, schedule)
         per_round = (max(ends) - max(before)) / count
     own = [sum(stage.forward_s) + sum(stage.backward_s) for stage in stages]
-    more = per_round * (micro_batches - laid_out)
+    more = per_round * (micro_batches - shown)
     busiest = max(own) * micro_batches
     slots += [
-        Slot(i, "compute", "gradients, optimizer", end, end + stage.tail_s)
+        Slot(i, "compute", TAIL, end, end + stage.tail_s)
         for i, (end, stage) in enumerate(zip(ends, stages, strict=True))
     ]
     return (
@@ -388,6 +406,8 @@ def shares(step: StepTime) -> Mapping[str, float]:
     return {
         "computation": step.computing_s,
         "exposed communication": step.exposed_s,
+        "gaps between kernels": step.gaps_s,
+        "update on the host": step.offloaded_s,
         "pipeline bubble": step.bubble_s,
         "waiting for the host": step.host_s,
         "waiting for the slowest rank": step.straggler_s,

@@ -78,7 +78,7 @@ def sharded_memory(
         "weights": weights * held.share(sharded=sharded) / max(1.0, held.share(sharded=False)),
         "gradients": sizes.gradient * held.share(sharded=plan.shard in _SHARDS_GRADIENTS) + fleeting,
         "optimizer_state": 0.0
-        if plan.offload
+        if plan.offload or plan.servers
         else sizes.state * held.share(sharded=plan.shard in _SHARDS_STATE),
         "activations": kept,
         "temporaries": working,

@@ -1,4 +1,5 @@
-"""Shows a step operator by operator: when each call is issued by the host and runs on the device."""
+"""Shows a step operator by operator: when each call is issued by the host and runs on the device; and how
+much of device and network it uses from beginning to end."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from foretrain.graph import OpGraph
 from foretrain.step.partition import Block, Index
 from foretrain.step.passes import Pass, backward_pass, forward_pass, optimizer_pass
 from foretrain.step.play import Step, layer_of
-from foretrain.step.playback import Slot, from_idle
+from foretrain.step.playback import TAIL, Slot, from_idle
 from foretrain.step.spans import Column, Mask
 
 _SHOWN = 3
@@ -166,6 +167,122 @@ class Timeline:
         """Whether the buffers of the graph are those of the step: every layer is traced, and runs once."""
         job = self.step.layout.job
         return job.cluster.world_size == 1 and job.plan.recompute == "none" and not job.plan.offload
+
+
+# Use of device and network
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepUse:
+    """How busy the device of a rank is during a step, and what the rank sends, in stretches of equal use.
+
+    Over the step they add up to ``Step.device_busy_s`` and ``Step.sent_bytes``; a rank receives as much as it
+    sends.
+    """
+
+    ends_s: Column
+    """Of the stretches; the last one ends with the step."""
+    busy: Column
+    """Share of the time with a kernel on the device, or of a CPU's cores."""
+    sent_bytes_per_s: Column
+
+    @classmethod
+    def of(cls, step: Step) -> StepUse:
+        """Of the busiest rank: where its slots are, filled up to what the step has in all."""
+        work, moves = _stretches(step)
+        ends = [time for one in (*work, *moves) for time in one[:2]]
+        points = np.unique([0.0, *(time for time in ends if 0.0 < time < step.time_s), step.time_s])
+        lengths, sent = np.diff(points), step.sent
+        working, moving = _density(work, points), _density(moves, points)
+        inside = _amounting(sent["team"] + sent["stages"], working, lengths)
+        return cls(
+            ends_s=points[1:],
+            busy=_filled(step.device_busy_s, working, lengths),
+            sent_bytes_per_s=inside + _amounting(sent["replicas"], moving, lengths),
+        )
+
+    @classmethod
+    def even(cls, time_s: float, busy: float, sent_bytes_per_s: float) -> StepUse:
+        """The same from beginning to end."""
+        return cls(
+            ends_s=np.array([time_s]), busy=np.array([busy]), sent_bytes_per_s=np.array([sent_bytes_per_s])
+        )
+
+    @property
+    def time_s(self) -> float:
+        return float(self.ends_s[-1])
+
+    def sampled(self, ends_s: Column) -> tuple[Column, Column]:
+        """Mean busy share and rate of samples that end at these times, of steps that follow one another."""
+        points = np.concatenate(([0.0], self.ends_s))
+        whole, rest = np.divmod(ends_s, self.time_s)
+        means = []
+        for level in (self.busy, self.sent_bytes_per_s):
+            used = np.concatenate(([0.0], np.cumsum(level * np.diff(points))))
+            total = whole * used[-1] + np.interp(rest, points, used)
+            means.append(np.diff(total, prepend=0.0) / np.diff(ends_s, prepend=0.0))
+        return means[0], means[1]
+
+
+Stretch = tuple[float, float, float]
+"""From, to, and the seconds of work or of communication in between."""
+
+
+def _stretches(step: Step) -> tuple[list[Stretch], list[Stretch]]:
+    """The work of the busiest rank's device in a step, and its exchange with its replicas.
+
+    Micro-batches that were not laid out are put into the middle of those that were, as one stretch.
+    """
+    alone = len(step.layout.stages) == 1
+    slots = [slot for slot in step.time.slots if slot.stage == step.busiest]
+    begun = [slot.start_s if slot.lane == "network" or not alone else _begun_s(slot) for slot in slots]
+    first, last = min(begun, default=0.0), max((slot.end_s for slot in slots), default=0.0)
+    more_s = max(0.0, step.time_s - (last - first)) if step.time.repeated > 1.0 else 0.0
+    cut = sorted(slot.end_s for slot in slots)[len(slots) // 2] if slots else 0.0
+    work: list[Stretch] = []
+    moves: list[Stretch] = []
+    again = {"compute": 0.0, "network": 0.0}
+    for slot, start in zip(slots, begun, strict=True):
+        seconds, by = slot.end_s - slot.start_s, more_s * (start >= cut) - first
+        ends = slot.name == TAIL or slot.phase == "optimizer"
+        again[slot.lane] += 0.0 if ends else seconds * (step.time.repeated - 1.0)
+        if slot.lane == "compute" and not (slot.phase == "optimizer" and step.time.offloaded_s):
+            work.append((start + by, slot.end_s + by, seconds))
+        if slot.lane == "network" or slot.name == TAIL:
+            moves.append((start + by, slot.end_s + by, seconds))
+    if more_s:
+        work.append((cut - first, cut - first + more_s, again["compute"]))
+        moves.append((cut - first, cut - first + more_s, again["network"]))
+    return work, moves
+
+
+def _begun_s(slot: Slot) -> float:
+    """When the work of a slot may begin: it is issued, and what it needs is there."""
+    return min(slot.start_s, max(slot.issued_s, slot.free_s))
+
+
+def _density(stretches: Sequence[Stretch], points: Column) -> Column:
+    """Seconds of work per second between the points."""
+    found = np.zeros(len(points) - 1)
+    for start, end, seconds in stretches:
+        first, last = np.searchsorted(points, (start, end))
+        if last > first:
+            found[first:last] += seconds / (end - start)
+    return found
+
+
+def _amounting(total: float, density: Column, lengths: Column) -> Column:
+    """In proportion to a density, or evenly where there is none, so much in all."""
+    if not density.any():
+        density = np.ones(len(lengths))
+    return density * (total / float(density @ lengths))
+
+
+def _filled(total: float, density: Column, lengths: Column) -> Column:
+    """The same for shares of time, of which none is above one: what does not fit goes where there is room."""
+    level = np.minimum(_amounting(total, density, lengths), 1.0)
+    rest, room = total - float(level @ lengths), float((1.0 - level) @ lengths)
+    return level + (1.0 - level) * min(1.0, rest / room) if rest > 0 and room > 0 else level
 
 
 def trace_events(step: Step, name: str) -> Iterator[dict[str, Any]]:

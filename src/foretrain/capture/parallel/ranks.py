@@ -16,6 +16,7 @@ from foretrain.capture.parallel.experts import route_tokens, split_experts
 from foretrain.capture.parallel.stacks import CallOrder, find_stack, truncate
 from foretrain.capture.parallel.tensor import TensorParallel
 from foretrain.capture.sources.models import WEIGHT_DTYPES, LoadedModel, load_model
+from foretrain.capture.sources.transformers_models import check_positions
 from foretrain.capture.tracing.tracer import DTYPES, trace_step
 from foretrain.errors import CaptureError, InputError
 from foretrain.graph import OpGraph, Stack, Weight
@@ -130,11 +131,14 @@ def _load(job: Job, batch: int) -> LoadedModel:
         raise InputError(
             f"plan.context: {context} does not divide the {training.sequence} tokens of training.sequence"
         )
-    local = dataclasses.replace(training, sequence=training.sequence // context)
-    loaded = load_model(dataclasses.replace(job.workload, training=local), batch)
-    return dataclasses.replace(
-        loaded, inputs=_cut_sequences(loaded.inputs, training.sequence, training.sequence // context)
-    )
+    local = training.sequence // context
+    workload = job.workload
+    if workload.model.source != "python":  # a user's function makes whole sequences
+        workload = dataclasses.replace(workload, training=dataclasses.replace(training, sequence=local))
+    loaded = load_model(workload, batch)
+    check_positions(loaded.module, training.sequence)
+    inputs = _cut_sequences(loaded.inputs, training.sequence, local)
+    return dataclasses.replace(loaded, inputs=inputs, tokens=batch * local)
 
 
 def _cut_sequences(inputs: Any, whole: int, local: int) -> Any:

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 
 from foretrain.capture.sources.transformers_models import load_transformers
 from foretrain.capture.tracing.constants import Answering
@@ -190,13 +192,14 @@ def _torchvision(workload: Workload, batch: int, device: str) -> LoadedModel:
 
 
 def _class_argument(args: Mapping[str, Any], training: Training) -> dict[str, Any]:
-    """Constructor arguments; ``training.classes`` stands for ``num_classes`` where the arguments do not give
-    it."""
-    return (
-        dict(args)
-        if "num_classes" in args or training.classes is None
-        else {"num_classes": training.classes, **args}
-    )
+    """Constructor arguments; ``training.classes`` stands for ``num_classes``."""
+    if training.classes is None:
+        return dict(args)
+    if args.get("num_classes", training.classes) != training.classes:
+        raise InputError(
+            f"training.classes: {training.classes} contradicts model.args.num_classes = {args['num_classes']}"
+        )
+    return {"num_classes": training.classes, **args}
 
 
 def import_zoo(name: str) -> Any:
@@ -245,27 +248,159 @@ def _quiet_zoo_import() -> None:
 
 
 def _python(workload: Workload, batch: int, device: str) -> LoadedModel:
-    assert workload.model.name is not None
-    file, _, function = workload.model.name.rpartition(":")
+    model, training = workload.model, workload.training
+    assert model.name is not None
+    file, _, function = model.name.rpartition(":")
     path = Path(file) if Path(file).is_absolute() else workload.base / file
     if not path.is_file():
         raise InputError(f"model.name: {str(path)!r} is not a file")
-    with _beside(path), _building(f"model {workload.model.name}"):
+    module, inputs, loss = _made(workload, path, function, batch, device)
+    if inputs is None:
+        inputs = _default_inputs(training, batch, device)
+    else:
+        if not _holds(inputs, batch):
+            twice = _made(workload, path, function, 2 * batch, "meta")[1]
+            _check_batch(model.name, batch, inputs, twice)
+        check_inputs(
+            f"model {model.name}", inputs, batch, sequence=training.sequence, image=training.image_shape
+        )
+    check_classes(f"model {model.name}", module, training.classes)
+    tokens = batch * training.sequence if training.sequence else 0
+    return LoadedModel(
+        module=_not_compiled(module, training.compile, f"model {model.name}"),
+        inputs=inputs,
+        loss=loss or classifier_loss(),
+        tokens=tokens,
+    )
+
+
+def _made(
+    workload: Workload, path: Path, function: str, batch: int, device: str
+) -> tuple[torch.nn.Module, Any, Loss | None]:
+    """What the user's function returns for a batch, or the user's class with its defaults."""
+    what, args = f"model {workload.model.name}", workload.model.args
+    with _beside(path), _building(what):
         build = _function(path, function)
-        made = _call_on(device, lambda: build(batch, **workload.model.args))
+        if inspect.isclass(build):
+            _check_class(what, build, args)
+            made = _call_on(device, lambda: build(**args))
+        else:
+            given = {**args, **_batch_argument(what, build, batch)}
+            made = _call_on(device, lambda: build(**given))
     parts = made if isinstance(made, tuple) else (made,)
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], torch.nn.Module):
         raise CaptureError(
-            f"model {workload.model.name}: returned {type(made).__name__}; "
+            f"{what}: returned {type(made).__name__}; "
             "a module, (module, inputs) or (module, inputs, loss) is allowed"
         )
     module, inputs, loss = (*parts, None, None)[:3]
-    if inputs is None:
-        inputs = _default_inputs(workload.training, batch, device)
-    elif isinstance(inputs, torch.Tensor):
-        inputs = (inputs,)
-    tokens = batch * workload.training.sequence if workload.training.sequence else 0
-    return LoadedModel(module=module, inputs=inputs, loss=loss or classifier_loss(), tokens=tokens)
+    return module, (inputs,) if isinstance(inputs, torch.Tensor) else inputs, loss
+
+
+def _check_class(what: str, build: type, args: Mapping[str, Any]) -> None:
+    """A class is a model where its constructor needs no more than the job's ``args``."""
+    if not issubclass(build, torch.nn.Module):
+        raise CaptureError(
+            f"{what}: the class is no torch.nn.Module; name one, or a function that takes batch"
+        )
+    needed = [
+        name
+        for name, parameter in inspect.signature(build).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in args
+    ]
+    if needed:
+        raise InputError(
+            f"model.args.{needed[0]}: missing; the class {build.__name__} needs {', '.join(needed)}"
+        )
+
+
+_BATCH_NAME = re.compile(r"batch|^_|^(b|bs|bsz|n|samples)$")
+
+
+def _batch_argument(what: str, build: Callable[..., Any], batch: int) -> dict[str, int]:
+    """The batch by the name that a function takes it by; another first parameter would become the batch."""
+    parameters = inspect.signature(build).parameters
+    named = [
+        name
+        for name, one in parameters.items()
+        if one.kind is one.POSITIONAL_OR_KEYWORD or one.kind is one.KEYWORD_ONLY
+    ]
+    for name in named:
+        if _BATCH_NAME.search(name):
+            return {name: batch}
+    taken = ", ".join(named) or "no arguments"
+    raise InputError(
+        f"model.name: {what.removeprefix('model ')} takes {taken}; a function that takes batch is allowed"
+    )
+
+
+def _tensors(inputs: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(inputs) if isinstance(value, torch.Tensor) and value.dim()]
+
+
+def _holds(inputs: Any, batch: int) -> bool:
+    """Whether the first input has one row per sample; any batch does where there is no tensor to tell."""
+    tensors = _tensors(inputs)
+    return not tensors or tensors[0].shape[0] == batch
+
+
+def _check_batch(name: str, batch: int, inputs: Any, twice: Any) -> None:
+    """Inputs that are laid out otherwise (time first, all nodes of several graphs) must at least grow with
+    the batch."""
+    shapes, others = ([tuple(tensor.shape) for tensor in _tensors(value)] for value in (inputs, twice))
+    if shapes == others:
+        raise InputError(
+            f"training.global_batch: model {name} returns inputs of shape {list(shapes[0])} "
+            f"whatever the batch is; the job asks for {batch} samples at once"
+        )
+
+
+def check_inputs(
+    what: str, inputs: Any, batch: int, *, sequence: int | None, image: tuple[int, ...] | None
+) -> None:
+    """Refuse a sequence length or an image size of the job that a model's own inputs do not have."""
+    shapes = [tuple(tensor.shape) for tensor in _tensors(inputs)]
+    shown = " and ".join(str(list(shape)) for shape in shapes[:3]) or "no shape"
+    if sequence is not None and not any({sequence, batch * sequence} & set(shape) for shape in shapes):
+        raise InputError(f"training.sequence: {sequence} is not what {what} is given: inputs of {shown}")
+    if image is not None and not any(shape[-3:] == tuple(image) for shape in shapes):
+        raise InputError(f"training.image: {list(image)} is not what {what} is given: inputs of {shown}")
+
+
+def check_classes(what: str, module: torch.nn.Module, classes: int | None) -> None:
+    """Refuse a number of classes that no weight of a model, which the job does not build, has."""
+    if classes is not None and not any(classes in weight.shape for weight in module.parameters()):
+        raise InputError(f"training.classes: {classes} is not what {what} has: no weight is {classes} wide")
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether ``torch.compile`` was applied to a module or to a part of it."""
+    return any(
+        hasattr(child, "_orig_mod") or getattr(child, "_compiled_call_impl", None) is not None
+        for child in module.modules()
+    )
+
+
+def without_compile(module: torch.nn.Module) -> torch.nn.Module:
+    """The module as it was before ``torch.compile``; what it is wrapped in goes, in place."""
+    module = getattr(module, "_orig_mod", module)
+    for child in module.modules():
+        if getattr(child, "_compiled_call_impl", None) is not None:
+            child._compiled_call_impl = None
+        for name, part in child._modules.items():
+            if part is not None and hasattr(part, "_orig_mod"):
+                child._modules[name] = part._orig_mod
+    return module
+
+
+def _not_compiled(module: torch.nn.Module, expected: bool, what: str) -> torch.nn.Module:
+    if not is_compiled(module):
+        return module
+    if not expected:
+        raise InputError(f"training.compile: false, but {what} is wrapped in torch.compile; set it to true")
+    return without_compile(module)
 
 
 def _call_on(device: str, build: Callable[[], Any]) -> Any:
@@ -316,6 +451,10 @@ def _function(path: Path, name: str) -> Callable[..., Any]:
 
 
 def _default_inputs(training: Training, batch: int, device: str) -> tuple[torch.Tensor, ...]:
+    if training.image_shape is not None and training.sequence is not None:
+        raise InputError(
+            "training.sequence: not used beside training.image; the model has one of the two inputs"
+        )
     if training.image_shape is not None:
         return (_numbers((batch, *training.image_shape), device),)
     if training.sequence is not None:
@@ -337,7 +476,11 @@ def _onnx(workload: Workload, batch: int, device: str) -> LoadedModel:
         raise InputError(f"model.name: {str(path)!r} is not a file")
     with _building(f"model {path}"):
         module, inputs = load_onnx(path, batch=batch) if device == "meta" else _onnx_on(path, batch, device)
-    return LoadedModel(module=module, inputs=inputs, loss=classifier_loss())
+    training = workload.training
+    check_inputs(f"model {path.name}", inputs, batch, sequence=training.sequence, image=training.image_shape)
+    check_classes(f"model {path.name}", module, training.classes)
+    tokens = batch * training.sequence if training.sequence else 0
+    return LoadedModel(module=module, inputs=inputs, loss=classifier_loss(), tokens=tokens)
 
 
 def _onnx_on(path: Path, batch: int, device: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:

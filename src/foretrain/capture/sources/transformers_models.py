@@ -3,12 +3,16 @@ meta or on a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from foretrain.errors import InputError, unknown
+from foretrain.errors import InputError, invalid, unknown
 from foretrain.job import Model, Training
 
 _AUTO_CLASS = {
@@ -47,12 +51,17 @@ def load_transformers(
         raise unknown("model.task", task, _AUTO_CLASS)
     auto = getattr(transformers, _AUTO_CLASS[task])
     kwargs = {} if attention is None else {"attn_implementation": attention}
+    if training.classes is not None and task not in _CLASSIFIES:
+        raise InputError(f"training.classes: {training.classes} is not used by task = {task!r}")
     module = build(lambda: auto.from_config(config, **kwargs))
-    inputs = _INPUTS[task](
-        _Shapes(config, training, batch, getattr(module, "main_input_name", "input_ids"), device)
-    )
+    check_positions(module, training.sequence)
+    shapes = _Shapes(config, training, batch, getattr(module, "main_input_name", "input_ids"), device)
+    inputs = _INPUTS[task](shapes)
+    for name in ("sequence", "image"):
+        if (value := getattr(training, name)) is not None and name not in shapes.used:
+            raise InputError(f"training.{name}: {value} is not used by {config.model_type}, task = {task!r}")
     tokens = batch * training.sequence if training.sequence else 0
-    return module, inputs, tokens
+    return module, inputs if training.mode == "train" else _served(inputs, config, task), tokens
 
 
 def _config(transformers: Any, model: Model, training: Training) -> tuple[Any, str | None]:
@@ -62,11 +71,14 @@ def _config(transformers: Any, model: Model, training: Training) -> tuple[Any, s
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
     if model_type not in known:
         raise unknown("model.config.model_type", model_type, known, "a transformers model type;")
-    if training.classes is not None:
-        given.setdefault("num_labels", training.classes)
+    asked = {} if training.classes is None else {"num_labels": training.classes}
     if training.image_shape is not None and "image_size" not in given:
-        given["image_size"] = training.image_shape[-1]
-    config = transformers.AutoConfig.for_model(model_type, **given)
+        asked["image_size"] = training.image_shape[-1]
+    for name, value in asked.items():
+        if given.get(name, value) != value:
+            raise InputError(f"training.classes: {value} contradicts model.config.{name} = {given[name]}")
+    config = transformers.AutoConfig.for_model(model_type, **{**given, **asked})
+    _check_config(config, given)
     if hasattr(config, "use_cache"):
         config.use_cache = False
     if (
@@ -75,6 +87,90 @@ def _config(transformers: Any, model: Model, training: Training) -> tuple[Any, s
     ):
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     return config, attention
+
+
+# What a configuration may hold
+
+_AT_LEAST_ONE = frozenset(
+    "hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size".split()
+)
+_MAY_BE_NEGATIVE = ("_id", "_ids", "_index")
+"""How the names of numbers end that are no count and no size."""
+
+
+def _check_config(config: Any, given: Mapping[str, Any], field: str = "model.config") -> None:
+    """Refuse keys that the model does not know, numbers that it cannot have, and keys that others overrule.
+
+    The library keeps an unknown key without a word.
+    """
+    usual = _usual(config)
+    for name in ignored_keys(config, given):
+        raise unknown(f"{field}.{name}", name, _names(config), f"a key of {config.model_type};")
+    for name, value in given.items():
+        part = getattr(config, name, None)
+        if isinstance(value, Mapping) and hasattr(part, "model_type"):
+            _check_config(part, value, f"{field}.{name}")
+        if type(value) is not int:
+            continue
+        default = getattr(usual, name, None)
+        common = next((key for key, own in config.attribute_map.items() if own == name), name)
+        least = 1 if common in _AT_LEAST_ONE else 0
+        signed = name.endswith(_MAY_BE_NEGATIVE) or (isinstance(default, int) and default < 0)
+        if value < least and not signed:
+            raise invalid(f"{field}.{name}", value, f"{least} or more")
+        if type(part) is int and part != value:
+            raise InputError(f"{field}.{name}: {value} contradicts another key; the model would have {part}")
+
+
+def ignored_keys(config: Any, names: Iterable[str]) -> list[str]:
+    """The names that were put on a configuration though neither its class nor the model's code reads them."""
+    usual = _usual(config)
+    kept = [name for name in names if name in vars(config) and not hasattr(usual, name)]
+    if not kept:
+        return []
+    folder = Path(inspect.getfile(type(config))).parent
+    code = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("model*.py")))
+    return [name for name in kept if not re.search(rf"""(\bconfig\.|["']){re.escape(name)}\b""", code)]
+
+
+def _usual(config: Any) -> Any:
+    """The configuration with its defaults; its class where that has none for every key."""
+    with contextlib.suppress(Exception):
+        return type(config)()
+    return type(config)
+
+
+def _names(config: Any) -> set[str]:
+    """The keys that a configuration is made with."""
+    usual = _usual(config)
+    own = vars(usual) if usual is not type(config) else inspect.signature(usual).parameters
+    return {name for name in (*own, *config.attribute_map) if not name.startswith("_")}
+
+
+_POSITION_TABLES = re.compile(r"position|(^|\.)wpe$")
+
+
+def check_positions(module: torch.nn.Module, sequence: int | None) -> None:
+    """Refuse a sequence that a learned table of positions is too short for; rotary positions have no end."""
+    config = getattr(module, "config", None)
+    if sequence is None or config is None:
+        return
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limit = getattr(text, "max_position_embeddings", None)
+    for path, table in module.named_modules():
+        if not isinstance(limit, int) or not isinstance(table, torch.nn.Embedding):
+            continue
+        if _POSITION_TABLES.search(path) and 0 <= table.num_embeddings - limit <= _RESERVED_POSITIONS:
+            padding = 0 if table.padding_idx is None else table.padding_idx + 1
+            if sequence > (positions := min(limit, table.num_embeddings - padding)):
+                raise InputError(
+                    f"training.sequence: {sequence} is beyond the {positions} positions of {config.model_type}; "
+                    "model.config.max_position_embeddings gives it more"
+                )
+
+
+_RESERVED_POSITIONS = 8
+"""Rows that a table of positions may have in front of the first token's (two in OPT and BART)."""
 
 
 def _default_task(config: Any) -> str:
@@ -99,6 +195,8 @@ class _Shapes:
             main_input,
             device,
         )
+        self.used: set[str] = set()
+        """Fields of the training that shaped a tensor."""
 
     def numbers(self, *shape: int) -> torch.Tensor:
         return (torch.empty if self.device == "meta" else torch.randn)(shape, device=self.device)
@@ -112,6 +210,7 @@ class _Shapes:
     def ids(self) -> torch.Tensor:
         if self.training.sequence is None:
             raise InputError("training.sequence: missing; a language model needs its sequence length")
+        self.used.add("sequence")
         if self.device == "meta":
             return torch.ones(self.batch, self.training.sequence, dtype=torch.long)
         ids = self.integers(self.vocabulary, self.batch, self.training.sequence)
@@ -137,6 +236,7 @@ class _Shapes:
         side = getattr(self.config, "image_size", None) or 224
         side = side[-1] if isinstance(side, list | tuple) else side
         channels = getattr(self.config, "num_channels", None) or 3
+        self.used.add("image")
         shape = self.training.image_shape or (channels, side, side)
         return self.numbers(self.batch, *shape)
 
@@ -148,8 +248,10 @@ class _Shapes:
                 return self.numbers(
                     self.batch, self.config.num_mel_bins, 2 * self.config.max_source_positions
                 )
-            frames = getattr(self.config, "max_length", None) or length
-            return self.numbers(self.batch, frames, self.config.num_mel_bins)
+            if (frames := getattr(self.config, "max_length", None)) is None:
+                self.used.add("sequence")
+            return self.numbers(self.batch, frames or length, self.config.num_mel_bins)
+        self.used.add("sequence")
         return self.numbers(self.batch, length)
 
 
@@ -228,3 +330,26 @@ _INPUTS: dict[str, Callable[[_Shapes], dict[str, Any]]] = {
     "speech-seq2seq": lambda s: {**_audio_input(s), "labels": s.integers(s.vocabulary, s.batch, 64)},
     "base": _base,
 }
+
+_CLASSIFIES = frozenset(
+    "sequence-classification token-classification image-classification semantic-segmentation "
+    "audio-classification".split()
+)
+"""Tasks whose models have as many outputs as the job has classes."""
+
+_TARGETS = ("labels", "start_positions", "end_positions", "bool_masked_pos")
+
+
+def _served(inputs: dict[str, Any], config: Any, task: str) -> dict[str, Any]:
+    """What a model is asked with when nothing is learned: no targets, as with them it computes its loss.
+
+    A decoder gets the tokens that training derives from the targets.
+    """
+    kept = {name: value for name, value in inputs.items() if name not in _TARGETS}
+    if getattr(config, "is_encoder_decoder", False) and task in (
+        "seq2seq-lm",
+        "speech-seq2seq",
+        "pretraining",
+    ):
+        kept["decoder_input_ids"] = inputs["labels"]
+    return kept

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from foretrain.errors import CaptureError
+
 aten = torch.ops.aten
 _CASTS: Any = getattr(torch._C.DispatchKey, "AutocastHPU")  # noqa: B009 (the stubs do not know it)
 _KERNELS: Any = getattr(torch._C.DispatchKey, "AutocastIPU")  # noqa: B009
@@ -424,7 +426,11 @@ def _packed_rnn(kind: str, mode: int) -> Callable[..., Any]:
             return _below(
                 plain, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
             )
-        sizes = batch_sizes.tolist() if not batch_sizes.is_meta else [1]
+        if batch_sizes.is_meta:
+            raise CaptureError(
+                f"{kind}: the lengths of its packed sequence are not known; make them on the CPU"
+            )
+        sizes = batch_sizes.tolist()
         return _cudnn_rnn(
             mode, x, hx, params, has_biases, num_layers, dropout, train, bidirectional, False, sizes
         )

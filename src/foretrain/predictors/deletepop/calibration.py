@@ -65,6 +65,16 @@ class Calibration:
         groups = {name: earlier.groups.get(name, 1.0) * self.groups.get(name, 1.0) for name in names}
         return dataclasses.replace(self, groups=groups, host_speed=earlier.host_speed * self.host_speed)
 
+    def origin(self, key: str) -> str:
+        """In words: how many runs of what it was found from, and what it was worth on runs left out."""
+        worth = self.benefit
+        if worth is None:
+            return f"runs of {key}"
+        runs = f"{worth.runs} run{'' if worth.runs == 1 else 's'} of {key}"
+        if worth.error_after is None:
+            return f"{runs}, too few to say what it is worth"
+        return f"{runs}: mean error {worth.error_before:.0%} before, {worth.error_after:.0%} on runs left out"
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "groups": dict(self.groups),

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, final
 
+import numpy as np
+
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts, load_costs, save_costs
 from foretrain.costs.measured import MeasuredOperator, load_measured
@@ -37,6 +39,8 @@ _MOST_RUNS = 80
 KERNEL_GAP_S = 1.3e-6
 """Between two kernels in a full queue, as the device-bound runs of ``data/h200_steps.jsonl`` have it."""
 _COUNTS = Factors(0.6, 0.8, 1.25, 1.6)
+_NAMED_SHARE = 0.02
+"""Of the device time, from which on operators that were never measured are named."""
 
 Operators = Callable[[], Iterable[MeasuredOperator]]
 
@@ -95,7 +99,9 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
 
     def costs_for(self, job: Job) -> LearnedCosts:
         costs = self.costs
-        for name in dict.fromkeys(group.device.name for group in job.cluster.groups):
+        for device in dict.fromkeys(group.device for group in job.cluster.groups):
+            name = device.name
+            costs.check(device)
             if (calibration := self.calibrations_.get(name)) is not None:
                 costs = costs.scaled(name, calibration.groups)
         return costs
@@ -110,9 +116,36 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         return self._calibration(job).tuning
 
     def correction(self, step: Step) -> tuple[float, tuple[str, ...]]:
-        """What calibrated runs near the job leave over."""
-        residuals = self._calibration(step.layout.job).residuals
-        return (1.0 if residuals is None else residuals.factor(step.layout.job)), ()
+        """What calibrated runs near the job leave over; and which calibrations apply."""
+        job = step.layout.job
+        residuals = self._calibration(job).residuals
+        notes = (*self._calibration_notes(job), *_unmeasured_note(self._unmeasured(step)))
+        return (1.0 if residuals is None else residuals.factor(job)), notes
+
+    def _calibration_notes(self, job: Job) -> Iterator[str]:
+        """Which calibrations apply to a job, and from how many runs; or that none does."""
+        devices = dict.fromkeys(group.device.name for group in job.cluster.groups)
+        keys = [key for key in dict.fromkeys([*devices, calibration_key(job)]) if key in self.calibrations_]
+        for key in keys:
+            yield f"calibrated to {self.calibrations_[key].origin(key)}"
+        if self.calibrations_ and not keys:
+            yield (
+                f"no calibration applies: the predictor's are of {', '.join(sorted(self.calibrations_))}, "
+                f"the job is of {calibration_key(job)}"
+            )
+
+    def _unmeasured(self, step: Step) -> dict[str, float]:
+        """Shares of the device time in operators of families that were never measured."""
+        layout = step.layout
+        device, precision = layout.job.cluster.groups[0].device, layout.job.workload.training.precision
+        found = self.costs.unmeasured(layout.graph.operators, device, precision)
+        if not found:
+            return {}
+        seconds = np.bincount(
+            layout.graph.operator_index, layout.calls.device_s, minlength=len(layout.graph.operators)
+        )
+        whole = float(seconds.sum()) or 1.0
+        return {family: float(seconds[members].sum()) / whole for family, members in found.items()}
 
     def spread_of(self, step: Step) -> Spread:
         """How far held-out runs lay from their forecasts, in the case that this one belongs to."""
@@ -243,6 +276,13 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
             sources=about.get("sources", ()),
             calibrations={key: Calibration.from_dict(calibration) for key, calibration in calibrations},
         )
+
+
+def _unmeasured_note(shares: Mapping[str, float]) -> Iterator[str]:
+    if (together := sum(shares.values())) >= _NAMED_SHARE:
+        families = ", ".join(sorted(shares, key=lambda family: -shares[family])).replace("_", " ")
+        part = f"{together:.0%} of the device time"
+        yield f"{part} is by the roofline alone: no {families} operator was measured"
 
 
 @functools.lru_cache(maxsize=1)

@@ -25,9 +25,11 @@ RESOURCES = ("device_utilization", "memory_utilization", "network_rx", "network_
 TWELVE = tuple(f"{name}_{figure}" for name in RESOURCES for figure in ("idle_s", "active_s", "peak"))
 """Driple's figures, by the names that ``provenance.resources.figures`` has."""
 MEANS = ("device_utilization", "memory_utilization", "network_rx_bytes_per_s", "network_tx_bytes_per_s")
-"""Averages over the window, which are quantities of a forecast."""
-TARGETS = (*TWELVE, *MEANS)
-LEAST_BYTES_PER_S = 1e6
+"""Averages over the window, which are quantities of a forecast: share of the time with a kernel on the device
+(of a CPU's cores at work), share of the device's memory that is held, bytes of one rank."""
+TARGETS = (*TWELVE, *MEANS, "memory_busy")
+"""With the share of time in which memory is read or written, which GPUs tell."""
+LEAST_BYTES_PER_S = 1e5
 """Of network traffic: less counts as this much, so that none at all has a logarithm."""
 _LEAST_SHARE = 1e-4
 
@@ -54,7 +56,9 @@ def figures_of(run: Run) -> Array | None:
     if known:
         found[SPANS] = np.minimum(found[SPANS] / max(ends), 1.0)
     else:
-        found[~np.isin(TARGETS, MEANS)] = math.nan
+        found[np.isin(TARGETS, TWELVE)] = math.nan
+    if known and "network_shared_by" not in resources:
+        found[NETWORK_FIGURES] = math.nan  # of an interface, for who knows how many ranks
     return found if np.isfinite(found).any() else None
 
 
@@ -70,7 +74,7 @@ def unscaled(values: Array) -> Array:
     """What ``scaled`` was given, within what is possible."""
     result = np.clip(values, 0.0, 1.0)
     network = np.exp(np.minimum(values[..., NETWORK], 30.0))
-    result[..., NETWORK] = np.where(network > LEAST_BYTES_PER_S, network, 0.0)
+    result[..., NETWORK] = np.where(network > LEAST_BYTES_PER_S * (1 + 1e-9), network, 0.0)
     result[..., MEMORY] = np.minimum(np.exp(values[..., MEMORY]), 1.0)
     return result
 

@@ -22,10 +22,13 @@ from foretrain.predictors.blackbox import check_data_parallel
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple.cases import Cases, deletepop, network_module
 from foretrain.predictors.driple.features import (
+    MEANS,
     NODE_COLUMNS,
+    RESOURCES,
     SETTING_COLUMNS,
     SPANS,
     TARGETS,
+    TWELVE,
     WHOLE_COLUMNS,
     Array,
     figures_of,
@@ -33,7 +36,7 @@ from foretrain.predictors.driple.features import (
     setting_of,
     unscaled,
 )  # fmt: skip
-from foretrain.predictors.driple.whitebox import Levels, Use, Whitebox, figures_in
+from foretrain.predictors.driple.whitebox import THRESHOLD, Levels, Use, Whitebox, figures_in
 from foretrain.predictors.neural import NeuralPredictor
 
 if TYPE_CHECKING:
@@ -46,6 +49,10 @@ _QUANTILES = (0.025, 0.1, 0.9, 0.975)
 _FEW = 4
 """Families below which intervals cannot be learned; they are then as wide as this many tenths of a figure."""
 _DRAWN_STEPS = 3
+_GROUPS = (RESOURCES[:1], RESOURCES[1:2], RESOURCES[2:])
+"""Resources whose figures come from one and the same: what is received is what others sent."""
+_NEARLY = 0.98
+"""Of an average: learned spans and peaks that cannot make up so much belong to another step."""
 _SPANS = tuple(name for name, is_span in zip(TARGETS, SPANS, strict=True) if is_span)
 """Figures that are shares of a window for a network, and seconds for everyone else."""
 Mode = Literal["improved", "reference"]
@@ -107,10 +114,6 @@ class DriplePredictor(NeuralPredictor[Learned]):
             if setting_of(job) in learned.settings
             else [f"driple has learned from no run of the setting {setting_of(job)}"]
         )
-        if job.cluster.devices_per_node > 1 and "network_tx_bytes_per_s" in quantities:
-            notes.append(
-                "bytes per second are those of the network interface, of all workers of a node together"
-            )
         return Forecast(job=job, predictor=self.name, quantities=quantities, assumptions=tuple(notes))
 
     def figures(self, job: Job) -> Array:
@@ -280,36 +283,72 @@ class Resources:
     drawn_steps: int = _DRAWN_STEPS
 
 
-def resources(job: Job, forecast: Forecast | None = None) -> Resources:
-    """Each figure by the network that the package ships where it has learned it on this device, else by the
-    white box.
+def resources(forecast: Forecast) -> Resources:
+    """The resources of a forecast job, averages as it has them.
 
-    What a ``forecast`` has of them takes their place.
+    Spans and peaks are those of the forecast where it gives them; else of the network that the package ships
+    where it has learned them on this device and they agree with the averages; else of the forecast's
+    schedule, or of DeletePop's where it has none.
     """
-    whitebox = Whitebox(deletepop())
+    job, shipped = forecast.job, deletepop()
+    inside = forecast if forecast.step is not None else shipped.predict(job)
+    whitebox = Whitebox(shipped)
     learned = np.full(len(TARGETS), math.nan)
     try:
         predictor = DriplePredictor()
         whitebox.levels = predictor.state().levels
         learned = predictor.figures(job)
     except ForetrainError:
-        pass  # the white box answers alone, as ``by`` says
-    window = whitebox.use(job)
-    plain = figures_in(window)
-    chosen = np.where(np.isfinite(learned), learned, plain)
+        pass  # the schedule answers alone, as ``by`` says
+    window = whitebox.use(inside)
     window_s = window.period_s * len(window.values["network_tx"])
-    chosen[SPANS] *= window_s
-    by = {
-        name: "driple" if math.isfinite(value) else "white box"
-        for name, value in zip(TARGETS, learned, strict=True)
-    }
-    figures = dict(zip(TARGETS, chosen.tolist(), strict=True))
-    if forecast is not None:
-        given = {name: forecast[name].median for name in TARGETS if name in forecast.quantities}
-        figures, by = {**figures, **given}, {**by, **dict.fromkeys(given, forecast.predictor)}
-    return Resources(
-        figures=figures, by=by, window_s=window_s, steps=whitebox.use(job, _DRAWN_STEPS, _DRAWN_STEPS * 100)
+    given = {name: one.median for name, one in forecast.quantities.items() if name in TARGETS}
+    sources = (
+        (forecast.predictor, given),
+        (DriplePredictor.name, _in_seconds(learned, window_s)),
+        (inside.predictor, _in_seconds(figures_in(window), window_s)),
     )
+    figures: dict[str, float] = {}
+    by: dict[str, str] = {}
+    for group in _GROUPS:
+        means = [mean for resource, mean in zip(RESOURCES, MEANS, strict=True) if resource in group]
+        twelve = [name for name in TWELVE if name.startswith(group)]
+        for names in (means, twelve):
+            giver, known = next(
+                (giver, known)
+                for giver, known in sources
+                if known is sources[-1][1]
+                or (all(name in known for name in names) and _agree(group, {**known, **figures}, names))
+            )
+            figures |= {name: known[name] for name in names}
+            by |= dict.fromkeys(names, giver)
+        for resource, mean in zip(group, means, strict=True):
+            figures[f"{resource}_peak"] = max(figures[f"{resource}_peak"], figures[mean])
+    return Resources(
+        figures=figures,
+        by=by,
+        window_s=window_s,
+        steps=whitebox.use(inside, _DRAWN_STEPS, _DRAWN_STEPS * 100),
+    )
+
+
+def _agree(group: Sequence[str], known: Mapping[str, float], names: Sequence[str]) -> bool:
+    """Whether idle times, active times and peaks can be those of resources with these averages."""
+    if not set(names) <= set(TWELVE):
+        return True
+    for resource in group:
+        mean = known[MEANS[RESOURCES.index(resource)]]
+        idle, active, peak = (known[f"{resource}_{figure}"] for figure in ("idle_s", "active_s", "peak"))
+        most = peak * (active + THRESHOLD * idle) / ((active + idle) or 1.0)
+        if most < _NEARLY * mean or (active > 0) != (mean > 0):
+            return False
+    return True
+
+
+def _in_seconds(figures: Array, window_s: float) -> dict[str, float]:
+    """The figures that are known, by name; spans in seconds."""
+    values = np.where(SPANS, figures * window_s, figures)
+    return {name: value for name, value in zip(TARGETS, values.tolist(), strict=True) if math.isfinite(value)}
 
 
 def _rows_by(keys: Sequence[str]) -> dict[str, list[int]]:

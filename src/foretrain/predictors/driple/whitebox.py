@@ -19,9 +19,9 @@ from foretrain.predictors.driple.features import (
     TARGETS,
     TWELVE,
     Array,
-    exchanges,
     figures_of,
 )
+from foretrain.step.timeline import StepUse
 
 PERIOD_S = 0.05
 THRESHOLD = 0.1
@@ -29,18 +29,12 @@ WINDOW_S, FEWEST_STEPS = 0.5, 3
 """The window that the figures are of: as many steps as fill the time, but a few at least; as a campaign
 measures it."""
 _FLOORS = {"device_utilization": 0.02, "memory_utilization": 0.0, "network_rx": 20e3, "network_tx": 20e3}
-_WAITING = tuple(np.linspace(0.0, 1.0, 21).tolist())
-_DEVICE = [name.startswith("device") for name in TARGETS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """What a schedule does not tell: how busy a CPU is that waits for its network, and what a process holds
-    beside its tensors."""
+    """What a forecast does not tell of a CPU worker: what its process holds beside its tensors."""
 
-    waiting: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"allreduce": 0.4, "ps": 0.3})
-    traffic: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"allreduce": 1.0, "ps": 1.0})
-    """Bytes on the interface for each byte of gradients and weights."""
     process_bytes: float = 350e6
     tensors: float = 1.3
     """Resident bytes for each allocated one."""
@@ -53,40 +47,47 @@ class Levels:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Use:
-    """The four resources over a window, in samples of equal length."""
+    """The four resources of a rank over a window, in samples of equal length."""
 
     period_s: float
     values: Mapping[str, Array]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Step:
-    """What a forecast tells: when the device computes and the network moves data in a step, and how much of
-    them there is."""
-
-    time_s: float
-    computing: Sequence[tuple[float, float]]
-    moving: Sequence[tuple[float, float]]
-    bytes_moved: float
-    allocated_bytes: float
-    sync: str
-    memory_share: float | None = None
-    """On a GPU, NVML's figure: the share of time in which its memory is read or written."""
+    memory_busy: float = math.nan
+    """Share of the time in which memory is read or written."""
 
 
 class Whitebox:
-    """The figures from a forecast of another predictor."""
+    """The figures from a forecast of another predictor: averages are those of the forecast."""
 
     def __init__(self, predictor: Predictor, levels: Levels | None = None) -> None:
         self.predictor, self.levels = predictor, levels or Levels()
 
     def figures(self, job: Job) -> Array:
         """As ``TARGETS`` names them; spans as shares of the window."""
-        return figures_in(self.use(job))
+        return figures_in(self.use(self.predictor.predict(job)))
 
-    def use(self, job: Job, steps: int | None = None, samples: int | None = None) -> Use:
+    def use(self, forecast: Forecast, steps: int | None = None, samples: int | None = None) -> Use:
         """The resources over a measuring window, or over so many steps in so many samples."""
-        return _use(self._step(job), self._levels(job), steps, samples)
+        step = _step_use(forecast)
+        window = (steps or _steps_in_window(step.time_s)) * step.time_s
+        samples = samples or max(1, round(window / PERIOD_S))
+        busy, rate = step.sampled(np.linspace(0.0, window, samples + 1)[1:])
+        values = (busy, np.full(samples, self.held(forecast)), rate, rate)
+        read = forecast.quantities.get("memory_busy")
+        return Use(
+            period_s=window / samples,
+            values=dict(zip(RESOURCES, values, strict=True)),
+            memory_busy=math.nan if read is None else read.median,
+        )
+
+    def held(self, forecast: Forecast) -> float:
+        """Share of the device's memory that a rank holds; on a CPU with the process itself."""
+        if forecast.job.cluster.device.is_cpu:
+            tensors = self.levels.tensors * forecast["peak_memory_bytes"].median
+            limit = self.levels.limit_bytes or forecast.memory_capacity_bytes
+            return min(1.0, (self.levels.process_bytes + tensors) / limit)
+        fullest = forecast.fullest
+        assert fullest is not None
+        return min(1.0, fullest.median / forecast.memory_capacity_bytes)
 
     def window_s(self, job: Job) -> Estimate:
         """How long the measuring window is that the figures are of."""
@@ -94,114 +95,36 @@ class Whitebox:
         return step_time * _steps_in_window(step_time.median)
 
     def fit(self, runs: Sequence[Run]) -> Self:
-        """Find the constants; the schedule itself stays as it is."""
+        """Find what processes hold; the schedule itself stays as it is."""
         known = [
             (run, figures)
             for run in runs
             if (figures := figures_of(run)) is not None and run.job.cluster.device.is_cpu
         ]
-        if not known:
-            return self
-        steps = [self._step(run.job) for run, _ in known]
-        measured = np.stack([figures for _, figures in known])
-        self.levels = _with_memory(self.levels, known, steps)
-        for sync in ("allreduce", "ps"):
-            mine = [i for i, step in enumerate(steps) if step.sync == sync and step.bytes_moved > 0]
-            if mine:
-                self.levels = _fitted(self.levels, sync, [steps[i] for i in mine], measured[mine])
+        if known:
+            allocated = [self.predictor.predict(run.job)["peak_memory_bytes"].median for run, _ in known]
+            self.levels = _with_memory(self.levels, known, allocated)
         return self
 
-    def _levels(self, job: Job) -> Levels:
-        limit = self.levels.limit_bytes if job.cluster.device.is_cpu else None
-        return dataclasses.replace(self.levels, limit_bytes=limit or job.cluster.device.memory_bytes)
 
-    def _step(self, job: Job) -> _Step:
-        return _step_of(job, self.predictor.predict(job))
-
-
-def _step_of(job: Job, forecast: Forecast) -> _Step:
-    step, time_s = forecast.step, forecast["step_time_s"].median
-    sync = "ps" if job.plan.servers else "allreduce"
-    allocated = forecast["peak_memory_bytes"].median
-    if step is None or (job.cluster.world_size == 1 and not job.cluster.device.is_cpu):
-        computing = [(0.0, min(1.0, forecast["device_utilization"].median) * time_s)]
-        share = forecast.quantities.get("memory_utilization")
-        read = None if share is None or job.cluster.device.is_cpu else share.median
-        return _Step(
-            time_s=time_s, computing=computing, moving=[], bytes_moved=0.0, allocated_bytes=allocated,
-            sync=sync, memory_share=read
-        )  # fmt: skip
-    lanes: dict[str, list[tuple[float, float]]] = {"compute": [], "network": []}
-    for slot in step.time.slots:
-        if slot.stage == 0:
-            lanes[slot.lane].append((slot.start_s, slot.end_s))
-    moved = _moved_bytes(job, forecast)
-    return _Step(
-        time_s=time_s,
-        computing=lanes["compute"],
-        moving=lanes["network"],
-        bytes_moved=moved,
-        allocated_bytes=allocated,
-        sync=sync,
-    )
-
-
-def _moved_bytes(job: Job, forecast: Forecast) -> float:
-    """Bytes that pass the interface in a step: of all workers on loopback, of one where each node has its
-    own."""
-    if not exchanges(job):
-        return 0.0
-    workers = job.cluster.world_size
-    counted = workers if job.cluster.nodes == 1 else job.cluster.devices_per_node
-    if job.plan.servers:
-        return 2.0 * forecast.memory_by_category["weights"] * counted
+def _step_use(forecast: Forecast) -> StepUse:
+    if forecast.step is not None:
+        return StepUse.of(forecast.step)
     sent = forecast.quantities.get("network_tx_bytes_per_s")
-    return counted * sent.median * forecast["step_time_s"].median if sent is not None else 0.0
+    return StepUse.even(
+        forecast["step_time_s"].median,
+        forecast["device_utilization"].median,
+        0.0 if sent is None else sent.median,
+    )
 
 
 def _steps_in_window(step_time_s: float) -> int:
     return max(FEWEST_STEPS, math.ceil(WINDOW_S / step_time_s))
 
 
-def _use(step: _Step, levels: Levels, steps: int | None = None, samples: int | None = None) -> Use:
-    count = steps or _steps_in_window(step.time_s)
-    window = count * step.time_s
-    samples = samples or max(1, round(window / PERIOD_S))
-    ends = np.linspace(0.0, window, samples + 1)
-    waiting = levels.waiting[step.sync] if step.moving else 0.0
-    busy = _sampled(step.computing, step.time_s, ends)
-    moving = _sampled(step.moving, step.time_s, ends)
-    seconds = sum(end - start for start, end in step.moving)
-    rate = moving * (step.bytes_moved * levels.traffic[step.sync] / seconds) if seconds > 0 else moving
-    held = step.memory_share
-    if held is None:
-        held = (levels.process_bytes + levels.tensors * step.allocated_bytes) / float(
-            levels.limit_bytes or 1.0
-        )
-    device = np.minimum(1.0, busy + waiting * (1.0 - busy))
-    values = (device, np.full(samples, min(held, 1.0)), rate, rate)
-    return Use(period_s=window / samples, values=dict(zip(RESOURCES, values, strict=True)))
-
-
-def _sampled(spans: Sequence[tuple[float, float]], step_s: float, ends: Array) -> Array:
-    """The share of each sample in which one of the spans, repeated every step, is under way."""
-    if not spans:
-        return np.zeros(len(ends) - 1)
-    points, done = [0.0], [0.0]
-    for start, end in sorted(spans):
-        start, end = max(start, points[-1]), min(end, step_s)
-        if end > start:
-            points += [start, end]
-            done += [done[-1], done[-1] + end - start]
-    points, done = [*points, step_s], [*done, done[-1]]
-    whole, rest = np.divmod(ends, step_s)
-    total = whole * done[-1] + np.interp(rest, points, done)
-    return np.asarray(np.clip(np.diff(total) / np.diff(ends), 0.0, 1.0))
-
-
 def figures_in(use: Use) -> Array:
     """As ``TARGETS`` names them, of resources over a window; spans as shares of it."""
-    found: dict[str, float] = {}
+    found: dict[str, float] = {"memory_busy": use.memory_busy}
     for name, mean in zip(RESOURCES, MEANS, strict=True):
         values = use.values[name]
         found[mean] = float(values.mean())
@@ -234,7 +157,9 @@ def _three(values: Array, floor: float) -> tuple[float, float, float]:
 # The constants
 
 
-def _with_memory(levels: Levels, known: Sequence[tuple[Run, Array]], steps: Sequence[_Step]) -> Levels:
+def _with_memory(
+    levels: Levels, known: Sequence[tuple[Run, Array]], allocated_bytes: Sequence[float]
+) -> Levels:
     """By least squares of relative errors."""
     limits = [
         float((run.provenance.get("resources") or {}).get("memory_limit_bytes", math.nan)) for run, _ in known
@@ -243,34 +168,11 @@ def _with_memory(levels: Levels, known: Sequence[tuple[Run, Array]], steps: Sequ
     measured = np.array(
         [figures[TARGETS.index("memory_utilization_peak")] for _, figures in known]
     ) * np.array(limits)
-    rows = np.array([[1.0, step.allocated_bytes] for step in steps])
+    rows = np.array([[1.0, allocated] for allocated in allocated_bytes])
     kept = np.isfinite(measured) & (measured > 0)
     if kept.sum() < 2:
         return levels
     (process, tensors), *_ = np.linalg.lstsq(
         rows[kept] / measured[kept, None], np.ones(int(kept.sum())), rcond=None
     )
-    return dataclasses.replace(
-        levels, process_bytes=max(0.0, float(process)), tensors=max(0.0, float(tensors)), limit_bytes=limit
-    )
-
-
-def _fitted(levels: Levels, sync: str, steps: Sequence[_Step], measured: Array) -> Levels:
-    """The interface's bytes by the median ratio; how busy a waiting CPU is by what fits the figures of the
-    device best.
-
-    Utilisation alone does not tell: whether a waiting CPU counts as active hangs on its being above the
-    threshold.
-    """
-    rate = TARGETS.index("network_tx_bytes_per_s")
-    ratio = float(
-        np.nanmedian(measured[:, rate] / np.array([step.bytes_moved / step.time_s for step in steps]))
-    )
-    errors = []
-    for waiting in _WAITING:
-        levels = dataclasses.replace(
-            levels, traffic={**levels.traffic, sync: ratio}, waiting={**levels.waiting, sync: waiting}
-        )
-        found = np.stack([figures_in(_use(step, levels)) for step in steps])
-        errors.append((float(np.nanmean(np.abs(found - measured)[:, _DEVICE])), levels))
-    return min(errors, key=lambda one: one[0])[1]
+    return Levels(process_bytes=max(0.0, float(process)), tensors=max(0.0, float(tensors)), limit_bytes=limit)

@@ -109,6 +109,13 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         a job."""
         self._trained_for(job)
 
+    def design_row(self, job: Job) -> Mapping[str, float]:
+        """What the regressor of the job's dataset type sees."""
+        check_data_parallel(job, self.name)
+        graph = capture_job(job)
+        row, kind = self._row(job, graph, work_of(job, graph)), dataset_type(job)
+        return {f"{kind}: 1": 1.0} | {f"{kind}: {place}": float(value) for place, value in enumerate(row)}
+
     def _trained_for(self, job: Job) -> Trained:
         check_data_parallel(job, self.name)
         state, kind = self.state(), dataset_type(job)

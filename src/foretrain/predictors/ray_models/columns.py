@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.capture import capture_job
-from foretrain.errors import ForetrainError, UnsupportedJob
+from foretrain.errors import ForetrainError
 from foretrain.job import Job
+from foretrain.predictors.blackbox import SETTINGS, Seen
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -54,6 +55,11 @@ class Table:
         return column
 
     @property
+    def scales(self) -> dict[str, Array]:
+        """The numbers, by name, but for the traffic, which goes with the work."""
+        return {name: self.number(name) for name in NUMBERS if name != "traffic"}
+
+    @property
     def per_node(self) -> Array:
         return self.workers / self.nodes
 
@@ -74,52 +80,21 @@ class Table:
         return cls(**columns)  # type: ignore[arg-type]
 
 
-SETTINGS: Mapping[str, Callable[[Job], Any]] = {
-    "cluster.device": lambda job: job.cluster.device.name,
-    "cluster.inter_node": lambda job: _link(job),
-    "training.mode": lambda job: job.workload.training.mode,
-    "training.precision": lambda job: job.workload.training.precision,
-    "training.optimizer": lambda job: job.workload.training.optimizer,
-    "training.channels_last": lambda job: job.workload.training.channels_last,
-    "training.compile": lambda job: job.workload.training.compile,
-    "training.framework": lambda job: job.workload.training.framework,
-    "plan.tensor": lambda job: job.plan.tensor,
-    "plan.pipeline": lambda job: job.plan.pipeline,
-    "plan.context": lambda job: job.plan.context,
-    "plan.expert": lambda job: job.plan.expert,
-    "plan.shard": lambda job: job.plan.shard,
-    "plan.recompute": lambda job: job.plan.recompute,
-    "plan.offload": lambda job: job.plan.offload,
-    "plan.servers": lambda job: "parameter servers" if job.plan.servers else "all-reduce",
-}
-"""What is no number but may differ between runs of one model. A job must have settings that some run has."""
-
-
-def _link(job: Job) -> str | None:
-    """What joins the nodes; None on a single node, where it does not matter."""
-    link = job.cluster.groups[0].inter_node
-    return f"{link.kind} {link.bandwidth_bytes_per_s:.3g}" if job.cluster.nodes > 1 else None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """The settings that runs have, each kind with its values, and whether their graphs are known."""
+    """What the runs have been seen with, and whether their graphs are known."""
 
-    settings: Mapping[str, tuple[Any, ...]]
+    seen: Seen
     graphs: bool
 
     @classmethod
     def of(cls, jobs: Sequence[Job], *, graphs: bool) -> Encoding:
-        settings = {}
-        for name, setting in SETTINGS.items():
-            values = {str(value): value for value in map(setting, jobs) if value is not None}
-            settings[name] = tuple(values[text] for text in sorted(values))
-        return cls(settings=settings, graphs=graphs)
+        return cls(seen=Seen.of(jobs), graphs=graphs)
 
     def table(
         self, jobs: Sequence[Job], steps: Sequence[float], forecasts_s: Sequence[float] | None = None
     ) -> Table:
-        """The columns; ``forecasts_s`` are of a step. A setting that no run has is refused."""
+        """The columns; ``forecasts_s`` are of a step."""
         rows = np.array([[*_numbers(job), *_work(job, self.graphs)] for job in jobs], dtype=np.float64)
         counts = np.array(steps, dtype=np.float64)
         return Table(
@@ -130,24 +105,15 @@ class Encoding:
         )
 
     def _levels(self, job: Job) -> list[float]:
-        levels = []
-        for name, known in self.settings.items():
-            value = SETTINGS[name](job)
-            if value is not None and known and value not in known:
-                raise UnsupportedJob(
-                    f"{name}: {value!r}; the runs of this model have {', '.join(map(repr, known))}"
-                )
-            levels += [float(value == other) for other in known[1:]]
-        return levels
+        settings = self.seen.settings.items()
+        return [float(SETTINGS[name](job) == other) for name, known in settings for other in known[1:]]
 
     def to_dict(self) -> dict[str, Any]:
-        settings = {name: list(values) for name, values in self.settings.items()}
-        return {"settings": settings, "graphs": self.graphs}
+        return {"seen": self.seen.to_dict(), "graphs": self.graphs}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Encoding:
-        settings = {name: tuple(values) for name, values in document["settings"].items()}
-        return cls(settings=settings, graphs=document["graphs"])
+        return cls(seen=Seen.from_dict(document["seen"]), graphs=document["graphs"])
 
 
 def _numbers(job: Job) -> tuple[float, float, float]:

@@ -18,10 +18,20 @@ from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor, Progress, Report
 from foretrain.predictors.base import Table as Figures
-from foretrain.predictors.blackbox import QUANTITIES, estimate_around, forecast_around, size_of
+from foretrain.predictors.blackbox import (
+    LINKS,
+    QUANTITIES,
+    Reach,
+    estimate_around,
+    forecast_around,
+    joined,
+    notes_of,
+    number_row,
+    size_of,
+)
 from foretrain.predictors.conformal import Factors
-from foretrain.predictors.ray_models.columns import Array, Encoding, Table, has_graphs
-from foretrain.predictors.ray_models.scaling import Check, ScaleModel, check
+from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, Table, has_graphs
+from foretrain.predictors.ray_models.scaling import Check, ScaleModel, check, spread_of_misses
 from foretrain.predictors.ray_models.search import Budget
 
 Kind = Literal["step", "whole"]
@@ -110,10 +120,27 @@ class RayModelsPredictor(Predictor):
             raise UnsupportedJob(
                 f"model: no run of {job.workload.model.label!r}; ray_models has learned {have}"
             )
-        step_s = self._forecast_s(job) if known.physics else None
-        step, spread, notes = _told(known, job, step_s)
-        forecast = forecast_around(job, self.name, step, spread, notes)
-        return _with_whole(forecast, known, step_s) if "whole" in known.models else forecast
+        seen = known.encoding.seen
+        seen.check(job, self.name, but=LINKS if known.physics else ())
+        unseen = [name for name in LINKS if not seen.has(job, name)]
+        physics = self._predictor().predict(job)["step_time_s"] if known.physics else None
+        asked = _Asked(known=known, job=job, physics=physics, corrected=bool(unseen))
+        told_by = f"told by the forecast of {self._predictor().name}, which the runs correct"
+        notes = [seen.unseen_note(job, name, told_by) for name in unseen]
+        step, spread = asked.step()
+        forecast = forecast_around(job, self.name, step, spread, [*asked.notes(), *notes])
+        return asked.with_whole(forecast) if "whole" in known.models else forecast
+
+    def design_row(self, job: Job) -> Mapping[str, float]:
+        """Of one model alone: its numbers as logarithms, and a 1 for each setting."""
+        _check(job)
+        encoding = Encoding.of([job], graphs=self.physics is not None and has_graphs([job]))
+        table = encoding.table([job], [float(job.workload.training.steps_per_epoch or 1)])
+        row = {f"log {name}": math.log(float(table.number(name)[0])) for name in NUMBERS}
+        row |= {
+            f"{name} = {value}": 1.0 for name, values in encoding.seen.settings.items() for value in values
+        }
+        return {f"{job.workload.model.key}: {name}": figure for name, figure in {"1": 1.0, **row}.items()}
 
     def checks(
         self, progress: Callable[[int, int], None] = lambda done, total: None
@@ -218,6 +245,8 @@ class RayModelsPredictor(Predictor):
 
     @classmethod
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
+        if any("seen" not in kept["encoding"] for kept in document["workloads"].values()):
+            raise InputError(f"{folder}: does not say what its runs have; fit it again")
         made = cls(physics=document["physics"])
         if document.get("own_physics", False):
             made._physics, made._own_physics = predictors.get(folder / _PHYSICS), True
@@ -250,41 +279,100 @@ def _measured(run: Run, kind: Kind) -> tuple[float, float] | None:
     return None
 
 
-def _told(known: ScaledWorkload, job: Job, step_s: float | None) -> tuple[float, Factors, list[str]]:
-    """Seconds of a step, by the steps that were measured or else by the epochs, with the interval and what to
-    know about it."""
-    training = job.workload.training
-    kind: Kind = "step" if "step" in known.models else "whole"
-    steps = 1.0 if kind == "step" else float(training.steps_per_epoch or training.total_steps or 1)
-    model = known.models[kind]
-    table = _table(known, job, steps, step_s)
-    notes = [f"learned from {len(model.table)} runs of {known.label}"]
-    beyond = model.beyond_in(table)
-    if beyond:
-        notes.append(f"beyond those runs in {', '.join(beyond)}")
-    return float(np.exp(model.log_times(table)[0])) / steps, model.spread(table), notes
+_OUTSIDE = ("micro-batches", "parameter servers", "samples")
+"""Numbers of a job that are no columns of its own."""
 
 
-def _table(known: ScaledWorkload, job: Job, steps: float, step_s: float | None) -> Table:
-    return known.encoding.table([job], [steps], None if step_s is None else [step_s])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A job, and what was learned of its model."""
 
+    known: ScaledWorkload
+    job: Job
+    physics: Estimate | None
+    """The forecast of a step, where the model's recipes correct one."""
+    corrected: bool
+    """Whether only that forecast knows what there is to exchange over: then the runs tell by how much it is
+    wrong, and nothing else."""
 
-def _with_whole(forecast: Forecast, known: ScaledWorkload, step_s: float | None) -> Forecast:
-    """The forecast with epoch, total and cost by the epochs that were measured, which hold more than their
-    steps."""
-    job, model, training = forecast.job, known.models["whole"], forecast.job.workload.training
-    quantities, whole = dict(forecast.quantities), None
-    epoch_steps, total_steps = training.steps_per_epoch, training.total_steps
-    if epoch_steps:
-        quantities["epoch_time_s"] = _estimate(model, _table(known, job, epoch_steps, step_s))
-    if total_steps:
+    def step(self) -> tuple[float, Factors]:
+        """Seconds of a step, by the steps that were measured or else by the epochs, and the interval."""
+        training = self.job.workload.training
+        kind: Kind = "step" if "step" in self.known.models else "whole"
+        steps = 1.0 if kind == "step" else float(training.steps_per_epoch or training.total_steps or 1)
+        time_s, spread = self._time_s(kind, steps)
+        return time_s / steps, spread
+
+    def with_whole(self, forecast: Forecast) -> Forecast:
+        """The forecast with epoch, total and cost by the epochs that were measured, which hold more than
+        their steps."""
+        training = self.job.workload.training
+        quantities, whole = dict(forecast.quantities), None
+        epoch_steps, total_steps = training.steps_per_epoch, training.total_steps
         if epoch_steps:
-            whole = of_steps(job, quantities["epoch_time_s"] * (total_steps / epoch_steps), size_of(job))
-            quantities["total_time_s"] = whole.time_s
+            quantities["epoch_time_s"] = estimate_around(*self._time_s("whole", epoch_steps))
+        if total_steps:
+            if epoch_steps:
+                steps_s = quantities["epoch_time_s"] * (total_steps / epoch_steps)
+                whole = of_steps(self.job, steps_s, size_of(self.job))
+                quantities["total_time_s"] = whole.time_s
+            else:
+                quantities["total_time_s"] = estimate_around(*self._time_s("whole", total_steps))
+        return dataclasses.replace(forecast, quantities=quantities, duration=whole)
+
+    def notes(self) -> list[str]:
+        kind: Kind = "step" if "step" in self.known.models else "whole"
+        model, row, numbers = self.known.models[kind], number_row(self.job), self.known.encoding.seen.numbers
+        notes = [f"learned from {len(model.table)} runs of {self.known.label}"]
+        away = numbers.away(row)
+        notes += notes_of(numbers, away, row)
+        table = self._table(1.0)
+        if "work" in model.away(table).beyond and "batch of a worker" not in away.beyond:
+            notes.append("beyond the runs in work of a step: the size of its inputs")
+        training = self.job.workload.training
+        if "whole" not in self.known.models and (training.samples or training.steps):
+            notes.append("no run timed an epoch: its time is that of its steps")
+        return notes
+
+    def _time_s(self, kind: Kind, steps: float) -> tuple[float, Factors]:
+        """Seconds of so many steps, and the interval."""
+        model, numbers = self.known.models[kind], self.known.encoding.seen.numbers
+        only_steps = None if model.numbers.varied("steps") else model.numbers.values["steps"][0]
+        table = self._table(steps)
+        if self.corrected:
+            log_time, inner = _corrected(model, table, self.physics)
+        elif only_steps is not None:  # nothing tells a start from steps: more of them take more in proportion
+            log_time = float(model.log_times(self._table(only_steps))[0] + np.log(steps / only_steps))
+            inner = model.inside.spread
         else:
-            quantities["total_time_s"] = _estimate(model, _table(known, job, total_steps, step_s))
-    return dataclasses.replace(forecast, quantities=quantities, duration=whole)
+            log_time, inner = float(model.log_times(table)[0]), model.inside.spread
+        data = ("steps",) if "step" in self.known.models else ()
+        spread = model.reach.grown(inner, model.away(table), model.numbers, data=data)
+        row = number_row(self.job)
+        away = numbers.away({name: row[name] for name in _OUTSIDE if kind == "step" or name != "samples"})
+        return float(np.exp(log_time)), Reach().grown(spread, away, numbers)
+
+    def _table(self, steps: float) -> Table:
+        told = None if self.physics is None else [self.physics.median]
+        return self.known.encoding.table([self.job], [steps], told)
 
 
-def _estimate(model: ScaleModel, table: Table) -> Estimate:
-    return estimate_around(float(np.exp(model.log_times(table)[0])), model.spread(table))
+def _corrected(model: ScaleModel, table: Table, physics: Estimate | None) -> tuple[float, Factors]:
+    """The logarithm of the forecast's time, times what runs take in the median of theirs; both are unsure."""
+    assert physics is not None
+    assert table.forecast_s is not None
+    assert model.table.forecast_s is not None
+    misses = np.log(model.table.forecast_s / model.times_s)
+    middle = float(np.median(misses))
+    own = Factors(
+        *(
+            (bound or physics.median) / physics.median
+            for bound in (
+                physics.low_95 or physics.low,
+                physics.low,
+                physics.high,
+                physics.high_95 or physics.high,
+            )
+        )
+    )
+    return float(np.log(table.forecast_s[0])) - middle, joined(spread_of_misses(misses - middle), own)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.fanout import fan_out
-from foretrain.predictors.blackbox import UNSURE
+from foretrain.predictors.blackbox import (
+    UNSURE,
+    Along,
+    Away,
+    LeftOut,
+    Numbers,
+    Reach,
+    aways,
+    inner_parts,
+    row_of,
+)
 from foretrain.predictors.conformal import Factors, factors
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Table
-from foretrain.predictors.ray_models.search import FEW, Budget, Trial, search
+from foretrain.predictors.ray_models.search import FEW, Budget, Trial, misses_of, parts_beyond, search
 from foretrain.predictors.ray_models.techniques import MEANS, Recipe, learn, means_of
 from foretrain.splits import Part, extrapolation, interpolation
 
@@ -31,8 +40,6 @@ _UNSTEADY = 1.25
 their noise."""
 _CHOOSE_FROM = 6
 """Runs from which on recipes are chosen by the runs themselves."""
-_MARGIN = 1.01
-"""A number lies beyond the runs when it is off their range by more than a hundredth."""
 _LEAST_DEVIATION = 1e-3
 """Of an interval's logarithm, however well the few runs agree."""
 
@@ -61,11 +68,13 @@ class Blend:
 class ScaleModel:
     """Times of one model over its scales.
 
-    Inside of what was measured and beyond it, different recipes speak: those that did best there.
+    Inside of what was measured and beyond it, different recipes speak: those that did best there. The
+    interval is that of the inside, and grows with the distance from the runs by ``reach``.
     """
 
-    def __init__(self, table: Table, times_s: Array, inside: Blend, beyond: Blend) -> None:
+    def __init__(self, table: Table, times_s: Array, inside: Blend, beyond: Blend, reach: Reach) -> None:
         self.table, self.times_s, self.inside, self.beyond = table, times_s, inside, beyond
+        self.reach, self.numbers = reach, Numbers.of(table.scales)
         means = {recipe.mean for recipe in (*inside.recipes, *beyond.recipes)}
         fitted_means = means_of(table, times_s, [mean for mean in MEANS if mean in means])
         self._tells = {
@@ -86,13 +95,18 @@ class ScaleModel:
             forecast = table.forecast_s is not None
             recipes = tuple(recipe for recipe in FEW if recipe.mean != "forecast" or forecast)
             few = Blend(recipes=recipes, weights=(1 / len(recipes),) * len(recipes), spread=UNSURE)
-            return cls(table, times_s, few, few)
+            return cls(table, times_s, few, few, Reach())
         trials = search(table, times_s, budget, progress)
         inside_errors = [(trial.inside_error, trial.beyond_error) for trial in trials]
-        inside = _choose(trials, inside_errors, [trial.inside for trial in trials])
+        inside, _ = _choose(trials, inside_errors, [trial.inside for trial in trials])
         beyond_errors = [(beyond, inside) for inside, beyond in inside_errors]
         misses = [trial.beyond if len(trial.beyond) else trial.inside for trial in trials]
-        return cls(table, times_s, inside, _at_least(_choose(trials, beyond_errors, misses), inside))
+        outside, missed = _choose(trials, beyond_errors, misses)
+        left_out = _left_out(table, parts_beyond(table), missed, inside.spread)
+        inner = [part for part in inner_parts(table.scales) if len(part[1][0]) >= _CHOOSE_FROM // 2]
+        gaps = [_missed(inside, table, times_s, part) for part in inner]
+        left_out += _left_out(table, inner, np.concatenate(gaps) if gaps else np.zeros(0), inside.spread)
+        return cls(table, times_s, inside, outside, Reach.of(left_out))
 
     def log_times(self, table: Table) -> Array:
         inside, beyond = (
@@ -102,39 +116,40 @@ class ScaleModel:
         log_times: Array = np.where(self.is_beyond(table), beyond, inside)
         return log_times
 
-    def spread(self, table: Table) -> Factors:
+    def spread(self, table: Table, data: Collection[str] = ()) -> Factors:
         """The interval around the time of the one row of a table."""
-        return (self.beyond if self.is_beyond(table)[0] else self.inside).spread
+        return self.reach.grown(self.inside.spread, self.away(table), self.numbers, data=data)
 
     def is_beyond(self, table: Table) -> npt.NDArray[np.bool_]:
         """Whether a row lies outside of the runs in any number."""
-        beyond = np.zeros(len(table), dtype=bool)
-        for name in NUMBERS:
-            beyond |= self._beyond_in(table, name)
-        return beyond
+        return np.array([bool(self.numbers.away(row_of(table.scales, i)).beyond) for i in range(len(table))])
 
-    def beyond_in(self, table: Table) -> list[str]:
-        """The numbers in which the one row of a table lies outside."""
-        return [name for name in NUMBERS if name != "traffic" and self._beyond_in(table, name)[0]]
-
-    def _beyond_in(self, table: Table, name: str) -> npt.NDArray[np.bool_]:
-        known, wanted = self.table.number(name), table.number(name)
-        return np.asarray((wanted > known.max() * _MARGIN) | (wanted < known.min() / _MARGIN))
+    def away(self, table: Table) -> Away:
+        """How far the one row of a table is from the runs."""
+        return self.numbers.away(row_of(table.scales, 0))
 
     def to_dict(self) -> dict[str, Any]:
         choices = {"inside": self.inside.to_dict(), "beyond": self.beyond.to_dict()}
-        return {"table": self.table.to_dict(), "times_s": self.times_s.tolist(), **choices}
+        return {
+            "table": self.table.to_dict(),
+            "times_s": self.times_s.tolist(),
+            **choices,
+            "reach": self.reach.to_dict(),
+        }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> ScaleModel:
         """Learned again from the same runs by the same recipes, which gives the same model."""
         choices = [Blend.from_dict(document[name]) for name in ("inside", "beyond")]
         times_s = np.array(document["times_s"], dtype=np.float64)
-        return cls(Table.from_dict(document["table"]), times_s, *choices)
+        return cls(Table.from_dict(document["table"]), times_s, *choices, Reach(**document["reach"]))
 
 
-def _choose(trials: Sequence[Trial], errors: Sequence[tuple[float, float]], misses: Sequence[Array]) -> Blend:
-    """The best recipes on this side and the other, one of each mean and technique, weighed by their merit."""
+def _choose(
+    trials: Sequence[Trial], errors: Sequence[tuple[float, float]], misses: Sequence[Array]
+) -> tuple[Blend, Array]:
+    """The best recipes on this side and the other, one of each mean and technique, weighed by their merit;
+    and the misses of their average."""
     recipes = [trial.recipe for trial in trials]
     merits = sorted((_merit(recipe, *errors[i]), i) for i, recipe in enumerate(recipes))
     different = {(recipes[i].mean, recipes[i].technique): (merit, i) for merit, i in reversed(merits)}
@@ -144,7 +159,7 @@ def _choose(trials: Sequence[Trial], errors: Sequence[tuple[float, float]], miss
     weights /= weights.sum()
     blend = np.average([misses[i] for _, i in kept], axis=0, weights=weights)
     chosen = tuple(recipes[i] for _, i in kept)
-    return Blend(recipes=chosen, weights=tuple(weights.tolist()), spread=_spread(blend))
+    return Blend(recipes=chosen, weights=tuple(weights.tolist()), spread=spread_of_misses(blend)), blend
 
 
 def _merit(recipe: Recipe, here: float, there: float) -> float:
@@ -152,7 +167,7 @@ def _merit(recipe: Recipe, here: float, there: float) -> float:
     return ((1 - _OTHER_SIDE) * here + _OTHER_SIDE * there) * (1.0 if steady else _UNSTEADY)
 
 
-def _spread(misses: Array) -> Factors:
+def spread_of_misses(misses: Array) -> Factors:
     """Around a forecast, from logarithms of forecasts over measured times.
 
     By ranks where there are many, by Student's t where there are few.
@@ -170,12 +185,21 @@ def _spread(misses: Array) -> Factors:
     return Factors(1 / wide, 1 / narrow, narrow, wide)
 
 
-def _at_least(choice: Blend, inner: Blend) -> Blend:
-    """Beyond the runs, an interval that is nowhere narrower than inside."""
-    spread, least = choice.spread, inner.spread
-    low = (min(spread.low_95, least.low_95), min(spread.low, least.low))
-    high = (max(spread.high, least.high), max(spread.high_95, least.high_95))
-    return dataclasses.replace(choice, spread=Factors(*low, *high))
+def _missed(blend: Blend, table: Table, times_s: Array, along: Along) -> Array:
+    """What the average of a blend misses in a part of the runs, learned from the others."""
+    wanted = [mean for mean in MEANS if any(recipe.mean == mean for recipe in blend.recipes)]
+    misses = misses_of(blend.recipes, wanted, table, times_s, along[1])
+    return np.asarray(np.average(misses, axis=0, weights=blend.weights), dtype=np.float64)
+
+
+def _left_out(table: Table, parts: Sequence[Along], misses: Array, spread: Factors) -> list[LeftOut]:
+    """With their distances; the misses, logarithms of forecasts over measured times, are of the parts in
+    turn."""
+    places = [(along, away) for along, part in parts for away in aways(table.scales, part)]
+    return [
+        LeftOut.of(along, away, -float(miss), spread)
+        for (along, away), miss in zip(places, misses if places else (), strict=True)
+    ]
 
 
 # How well

@@ -16,9 +16,10 @@ import numpy as np
 from foretrain.errors import InputError
 from foretrain.fanout import Crew
 from foretrain.predictors.base import option
+from foretrain.predictors.blackbox import Along, beyond_parts
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Table
 from foretrain.predictors.ray_models.techniques import MEANS, TECHNIQUES, Mean, Recipe, learn, means_of
-from foretrain.splits import Part, extrapolation
+from foretrain.splits import Part
 from foretrain.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -93,16 +94,17 @@ def try_recipes(shared: tuple[Table, Array], recipes: Sequence[Recipe]) -> list[
         return []
     wanted = tuple(mean for mean in MEANS if any(recipe.mean == mean for recipe in able))
     misses = [
-        [_misses(able, wanted, table, times_s, part) for part in parts]
-        for parts in (_inside(table), _beyond(table))
+        [misses_of(able, wanted, table, times_s, part) for part in parts]
+        for parts in (_inside(table), [part for _, part in parts_beyond(table)])
     ]
     joined = [np.concatenate(parts, axis=1) if parts else np.zeros((len(able), 0)) for parts in misses]
     return [Trial(recipe=recipe, inside=joined[0][i], beyond=joined[1][i]) for i, recipe in enumerate(able)]
 
 
-def _misses(
+def misses_of(
     recipes: Sequence[Recipe], wanted: Sequence[Mean], table: Table, times_s: Array, part: Part
 ) -> Array:
+    """Logarithms of forecasts over measured times, by recipe, of the runs of a part that are forecast."""
     train, test = part
     known, known_s, asked = table.take(train), times_s[train], table.take(test)
     means = means_of(known, known_s, wanted)
@@ -121,11 +123,9 @@ def _inside(table: Table) -> list[Part]:
     return [part for part in found if len(part[0]) >= _FEWEST]
 
 
-def _beyond(table: Table) -> list[Part]:
+def parts_beyond(table: Table) -> list[Along]:
     """For each dimension with three values or more, the largest third of them."""
-    several = [name for name in NUMBERS if len(np.unique(table.number(name))) > 2 and name != "traffic"]
-    parts = [part for name in several for part in extrapolation(table.number(name))]
-    return [part for part in parts if len(part[0]) >= _FEWEST]
+    return [(name, part) for name, part in beyond_parts(table.scales) if len(part[0]) >= _FEWEST]
 
 
 # Searching

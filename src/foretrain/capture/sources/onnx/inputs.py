@@ -37,7 +37,8 @@ def input_shapes(inputs: Mapping[str, Dims], batch: int | None) -> InputShapes:
         fixed = ", ".join(str(size) for size in sorted(firsts)) or "none"
         raise CaptureError(
             f"batch {batch} was asked for, but the inputs have a fixed first dimension ({fixed}); "
-            "ask for that one, or export the file with a dynamic batch dimension"
+            "ask for that one on each device (a global batch is that of all devices and micro-batches "
+            "together), or export the file with a dynamic batch dimension"
         )
     replaced = {name: (batch, *shape[1:]) if shape[:1] == (1,) else shape for name, shape in shapes.items()}
     return InputShapes(shapes=replaced, overridden=True)

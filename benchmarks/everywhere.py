@@ -1,0 +1,96 @@
+"""Scores every predictor on every file of runs in data/, at home and away, as one table for docs/scores.md.
+
+    python benchmarks/everywhere.py [--processes 2] [--predictor NAME ...] [--runs FILE ...] > scores.md
+
+Predictors that come with what they learned are scored as shipped, so that a user's runs are like those of any
+file but the one they learned from; on that one (their home) architecture families are left out in turn. The
+others learn from the rest of each file: from all other runs, or from the smaller scales for the larger ones.
+Takes about half an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from foretrain import predictors
+from foretrain.errors import ForetrainError
+from foretrain.evaluate import Result, evaluate
+
+DATA = Path("data")
+HOMES = {
+    ("deletepop", "h200_steps"): "leave-model-out",
+    ("scaledl", "h200_steps"): "leave-model-out",
+    ("predictddl", "cpu16_campaign"): "leave-model-out",
+    ("predictddl", "links_campaign"): "leave-model-out",
+    ("driple", "cpu16_campaign"): "leave-model-out",
+    ("driple", "h200_load"): "leave-model-out",
+}
+"""What a shipped predictor learned from, and how it is scored there."""
+LEARNERS = {"ernest": "random", "cherrypick": "random", "ray_models": "random", "flops": "leave-model-out"}
+"""Predictors that come with nothing learned, and the split they are scored with."""
+FARTHER = {"ernest", "ray_models"}
+"""Those whose business it is to extrapolate: scored beyond the largest scale they saw as well."""
+QUANTITIES = ("step_time_s", "device_busy_s", "peak_memory_bytes", "total_time_s")
+_SPLITS = {
+    None: "as shipped",
+    "leave-model-out": "families left out",
+    "random": "a fifth left out",
+    "extrapolate:workers": "more workers",
+    "extrapolate:samples": "more data",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--predictor", action="append")
+    parser.add_argument("--runs", type=Path, nargs="*")
+    options = parser.parse_args()
+    files = options.runs or sorted(
+        path for path in DATA.iterdir() if path.name.endswith((".jsonl", ".jsonl.zst"))
+    )
+    print("| predictor | runs | how | quantity | forecast | refused | MAPE | median | in the 80 % interval |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name in options.predictor or predictors.names():
+        for path in files:
+            for split in splits(name, path):
+                for line in rows(name, path, split, options.processes):
+                    print(line, flush=True)
+
+
+def splits(name: str, path: Path) -> tuple[str | None, ...]:
+    home = HOMES.get((name, stem(path)), LEARNERS.get(name))
+    farther = ("extrapolate:workers", "extrapolate:samples") if name in FARTHER else ()
+    return (home, *farther)
+
+
+def rows(name: str, path: Path, split: str | None, processes: int) -> Iterator[str]:
+    try:
+        document = evaluate([path], predictors=[name], split=split, processes=processes)
+    except ForetrainError as error:
+        print(f"{name}, {stem(path)}, {split}: {error}", file=sys.stderr)
+        return
+    for quantity in QUANTITIES:
+        for one in document.results:
+            if one.quantity == quantity and one.n + one.unsupported:
+                yield row(one, name, path)
+
+
+def row(one: Result, name: str, path: Path) -> str:
+    shares = [one.mape, one.median_ape, one.coverage]
+    figures = ["" if share is None else f"{share:.1%}" for share in shares]
+    cells = [name, stem(path), _SPLITS[one.split], f"`{one.quantity}`", str(one.n), str(one.unsupported)]
+    return "| " + " | ".join([*cells, *figures]) + " |"
+
+
+def stem(path: Path) -> str:
+    return path.name.split(".")[0]
+
+
+if __name__ == "__main__":
+    main()
