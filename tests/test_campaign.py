@@ -199,6 +199,7 @@ def test_torchrun(folder: Path) -> None:
     assert summary == Summary(measured=1, failed=0, known=0, left=0), failures.read_text()
     [(_, one)] = read_runs(out)
     assert one.provenance["backend"] == "torchrun"
+    assert one.measured["startup_time_s"] > one.measured["step_time_s"]
     assert one.measured["step_time_s"] > 0
 
 

@@ -220,6 +220,8 @@ def test_a_start_up_is_learned_from_measured_ones(tmp_path: Any) -> None:
     found = StartUp.fit(starts(), ["h200-sxm-141gb"])
     assert found.median_s("timm", 500, compiled=False) == pytest.approx(5 + 6 + 1.5)
     assert found.median_s("transformers", 500, compiled=True) == pytest.approx(5 + 10 + 20 + 50)
+    assert found.median_s("torchvision", 500, compiled=False) == found.median_s("timm", 500, compiled=False)
+    assert found.median_s("python", 500, compiled=False) == pytest.approx(5 + 1.5)
     assert max(found.spread) == pytest.approx(1)
     found.save(tmp_path / "startup.json")
     assert StartUp.load(tmp_path / "startup.json") == found

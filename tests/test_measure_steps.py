@@ -10,7 +10,8 @@ import torch
 
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, read_runs
-from foretrain.measure.steps import measure_jobs, measure_step
+from foretrain.measure import steps
+from foretrain.measure.steps import measure_jobs, measure_step, process_start
 
 MODELS = """
 import torch
@@ -52,6 +53,28 @@ def test_a_step_is_measured_as_a_run(tmp_path: Path) -> None:
 )
 def test_modes_and_precisions_run(tmp_path: Path, changes: dict[str, object]) -> None:
     assert measure_step(a_job(tmp_path, **changes), device="cpu", seconds=0.01).measured["step_time_s"] > 0
+
+
+def test_a_start_is_measured_where_the_library_of_the_model_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "_libraries_in_use", set())
+    start = {"import_s": 4.0, "context_s": 0.5}
+    first, second = (measure_step(a_job(tmp_path), device="cpu", seconds=0.01, start=start) for _ in range(2))
+    assert first.measured["startup_time_s"] >= 4.5 + first.provenance["build_s"] > 4.5
+    assert {name: first.provenance[name] for name in start} == start
+    assert first.measured["startup_time_s"] < 4.5 + first.provenance["build_s"] + sum(
+        first.provenance["first_steps_s"]
+    )
+    assert 3 <= len(second.provenance["first_steps_s"]) <= 6
+    assert "startup_time_s" not in second.measured
+    unknown = measure_step(a_job(tmp_path), device="cpu", seconds=0.01)
+    assert "startup_time_s" not in unknown.measured
+
+
+def test_a_process_takes_time_to_start() -> None:
+    assert process_start("cpu").keys() == {"import_s", "context_s"}
+    assert process_start("cpu")["import_s"] > process_start("cpu")["context_s"] > 0
 
 
 def test_jobs_are_measured_once_and_failures_are_kept(tmp_path: Path) -> None:

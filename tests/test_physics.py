@@ -141,6 +141,7 @@ def test_memory_holds_the_parameters_and_what_is_kept_for_them(graph_file: Path)
         ({"shard": "zero2"}, 1.0 + 2 / 4),
         ({"shard": "zero3"}, 3 / 4),
         ({"offload": True}, 1.0),
+        ({"servers": 2}, 2.0),
     ],
 )
 def test_a_plan_shards_what_a_rank_keeps(graph_file: Path, plan: dict[str, Any], shares: float) -> None:
@@ -166,7 +167,7 @@ def test_a_network_rate_is_at_most_that_of_the_links() -> None:
             assert Says(**{name: around(0.9 * most)}).predict(asked)[name].high == most
 
 
-@pytest.mark.parametrize("name", ["device_utilization", "memory_utilization"])
+@pytest.mark.parametrize("name", ["device_utilization", "memory_utilization", "memory_busy"])
 def test_a_share_is_at_most_all(name: str, graph_file: Path) -> None:
     with pytest.raises(UnsupportedJob, match=f"{name}: says forecasts 1.2"):
         Says(**{name: around(1.2)}).predict(job(graph_file))

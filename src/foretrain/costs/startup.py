@@ -17,6 +17,7 @@ import numpy as np
 from foretrain.errors import InputError
 from foretrain.estimate import Estimate, Factors
 from foretrain.files import read_text, write_atomically
+from foretrain.job import FILE_SOURCES
 
 FORMAT = "foretrain-startup/1"
 FILE = Path(__file__).with_name("startup.json")
@@ -127,8 +128,9 @@ class StartUp:
         return self.before_s(library) + first_s
 
     def before_s(self, library: str) -> float:
-        """Until the first step."""
-        return self.process_s + self.build_s.get(library, min(self.build_s.values()))
+        """Until the first step; a file needs no library, and one that was not measured is as the quickest."""
+        none = 0.0 if library in FILE_SOURCES else min(self.build_s.values())
+        return self.process_s + self.build_s.get(library, none)
 
     def estimate(
         self, library: str, operators: int | None, *, compiled: bool, device: str, ranks: int = 1

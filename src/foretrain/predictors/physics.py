@@ -40,7 +40,7 @@ WINOGRAD_SHARE = 0.25
 _ROUNDING = 1e-6
 
 _MEMORY = ("peak_memory_bytes", "reserved_memory_bytes")
-_SHARES = ("device_utilization", "memory_utilization")
+_SHARES = ("device_utilization", "memory_utilization", "memory_busy")
 _RATES = ("network_tx_bytes_per_s", "network_rx_bytes_per_s")
 
 
@@ -167,6 +167,8 @@ def least_memory_bytes(job: Job, graph: OpGraph) -> float:
     gradient, state = bytes_per_parameter(graph)
     if plan.offload:
         gradient = state = 0.0
+    if plan.servers:  # which keep it
+        state = 0.0
 
     def held(weight: Weight, sharded: bool) -> float:
         return weight.elements / ((of_expert if weight.expert else replicas) if sharded else 1)
