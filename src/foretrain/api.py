@@ -145,11 +145,14 @@ def predict(
     ``predictor`` is a name, ``file.py:Class``, or the folder of a saved one (``file.py:Class@FOLDER``).
     """
     from foretrain import predictors
+    from foretrain.predictors.evidence import with_evidence
 
     job = (
         make_job(model, **options) if isinstance(model, str) else _job_of_module(model, inputs, loss, options)
     )
-    return predictors.get(predictor or predictors.DEFAULT).predict(job)
+    chosen = predictors.get(predictor or predictors.DEFAULT)
+    forecast = chosen.predict(job)
+    return with_evidence(forecast, chosen.knows(forecast))
 
 
 def _job_of_module(module: torch.nn.Module, inputs: Any, loss: Any, options: Mapping[str, Any]) -> Job:

@@ -12,6 +12,7 @@ from foretrain.estimate import Estimate, Factors
 from foretrain.job import QUANTITIES, Job
 
 if TYPE_CHECKING:
+    from foretrain.predictors.evidence import Evidence
     from foretrain.step.play import Step
 
 __all__ = [
@@ -66,6 +67,8 @@ class Forecast:
     """What the whole training's time goes to; None where it is not known how long it is, or not of what."""
     step: Step | None = field(default=None, repr=False)
     """What the predictor saw inside the step; None when it does not look there."""
+    evidence: Evidence | None = field(default=None, repr=False)
+    """What measured runs say of it; None where nobody has asked, or none are kept."""
 
     def __post_init__(self) -> None:
         for name in self.quantities:
@@ -162,6 +165,8 @@ class Forecast:
             "price_usd_per_hour": self.price_per_hour,
             "assumptions": list(self.assumptions),
         }
+        if self.evidence is not None:
+            result["evidence"] = self.evidence.to_dict()
         if self.step is not None:
             result["step_breakdown_s"] = self.step.causes_s
             result["breakdown_s"] = {what: self.step.by(what) for what in ("phase", "operator")}

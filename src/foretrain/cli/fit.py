@@ -63,6 +63,7 @@ def fit(
     from foretrain import predictors
     from foretrain.job import read_runs
     from foretrain.predictors.base import OperatorPredictor, source_of
+    from foretrain.predictors.evidence import of_learned
 
     datasets, runs = _sort(files)
     if (device or published) and not datasets:
@@ -88,6 +89,7 @@ def fit(
     else:
         predictor.fit(_watched(found))
     _tell_left_out(predictor, len(found))
+    predictor.records_ = of_learned(predictor, found)
     predictor.save(out)
     say(f"{predictor.name} in {out}; use it with --predictor {predictors.name_of_saved(name, out)}")
     _tell(predictor)

@@ -21,8 +21,13 @@ from foretrain.interrupts import exit_code
 if TYPE_CHECKING:
     from foretrain.catalog import Catalog
     from foretrain.forecast import Forecast
+    from foretrain.job import Job
+    from foretrain.predictors.base import Predictor
     from foretrain.predictors.driple.predictor import Resources
     from foretrain.predictors.portable import Portable
+
+_ALL = "all"
+"""The name that stands for every predictor."""
 
 
 @registry.command(cls=ScaleOut)
@@ -53,6 +58,16 @@ def predict(
     resources: Annotated[
         bool, typer.Option("--resources", help="How busy device, memory and network will be.")
     ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="What every predictor gives, and which of them knows such jobs (--predictor all).",
+        ),
+    ] = False,
+    evidence: Annotated[
+        bool, typer.Option("--evidence", help="The nearest measured runs, with predicted and measured.")
+    ] = False,
     options: Options,
 ) -> None:
     """Forecast time, memory and cost of a job file or a model; options override the file."""
@@ -60,9 +75,15 @@ def predict(
 
     if (target is None) == (jobs is None):
         raise typer.BadParameter("give a job file, a model, or --jobs (and only one of them)")
-    if jobs is not None and (trace or html or breakdown or resources):
+    compare = compare or predictor == _ALL
+    if jobs is not None and (trace or html or breakdown or resources or compare or evidence):
         raise typer.BadParameter(
-            "--trace, --html, --breakdown and --resources are for one job, not for --jobs"
+            "--trace, --html, --breakdown, --resources, --compare and --evidence are for one job, "
+            "not for --jobs"
+        )
+    if compare and (trace or html or breakdown or resources or evidence or predictor not in (None, _ALL)):
+        raise typer.BadParameter(
+            "--compare asks every predictor: only --json and the job's own options go with it"
         )
     if jobs is None and out is not None:
         raise typer.BadParameter(
@@ -74,11 +95,15 @@ def predict(
     if jobs is not None:
         _predict_many(jobs, out, options, name, processes, ray)
         return
-    forecast = predictors.get(name).predict(job_from(str(target), options))
+    job = job_from(str(target), options)
+    if compare:
+        _compare(job, as_json)
+        return
+    forecast = _forecast(predictors.get(name), job)
     use = _resources(forecast) if resources else None
     _write_files(forecast, trace, html, use)
     if as_json:
-        _print_json(forecast, breakdown, use)
+        _print_json(forecast, breakdown, use, evidence)
         return
     from foretrain.report.text import breakdown_table, summary
 
@@ -87,6 +112,30 @@ def predict(
         from foretrain.report.resources import resource_table
 
         show(resource_table(use))
+    if evidence:
+        from foretrain.report.evidence import evidence_table
+
+        show(evidence_table(forecast.evidence))
+
+
+def _forecast(predictor: Predictor, job: Job) -> Forecast:
+    """With what measured runs say of it."""
+    from foretrain.predictors.evidence import with_evidence
+
+    forecast = predictor.predict(job)
+    return with_evidence(forecast, predictor.knows(forecast))
+
+
+def _compare(job: Job, as_json: bool) -> None:
+    from foretrain.predictors.side_by_side import side_by_side
+    from foretrain.report import dump
+    from foretrain.report.evidence import side_by_side_table
+
+    found = side_by_side(job)
+    if as_json:
+        typer.echo(dump(found.to_dict()))
+    else:
+        show(side_by_side_table(found))
 
 
 def _resources(forecast: Forecast) -> Resources:
@@ -96,15 +145,20 @@ def _resources(forecast: Forecast) -> Resources:
 
 
 def _print_json(
-    forecast: Forecast, breakdown: Literal["layer", "operator", "phase"] | None, use: Resources | None
+    forecast: Forecast,
+    breakdown: Literal["layer", "operator", "phase"] | None,
+    use: Resources | None,
+    evidence: bool,
 ) -> None:
     from foretrain.report import to_json
 
-    extra = None
+    extra: dict[str, Any] = {}
     if use is not None:
         from foretrain.report.resources import document
 
-        extra = {"resources": document(use)}
+        extra["resources"] = document(use)
+    if evidence and forecast.evidence is not None:
+        extra["evidence"] = forecast.evidence.to_dict(most=None)
     typer.echo(to_json(forecast, breakdown, extra))
 
 
@@ -188,7 +242,7 @@ def _answer(asked: _Asked, line: str) -> tuple[dict[str, Any], str]:
 
     try:
         job = parse_job(line, catalog=asked.catalog, base=asked.base, edit=overriding(asked.options))
-        return {"forecast": asked.portable.predictor.predict(job).to_dict()}, ""
+        return {"forecast": _forecast(asked.portable.predictor, job).to_dict()}, ""
     except ForetrainError as error:
         return {"error": str(error)}, ""
     except Exception as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from foretrain.costs.measured import MeasuredOperator
 from foretrain.errors import ForetrainError, InputError
@@ -20,11 +20,16 @@ from foretrain.files import read_text, write_atomically
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 
+if TYPE_CHECKING:
+    from foretrain.predictors.evidence import Evidence, Records
+
 Taken = TypeVar("Taken")
 
 FORMAT = "foretrain-predictor/1"
 FILE = "predictor.json"
 """Marks the folder of a saved predictor and says which one it is; the predictor's own files lie beside it."""
+EVIDENCE = "evidence.json.zst"
+"""Beside it: the runs that it learned from, and its forecasts of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,9 @@ class Predictor(ABC):
     """A frozen dataclass of what can be chosen for ``fit``, if anything can; each ``option`` in it is one of
     ``foretrain fit``."""
 
+    records_: Records | Literal["shipped"] | None = "shipped"
+    """Measured runs and its forecasts of them: those kept in its folder, or those that come with foretrain,
+    which hold until ``fit``."""
     benefits_: Mapping[str, Benefit] = MappingProxyType({})
     """Of the last ``fit``, by device, where the predictor can tell."""
     left_out_: Sequence[str] = ()
@@ -124,11 +132,24 @@ class Predictor(ABC):
     def predict(self, job: Job) -> Forecast:
         """The forecast for one job."""
 
+    def knows(self, forecast: Forecast) -> Evidence | None:
+        """The measured runs nearest to a job that it forecast, and how far off it was on them; None where
+        none are kept."""
+        from foretrain.predictors.evidence import Key, shipped
+
+        records = self.records_
+        if records == "shipped":
+            records = None if "left_out_" in vars(self) else shipped()
+        layout = None if forecast.step is None else forecast.step.layout
+        return None if records is None else records.nearest(Key.of(forecast.job, layout), self.name)
+
     def save(self, folder: Path) -> None:
         """Keep what was learned; the file that makes the folder a predictor is written last."""
         if not self.learns:
             raise InputError(f"{self.name}: has nothing to learn, so there is nothing to save")
         document = {"format": FORMAT, "predictor": self.name, **self._write(folder)}
+        if self.records_ is not None and self.records_ != "shipped":
+            self.records_.save(folder / EVIDENCE)
         write_atomically(
             folder / FILE, json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
         )
@@ -141,7 +162,13 @@ class Predictor(ABC):
             raise InputError(f"{folder / FILE}: a saved {document['predictor']}, not {cls.name}")
         if not cls.learns:
             raise InputError(f"{folder / FILE}: {cls.name}: has nothing to learn, so nothing was saved")
-        return cls._read(folder, document)
+        made = cls._read(folder, document)
+        made.records_ = None
+        if (folder / EVIDENCE).exists():
+            from foretrain.predictors.evidence import Records
+
+            made.records_ = Records.read(folder / EVIDENCE)
+        return made
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
         """Write the predictor's own files, each atomically; returns what else ``predictor.json`` is to

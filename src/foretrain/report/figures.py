@@ -220,6 +220,7 @@ def notes(forecast: Forecast) -> list[str]:
     )
     return [
         f"predicted by {forecast.predictor}; in brackets the 80 % interval",
+        *([forecast.evidence.line] if forecast.evidence is not None else []),
         *which,
         *forecast.assumptions,
     ]

@@ -1,0 +1,353 @@
+"""Makes the table of measured runs beside which every forecast is shown, predictors/evidence.json.zst.
+
+    python benchmarks/evidence.py --runs FILE... [--public FILE...] [--work DIR] [--most 100] [--report]
+
+``--runs`` are our own files, which go into the table run by run; of ``--public`` files only scores by kind of
+job do, with the name of the source. A predictor that learned from a file forecasts its runs with their
+architecture family left out, as ``evaluate --split leave-model-out`` does; all others as they are shipped.
+``--work`` keeps the forecasts of each file and predictor, so that what was stopped goes on. About an hour.
+
+The weights of the distance say by how much the errors of two runs differ for each setting that differs:
+non-negative least squares of |difference of log errors| of the default predictor over pairs of runs that have
+all but a few settings in common. A job is far where the nearest run is as far as those beyond which clearly
+fewer intervals hold, each run seen from the other files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+from foretrain.errors import ForetrainError
+from foretrain.evaluate import split_runs
+from foretrain.evaluate.folds import Fold
+from foretrain.evaluate.forecasts import Answer, Asked, answer_all
+from foretrain.job import Run, read_runs
+from foretrain.predictors import DEFAULT, get
+from foretrain.predictors.evidence import (
+    FIELDS,
+    MEMORY,
+    SHIPPED,
+    SIZES,
+    Key,
+    Outcome,
+    Record,
+    Records,
+    describe,
+)
+from foretrain.predictors.roofline import RooflinePredictor
+
+LEARNED = {
+    "deletepop": {"h200_steps"},
+    "scaledl": {"h200_steps"},
+    "predictddl": {"cpu16_campaign"},
+    "driple": {"cpu16_campaign", "h200_load"},
+}
+"""Files that the shipped state of a predictor was learned from."""
+SCORED = {
+    "deletepop": ("step_time_s", *MEMORY),
+    "roofline": ("step_time_s", *MEMORY),
+    "scaledl": ("step_time_s",),
+    "predictddl": ("step_time_s",),
+    "driple": ("device_utilization",),
+}
+"""The predictors that ship something to forecast with, and what scores them, the main quantity first."""
+MOST_FIELDS, MOST_SIZES, PARTNERS = 3, 4.0, 40
+"""Pairs differ in so many fields at most, in e-folds of sizes, and are so many for each run."""
+LEAST_WEIGHTS = {
+    **dict.fromkeys(FIELDS, 0.04),
+    **dict.fromkeys(SIZES, 0.005),
+    "device": 0.1,
+    "mode": 0.1,
+}
+"""So that of two runs that are alike by their errors the one with more settings in common is the nearer. Few
+pairs differ in the device alone, and learned predictors do not carry over as physics does."""
+CLIP = 1.5
+"""Differences of log errors above this count as this: one wild run is not to decide."""
+LESS, SHARE = 0.05, 0.05
+"""Far is where so much less of the intervals hold than within, of at least this share of all runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A run of a file and how each predictor forecast it."""
+
+    source: str
+    public: bool
+    run: Run
+    key: Key
+    forecasts: Mapping[str, Mapping[str, Sequence[float]]]
+    """By predictor and quantity: measured, forecast, and the ends of the 80 % interval."""
+
+    def outcome(self, predictor: str) -> Outcome | None:
+        given = self.forecasts.get(predictor)
+        main = SCORED[predictor][0]
+        if given is None or main not in given:
+            return None
+        measured, median, low, high = given[main]
+        memory = next((given[name] for name in MEMORY if name in given), None)
+        return Outcome(
+            error=median / measured - 1,
+            inside=float(low <= measured <= high),
+            memory_error=None if memory is None else memory[1] / memory[0] - 1,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=Path, nargs="+", required=True)
+    parser.add_argument("--public", type=Path, nargs="*", default=[])
+    parser.add_argument("--work", type=Path, default=Path("scratch/evidence"))
+    parser.add_argument("--most", type=int, default=100, help="runs of a public file, from first to last")
+    parser.add_argument("--out", type=Path, default=SHIPPED)
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    cases = []
+    for path in (*options.runs, *options.public):
+        public = path in options.public
+        cases += list(cases_of(path, options.work, options.most if public else None, public))
+    weights, usual = fitted_weights(cases)
+    print(f"two runs alike: log errors {usual:.3f} apart; each difference adds")
+    for name, weight in sorted(weights.items(), key=lambda item: -item[1]):
+        print(f"  {name:<14} {weight:.3f}" + (" per e-fold" if name in SIZES else ""))
+    far_from, holds_beyond = reach(cases, weights)
+    like = {"weights": weights, "far_from": far_from, "holds_beyond": holds_beyond}
+    records = [record(case) for case in cases if not case.public] + list(kinds(cases))
+    table = Records.of(
+        records,
+        like,
+        quantities={name: quantities[0] for name, quantities in SCORED.items()},
+        left_out={name: sorted(files) for name, files in LEARNED.items()},
+    )
+    table.save(options.out)
+    print(f"{len(records):,} records, {options.out.stat().st_size / 1e3:.0f} kB in {options.out}")
+
+
+# Forecasts
+
+
+def label(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+def cases_of(path: Path, work: Path, most: int | None, public: bool) -> Iterator[Case]:
+    """The runs of a file that at least one predictor forecast."""
+    runs = [run for _, run in read_runs(path)]
+    by_run: dict[int, dict[str, Any]] = {}
+    for predictor in SCORED:
+        kept = work / f"{label(path)}.{predictor}.json"
+        if not kept.exists():
+            learned = label(path) in LEARNED.get(predictor, ())
+            rows = forecast(runs, predictor, learned, most or len(runs))
+            kept.write_text(json.dumps(rows))
+            print(f"{label(path)}: {predictor} forecast {len(rows)} of {len(runs)} runs", flush=True)
+        for row in json.loads(kept.read_text()):
+            by_run.setdefault(row["run"], {})[predictor] = row["forecast"]
+    keys = work / f"{label(path)}.keys.json"
+    if not keys.exists():
+        keys.write_text(json.dumps({str(i): _sizes(runs[i]) for i in by_run}))
+    sizes = json.loads(keys.read_text())
+    for i, forecasts in sorted(by_run.items()):
+        key = Key(fields=Key.of(runs[i].job).fields, sizes=sizes[str(i)])
+        yield Case(source=label(path), public=public, run=runs[i], key=key, forecasts=forecasts)
+
+
+def _sizes(run: Run) -> Mapping[str, float]:
+    try:
+        return Key.of(run.job, RooflinePredictor().layout(run.job)).sizes
+    except ForetrainError:
+        return Key.of(run.job).sizes
+
+
+def forecast(runs: Sequence[Run], predictor: str, learned: bool, most: int) -> list[dict[str, Any]]:
+    step = max(1.0, len(runs) / most)
+    some = tuple(sorted({int(i * step) for i in range(min(len(runs), most))}))
+    if not learned:
+        asked = [Asked(predictor=get(predictor), name=predictor, fold=Fold(train=None, test=some))]
+    else:
+        asked = [left_out(predictor, fold) for fold in split_runs(runs, "leave-model-out")]
+    answers: dict[int, Answer] = {}
+    for found in answer_all(asked, runs, progress=_silent, learning=_silent):
+        answers.update(found)
+    rows = []
+    for i, answer in sorted(answers.items()):
+        measured, given = runs[i].measured, answer.quantities or {}
+        by_name = {
+            name: [measured[name], given[name].median, given[name].low, given[name].high]
+            for name in SCORED[predictor]
+            if name in given and measured.get(name, 0) > 0
+        }
+        if by_name:
+            rows.append({"run": i, "forecast": by_name})
+    return rows
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
+def left_out(predictor: str, fold: Fold) -> Asked:
+    """Learned anew from the other families; DeletePop, which learns from operators, forgets theirs."""
+    if predictor != "deletepop":
+        return Asked(predictor=get(predictor), fold=fold)
+    test = Fold(train=None, test=fold.test)
+    return Asked(predictor=get(predictor).without(families=fold.families), fold=test)
+
+
+# The distance
+
+
+def fitted_weights(cases: Sequence[Case], seed: int = 0) -> tuple[dict[str, float], float]:
+    """By setting, and how far the log errors of two runs alike are apart."""
+    known = [case for case in cases if case.outcome(DEFAULT) is not None]
+    errors = np.array([math.log1p(max(_outcome(case).error, -0.99)) for case in known])
+    columns, random = _columns(known), np.random.default_rng(seed)
+    rows, gaps = [], []
+    for i in range(len(known)):
+        apart = _apart(columns, i)
+        fields, sizes = apart[:, : len(FIELDS)].sum(axis=1), apart[:, len(FIELDS) :].sum(axis=1)
+        for count in range(MOST_FIELDS + 1):
+            others = np.flatnonzero((fields == count) & (sizes <= MOST_SIZES))
+            others = others[others != i]
+            drawn = random.choice(others, min(PARTNERS // (MOST_FIELDS + 1), len(others)), replace=False)
+            for j in drawn.tolist():
+                rows.append([1.0, *apart[j]])
+                gaps.append(min(abs(errors[i] - errors[j]), CLIP))
+    found, _ = nnls(np.array(rows), np.array(gaps))
+    weights = zip((*FIELDS, *SIZES), found[1:].tolist(), strict=True)
+    return {name: round(max(weight, LEAST_WEIGHTS[name]), 4) for name, weight in weights}, float(found[0])
+
+
+def _outcome(case: Case) -> Outcome:
+    outcome = case.outcome(DEFAULT)
+    assert outcome is not None
+    return outcome
+
+
+def reach(cases: Sequence[Case], weights: Mapping[str, float]) -> tuple[float, float]:
+    """The distance to the nearest run of another file beyond which clearly fewer intervals hold than within,
+    and how many do there."""
+    known = [case for case in cases if case.outcome(DEFAULT) is not None]
+    sources, columns = np.array([case.source for case in known]), _columns(known)
+    factors = np.array([weights[name] for name in (*FIELDS, *SIZES)])
+    errors = np.array([math.log1p(max(_outcome(case).error, -0.99)) for case in known])
+    inside = np.array([_outcome(case).inside for case in known])
+    nearest, gap = np.empty(len(known)), np.empty(len(known))
+    for i, source in enumerate(sources):
+        distance = np.where(sources == source, np.inf, _apart(columns, i) @ factors)
+        nearest[i], gap[i] = distance.min(), abs(errors[i] - errors[distance.argmin()])
+    order = np.argsort(nearest)
+    for part in np.array_split(order, 10):
+        print(
+            f"  distance {nearest[part[0]]:.2f} to {nearest[part[-1]]:.2f}: {inside[part].mean():.0%} of the "
+            f"intervals hold; log error {np.median(gap[part]):.2f} from that of the nearest run"
+        )
+    fewest = int(SHARE * len(order))
+    for start in range(fewest, len(order) - fewest):
+        within, beyond = inside[order[:start]].mean(), inside[order[start:]].mean()
+        if beyond < within - LESS:
+            break
+    far = float(nearest[order[start]])
+    print(f"far from {far:.2f} on: {beyond:.0%} of {len(order) - start} hold, {within:.0%} within")
+    return round(far, 3), round(float(beyond), 3)
+
+
+def _columns(cases: Sequence[Case]) -> npt.NDArray[np.float64]:
+    """A row a case: codes of the fields, logarithms of the sizes."""
+    codes: dict[str, int] = {}
+    return np.array([
+        [float(codes.setdefault(case.key.fields[name], len(codes))) for name in FIELDS]
+        + [math.log(case.key.sizes[name]) if name in case.key.sizes else math.nan for name in SIZES]
+        for case in cases
+    ])  # fmt: skip
+
+
+def _apart(columns: npt.NDArray[np.float64], i: int) -> npt.NDArray[np.float64]:
+    count = len(FIELDS)
+    differs = (columns[:, :count] != columns[i, :count]).astype(np.float64)
+    return np.hstack([differs, np.nan_to_num(np.abs(columns[:, count:] - columns[i, count:]))])
+
+
+# The table
+
+
+def record(case: Case) -> Record:
+    outcomes = {name: found for name in SCORED if (found := case.outcome(name)) is not None}
+    return Record(
+        source=case.source,
+        about=describe(case.run.job),
+        low=case.key,
+        high=case.key,
+        outcomes=outcomes,
+        measured={
+            name: case.run.measured[name]
+            for name in dict.fromkeys(quantities[0] for quantities in SCORED.values())
+            if name in case.run.measured
+        },
+    )
+
+
+def kinds(cases: Sequence[Case]) -> Iterator[Record]:
+    """Public runs by file and what they have in common, with the ends of their sizes and their scores."""
+    groups: dict[tuple[str, ...], list[Case]] = {}
+    for case in cases:
+        if case.public:
+            groups.setdefault((case.source, *case.key.fields.values()), []).append(case)
+    for alike in groups.values():
+        first = alike[0]
+        low, high = (
+            Key(
+                fields=first.key.fields,
+                sizes={
+                    name: end(values)
+                    for name in SIZES
+                    if (values := [case.key.sizes[name] for case in alike if name in case.key.sizes])
+                },
+            )
+            for end in (min, max)
+        )
+        outcomes = {}
+        for name in SCORED:
+            found = [outcome for case in alike if (outcome := case.outcome(name)) is not None]
+            if found:
+                memory = [abs(one.memory_error) for one in found if one.memory_error is not None]
+                outcomes[name] = Outcome(
+                    error=float(np.median([abs(one.error) for one in found])),
+                    inside=float(np.mean([one.inside for one in found])),
+                    memory_error=float(np.median(memory)) if memory else None,
+                )
+        yield Record(
+            source=first.source,
+            about=_kind(low, high),
+            low=low,
+            high=high,
+            outcomes=outcomes,
+            runs=len(alike),
+        )
+
+
+def _kind(low: Key, high: Key) -> str:
+    """``llama, megatron, bf16, on 8 to 512 x h100-sxm-80gb, data+tensor``."""
+    fields = low.fields
+    ends = dict.fromkeys(f"{key.sizes['devices']:,.0f}" for key in (low, high))
+    many = list(ends) != ["1"]
+    words = [fields["family"]]
+    words += [fields["framework"]] if fields["framework"] != "pytorch" else []
+    words += ["inference"] if fields["mode"] == "infer" else []
+    words += [fields["precision"], f"on {' to '.join(ends)} x" if many else "on", fields["device"]]
+    return " ".join(words) + (f", {fields['plan']}" if many else "")
+
+
+if __name__ == "__main__":
+    main()

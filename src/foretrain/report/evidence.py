@@ -1,0 +1,97 @@
+"""Lays out for the terminal what measured runs say of a forecast, and the forecasts of several predictors
+beside one another."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from foretrain.predictors.evidence import Evidence, Neighbour
+from foretrain.predictors.side_by_side import Entry, SideBySide
+from foretrain.report.figures import describe_cluster, describe_model
+from foretrain.report.tables import table
+from foretrain.units import format_bytes, format_seconds
+
+NONE_KEPT = "no evidence kept: this predictor has no measured runs with its forecasts of them"
+
+
+def evidence_table(evidence: Evidence | None) -> RenderableType:
+    """The nearest measured runs in full."""
+    if evidence is None:
+        return Text(NONE_KEPT)
+    headings = ("distance", "measured", "predicted", "off", "memory off", "run", "from")
+    rows = [_row(one, evidence.quantity) for one in evidence.nearest]
+    return Group(
+        Text(),
+        Text("nearest measured runs", style="bold"),
+        table(headings, rows, right=headings[:5]),
+        *(Text(f"- {note}", style="dim") for note in _notes(evidence)),
+    )
+
+
+def _row(one: Neighbour, quantity: str) -> list[str]:
+    outcome = one.outcome
+    form = format_seconds if quantity.endswith("_s") else "{:.3g}".format
+    several = one.measured is None
+    memory = outcome.memory_error
+    return [
+        f"{one.distance:.2f}",
+        "" if one.measured is None else form(one.measured),
+        "" if one.predicted is None else form(one.predicted),
+        f"{outcome.error:.0%}" if several else f"{outcome.error:+.0%}",
+        "" if memory is None else f"{memory:.0%}" if several else f"{memory:+.0%}",
+        one.about if not several else f"{one.about} (median of {one.runs:,} runs)",
+        one.source + (" (left out)" if one.left_out else ""),
+    ]
+
+
+def _notes(evidence: Evidence) -> list[str]:
+    inside = f"{evidence.coverage:.0%} of them lay in their 80 % intervals"
+    what = "" if evidence.quantity == "step_time_s" else f" of {evidence.quantity}"
+    notes = [f"median error{what} {evidence.median_error:.0%}; {inside}"]
+    if any(one.left_out for one in evidence.nearest):
+        notes.append("left out: forecast without having learned from the architecture's family")
+    if evidence.learned_from:
+        notes.append("the predictor learned from these very runs, so new ones will be farther off")
+    if evidence.flag is not None:
+        notes.append(evidence.flag)
+    return notes
+
+
+def side_by_side_table(found: SideBySide) -> RenderableType:
+    """What each predictor gives, which of them knows such jobs, and where they disagree."""
+    headings = ("predictor", "step", "80 % interval", "memory", "training", "runs like it", "error", "held")
+    parts: list[RenderableType] = [
+        Text(describe_model(found.job), style="bold"),
+        Text(describe_cluster(found.job)),
+        table(headings, [_entry(one) for one in found.entries if one.forecast], right=headings[1:]),
+        Text("error: median on runs like it; held: share of them in the predictor's 80 % intervals", "dim"),
+        Text(),
+    ]
+    parts += [Text(line, style="bold yellow") for line in found.disagreements]
+    parts += [Text(found.why_default), Text()]
+    for one in found.entries:
+        if one.forecast is None:
+            said = f"refuses: {one.refusal}"
+        else:
+            said = NONE_KEPT if one.evidence is None else one.evidence.line
+        parts.append(Text(f"- {one.predictor}: {said}", style="dim"))
+    return Group(*parts)
+
+
+def _entry(one: Entry) -> list[str]:
+    forecast, evidence, step = one.forecast, one.evidence, one.step_time
+    assert forecast is not None
+    scores = ["none kept", "", ""]
+    if evidence is not None:
+        runs = "none (far)" if evidence.is_far else f"{evidence.runs:,}"
+        scores = [runs, f"{evidence.median_error:.0%}", f"{evidence.coverage:.0%}"]
+    need, total = forecast.fullest, forecast.quantities.get("total_time_s")
+    return [
+        one.predictor,
+        "" if step is None else format_seconds(step.median),
+        "" if step is None else f"{format_seconds(step.low)} to {format_seconds(step.high)}",
+        "" if need is None else format_bytes(need.median),
+        "" if total is None else format_seconds(total.median),
+        *scores,
+    ]
