@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from commands import ok
+from foretrain import predict
 from foretrain.api import make_job
 from foretrain.capture import cache_folder, capture_job, capture_rank
 from foretrain.errors import CaptureError, InputError
@@ -19,6 +24,8 @@ from foretrain.graph.ir import to_json
 from foretrain.job import Job
 
 CAPTURE = importlib.import_module("foretrain.capture")  # foretrain.capture the attribute is the function
+CACHE = importlib.import_module("foretrain.capture.cache")
+READS = importlib.import_module("foretrain.capture.reads")
 KEYS = importlib.import_module("foretrain.capture.keys")
 MODEL = """
 import torch
@@ -197,6 +204,113 @@ def test_a_package_that_is_not_imported_is_not_looked_at(base: Path, traces: lis
     assert len(traces) == 1
 
 
+# What a model reads beside its file
+
+READER = """
+import json
+import os
+from pathlib import Path
+import torch
+
+def make(batch):
+    file = Path(__file__).parent / "settings" / "net.json"
+    width = json.loads(file.read_text())["width"] if file.parent.exists() else 8
+    outputs = int(os.environ.get("NET_OUTPUTS", "3"))
+    return torch.nn.Linear(width, outputs), (torch.zeros(batch, width),)
+"""
+
+
+def test_a_file_that_the_model_reads_is_part_of_the_key(base: Path, traces: list[Job]) -> None:
+    (base / "net.py").write_text(READER)
+    (base / "settings").mkdir()
+    for width in (4, 6, 4):
+        (base / "settings" / "net.json").write_text(f'{{"width": {width}}}')
+        assert capture_job(a_job(base)).parameters == width * 3 + 3
+    assert len(traces) == 2
+
+
+def test_a_file_that_was_missed_is_looked_for_again(base: Path) -> None:
+    read = 'Path(__file__ + ".txt").read_text()'
+    (base / "net.py").write_text(
+        f"from pathlib import Path\nimport torch\ndef make(batch):\n    try: width = int({read})\n    except OSError: width = 8\n"
+        "    return torch.nn.Linear(width, 3), (torch.zeros(batch, width),)\n"
+    )
+    assert capture_job(a_job(base)).parameters == 27
+    (base / "net.py.txt").write_text("4")
+    assert capture_job(a_job(base)).parameters == 15
+
+
+def test_a_file_that_the_model_writes_itself_does_not_outdate_it(base: Path, traces: list[Job]) -> None:
+    (base / "net.py").write_text(
+        f"{MODEL}\nimport tempfile\nfrom pathlib import Path\nwith tempfile.NamedTemporaryFile('w', suffix='.txt') as file:\n"
+        "    print('x', file=file, flush=True)\n    Path(file.name).read_text()\n"
+    )
+    for _ in range(2):
+        capture_job(a_job(base))
+    assert len(traces) == 1
+
+
+def test_an_environment_variable_that_the_model_asks_for_is_part_of_the_key(
+    base: Path, traces: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base / "net.py").write_text(READER)
+    capture_job(a_job(base))
+    for outputs in (5, 7, 5):
+        monkeypatch.setenv("NET_OUTPUTS", str(outputs))
+        monkeypatch.setenv("ANOTHER", str(len(traces)))
+        assert capture_job(a_job(base)).parameters == 8 * outputs + outputs
+    assert len(traces) == 3
+    assert type(os.environ).__name__ == "_Environ"
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_package_outside_the_folder_is_part_of_the_key(
+    base: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool
+) -> None:
+    """Whether it is first imported for the model, or was loaded before."""
+    package = base / "elsewhere" / f"outside_{loaded}"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from .part import make\n")
+    (package / "part.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(package.parent)
+    (base / "nets").mkdir()
+    (base / "nets" / "net.py").write_text(f"import outside_{loaded} as outside\nmake = outside.make\n")
+    if loaded:
+        importlib.import_module(package.name)
+    job = a_job(base / "nets")
+    try:
+        for text, parameters in ((MODEL, 27), (MODEL.replace("3)", "5)"), 45)):
+            (package / "part.py").write_text(text)
+            assert capture_job(job).parameters == parameters
+    finally:
+        for name in [name for name in sys.modules if name.startswith(package.name)]:
+            del sys.modules[name]
+
+
+def test_another_version_of_a_package_that_the_file_imports_traces_again(
+    base: Path, traces: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (base / "net.py").write_text(f"import zstandard\n{MODEL}")
+    for version in ("1", "2", "2"):
+        monkeypatch.setattr(READS, "version", lambda _, version=version: version)
+        capture_job(a_job(base))
+    assert len(traces) == 2
+
+
+def test_what_timm_asks_of_the_environment_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job.read(
+        {
+            "model": {"source": "timm", "name": "vit_tiny_patch16_224"},
+            "training": {"global_batch": 4},
+            "cluster": {"device": "t4"},
+        }
+    )
+    monkeypatch.delenv("TIMM_FUSED_ATTN", raising=False)
+    fused = CACHE._Place(job, None, CACHE._known_reads(Path(), job)).path
+    monkeypatch.setenv("TIMM_FUSED_ATTN", "0")
+    assert CACHE._Place(job, None, CACHE._known_reads(Path(), job)).path != fused
+
+
 def test_a_missing_file_is_an_error_even_when_its_graph_is_cached(base: Path) -> None:
     capture_job(a_job(base))
     (base / "net.py").unlink()
@@ -210,6 +324,16 @@ def test_refresh_traces_again(base: Path, traces: list[Job]) -> None:
     capture_job(a_job(base))
     capture_job(a_job(base), refresh=True)
     assert len(traces) == 2
+
+
+def test_a_command_with_refresh_traces_again_and_once(base: Path, traces: list[Job]) -> None:
+    target = str(base / "net.py:make")
+    for words, traced in ((), 1), ((), 1), (("--refresh",), 1), ((), 1):
+        CACHE._refreshed.clear()
+        before = len(traces)
+        ok("predict", target, "--predictor", "roofline", *words)
+        ok("predict", target, "--predictor", "roofline", *words)
+        assert len(traces) - before == (traced if words or not before else 0)
 
 
 def test_another_version_of_a_library_traces_again(
@@ -259,10 +383,23 @@ def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: py
     assert cache_folder() == tmp_path / ".cache" / "foretrain" / "graphs"
 
 
-def test_a_cache_folder_that_is_a_file_is_named(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_costs_time_and_not_the_graph(
+    base: Path, traces: list[Job], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("FORETRAIN_CACHE", str(base / "net.py"))
-    with pytest.raises(InputError, match=r"net\.py"):
-        capture_job(a_job(base))
+    for _ in range(2):
+        assert capture_job(a_job(base)).parameters == 27
+    assert len(traces) == 1
+    (message,) = caplog.messages
+    assert re.search(r"^cache .*net\.py: cannot be written \(File exists\)", message)
+
+
+def test_a_module_is_forecast_with_a_cache_that_cannot_be_written(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(base / "net.py"))
+    forecast = predict(torch.nn.Linear(8, 3), torch.zeros(4, 8), predictor="roofline")
+    assert forecast.job.micro_batch == 4
 
 
 # Other batch sizes

@@ -171,10 +171,31 @@ def _job_of_module(module: torch.nn.Module, inputs: Any, loss: Any, options: Map
     if batch > graph.samples and graph.info["mode"] == "train":
         graph = capture(module, inputs, loss, **captured, accumulate=True)
     graph = _with_tokens(graph, inputs, options)
-    path = cache_folder() / f"module-{graph.digest()[:32]}.json.zst"
-    graph.save(path)
+    path = _kept(graph)
     rest = {key: value for key, value in options.items() if key not in captured}
     return make_job(str(path), **{**rest, "batch": batch, "micro_batch": graph.samples})
+
+
+def _kept(graph: OpGraph) -> Path:
+    """The file that a graph is written to: in the cache, or where that cannot be written, a temporary one."""
+    name = f"module-{graph.digest()[:32]}.json.zst"
+    try:
+        graph.save(cache_folder() / name)
+    except InputError:
+        graph.save(_folder_of_process() / name)
+        return _folder_of_process() / name
+    return cache_folder() / name
+
+
+@functools.cache
+def _folder_of_process() -> Path:
+    """A folder that is gone when this process ends."""
+    import atexit
+    import tempfile
+
+    folder = tempfile.TemporaryDirectory(prefix="foretrain-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
 def _with_tokens(graph: OpGraph, inputs: Any, options: Mapping[str, Any]) -> OpGraph:

@@ -81,7 +81,8 @@ class Model:
                 raise InputError('model.config.model_type: missing; for example "llama" or "bert"')
             if self.name is not None and self.config is not None and "model_type" in self.config:
                 raise InputError(
-                    f"model.name: {self.name!r} is not used; model.config.model_type names a transformers model"
+                    f"model.name: {self.name!r} is not used; "
+                    "model.config.model_type names a transformers model"
                 )
             if self.args:
                 raise InputError("model.args: a transformers model has its settings in model.config")

@@ -66,8 +66,8 @@ def capture(
     compiled = is_compiled(module)
     module = getattr(module, "_orig_mod", module)
     return trace_step(
-        without_compile(_on_meta(module)), arguments, loss or classifier_loss(), samples=batch, tokens=tokens, mode=mode,
-        precision=precision, optimizer=optimizer,
+        without_compile(_on_meta(module)), arguments, loss or classifier_loss(), samples=batch,
+        tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
         master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
         info={
             "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from foretrain.capture.keys import Versions, graph_key, installed_versions
+from foretrain.capture.keys import Versions, graph_key, installed_versions, model_file
+from foretrain.capture.reads import Reads, library_reads
 from foretrain.errors import ForetrainError, InputError
 from foretrain.files import read_text, write_atomically
 from foretrain.graph import OpGraph
@@ -30,6 +31,10 @@ def cache_folder() -> Path:
     )
 
 
+REFRESH = "FORETRAIN_REFRESH"
+"""The environment variable that has every graph traced anew, once in a process."""
+
+
 def found_or_traced(
     trace: Callable[[int], OpGraph],
     job: Job,
@@ -41,30 +46,98 @@ def found_or_traced(
     now.
 
     ``trace`` traces the job's model at a batch size; ``split`` is what shapes the graph beside model and
-    training.
+    training. Names of what a model reads are kept beside its graphs; their state is part of the keys.
     """
-    path = _graph_path(job, split, job.micro_batch)
-    family = _Family(job, split)
-    versions = installed_versions(job.workload.model)
-    if not refresh:
-        with _absent_or_damaged():
-            return _of_precision(job, read_graph(path, path.stat().st_mtime_ns, versions))
-        with _absent_or_damaged():
-            return _of_precision(job, family.graph())
-    graph = trace(job.micro_batch)
-    graph.save(path)
-    _just_traced[path, path.stat().st_mtime_ns] = graph
-    family.learn(graph, trace, forget=refresh)
+    names = cache_folder() / f"{graph_key(job, split, None)}.reads.json"
+    known = _known_reads(names, job)
+    place = _Place(job, split, known)
+    refresh = refresh or (bool(os.environ.get(REFRESH)) and place.path not in _refreshed)
+    if not refresh and (graph := _found(job, place)) is not None:
+        return graph
+    graph, seen = _recorded(trace, job)
+    reads = seen if refresh else known | seen
+    if reads != known:
+        place = _Place(job, split, reads)
+    _refreshed.add(place.path)
+    try:
+        if reads != known:
+            reads.save(names)
+        graph.save(place.path)
+        _just_traced[place.path, place.path.stat().st_mtime_ns] = graph
+        _Family(place).learn(graph, trace, forget=refresh)
+    except (InputError, OSError) as error:
+        _unsaved_reads[names], _unsaved[place.path] = reads, graph
+        for oldest in list(_unsaved)[:-_UNSAVED]:
+            del _unsaved[oldest]
+        why = error.__cause__ if isinstance(error, InputError) else error
+        _tell_unwritable(cache_folder(), f"cannot be written ({getattr(why, 'strerror', None) or error})")
     return graph
 
 
-def _graph_path(job: Job, split: Mapping[str, Any] | None, batch: int) -> Path:
-    return cache_folder() / f"{graph_key(job, split, batch)}.json.zst"
+def _known_reads(names: Path, job: Job) -> Reads:
+    """Of a model of a file, what its traces so far have read; of a library, what its models go by."""
+    if model_file(job) is None:
+        return library_reads(job.workload.model.source)
+    return _unsaved_reads.get(names) or Reads.load(names)
+
+
+def _recorded(trace: Callable[[int], OpGraph], job: Job) -> tuple[OpGraph, Reads]:
+    if (model := model_file(job)) is None:
+        return trace(job.micro_batch), library_reads(job.workload.model.source)
+    from foretrain.capture.recording import recording
+
+    with recording(model) as seen:
+        graph = trace(job.micro_batch)
+    return graph, seen.reads()
+
+
+@functools.cache
+def _tell_unwritable(folder: Path, reason: str) -> None:
+    """Once: a cache that cannot be written costs time, not the forecast."""
+    import logging
+
+    logging.getLogger("foretrain").warning("cache %s: %s; every command traces its models", folder, reason)
+
+
+_refreshed: set[Path] = set()
+"""What was traced in this process."""
+
+_UNSAVED = 32
+_unsaved: dict[Path, OpGraph] = {}
+_unsaved_reads: dict[Path, Reads] = {}
+"""What a cache that cannot be written would hold, while this process runs; of graphs the last ones."""
+
+
+class _Place:
+    """Where the graphs of a job are kept, as all that its model reads stands now."""
+
+    def __init__(self, job: Job, split: Mapping[str, Any] | None, reads: Reads) -> None:
+        file = model_file(job)
+        self.job, self._split = job, split
+        self._read = reads.state(Path() if file is None else file.parent)
+        self.versions = installed_versions(job.workload.model)
+        self.path = self.of_batch(job.micro_batch)
+
+    def of_batch(self, batch: int) -> Path:
+        return cache_folder() / f"{self.key(batch)}.json.zst"
+
+    def key(self, batch: int | None) -> str:
+        return graph_key(self.job, self._split, batch, self._read)
+
+
+def _found(job: Job, place: _Place) -> OpGraph | None:
+    if place.path in _unsaved:
+        return _of_precision(job, _unsaved[place.path])
+    with _absent_or_damaged():
+        return _of_precision(job, read_graph(place.path, place.path.stat().st_mtime_ns, place.versions))
+    with _absent_or_damaged():
+        return _of_precision(job, _Family(place).graph())
+    return None
 
 
 def _absent_or_damaged() -> contextlib.suppress:
     """What cannot be used from the cache is traced again."""
-    return contextlib.suppress(FileNotFoundError, NotADirectoryError, InputError, NotLinear)
+    return contextlib.suppress(OSError, InputError, NotLinear)
 
 
 def _of_precision(job: Job, graph: OpGraph) -> OpGraph:
@@ -105,10 +178,9 @@ class _Family:
     Where they do not, the note says so, and each batch size is traced.
     """
 
-    def __init__(self, job: Job, split: Mapping[str, Any] | None) -> None:
-        self._job, self._split = job, split
-        self._versions = installed_versions(job.workload.model)
-        key = graph_key(job, split, None)
+    def __init__(self, place: _Place) -> None:
+        self._place, self._job, self._versions = place, place.job, place.versions
+        key = place.key(None)
         self._path = cache_folder() / f"{key}.batches.zst"
         self._note = cache_folder() / f"{key}.first.json"
 
@@ -152,7 +224,7 @@ class _Family:
         """The graph that was traced first, with another batch size."""
         if known.get("batch", batch) == batch:
             raise FileNotFoundError(self._note)
-        path = _graph_path(self._job, self._split, known["batch"])
+        path = self._place.of_batch(known["batch"])
         try:
             return read_graph(path, path.stat().st_mtime_ns, self._versions)
         except (NotADirectoryError, InputError) as error:

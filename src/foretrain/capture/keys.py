@@ -7,9 +7,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +46,13 @@ def _version(library: str) -> str | None:
         return None
 
 
-def graph_key(job: Job, split: Mapping[str, Any] | None, batch: int | None) -> str:
-    """A hash of all that shapes the graph, file contents included; without ``batch``, of its graphs at all
-    sizes."""
+def graph_key(
+    job: Job, split: Mapping[str, Any] | None, batch: int | None, read: Mapping[str, Any] | None = None
+) -> str:
+    """A hash of all that shapes the graph; without ``batch``, of its graphs at all sizes.
+
+    ``read`` is the state of what the model reads beside its file.
+    """
     model, training = job.workload.model, job.workload.training
     content = {
         "revision": _REVISIONS[model.source],
@@ -62,8 +64,9 @@ def graph_key(job: Job, split: Mapping[str, Any] | None, batch: int | None) -> s
         ],
         "micro_batch": batch,
         "accumulate": accumulates(job),
-        "file": _file_hash(model, job.workload.base),
+        "file": _file_hash(job),
         **({} if split is None else {"split": dict(split)}),
+        **({"read": read} if read else {}),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
@@ -78,37 +81,19 @@ def _traced_precision(precision: str) -> str:
     return "fp32" if precision == "tf32" else precision
 
 
-def _file_hash(model: Model, base: Path) -> str | None:
-    """Of the ONNX file; of the Python file and those that it may import from its folder."""
+def model_file(job: Job) -> Path | None:
+    """The file that a model of the user is in."""
+    model = job.workload.model
     if model.source not in ("python", "onnx"):
         return None
     file = str(model.name).rpartition(":")[0] if model.source == "python" else str(model.name)
-    path = Path(file) if Path(file).is_absolute() else base / file
+    return Path(file) if Path(file).is_absolute() else job.workload.base / file
+
+
+def _file_hash(job: Job) -> str | None:
+    if (path := model_file(job)) is None:
+        return None
     try:
-        contents = _modules(path) if model.source == "python" else {path: path.read_bytes()}
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error
-    parts = sorted(
-        (os.path.relpath(one, path.parent), hashlib.sha256(content).hexdigest())
-        for one, content in contents.items()
-    )
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _modules(path: Path) -> dict[Path, bytes]:
-    """Contents of a Python file, of those beside it, and of the packages beside it that any of them names."""
-    contents = {one: one.read_bytes() for one in {path, *_sources(path.parent.glob("*.py"))}}
-    packages = {folder for folder in path.parent.iterdir() if folder.name.isidentifier() and folder.is_dir()}
-    unread = list(contents.values())
-    while unread:
-        words = set(re.findall(rb"\w+", b"\n".join(unread)))
-        named = {folder for folder in packages if folder.name.encode() in words}
-        packages -= named
-        found = {one: one.read_bytes() for folder in named for one in _sources(folder.rglob("*.py"))}
-        contents |= found
-        unread = list(found.values())
-    return contents
-
-
-def _sources(paths: Iterable[Path]) -> list[Path]:
-    return [one for one in paths if one.is_file() and not one.name.startswith(".")]

@@ -34,6 +34,16 @@ def _use_catalog(ctx: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
+def _use_refresh(ctx: typer.Context, wanted: bool | None) -> None:
+    """For as long as the command runs, here and in all that it starts; no field of a job."""
+    if wanted:
+        from foretrain.capture.cache import REFRESH
+
+        before = os.environ.get(REFRESH, "")
+        os.environ[REFRESH] = "1"
+        ctx.call_on_close(lambda: os.environ.update({REFRESH: before}))
+
+
 CatalogOption = Annotated[
     Path | None,
     typer.Option("--catalog", callback=_use_catalog, help="Your own devices, nodes and prices (TOML)."),
@@ -83,6 +93,12 @@ class JobOptions:
         bool | None, typer.Option(help="Images in channels-last layout.", show_default=False)
     ]
     catalog: CatalogOption
+    refresh: Annotated[
+        bool | None,
+        typer.Option(
+            "--refresh", callback=_use_refresh, help="Trace models anew, cached or not.", show_default=False
+        ),
+    ]
 
 
 _PLACES = {

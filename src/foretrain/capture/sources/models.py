@@ -390,8 +390,8 @@ def without_compile(module: torch.nn.Module) -> torch.nn.Module:
         if getattr(child, "_compiled_call_impl", None) is not None:
             child._compiled_call_impl = None
         for name, part in child._modules.items():
-            if part is not None and hasattr(part, "_orig_mod"):
-                child._modules[name] = part._orig_mod
+            if isinstance(whole := getattr(part, "_orig_mod", None), torch.nn.Module):
+                child._modules[name] = whole
     return module
 
 

@@ -164,8 +164,8 @@ def check_positions(module: torch.nn.Module, sequence: int | None) -> None:
             padding = 0 if table.padding_idx is None else table.padding_idx + 1
             if sequence > (positions := min(limit, table.num_embeddings - padding)):
                 raise InputError(
-                    f"training.sequence: {sequence} is beyond the {positions} positions of {config.model_type}; "
-                    "model.config.max_position_embeddings gives it more"
+                    f"training.sequence: {sequence} is beyond the {positions} positions of "
+                    f"{config.model_type}; model.config.max_position_embeddings gives it more"
                 )
 
 
