@@ -32,6 +32,9 @@ Rows = list[dict[str, Any]]
 
 _TOLD = 3
 """Candidates that are left out are named up to this number."""
+_SETUP_S, _REPEATS = 0.005, 100
+_USUAL_FLOPS, _USUAL_BYTES_PER_S = 1e14, 1e12
+"""What operators cost whose rows do not say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +265,8 @@ class _Expected:
         for usual in (False, True):
             try:
                 predictor = self._usual() if usual else self._predictor
-                return predictor.predict(job)["step_time_s"].median
+                if (step := predictor.predict(job).quantities.get("step_time_s")) is not None:
+                    return step.median
             except ForetrainError as error:
                 self.why = first_line(error)
         return None
@@ -302,9 +306,10 @@ def _rows(
 ) -> _Choices:  # fmt: skip
     rows = _read(path)
     priced = any(cost_column in row for row in rows)
-    costs = _costs(path, rows, cost_column, needed=budgeted)
     if operators:
-        return _operator_choices(path, rows, costs, predictor, before, quadratic, priced)
+        costs = _costs(path, rows, cost_column, needed=False) if priced else list(map(_replay_s, rows))
+        return _operator_choices(path, rows, costs, predictor, before, quadratic)
+    costs = _costs(path, rows, cost_column, needed=budgeted)
     for option, given in (("--predictor", predictor), ("--measured", before)):
         if given:
             raise InputError(f"{option}: is for jobs, campaigns and --operators, not for the table {path}")
@@ -314,15 +319,19 @@ def _rows(
 
 def _operator_choices(
     path: Path, rows: Rows, costs: Sequence[float], name: str | None, before: Sequence[Path],
-    quadratic: bool, priced: bool,
+    quadratic: bool,
 ) -> _Choices:  # fmt: skip
     """The operators that were not measured before; they are written as ``measure ops`` reads them."""
     from foretrain import predictors
     from foretrain.measure.instances import NEEDED
+    from foretrain.measure.kinds import expect
     from foretrain.predictors.base import OperatorPredictor
 
     if name is not None and not issubclass(predictors.class_of(name), OperatorPredictor):
         raise InputError(f"--predictor: {name} learns from runs, not from operators")
+    for file in before:
+        if file.suffix != ".parquet":
+            expect(file, "measured operators", command="design --measured, for operators,")
     old = [row for file in before for row in map(_instance, _read(file))]
     seen = {_operator_key(row) for row in old}
     own = zip(map(_instance, rows), costs, strict=True)
@@ -337,8 +346,13 @@ def _operator_choices(
         candidates=every.take(range(len(lines))),
         rows=[{**row, "source": "foretrain design"} for row in lines],
         known=every.features[len(lines) :] if old else None,
-        priced=priced,
     )
+
+
+def _replay_s(row: Mapping[str, Any]) -> float:
+    """Seconds that measuring an operator takes: its set-up, and repeats at the roofline of a usual GPU."""
+    flops, size = (_number(row.get(name)) or 0.0 for name in ("flops", "bytes"))
+    return _SETUP_S + _REPEATS * max(flops / _USUAL_FLOPS, size / _USUAL_BYTES_PER_S)
 
 
 def _instance(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from foretrain.units import parse_seconds
 if TYPE_CHECKING:
     from foretrain.job import Job
     from foretrain.measure.instances import Instance
+    from foretrain.measure.kinds import Kind
     from foretrain.measure.summary import Summary
 
 measure = typer.Typer(
@@ -172,9 +173,6 @@ def _instances(targets: list[str]) -> list[Instance]:
     from foretrain.measure.kinds import first_kind
     from foretrain.step.graph import step_graph
 
-    for target in targets:
-        if target.endswith(".parquet"):
-            raise InputError(f"{target}: an operator dataset; foretrain design --operators chooses from it")
     files = [Path(target) for target in targets if target.endswith((".jsonl", ".jsonl.zst"))]
     lists = [path for path in files if first_kind(path) in ("operators", "measured operators")]
     jobs = _jobs([target for target in targets if Path(target) not in lists], "measure ops")
@@ -187,9 +185,11 @@ def _jobs(targets: list[str], command: str) -> Iterator[Job]:
     from foretrain.job import read_jobs
     from foretrain.measure.kinds import expect
 
+    plain: tuple[Kind, ...] = ("jobs", "runs")
+    kinds: tuple[Kind, ...] = ("operators", *plain) if command == "measure ops" else plain
     for target in targets:
-        if target.endswith((".jsonl", ".jsonl.zst")):
-            expect(Path(target), "jobs", "runs", command=command)
+        if target.endswith((".jsonl", ".jsonl.zst", ".csv", ".parquet")):
+            expect(Path(target), *kinds, command=command)
             jobs = [job for _, job in read_jobs(Path(target))]
             single = [job for job in jobs if job.cluster.world_size == 1]
             if len(single) < len(jobs):
@@ -277,7 +277,7 @@ def campaign(
         image=image,
     )  # fmt: skip
     on, address = _where(on, address, ray)
-    if file is not None and file.name.endswith((".jsonl", ".jsonl.zst")):
+    if file is not None and file.suffix != ".toml":
         if options:
             raise InputError(f"--{next(iter(options)).replace('_', '-')}: is for a grid; {file} has jobs")
         wanted = read_cells(file, home=out.parent, limited=on == "local")

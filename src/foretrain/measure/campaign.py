@@ -21,7 +21,7 @@ from foretrain.files import read_text
 from foretrain.interrupts import ended_as_interrupted
 from foretrain.job import Job, Run, read_lines
 from foretrain.measure.backends import Backend, CellFailed
-from foretrain.measure.kinds import expect
+from foretrain.measure.kinds import expect, kind_of
 from foretrain.measure.links import INTERFACE, check_links, link_rate, link_text
 from foretrain.measure.nvml import gpu_count
 from foretrain.measure.resume import Resumed
@@ -311,6 +311,8 @@ def _check_job(cell: Cell, backend: Backend) -> None:
 
 def _key_of(line: Any) -> str | None:
     """The key of the cell that became this run or this failure; None for a run that no campaign made."""
+    if (kind := kind_of(line)) not in ("runs", "failures"):
+        raise InputError(f"one of {kind}, not a run; give another --out")
     try:
         how = line if "error" in line else line["provenance"]
         return _key(Job.read(line["job"]).to_dict(), how["backend"], how["cores_per_worker"], how["link"])
