@@ -42,7 +42,9 @@ def table(tmp_path: Path) -> Path:
     return write_csv(tmp_path / "candidates.csv", ROWS)
 
 
-@pytest.mark.parametrize("method", ["d-optimal", "a-optimal", "random", "cheap-random", "grid"])
+@pytest.mark.parametrize(
+    "method", ["d-optimal", "half-d-optimal", "a-optimal", "random", "cheap-random", "grid"]
+)
 def test_it_prints_what_it_chose_the_cost_and_the_gain(table: Path, method: str) -> None:
     result = run(table, "--budget", "4s", "--method", method)
     assert result.exit_code == 0, result.output
@@ -136,8 +138,8 @@ def test_operators_by_their_shapes(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = run(file, "--operators", "--count", 6)
     assert result.exit_code == 0, result.output
-    assert "in all" not in result.stdout
-    assert json.loads(run(file, "--operators", "--count", 6, "--json").stdout)["cost_s"] is None
+    assert "in all" in result.stdout
+    assert json.loads(run(file, "--operators", "--count", 6, "--json").stdout)["cost_s"] > 6 * 0.005
     assert "row 1 is not an operator" in fails(
         write_csv(tmp_path / "x.csv", ROWS), "--operators", "--count", 2
     )

@@ -362,3 +362,31 @@ def test_a_design_says_how_it_was_made() -> None:
     found = design("random", made(10, 2, 0), count=3)
     assert isinstance(found, Design)
     assert found.method == "random"
+
+
+# What is known before
+
+
+def test_what_is_known_is_not_asked_again() -> None:
+    """Two directions, of which one was measured often: the other one tells more, though it is shorter."""
+    features = np.array([[2.0, 0.0], [0.0, 1.0]])
+    candidates = Candidates(names=("a", "b"), features=features, cost_s=np.ones(2), labels=[{}, {}])
+    known = np.array([[2.0, 0.0]] * 3)
+    assert design("d-optimal", candidates, count=1).chosen.tolist() == [0]
+    chosen = design("d-optimal", candidates, count=1, known=known)
+    assert chosen.chosen.tolist() == [1]
+    assert chosen.determined == 2
+    assert chosen.log_det == pytest.approx(log_det(np.vstack([known, features[1:]])))
+    with pytest.raises(InputError, match="a-optimal knows nothing of what was measured before"):
+        design("a-optimal", candidates, count=1, known=known)
+
+
+def test_half_d_optimal_takes_turns_with_random() -> None:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(200, 4))
+    candidates = Candidates(names=tuple("abcd"), features=features, cost_s=np.ones(200), labels=[{}] * 200)
+    corners = set(design("d-optimal", candidates, count=10).chosen.tolist())
+    both = design("half-d-optimal", candidates, count=20).chosen.tolist()
+    assert len(set(both)) == 20
+    assert set(both[::2]) == corners
+    assert set(design("half-d-optimal", candidates, count=1).chosen.tolist()) != set()
