@@ -100,6 +100,43 @@ def test_instances_are_filled_or_used_in_part() -> None:
     assert found == small | {(1, 1, "g4dn.12xlarge"), (4, 1, "g4dn.12xlarge"), (8, 2, "g4dn.12xlarge")}
 
 
+def test_instances_are_not_ignored_for_cpu_runs() -> None:
+    jobs, refused = advice.candidates(
+        advice.template(runs()), runs(), advice.Wishes(workers=(1,), instances=("g4dn.xlarge",))
+    )
+    assert not jobs
+    assert list(refused.values()) == ["cluster.device: 'cpu' is not what node 'g4dn.xlarge' has: t4"]
+
+
+def test_nodes_and_links_stay_those_of_the_runs() -> None:
+    link = {"kind": "ethernet", "bandwidth": "1 Gb/s"}
+    spread = {"device": "cpu", "cores_per_device": 1, "devices_per_node": 1, "nodes": 2, "inter_node": link}
+    one = Job.read({**job(2, samples=1000).to_dict(), "cluster": spread})
+    jobs, _ = advice.candidates(one, [run(one)], advice.Wishes())
+    assert [(each.cluster.nodes, each.cluster.inter_node.bandwidth_bytes_per_s) for each in jobs] == [
+        (2, 1.25e8),
+        (4, 1.25e8),
+    ]
+
+
+def test_the_largest_data_of_the_runs_is_taken_and_told() -> None:
+    sizes = [run(job(workers, samples=samples)) for workers in (1, 2) for samples in (128, 4096, 512)]
+    base, wishes = advice.template(sizes), advice.Wishes(epochs=2)
+    assert {one.workload.training.samples for one in advice.candidates(base, sizes, wishes)[0]} == {4096}
+    told = advice.data_taken(base, sizes, wishes)
+    assert told.startswith("4,096 samples an epoch, the most of the runs, which have 128 to 4,096")
+    assert told.endswith("; 2 epochs")
+
+
+def test_what_is_far_from_the_runs_may_well_be_late(learned: RayModelsPredictor) -> None:
+    """A deadline a third beyond the median: nearly sure near the runs, and not sure far from them."""
+    near, far = (
+        advice.advise(learned, [one], 4 / 3 * learned.predict(one)["total_time_s"].median).options[0].late
+        for one in (job(4, 16, samples=64_000, epochs=1), job(4, 16, samples=24 * 64_000, epochs=1))
+    )
+    assert far > 2 * near
+
+
 def test_several_models_need_a_choice() -> None:
     several = [*runs(), run(job(name="model.py:other"))]
     with pytest.raises(
@@ -136,6 +173,8 @@ def test_the_command_prints_the_configurations(tmp_path: Path) -> None:
     shown = commands.run("advise", str(path), "--deadline", "2h", "--epochs", "1")
     assert shown.exit_code == 0
     assert "cpu, 1 cores each" in shown.stdout
+    assert "data: 64,000 samples an epoch, as in the runs (--samples takes others); 1 epoch" in shown.stderr
+    assert "16 workers on cpu, 1 cores each: beyond the runs in workers: 16, they have 1 to 8" in shown.stderr
     told = json.loads(commands.run("advise", str(path), "--deadline", "2h", "--json").stdout)
     assert told["options"][0]["in_time"]
     late = commands.run("advise", str(path), "--deadline", "1ms")

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from foretrain import predictors
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Run
+from foretrain.predictors.blackbox import LeftOut, Numbers, Reach
 from foretrain.predictors.checks import check_predictor
+from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ernest import TERMS, ErnestPredictor, law, terms
 
 
@@ -87,6 +89,77 @@ def test_parameter_servers_are_a_workload_of_their_own() -> None:
     assert ernest.predict(job(plan={"servers": 1}))["step_time_s"].median > 0
     with pytest.raises(UnsupportedJob):
         ernest.predict(job())
+
+
+def over_nodes(bandwidth: str, workers: int = 4) -> Job:
+    cluster = {"device": "cpu", "devices_per_node": 1, "nodes": workers, "cores_per_device": 1}
+    link = {"kind": "ethernet", "bandwidth": bandwidth}
+    return Job.read({**job(workers=workers).to_dict(), "cluster": {**cluster, "inter_node": link}})
+
+
+@pytest.mark.parametrize("name", ["ernest", "cherrypick"])
+def test_links_that_no_run_goes_over_are_refused(name: str) -> None:
+    on_one_node = runs((1.0, 0.1, 0.1, 0.1))
+    told = r"^cluster.inter_node: 'ethernet 1.25e\+06 B/s'; "
+    with pytest.raises(
+        UnsupportedJob, match=rf"{told}no run of this model goes over it, and {name} cannot tell$"
+    ):
+        predictors.get(name).fit(on_one_node).predict(over_nodes("10 Mb/s"))
+    slow, fast = ([over_nodes(rate, workers) for workers in (2, 4, 8)] for rate in ("1 Gb/s", "10 Gb/s"))
+    times = [(one, 10.0) for one in slow] + [(one, 1.0) for one in fast]
+    learned = predictors.get(name).fit(
+        Run(job=one, measured={"step_time_s": time_s}) for one, time_s in times
+    )
+    assert learned.predict(slow[1])["step_time_s"].median == pytest.approx(10.0, rel=0.2)
+    assert learned.predict(fast[1])["step_time_s"].median == pytest.approx(1.0, rel=0.2)
+    with pytest.raises(UnsupportedJob, match=f"{told}the runs of this model have 'ethernet 1.25e"):
+        learned.predict(over_nodes("10 Mb/s"))
+
+
+@pytest.mark.parametrize("name", ["ernest", "cherrypick"])
+@pytest.mark.parametrize(
+    "setting", [{"precision": "bf16"}, {"optimizer": "adamw"}, {"framework": "megatron"}, {"compile": True}]
+)
+def test_a_setting_that_no_run_has_is_refused(name: str, setting: dict[str, Any]) -> None:
+    for options in ({}, {"pooled": True}):
+        learned = type(predictors.get(name))(**options).fit(runs((1.0, 0.1, 0.1, 0.1)))
+        with pytest.raises(UnsupportedJob):
+            learned.predict(job(**setting))
+
+
+@pytest.mark.parametrize("name", ["ernest", "cherrypick"])
+def test_what_lies_beyond_the_runs_is_named_and_less_sure(name: str) -> None:
+    learned = predictors.get(name).fit(runs((1.0, 0.1, 0.1, 0.1)))
+    for far, note in (
+        (job(workers=64), "beyond the runs in workers: 64, they have 1 to 8"),
+        (job(batch=128), "beyond the runs in batch of a worker: 128, they have 8 to 16"),
+        (cores(8), "beyond the runs in cores: 8, they have 1"),
+    ):
+        near, farther = learned.predict(job(workers=4)), learned.predict(far)
+        assert note in farther.assumptions
+        widths = [one["step_time_s"].high / one["step_time_s"].low for one in (near, farther)]
+        assert widths[0] < widths[1]
+        assert not near.assumptions
+
+
+def cores(count: int) -> Job:
+    document = job(workers=2).to_dict()
+    document["cluster"]["cores_per_device"] = count
+    return Job.read(document)
+
+
+def test_growth_is_such_that_four_in_five_left_out_runs_are_held() -> None:
+    misses = np.random.default_rng(0).normal(0, 1, 400)
+    spread, numbers = Factors(0.5, 0.5, 2.0, 2.0), Numbers(values={"workers": (1.0, 2.0, 4.0)})
+    away = [numbers.away({"workers": 4.0 * factor}) for factor in (2, 4, 8, 16) * 100]
+    lengths = [one.beyond["workers"] for one in away]
+    grown = [miss * (0.5 + length) for miss, length in zip(misses, lengths, strict=True)]
+    reach = Reach.of(
+        [LeftOut.of("workers", one, miss, spread) for one, miss in zip(away, grown, strict=True)]
+    )
+    factors = [reach.grown(spread, one, numbers) for one in away]
+    held = [math.log(one.low) <= miss <= math.log(one.high) for one, miss in zip(factors, grown, strict=True)]
+    assert np.mean(held) == pytest.approx(0.8, abs=0.01)
 
 
 def test_what_is_not_data_parallel_is_refused() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from foretrain import predictors
 from foretrain.errors import InputError, UnsupportedJob
+from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.ray_models import RayModelsPredictor
@@ -112,6 +113,72 @@ def test_a_forecast_beyond_the_runs_says_so_and_is_no_surer(learned: RayModelsPr
     assert "beyond the runs in workers: 32, they have 1 to 8" in beyond.assumptions
     ratios = [forecast["step_time_s"].high / forecast["step_time_s"].median for forecast in (inside, beyond)]
     assert ratios[1] >= ratios[0]
+
+
+def width(forecast: Forecast, quantity: str = "step_time_s") -> float:
+    return forecast[quantity].high / forecast[quantity].low
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "farther", "note"),
+    [
+        (job(8, 24), job(64, 24), job(512, 24), "beyond the runs in workers: 64, they have 1 to 8"),
+        (
+            job(8, 32),
+            job(8, 256),
+            job(8, 2048),
+            "beyond the runs in batch of a worker: 256, they have 8 to 32",
+        ),
+        (job(4, 8), job(4, 8, 4), job(4, 8, 32), "beyond the runs in cores: 4, they have 1"),
+    ],
+)
+def test_intervals_grow_with_the_distance_from_the_runs(
+    learned: RayModelsPredictor, near: Job, far: Job, farther: Job, note: str
+) -> None:
+    forecasts = [learned.predict(one) for one in (near, far, farther)]
+    assert width(forecasts[0]) < width(forecasts[1]) < width(forecasts[2])
+    assert note in forecasts[1].assumptions
+
+
+def with_epochs(sizes: tuple[int, ...]) -> list[Run]:
+    found = []
+    for one in (job(workers, 8, samples=samples) for workers in (1, 2, 4) for samples in sizes):
+        steps = one.workload.training.steps_per_epoch or 1
+        found.append(run(one, step_time_s=step_s(one), epoch_time_s=3.0 + step_s(one) * steps))
+    return found
+
+
+def test_more_data_than_was_seen_is_named_and_less_sure() -> None:
+    learned = blind().fit(with_epochs((256, 512, 1024, 2048)))
+    seen, far = (learned.predict(job(2, 8, samples=samples)) for samples in (2048, 24 * 2048))
+    assert "beyond the runs in samples: 49.2 k, they have 256 to 2.05 k" in far.assumptions
+    assert width(far) > width(seen)
+    assert width(far, "epoch_time_s") > width(seen, "epoch_time_s")
+
+
+def test_epochs_of_one_size_grow_in_proportion_to_the_data() -> None:
+    learned = blind().fit(with_epochs((1024,)))
+    seen, far = (learned.predict(job(2, 8, samples=samples)) for samples in (1024, 24 * 1024))
+    assert far["epoch_time_s"].median == pytest.approx(24 * seen["epoch_time_s"].median)
+    assert width(far, "epoch_time_s") > width(seen, "epoch_time_s")
+
+
+def over_nodes(one: Job, nodes: int, bandwidth: str = "10 Mb/s") -> Job:
+    """The same workers, a few on each node."""
+    section = one.cluster.to_dict()
+    section |= {"nodes": nodes, "devices_per_node": one.cluster.world_size // nodes}
+    section |= {"inter_node": {"kind": "ethernet", "bandwidth": bandwidth}}
+    return Job.read({**one.to_dict(), "cluster": section}, base=one.workload.base)
+
+
+def test_a_link_that_no_run_goes_over_is_refused(learned: RayModelsPredictor) -> None:
+    with pytest.raises(
+        UnsupportedJob, match=r"^cluster.inter_node: 'ethernet 1.25e\+06 B/s'; no run of this model"
+    ):
+        learned.predict(over_nodes(job(4, 16), 4))
+    alone = blind().fit([run(job(1, batch)) for batch in (8, 16, 32)])
+    with pytest.raises(UnsupportedJob, match=r"^cluster.intra_node: "):
+        alone.predict(job(4, 16))
 
 
 def test_settings_in_which_runs_differ_are_told_apart() -> None:
@@ -216,6 +283,32 @@ def test_the_forecast_of_the_job_is_corrected_where_runs_are_few(tmp_path: Path)
     assert all(workload.physics for workload in learned.workloads_.values())
     asked = known(4, 4096)
     assert learned.predict(asked)["step_time_s"].median == pytest.approx(truth_s(asked), rel=0.5)
+
+
+def test_the_forecast_tells_of_links_that_no_run_goes_over(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    physics = predictors.get()
+
+    def known(workers: int) -> Job:
+        training = {"global_batch": 64 * workers}
+        cluster = {"device": "cpu", "devices_per_node": workers, "cores_per_device": 1}
+        return Job.read(
+            {"model": {"source": "python", "name": "model.py:net"}, "training": training, "cluster": cluster},
+            base=tmp_path,
+        )
+
+    jobs = [known(workers) for workers in (1, 2, 4)]
+    learned = RayModelsPredictor(budget=QUICK).fit(
+        [run(one, step_time_s=2 * physics.predict(one)["step_time_s"].median) for one in jobs]
+    )
+    near, far = learned.predict(jobs[2]), learned.predict(over_nodes(jobs[2], 4, "100 kb/s"))
+    truth_s = 2 * physics.predict(far.job)["step_time_s"].median
+    assert far["step_time_s"].median == pytest.approx(truth_s, rel=0.2)
+    assert far["step_time_s"].median > near["step_time_s"].median
+    assert width(far) > width(near)
+    assert any(
+        note.startswith("cluster.inter_node: ethernet 1.25e+04 B/s, which no run") for note in far.assumptions
+    )
 
 
 # Parts

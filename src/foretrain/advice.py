@@ -56,6 +56,8 @@ class Advice:
     """Those that could not be forecast, with the reason."""
     deadline_s: float
     risk: float
+    data: str = ""
+    """How much data there is to train on, and who says so."""
 
     @property
     def best(self) -> Option | None:
@@ -108,9 +110,7 @@ def candidates(
     counts = wishes.workers or _grown({cluster.world_size for cluster in clusters})
     used = {cluster.device.cores for cluster in clusters if cluster.device.is_cpu}
     cores = wishes.cores or tuple(sorted(filter(None, used)))
-    training = base.workload.training
-    samples = wishes.samples or _only(training.samples, "samples", "how many samples an epoch has")
-    epochs = wishes.epochs or training.epochs or 1.0
+    samples, epochs = wishes.samples or (_most_samples(base, runs),), _epochs(base, wishes)
     jobs, refused = [], {}
     for count, workers in itertools.product(samples, counts):
         for section in _clusters(base, workers, cores, wishes.instances, catalog):
@@ -122,10 +122,35 @@ def candidates(
     return list({json.dumps(job.to_dict(), sort_keys=True): job for job in jobs}.values()), refused
 
 
-def _only(value: int | None, name: str, what: str) -> tuple[int, ...]:
-    if value is None:
-        raise InputError(f"{name}: missing; the runs do not say {what}")
-    return (value,)
+def _sizes(base: Job, runs: Sequence[Run]) -> list[int]:
+    """Of the data that runs of the model have, the largest last."""
+    trainings = [run.job.workload.training for run in runs if run.job.workload.model == base.workload.model]
+    return sorted({training.samples for training in trainings if training.samples is not None})
+
+
+def _most_samples(base: Job, runs: Sequence[Run]) -> int:
+    sizes = _sizes(base, runs)
+    if not sizes:
+        raise InputError("samples: missing; the runs do not say how many samples an epoch has")
+    return sizes[-1]
+
+
+def _epochs(base: Job, wishes: Wishes) -> float:
+    return wishes.epochs or base.workload.training.epochs or 1.0
+
+
+def data_taken(base: Job, runs: Sequence[Run], wishes: Wishes) -> str:
+    """How much data the configurations train on, and how often, in words."""
+    sizes = _sizes(base, runs)
+    if wishes.samples:
+        what = f"{', '.join(f'{count:,}' for count in wishes.samples)} samples an epoch"
+    elif len(sizes) > 1:
+        most = f"the most of the runs, which have {sizes[0]:,} to {sizes[-1]:,}"
+        what = f"{sizes[-1]:,} samples an epoch, {most} (--samples takes others)"
+    else:
+        what = f"{_most_samples(base, runs):,} samples an epoch, as in the runs (--samples takes others)"
+    epochs = _epochs(base, wishes)
+    return f"{what}; {epochs:g} epoch{'s' if epochs != 1 else ''}"
 
 
 def _grown(counts: set[int]) -> tuple[int, ...]:
@@ -135,23 +160,28 @@ def _grown(counts: set[int]) -> tuple[int, ...]:
 def _clusters(
     base: Job, workers: int, cores: Sequence[int], instances: Sequence[str], catalog: Catalog
 ) -> Iterator[dict[str, Any]]:
-    """Sections of job files: machines of each kind, as many as the workers fill, or one filled in part."""
+    """Sections of job files: machines of each kind, as many as the workers fill, or one filled in part;
+    without a choice, nodes as the runs have them, with their links."""
     device, group = base.cluster.device, base.cluster.groups[0]
-    if device.is_cpu:
-        for each in cores or (device.cores or 1,):
-            yield {"device": device.name, "devices_per_node": workers, "nodes": 1, "cores_per_device": each}
-        return
     named = list(instances) or ([group.node.name] if group.node else [])
-    if not named:
-        in_node = max(group.devices_per_node, 1)
-        nodes = max(1, workers // in_node) if workers % in_node == 0 else 1
-        yield {"device": device.name, "devices_per_node": workers // nodes, "nodes": nodes}
-    for name in named:
-        node = catalog.node(name, "instances")
-        in_node = min(workers, node.devices)
-        if workers % in_node == 0:
-            section = {"device": device.name, "node": node.name}
-            yield {**section, "devices_per_node": in_node, "nodes": workers // in_node}
+    parts = [{"cores_per_device": each} for each in cores or (device.cores or 1,)] if device.is_cpu else [{}]
+    for part in parts:
+        for name in named:
+            node = catalog.node(name, "instances")
+            in_node = min(workers, node.devices)
+            if workers % in_node == 0:
+                section = {"device": device.name, "node": node.name, **part}
+                yield {**section, "devices_per_node": in_node, "nodes": workers // in_node}
+        if not named:
+            on_one = device.is_cpu and base.cluster.nodes == 1
+            in_node = workers if on_one else max(group.devices_per_node, 1)
+            nodes = max(1, workers // in_node) if workers % in_node == 0 else 1
+            links = {name: link for name, link in base.cluster.to_dict().items() if name in _LINKS}
+            section = {"device": device.name, **links, **part}
+            yield {**section, "devices_per_node": workers // nodes, "nodes": nodes}
+
+
+_LINKS = ("intra_node", "inter_node")
 
 
 def _scaled(
@@ -182,6 +212,7 @@ def advise(
     *,
     risk: float = 0.1,
     refused: Mapping[str, str] | None = None,
+    data: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Advice:
     """Forecast every configuration; the cheapest whose chance to be late is at most ``risk`` comes first."""
@@ -200,7 +231,7 @@ def advise(
             without[describe(job)] = first_line(error)
         progress(done, len(jobs))
     ordered = sorted(options, key=lambda option: _rank(option, risk))
-    return Advice(options=tuple(ordered), refused=without, deadline_s=deadline_s, risk=risk)
+    return Advice(options=tuple(ordered), refused=without, deadline_s=deadline_s, risk=risk, data=data)
 
 
 def _rank(option: Option, risk: float) -> tuple[Any, ...]:
@@ -217,8 +248,22 @@ def machines(job: Job) -> str:
     if node is not None:
         return f"{cluster.nodes} x {node.name}"
     if device.is_cpu:
-        return f"{device.name}, {device.cores} cores each"
+        nodes = f"{cluster.nodes} nodes with " if cluster.nodes > 1 else ""
+        return f"{nodes}{device.name}, {device.cores} cores each"
     return f"{cluster.nodes} nodes with {device.name}"
+
+
+def notes(options: Sequence[Option]) -> list[str]:
+    """What the forecasts of these configurations note, each with those that it is said of."""
+    said: dict[str, list[str]] = {}
+    for option in options:
+        what = f"{option.job.cluster.world_size} workers on {machines(option.job)}"
+        for note in option.notes:
+            said.setdefault(note, []).append(what)
+    return [
+        note if len(whom) == len(options) else f"{'; '.join(dict.fromkeys(whom))}: {note}"
+        for note, whom in said.items()
+    ]
 
 
 def describe(job: Job) -> str:
@@ -240,5 +285,5 @@ def to_dict(advice: Advice) -> dict[str, Any]:
         }
         for option in advice.options
     ]
-    asked = {"deadline_s": advice.deadline_s, "risk": advice.risk}
+    asked = {"deadline_s": advice.deadline_s, "risk": advice.risk, "data": advice.data}
     return {**asked, "options": rows, "refused": dict(advice.refused)}

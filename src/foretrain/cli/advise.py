@@ -74,7 +74,10 @@ def advise(
     jobs, refused = advice.candidates(base, found, wishes, known)
     forecaster = _learned(predictor, [run for run in found if run.job.workload.model == base.workload.model])
     with progress("configurations") as advance:
-        told = advice.advise(forecaster, jobs, limit_s, risk=risk, refused=refused, progress=advance)
+        told = advice.advise(
+            forecaster, jobs, limit_s, risk=risk, refused=refused, progress=advance,
+            data=advice.data_taken(base, found, wishes),
+        )  # fmt: skip
     if as_json:
         from foretrain.report import dump
 
@@ -86,14 +89,18 @@ def advise(
 
 
 def _show(told: Advice, top: int) -> None:
+    from foretrain.advice import notes
     from foretrain.report.tables import advice_table
 
+    say(f"data: {told.data}")
     for what, why in list(told.refused.items())[:5]:
         say(f"not forecast: {what}: {why}")
     if len(told.refused) > 5:
         say(f"not forecast: {len(told.refused) - 5} more")
     if told.options:
         show(advice_table(told, top))
+        for line in notes(told.options[:top]):
+            say(line)
     if told.best is None:
         say("no configuration meets the deadline with that risk")
 

@@ -56,9 +56,8 @@ def by_workload(
         bases.setdefault(workload_key(run.job), []).append((run, _links(run.job)))
     workloads = {}
     for base, own in bases.items():
-        by_link = [
-            {link for link in column if link is not None} for column in zip(*(links for _, links in own))
-        ]
+        columns = zip(*(links for _, links in own), strict=True)
+        by_link = [{link for link in column if link is not None} for column in columns]
         only = [next(iter(values)) if len(values) == 1 else None for values in by_link]
         kinds = {tuple(link or one for link, one in zip(links, only, strict=True)) for _, links in own}
         for kind in sorted(kinds, key=str):
@@ -193,12 +192,12 @@ DATA_NUMBERS = frozenset({"samples"})
 _SAME = math.log(1.01)
 """Numbers that are this near, in e-folds, are the same."""
 _UNVARIED_IN_LAW, _UNVARIED = 1 / 1.53, 1.0
-"""How an 80 % interval grows, in e-folds of time per e-fold, with a number that was the same in all runs: where
-a law tells what it does, proportion in either direction is the 95 % interval (1.53 times as long as that of
-80 % in a normal distribution); where none does, the 80 % interval."""
+"""How an 80 % interval grows, in e-folds of time per e-fold, with a number that was the same in all runs:
+where a law tells what it does, proportion in either direction is the 95 % interval (1.53 times as long as
+that of 80 % in a normal distribution); where none does, the 80 % interval."""
 _UNVARIED_DATA = 0.13
-"""The same for the size of the data: step times of ``data/ray_campaign.jsonl.zst`` that differ in it alone are
-up to 1.44 times apart, over 16 times the data."""
+"""The same for the size of the data: step times of ``data/ray_campaign.jsonl.zst`` that differ in it alone
+are up to 1.44 times apart, over 16 times the data."""
 _LEAST_GROWTH = 0.05
 """However well left-out runs were forecast: the far is less known than the near."""
 _FEWEST_LEFT_OUT = 4

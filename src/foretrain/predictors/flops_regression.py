@@ -46,7 +46,7 @@ _LARGEST_LOG = 20.0
 _IN_LAW = ("seconds at the peak rate", "parameters", "workers")
 """The numbers that the first columns are the logarithms of."""
 _BY_PEAK_RATE = ("cluster.device", "training.precision")
-"""The settings that the law tells of by the peak rate alone: another one is forecast, with a wide interval."""
+"""The settings that the law tells of by the peak rate alone: others are forecast, with a wide interval."""
 _OTHER_PEAK_RATE = math.log(2.0)
 """E-folds that an 80 % interval has more for each such setting: a factor of two, as nothing was measured."""
 
@@ -152,9 +152,8 @@ def _law_columns(rows: Array) -> dict[str, Array]:
 def _left_out_along(rows: Array, times_s: Array, seen: Mapping[str, Array], spread: Factors) -> list[LeftOut]:
     def forecast(part: Part) -> list[tuple[float, Factors]]:
         known, asked = part
-        return [
-            (told_s, spread) for told_s in _times_s(rows[asked], _solve(rows[known], np.log(times_s[known])))
-        ]
+        weights = _solve(rows[known], np.log(times_s[known]))
+        return [(told_s, spread) for told_s in _times_s(rows[asked], weights)]
 
     return left_out_along(seen, times_s, forecast)
 

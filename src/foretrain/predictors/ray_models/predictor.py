@@ -364,15 +364,6 @@ def _corrected(model: ScaleModel, table: Table, physics: Estimate | None) -> tup
     assert model.table.forecast_s is not None
     misses = np.log(model.table.forecast_s / model.times_s)
     middle = float(np.median(misses))
-    own = Factors(
-        *(
-            (bound or physics.median) / physics.median
-            for bound in (
-                physics.low_95 or physics.low,
-                physics.low,
-                physics.high,
-                physics.high_95 or physics.high,
-            )
-        )
-    )
+    outer = physics.low_95 or physics.low, physics.high_95 or physics.high
+    own = Factors(*(bound / physics.median for bound in (outer[0], physics.low, physics.high, outer[1])))
     return float(np.log(table.forecast_s[0])) - middle, joined(spread_of_misses(misses - middle), own)

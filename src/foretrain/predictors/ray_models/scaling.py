@@ -130,12 +130,8 @@ class ScaleModel:
 
     def to_dict(self) -> dict[str, Any]:
         choices = {"inside": self.inside.to_dict(), "beyond": self.beyond.to_dict()}
-        return {
-            "table": self.table.to_dict(),
-            "times_s": self.times_s.tolist(),
-            **choices,
-            "reach": self.reach.to_dict(),
-        }
+        learned = {**choices, "reach": self.reach.to_dict()}
+        return {"table": self.table.to_dict(), "times_s": self.times_s.tolist(), **learned}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> ScaleModel:
