@@ -140,25 +140,24 @@ def test_intervals_grow_with_the_distance_from_the_runs(
     assert note in forecasts[1].assumptions
 
 
-def with_epochs(sizes: tuple[int, ...]) -> list[Run]:
-    found = []
-    for one in (job(workers, 8, samples=samples) for workers in (1, 2, 4) for samples in sizes):
-        steps = one.workload.training.steps_per_epoch or 1
-        found.append(run(one, step_time_s=step_s(one), epoch_time_s=3.0 + step_s(one) * steps))
-    return found
+def epoch(one: Job) -> Run:
+    """An epoch has a start of three seconds."""
+    steps = one.workload.training.steps_per_epoch or 1
+    return run(one, step_time_s=step_s(one), epoch_time_s=3.0 + step_s(one) * steps)
 
 
 def test_more_data_than_was_seen_is_named_and_less_sure() -> None:
-    learned = blind().fit(with_epochs((256, 512, 1024, 2048)))
-    seen, far = (learned.predict(job(2, 8, samples=samples)) for samples in (2048, 24 * 2048))
+    sizes = (256, 512, 1024, 2048)
+    learned = blind().fit(epoch(job(workers, samples=size)) for workers in (1, 2, 4) for size in sizes)
+    seen, far = (learned.predict(job(2, samples=size)) for size in (2048, 24 * 2048))
     assert "beyond the runs in samples: 49.2 k, they have 256 to 2.05 k" in far.assumptions
     assert width(far) > width(seen)
     assert width(far, "epoch_time_s") > width(seen, "epoch_time_s")
 
 
-def test_epochs_of_one_size_grow_in_proportion_to_the_data() -> None:
-    learned = blind().fit(with_epochs((1024,)))
-    seen, far = (learned.predict(job(2, 8, samples=samples)) for samples in (1024, 24 * 1024))
+def test_epochs_of_one_length_grow_in_proportion_to_their_steps() -> None:
+    learned = blind().fit(epoch(job(workers, samples=1024 * workers)) for workers in (1, 2, 4))
+    seen, far = (learned.predict(job(2, samples=size)) for size in (2048, 24 * 2048))
     assert far["epoch_time_s"].median == pytest.approx(24 * seen["epoch_time_s"].median)
     assert width(far, "epoch_time_s") > width(seen, "epoch_time_s")
 

@@ -87,7 +87,13 @@ def workload_of(job: Job, seen: Mapping[str, Seen], predictor: str) -> str:
     fitting = [key for key, one in alike.items() if all(one.has(job, name) for name in LINKS)]
     if not fitting:
         raise UnsupportedJob(f"cluster: no run over both of its links; {predictor} needs some")
-    return min(fitting, key=lambda key: sum(len(alike[key].settings[name]) for name in LINKS))
+    counts = {key: sum(len(alike[key].settings[name]) for name in LINKS) for key in fitting}
+    fewest = [key for key, count in counts.items() if count == min(counts.values())]
+    if len(fewest) > 1:
+        raise UnsupportedJob(
+            f"cluster.nodes: {job.cluster.nodes}; all runs of this model go over links, of several kinds"
+        )
+    return fewest[0]
 
 
 def usable(runs: Iterable[Run], predictor: str) -> tuple[list[Run], tuple[str, ...]]:
@@ -234,7 +240,8 @@ class Numbers:
 
     def away(self, row: Mapping[str, float | None]) -> Away:
         """Of a job with these numbers; where it, or no run, has a number, nothing is told."""
-        gaps, beyond = {}, {}
+        gaps: dict[str, float] = {}
+        beyond: dict[str, float] = {}
         for name, known in self.values.items():
             value = row.get(name)
             if value is None or not math.isfinite(value) or not known:

@@ -136,9 +136,10 @@ class ScaleModel:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> ScaleModel:
         """Learned again from the same runs by the same recipes, which gives the same model."""
-        choices = [Blend.from_dict(document[name]) for name in ("inside", "beyond")]
+        inside, beyond = (Blend.from_dict(document[name]) for name in ("inside", "beyond"))
         times_s = np.array(document["times_s"], dtype=np.float64)
-        return cls(Table.from_dict(document["table"]), times_s, *choices, Reach(**document["reach"]))
+        table, reach = Table.from_dict(document["table"]), Reach(**document["reach"])
+        return cls(table, times_s, inside, beyond, reach)
 
 
 def _choose(
