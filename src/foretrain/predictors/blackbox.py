@@ -290,9 +290,9 @@ class Reach:
             elif one.along in one.away.gaps and not one.away.beyond:
                 gaps.setdefault(one.along, []).append(one.excess)
         return cls(
-            gaps={name: _quantile(some) for name, some in gaps.items() if len(some) >= _FEWEST_LEFT_OUT},
+            gaps={name: quantile_80(some) for name, some in gaps.items() if len(some) >= _FEWEST_LEFT_OUT},
             beyond={
-                name: max(_quantile(some), _LEAST_GROWTH)
+                name: max(quantile_80(some), _LEAST_GROWTH)
                 for name, some in beyond.items()
                 if len(some) >= _FEWEST_LEFT_OUT
             },
@@ -328,7 +328,7 @@ class Reach:
         return {"gaps": dict(self.gaps), "beyond": dict(self.beyond)}
 
 
-def _quantile(values: Sequence[float]) -> float:
+def quantile_80(values: Sequence[float]) -> float:
     """What 80 % stay below, the next one too."""
     return sorted(values)[min(math.ceil(0.8 * (len(values) + 1)), len(values)) - 1]
 

@@ -28,8 +28,10 @@ from foretrain.predictors.blackbox import (
     number_row,
     numbers,
     of_workload,
+    quantile_80,
     sklearn,
     step_times,
+    widened,
     workload_of,
 )
 from foretrain.predictors.conformal import Factors
@@ -43,6 +45,8 @@ _LEAST_SPREAD = 0.05
 _PROCESS = ("rows", "logs", "theta", "within")
 _FEWEST_TO_LEAVE_OUT = 5
 """Runs of a workload from which on some are left out, to see how the process does without them."""
+_FOLDS, _MOST_WORKLOADS = 4, 40
+"""Parts that are left out in turn, of so many workloads at most."""
 _NORMAL = (-1.96, -1.2816, 1.2816, 1.96)
 """Standard deviations at 2.5, 10, 90 and 97.5 % of a normal distribution."""
 
@@ -109,6 +113,7 @@ class CherryPickPredictor(Predictor):
         self.pooled = pooled
         self.processes_: dict[str, Process] = {}
         self.seen_: dict[str, Seen] = {}
+        self.scale_ = 1.0
         self.reach_ = Reach()
 
     def fit(self, runs: Iterable[Run]) -> Self:
@@ -119,7 +124,10 @@ class CherryPickPredictor(Predictor):
         }
         self.seen_ = {key: Seen.of([run.job for run in own]) for key, own in workloads.items()}
         several = [own for own in workloads.values() if len(own) >= _FEWEST_TO_LEAVE_OUT]
-        self.reach_ = Reach.of([one for own in several for one in _left_out_along(own)])
+        some = several[:: -(-len(several) // _MOST_WORKLOADS)] if several else []
+        ratios = [ratio for own in some for ratio in _left_out_in_turn(own)]
+        self.scale_ = max(quantile_80(ratios), 1.0) if ratios else 1.0
+        self.reach_ = Reach.of([one for own in some for one in _left_out_along(own, self.scale_)])
         return self
 
     def predict(self, job: Job) -> Forecast:
@@ -130,7 +138,7 @@ class CherryPickPredictor(Predictor):
         seen, row = self.seen_[key], number_row(job)
         seen.check(job, self.name)
         away = seen.numbers.away(row)
-        ((median_s, own_spread),) = _told(self.processes_[key], [job])
+        ((median_s, own_spread),) = _told(self.processes_[key], [job], self.scale_)
         spread = self.reach_.grown(own_spread, away, seen.numbers, in_law=())
         notes = [*seen.model_notes(job), *seen.notes(away, row)]
         return forecast_around(job, self.name, median_s, spread, notes)
@@ -140,7 +148,7 @@ class CherryPickPredictor(Predictor):
         return of_workload(job, ("1", *COLUMNS), (1.0, *configuration(job)), pooled=self.pooled)
 
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
-        self.processes_, self.seen_, self.reach_ = {}, {}, Reach()
+        self.processes_, self.seen_, self.scale_, self.reach_ = {}, {}, 1.0, Reach()
         return self
 
     def _write(self, folder: Path) -> Mapping[str, Any]:
@@ -151,7 +159,7 @@ class CherryPickPredictor(Predictor):
             for key, process in self.processes_.items()
         }
         seen = {key: one.to_dict() for key, one in self.seen_.items()}
-        learned = {"processes": processes, "seen": seen, "reach": self.reach_.to_dict()}
+        learned = {"processes": processes, "seen": seen, "scale": self.scale_, "reach": self.reach_.to_dict()}
         return {"columns": list(COLUMNS), "pooled": self.pooled, **learned}
 
     @classmethod
@@ -164,27 +172,42 @@ class CherryPickPredictor(Predictor):
             for key, values in document["processes"].items()
         }
         predictor.seen_ = {key: Seen.from_dict(values) for key, values in document["seen"].items()}
-        predictor.reach_ = Reach(**document["reach"])
+        predictor.scale_, predictor.reach_ = document["scale"], Reach(**document["reach"])
         return predictor
 
 
-def _told(process: Process, jobs: Sequence[Job]) -> list[tuple[float, Factors]]:
-    """Median seconds, and the interval that the process itself gives."""
+def _told(process: Process, jobs: Sequence[Job], scale: float = 1.0) -> list[tuple[float, Factors]]:
+    """Median seconds, and the interval that the process itself gives, so many times as long."""
     means, deviations = process(np.array([configuration(job) for job in jobs]))
     spreads = np.maximum(deviations, _LEAST_SPREAD)
     return [
-        (float(np.exp(mean)), Factors(*(float(np.exp(z * spread)) for z in _NORMAL)))
+        (float(np.exp(mean)), widened(Factors(*(float(np.exp(z * spread)) for z in _NORMAL)), scale))
         for mean, spread in zip(means, spreads, strict=True)
     ]
 
 
-def _left_out_along(runs: Sequence[Run]) -> list[LeftOut]:
+def _left_out_in_turn(runs: Sequence[Run]) -> list[float]:
+    """How far off runs are by a process of the others, over the interval of 80 % that it gives."""
+    jobs, times_s = [run.job for run in runs], step_times(runs)
+    rows, folds = np.array([configuration(job) for job in jobs]), np.arange(len(runs)) % _FOLDS
+    ratios = []
+    for fold in range(_FOLDS):
+        known, asked = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+        told = _told(Process.learn(rows[known], times_s[known]), [jobs[i] for i in asked])
+        ratios += [
+            abs(float(np.log(times_s[i] / median_s) / np.log(spread.high)))
+            for i, (median_s, spread) in zip(asked, told, strict=True)
+        ]
+    return ratios
+
+
+def _left_out_along(runs: Sequence[Run], scale: float) -> list[LeftOut]:
     jobs, times_s = [run.job for run in runs], step_times(runs)
     rows = np.array([configuration(job) for job in jobs])
 
     def forecast(part: Part) -> list[tuple[float, Factors]]:
         known, asked = part
-        return _told(Process.learn(rows[known], times_s[known]), [jobs[i] for i in asked])
+        return _told(Process.learn(rows[known], times_s[known]), [jobs[i] for i in asked], scale)
 
     return left_out_along(number_columns(jobs), times_s, forecast)
 
