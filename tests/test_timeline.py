@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import steps
 from foretrain.graph import PHASES, Buffer, Phase
 from foretrain.step.play import Step
-from foretrain.step.timeline import Stream, Timeline, run, trace_events
+from foretrain.step.timeline import StepUse, Stream, Timeline, run, trace_events
 
 TIMES = st.integers(0, 1000).map(float)
 CALLS = st.lists(st.tuples(TIMES, TIMES, st.booleans()), max_size=20)
@@ -188,6 +188,19 @@ def test_every_breakdown_adds_up_to_the_busy_time_largest_first(step: Step) -> N
         parts = step.by(what)
         assert sum(parts.values()) == pytest.approx(step.device_busy_s)
         assert list(parts.values()) == sorted(parts.values(), reverse=True)
+
+
+@given(played(), st.floats(0.3, 3.0))
+def test_the_use_of_every_step_adds_up_to_its_busy_time(step: Step, factor: float) -> None:
+    for one in (step, step.scaled(factor)):
+        if one.time_s > 0:
+            use = StepUse.of(one)
+            assert use.busy @ np.diff(use.ends_s, prepend=0.0) == pytest.approx(one.device_busy_s)
+            assert (use.busy >= -1e-12).all()
+            assert use.busy.max() <= 1 + 1e-9
+            assert use.time_s == pytest.approx(one.time_s)
+            assert sum(one.causes_s.values()) == pytest.approx(one.time_s)
+            assert sum(one.by("phase").values()) == pytest.approx(one.device_busy_s)
 
 
 def test_an_empty_step_takes_its_overhead() -> None:

@@ -101,10 +101,10 @@ class Step:
         time, more = self.time.scaled(factor), self.time_s * (factor - 1.0)
         if self.time.host_s < abs(more):
             return dataclasses.replace(self, time=time, device_busy_s=self.device_busy_s * factor)
-        slots = {"time_s": time.time_s, "slots": time.slots}
-        return dataclasses.replace(
-            self, time=dataclasses.replace(self.time, host_s=self.time.host_s + more, **slots)
+        waiting = dataclasses.replace(
+            self.time, time_s=time.time_s, slots=time.slots, host_s=self.time.host_s + more
         )
+        return dataclasses.replace(self, time=waiting)
 
     def by(self, what: str) -> dict[str, float]:
         """Device seconds by ``phase``, ``operator`` or ``layer``, largest first: of a rank of every stage
@@ -157,9 +157,11 @@ def play(layout: Layout) -> Step:
     work, calls = works[busiest], _StageCalls.of(layout, layout.stages[busiest])
     forward, backward = total(work.forward), total(work.backward[::-1])
     passes = forward + backward
-    calls_idle_s = {"gaps_s": calls.gaps_s, "offloaded_s": calls.offloaded_s}
     time = dataclasses.replace(
-        time, computing_s=max(0.0, time.computing_s - sum(calls_idle_s.values())), **calls_idle_s
+        time,
+        computing_s=max(0.0, time.computing_s - calls.gaps_s - calls.offloaded_s),
+        gaps_s=calls.gaps_s,
+        offloaded_s=calls.offloaded_s,
     )
     return Step(
         layout=layout,
