@@ -155,7 +155,7 @@ def test_accumulation_repeats_forward_and_backward_only() -> None:
     assert step.host_issue_s == 4 * (1 + 2) + 3 + 0.5
     assert step.kernels == 9
     assert step.time_s == 150
-    assert step.phases_s == {"forward": 41, "backward": 82, "optimizer": 33}
+    assert step.phases_s == {"forward": 41, "backward": 80, "optimizer": 30}
 
 
 @given(st.integers(1, 100), TIMES, TIMES)
@@ -172,14 +172,16 @@ def test_many_micro_batches_behind_a_slow_optimizer_take_the_device_time_or_the_
 
 
 @given(played())
-def test_phases_alone_are_at_least_their_own_sums(step: Step) -> None:
+def test_phases_add_up_to_a_step_that_begins_idle(step: Step) -> None:
     graph, calls = step.layout.graph, step.layout.calls
+    whole = sum(step.phases_s.values())
+    repeats = np.where(graph.phase_index == PHASES.index("optimizer"), 1, step.layout.job.accumulation)
+    host, device = (float((column * repeats).sum()) for column in (calls.host_s, calls.device_s))
+    assert max(host, device) <= whole + 1e-9
+    assert whole <= host + device + 1e-9
     for phase in PHASES:
         chosen = graph.phase_index == PHASES.index(phase)
-        repeats = 1 if phase == "optimizer" else step.layout.job.accumulation
-        host, device = (float(column[chosen].sum()) * repeats for column in (calls.host_s, calls.device_s))
-        assert max(host, device) <= step.phases_s[phase] + 1e-9
-        assert step.phases_s[phase] <= host + device + 1e-9
+        assert float((calls.device_s * repeats)[chosen].sum()) <= step.phases_s[phase] + 1e-9
 
 
 @given(played())

@@ -194,23 +194,26 @@ def _timed_groups(stepper: Stepper, sync: Callable[[], None], seconds: float) ->
 
 
 def _phase_times(stepper: Stepper, repeats: int = 5) -> dict[str, float]:
-    """Each phase of an unbroken pass, from the last kernel of the one before to its own, by device events.
+    """Each phase of a step that begins idle, from the last kernel of the one before to its own, by device
+    events; micro-batches are added up.
 
     The host runs ahead as it does in training, so what it hides behind earlier kernels is not counted twice.
     """
-    times: dict[str, list[float]] = {}
+    passes = [name for name in stepper.phases() if name != "optimizer"] * stepper.accumulation
+    order = [*passes, *([] if stepper.optimizer is None else ["optimizer"])]
+    times: dict[str, list[float]] = {name: [] for name in order}
     for _ in range(repeats):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(order) + 1)]
         torch.cuda.synchronize()
-        phases = stepper.phases()
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)]
         marks[0].record()
-        for mark, phase in zip(marks[1:], phases.values(), strict=True):
-            phase()
+        for name, mark in zip(order, marks[1:], strict=True):
+            stepper.phases()[name]()
             mark.record()
         torch.cuda.synchronize()
-        for name, (begin, end) in zip(phases, itertools.pairwise(marks), strict=True):
-            times.setdefault(f"{name}_time_s", []).append(begin.elapsed_time(end) * 1e-3)
-    return {name: statistics.median(values) for name, values in times.items()}
+        took = [begin.elapsed_time(end) * 1e-3 for begin, end in itertools.pairwise(marks)]
+        for name, known in times.items():
+            known.append(sum(one for what, one in zip(order, took, strict=True) if what == name))
+    return {f"{name}_time_s": statistics.median(values) for name, values in times.items()}
 
 
 def _profile(stepper: Stepper) -> dict[str, float]:

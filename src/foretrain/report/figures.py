@@ -94,8 +94,8 @@ def rate_figures(forecast: Forecast) -> Iterator[Figure]:
         if f"{phase}_time_s" in quantities
     }
     for number, (phase, seconds) in enumerate(phases.items()):
-        words = "" if number else "from an idle device: not parts of the step"
-        yield Figure(f"{phase} alone", format_seconds(seconds), words)
+        words = "" if number else "by the device's clock, in a step that begins idle"
+        yield Figure(phase, format_seconds(seconds), words)
 
 
 def _network(forecast: Forecast) -> Iterator[Figure]:

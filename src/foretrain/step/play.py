@@ -63,7 +63,7 @@ class Step:
     """Of a rank of each stage."""
     memory: tuple[RankMemory, ...]
     phases_s: dict[Phase, float]
-    """Of the busiest stage: the passes of all micro-batches, each by itself, and its update."""
+    """Of the busiest stage, by its clock in a step that begins idle and waits for no other rank."""
     device_busy_s: float
     """With a kernel on the device, or a CPU's cores at work: computation; on a GPU the collectives that it
     waits for, whose kernels run, and on a CPU the work that an exchange is for its cores. Not the gaps
@@ -168,11 +168,7 @@ def play(layout: Layout) -> Step:
         time=time,
         works=tuple(works),
         memory=max(memory_by_group(layout), key=_fullness),
-        phases_s={
-            "forward": (forward * job.accumulation).alone_s,
-            "backward": (backward * job.accumulation).alone_s,
-            "optimizer": work.optimizer.alone_s,
-        },
+        phases_s=_phases(forward, backward, work.optimizer, job.accumulation),
         device_busy_s=_busy_s(layout, work, time),
         host_issue_s=passes.host_s * job.accumulation + work.optimizer.host_s + layout.step_overhead_s,
         kernels=calls.kernels,
@@ -180,6 +176,25 @@ def play(layout: Layout) -> Step:
         sent=sent_bytes(layout, layout.stages[busiest]),
         busiest=busiest,
     )
+
+
+def _phases(forward: Span, backward: Span, optimizer: Span, accumulation: int) -> dict[Phase, float]:
+    """By the device's clock in a step that begins idle, each from the end of the one before: they add up to
+    that step. Micro-batches after the third are as long as it."""
+    parts: dict[Phase, float] = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
+    clocks = (0.0, 0.0)
+
+    def run(phase: Phase, span: Span, times: int = 1) -> None:
+        nonlocal clocks
+        before, clocks = clocks[1], span.after(*clocks)
+        parts[phase] += times * (clocks[1] - before)
+
+    for number in range(min(accumulation, 3)):
+        times = accumulation - 2 if number == 2 else 1
+        run("forward", forward, times)
+        run("backward", backward, times)
+    run("optimizer", optimizer)
+    return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
