@@ -45,9 +45,9 @@ OUTSIDE = "(communication outside of layers)"
 _JITTER = 0.01
 """Standard deviation of the step time from rank to rank, as a share of it."""
 _ROUNDING = 1e-9
-_CPU_EXCHANGE = 0.2
-"""Of its cores' time, what a CPU worker uses while its step waits for the network: it copies and adds up
-itself. Fitted to ``data/cpu16_campaign.jsonl.zst``."""
+_CPU_EXCHANGE, _CPU_SERVED = 0.2, 0.05
+"""Of its cores' time, what a CPU worker uses while its step waits for its replicas, with which it copies and
+adds up, and for parameter servers; fitted to ``data/cpu16_campaign.jsonl.zst``."""
 _STALLS_OVER_NODES = 0.35
 """How stalls grow with the nodes that a tensor team spans."""
 
@@ -295,10 +295,10 @@ def _delayed(step: StepTime, ranks: int) -> StepTime:
 def _busy_s(layout: Layout, work: Work, time: StepTime) -> float:
     """What the device works in a step, as ``Step.device_busy_s`` says it."""
     causes = _causes(time)
-    exposed = causes["exposed communication"]
+    exposed, servers = causes["exposed communication"], layout.job.plan.servers
     if layout.job.cluster.groups[0].device.is_cpu:
-        return causes["computation"] + _CPU_EXCHANGE * exposed
-    served = work.after_backward_s if layout.job.plan.servers else 0.0
+        return causes["computation"] + (_CPU_SERVED if servers else _CPU_EXCHANGE) * exposed
+    served = work.after_backward_s if servers else 0.0
     return causes["computation"] + max(0.0, exposed - served)
 
 
