@@ -28,8 +28,9 @@ GIB = 2.0**30
 
 
 def job(**training: Any) -> Job:
+    text = {"source": "transformers", "task": "causal-lm", "config": {"model_type": "gpt2"}}
     return Job.read({
-        "model": {"source": "timm", "name": "resnet18"},
+        "model": text if "sequence" in training else {"source": "timm", "name": "resnet18"},
         "training": {"global_batch": 10, **training},
         "cluster": {"device": "t4"},
     })  # fmt: skip
