@@ -53,19 +53,22 @@ class Estimate:
 
     def beside(self, other: Estimate) -> Estimate:
         """The sum of two that have nothing to do with one another: their spreads add up as squares."""
-        median = self.median + other.median
-        whole = self._with(other, lambda a, b: a + b)
+        whole = self + other
 
         def spread(name: str) -> float | None:
-            if getattr(whole, name) is None:
+            both = getattr(whole, name)
+            if both is None:
                 return None
             ends = [getattr(one, name) - one.median for one in (self, other)]
-            return median + math.copysign(math.hypot(*ends), sum(ends))
+            bound = whole.median + math.copysign(math.hypot(*ends), sum(ends))
+            inner, outer = (max, min) if name.startswith("low") else (min, max)
+            return float(inner(both, outer(whole.median, bound)))  # rounding may pass either
 
-        low, high = spread("low"), spread("high")
+        low, high, low_95, high_95 = (spread(name) for name in ("low", "high", "low_95", "high_95"))
         assert low is not None
         assert high is not None
-        return Estimate(median, low, high, spread("low_95"), spread("high_95"))
+        low_95, high_95 = (low_95 and min(low_95, low)), (high_95 and max(high_95, high))
+        return Estimate(whole.median, low, high, low_95, high_95)
 
     def at_least(self, limit: float) -> Estimate:
         """What it is where nothing below the limit counts."""
