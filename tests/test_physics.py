@@ -167,6 +167,19 @@ def test_a_network_rate_is_at_most_that_of_the_links() -> None:
             assert Says(**{name: around(0.9 * most)}).predict(asked)[name].high == most
 
 
+def test_parameter_servers_are_reached_over_the_links_that_lead_to_them() -> None:
+    cluster = {"device": "t4", "inter_node": "1 GB/s", "intra_node": "4 GB/s"}
+
+    def rate(**servers: Any) -> float:
+        return physics.link_bytes_per_s(Job.read({
+            "model": {"source": "timm", "name": "resnet18"}, "training": {"global_batch": 1},
+            "cluster": {**cluster, **servers}, "plan": {"servers": 1},
+        }))  # fmt: skip
+
+    assert rate() == 4e9
+    assert rate(servers={"nodes": 1}) == 5e9
+
+
 @pytest.mark.parametrize("name", ["device_utilization", "memory_utilization", "memory_busy"])
 def test_a_share_is_at_most_all(name: str, graph_file: Path) -> None:
     with pytest.raises(UnsupportedJob, match=f"{name}: says forecasts 1.2"):

@@ -258,7 +258,8 @@ def check_memory(forecast: Forecast) -> None:
              "zero3": (replicas, replicas, replicas)}[plan.shard]  # fmt: skip
     held = item / share[0]
     if training.mode == "train" and not plan.offload:
-        held += item / share[1] + item * OPTIMIZER_STATES[training.optimizer] / share[2]
+        held += item / share[1]
+        held += 0 if plan.servers else item * OPTIMIZER_STATES[training.optimizer] / share[2]
     least = parameters * held / (plan.tensor * plan.pipeline)
     assert need.median >= 0.999 * least, f"{need.median:.4g} bytes where {least:.4g} are held"
 
@@ -282,7 +283,9 @@ def check_rates(forecast: Forecast) -> None:
     inside = (
         group.device.memory_bytes_per_s if group.device.is_cpu else group.intra_node.bandwidth_bytes_per_s
     )
-    links = inside * (group.domain > 1) + group.inter_node.bandwidth_bytes_per_s * (group.nodes > 1)
+    links = inside * (group.domain > 1 or job.plan.servers > 0) + group.inter_node.bandwidth_bytes_per_s * (
+        group.nodes > 1
+    )
     for name in ("network_tx_bytes_per_s", "network_rx_bytes_per_s"):
         assert name not in given or given[name].median <= links * 1.000001, name
 

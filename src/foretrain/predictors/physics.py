@@ -74,7 +74,7 @@ def limits(forecast: Forecast) -> Iterator[Limit]:
         yield from (Limit(quantity=name, value=size, least=True, why=why) for name in _MEMORY)
     for name in _SHARES:
         yield Limit(quantity=name, value=1.0, least=False, why="it is a share")
-    if job.cluster.world_size > 1:
+    if job.cluster.world_size > 1 or job.plan.servers:
         rate = link_bytes_per_s(job)
         why = f"the links of a rank carry {format_count(rate, 'B/s')}"
         yield from (Limit(quantity=name, value=rate, least=False, why=why) for name in _RATES)
@@ -190,11 +190,12 @@ def least_memory_bytes(job: Job, graph: OpGraph) -> float:
 
 def link_bytes_per_s(job: Job) -> float:
     """What the links of a device carry in one direction: those inside its node, and those of its node where
-    there are several. Loopback is memory."""
+    there are others, of parameter servers too. Loopback is memory."""
+    outside = job.cluster.nodes > 1 or (job.plan.servers > 0 and job.cluster.servers is not None)
     rates = []
     for group in job.cluster.groups:
         inside, memory = group.intra_node, group.device.memory_bytes_per_s
         rate = memory if inside.kind == "loopback" else inside.bandwidth_bytes_per_s
-        rate = rate if group.domain > 1 else 0.0
-        rates.append(rate + (group.inter_node.bandwidth_bytes_per_s if job.cluster.nodes > 1 else 0.0))
+        rate = rate if group.domain > 1 or job.plan.servers else 0.0
+        rates.append(rate + (group.inter_node.bandwidth_bytes_per_s if outside else 0.0))
     return max(rates, default=math.inf)
