@@ -8,8 +8,10 @@ from typing import Any
 
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
 
+from foretrain import predict
 from foretrain.capture import _trace
 from foretrain.capture.sources.models import load_model
 from foretrain.errors import CaptureError, ForetrainError, InputError
@@ -80,6 +82,14 @@ def compiled_in_place(batch):
     return net, (torch.zeros(batch, 8),)
 def not_wrapped(batch): return nn.Linear(8, 3), (torch.zeros(batch, 8),)
 
+class Positions(nn.Module):
+    def __init__(self, rows):
+        super().__init__()
+        self.table = nn.Embedding(rows, 4)
+    def forward(self, x): return self.table(torch.arange(x.shape[1], device=x.device)) + x[..., None]
+
+def positions(batch, rows): return Positions(rows), (torch.zeros(batch, 6),), lambda output: output.sum()
+
 def number(batch): return 3
 def four(batch): return module(batch), 1, 2, 3
 def nothing(batch): pass
@@ -97,6 +107,11 @@ T5 = {
     "vocab_size": 100,
 }
 VIT = {"model_type": "vit", **LAYERS, "patch_size": 8}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -306,6 +321,45 @@ def test_a_compiled_module_needs_a_job_that_says_so(base: Path, function: str) -
     if function != "part_wrapped":
         assert launched(graph) == launched(python(base, "user.py:not_wrapped"))
     assert launched(graph)[0] == "addmm"
+
+
+def test_a_position_beyond_its_table_stops_the_trace_as_it_stops_a_device(base: Path) -> None:
+    model = {"source": "python", "name": "user.py:positions", "args": {"rows": 6}}
+    assert trace(base, model).parameters == 24
+    model["args"] = {"rows": 5}
+    with pytest.raises(CaptureError, match=r"^module table: index 5 is beyond a table of 5 rows$"):
+        trace(base, model)
+
+
+# A module in hand
+
+
+def test_a_compiled_module_is_forecast_as_compiled() -> None:
+    inner = torch.nn.Linear(8, 8)
+    module = torch.nn.Sequential(torch.compile(inner), torch.nn.Linear(8, 3))
+    for whole in (module, torch.compile(torch.nn.Linear(8, 3))):
+        forecast = predict(whole, torch.zeros(4, 8), predictor="roofline")
+        assert forecast.job.workload.training.compile
+        with pytest.raises(InputError, match=r"^training\.compile: false, but the graph .* compiled module$"):
+            predict(whole, torch.zeros(4, 8), predictor="roofline", compile=False)
+    assert module[0]._orig_mod is inner
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sequence": 5}, r"^training\.sequence: 5 is not what the module is given: inputs of \[4, 8\]$"),
+        ({"image": 5}, r"^training\.image: \[3, 5, 5\] is not what the module is given: inputs of \[4, 8\]$"),
+        ({"classes": 5}, r"^training\.classes: 5, but no tensor of the graph .* is as wide$"),
+    ],
+)
+def test_a_shape_that_a_modules_inputs_do_not_have_is_refused(options: dict[str, int], message: str) -> None:
+    module, inputs = torch.nn.Linear(8, 3), torch.zeros(4, 8)
+    with pytest.raises(InputError, match=message):
+        predict(module, inputs, predictor="roofline", **options)
+    tokens = predict(module, inputs, predictor="roofline", sequence=8, classes=3).quantities["tokens_per_s"]
+    samples = predict(module, inputs, predictor="roofline").quantities["samples_per_s"]
+    assert tokens.median == pytest.approx(8 * samples.median)
 
 
 # The image libraries

@@ -277,11 +277,22 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             value = self.constants.answer(args[0])
             return value.item() if value is not None else 1.0 if self.phase == "optimizer" else func(*args)
+        if func is torch.ops.aten.embedding.default:
+            self._check_indices(args[0], args[1])
         if func in SHAPED_BY_DATA and (shaped := self.constants.shaped(func, args, kwargs)) is not None:
             return shaped
         if func in CUDA_OUTPUTS and any(tensor.is_meta for tensor in tensors_in(args)):
             return remembered(CUDA_OUTPUTS[func], func, args, kwargs, named, inputs)
         return remembered(func, func, args, kwargs, named, inputs)
+
+    def _check_indices(self, table: torch.Tensor, indices: torch.Tensor) -> None:
+        """A device stops at an index beyond a table, a position of a long sequence mostly; meta does not."""
+        known = self.constants.value(indices)
+        if known is not None and known.numel() and (largest := int(known.max())) >= table.shape[0]:
+            rows = f"a table of {table.shape[0]} rows"
+            raise CaptureError(
+                f"module {self.layer or '(the model itself)'}: index {largest} is beyond {rows}"
+            )
 
     def _record(
         self,
