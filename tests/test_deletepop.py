@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 
+import golden
 from foretrain import predictors
 from foretrain.catalog import Catalog
 from foretrain.errors import InputError, UnsupportedJob
+from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import FILE
 from foretrain.predictors.checks import check_predictor, on_two_devices
 from foretrain.predictors.deletepop.host_fit import fit_host
 from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, OPERATORS, SHIPPED, DeletePopPredictor
+from foretrain.predictors.deletepop.spread import CHANNELS_LAST, bounds, shares, shipped_widths
 from made_up import MODELS, job, made_up, measure
 
 
@@ -274,3 +277,60 @@ def test_operators_that_were_never_measured_are_named(folder: Path) -> None:
     assert "convolution" in note
     shipped = DeletePopPredictor().predict(job(folder, "convolutions", 512, 64))
     assert not any("by the roofline alone" in note for note in shipped.assumptions)
+
+
+# Intervals
+
+
+def width(forecast: Forecast) -> float:
+    step = forecast["step_time_s"]
+    return step.high / step.low
+
+
+def test_intervals_are_as_wide_as_little_was_measured_of_a_device(folder: Path) -> None:
+    devices = ("h200", "a100-sxm-80gb", "rtx-4090", "mi300x")
+    forecasts = [DeletePopPredictor().predict(job(folder, device=device)) for device in devices]
+    widths = [width(forecast) for forecast in forecasts]
+    assert widths[0] <= 1.02 * widths[1] < widths[2] < widths[3]
+    notes = [[note for note in one.assumptions if "nothing was measured of" in note] for one in forecasts]
+    assert notes[:2] == [[], []]
+    assert "nvidia ada in fp32, other generations of nvidia were" in notes[2][0]
+    assert "amd cdna3 in fp32, no device like it was" in notes[3][0]
+
+
+def test_amd_was_measured_in_full_precision_alone(folder: Path) -> None:
+    full, half = (
+        DeletePopPredictor().predict(job(folder, device="mi210", precision=precision))
+        for precision in ("fp32", "amp-bf16")
+    )
+    assert width(half) > 1.2 * width(full)
+    assert any("amd cdna2 in amp-bf16" in note for note in half.assumptions)
+
+
+def test_what_the_host_bounds_has_a_wide_interval_on_every_device(folder: Path) -> None:
+    for device in ("h200", "a100-sxm-80gb"):
+        by_host, by_device = (
+            DeletePopPredictor().predict(job(folder, batch=batch, device=device)) for batch in (2, 16384)
+        )
+        assert width(by_host) > 1.25 * width(by_device)
+
+
+def test_other_operators_make_other_evidence(folder: Path) -> None:
+    learned = DeletePopPredictor().relearn(made_up(count=20))
+    assert learned.tier(job(folder, device="h100")) == "scored"
+    assert learned.tier(job(folder, device="a100-sxm-80gb")) == "vendor"
+    assert learned.tier(job(folder, device="mi210")) == "never"
+    known, unknown = (learned.predict(one) for one in (job(folder), job(folder, "convolutions", 512, 64)))
+    assert width(unknown) > 1.5 * width(known)
+
+
+@pytest.mark.parametrize("name", ["one CPU", "tensor", "pipeline, gpipe", "four CPU workers", "ZeRO 3"])
+def test_the_parts_of_a_step_are_all_of_it(name: str) -> None:
+    given = golden.jobs()[name]
+    predictor = DeletePopPredictor()
+    parts = shares(predictor.step(given), predictor.costs, predictor.tier(given))
+    assert min(parts.values()) >= 0
+    assert sum(share for part, share in parts.items() if part != CHANNELS_LAST) == pytest.approx(1.0)
+    found = bounds(parts, shipped_widths())
+    assert list(found) == sorted(found)
+    assert found.low < 1 < found.high

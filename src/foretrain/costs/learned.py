@@ -141,6 +141,19 @@ class LearnedCosts:
         keys = [_key(operator, matmul_precision(operator, precision)) for operator in operators]
         return self.lookups[device.name].find(keys)
 
+    def looked_up(
+        self, operators: Sequence[Operator], device: Device, precision: str
+    ) -> npt.NDArray[np.bool_]:
+        """Which operators were measured on the very device."""
+        found = np.zeros(len(operators), dtype=np.bool_)
+        if device.name in self.lookups:
+            launching = np.array(
+                [i for i, operator in enumerate(operators) if operator.launches], dtype=np.int64
+            )
+            known, _ = self._measured([operators[i] for i in launching.tolist()], device, precision)
+            found[launching[known]] = True
+        return found
+
     def check(self, device: Device) -> None:
         """Refuse a GPU where no operator of any GPU was learned from."""
         if not device.is_cpu and not self.models.get(GENERAL):

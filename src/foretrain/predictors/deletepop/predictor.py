@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
+from foretrain.catalog import Catalog
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts, load_costs, save_costs
 from foretrain.costs.measured import MeasuredOperator, load_measured
@@ -26,6 +27,15 @@ from foretrain.predictors.deletepop.calibration import (
     Case,
     calibration_key,
     on_one_gpu,
+)
+from foretrain.predictors.deletepop.spread import (
+    COMPUTING,
+    Evidence,
+    Tier,
+    bounds,
+    shares,
+    shipped_evidence,
+    shipped_widths,
 )
 from foretrain.predictors.whitebox import WhiteBoxPredictor
 from foretrain.step.assembly import MEMORY_QUANTITIES, Spread, is_host_bound
@@ -119,7 +129,11 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         """What calibrated runs near the job leave over; and which calibrations apply."""
         job = step.layout.job
         residuals = self._calibration(job).residuals
-        notes = (*self._calibration_notes(job), *_unmeasured_note(self._unmeasured(step)))
+        notes = (
+            *self._calibration_notes(job),
+            *self._tier_notes(job),
+            *_unmeasured_note(self._unmeasured(step)),
+        )
         return (1.0 if residuals is None else residuals.factor(job)), notes
 
     def _calibration_notes(self, job: Job) -> Iterator[str]:
@@ -150,7 +164,9 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
     def spread_of(self, step: Step) -> Spread:
         """How far held-out runs lay from their forecasts, in the case that this one belongs to."""
         job, known = step.layout.job, conformal.shipped()
-        times = known[self._case(step)]
+        times = dict(known[self._case(step)])
+        if calibration_key(job) not in self.calibrations_:
+            times |= self._by_parts(step, times)
         if not on_one_gpu(job):
             return Spread(time=times["step_time_s"], memory=times["reserved_memory_bytes"], count=_COUNTS)
         memory = {name: times.get(name, known["device-bound"][name]) for name in sorted(MEMORY_QUANTITIES)}
@@ -162,6 +178,44 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
             count=_COUNTS,
             quantities={**times, **memory},
         )
+
+    def _by_parts(self, step: Step, table: Mapping[str, Factors]) -> dict[str, Factors]:
+        """Of the step by its parts; of the time that the device is busy what is wider, its table or its
+        computing alone."""
+        tier, unmeasured = self.tier(step.layout.job), sum(self._unmeasured(step).values())
+        parts, widths = shares(step, self.costs, tier, unmeasured), shipped_widths()
+        found = {"step_time_s": bounds(parts, widths)}
+        computing = {part: share for part, share in parts.items() if part.startswith("computing")}
+        whole = sum(computing.values())
+        if "device_busy_s" in table and whole:
+            busy = bounds({part: share / whole for part, share in computing.items()}, widths)
+            sides = zip(table["device_busy_s"], busy, (min, min, max, max), strict=True)
+            found["device_busy_s"] = Factors(*(choose(one, other) for one, other, choose in sides))
+        return found
+
+    def tier(self, job: Job) -> Tier:
+        """What was measured of the job's devices; of several kinds, the one that is known least."""
+        precision = job.workload.training.precision
+        if self.sources == tuple(_shipped()[2].get("sources", ())):
+            evidence = shipped_evidence()
+        else:  # what the shipped models were scored on says nothing of others
+            catalog = Catalog.load()
+            evidence = Evidence.of(catalog.device(name) for name in self.costs.lookups)
+        order = tuple(COMPUTING)
+        devices = [group.device for group in job.cluster.groups]
+        tiers: list[Tier] = [
+            "measured" if self.costs.knows(device) else evidence.tier(device, precision) for device in devices
+        ]
+        return max(tiers, key=order.index)
+
+    def _tier_notes(self, job: Job) -> Iterator[str]:
+        """What was never measured of a device, in words."""
+        device, tier = job.cluster.groups[0].device, self.tier(job)
+        if device.is_cpu or calibration_key(job) in self.calibrations_ or tier in ("measured", "scored"):
+            return
+        precision, whose = job.workload.training.precision, f"{device.vendor} {device.architecture}"
+        known = f"other generations of {device.vendor} were" if tier == "vendor" else "no device like it was"
+        yield f"nothing was measured of {whose} in {precision}, {known}: the interval is wider for it"
 
     def _case(self, step: Step) -> str:
         job = step.layout.job

@@ -1,0 +1,130 @@
+"""Says how far measured steps lie from forecasts, by what a step is made of: each part of it is known as well
+as its like was measured."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+
+from foretrain.cluster import Device
+from foretrain.costs.learned import LearnedCosts
+from foretrain.forecast import Factors
+from foretrain.job import Job
+from foretrain.predictors.conformal import SHIPPED
+from foretrain.step.play import Step
+
+Tier = Literal["measured", "scored", "vendor", "never"]
+"""What was measured of a device: its own operators; runs of its generation, forecast without them; other
+generations of its vendor; nothing."""
+
+COMPUTING: Mapping[Tier, str] = {
+    "measured": "computing, operators measured here",
+    "scored": "computing, generation measured elsewhere",
+    "vendor": "computing, other generations of the vendor measured",
+    "never": "computing, vendor never measured",
+}
+LOOKED_UP = "computing, operators looked up"
+ON_CPU = "computing on CPU cores"
+BY_ROOFLINE = "computing, by the roofline alone"
+HOST, INSIDE, RDMA, SOCKETS = "host", "network inside a node", "network, RDMA", "network, sockets"
+PIPELINE, CHANNELS_LAST = "pipeline and stragglers", "channels last"
+PARTS = (
+    LOOKED_UP,
+    *COMPUTING.values(),
+    ON_CPU,
+    BY_ROOFLINE,
+    HOST,
+    INSIDE,
+    RDMA,
+    SOCKETS,
+    PIPELINE,
+    CHANNELS_LAST,
+)
+"""What the time of a step is divided into; the last comes on top of computing."""
+_FULL_PRECISION = ("fp32", "tf32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """The generations of devices whose runs were forecast before any of them was learned from."""
+
+    generations: Mapping[str, str]
+    """``vendor architecture`` to the formats that were measured: all, or fp32."""
+
+    @classmethod
+    def of(cls, devices: Iterable[Device]) -> Self:
+        return cls(generations={_generation(device): "all" for device in devices})
+
+    def tier(self, device: Device, precision: str) -> Tier:
+        """What is known of a device whose own operators were not measured."""
+        formats = self.generations.get(_generation(device))
+        if formats == "all" or (formats is not None and precision in _FULL_PRECISION):
+            return "scored"
+        vendors = {name.split()[0] for name, of in self.generations.items() if of == "all"}
+        known = device.vendor in vendors or (formats is not None and precision in _FULL_PRECISION)
+        return "vendor" if known else "never"
+
+
+def _generation(device: Device) -> str:
+    return f"{device.vendor} {device.architecture}"
+
+
+@functools.lru_cache(maxsize=1)
+def shipped_evidence() -> Evidence:
+    return Evidence(generations=json.loads(SHIPPED.read_text())["scored"])
+
+
+@functools.lru_cache(maxsize=1)
+def shipped_widths() -> Mapping[str, Factors]:
+    """Of each part, the logarithms of the bounds that a step of nothing else would have."""
+    return {part: Factors(*bounds) for part, bounds in json.loads(SHIPPED.read_text())["parts"].items()}
+
+
+def shares(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0) -> dict[str, float]:
+    """The parts of a step as shares of its time; ``unmeasured`` is the share of computing by the roofline."""
+    job, time, whole = step.layout.job, step.time, step.time_s or 1.0
+    exposed = min(1.0, time.exposed_s / whole)
+    pipeline = min(1.0 - exposed, (time.bubble_s + time.straggler_s) / whole)
+    group = job.cluster.groups[0]
+    found = dict.fromkeys(PARTS, 0.0)
+    if group.device.is_cpu:
+        found[ON_CPU] = 1.0 - exposed - pipeline
+    else:
+        computing = min(1.0 - exposed - pipeline, max(0.0, step.device_busy_s / whole - exposed))
+        found[HOST] = 1.0 - exposed - pipeline - computing
+        looked_up = _looked_up(step, costs) if tier == "measured" else 0.0
+        found[LOOKED_UP] = computing * looked_up
+        found[BY_ROOFLINE] = computing * min(unmeasured, 1.0 - looked_up)
+        found[COMPUTING[tier]] = computing - found[LOOKED_UP] - found[BY_ROOFLINE]
+        found[CHANNELS_LAST] = computing if job.workload.training.channels_last else 0.0
+    found[_network(job)] += exposed
+    found[PIPELINE] = pipeline
+    return found
+
+
+def _network(job: Job) -> str:
+    groups = job.cluster.groups
+    if job.cluster.nodes > 1:
+        return SOCKETS if any(group.inter_node.kind == "ethernet" for group in groups) else RDMA
+    return SOCKETS if groups[0].device.is_cpu else INSIDE
+
+
+def _looked_up(step: Step, costs: LearnedCosts) -> float:
+    """The share of the device time in operators that were measured as they are."""
+    layout = step.layout
+    graph, job = layout.graph, layout.job
+    known = costs.looked_up(graph.operators, job.cluster.groups[0].device, job.workload.training.precision)
+    seconds = np.where(layout.calls.communicates, 0.0, layout.calls.device_s)
+    return float(seconds[known[graph.operator_index]].sum() / (seconds.sum() or 1.0))
+
+
+def bounds(parts: Mapping[str, float], widths: Mapping[str, Factors]) -> Factors:
+    """The bounds of a step as multiples of its forecast: the parts' own, each by its share of the time."""
+    logs = (sum(share * widths[part][i] for part, share in parts.items()) for i in range(4))
+    return Factors(*(math.exp(log) for log in logs))
