@@ -77,7 +77,7 @@ _LEAST = {COMPUTING["vendor"]: 0.3, COMPUTING["never"]: 0.4}
 _PULL = 0.008
 """What a unit of distance to the expected width costs, where a file's mean error counts 1 / files."""
 _WIDER = 1.6
-"""The 95 % bounds of a part are at least so much wider than its 80 % bounds, nearly as of a normal deviation."""
+"""The 95 % bounds of a part are at least so much wider than its 80 % bounds, as of a normal deviation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,8 @@ def shipped() -> Mapping[str, Mapping[str, Factors]]:
     """By case, then by quantity.
 
     The cases are a device that was measured, when device or host bounds the step, one that runs were
-    calibrated to, and one known by its data sheet alone.
+    calibrated to, and one known by its data sheet alone. Step times that no runs were calibrated to go by the
+    parts of the step instead (``deletepop/spread.py``).
     """
     document = json.loads(SHIPPED.read_text())
     return {
