@@ -25,6 +25,7 @@ from foretrain.measure.nvml import gpu_count
 from foretrain.measure.resources import AUTO, find_interface, memory_limit
 from foretrain.predictors import get
 from foretrain.predictors.base import Predictor
+from foretrain.predictors.evidence import with_evidence
 
 DEFAULT = "predictddl"
 _LINK_TIMEOUT_S = 60.0
@@ -279,7 +280,8 @@ class Controller:
         self.predictor.check(job)  # before a model is traced for nothing
         with self._tracing:  # torch traces one model at a time; a cached graph is read in milliseconds
             capture_job(job)
-        return self.predictor.predict(job)
+        forecast = self.predictor.predict(job)
+        return with_evidence(forecast, self.predictor.knows(forecast))
 
     def _complete(
         self, data: Mapping[str, Any], device: str | None, cores_per_device: int
