@@ -83,6 +83,8 @@ class ClusterSpec(GroupSpec):
     storage_bandwidth: float | None = quantity(parse_rate, default=None)
     node_mtbf: float | None = quantity(parse_seconds, default=None)
     restart_time: float | None = quantity(parse_seconds, default=None)
+    host: str | None = None
+    machines: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,10 @@ class Cluster:
     """Seconds from a failure until steps run again; None for as long as a start takes."""
     assumptions: tuple[str, ...] = ()
     specs: tuple[GroupSpec, ...]
+    host: str | None = None
+    """The machine in words, as campaigns record it ("AMD EPYC, 2 cores"); None when it is not told."""
+    machines: int | None = None
+    """Machines that the nodes are, where several nodes are one; None: each is a machine of its own."""
 
     @classmethod
     def read(cls, section: Mapping[str, Any], catalog: Catalog | None = None) -> Cluster:
@@ -151,7 +157,11 @@ class Cluster:
             **{name: getattr(cluster_spec, name) for name in _STORAGE_AND_FAILURES},
             assumptions=tuple(note for entry in resolved for note in _notes(*entry, several)),
             specs=tuple(_canonical(spec, group) for _, spec, group in resolved),
+            host=cluster_spec.host,
+            machines=cluster_spec.machines,
         )
+        if cluster.machines is not None and not 1 <= cluster.machines <= cluster.nodes:
+            raise invalid("cluster.machines", cluster.machines, f"from 1 to the nodes, {cluster.nodes}")
         return dataclasses.replace(cluster, price_per_hour=catalog.price_per_hour(cluster))
 
     def to_dict(self) -> dict[str, Any]:
@@ -160,8 +170,18 @@ class Cluster:
         section: dict[str, Any] = groups[0] if len(groups) == 1 else {"groups": groups}
         if self.servers is not None:
             section["servers"] = _without_empty(dataclasses.asdict(self.servers))
-        beside = {name: getattr(self, name) for name in _STORAGE_AND_FAILURES}
-        return {**section, **_without_empty({"price": self.price_per_device_hour, **beside})}
+        beside = {name: getattr(self, name) for name in (*_STORAGE_AND_FAILURES, "host", "machines")}
+        beside["price"] = self.price_per_device_hour
+        return {**section, **_without_empty(beside)}
+
+    def measured_on(self, provenance: Mapping[str, Any]) -> Cluster:
+        """The cluster with the machine that a run on CPU cores was measured on, where only its provenance
+        tells it."""
+        host, machines = provenance.get("host"), provenance.get("machines")
+        if self.host is not None or not isinstance(host, str) or not self.groups[0].device.is_cpu:
+            return self
+        shared = isinstance(machines, int) and 1 <= machines < self.nodes
+        return dataclasses.replace(self, host=host, machines=machines if shared else self.machines)
 
     @property
     def world_size(self) -> int:

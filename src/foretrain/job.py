@@ -454,9 +454,9 @@ class Run:
         _check_measured(measured, "measured")
         provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
         measured = {**sampled_figures(provenance), **measured}
-        return cls(
-            job=Job.read(data["job"], catalog=catalog, base=base), measured=measured, provenance=provenance
-        )
+        job = Job.read(data["job"], catalog=catalog, base=base)
+        job = dataclasses.replace(job, cluster=job.cluster.measured_on(provenance))
+        return cls(job=job, measured=measured, provenance=provenance)
 
     def to_dict(self) -> dict[str, Any]:
         return {
