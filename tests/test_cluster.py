@@ -241,3 +241,18 @@ def test_impossible_clusters_are_one_clear_line(section: dict[str, Any], message
     with pytest.raises(InputError, match=message) as caught:
         Cluster.read(section, CATALOG)
     assert "\n" not in str(caught.value)
+
+
+def test_machines_are_at_most_the_nodes_and_come_back() -> None:
+    section = {"device": "cpu", "cores_per_device": 1, "nodes": 4, "host": "AMD EPYC, 2 cores", "machines": 1}
+    assert Cluster.read(Cluster.read(section).to_dict()) == Cluster.read(section)
+    with pytest.raises(InputError, match="cluster.machines: 5 is not from 1 to the nodes, 4"):
+        Cluster.read({**section, "machines": 5})
+
+
+def test_a_run_on_cpu_cores_has_the_machine_of_its_provenance() -> None:
+    plain = Cluster.read({"device": "cpu", "cores_per_device": 1, "nodes": 4})
+    on = plain.measured_on({"host": "AMD EPYC, 2 cores", "machines": 1})
+    assert (on.host, on.machines) == ("AMD EPYC, 2 cores", 1)
+    assert on.measured_on({"host": "another"}) == on
+    assert Cluster.read({"device": "h100"}).measured_on({"host": "a"}).host is None

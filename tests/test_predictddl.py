@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from foretrain import predictors
 from foretrain.capture import capture_job
 from foretrain.errors import InputError, UnsupportedJob
+from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.blackbox import UNSURE
 from foretrain.predictors.checks import check_predictor
@@ -32,7 +33,12 @@ from foretrain.predictors.predictddl.features import (
     primitives,
     work_of,
 )
-from foretrain.predictors.predictddl.predictor import Embedder, PredictDDLPredictor, embedding_module
+from foretrain.predictors.predictddl.predictor import (
+    OTHERS,
+    Embedder,
+    PredictDDLPredictor,
+    embedding_module,
+)
 from foretrain.predictors.predictddl.random import sketch
 from foretrain.predictors.predictddl.regressors import CANDIDATES, REGRESSORS, Problem, Scaled, choose
 
@@ -110,6 +116,10 @@ def fitted(runs: list[Run]) -> PredictDDLPredictor:
     return PredictDDLPredictor(embedding=Embedder(embedding_module().untrained()), candidates=FEW).fit(runs)
 
 
+def width(forecast: Forecast) -> float:
+    return float(np.log(forecast["step_time_s"].high / forecast["step_time_s"].low))
+
+
 # Features
 
 
@@ -122,6 +132,14 @@ def test_dataset_types_are_known_by_image_and_classes(folder: Path) -> None:
     }
     for (image, classes), name in asked.items():
         assert dataset_type(job(folder, image=image, classes=classes)) == name
+
+
+def test_image_models_at_their_default_size_are_imagenet() -> None:
+    plain = {"model": {"source": "torchvision", "name": "resnet50"}, "training": {"global_batch": 8}}
+    cluster = {"device": "cpu", "devices_per_node": 1, "cores_per_device": 1}
+    assert dataset_type(Job.read({**plain, "cluster": cluster})) == "imagenet"
+    few = {**plain, "training": {"global_batch": 8, "image": 32, "classes": 10}}
+    assert dataset_type(Job.read({**few, "cluster": cluster})) == "cifar10"
 
 
 def test_a_graph_becomes_its_primitives(folder: Path) -> None:
@@ -302,22 +320,22 @@ def test_an_architecture_that_was_not_seen_is_forecast(form: Any, runs: list[Run
     )
 
 
-def test_an_unknown_dataset_type_is_refused_with_the_command_that_trains_one(
+def test_an_unknown_dataset_type_is_forecast_by_what_the_others_share_and_named(
     fitted: PredictDDLPredictor, folder: Path
 ) -> None:
-    with pytest.raises(
-        UnsupportedJob,
-        match=r"dataset type 'imagenet' has no trained predictor "
-        r"\(there is: cifar10\); train one: foretrain fit",
-    ):
-        fitted.predict(job(folder, image=224, classes=1000))
+    known, other = (fitted.predict(job(folder, "a", depth=1, image=size)) for size in (32, 48))
+    assert other.assumptions[0] == (
+        "training: dataset type '48x48 with 10 classes' was not learned from, only cifar10"
+    )
+    assert other["step_time_s"].median > known["step_time_s"].median
+    assert width(other) > 1.5 * width(known)
 
 
 def test_another_kind_of_device_is_refused(fitted: PredictDDLPredictor, folder: Path) -> None:
     with pytest.raises(
         UnsupportedJob,
         match=r"^cluster.device: 'h200-sxm-141gb'; the predictor "
-        r"of 'cifar10' learned from cpu; train one: foretrain fit",
+        r"of cifar10 learned from cpu; train one: foretrain fit",
     ):
         fitted.predict(job(folder, device="h200-sxm-141gb"))
 
@@ -327,7 +345,7 @@ def test_inference_is_refused_by_what_learned_from_training(
 ) -> None:
     with pytest.raises(
         UnsupportedJob,
-        match=r"^training.mode: 'infer'; the predictor of 'cifar10' learned from train; train one",
+        match=r"^training.mode: 'infer'; the predictor of cifar10 learned from train; train one",
     ):
         fitted.predict(job(folder, mode="infer"))
 
@@ -361,13 +379,113 @@ def test_what_lies_far_from_everything_seen_gets_a_wide_interval_and_says_so(
     )
 
 
+# Links, cores and machines
+
+
+def on_nodes(name: str, nodes: int = 1, rate: str | None = None, **cluster: Any) -> Job:
+    """A CIFAR-10 job of one worker per node."""
+    section: dict[str, Any] = {
+        "device": "cpu", "devices_per_node": 1, "cores_per_device": 1, "nodes": nodes, "host": HOST, **cluster,
+    }  # fmt: skip
+    if rate is not None:
+        section["inter_node"] = {"kind": "ethernet", "bandwidth": rate}
+    training = {"global_batch": 16 * nodes, "image": 32, "classes": 10}
+    model = {"source": "torchvision", "name": name}
+    return Job.read({"model": model, "training": training, "cluster": section})
+
+
+HOST = "Intel(R) Xeon(R) Processor, 16 cores"
+
+
+def test_a_slower_link_takes_longer_by_what_its_rate_takes(fitted: PredictDDLPredictor) -> None:
+    """VGG-11 on 16 nodes sends 966 MB from each of them, whatever was learned."""
+    for predictor in (fitted, predictors.get("predictddl")):
+        alone, *slower = (
+            predictor.predict(on_nodes("vgg11", *where))
+            for where in ((1, None), (16, "100 Gb/s"), (16, "1 Gb/s"), (16, "10 Mb/s"))
+        )
+        medians = [one["step_time_s"].median for one in slower]
+        assert medians[0] < medians[1] / 2
+        assert medians[2] - medians[1] == pytest.approx(966e6 * (1 / 1.25e6 - 1 / 1.25e8), rel=0.3)
+        assert medians[2] > 100 * alone["step_time_s"].median
+        assert width(slower[2]) >= width(slower[1]) > width(alone)
+        assert any(
+            note.startswith("cluster.nodes: 16 was not learned from") for note in slower[2].assumptions
+        )
+        assert any(note.startswith("cluster.inter_node: ") for note in slower[2].assumptions)
+
+
+def test_a_worker_of_more_cores_is_faster_and_its_forecast_less_sure(
+    fitted: PredictDDLPredictor, folder: Path
+) -> None:
+    found = [
+        fitted.predict(Job.read({**one.to_dict(), "cluster": {**one.cluster.to_dict(), "cores_per_device": cores}}, base=folder))
+        for one in [job(folder, "d", width=32)]
+        for cores in (1, 2, 4)
+    ]  # fmt: skip
+    assert found[0]["step_time_s"].median > found[1]["step_time_s"].median > found[2]["step_time_s"].median
+    assert width(found[0]) < width(found[1]) < width(found[2])
+    assert "cluster.cores_per_device: 4 was not learned from, only 1" in found[2].assumptions
+
+
+def measured_on(run: Run, host: str | None, factor: float = 1.0) -> Run:
+    about = {} if host is None else {"host": host}
+    times = {"step_time_s": factor * run.measured["step_time_s"]}
+    return Run.read(
+        {"job": run.job.to_dict(), "measured": times, "provenance": about}, base=run.job.workload.base
+    )
+
+
+def test_a_machine_is_known_by_its_runs_and_another_one_widens_the_interval(runs: list[Run]) -> None:
+    both = [
+        measured_on(run, host, factor)
+        for host, factor in (("Intel Xeon, 16 cores", 1.0), ("AMD EPYC, 16 cores", 2.0))
+        for run in runs
+    ]
+    predictor = PredictDDLPredictor(embedding=None, candidates=FEW).fit(both)
+    xeon, epyc, other, unnamed = (
+        predictor.predict(measured_on(runs[0], host).job)
+        for host in ("16-core Xeon, virtual machine", "AMD EPYC, 16 cores", "Graviton, 16 cores", None)
+    )
+    ratio = epyc["step_time_s"].median / xeon["step_time_s"].median
+    assert ratio == pytest.approx(2.0, rel=0.1)
+    assert xeon.assumptions == epyc.assumptions == ()
+    assert xeon["step_time_s"].median < other["step_time_s"].median < epyc["step_time_s"].median
+    assert other["step_time_s"].low < xeon["step_time_s"].median
+    assert other["step_time_s"].high > epyc["step_time_s"].median
+    assert other.assumptions[0].startswith("cluster.host: graviton, 16 cores, and runs were made on epyc, ")
+    assert unnamed.assumptions[0].startswith("cluster.host: not given, and runs were made on epyc, 16 cores")
+
+
+def test_more_workers_than_a_machine_has_cores_share_them(fitted: PredictDDLPredictor, folder: Path) -> None:
+    def step_s(host: str) -> float:
+        return fitted.predict(measured_on(Run(job=job(folder, "a", 4), measured={"step_time_s": 1.0}), host).job)[
+            "step_time_s"
+        ].median  # fmt: skip
+
+    assert step_s("Xeon, 2 cores") == pytest.approx(2 * step_s("Xeon, 4 cores"), rel=0.3)
+
+
+def test_a_column_that_never_varied_makes_a_job_far(fitted: PredictDDLPredictor) -> None:
+    assert fitted.learned_ is not None
+    trained = fitted.learned_["cifar10"]
+    constant = int(np.flatnonzero(np.isinf(trained.model.deviation))[-1])
+    row = trained.seen[0].astype(np.float64)
+    row[constant] += 100.0
+    one = job(Path(), "a")
+    near, far = trained.judge(one, trained.seen[0].astype(np.float64)), trained.judge(one, row)
+    assert not near[1]
+    assert "lies far from everything learned" in far[1][0]
+    assert far[0].high > near[0].high
+
+
 def test_each_dataset_type_has_its_own_predictor_on_disk(
     runs: list[Run], folder: Path, tmp_path: Path
 ) -> None:
     other = [Run(job=job(folder, kind, image=16, classes=5), measured={"step_time_s": 0.2}) for kind in "ab"]
     PredictDDLPredictor(embedding=None, candidates=FEW).fit([*runs, *other]).save(tmp_path)
     document = json.loads((tmp_path / "predictor.json").read_text())
-    assert [one["type"] for one in document["types"]] == ["cifar10", "16x16 with 5 classes"]
+    assert [one["type"] for one in document["types"]] == ["cifar10", "16x16 with 5 classes", OTHERS]
     again = PredictDDLPredictor.load(tmp_path)
     assert again.predict(other[0].job)["step_time_s"].median == pytest.approx(0.2, rel=0.2)
     assert again.learned_ is not None
@@ -381,7 +499,8 @@ def test_a_later_fit_keeps_the_dataset_types_of_an_earlier_one(
     PredictDDLPredictor(embedding=None, candidates=FEW).fit(runs).save(tmp_path)
     both = PredictDDLPredictor.load(tmp_path).fit(other)
     assert both.learned_ is not None
-    assert list(both.learned_) == ["cifar10", "16x16 with 5 classes"]
+    assert list(both.learned_) == ["cifar10", OTHERS, "16x16 with 5 classes"]
+    assert both.learned_[OTHERS].types == ["cifar10"]
     assert (
         both.predict(runs[0].job)["step_time_s"]
         == PredictDDLPredictor.load(tmp_path).predict(runs[0].job)["step_time_s"]

@@ -35,15 +35,28 @@ _DEVICE_TERMS = (
 _LINK_TERMS = tuple(
     f"{exchange}: {term}"
     for exchange in ("all-reduce", "servers")
-    for term in ("bytes inside a node", "bytes on the network", "bytes per neighbour", "delay", "messages")
+    for term in (
+        "bytes in a node",
+        "bytes above the network's rate",
+        "bytes per neighbour",
+        "delay",
+        "messages",
+    )
 )
+_ALL_REDUCED = 1
+"""The place of what all-reduces send over a network, of which a part is hidden beside the backward pass."""
 BASELINE = (
     *_DEVICE_TERMS,
     *_LINK_TERMS,
-    *("calls", "crowding", "crowding by servers", "several cores", "lost by cores", "shared cores", "overlap"),
+    *("calls", "crowding", "crowding by servers", "several cores", "lost by cores", "shared cores"),
+    *("hides no exchange", "overlap"),
 )
 """The parameters, each as the logarithm of its ratio to a first guess. After them come those of machines: the
 logarithm of how slow each is."""
+
+
+_ABOVE = [BASELINE.index(name) for name in BASELINE if " above " in name]
+"""Those that add to 1: nothing beats a device's peak or a link's rate."""
 
 
 class BaselineParameters(NamedTuple):
@@ -59,12 +72,13 @@ class BaselineParameters(NamedTuple):
     several_cores: float
     lost_by_cores: float
     shared_cores: float
+    hides_nothing: float
     overlap: float
 
     @classmethod
     def of(cls, logs: Array) -> BaselineParameters:
         values = np.exp(logs)
-        values[: len(COMPUTING)] += 1
+        values[_ABOVE] += 1
         device, link, rest = np.split(values, [len(_DEVICE_TERMS), len(_DEVICE_TERMS) + len(_LINK_TERMS)])
         return cls(device, link, *rest)
 
@@ -81,6 +95,8 @@ class _Guess:
     """Of each call of a convolution on the device."""
     exchange: float = 1.0
     """Seconds over those that the white box gives."""
+    network: float = 0.1
+    """Seconds over those at the network's rate, the part above 1."""
     exchange_per_neighbour: float = 0.3
     """Seconds over those at ``_MEMORY_BYTES_PER_S``, for ``_NEIGHBOURS`` more workers on a machine."""
     delay_s: float
@@ -97,15 +113,17 @@ class _Guess:
     """The power of the cores by which a worker's time on them is above its share."""
     shared_cores: float = 1.0
     """The power of the processes for each core by which they are slower."""
+    hides_nothing: float = 0.7
+    """The share of a worker's computing beside which no gradients are summed up over a network."""
     overlap: float
     """The power of the norm above 1: 0 where device and host wait for one another."""
 
     @property
     def logs(self) -> Array:
         device = [self.arithmetic] * len(COMPUTING) + [self.traffic] * len(_TRAFFIC) + [self.convolution_s]
-        link = [self.exchange, self.exchange, self.exchange_per_neighbour, self.delay_s, self.exchange]
+        link = [self.exchange, self.network, self.exchange_per_neighbour, self.delay_s, self.exchange]
         rest = [self.call_s, self.crowding, self.server_crowding]
-        rest += [self.several_cores, self.lost_by_cores, self.shared_cores, self.overlap]
+        rest += [self.several_cores, self.lost_by_cores, self.shared_cores, self.hides_nothing, self.overlap]
         return np.log([*device, *link, *link, *rest])
 
 
@@ -120,14 +138,15 @@ _GUESS_DEVIATION, _NOISE = 2.0, 0.12
 """How far a parameter may lie from its guess, and a run from the baseline, as standard deviations of
 logarithms."""
 _KNOWN_DEVIATIONS = {
-    "all-reduce: bytes on the network": 0.2,
-    "servers: bytes on the network": 0.2,
+    "all-reduce: bytes above the network's rate": 0.7,
+    "servers: bytes above the network's rate": 0.7,
     "several cores": 0.7,
     "lost by cores": 0.7,
     "shared cores": 0.3,
+    "hides no exchange": 0.3,
 }
-"""The same of parameters that are known better: what bytes over a link's rate take, for one."""
-MACHINE_DEVIATION = 0.4
+"""The same of parameters that are known better."""
+MACHINE_DEVIATION = 0.35
 """How far machines lie from one another, as far as is known before runs of several are seen."""
 _TYPE_DEVIATION = 0.4
 """How far a dataset type's parameters may lie from those of all types, as a share of the deviation of the
@@ -150,6 +169,10 @@ _LEAST_S = 1e-12
 # Machines
 
 
+_PROCESSORS = ("xeon", "epyc", "ryzen", "opteron", "threadripper", "graviton", "altra", "grace", "apple")
+"""Names by which a machine is known, whatever else is said of it."""
+
+
 def host_cores(host: str | None) -> int | None:
     """The cores of a machine, where the words for it tell them.
 
@@ -160,6 +183,17 @@ def host_cores(host: str | None) -> int | None:
     return int(found.group(1)) if found else None
 
 
+def machine_of(job: Job) -> str:
+    """The kind of machine whose cores do the work: processor and cores, as far as the words for it tell;
+    '' where they are missing, and of other devices.
+
+    In virtual machines that is all that is recorded.
+    """
+    host = (job.cluster.host or "") if job.cluster.device.is_cpu else ""
+    name = next((one for one in _PROCESSORS if one in host.lower()), None)
+    return host if name is None else f"{name}, {host_cores(host) or '?'} cores"
+
+
 def busy_cores(job: Job) -> float:
     """Cores that the workers of a job want on each machine; of devices that are no CPU, workers."""
     cluster = job.cluster
@@ -168,12 +202,9 @@ def busy_cores(job: Job) -> float:
 
 
 def sharing(job: Job) -> float:
-    """Processes for each core of the machine, at least 1; servers count with the cores of a worker."""
+    """Processes for each core of the machine, at least 1; servers wait while workers compute."""
     cores = host_cores(job.cluster.host)
-    if cores is None or not job.cluster.device.is_cpu:
-        return 1.0
-    servers = job.plan.servers * job.cluster.device.cores / (job.cluster.machines or job.cluster.nodes)
-    return max(1.0, (busy_cores(job) + servers) / cores)
+    return 1.0 if cores is None or not job.cluster.device.is_cpu else max(1.0, busy_cores(job) / cores)
 
 
 # Terms
@@ -226,7 +257,7 @@ def physics(works: Sequence[OperatorWork], jobs: Sequence[Job], machines: Sequen
         cores=cores.astype(np.float64),
         shared=np.array([sharing(job) for job in jobs]),
         servers=served,
-        machine=np.array([places.get(job.cluster.host or "", -1) for job in jobs], dtype=np.int64),
+        machine=np.array([places.get(machine_of(job), -1) for job in jobs], dtype=np.int64),
         gpu=np.array([not job.cluster.device.is_cpu for job in jobs]),
     )
 
@@ -277,7 +308,19 @@ def baseline(logs: Array, terms: Physics) -> Array:
     worker = both * np.where(terms.cores > 1, fitted.several_cores, 1.0) * np.exp(slowness[terms.machine])
     crowded = worker * (1 + fitted.crowding * np.log(np.maximum(terms.busy, 1.0)))
     crowded *= (1 + fitted.server_crowding * terms.servers) * terms.shared**fitted.shared_cores
-    return np.asarray(np.log(crowded + terms.link @ fitted.link))
+    exchange = terms.link @ fitted.link
+    hidden = np.minimum(
+        terms.link[:, _ALL_REDUCED] * fitted.link[_ALL_REDUCED],
+        crowded * (1 - min(fitted.hides_nothing, 1.0)),
+    )
+    return np.asarray(np.log(crowded + exchange - hidden))
+
+
+def least(terms: Physics) -> Array:
+    """The logarithm of what no step takes less than: arithmetic at the peak, bytes at the network's rate."""
+    computing = terms.device[:, : len(COMPUTING)].sum(axis=1)
+    sent = terms.link[:, [_ALL_REDUCED, _ALL_REDUCED + len(_LINK_TERMS) // 2]].sum(axis=1)
+    return np.asarray(np.log(np.maximum(computing, sent) + _LEAST_S))
 
 
 def fit_baseline(terms: Physics, targets: Array, near: Array | None = None, *, machines: int = 0) -> Array:

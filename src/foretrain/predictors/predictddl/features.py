@@ -20,18 +20,22 @@ Array = npt.NDArray[np.float64]
 
 # Dataset types
 
+_USUAL_IMAGE = (3, 224, 224)
 _TYPES = {((3, 32, 32), 10): "cifar10", ((3, 64, 64), 200): "tiny-imagenet"}
 
 
 def dataset_type(job: Job) -> str:
     """What a predictor is trained for: the kind of data, as far as the job tells it.
 
-    ImageNet is any image size with 1000 classes; other sizes are named by themselves.
+    ImageNet is any image size with 1000 classes, and what image models take by default; other sizes are named
+    by themselves.
     """
-    training = job.workload.training
-    shape, classes = training.image_shape, training.classes
+    training, model = job.workload.training, job.workload.model
+    shape, classes = training.image_shape, training.classes or model.args.get("num_classes")
     if training.sequence is not None:
         return "text"
+    if shape is None and model.source in ("timm", "torchvision"):
+        shape = _USUAL_IMAGE
     if shape is None:
         return "own inputs"
     if classes == 1000 or (classes is None and min(shape[1:]) >= 128):
@@ -174,6 +178,8 @@ CLUSTER_COLUMNS = (
     ),
     *("log parameters x log workers", "log parameters x servers"),
 )
+IN_LAW = tuple(CLUSTER_COLUMNS.index(name) for name in ("log nodes", "log cores", "log link bandwidth"))
+"""Columns that the baseline has as laws of its own, and few runs vary."""
 _MANY_WORKERS = 16
 """The unit of the column "workers"."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import weakref
@@ -23,10 +24,11 @@ from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit, take_runs
 from foretrain.predictors.blackbox import QUANTITIES, check_data_parallel, forecast_around, step_times, usable
 from foretrain.predictors.neural import NeuralPredictor, neural_module
-from foretrain.predictors.predictddl.baseline import BASELINE, baseline, physics
+from foretrain.predictors.predictddl.baseline import BASELINE, baseline, least, machine_of, physics
 from foretrain.predictors.predictddl.features import (
     CLUSTER_COLUMNS,
     FAMILY_COLUMNS,
+    IN_LAW,
     OperatorWork,
     cluster_columns,
     dataset_type,
@@ -46,6 +48,9 @@ SHIPPED = Path(__file__).parent / "fitted"
 _ARRAYS, _EMBEDDING = "arrays.safetensors", "embedding.safetensors"
 """The files beside ``predictor.json``."""
 _TRAIN = "train one: foretrain fit predictddl RUNS.jsonl --out DIR, and use it with --predictor DIR"
+OTHERS = "any other"
+"""What stands for dataset types without a predictor of their own: it learned from all types, and was tried on
+each with the others alone."""
 _REMEMBERED = 4096
 """Embeddings that are kept, by graph content."""
 
@@ -100,7 +105,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         row = self._row(job, graph, work)
         log = float(trained.model.predict(row[None])[0])
         if trained.baseline is not None:
-            log += float(baseline(trained.baseline, physics([work], [job]))[0])
+            terms = physics([work], [job], trained.machines)
+            log = max(log + float(baseline(trained.baseline, terms)[0]), float(least(terms)[0]))
         spread, notes = trained.judge(job, row)
         return forecast_around(job, self.name, float(np.exp(np.clip(log, -20, 20))), spread, notes)
 
@@ -119,18 +125,13 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
     def _trained_for(self, job: Job) -> Trained:
         check_data_parallel(job, self.name)
         state, kind = self.state(), dataset_type(job)
-        trained = state.get(kind)
-        if trained is None:
-            known = ", ".join(sorted(state)) or "none"
-            raise UnsupportedJob(
-                f"training: dataset type {kind!r} has no trained predictor (there is: {known}); {_TRAIN}"
-            )
+        trained = state[kind if kind in state else OTHERS]
         refused = trained.refuses(job)
         if refused is not None:
             learned = ", ".join(trained.settings[refused])
             raise UnsupportedJob(
                 f"{refused}: {settings(job)[refused]!r}; the predictor "
-                f"of {kind!r} learned from {learned}; {_TRAIN}"
+                f"of {', '.join(trained.types)} learned from {learned}; {_TRAIN}"
             )
         return trained
 
@@ -140,10 +141,11 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         return run, work, self._row(run.job, graph, work)
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        """One regressor for each dataset type, chosen by cross-validation over architectures; the embedding
-        stays as it is.
+        """One regressor for each dataset type, chosen by cross-validation over architectures, and one for all
+        other types, chosen by leaving out types; the embedding stays as it is.
 
-        Types that were learned earlier, and of which there is no run now, stay.
+        Types that were learned earlier, and of which there is no run now, stay; so does what answers for other
+        types, where it learned from more runs.
         """
         kept, left_out = usable(runs, self.name)
         known, failed = take_runs(kept, self._learnable)
@@ -170,40 +172,50 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
 
     def _row(self, job: Job, graph: OpGraph, work: OperatorWork) -> Array:
         parts = [] if self.embedding is None else [self.embed(graph)]
+        of_cluster = cluster_columns(job, work.parameters)
         if self.form == "ratio":
             parts.append(work.columns)
-        return np.concatenate([*parts, cluster_columns(job, work.parameters)])
+            of_cluster = np.delete(of_cluster, IN_LAW)
+        return np.concatenate([*parts, of_cluster])
 
     def _learn(self, runs: Sequence[Run], works: Sequence[OperatorWork], rows: Array) -> None:
-        types = [dataset_type(run.job) for run in runs]
-        groups = [run.job.workload.model.label for run in runs]
-        terms = physics(works, [run.job for run in runs]) if self.form == "ratio" else None
+        jobs = [run.job for run in runs]
+        types, groups = [dataset_type(job) for job in jobs], [job.workload.model.label for job in jobs]
+        machines = sorted({machine_of(job) for job in jobs} - {""})
+        terms = physics(works, jobs, machines) if self.form == "ratio" else None
         problem = Problem(
-            rows=rows, terms=terms, targets=np.log(step_times(runs)), groups=groups, types=types
-        )
+            rows=rows, terms=terms, targets=np.log(step_times(runs)), groups=groups, types=types,
+            machines=len(machines),
+        )  # fmt: skip
         choices = choose(problem, self.candidates)
-        baselines = problem.baselines(np.ones(len(runs), dtype=np.bool_))
-        rest = problem.targets - problem.based(baselines)
-        labels = np.array(groups)
-        learned = {}
-        for kind, choice in choices.items():
-            mine = np.array(types) == kind
-            model = Scaled.learn(CANDIDATES[choice.name](), rows[mine], rest[mine])
-            errors = problem.targets[mine] - choice.held_out
-            made_with = [settings(run.job) for run, is_mine in zip(runs, mine, strict=True) if is_mine]
-            learned[kind] = Trained.of(
-                model,
-                rows[mine],
-                errors,
-                labels[mine],
-                made_with,
-                baseline=baselines.get(kind),
-                chosen=choice.name,
-                errors=choice.errors,
-            )
+        learned = self._trained(problem, choices, jobs, machines)
+        kinds = len(set(types))
+        left_out = types if kinds > 1 else groups
+        whole = dataclasses.replace(problem, types=[OTHERS] * len(runs), groups=left_out)
+        of_all = choose(whole, self.candidates, folds=kinds) if kinds > 1 else choose(whole, self.candidates)
+        learned |= self._trained(whole, of_all, jobs, machines)
         earlier = {} if self.fresh or self.learned_ is None else self.learned_
+        if OTHERS in earlier and earlier[OTHERS].runs > len(runs):
+            del learned[OTHERS]
         self.learned_ = {**earlier, **learned}
-        self.benefits_ = _benefits(choices, types, [run.job.cluster.device.name for run in runs])
+        self.benefits_ = _benefits(choices, types, [job.cluster.device.name for job in jobs])
+
+    def _trained(
+        self, problem: Problem, choices: Mapping[str, Choice], jobs: Sequence[Job], machines: Sequence[str]
+    ) -> dict[str, Trained]:
+        """By dataset type, with the regressor that was chosen for it."""
+        baselines = problem.baselines(np.ones(len(jobs), dtype=np.bool_))
+        rest = problem.targets - problem.based(baselines)
+        labels, learned = np.array(problem.groups), {}
+        for kind, choice in choices.items():
+            mine = np.array(problem.types) == kind
+            model = Scaled.learn(CANDIDATES[choice.name](), problem.rows[mine], rest[mine])
+            learned[kind] = Trained.of(
+                model, problem.rows[mine], problem.targets[mine] - choice.held_out, labels[mine],
+                [job for job, is_mine in zip(jobs, mine, strict=True) if is_mine],
+                baseline=baselines.get(kind), chosen=choice.name, errors=choice.errors, machines=machines,
+            )  # fmt: skip
+        return learned
 
     def _embedder(self) -> Embedder:
         if self.embedding is None:

@@ -310,15 +310,17 @@ class Problem:
     targets: Array
     groups: Sequence[str]
     types: Sequence[str]
+    machines: int = 0
+    """How many have a parameter of the baseline."""
 
     def baselines(self, inside: npt.NDArray[np.bool_]) -> dict[str, Array]:
         """The parameters of each type, from the runs ``inside``."""
         if self.terms is None:
             return {}
-        shared = fit_baseline(self.terms[inside], self.targets[inside])
+        shared = fit_baseline(self.terms[inside], self.targets[inside], machines=self.machines)
         of_type = {kind: inside & (np.array(self.types) == kind) for kind in dict.fromkeys(self.types)}
         return {
-            kind: fit_baseline(self.terms[rows], self.targets[rows], shared)
+            kind: fit_baseline(self.terms[rows], self.targets[rows], shared, machines=self.machines)
             for kind, rows in of_type.items()
             if rows.any()
         }

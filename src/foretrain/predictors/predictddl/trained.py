@@ -3,6 +3,7 @@ and how it is kept."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,27 @@ from foretrain.errors import unknown
 from foretrain.job import Job
 from foretrain.predictors.blackbox import spread_of, widened
 from foretrain.predictors.conformal import Factors
+from foretrain.predictors.predictddl.baseline import BASELINE, MACHINE_DEVIATION, machine_of
+from foretrain.predictors.predictddl.features import dataset_type
 from foretrain.predictors.predictddl.regressors import REGRESSORS, Scaled
+from foretrain.units import format_count
 
 Array = npt.NDArray[np.float64]
 
 _WIDEST = 3.0
 """How many times as wide an interval gets, at most, for what lies far from everything seen."""
+_FOLD_DEVIATION, _FIRST_FOLD_DEVIATION = 0.15, 0.25
+"""What each e-fold beyond what was learned from adds to a forecast's logarithm, as a standard deviation:
+where a quantity varied among the runs, and where it never did."""
+_GUESSED_MACHINES = 2
+"""Machines that the guess of how far they lie apart counts as."""
+_GUESSED_RUNS = 4
+"""Runs that the guess that a machine is no more noisy than the others counts as."""
+_DEVIATIONS = (1.96, 1.28, 1.28, 1.96)
+"""At which the ends of ``Factors`` lie."""
+_COLUMN_UNIT = 1.0
+"""The distance of two jobs in a column that never varied among the runs, for each unit (columns are
+logarithms and shares)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -27,15 +43,23 @@ class Trained:
     """What was learned for one dataset type."""
 
     baseline: Array | None
-    """As ``BASELINE`` names it; None in the paper's form."""
+    """As ``BASELINE`` names it, and a value for each of ``machines``; None in the paper's form."""
     model: Scaled
     chosen: str
     errors: Mapping[str, float]
     """Of the candidates, on architectures that were left out."""
     spread: Factors
     """Of what is as near to the runs as their architectures are to one another."""
+    types: Sequence[str]
+    """The dataset types of the runs."""
     settings: Mapping[str, Sequence[str]]
     """What the runs were made with, by field."""
+    ranges: Mapping[str, Sequence[float]]
+    """The least and the most that the runs had, by field."""
+    machines: Sequence[str]
+    """Those that the baseline knows."""
+    noise: Mapping[str, float]
+    """By machine that runs were made on (none: ''): how far off forecasts of its runs are, beside all."""
     seen: npt.NDArray[np.float32]
     """The rows that were learned from, for telling what lies far from them."""
     usual: float
@@ -51,16 +75,21 @@ class Trained:
         rows: Array,
         left: Array,
         groups: npt.NDArray[np.str_],
-        made_with: Sequence[Mapping[str, str]],
+        jobs: Sequence[Job],
         **more: Any,
     ) -> Trained:
-        """From the rows of runs, their architectures and settings, and the logarithms that were ``left`` when
+        """From the rows of runs, their architectures and jobs, and the logarithms that were ``left`` when
         each was held out."""
         apart = _apart(model, rows, groups)
         usual, reach = (float(np.quantile(apart, share)) for share in (0.5, 0.95))
-        ratios = np.exp(left / _widening(apart, usual))
+        left = left / _widening(apart, usual)
+        hosts = np.array([machine_of(job) for job in jobs])
+        noise = _noise(left, hosts)
+        ratios = np.exp(left / np.array([noise[host] for host in hosts.tolist()]))
         return cls(
-            model=model, spread=spread_of(ratios, np.ones(len(ratios))), settings=_joined(made_with),
+            model=model, spread=spread_of(ratios, np.ones(len(ratios))),
+            types=sorted({dataset_type(job) for job in jobs}),
+            settings=_joined([settings(job) for job in jobs]), ranges=_ranges(jobs), noise=noise,
             seen=rows.astype(np.float32),
             usual=usual, reach=reach, runs=len(rows), **more,
         )  # fmt: skip
@@ -77,6 +106,10 @@ class Trained:
         """The interval, wider for what lies far from everything seen, and what to say of it."""
         notes, distance = [], float(_nearest(self.model, row[None], self.seen)[0])
         power = float(_widening(np.array([distance]), self.usual)[0])
+        if (kind := dataset_type(job)) not in self.types:
+            power *= 2 if len(self.types) == 1 else 1  # of several, each was forecast from the others
+            types = ", ".join(self.types)
+            notes.append(f"training: dataset type {kind!r} was not learned from, only {types}")
         if distance > self.reach:
             times = distance / max(self.reach, 1e-9)
             notes.append(
@@ -87,10 +120,49 @@ class Trained:
             if value not in self.settings[name]:
                 power *= 2
                 notes.append(f"{name}: {value} was not learned from, only {', '.join(self.settings[name])}")
-        power = min(power, _WIDEST)
+        deviations = []
+        for name, value in scales(job).items():
+            deviation, note = self._beyond(name, value)
+            deviations.append(deviation)
+            notes += note
+        host = machine_of(job)
+        if host not in self.noise:
+            deviations.append(self.machine_deviation)
+            learned = "; ".join(name or "a machine that is not told" for name in sorted(self.noise))
+            notes.append(
+                f"cluster.host: {host or 'not given'}, and runs were made on {learned}; machines differ by "
+                f"{math.expm1(self.machine_deviation):.0%} or so"
+            )
+        usual = float(np.mean(list(self.noise.values())))
+        near = widened(self.spread, self.noise.get(host, usual))
+        spread = _joined_spread(widened(near, min(power, _WIDEST)), math.hypot(*deviations))
         if notes:
-            notes.append(f"for that, the interval is {power:.1f} times as wide")
-        return widened(self.spread, power), notes
+            times = math.log(spread.high / spread.low) / max(math.log(near.high / near.low), 1e-9)
+            notes.append(f"for that, the interval is {times:.1f} times as wide")
+        return spread, notes
+
+    @property
+    def machine_deviation(self) -> float:
+        """Of the logarithms of step times on a machine that no run was made on, around those of the mean
+        machine."""
+        logs = np.zeros(1) if self.baseline is None else self.baseline[len(BASELINE) :]
+        known = max(len(self.noise), 1)
+        square = _GUESSED_MACHINES * MACHINE_DEVIATION**2 + float((logs**2).sum())
+        return math.sqrt(square / (_GUESSED_MACHINES + known) * (1 + 1 / known))
+
+    def _beyond(self, name: str, value: float) -> tuple[float, list[str]]:
+        """What a value outside of what was learned from adds to the deviation, and the words for it."""
+        if name not in self.ranges:
+            return _FIRST_FOLD_DEVIATION, [
+                f"{name}: {_words(name, value)}, and no run was made over such a link"
+            ]
+        low, high = self.ranges[name]
+        folds = max(math.log(value / high), math.log(low / value), 0.0)
+        if folds < 1e-9:
+            return 0.0, []
+        seen = _words(name, low) if low == high else f"{_words(name, low)} to {_words(name, high)}"
+        each = _FIRST_FOLD_DEVIATION if low == high else _FOLD_DEVIATION
+        return each * folds, [f"{name}: {_words(name, value)} was not learned from, only {seen}"]
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         own = {f"regressor/{name}": array for name, array in self.model.regressor.to_arrays().items()}
@@ -109,7 +181,9 @@ class Trained:
         return {
             "regressor": self.model.regressor.kind, "chosen": self.chosen, "errors": dict(self.errors),
             "factors": list(self.spread),
-            "settings": dict(self.settings), "usual": self.usual, "reach": self.reach, "runs": self.runs,
+            "types": list(self.types),
+            "settings": dict(self.settings), "ranges": dict(self.ranges), "machines": list(self.machines),
+            "noise": dict(self.noise), "usual": self.usual, "reach": self.reach, "runs": self.runs,
         }  # fmt: skip
 
     @classmethod
@@ -122,7 +196,8 @@ class Trained:
             baseline=arrays.get("baseline"), model=Scaled(mean=arrays["mean"], deviation=arrays["deviation"],
             bounds=arrays["bounds"], regressor=regressor),
             chosen=facts["chosen"], errors=facts["errors"], spread=Factors(*facts["factors"]),
-            settings=facts["settings"],
+            types=facts["types"], settings=facts["settings"], ranges=facts["ranges"], machines=facts["machines"],
+            noise=facts["noise"],
             seen=arrays["seen"], usual=facts["usual"], reach=facts["reach"], runs=facts["runs"],
         )  # fmt: skip
 
@@ -139,12 +214,52 @@ def settings(job: Job) -> dict[str, str]:
         name: str(getattr(training, name))
         for name in ("mode", "precision", "optimizer", "channels_last", "compile", "framework")
     }
-    cores = str(device.cores) if device.is_cpu else "none"
+    return {"cluster.device": device.name, **{f"training.{name}": one for name, one in of_training.items()}}
+
+
+def scales(job: Job) -> dict[str, float]:
+    """What a job has more or less of than runs, by field: the law is carried on beyond them."""
+    cluster = job.cluster
+    found: dict[str, float] = {"workers": cluster.world_size, "cluster.nodes": cluster.nodes}
+    if cluster.device.is_cpu:
+        found["cluster.cores_per_device"] = cluster.device.cores
+    if cluster.nodes > 1:
+        found["cluster.inter_node"] = cluster.inter_node.bandwidth_bytes_per_s
+    if cluster.devices_per_node > 1:
+        found["cluster.intra_node"] = cluster.intra_node.bandwidth_bytes_per_s
+    return found
+
+
+def _words(name: str, value: float) -> str:
+    return format_count(8 * value, "b/s") if name.endswith("_node") else f"{value:g}"
+
+
+def _ranges(jobs: Sequence[Job]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for job in jobs:
+        for name, value in scales(job).items():
+            low, high = found.get(name, (value, value))
+            found[name] = [min(low, value), max(high, value)]
+    return found
+
+
+def _noise(left: Array, hosts: npt.NDArray[np.str_]) -> dict[str, float]:
+    """How far off the forecasts of each machine's runs are, beside those of all; few runs tell little."""
+    whole = max(float(np.abs(left).mean()), 1e-9)
+    sizes = {host: np.abs(left[hosts == host]) / whole for host in sorted(set(hosts.tolist()))}
     return {
-        "cluster.device": device.name,
-        "cluster.cores_per_device": cores,
-        **{f"training.{name}": value for name, value in of_training.items()},
+        host: float((_GUESSED_RUNS + size.sum()) / (_GUESSED_RUNS + len(size)))
+        for host, size in sizes.items()
     }
+
+
+def _joined_spread(spread: Factors, deviation: float) -> Factors:
+    """The interval with an independent deviation of the logarithm added."""
+    ends = [
+        math.copysign(math.hypot(math.log(factor), at * deviation), side)
+        for factor, at, side in zip(spread, _DEVIATIONS, (-1, -1, 1, 1), strict=True)
+    ]
+    return Factors(*(math.exp(end) for end in ends))
 
 
 def _joined(several: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
@@ -155,9 +270,10 @@ def _nearest(
     model: Scaled, rows: npt.NDArray[np.floating[Any]], others: npt.NDArray[np.floating[Any]]
 ) -> Array:
     """The root mean square distance of each row to the nearest of others, in standard deviations of the
-    columns that vary."""
+    columns; what never varied counts in units of its own, and only where it differs."""
     varies = np.isfinite(model.deviation)
-    here, there = (((some - model.mean) / model.deviation)[:, varies] for some in (rows, others))
+    units = np.where(varies, model.deviation, _COLUMN_UNIT)
+    here, there = ((some - model.mean) / units for some in (rows, others))
     squares = (here**2).sum(axis=1)[:, None] + (there**2).sum(axis=1)[None] - 2 * here @ there.T
     return np.asarray(np.sqrt(np.maximum(squares.min(axis=1), 0.0) / max(int(varies.sum()), 1)))
 
