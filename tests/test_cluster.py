@@ -246,7 +246,7 @@ def test_impossible_clusters_are_one_clear_line(section: dict[str, Any], message
 def test_machines_are_at_most_the_nodes_and_come_back() -> None:
     section = {"device": "cpu", "cores_per_device": 1, "nodes": 4, "host": "AMD EPYC, 2 cores", "machines": 1}
     assert Cluster.read(Cluster.read(section).to_dict()) == Cluster.read(section)
-    with pytest.raises(InputError, match="cluster.machines: 5 is not from 1 to the nodes, 4"):
+    with pytest.raises(InputError, match=r"^cluster.machines: 5 is not from 1 to the nodes, 4"):
         Cluster.read({**section, "machines": 5})
 
 

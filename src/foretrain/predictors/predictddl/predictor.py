@@ -144,8 +144,8 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         """One regressor for each dataset type, chosen by cross-validation over architectures, and one for all
         other types, chosen by leaving out types; the embedding stays as it is.
 
-        Types that were learned earlier, and of which there is no run now, stay; so does what answers for other
-        types, where it learned from more runs.
+        Types that were learned earlier, and of which there is no run now, stay; so does what answers for
+        other types, where it learned from more runs.
         """
         kept, left_out = usable(runs, self.name)
         known, failed = take_runs(kept, self._learnable)

@@ -121,8 +121,8 @@ class Trained:
                 power *= 2
                 notes.append(f"{name}: {value} was not learned from, only {', '.join(self.settings[name])}")
         deviations = []
-        for name, value in scales(job).items():
-            deviation, note = self._beyond(name, value)
+        for name, size in scales(job).items():
+            deviation, note = self._beyond(name, size)
             deviations.append(deviation)
             notes += note
         host = machine_of(job)
@@ -196,8 +196,8 @@ class Trained:
             baseline=arrays.get("baseline"), model=Scaled(mean=arrays["mean"], deviation=arrays["deviation"],
             bounds=arrays["bounds"], regressor=regressor),
             chosen=facts["chosen"], errors=facts["errors"], spread=Factors(*facts["factors"]),
-            types=facts["types"], settings=facts["settings"], ranges=facts["ranges"], machines=facts["machines"],
-            noise=facts["noise"],
+            types=facts["types"], settings=facts["settings"], ranges=facts["ranges"],
+            machines=facts["machines"], noise=facts["noise"],
             seen=arrays["seen"], usual=facts["usual"], reach=facts["reach"], runs=facts["runs"],
         )  # fmt: skip
 
