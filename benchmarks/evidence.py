@@ -68,9 +68,11 @@ LEAST_WEIGHTS = {
     **dict.fromkeys(SIZES, 0.005),
     "device": 0.1,
     "mode": 0.1,
+    "bandwidth": 0.06,
 }
 """So that of two runs that are alike by their errors the one with more settings in common is the nearer. Few
-pairs differ in the device alone, and learned predictors do not carry over as physics does."""
+pairs differ in the device alone, and learned predictors do not carry over as physics does. The bandwidth's is
+that of pairs on several devices; runs on one, where it is the memory's, dilute it."""
 CLIP = 1.5
 """Differences of log errors above this count as this: one wild run is not to decide."""
 SEEN = 0.9
@@ -159,7 +161,8 @@ def cases_of(path: Path, work: Path, most: int | None, public: bool) -> Iterator
         keys.write_text(json.dumps({str(i): _sizes(runs[i]) for i in by_run}))
     sizes = json.loads(keys.read_text())
     for i, forecasts in sorted(by_run.items()):
-        key = Key(fields=Key.of(runs[i].job).fields, sizes=sizes[str(i)])
+        known = Key.of(runs[i].job)
+        key = Key(fields=known.fields, sizes={**sizes[str(i)], **known.sizes})
         yield Case(source=label(path), public=public, run=runs[i], key=key, forecasts=forecasts)
 
 

@@ -109,6 +109,9 @@ def test_many_devices_are_far_from_one_by_their_link_and_bandwidth() -> None:
     assert middle is not None
     assert far is not None
     assert near.nearest[0].distance < middle.nearest[0].distance < far.nearest[0].distance
+    assert (near.is_far, far.is_far) == (False, True)
+    assert far.flag is not None
+    assert "bandwidth 1.25 M" in far.flag
 
 
 def test_a_kind_of_runs_spans_its_sizes_and_weighs_as_many() -> None:

@@ -65,10 +65,12 @@ class Key:
 
     @classmethod
     def of(cls, job: Job, layout: Layout | None = None) -> Key:
-        """``layout`` tells parameters and FLOPs of a rank; without it they are not compared."""
+        """``layout`` tells parameters and FLOPs of a rank; without it they are not compared. A device alone
+        exchanges at the rate of its memory."""
         training, plan, groups = job.workload.training, job.plan, job.cluster.groups
         several, nodes = job.cluster.world_size > 1, job.cluster.nodes
         links = [group.inter_node if nodes > 1 else group.intra_node for group in groups] if several else []
+        rates = [link.bandwidth_bytes_per_s for link in links]
         fields = {
             "device": "+".join(sorted({group.device.name for group in groups})),
             "family": family(job.workload.model),
@@ -88,7 +90,7 @@ class Key:
         found = {
             "devices": job.cluster.world_size,
             "nodes": nodes,
-            "bandwidth": min((link.bandwidth_bytes_per_s for link in links), default=None),
+            "bandwidth": min(rates or [group.device.memory_bytes_per_s for group in groups]),
             "cores": device.cores if device.is_cpu else None,
             "micro_batch": job.micro_batch,
             "accumulation": job.accumulation,
@@ -278,10 +280,15 @@ class Records:
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
         self.weights: Mapping[str, float] = document["weights"]
-        self._sizes = {
-            name: tuple(np.log(np.array(ends, dtype=np.float64)) for ends in document["sizes"][name])
-            for name in SIZES
-        }
+        self._sizes = {name: self._ends(name) for name in SIZES}
+
+    def _ends(self, name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Logarithms of the least and the most of a size in each record; not a number where it has none."""
+        low = np.log(np.array(self.document["sizes"][name], dtype=np.float64))
+        high = low.copy()
+        for i, value in self.document["highest"][name].items():
+            high[int(i)] = math.log(value)
+        return low, high
 
     @classmethod
     def read(cls, path: Path) -> Records:
@@ -301,9 +308,13 @@ class Records:
             "about": [one.about for one in records],
             "runs": [one.runs for one in records],
             "fields": {name: _coded(one.low.fields[name] for one in records) for name in FIELDS},
-            "sizes": {
-                name: [[_short(key.sizes.get(name)) for key in ends] for ends in
-                ([one.low for one in records], [one.high for one in records])]
+            "sizes": {name: [_short(one.low.sizes.get(name)) for one in records] for name in SIZES},
+            "highest": {
+                name: {
+                    str(i): _short(one.high.sizes[name])
+                    for i, one in enumerate(records)
+                    if one.high.sizes.get(name) != one.low.sizes.get(name)
+                }
                 for name in SIZES
             },
             "measured": {
@@ -386,7 +397,8 @@ class Records:
         if name in FIELDS:
             column = self.document["fields"][name]
             return f"{words} {key.fields[name]}, measured {column['values'][column['of'][i]]}"
-        low, high = (self.document["sizes"][name][end][i] for end in (0, 1))
+        low = self.document["sizes"][name][i]
+        high = self.document["highest"][name].get(str(i), low)
         ends = dict.fromkeys(format_count(end, "") for end in (low, high))
         return f"{words} {format_count(key.sizes[name], '')}, measured {' to '.join(ends)}"
 

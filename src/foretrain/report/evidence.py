@@ -64,7 +64,7 @@ def side_by_side_table(found: SideBySide) -> RenderableType:
     parts: list[RenderableType] = [
         Text(describe_model(found.job), style="bold"),
         Text(describe_cluster(found.job)),
-        table(headings, [_entry(one) for one in found.entries if one.forecast], right=headings[1:]),
+        table(headings, [_entry(one) for one in found.entries if one.forecast], right=headings[5:]),
         Text("error: median on runs like it; held: share of them in the predictor's 80 % intervals", "dim"),
         Text(),
     ]
