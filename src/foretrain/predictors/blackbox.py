@@ -128,7 +128,7 @@ def workload_key(job: Job) -> str:
     """A text that jobs share when they train the same thing in the same way, at whatever batch and scale and
     over whatever links."""
     training = job.workload.training
-    what = [training.image, training.sequence]
+    what = [training.image, training.sequence, training.classes]
     how = {name: setting(job) for name, setting in SETTINGS.items() if name not in LINKS}
     return json.dumps([job.workload.model.key, what, how], sort_keys=True, default=str)
 
@@ -159,7 +159,6 @@ SETTINGS: Mapping[str, Callable[[Job], Any]] = {
     "cluster.intra_node": _intra_link,
     "cluster.inter_node": _inter_link,
     "training.mode": lambda job: job.workload.training.mode,
-    "training.classes": lambda job: job.workload.training.classes,
     "training.precision": lambda job: job.workload.training.precision,
     "training.master_weights": lambda job: job.workload.training.master_weights,
     "training.optimizer": lambda job: job.workload.training.optimizer,
