@@ -106,6 +106,16 @@ def test_a_slower_network_is_slower() -> None:
     assert step_s(job(slow)) > step_s(job(fast))
 
 
+def test_parameters_gathered_beside_the_next_forward_pass_hide_no_longer_than_it_lasts() -> None:
+    slow = {"node": "dgx-h100", "nodes": 2, "inter_node": {"kind": "ethernet", "bandwidth": "1 Gb/s"}}
+    forecast = PREDICTOR.predict(job(slow, shard="zero2"))
+    rate = forecast["network_tx_bytes_per_s"].median
+    (group,) = forecast.job.cluster.groups
+    assert rate <= group.inter_node.bandwidth_bytes_per_s * group.devices_per_node
+    whole = step_s(job(slow, shard="none"))  # gradients in fp32 both ways, not parameters in bf16 one way
+    assert step_s(forecast.job) == pytest.approx(0.75 * whole, rel=0.1)
+
+
 def test_mixed_devices_wait_for_the_slowest_unless_the_batch_follows_their_speed() -> None:
     groups = [
         {"device": "h100-sxm-80gb", "devices_per_node": 4, "nodes": 1},

@@ -61,7 +61,8 @@ def shard_traffic(layout: Layout, stage: Stage) -> tuple[tuple[float, ...], tupl
 
 
 def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, float], ...], float, float]:
-    """Buckets beside the backward pass, what waits for its end, and what follows the optimizer."""
+    """Buckets beside the backward pass, what waits for its end, and what follows the optimizer (or goes beside
+    the next forward pass)."""
     habits, plan, data = layout.profile, layout.job.plan, layout.teams.data
     if plan.servers:
         return (), _server_s(layout, stage), 0.0
@@ -86,8 +87,8 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
             layout.network.time_s("all_gather", wire_bytes(layout, updated, gradients=False), data) * factor
         )
     if habits.overlaps_reduce:
-        return tuple(times), after, 0.0 if habits.overlaps_gather else gather
-    return (), after + sum(seconds for _, seconds in times), 0.0 if habits.overlaps_gather else gather
+        return tuple(times), after, gather
+    return (), after + sum(seconds for _, seconds in times), gather
 
 
 def _server_s(layout: Layout, stage: Stage) -> float:

@@ -266,6 +266,9 @@ def _work(layout: Layout, stage: Stage, passes: Sequence[tuple[Span, Span]]) -> 
     sharded = layout.job.plan.shard == "zero3"
     gathers, reduces = shard_traffic(layout, stage) if sharded else ((), ())
     buckets, after_backward, after_optimizer = ((), 0.0, 0.0) if sharded else replica_traffic(layout, stage)
+    if layout.profile.overlaps_gather:  # at most the next forward pass hides it
+        hidden = total([forward for forward, _ in passes])
+        after_optimizer = max(0.0, after_optimizer - max(hidden.host_s, hidden.device_s))
     return Work(
         forward=tuple(forward for forward, _ in passes),
         backward=tuple(backward for _, backward in passes),
