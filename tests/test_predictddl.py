@@ -482,24 +482,24 @@ def test_a_column_that_never_varied_makes_a_job_far(fitted: PredictDDLPredictor)
 def test_each_dataset_type_has_its_own_predictor_on_disk(
     runs: list[Run], folder: Path, tmp_path: Path
 ) -> None:
-    other = [Run(job=job(folder, kind, image=16, classes=5), measured={"step_time_s": 0.2}) for kind in "ab"]
+    other = [Run(job=job(folder, kind, image=16, classes=10), measured={"step_time_s": 0.2}) for kind in "ab"]
     PredictDDLPredictor(embedding=None, candidates=FEW).fit([*runs, *other]).save(tmp_path)
     document = json.loads((tmp_path / "predictor.json").read_text())
-    assert [one["type"] for one in document["types"]] == ["cifar10", "16x16 with 5 classes", OTHERS]
+    assert [one["type"] for one in document["types"]] == ["cifar10", "16x16 with 10 classes", OTHERS]
     again = PredictDDLPredictor.load(tmp_path)
     assert again.predict(other[0].job)["step_time_s"].median == pytest.approx(0.2, rel=0.2)
     assert again.learned_ is not None
-    assert again.learned_["16x16 with 5 classes"].spread == UNSURE
+    assert again.learned_["16x16 with 10 classes"].spread == UNSURE
 
 
 def test_a_later_fit_keeps_the_dataset_types_of_an_earlier_one(
     runs: list[Run], folder: Path, tmp_path: Path
 ) -> None:
-    other = [Run(job=job(folder, kind, image=16, classes=5), measured={"step_time_s": 0.2}) for kind in "ab"]
+    other = [Run(job=job(folder, kind, image=16, classes=10), measured={"step_time_s": 0.2}) for kind in "ab"]
     PredictDDLPredictor(embedding=None, candidates=FEW).fit(runs).save(tmp_path)
     both = PredictDDLPredictor.load(tmp_path).fit(other)
     assert both.learned_ is not None
-    assert list(both.learned_) == ["cifar10", OTHERS, "16x16 with 5 classes"]
+    assert list(both.learned_) == ["cifar10", OTHERS, "16x16 with 10 classes"]
     assert both.learned_[OTHERS].types == ["cifar10"]
     assert (
         both.predict(runs[0].job)["step_time_s"]
