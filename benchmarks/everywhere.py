@@ -3,8 +3,8 @@
     python benchmarks/everywhere.py [--processes 2] [--predictor NAME ...] [--runs FILE ...] > scores.md
 
 Predictors that come with what they learned are scored as shipped, so that a user's runs are like those of any
-file but the one they learned from; on that one (their home) architecture families are left out in turn. The
-others learn from the rest of each file: from all other runs, or from the smaller scales for the larger ones.
+file but those they learned from; on these (their home) architecture families are left out in turn. The others
+learn from the rest of each file: from all other runs, or from the smaller scales for the larger ones.
 Takes about half an hour.
 """
 
@@ -20,17 +20,16 @@ from foretrain.errors import ForetrainError
 from foretrain.evaluate import Result, evaluate
 
 DATA = Path("data")
+CPU_FILES = ("cpu16_campaign", "cpu16_ddp", "links_campaign", "ray_campaign")
 HOMES = {
-    ("deletepop", "h200_steps"): "leave-model-out",
-    ("scaledl", "h200_steps"): "leave-model-out",
-    ("predictddl", "cpu16_campaign"): "leave-model-out",
-    ("predictddl", "links_campaign"): "leave-model-out",
-    ("driple", "cpu16_campaign"): "leave-model-out",
-    ("driple", "h200_load"): "leave-model-out",
+    "deletepop": ("h200_steps",),
+    "scaledl": ("h200_steps",),
+    "predictddl": CPU_FILES,
+    "driple": ("cpu16_campaign",),
 }
-"""What a shipped predictor learned from, and how it is scored there."""
+"""What a shipped predictor learned from: there it is scored with families left out, in all files together."""
 LEARNERS = {"ernest": "random", "cherrypick": "random", "ray_models": "random", "flops": "leave-model-out"}
-"""Predictors that come with nothing learned, and the split they are scored with."""
+"""Predictors that come with nothing learned, and the split they are scored with, in each file by itself."""
 FARTHER = {"ernest", "ray_models"}
 """Those whose business it is to extrapolate: scored beyond the largest scale they saw as well."""
 QUANTITIES = ("step_time_s", "device_busy_s", "peak_memory_bytes", "total_time_s")
@@ -57,28 +56,36 @@ def main() -> None:
     print("| predictor | runs | how | quantity | forecast | refused | MAPE | median | in the 80 % interval |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name in options.predictor or predictors.names():
-        for path in files:
-            for split in splits(name, path):
-                for line in rows(name, path, split, options.processes):
-                    print(line, flush=True)
+        for paths, split in tasks(name, files):
+            for line in rows(name, paths, split, options.processes):
+                print(line, flush=True)
 
 
-def splits(name: str, path: Path) -> tuple[str | None, ...]:
-    home = HOMES.get((name, stem(path)), LEARNERS.get(name))
-    farther = ("extrapolate:workers", "extrapolate:samples") if name in FARTHER else ()
-    return (home, *farther)
+def tasks(name: str, files: list[Path]) -> Iterator[tuple[list[Path], str | None]]:
+    """Files that are scored together, and how they are split."""
+    home = [path for path in files if stem(path) in HOMES.get(name, ())]
+    if home:
+        yield home, "leave-model-out"
+    for path in files:
+        if path not in home:
+            yield [path], LEARNERS.get(name)
+        if name in FARTHER:
+            yield [path], "extrapolate:workers"
+            yield [path], "extrapolate:samples"
 
 
-def rows(name: str, path: Path, split: str | None, processes: int) -> Iterator[str]:
+def rows(name: str, paths: list[Path], split: str | None, processes: int) -> Iterator[str]:
     try:
-        document = evaluate([path], predictors=[name], split=split, processes=processes)
+        document = evaluate(paths, predictors=[name], split=split, processes=processes)
     except ForetrainError as error:
-        print(f"{name}, {stem(path)}, {split}: {error}", file=sys.stderr)
+        print(f"{name}, {', '.join(map(stem, paths))}, {split}: {error}", file=sys.stderr)
         return
-    for quantity in QUANTITIES:
-        for one in document.results:
-            if one.quantity == quantity and one.n + one.unsupported:
-                yield row(one, name, path)
+    for path in paths:
+        for quantity in QUANTITIES:
+            for one in document.results:
+                mine = (Path(one.runs_file), one.quantity) == (path, quantity)
+                if mine and one.n + one.unsupported:
+                    yield row(one, name, path)
 
 
 def row(one: Result, name: str, path: Path) -> str:

@@ -166,6 +166,9 @@ def _operators(
             raise InputError(f"{path}: holds no operator")
         operators += found
         sources.append(source_of(path, device=found[0].device))
+    own = {source["device"] for source in sources}
+    if device is not None and _catalogue_name(device) not in own:
+        raise InputError(f"--device: {device!r}, but the datasets say themselves: {', '.join(sorted(own))}")
     if published is not None:
         operators += read_published(published)
         sources += [{**source_of(path), "file": path.name} for path in sorted(published.glob("*.csv.gz"))]
@@ -174,15 +177,20 @@ def _operators(
 
 def _device(path: Path, given: str | None) -> str | None:
     """The catalogue's name of the device that was asked for, where the dataset names none itself."""
-    from foretrain.catalog import Catalog
     from foretrain.costs.measured import parquet_library
 
     if given is None:
         return None
-    wanted = Catalog.load().device(given, "--device").name
+    wanted = _catalogue_name(given)
     _, parquet = parquet_library()
     try:
         said = (parquet.read_schema(path).metadata or {}).get(b"catalog_device", b"").decode()
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error
     return said or wanted
+
+
+def _catalogue_name(device: str) -> str:
+    from foretrain.catalog import Catalog
+
+    return Catalog.load().device(device, "--device").name

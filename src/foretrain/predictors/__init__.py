@@ -94,10 +94,16 @@ def folder_of(name: str | Path) -> Path | None:
 
 
 def name_of_saved(name: str, folder: Path) -> str:
-    """What ``get`` takes for the predictor of this name, once it is saved in a folder."""
+    """What ``get`` takes for the predictor of this name, once it is saved in a folder.
+
+    >>> name_of_saved("ernest", Path("mine")), name_of_saved("ernest", Path("ernest"))
+    ('mine', './ernest')
+    """
     saved = _SAVED.fullmatch(name)
     what = saved["what"] if saved else name
-    return f"{what}@{folder}" if ".py:" in what else str(folder)
+    if ".py:" in what:
+        return f"{what}@{folder}"
+    return f"./{folder}" if str(folder) in known() else str(folder)
 
 
 def _class(name: str) -> type[Predictor]:

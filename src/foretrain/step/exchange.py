@@ -61,8 +61,8 @@ def shard_traffic(layout: Layout, stage: Stage) -> tuple[tuple[float, ...], tupl
 
 
 def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, float], ...], float, float]:
-    """Buckets beside the backward pass, what waits for its end, and what follows the optimizer (or goes beside
-    the next forward pass)."""
+    """Buckets beside the backward pass, what waits for its end, and what follows the optimizer or goes beside
+    the next forward pass."""
     habits, plan, data = layout.profile, layout.job.plan, layout.teams.data
     if plan.servers:
         return (), _server_s(layout, stage), 0.0

@@ -32,7 +32,6 @@ from foretrain.step.play import Step
 if TYPE_CHECKING:
     from foretrain.predictors.scaledl.network import CorrectionNetwork
 
-MEMORY = Factors(0.9, 0.97, 1.05, 1.12)
 NODES_AT_MOST = 192
 """A step with more layers than this has its innermost layers joined to those that hold them, as far as they
 are nested."""
@@ -112,8 +111,13 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[LearnedCorrection]):
         return self._operators().tuning_for(job)
 
     def spread_of(self, step: Step) -> Spread:
-        factors = self.state().factors
-        return Spread(time=factors, memory=MEMORY, count=factors)
+        """That of left-out runs where the network learned from a user's runs of this device; the shipped one
+        learned on one machine, and a step of any other is as sure as the sum over its layers."""
+        layers, learned, job = self._operators().spread_of(step), self.learned_, step.layout.job
+        if learned is None or job.cluster.device.name not in learned.devices:
+            return layers
+        quantities = {**layers.quantities, "step_time_s": learned.factors}
+        return dataclasses.replace(layers, time=learned.factors, quantities=quantities)
 
     def predict(self, job: Job) -> Forecast:
         _check_learnable(job)

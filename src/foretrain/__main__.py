@@ -1,0 +1,5 @@
+"""``python -m foretrain`` is the command ``foretrain``."""
+
+from foretrain.cli import main
+
+main()
