@@ -202,6 +202,15 @@ def test_an_ignored_sigint_stays_ignored(folder: Path) -> None:
 # In this process
 
 
+@pytest.fixture
+def plain_sigterm() -> Iterator[None]:
+    """What libraries of other tests left behind must not answer, nor the default end this process."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("plain_sigterm")
 def test_two_signals_at_once_are_one_request() -> None:
     cleaned = list[bool]()
 
@@ -230,6 +239,7 @@ def test_other_answers_to_sigterm_are_left_alone() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.usefixtures("plain_sigterm")
 def test_ray_which_takes_sigterm_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, lambda *_: None))

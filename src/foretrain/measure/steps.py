@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import json
 import statistics
@@ -63,6 +64,7 @@ def measure_step(
         how = "measure steps runs on one, measure campaign on several"
         raise UnsupportedJob(f"cluster: {job.cluster.world_size} devices; {how}")
     _check_machine(job, device)
+    stepper: Stepper | None = None
     try:
         library, begun = job.workload.model.source, time.perf_counter()
         fresh = library not in _libraries_in_use
@@ -77,14 +79,23 @@ def measure_step(
             f"model {job.workload.model.label}: {type(error).__name__}: {first_line(error)}"
         ) from error
     finally:
+        stepper = None
         if device == "cuda":
-            torch.cuda.empty_cache()
+            _forget_jobs()
     provenance = {"source": "foretrain measure steps", **machine(device), **spread, "first_steps_s": first_s}
     if start and fresh:
         provenance |= {**start, "build_s": build_s}
         warm_up_s = max(0.0, sum(first_s) - len(first_s) * measured["step_time_s"])
         measured["startup_time_s"] = sum(start.values()) + build_s + warm_up_s
     return Run(job=job, measured=measured, provenance=provenance)
+
+
+def _forget_jobs() -> None:
+    """Hand back what earlier jobs of the process hold on the device: tensors that only cycles keep, cuBLAS
+    workspaces of their threads, and what the allocator has cached."""
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
 
 
 def _check_machine(job: Job, device: str) -> None:
@@ -118,7 +129,7 @@ class Stepper:
         self._value: Any = None
 
     def forward(self) -> None:
-        trains = self.optimizer is not None
+        self._value, trains = None, self.optimizer is not None
         with autocast(self.training.precision, self.device), torch.set_grad_enabled(trains):
             self._value = self.model.compute() if trains else self.model.output()
 
