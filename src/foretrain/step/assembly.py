@@ -29,6 +29,8 @@ QUANTITIES = MEMORY_QUANTITIES | {
     "network_tx_bytes_per_s", "network_rx_bytes_per_s",
 }  # fmt: skip
 
+_PER_SECOND = ("network_tx_bytes_per_s", "network_rx_bytes_per_s")
+"""What falls as the step takes longer."""
 IDLE_POWER = 0.15
 """Share of the TDP that an idle accelerator draws."""
 HOST_BOUND = 0.8
@@ -52,7 +54,10 @@ class Spread:
             kind = self.memory
         elif quantity in ("kernels", "power_w"):
             kind = self.count
-        bounds = [median * factor for factor in self.quantities.get(quantity, kind)]
+        factors = self.quantities.get(quantity, kind)
+        if quantity in _PER_SECOND and quantity not in self.quantities:
+            factors = Factors(*(1 / factor for factor in reversed(factors)))
+        bounds = [median * factor for factor in factors]
         if quantity in ("device_utilization", "memory_busy"):
             bounds = [min(bound, max(median, 1.0)) for bound in bounds]
         return Estimate(median, bounds[1], bounds[2], bounds[0], bounds[3])
