@@ -67,8 +67,7 @@ class Evidence:
         if formats == "all" or (formats is not None and precision in _FULL_PRECISION):
             return "scored"
         vendors = {name.split()[0] for name, of in self.generations.items() if of == "all"}
-        known = device.vendor in vendors or (formats is not None and precision in _FULL_PRECISION)
-        return "vendor" if known else "never"
+        return "vendor" if device.vendor in vendors else "never"
 
 
 def _generation(device: Device) -> str:
