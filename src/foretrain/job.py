@@ -319,6 +319,9 @@ class Job:
             what = f"plan.servers: {servers} serve workers that hold the whole model"
             raise InputError(f"{what}; leave out plan.{split[0]} = {getattr(self.plan, split[0])}")
 
+        if self.plan.offload and self.cluster.device.is_cpu:
+            raise InputError("plan.offload: true, but a CPU is the host already; leave it out")
+
     def _check_precision(self) -> None:
         """fp8 runs nowhere but on units of its own; other formats that a device lacks run as wider ones."""
         for device in (group.device for group in self.cluster.groups):
