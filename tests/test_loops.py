@@ -241,6 +241,26 @@ def test_files_in_the_wrong_place_are_named() -> None:
     assert "takes runs" in fails("design", "grid.toml", "--count", "1", "--measured", "ops.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("provenance", "said"),
+    [
+        ("x", "provenance: 'x' is not a table of keys and values"),
+        ({"cores_per_worker": "many"}, "provenance.cores_per_worker: 'many' is not a whole number"),
+        ({"link": 5}, "provenance.link: 5 is not"),
+    ],
+)
+def test_a_provenance_that_is_none_is_one_line(provenance: object, said: str) -> None:
+    write_jobs("jobs.jsonl", {"job": job()}, {"job": job(), "provenance": provenance})
+    answer = fails("measure", "campaign", "jobs.jsonl", "-o", "runs.jsonl")
+    assert f"jobs.jsonl:2: {said}" in answer
+
+
+def test_a_line_that_is_no_job_is_one_line() -> None:
+    Path("jobs.jsonl").write_text(json.dumps(job()) + "\n[1]\n")
+    answer = fails("measure", "campaign", "jobs.jsonl", "-o", "runs.jsonl")
+    assert "jobs.jsonl:2: job: [1] is not a table" in answer
+
+
 def test_an_operator_that_cannot_be_replayed_is_named() -> None:
     write_jobs("ops.jsonl", {"name": "relu", "inputs": [], "flops": 0, "bytes": 8})
     told = run("design", "ops.jsonl", "--operators", "--count", "1", "-o", "chosen.jsonl").stderr
@@ -251,12 +271,21 @@ def test_an_operator_that_cannot_be_replayed_is_named() -> None:
 
 
 def test_a_campaign_carries_out_what_its_jobs_say_or_fails() -> None:
-    write_jobs("jobs.jsonl", job(compile=True), job(mode="infer"))
+    served = {**job(), "plan": {"servers": 1}}
+    own_nodes = {**served, "cluster": {**served["cluster"], "servers": {"nodes": 1}}}
+    write_jobs(
+        "jobs.jsonl", job(compile=True), job(mode="infer"), own_nodes, job(loader_rate=9.0),
+        job(evaluate_every=5, evaluate_samples=4), job(checkpoint_every="1h"),
+    )  # fmt: skip
     result = run("measure", "campaign", "jobs.jsonl", "-o", "runs.jsonl", *QUICK)
     assert result.exit_code == 1
     assert [line["error"] for line in lines("runs.failures.jsonl")] == [
         "training.compile: True cannot be measured in a campaign",
         "training.mode: 'infer' cannot be measured in a campaign",
+        "cluster.servers: {'nodes': 1} cannot be measured in a campaign",
+        "training.loader_rate: 9.0 cannot be measured in a campaign",
+        "training.evaluate_every: 5 cannot be measured in a campaign",
+        "training.checkpoint_every: '1h' cannot be measured in a campaign",
     ]
     assert "--models: is for a grid" in fails(
         "measure", "campaign", "jobs.jsonl", "--models", "x", "-o", "o.jsonl"
