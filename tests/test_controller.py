@@ -164,16 +164,13 @@ def test_nodes_without_room_for_a_worker_are_left_out_and_the_answer_says_so() -
     unlike = local(machine("head", 0), machine("a", 2), machine("b", 5))
     tables = job().to_dict()
     several = [
-        Job.read(
-            {
-                **tables,
-                "cluster": {**tables["cluster"], "nodes": nodes},
-                "plan": {},
-                "training": {**tables["training"], "global_batch": 2 * nodes},
-            }
-        )
-        for nodes in (1, 2, 4)
-    ]
+        Job.read({
+            "model": tables["model"],
+            "training": {**tables["training"], "global_batch": 2 * workers * nodes},
+            "cluster": {**tables["cluster"], "devices_per_node": workers, "nodes": nodes},
+        })
+        for workers, nodes in ((1, 1), (2, 1), (2, 2), (2, 4))
+    ]  # fmt: skip
     learned = ErnestPredictor().fit([Run(job=one, measured={"step_time_s": 0.1}) for one in several])
     controller = Controller(learned, resources=lambda: unlike)
     answer = controller.ask({"model": tables["model"], "training": {**tables["training"], "global_batch": 8}})
