@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
+from foretrain.capture.recording import recording
 from foretrain.capture.sources.transformers_models import load_transformers
 from foretrain.capture.tracing.constants import Answering
 from foretrain.capture.tracing.devices import OnMeta, Unfilled
@@ -279,7 +280,7 @@ def _made(
 ) -> tuple[torch.nn.Module, Any, Loss | None]:
     """What the user's function returns for a batch, or the user's class with its defaults."""
     what, args = f"model {workload.model.name}", workload.model.args
-    with _beside(path), _building(what):
+    with recording(path), _beside(path), _building(what):
         build = _function(path, function)
         if inspect.isclass(build):
             _check_class(what, build, args)
