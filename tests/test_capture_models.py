@@ -70,6 +70,16 @@ class Plain: pass
 
 def unnamed(width=8): return nn.Linear(width, width), (torch.zeros(4, width),)
 def last(width=8, *, batch_size): return nn.Linear(width, 3), (torch.zeros(batch_size, width),)
+def normed(use_batch_norm=False, batch=32):
+    return (nn.BatchNorm1d(8) if use_batch_norm else nn.Linear(8, 3)), (torch.zeros(batch, 8),)
+def norm_only(use_batch_norm=False): return nn.Linear(8, 3)
+def by_size(n=3, batch_size=2): return nn.Linear(8, n), (torch.zeros(batch_size, 8),)
+def by_n(n, width=8): return nn.Linear(width, 3), (torch.zeros(n, width),)
+def at_first(batch, /, width=8): return nn.Linear(width, 3), (torch.zeros(batch, width),)
+def at_second(width=8, batch=2, /): return nn.Linear(width, 3), (torch.zeros(batch, width),)
+def by_any_name(**kwargs): return wide(**kwargs)
+def not_used(_): return nn.Linear(8, 3), (torch.zeros(4, 8),)
+def not_used_either(_unused): return nn.Linear(8, 3), (torch.zeros(4, 8),)
 def deaf(batch): return nn.Linear(8, 3), (torch.zeros(8, 8),)
 def time_first(batch): return nn.Linear(8, 3), (torch.zeros(5, batch, 8),), lambda output: output.sum()
 def tokens(batch): return words(batch), torch.zeros(batch, 6, dtype=torch.long)
@@ -276,6 +286,50 @@ def test_a_class_is_built_with_its_defaults_and_the_arguments_of_the_job(
 
 def test_the_batch_goes_to_the_parameter_of_its_name(base: Path) -> None:
     assert python(base, "user.py:last").parameters == 8 * 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "width", "outputs"),
+    [
+        ("normed", {}, 8, 3),
+        ("by_size", {}, 8, 3),
+        ("by_size", {"n": 5}, 8, 5),
+        ("by_n", {"width": 6}, 6, 3),
+        ("at_first", {"width": 6}, 6, 3),
+        ("at_second", {"width": 6}, 6, 3),
+        ("at_second", {}, 8, 3),
+        ("by_any_name", {"width": 6}, 6, 3),
+        ("not_used", {}, 8, 3),
+        ("not_used_either", {}, 8, 3),
+    ],
+)
+def test_the_batch_is_one_parameter_and_no_other(
+    base: Path, function: str, args: dict[str, Any], width: int, outputs: int
+) -> None:
+    graph = trace(base, {"source": "python", "name": f"user.py:{function}", "args": args})
+    assert graph.parameters == width * outputs + outputs
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "message"),
+    [
+        (
+            "wide",
+            {"batch": 8},
+            r"^model\.args\.batch: 8 stands where model user\.py:wide takes the job's batch",
+        ),
+        (
+            "norm_only",
+            {},
+            r"^model\.name: user\.py:norm_only takes use_batch_norm; a function that takes batch",
+        ),
+    ],
+)
+def test_a_batch_that_has_no_place_is_refused(
+    base: Path, function: str, args: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        trace(base, {"source": "python", "name": f"user.py:{function}", "args": args})
 
 
 def test_inputs_may_be_laid_out_by_time_if_they_grow_with_the_batch(base: Path) -> None:
