@@ -3,6 +3,7 @@ said in one line."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from foretrain import predict
+from foretrain import predict, predictors
 from foretrain.capture import _trace
 from foretrain.capture.sources.models import load_model
 from foretrain.errors import CaptureError, ForetrainError, InputError
@@ -551,6 +552,18 @@ def test_vit_takes_its_image_from_the_configuration_or_the_job(
             r"^model\.config\.hiden_size: 'hiden_size' is not a key of llama; .*did you mean hidden_size ",
         ),
         (
+            {"model_type": "llama", **TINY, "foo_bar": 1},
+            "causal-lm",
+            {"sequence": 8},
+            r"^model\.config\.foo_bar: 'foo_bar' is not a key of llama; ",
+        ),
+        (
+            {"model_type": "llama", **TINY, "n_layer": 4},
+            "causal-lm",
+            {"sequence": 8},
+            r"^model\.config\.n_layer: 'n_layer' is not a key of llama; ",
+        ),
+        (
             {"model_type": "llava", "text_config": {"model_type": "llama", "hiden_size": 64}},
             "base",
             {"sequence": 8},
@@ -612,7 +625,7 @@ def test_vit_takes_its_image_from_the_configuration_or_the_job(
         ),
     ],
     ids=[
-        "type", "task", "no task", "no sequence", "typo", "nested typo", "negative", "zero", "two names",
+        "type", "task", "no task", "no sequence", "typo", "unknown", "another's", "nested typo", "negative", "zero", "two names",
         "positions", "padded positions", "classes", "image", "sequence", "labels",
     ],
 )  # fmt: skip
@@ -634,6 +647,69 @@ def test_what_is_wrong_with_a_configuration_is_said(
 )
 def test_keys_that_only_the_models_code_reads_are_taken(base: Path, config: dict[str, Any]) -> None:
     assert transformer(base, config, "causal-lm", sequence=8).tokens == 32
+
+
+FILE = {
+    "_name_or_path": "somewhere", "architectures": ["AModel"], "transformers_version": "4.31.0.dev0",
+    "task_specific_params": {"text-generation": {"do_sample": True}}, "bos_token_id": 1, "tokenizer_class": "T",
+}  # fmt: skip
+"""What files of the model hub hold beside the model."""
+GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16}
+WEIGHTS = "not used; training.precision says what weights are"
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "task", "notes"),
+    [
+        (GPT2, {"n_ctx": 16, "summary_type": "cls_index"}, "causal-lm", ["n_ctx not used by gpt2"]),
+        (
+            {"model_type": "bert", **TINY},
+            {"gradient_checkpointing": False, "pooler_type": "first_token_transform"},
+            "masked-lm",
+            ["gradient_checkpointing, pooler_type not used by bert"],
+        ),
+        (T5, {"n_positions": 512, "output_past": True}, None, ["n_positions, output_past not used by t5"]),
+        (
+            {"model_type": "llama", **TINY},
+            {
+                "torch_dtype": "bfloat16",
+                "quantization_config": {"quant_method": "fp8"},
+                "auto_map": {"AutoModelForCausalLM": "code.Model"},
+                "temperature": 0.9,
+                "pretraining_tp": 1,
+            },
+            "causal-lm",
+            [f"torch_dtype, quantization_config {WEIGHTS}"],
+        ),
+        (
+            {
+                "model_type": "mamba",
+                "hidden_size": 32,
+                "num_hidden_layers": 1,
+                "state_size": 4,
+                "vocab_size": 100,
+            },
+            {"n_layer": 1, "d_model": 32, "torch_dtype": "float32"},
+            "causal-lm",
+            [f"torch_dtype {WEIGHTS}", "n_layer, d_model not used by mamba"],
+        ),
+    ],
+    ids=["gpt2", "bert", "t5", "llama", "mamba"],
+)
+def test_a_published_configuration_is_taken_and_what_it_does_not_use_is_said(
+    base: Path, config: dict[str, Any], more: dict[str, Any], task: str | None, notes: list[str]
+) -> None:
+    plain = transformer(base, config, task, sequence=8)
+    graph = transformer(base, {**FILE, **config, **more}, task, sequence=8)
+    said = [f"model.config: {note}" for note in notes]
+    assert graph.info["assumptions"] == [*said, *plain.info.get("assumptions", [])]
+    assert dataclasses.replace(graph, info={}).digest() == dataclasses.replace(plain, info={}).digest()
+
+
+def test_what_a_configuration_does_not_use_is_among_the_assumptions(base: Path) -> None:
+    model = {"source": "transformers", "task": "causal-lm", "config": {**GPT2, "n_ctx": 16}}
+    forecast = predictors.get("deletepop").predict(a_job(base, model, sequence=8))
+    assert "model.config: n_ctx not used by gpt2" in forecast.assumptions
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ class LoadedModel:
     inputs: tuple[Any, ...] | Mapping[str, Any]
     loss: Loss | None
     tokens: int = 0
+    notes: tuple[str, ...] = ()
+    """What a forecast should say of how it was built."""
 
 
 def load_model(workload: Workload, batch: int, device: str = "meta") -> LoadedModel:
@@ -231,10 +233,10 @@ _KEPT: list[torch.library.Library] = []
 def _transformers(workload: Workload, batch: int, device: str) -> LoadedModel:
     _quiet_zoo_import()
     with _building(f"model {workload.model.label}"):
-        module, inputs, tokens = load_transformers(
+        module, inputs, tokens, notes = load_transformers(
             workload.model, workload.training, batch, lambda build: _build(build, device), device
         )
-    return LoadedModel(module=module, inputs=inputs, loss=classifier_loss(), tokens=tokens)
+    return LoadedModel(module=module, inputs=inputs, loss=classifier_loss(), tokens=tokens, notes=notes)
 
 
 def _quiet_zoo_import() -> None:
