@@ -404,6 +404,7 @@ def test_a_compiled_module_is_forecast_as_compiled() -> None:
     ("options", "message"),
     [
         ({"sequence": 5}, r"^training\.sequence: 5 is not what the module is given: inputs of \[4, 8\]$"),
+        ({"sequence": 8}, r"^training\.sequence: 8 is not what the module is given: inputs of \[4, 8\]$"),
         ({"image": 5}, r"^training\.image: \[3, 5, 5\] is not what the module is given: inputs of \[4, 8\]$"),
         ({"classes": 5}, r"^training\.classes: 5, but no tensor of the graph .* is as wide$"),
     ],
@@ -412,8 +413,9 @@ def test_a_shape_that_a_modules_inputs_do_not_have_is_refused(options: dict[str,
     module, inputs = torch.nn.Linear(8, 3), torch.zeros(4, 8)
     with pytest.raises(InputError, match=message):
         predict(module, inputs, predictor="roofline", **options)
-    tokens = predict(module, inputs, predictor="roofline", sequence=8, classes=3).quantities["tokens_per_s"]
-    samples = predict(module, inputs, predictor="roofline").quantities["samples_per_s"]
+    steps = torch.zeros(4, 8, 8)
+    tokens = predict(module, steps, predictor="roofline", sequence=8, classes=3).quantities["tokens_per_s"]
+    samples = predict(module, steps, predictor="roofline").quantities["samples_per_s"]
     assert tokens.median == pytest.approx(8 * samples.median)
 
 

@@ -408,10 +408,13 @@ def _check_batch(name: str, batch: int, inputs: Any, twice: Any) -> None:
 def check_inputs(
     what: str, inputs: Any, batch: int, *, sequence: int | None, image: tuple[int, ...] | None
 ) -> None:
-    """Refuse a sequence length or an image size of the job that a model's own inputs do not have."""
-    shapes = [tuple(tensor.shape) for tensor in _tensors(inputs)]
+    """Refuse a sequence length or an image size of the job that a model's own inputs do not have; rows of
+    features are no sequences."""
+    tensors = list(_tensors(inputs))
+    shapes = [tuple(tensor.shape) for tensor in tensors]
     shown = " and ".join(str(list(shape)) for shape in shapes[:3]) or "no shape"
-    if sequence is not None and not any({sequence, batch * sequence} & set(shape) for shape in shapes):
+    tokens = [tuple(one.shape) for one in tensors if one.dim() > 2 or not one.is_floating_point()]
+    if sequence is not None and not any({sequence, batch * sequence} & set(shape) for shape in tokens):
         raise InputError(f"training.sequence: {sequence} is not what {what} is given: inputs of {shown}")
     if image is not None and not any(shape[-3:] == tuple(image) for shape in shapes):
         raise InputError(f"training.image: {list(image)} is not what {what} is given: inputs of {shown}")
