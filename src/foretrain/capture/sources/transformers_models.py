@@ -90,7 +90,15 @@ def _config(transformers: Any, model: Model, training: Training) -> tuple[Any, s
         and getattr(config, "decoder_start_token_id", None) is None
     ):
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
-    return config, attention, tuple(_notes(model_type, model.config or {}, ignored))
+    notes = [*_notes(model_type, model.config or {}, ignored), *_beyond(config, training)]
+    return config, attention, tuple(notes)
+
+
+def _beyond(config: Any, training: Training) -> Iterator[str]:
+    """A model whose positions are computed runs beyond those it was made for, without a word of its own."""
+    made_for = getattr(config, "max_position_embeddings", None)
+    if isinstance(made_for, int) and training.sequence is not None and training.sequence > made_for:
+        yield f"training.sequence: {training.sequence} is beyond the {made_for} positions of model.config"
 
 
 def _notes(model_type: str, given: Mapping[str, Any], ignored: Iterable[str]) -> Iterator[str]:

@@ -282,7 +282,12 @@ def _check_learnable(job: Job) -> None:
     if job.cluster.device.is_cpu:
         raise UnsupportedJob("cluster.device: cpu; scaledl forecasts steps on GPUs")
     if job.cluster.world_size > 1 or job.plan.recompute != "none":
-        raise UnsupportedJob(f"{job.cluster.world_size} devices, recompute {job.plan.recompute}")
+        what = (
+            f"cluster: {job.cluster.world_size} devices"
+            if job.cluster.world_size > 1
+            else f"plan.recompute: {job.plan.recompute!r}"
+        )
+        raise UnsupportedJob(f"{what}; scaledl forecasts steps of one GPU that keeps its activations")
 
 
 def _benefit(
