@@ -30,10 +30,10 @@ from foretrain.predictors.deletepop.calibration import (
 )
 from foretrain.predictors.deletepop.spread import (
     COMPUTING,
-    ESTIMATED,
     Evidence,
     Tier,
     bounds,
+    computing_parts,
     shares,
     shipped_evidence,
     shipped_widths,
@@ -193,11 +193,8 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         unmeasured = max(unmeasured, 1.0 - self._measured_operators() / _ENOUGH_OPERATORS)
         parts, widths = shares(step, self.costs, tier, unmeasured), shipped_widths()
         found = {"step_time_s": bounds(parts, widths)}
-        computing = {part: share for part, share in parts.items() if part.startswith("computing")}
-        whole = sum(computing.values())
-        if "device_busy_s" in table and whole:
-            on_top = {ESTIMATED: 1.0 if parts[ESTIMATED] else 0.0}
-            busy = bounds({part: share / whole for part, share in computing.items()} | on_top, widths)
+        if "device_busy_s" in table:
+            busy = bounds(computing_parts(step, self.costs, tier, unmeasured), widths)
             sides = zip(table["device_busy_s"], busy, (min, min, max, max), strict=True)
             found["device_busy_s"] = Factors(*(choose(one, other) for one, other, choose in sides))
         return found

@@ -48,6 +48,9 @@ PARTS = (
     ESTIMATED,
 )
 """What the time of a step is divided into; the last two come on top of computing."""
+_IDLE_ANYWAY, _IDLE_OF_BOUND = 0.05, 0.1
+"""Shares of the step that the device waits for kernels: up to the one the device still sets the pace, beyond
+both together the host does, of all that is not communication (``data/h200_repeat_steps.jsonl``)."""
 _FULL_PRECISION = ("fp32", "tf32")
 
 
@@ -96,17 +99,29 @@ def shares(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0)
     if group.device.is_cpu:
         found[ON_CPU] = 1.0 - exposed - pipeline
     else:
-        computing = min(1.0 - exposed - pipeline, max(0.0, step.device_busy_s / whole - exposed))
-        found[HOST] = 1.0 - exposed - pipeline - computing
-        looked_up = _looked_up(step, costs) if tier == "measured" else 0.0
-        found[LOOKED_UP] = computing * looked_up
-        found[BY_ROOFLINE] = computing * min(unmeasured, 1.0 - looked_up)
-        found[COMPUTING[tier]] = computing - found[LOOKED_UP] - found[BY_ROOFLINE]
-        found[CHANNELS_LAST] = computing if job.workload.training.channels_last else 0.0
-        found[ESTIMATED] = computing if _is_estimated(job) else 0.0
+        own = 1.0 - exposed - pipeline
+        computing = min(own, max(0.0, step.device_busy_s / whole - exposed))
+        bound = min(1.0, max(0.0, own - computing - _IDLE_ANYWAY) / _IDLE_OF_BOUND)
+        found[HOST], computing = own * bound, own * (1.0 - bound)
+        for part, share in computing_parts(step, costs, tier, unmeasured).items():
+            found[part] = computing * share
     found[_network(job)] += exposed
     found[PIPELINE] = pipeline
     return found
+
+
+def computing_parts(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0) -> dict[str, float]:
+    """Of the time that a GPU computes: how its operators are known, and what comes on top."""
+    job = step.layout.job
+    looked_up = _looked_up(step, costs) if tier == "measured" else 0.0
+    by_roofline = min(max(unmeasured, 0.0), 1.0 - looked_up)
+    return {
+        LOOKED_UP: looked_up,
+        BY_ROOFLINE: by_roofline,
+        COMPUTING[tier]: 1.0 - looked_up - by_roofline,
+        CHANNELS_LAST: float(job.workload.training.channels_last),
+        ESTIMATED: float(_is_estimated(job)),
+    }
 
 
 def _is_estimated(job: Job) -> bool:
