@@ -420,3 +420,93 @@ def test_schedules_forget_too_and_stay_so_in_a_folder(
     forgetful.save(tmp_path / "kept")
     again = DriplePredictor.load(tmp_path / "kept")
     assert again._schedules().predict(one).quantities == forgetful._schedules().predict(one).quantities
+
+
+# What no run had
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "named"),
+    [
+        ("training", "compile", True, "training.compile: True"),
+        ("training", "precision", "bf16", "training.precision: bf16"),
+        ("training", "optimizer", "lamb", "training.optimizer: lamb"),
+        ("training", "channels_last", True, "training.channels_last: True"),
+        ("training", "global_batch", 160, "batch of a worker: 80, they have 8"),
+        ("plan", "micro_batch", 2, "micro-batches: 4, they have 1"),
+        ("cluster", "cores_per_device", 4, "cores: 4, they have 1"),
+    ],
+)
+def test_what_no_run_had_is_named_and_widens_the_intervals(
+    fitted: DriplePredictor, folder: Path, section: str, key: str, value: Any, named: str
+) -> None:
+    usual = job(folder, workers=2)
+    document = usual.to_dict()
+    document[section] = {**document.get(section, {}), key: value}
+    other = Job.read(document, base=folder)
+    assert not fitted.predict(usual).assumptions
+    forecast, schedule = fitted.predict(other), DeletePopPredictor().predict(other)["device_utilization"]
+    assert any(named in note for note in forecast.assumptions)
+    found = forecast["device_utilization"]
+    assert found.median == pytest.approx(fitted.figures(other)[BUSY])
+    spread = fitted.state().spread[BUSY]
+    assert found.low <= max(0.0, found.median + 1.4 * spread[1])
+    assert found.high >= min(1.0, found.median + 1.4 * spread[2])
+    assert found.low <= max(0.0, found.median - (schedule.median - schedule.low)) + 1e-9
+
+
+def test_what_runs_had_is_kept_in_a_folder_and_joined_by_a_transfer(
+    fitted: DriplePredictor, folder: Path, tmp_path: Path
+) -> None:
+    fitted.save(tmp_path)
+    loaded, wanted = DriplePredictor.load(tmp_path), job(folder, workers=4)
+    assert loaded.predict(wanted).assumptions == fitted.predict(wanted).assumptions != ()
+    loaded.fit([run(job(folder, kind, workers=4), 0.9) for kind in "ab"])
+    assert not loaded.predict(wanted).assumptions
+    assert not loaded.predict(job(folder, workers=2)).assumptions
+    document = json.loads((tmp_path / "predictor.json").read_text())
+    del document["seen"]
+    (tmp_path / "predictor.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match="fit it again"):
+        DriplePredictor.load(tmp_path)
+
+
+# Within what links carry
+
+
+def over_ethernet(base: Path, bandwidth: str) -> Job:
+    document = job(base, depth=4, workers=1).to_dict()
+    document["training"]["global_batch"] = 128
+    document["cluster"] |= {"nodes": 16, "inter_node": {"kind": "ethernet", "bandwidth": bandwidth}}
+    document["plan"] = {"data": 16}
+    return Job.read(document, base=base)
+
+
+@pytest.mark.parametrize("bandwidth", ["1 Mb/s", "10 Mb/s", "1 Gb/s"])
+@pytest.mark.parametrize("predictor", ["deletepop", "driple"])
+def test_resources_stay_within_the_link_and_fit_together(
+    folder: Path, bandwidth: str, predictor: str
+) -> None:
+    one = over_ethernet(folder, bandwidth)
+    found = resources(predictors.get(predictor).predict(one))
+    link = one.cluster.inter_node.bandwidth_bytes_per_s
+    for resource, mean in zip(RESOURCES, MEANS, strict=True):
+        idle, active, peak = (found.figures[f"{resource}_{name}"] for name in ("idle_s", "active_s", "peak"))
+        assert found.figures[mean] <= peak <= (link if "network" in resource else 1.0) * 1.001
+        assert (idle == 0) == (active == pytest.approx(found.window_s))
+        assert idle + active <= found.window_s * 1.001
+
+
+def test_rates_beyond_the_link_are_the_schedules_and_the_rest_is_shown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, shipped = over_ethernet(folder, "10 Mb/s"), DriplePredictor()
+    figures = shipped.figures(one)
+    figures[[name.startswith("network") and not name.endswith("idle_s") for name in TARGETS]] = 2e6
+    monkeypatch.setattr(DriplePredictor, "figures", lambda self, job: figures.copy())
+    forecast, schedule = shipped.predict(one), DeletePopPredictor().predict(one)
+    assert any("1.25 MB/s of the links" in note for note in forecast.assumptions)
+    for name in ("network_rx_bytes_per_s", "network_tx_bytes_per_s"):
+        assert forecast[name].median == pytest.approx(schedule[name].median)
+    assert forecast["network_tx_peak"].high <= 1.25e6
+    assert forecast["device_utilization"].median == pytest.approx(figures[BUSY])

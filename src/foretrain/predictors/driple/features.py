@@ -75,7 +75,7 @@ def unscaled(values: Array) -> Array:
     result = np.clip(values, 0.0, 1.0)
     network = np.exp(np.minimum(values[..., NETWORK], 30.0))
     result[..., NETWORK] = np.where(network > LEAST_BYTES_PER_S * (1 + 1e-9), network, 0.0)
-    result[..., MEMORY] = np.minimum(np.exp(values[..., MEMORY]), 1.0)
+    result[..., MEMORY] = np.exp(np.minimum(values[..., MEMORY], 0.0))
     return result
 
 

@@ -18,11 +18,13 @@ from foretrain.errors import ForetrainError, InputError, UnsupportedJob, invalid
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit, take_runs
-from foretrain.predictors.blackbox import check_data_parallel
+from foretrain.predictors.blackbox import DATA_NUMBERS, NUMBERS, SETTINGS, Numbers, Seen, check_data_parallel
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple.cases import Cases, deletepop, network_module
 from foretrain.predictors.driple.features import (
     MEANS,
+    NETWORK,
+    NETWORK_FIGURES,
     NODE_COLUMNS,
     RESOURCES,
     SETTING_COLUMNS,
@@ -31,6 +33,7 @@ from foretrain.predictors.driple.features import (
     TWELVE,
     WHOLE_COLUMNS,
     Array,
+    exchanges,
     figures_of,
     scaled,
     setting_of,
@@ -38,6 +41,8 @@ from foretrain.predictors.driple.features import (
 )  # fmt: skip
 from foretrain.predictors.driple.whitebox import THRESHOLD, Levels, Use, Whitebox, figures_in
 from foretrain.predictors.neural import NeuralPredictor
+from foretrain.predictors.physics import link_bytes_per_s
+from foretrain.units import format_count
 
 if TYPE_CHECKING:
     from foretrain.predictors.driple.network import Kind, Network
@@ -53,8 +58,15 @@ _GROUPS = (RESOURCES[:1], RESOURCES[1:2], RESOURCES[2:])
 """Resources whose figures come from one and the same: what is received is what others sent."""
 _NEARLY = 0.98
 """Of an average: learned spans and peaks that cannot make up so much belong to another step."""
+_THROUGHOUT = 0.9
+"""Of the window: a resource that has no time to be idle and is active for less belongs to another step."""
+_RATES = tuple(name for name, is_rate in zip(TARGETS, NETWORK, strict=True) if is_rate)
+"""Figures in bytes per second, which no link carries more of than it can."""
 _SPANS = tuple(name for name, is_span in zip(TARGETS, SPANS, strict=True) if is_span)
 """Figures that are shares of a window for a network, and seconds for everyone else."""
+_WIDER = 1.5
+"""How many times as wide intervals are for each setting that no run has, and for each e-fold beyond a number
+of the runs."""
 Mode = Literal["improved", "reference"]
 
 
@@ -67,6 +79,8 @@ class Learned:
     settings: frozenset[str]
     measured: Mapping[str, tuple[str, ...]]
     """For each device, the figures that its runs had."""
+    seen: Mapping[str, Seen]
+    """The settings and numbers of the runs of each network."""
     spread: Array
     """For each figure, how far runs lay from forecasts that had not seen their family, in scaled units:
     ``_QUANTILES``."""
@@ -98,23 +112,47 @@ class DriplePredictor(NeuralPredictor[Learned]):
         self.fresh = learned is None and mode == "improved"
 
     def predict(self, job: Job) -> Forecast:
-        learned, values = self.state(), scaled(self.figures(job))
+        learned, figures = self.state(), self.figures(job)
+        whitebox = Whitebox(self._schedules(), learned.levels)
+        notes, wider = self._unseen(job)
+        link = link_bytes_per_s(job) if exchanges(job) else math.inf
+        if (highest := np.nanmax(figures[NETWORK], initial=0.0)) > link:
+            known = NETWORK_FIGURES & np.isfinite(figures)
+            figures[known] = whitebox.figures(job)[known]
+            said, carried = (format_count(rate, "B/s") for rate in (highest, link))
+            notes.append(
+                f"network: those of the schedule; driple's network says {said}, which is more than the "
+                f"{carried} of the links of a rank"
+            )
+        values, spread = scaled(figures), learned.spread * wider
+        if wider > 1:
+            spread = _no_narrower(spread, self._schedules().predict(job).quantities)
+        if not exchanges(job):
+            spread[NETWORK_FIGURES] = learned.spread[NETWORK_FIGURES]
         quantities = {
-            name: _estimate(i, values, learned.spread[i])
+            name: _estimate(i, values, spread[i])
             for i, name in enumerate(TARGETS)
             if math.isfinite(values[i])
         }
         if any(name in quantities for name in _SPANS):
-            window_s = Whitebox(self._schedules(), learned.levels).window_s(job)
+            window_s = whitebox.window_s(job)
             quantities.update(
                 {name: _product(quantities[name], window_s) for name in _SPANS if name in quantities}
             )
-        notes = (
-            []
-            if setting_of(job) in learned.settings
-            else [f"driple has learned from no run of the setting {setting_of(job)}"]
-        )
+        quantities.update({name: _at_most(quantities[name], link) for name in _RATES if name in quantities})
         return Forecast(job=job, predictor=self.name, quantities=quantities, assumptions=tuple(notes))
+
+    def _unseen(self, job: Job) -> tuple[list[str], float]:
+        """What the runs of a job's network do not have, and how many times as wide intervals are for it."""
+        learned = self.state()
+        seen, row, new = learned.seen[self._network_of(job)], _number_row(job), setting_of(job)
+        names, away = [name for name in SETTINGS if not seen.has(job, name)], seen.numbers.away(row)
+        notes = [_unseen_note(seen, job, name) for name in names] + seen.notes(away, row)
+        distance = len(names) + sum(away.beyond.values())
+        if new not in learned.settings:
+            notes.insert(0, f"driple has learned from no run of the setting {new}")
+            distance = max(distance, 1.0)
+        return notes, _WIDER**distance
 
     def figures(self, job: Job) -> Array:
         """As ``TARGETS`` names them, spans as shares of the window; not a number for those that no run of the
@@ -206,8 +244,11 @@ class DriplePredictor(NeuralPredictor[Learned]):
         settings = frozenset(setting_of(run.job) for run in runs) | (
             before.settings if before else frozenset()
         )
+        seen: dict[str, Seen] = dict(before.seen) if before else {}
+        for key, rows in _rows_by([self._network_of(run.job) for run in runs]).items():
+            seen[key] = _seen([runs[i].job for i in rows], seen.get(key))
         self.learned_ = Learned(
-            networks=networks, levels=levels, settings=settings, measured=measured, spread=spread
+            networks=networks, levels=levels, settings=settings, measured=measured, seen=seen, spread=spread
         )
         busy = TARGETS.index("device_utilization")
         mean = np.nanmean(data.measured[:, busy])
@@ -246,6 +287,7 @@ class DriplePredictor(NeuralPredictor[Learned]):
             "mode": self.mode, "kind": self.kind, "networks": files, "levels": learned.levels.to_dict(),
             "settings": sorted(learned.settings),
             "measured": {device: list(names) for device, names in learned.measured.items()},
+            "seen": {key: seen.to_dict() for key, seen in learned.seen.items()},
             "spread": learned.spread.tolist(),
             "columns": _columns(self.mode),
         }  # fmt: skip
@@ -254,12 +296,15 @@ class DriplePredictor(NeuralPredictor[Learned]):
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
         if document["columns"] != _columns(document["mode"]):
             raise InputError(f"{folder}: the features are others than this version computes; fit it again")
+        if "seen" not in document:
+            raise InputError(f"{folder}: does not tell which settings its runs had; fit it again")
         module = network_module()
         learned = Learned(
             networks={setting: module.load(folder / file) for setting, file in document["networks"].items()},
             levels=Levels(**document["levels"]),
             settings=frozenset(document["settings"]),
             measured={device: tuple(names) for device, names in document["measured"].items()},
+            seen={key: Seen.from_dict(seen) for key, seen in document["seen"].items()},
             spread=np.array(document["spread"], dtype=np.float64),
         )
         own = document.get("own_schedules", False)
@@ -308,6 +353,7 @@ def resources(forecast: Forecast) -> Resources:
         (DriplePredictor.name, _in_seconds(learned, window_s)),
         (inside.predictor, _in_seconds(figures_in(window), window_s)),
     )
+    link = link_bytes_per_s(job)
     figures: dict[str, float] = {}
     by: dict[str, str] = {}
     for group in _GROUPS:
@@ -318,12 +364,20 @@ def resources(forecast: Forecast) -> Resources:
                 (giver, known)
                 for giver, known in sources
                 if known is sources[-1][1]
-                or (all(name in known for name in names) and _agree(group, {**known, **figures}, names))
+                or (
+                    all(name in known for name in names)
+                    and _agree(group, {**known, **figures}, names, window, link)
+                )
             )
             figures |= {name: known[name] for name in names}
             by |= dict.fromkeys(names, giver)
         for resource, mean in zip(group, means, strict=True):
-            figures[f"{resource}_peak"] = max(figures[f"{resource}_peak"], figures[mean])
+            peak = figures[f"{resource}_peak"]
+            most = link if resource.startswith("network") else 1.0
+            figures[f"{resource}_peak"] = max(min(peak, most), figures[mean])
+            idle, active = f"{resource}_idle_s", f"{resource}_active_s"
+            if figures[mean] > 0 and _throughout(figures[idle], figures[active], window):
+                figures[idle], figures[active] = 0.0, window_s
     return Resources(
         figures=figures,
         by=by,
@@ -332,23 +386,83 @@ def resources(forecast: Forecast) -> Resources:
     )
 
 
-def _agree(group: Sequence[str], known: Mapping[str, float], names: Sequence[str]) -> bool:
-    """Whether idle times, active times and peaks can be those of resources with these averages."""
+def _agree(
+    group: Sequence[str], known: Mapping[str, float], names: Sequence[str], window: Use, link: float
+) -> bool:
+    """Whether idle times, active times and peaks can be those of resources with these averages, over this
+    link."""
     if not set(names) <= set(TWELVE):
         return True
+    window_s = window.period_s * len(window.values["network_tx"])
     for resource in group:
         mean = known[MEANS[RESOURCES.index(resource)]]
         idle, active, peak = (known[f"{resource}_{figure}"] for figure in ("idle_s", "active_s", "peak"))
         most = peak * (active + THRESHOLD * idle) / ((active + idle) or 1.0)
         if most < _NEARLY * mean or (active > 0) != (mean > 0):
             return False
+        if resource.startswith("network") and peak > link / _NEARLY:
+            return False
+        nearly = active >= _THROUGHOUT * window_s and idle <= (1 - _THROUGHOUT) * window_s
+        if mean > 0 and _throughout(idle, active, window) and not nearly:
+            return False
     return True
+
+
+def _throughout(idle_s: float, active_s: float, window: Use) -> bool:
+    """Whether there is no room for idle spans: shorter than a sample, or more than active ones leave."""
+    window_s = window.period_s * len(window.values["network_tx"])
+    return idle_s < window.period_s / 2 or idle_s + active_s > window_s * (1 + 1e-9)
 
 
 def _in_seconds(figures: Array, window_s: float) -> dict[str, float]:
     """The figures that are known, by name; spans in seconds."""
     values = np.where(SPANS, figures * window_s, figures)
     return {name: value for name, value in zip(TARGETS, values.tolist(), strict=True) if math.isfinite(value)}
+
+
+# What was seen
+
+
+def _image_side(job: Job) -> float | None:
+    image = job.workload.training.image
+    return math.sqrt(image[-2] * image[-1]) if isinstance(image, tuple) else image
+
+
+_NUMBERS = {
+    **{name: number for name, number in NUMBERS.items() if name not in DATA_NUMBERS},
+    "image side": _image_side,
+    "sequence": lambda job: job.workload.training.sequence,
+}
+"""What may lie beyond the runs of a network."""
+
+
+def _number_row(job: Job) -> dict[str, float | None]:
+    return {name: number(job) for name, number in _NUMBERS.items()}
+
+
+def _seen(jobs: Sequence[Job], before: Seen | None) -> Seen:
+    """What jobs have, and others before them."""
+    rows = [_number_row(job) for job in jobs]
+    found = Seen.of(
+        jobs, {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _NUMBERS}
+    )
+    if before is None:
+        return found
+    settings = {
+        name: (*before.settings[name], *(value for value in values if value not in before.settings[name]))
+        for name, values in found.settings.items()
+    }
+    numbers = {
+        name: tuple(sorted({*values, *before.numbers.values[name]}))
+        for name, values in found.numbers.values.items()
+    }
+    return Seen(workload="", settings=settings, numbers=Numbers(values=numbers))
+
+
+def _unseen_note(seen: Seen, job: Job, name: str) -> str:
+    known = ", ".join(map(str, seen.settings[name]))
+    which = f"which no run has ({known})" if known else "which no run has"
+    return f"{name}: {SETTINGS[name](job)}, {which}, is told by the schedule alone"
 
 
 def _rows_by(keys: Sequence[str]) -> dict[str, list[int]]:
@@ -416,4 +530,27 @@ def _estimate(figure: int, values: Array, spread: Array) -> Estimate:
     ends = np.tile(np.nan_to_num(values), (5, 1))
     ends[:, figure] = values[figure] + np.array([spread[0], spread[1], 0.0, spread[2], spread[3]])
     low_95, low, median, high, high_95 = np.maximum.accumulate(unscaled(ends)[:, figure]).tolist()
+    return Estimate(median, low, high, low_95, high_95)
+
+
+def _no_narrower(spread: Array, others: Mapping[str, Estimate]) -> Array:
+    """The spread, at least as wide as that of others in the figures that they tell."""
+    wide = spread.copy()
+    for i, name in enumerate(TARGETS):
+        if (other := others.get(name)) is None:
+            continue
+        ends = np.zeros((5, len(TARGETS)))
+        low_95, high_95 = (other.low if other.low_95 is None else other.low_95), other.high_95 or other.high
+        ends[:, i] = low_95, other.low, other.high, high_95, other.median
+        *bounds, median = scaled(ends)[:, i]
+        away = np.array(bounds) - median
+        wide[i] = [*np.minimum(wide[i][:2], away[:2]), *np.maximum(wide[i][2:], away[2:])]
+    return wide
+
+
+def _at_most(estimate: Estimate, limit: float) -> Estimate:
+    median, low, high, low_95, high_95 = (None if end is None else min(end, limit) for end in _ends(estimate))
+    assert median is not None
+    assert low is not None
+    assert high is not None
     return Estimate(median, low, high, low_95, high_95)
