@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
@@ -428,7 +428,7 @@ def _image_side(job: Job) -> float | None:
     return math.sqrt(image[-2] * image[-1]) if isinstance(image, tuple) else image
 
 
-_NUMBERS = {
+_NUMBERS: Mapping[str, Callable[[Job], float | None]] = {
     **{name: number for name, number in NUMBERS.items() if name not in DATA_NUMBERS},
     "image side": _image_side,
     "sequence": lambda job: job.workload.training.sequence,
@@ -462,7 +462,7 @@ def _seen(jobs: Sequence[Job], before: Seen | None) -> Seen:
 def _unseen_note(seen: Seen, job: Job, name: str) -> str:
     known = ", ".join(map(str, seen.settings[name]))
     which = f"which no run has ({known})" if known else "which no run has"
-    return f"{name}: {SETTINGS[name](job)}, {which}, is told by the schedule alone"
+    return f"{name}: {SETTINGS[name](job)}, {which}, is known to the schedule alone"
 
 
 def _rows_by(keys: Sequence[str]) -> dict[str, list[int]]:
