@@ -151,7 +151,12 @@ def _intra_link(job: Job) -> str | None:
 
 def _inter_link(job: Job) -> str | None:
     link = job.cluster.groups[0].inter_node
-    return f"{link.kind} {link.bandwidth_bytes_per_s:.3g} B/s" if job.cluster.nodes > 1 else None
+    return f"{link.kind} {link.bandwidth_bytes_per_s:.3g} B/s" if job.over_network else None
+
+
+def _place_of_servers(job: Job) -> str | None:
+    own = "the workers' nodes" if job.cluster.servers is None else "nodes of their own"
+    return own if job.plan.servers else None
 
 
 SETTINGS: Mapping[str, Callable[[Job], Any]] = {
@@ -176,6 +181,7 @@ SETTINGS: Mapping[str, Callable[[Job], Any]] = {
     "plan.sequence_parallel": lambda job: job.plan.sequence_parallel if job.plan.tensor > 1 else None,
     "plan.servers": lambda job: "parameter servers" if job.plan.servers else "all-reduce",
     "plan.asynchronous": lambda job: job.plan.asynchronous if job.plan.servers else None,
+    "cluster.servers": _place_of_servers,
 }
 """What is no number but may differ between runs of one model; None where it does not matter. A job must have
 settings that some run has."""
@@ -187,6 +193,7 @@ NUMBERS: Mapping[str, Callable[[Job], float | None]] = {
     "batch of a worker": lambda job: job.workload.training.global_batch / (job.plan.data or 1),
     "micro-batches": lambda job: job.accumulation,
     "parameter servers": lambda job: job.plan.servers or None,
+    "nodes of servers": lambda job: job.cluster.servers.nodes if job.cluster.servers else None,
     "samples": lambda job: job.workload.training.samples,
 }
 """What may lie between or beyond the values that runs have, all above zero."""
@@ -442,6 +449,8 @@ class Seen:
             {name: tuple(values) for name, values in document[part].items()}
             for part in ("settings", "numbers")
         )
+        if missing := sorted(set(SETTINGS) - set(settings)):
+            raise InputError(f"seen.settings: does not say {', '.join(missing)} of its runs; fit it again")
         return cls(workload=document["workload"], settings=settings, numbers=Numbers(values=numbers))
 
 

@@ -191,11 +191,10 @@ def least_memory_bytes(job: Job, graph: OpGraph) -> float:
 def link_bytes_per_s(job: Job) -> float:
     """What the links of a device carry in one direction: those inside its node, and those of its node where
     there are others, of parameter servers too. Loopback is memory."""
-    outside = job.cluster.nodes > 1 or (job.plan.servers > 0 and job.cluster.servers is not None)
     rates = []
     for group in job.cluster.groups:
         inside, memory = group.intra_node, group.device.memory_bytes_per_s
         rate = memory if inside.kind == "loopback" else inside.bandwidth_bytes_per_s
         rate = rate if group.domain > 1 or job.plan.servers else 0.0
-        rates.append(rate + (group.inter_node.bandwidth_bytes_per_s if outside else 0.0))
+        rates.append(rate + (group.inter_node.bandwidth_bytes_per_s if job.over_network else 0.0))
     return max(rates, default=math.inf)

@@ -279,7 +279,7 @@ def _measured(run: Run, kind: Kind) -> tuple[float, float] | None:
     return None
 
 
-_OUTSIDE = ("micro-batches", "parameter servers", "samples")
+_OUTSIDE = ("micro-batches", "parameter servers", "nodes of servers", "samples")
 """Numbers of a job that are no columns of its own."""
 
 
