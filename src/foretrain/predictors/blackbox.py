@@ -20,7 +20,7 @@ from foretrain.forecast import Estimate, Forecast, ModelSize, whole_training
 from foretrain.job import Job, Run
 from foretrain.predictors.conformal import Factors, factors
 from foretrain.splits import Part, extrapolation, interpolation
-from foretrain.step.graph import known_step_graph, step_graph
+from foretrain.step.graph import possible_step_graph, step_graph
 from foretrain.step.state import model_size
 from foretrain.units import format_count
 
@@ -523,11 +523,14 @@ def forecast_around(
 
 
 def size_of(job: Job) -> ModelSize | None:
-    """Of the job's model, where its graph is known; checkpoints cannot do without, so it is traced for
-    them."""
+    """Of the job's model, where its total time depends on it: by checkpoints, which cannot do without, and by
+    compiling, which can."""
     training = job.workload.training
-    needed = training.checkpoint_every is not None and training.total_steps is not None
-    graph = step_graph(job) if needed else known_step_graph(job)
+    if training.total_steps is None:
+        return None
+    if training.checkpoint_every is not None:
+        return model_size(job, step_graph(job))
+    graph = possible_step_graph(job) if training.compile else None
     return None if graph is None else model_size(job, graph)
 
 
