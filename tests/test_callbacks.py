@@ -25,6 +25,7 @@ from foretrain.evaluate import evaluate
 from foretrain.forecast import Estimate
 from foretrain.job import Run, read_runs
 from foretrain.measure.store import open_runs
+from foretrain.measure.tasks import host
 
 MODEL = """
 import torch
@@ -129,6 +130,22 @@ def test_a_training_becomes_a_run_with_the_median_of_its_steps(job_file: Path, c
     assert {"host", "device", "started", "load_average", "host_cores"} <= set(run.provenance)
     assert (run.provenance["steps"], run.provenance["timed_steps"]) == (20, 17)
     assert "interrupted" not in run.provenance
+
+
+def test_the_machine_is_told_in_the_words_of_campaigns_and_without_its_name(
+    job_file: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.node", lambda: "a-host-name")
+    own = recorder(job_file, clock)
+    own.begin()
+    take(own, clock, *[0.1] * 5)
+    own.end()
+    written = job_file.parent / "runs.jsonl"
+    run = only_run(written)
+    assert run.provenance["host"] == host()
+    assert run.provenance["device"] == f"cpu, {host()}"
+    assert run.job.cluster.host == host()
+    assert "a-host-name" not in written.read_text()
 
 
 def test_steps_seen_by_their_ends_alone(job_file: Path, clock: Clock) -> None:

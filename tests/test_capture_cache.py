@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from commands import ok
 from foretrain import predict
 from foretrain.api import make_job
 from foretrain.capture import cache_folder, capture_job, capture_rank
+from foretrain.capture.sources.models import load_model
 from foretrain.errors import CaptureError, InputError
 from foretrain.graph import OpGraph
 from foretrain.graph.batches import BatchFamily
@@ -25,6 +27,7 @@ from foretrain.job import Job
 
 CAPTURE = importlib.import_module("foretrain.capture")  # foretrain.capture the attribute is the function
 CACHE = importlib.import_module("foretrain.capture.cache")
+RECORDING = importlib.import_module("foretrain.capture.recording")
 READS = importlib.import_module("foretrain.capture.reads")
 KEYS = importlib.import_module("foretrain.capture.keys")
 MODEL = """
@@ -285,6 +288,113 @@ def test_a_package_outside_the_folder_is_part_of_the_key(
     finally:
         for name in [name for name in sys.modules if name.startswith(package.name)]:
             del sys.modules[name]
+
+
+OUTSIDE = """
+import functools
+import json
+import os
+from pathlib import Path
+
+CFG = json.loads((Path(__file__).parent / "cfg.json").read_text())
+OUTPUTS = int(os.environ.get("NET_OUTPUTS", "3"))
+
+@functools.cache
+def width(): return int((Path(__file__).parent / "width.txt").read_text())
+"""
+OUTSIDE_NET = """
+import torch
+import settings_outside
+import settings_user
+
+def make(batch):
+    layers = [torch.nn.Linear(settings_outside.width(), 8), *(torch.nn.Linear(8, 8) for _ in range(settings_user.LAYERS))]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(8, settings_outside.OUTPUTS)), torch.zeros(batch, settings_outside.width())
+"""
+
+
+@pytest.fixture
+def outside(base: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Modules beside no model that read files and a variable, once, and one that takes a name from them."""
+    folder = base / "outside"
+    folder.mkdir()
+    (folder / "settings_outside.py").write_text(OUTSIDE)
+    (folder / "settings_user.py").write_text("from settings_outside import CFG\nLAYERS = CFG['layers']\n")
+    (folder / "cfg.json").write_text('{"layers": 1}')
+    (folder / "width.txt").write_text("8")
+    (base / "nets").mkdir()
+    (base / "nets" / "net.py").write_text(OUTSIDE_NET)
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    forget_outside()
+
+
+def forget_outside() -> None:
+    """As a new process would find them."""
+    for name in ("settings_outside", "settings_user"):
+        sys.modules.pop(name, None)
+    for known in (RECORDING._read_by, RECORDING._files_before, RECORDING._variables_before):
+        known.clear()
+
+
+def change_outside(what: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The parameters of the model that follows."""
+    if what == "file":
+        (folder / "cfg.json").write_text('{"layers": 2}')
+    elif what == "file read once":
+        (folder / "width.txt").write_text("4")
+    else:
+        monkeypatch.setenv("NET_OUTPUTS", "5")
+    return {"file": 72 + 2 * 72 + 27, "file read once": 40 + 72 + 27, "variable": 72 + 72 + 45}[what]
+
+
+@pytest.mark.parametrize("what", ["file", "file read once", "variable"])
+def test_what_a_module_outside_the_folder_read_is_part_of_every_key_of_a_process(
+    base: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    jobs = [a_job(base / "nets", precision=precision) for precision in ("fp32", "bf16")]
+    assert [capture_job(job).parameters for job in jobs] == 2 * [72 + 72 + 27]
+    expected = change_outside(what, outside, monkeypatch)
+    forget_outside()
+    assert [capture_job(job).parameters for job in jobs] == 2 * [expected]
+
+
+@pytest.mark.parametrize("what", ["file", "file read once", "variable"])
+def test_a_module_outside_the_folder_is_imported_anew_when_what_it_read_changes(
+    base: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    job = a_job(base / "nets")
+    assert capture_job(job).parameters == 72 + 72 + 27
+    loaded = sys.modules["settings_outside"]
+    capture_job(job, refresh=True)
+    assert sys.modules["settings_outside"] is loaded
+    expected = change_outside(what, outside, monkeypatch)
+    assert capture_job(job).parameters == expected
+
+
+def test_a_model_that_is_run_before_it_is_traced_tells_what_its_modules_read(
+    base: Path, outside: Path
+) -> None:
+    job = a_job(base / "nets")
+    load_model(job.workload, 4, "cpu")
+    capture_job(job)
+    (names,) = (base / "cache").glob("*.reads.json")
+    assert {"../outside/cfg.json", "../outside/settings_outside.py"} <= READS.Reads.load(names).files
+
+
+@pytest.mark.parametrize(
+    "copy",
+    ["dict(os.environ)", "{**os.environ}", "os.environ.copy()", "list(os.environ.items())",
+     "[os.environ[name] for name in sorted(os.environ)]"],
+)  # fmt: skip
+def test_going_over_the_whole_environment_asks_for_no_variable(
+    base: Path, monkeypatch: pytest.MonkeyPatch, copy: str
+) -> None:
+    monkeypatch.setenv("NET_OUTPUTS", "3")
+    (base / "net.py").write_text(READER.replace("def make", f"all_of_them = {copy}\n\ndef make"))
+    capture_job(a_job(base))
+    (names,) = (base / "cache").glob("*.reads.json")
+    assert READS.Reads.load(names).variables == {"NET_OUTPUTS"}
 
 
 def test_another_version_of_a_package_that_the_file_imports_traces_again(

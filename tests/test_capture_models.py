@@ -3,6 +3,7 @@ said in one line."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from foretrain import predict
+from foretrain import predict, predictors
 from foretrain.capture import _trace
 from foretrain.capture.sources.models import load_model
 from foretrain.errors import CaptureError, ForetrainError, InputError
@@ -70,6 +71,16 @@ class Plain: pass
 
 def unnamed(width=8): return nn.Linear(width, width), (torch.zeros(4, width),)
 def last(width=8, *, batch_size): return nn.Linear(width, 3), (torch.zeros(batch_size, width),)
+def normed(use_batch_norm=False, batch=32):
+    return (nn.BatchNorm1d(8) if use_batch_norm else nn.Linear(8, 3)), (torch.zeros(batch, 8),)
+def norm_only(use_batch_norm=False): return nn.Linear(8, 3)
+def by_size(n=3, batch_size=2): return nn.Linear(8, n), (torch.zeros(batch_size, 8),)
+def by_n(n, width=8): return nn.Linear(width, 3), (torch.zeros(n, width),)
+def at_first(batch, /, width=8): return nn.Linear(width, 3), (torch.zeros(batch, width),)
+def at_second(width=8, batch=2, /): return nn.Linear(width, 3), (torch.zeros(batch, width),)
+def by_any_name(**kwargs): return wide(**kwargs)
+def not_used(_): return nn.Linear(8, 3), (torch.zeros(4, 8),)
+def not_used_either(_unused): return nn.Linear(8, 3), (torch.zeros(4, 8),)
 def deaf(batch): return nn.Linear(8, 3), (torch.zeros(8, 8),)
 def time_first(batch): return nn.Linear(8, 3), (torch.zeros(5, batch, 8),), lambda output: output.sum()
 def tokens(batch): return words(batch), torch.zeros(batch, 6, dtype=torch.long)
@@ -278,6 +289,50 @@ def test_the_batch_goes_to_the_parameter_of_its_name(base: Path) -> None:
     assert python(base, "user.py:last").parameters == 8 * 3 + 3
 
 
+@pytest.mark.parametrize(
+    ("function", "args", "width", "outputs"),
+    [
+        ("normed", {}, 8, 3),
+        ("by_size", {}, 8, 3),
+        ("by_size", {"n": 5}, 8, 5),
+        ("by_n", {"width": 6}, 6, 3),
+        ("at_first", {"width": 6}, 6, 3),
+        ("at_second", {"width": 6}, 6, 3),
+        ("at_second", {}, 8, 3),
+        ("by_any_name", {"width": 6}, 6, 3),
+        ("not_used", {}, 8, 3),
+        ("not_used_either", {}, 8, 3),
+    ],
+)
+def test_the_batch_is_one_parameter_and_no_other(
+    base: Path, function: str, args: dict[str, Any], width: int, outputs: int
+) -> None:
+    graph = trace(base, {"source": "python", "name": f"user.py:{function}", "args": args})
+    assert graph.parameters == width * outputs + outputs
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "message"),
+    [
+        (
+            "wide",
+            {"batch": 8},
+            r"^model\.args\.batch: 8 stands where model user\.py:wide takes the job's batch",
+        ),
+        (
+            "norm_only",
+            {},
+            r"^model\.name: user\.py:norm_only takes use_batch_norm; a function that takes batch",
+        ),
+    ],
+)
+def test_a_batch_that_has_no_place_is_refused(
+    base: Path, function: str, args: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        trace(base, {"source": "python", "name": f"user.py:{function}", "args": args})
+
+
 def test_inputs_may_be_laid_out_by_time_if_they_grow_with_the_batch(base: Path) -> None:
     assert python(base, "user.py:time_first").samples == 4
 
@@ -349,6 +404,7 @@ def test_a_compiled_module_is_forecast_as_compiled() -> None:
     ("options", "message"),
     [
         ({"sequence": 5}, r"^training\.sequence: 5 is not what the module is given: inputs of \[4, 8\]$"),
+        ({"sequence": 8}, r"^training\.sequence: 8 is not what the module is given: inputs of \[4, 8\]$"),
         ({"image": 5}, r"^training\.image: \[3, 5, 5\] is not what the module is given: inputs of \[4, 8\]$"),
         ({"classes": 5}, r"^training\.classes: 5, but no tensor of the graph .* is as wide$"),
     ],
@@ -357,8 +413,9 @@ def test_a_shape_that_a_modules_inputs_do_not_have_is_refused(options: dict[str,
     module, inputs = torch.nn.Linear(8, 3), torch.zeros(4, 8)
     with pytest.raises(InputError, match=message):
         predict(module, inputs, predictor="roofline", **options)
-    tokens = predict(module, inputs, predictor="roofline", sequence=8, classes=3).quantities["tokens_per_s"]
-    samples = predict(module, inputs, predictor="roofline").quantities["samples_per_s"]
+    steps = torch.zeros(4, 8, 8)
+    tokens = predict(module, steps, predictor="roofline", sequence=8, classes=3).quantities["tokens_per_s"]
+    samples = predict(module, steps, predictor="roofline").quantities["samples_per_s"]
     assert tokens.median == pytest.approx(8 * samples.median)
 
 
@@ -497,6 +554,18 @@ def test_vit_takes_its_image_from_the_configuration_or_the_job(
             r"^model\.config\.hiden_size: 'hiden_size' is not a key of llama; .*did you mean hidden_size ",
         ),
         (
+            {"model_type": "llama", **TINY, "foo_bar": 1},
+            "causal-lm",
+            {"sequence": 8},
+            r"^model\.config\.foo_bar: 'foo_bar' is not a key of llama; ",
+        ),
+        (
+            {"model_type": "llama", **TINY, "n_layer": 4},
+            "causal-lm",
+            {"sequence": 8},
+            r"^model\.config\.n_layer: 'n_layer' is not a key of llama; ",
+        ),
+        (
             {"model_type": "llava", "text_config": {"model_type": "llama", "hiden_size": 64}},
             "base",
             {"sequence": 8},
@@ -558,7 +627,7 @@ def test_vit_takes_its_image_from_the_configuration_or_the_job(
         ),
     ],
     ids=[
-        "type", "task", "no task", "no sequence", "typo", "nested typo", "negative", "zero", "two names",
+        "type", "task", "no task", "no sequence", "typo", "unknown", "another's", "nested typo", "negative", "zero", "two names",
         "positions", "padded positions", "classes", "image", "sequence", "labels",
     ],
 )  # fmt: skip
@@ -580,6 +649,69 @@ def test_what_is_wrong_with_a_configuration_is_said(
 )
 def test_keys_that_only_the_models_code_reads_are_taken(base: Path, config: dict[str, Any]) -> None:
     assert transformer(base, config, "causal-lm", sequence=8).tokens == 32
+
+
+FILE = {
+    "_name_or_path": "somewhere", "architectures": ["AModel"], "transformers_version": "4.31.0.dev0",
+    "task_specific_params": {"text-generation": {"do_sample": True}}, "bos_token_id": 1, "tokenizer_class": "T",
+}  # fmt: skip
+"""What files of the model hub hold beside the model."""
+GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16}
+WEIGHTS = "not used; training.precision says what weights are"
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "task", "notes"),
+    [
+        (GPT2, {"n_ctx": 16, "summary_type": "cls_index"}, "causal-lm", ["n_ctx not used by gpt2"]),
+        (
+            {"model_type": "bert", **TINY},
+            {"gradient_checkpointing": False, "pooler_type": "first_token_transform"},
+            "masked-lm",
+            ["gradient_checkpointing, pooler_type not used by bert"],
+        ),
+        (T5, {"n_positions": 512, "output_past": True}, None, ["n_positions, output_past not used by t5"]),
+        (
+            {"model_type": "llama", **TINY},
+            {
+                "torch_dtype": "bfloat16",
+                "quantization_config": {"quant_method": "fp8"},
+                "auto_map": {"AutoModelForCausalLM": "code.Model"},
+                "temperature": 0.9,
+                "pretraining_tp": 1,
+            },
+            "causal-lm",
+            [f"torch_dtype, quantization_config {WEIGHTS}"],
+        ),
+        (
+            {
+                "model_type": "mamba",
+                "hidden_size": 32,
+                "num_hidden_layers": 1,
+                "state_size": 4,
+                "vocab_size": 100,
+            },
+            {"n_layer": 1, "d_model": 32, "torch_dtype": "float32"},
+            "causal-lm",
+            [f"torch_dtype {WEIGHTS}", "n_layer, d_model not used by mamba"],
+        ),
+    ],
+    ids=["gpt2", "bert", "t5", "llama", "mamba"],
+)
+def test_a_published_configuration_is_taken_and_what_it_does_not_use_is_said(
+    base: Path, config: dict[str, Any], more: dict[str, Any], task: str | None, notes: list[str]
+) -> None:
+    plain = transformer(base, config, task, sequence=8)
+    graph = transformer(base, {**FILE, **config, **more}, task, sequence=8)
+    said = [f"model.config: {note}" for note in notes]
+    assert graph.info["assumptions"] == [*said, *plain.info.get("assumptions", [])]
+    assert dataclasses.replace(graph, info={}).digest() == dataclasses.replace(plain, info={}).digest()
+
+
+def test_what_a_configuration_does_not_use_is_among_the_assumptions(base: Path) -> None:
+    model = {"source": "transformers", "task": "causal-lm", "config": {**GPT2, "n_ctx": 16}}
+    forecast = predictors.get("deletepop").predict(a_job(base, model, sequence=8))
+    assert "model.config: n_ctx not used by gpt2" in forecast.assumptions
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,31 @@ def test_operators_by_their_shapes(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"inputs": [[1]]},
+        {"inputs": [1]},
+        {"inputs": [["ab", "float32", None]]},
+        {"flops": None},
+        {"bytes": "x"},
+    ],
+)
+def test_what_is_no_operator_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    row = {"name": "relu", "inputs": [[[4], "float32", None]], "flops": 4, "bytes": 32}
+    (tmp_path / "ops.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**row, **change}) + "\n")
+    said = fails(tmp_path / "ops.jsonl", "--operators", "--count", 1)
+    assert "row 2 is not an operator with name, inputs, flops and bytes" in said
+
+
+def test_what_a_row_lacks_stays_empty(tmp_path: Path) -> None:
+    rows = [{"batch": 3, "cost_s": 5}, {"batch": 9, "note": "wide", "cost_s": 5}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run(tmp_path / "rows.jsonl", "--count", 2)
+    shown = [line.split() for line in result.stdout.splitlines() if line.endswith(" 5 s ")]
+    assert sorted(shown) == [["3", "5", "s"], ["9", "wide", "5", "s"]]
+
+
 def test_a_cost_column_of_another_name(tmp_path: Path) -> None:
     file = write_csv(tmp_path / "a.csv", [{"x": value, "takes": 2} for value in range(5)])
     assert json.loads(run(file, "--budget", "6s", "--cost-column", "takes", "--json").stdout)["count"] == 3

@@ -13,7 +13,7 @@ from foretrain.costs.startup import Started, StartUp, shipped
 from foretrain.duration import STORAGE_SPREAD, Duration, ModelSize, Part, duration, of_steps
 from foretrain.errors import InputError
 from foretrain.estimate import Estimate
-from foretrain.forecast import whole_training
+from foretrain.forecast import Forecast, whole_training
 from foretrain.graph import Buffer, Op, OpGraph, Weight
 from foretrain.job import Job
 from foretrain.step.state import model_size
@@ -105,6 +105,23 @@ def test_an_evaluation_is_so_many_forward_passes() -> None:
     assert part(every_epoch, "evaluation", forward_s=0.02).time_s.median == pytest.approx(25 * 0.02)
 
 
+def test_an_evaluation_by_the_clock_counts_steps_that_wait_for_data() -> None:
+    slow = job(loader_rate=0.64, steps=100, evaluate_every="10 min", evaluate_samples=64)
+    found = part(slow, "evaluation", forward_s=0.02)
+    assert found.source == "17 times 1 batches of 1 min 40 s (waiting for data)"
+
+
+def test_devices_that_wait_draw_idle_power() -> None:
+    asked = job(loader_rate=6.4, steps=1000)
+    found = whole(asked)
+    quantities = {**whole_training(asked, STEP, SIZE), "power_w": Estimate(600, 600, 600)}
+    forecast = Forecast(job=asked, predictor="x", quantities=quantities, duration=found)
+    idle_w = 0.15 * (asked.cluster.device.tdp_w or 0.0)
+    assert forecast.energy_j is not None
+    waits_s = found.time_s.median - 100
+    assert forecast.energy_j.median == pytest.approx(100 * 600 + waits_s * idle_w)
+
+
 def test_a_checkpoint_takes_its_size_over_the_rate_of_the_storage() -> None:
     asked = job(cluster={"storage_bandwidth": "2 GB/s"}, checkpoint_every=1000)
     written = part(asked, "checkpoints").time_s
@@ -117,7 +134,8 @@ def test_a_checkpoint_takes_its_size_over_the_rate_of_the_storage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "nodes"), [({}, 1), ({"shard": "zero3"}, 4), ({"tensor": 8, "pipeline": 2}, 2)]
+    ("plan", "nodes"),
+    [({}, 1), ({"shard": "zero3"}, 4), ({"tensor": 8, "pipeline": 2}, 2), ({"expert": 32}, 4)],
 )
 def test_nodes_that_hold_different_parts_write_them_at_once(plan: dict[str, Any], nodes: int) -> None:
     cluster = {"devices_per_node": 8, "nodes": 4, "storage_bandwidth": "1 GB/s"}

@@ -12,8 +12,9 @@ import pytest
 
 from commands import run
 from foretrain import predictors
+from foretrain.errors import InputError
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import Job
+from foretrain.job import Job, Run
 from foretrain.predictors.base import EVIDENCE
 from foretrain.predictors.evidence import (
     FIELDS,
@@ -44,9 +45,11 @@ def job(model: str = "resnet50", batch: int = 64, device: str = "h200", **traini
     })  # fmt: skip
 
 
-def record(of: Job, error: float, inside: float = 1.0, source: str = "ours", **more: Any) -> Record:
+def record(
+    of: Job, error: float, inside: float = 1.0, source: str = "ours", by: str = "deletepop", **more: Any
+) -> Record:
     key = Key.of(of)
-    outcomes = {"deletepop": Outcome(error=error, inside=inside)}
+    outcomes = {by: Outcome(error=error, inside=inside)}
     return Record(source=source, about=describe(of), low=key, high=key, outcomes=outcomes, **more)
 
 
@@ -149,14 +152,57 @@ def test_the_shipped_table_knows_each_predictor_that_ships_something() -> None:
     assert all((runs == 1 or value is None) for runs, value in zip(document["runs"], measured, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("asked", "measured", "like"),
+    [("mi300x", "h200", False), ("cpu", "h200", False), ("h200", "cpu", False), ("mi300x", "mi250", True)],
+)
+def test_devices_of_another_kind_are_never_like_one_another(asked: str, measured: str, like: bool) -> None:
+    def on(device: str) -> Job:
+        cores = {"cores_per_device": 1} if device == "cpu" else {}
+        sections = job().to_dict()
+        return Job.read({**sections, "cluster": {"device": device, **cores}, "plan": {}})
+
+    found = known(table(record(on(measured), 0.05)), on(asked))
+    assert found.is_far is not like
+    assert found.nearest[0].differs[0].startswith("device ")
+
+
+@pytest.mark.parametrize(
+    ("predictor", "device", "others"), [("deletepop", "mi300x", "h200"), ("driple", "h200", "cpu")]
+)
+def test_runs_that_come_with_foretrain_are_like_those_of_their_own_kind(
+    predictor: str, device: str, others: str
+) -> None:
+    found = shipped().nearest(Key.of(job(batch=32, device=device, image=224)), predictor)
+    assert found is not None
+    assert found.is_far or not [one.about for one in found.nearest if f" {others}" in one.about]
+
+
 def test_what_was_learned_here_is_not_scored_by_what_was_shipped() -> None:
     made = predictors.get("ernest")
     forecast = Forecast(job=job(), predictor="ernest", quantities={"step_time_s": Estimate(1, 1, 1)})
     assert made.knows(forecast) is None
     other = predictors.get("deletepop")
     assert other.knows(forecast) is not None
-    other.left_out_ = ()  # as ``fit`` does
+    with pytest.raises(InputError):
+        other.fit(())
     assert other.knows(forecast) is None
+
+
+def test_evidence_does_not_outlive_the_fit_that_it_is_of(tmp_path: Path) -> None:
+    runs = [Run(job=job(batch=batch), measured={"step_time_s": 0.01 * batch}) for batch in (4, 8, 16, 32)]
+    forecast = Forecast(job=job(), predictor="ernest", quantities={"step_time_s": Estimate(1, 1, 1)})
+    made = predictors.get("ernest").fit(runs)
+    made.records_ = Records.of([record(job(), 0.5, by="ernest")], LIKE)
+    assert made.knows(forecast) is not None
+    made.save(tmp_path / "saved")
+    again = predictors.get(str(tmp_path / "saved"))
+    assert again.knows(forecast) is not None
+    again.fit(runs)
+    assert again.knows(forecast) is None
+    again.save(tmp_path / "saved")
+    assert not (tmp_path / "saved" / EVIDENCE).exists()
+    assert predictors.get(str(tmp_path / "saved")).knows(forecast) is None
 
 
 # Side by side

@@ -19,7 +19,7 @@ from foretrain.costs import fitting
 from foretrain.costs.learned import load_costs
 from foretrain.errors import InputError
 from foretrain.job import Job, Run
-from foretrain.predictors.base import FILE
+from foretrain.predictors.base import EVIDENCE, FILE
 from foretrain.predictors.checks import check_saved
 from foretrain.predictors.deletepop.predictor import OPERATORS, DeletePopPredictor
 from foretrain.predictors.ray_models import RayModelsPredictor
@@ -96,7 +96,7 @@ def test_a_few_runs_calibrate_and_the_folder_forecasts(folder: Path) -> None:
     assert after < 10
     assert "learned from 4 of 4 runs" in done.stderr
     assert "deletepop in mine; use it with --predictor mine" in done.stderr
-    assert content(folder / "mine").keys() == {FILE, OPERATORS}
+    assert content(folder / "mine").keys() == {FILE, OPERATORS, EVIDENCE}
     assert step_time_s(folder, "--predictor", "mine") / step_time_s(folder) == pytest.approx(1.5, rel=0.05)
 
 

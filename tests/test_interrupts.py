@@ -11,11 +11,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import foretrain
 from commands import PATIENCE_S, begin
+from foretrain import interrupts
 from foretrain.fanout.cluster import connect
 from foretrain.interrupts import ended_as_interrupted, exit_code
 
@@ -211,15 +213,21 @@ def plain_sigterm() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("plain_sigterm")
-def test_two_signals_at_once_are_one_request() -> None:
+def test_two_signals_at_once_are_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     cleaned = list[bool]()
 
     def interrupted() -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
         finally:
+            clock.now_s += 0.9
             os.kill(os.getpid(), signal.SIGTERM)
             cleaned.append(True)
+            clock.now_s += 1.1
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGTERM)
 
     with ended_as_interrupted(), pytest.raises(KeyboardInterrupt):
         interrupted()

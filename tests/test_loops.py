@@ -20,6 +20,9 @@ def net(batch, width=16):
 
 def conv(batch):
     return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 10))
+
+def norm(batch):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 10), torch.nn.BatchNorm1d(10))
 """
 JOB = """
 [model]
@@ -91,6 +94,43 @@ def write_jobs(name: str, *jobs: dict[str, Any]) -> str:
 
 
 # The loops
+
+
+def test_runs_of_a_campaign_are_known_whatever_machine_they_were_measured_on() -> None:
+    place = {"device": "cpu", "cores_per_device": 1, "devices_per_node": 1, "nodes": 2}
+    jobs = [{**job(batch=batch), "cluster": place} for batch in (4, 8)]
+    about = {"host": "AMD EPYC, 2 cores", "machines": 1}
+    write_jobs(
+        "runs.jsonl", *({"job": one, "measured": {"step_time_s": 1}, "provenance": about} for one in jobs)
+    )
+    again = ("--count", "1", "--measured", "runs.jsonl", "--predictor", "ernest")
+    assert "all of them were measured before" in fails("design", "runs.jsonl", *again)
+    named = [
+        {**one, "cluster": {**place, "host": host}} for one in jobs for host in ("AMD EPYC, 2 cores", "X")
+    ]
+    write_jobs("named.jsonl", *named)
+    ok("design", "named.jsonl", *again, "-o", "next.jsonl")
+    assert lines("next.jsonl")[0]["job"]["cluster"]["host"] == "X"
+
+
+def test_a_size_that_cannot_be_is_left_out_and_the_others_keep_their_prices() -> None:
+    text = JOB.replace("net", "norm").replace("samples = 64\n", "").replace("= 16", "= 4")
+    Path("norm.toml").write_text(text)
+    sizes = ("--cluster", "1,2", "--scale", "0.5,1")
+    done = run("design", "norm.toml", *sizes, "--budget", "10m", "-o", "jobs.jsonl")
+    assert done.exit_code == 0, done.stderr
+    assert "left out: tiny.py:norm, 2 workers, batch 2: " in done.stderr
+    chosen = {
+        (one["job"]["plan"]["data"], one["job"]["training"]["global_batch"]) for one in lines("jobs.jsonl")
+    }
+    assert chosen == {(1, 2), (1, 4), (2, 4)}
+    assert all(one["provenance"]["expected_s"] > 5 for one in lines("jobs.jsonl"))
+    only = ("--cluster", "2", "--scale", "0.5")
+    assert "no forecast says how long" in run("design", "norm.toml", *only, "--budget", "10m").stderr
+    assert (
+        "how long the measurements take is not known"
+        in run("design", "norm.toml", *only, "--count", "1").stderr
+    )
 
 
 def test_operators_from_a_design_to_a_forecast(tmp_path: Path) -> None:
@@ -201,6 +241,26 @@ def test_files_in_the_wrong_place_are_named() -> None:
     assert "takes runs" in fails("design", "grid.toml", "--count", "1", "--measured", "ops.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("provenance", "said"),
+    [
+        ("x", "provenance: 'x' is not a table of keys and values"),
+        ({"cores_per_worker": "many"}, "provenance.cores_per_worker: 'many' is not a whole number"),
+        ({"link": 5}, "provenance.link: 5 is not"),
+    ],
+)
+def test_a_provenance_that_is_none_is_one_line(provenance: object, said: str) -> None:
+    write_jobs("jobs.jsonl", {"job": job()}, {"job": job(), "provenance": provenance})
+    answer = fails("measure", "campaign", "jobs.jsonl", "-o", "runs.jsonl")
+    assert f"jobs.jsonl:2: {said}" in answer
+
+
+def test_a_line_that_is_no_job_is_one_line() -> None:
+    Path("jobs.jsonl").write_text(json.dumps(job()) + "\n[1]\n")
+    answer = fails("measure", "campaign", "jobs.jsonl", "-o", "runs.jsonl")
+    assert "jobs.jsonl:2: job: [1] is not a table" in answer
+
+
 def test_an_operator_that_cannot_be_replayed_is_named() -> None:
     write_jobs("ops.jsonl", {"name": "relu", "inputs": [], "flops": 0, "bytes": 8})
     told = run("design", "ops.jsonl", "--operators", "--count", "1", "-o", "chosen.jsonl").stderr
@@ -211,12 +271,21 @@ def test_an_operator_that_cannot_be_replayed_is_named() -> None:
 
 
 def test_a_campaign_carries_out_what_its_jobs_say_or_fails() -> None:
-    write_jobs("jobs.jsonl", job(compile=True), job(mode="infer"))
+    served = {**job(), "plan": {"servers": 1}}
+    own_nodes = {**served, "cluster": {**served["cluster"], "servers": {"nodes": 1}}}
+    write_jobs(
+        "jobs.jsonl", job(compile=True), job(mode="infer"), own_nodes, job(loader_rate=9.0),
+        job(evaluate_every=5, evaluate_samples=4), job(checkpoint_every="1h"),
+    )  # fmt: skip
     result = run("measure", "campaign", "jobs.jsonl", "-o", "runs.jsonl", *QUICK)
     assert result.exit_code == 1
     assert [line["error"] for line in lines("runs.failures.jsonl")] == [
         "training.compile: True cannot be measured in a campaign",
         "training.mode: 'infer' cannot be measured in a campaign",
+        "cluster.servers: {'nodes': 1} cannot be measured in a campaign",
+        "training.loader_rate: 9.0 cannot be measured in a campaign",
+        "training.evaluate_every: 5 cannot be measured in a campaign",
+        "training.checkpoint_every: '1h' cannot be measured in a campaign",
     ]
     assert "--models: is for a grid" in fails(
         "measure", "campaign", "jobs.jsonl", "--models", "x", "-o", "o.jsonl"

@@ -329,6 +329,35 @@ def test_servers_with_nodes_of_their_own_are_reached_over_the_network() -> None:
 
 
 @pytest.mark.parametrize(
+    ("training", "plan", "message"),
+    [
+        ({"mode": "infer"}, {}, r"plan\.servers: 2, but inference has no gradients"),
+        (
+            {},
+            {"tensor": 2},
+            r"plan\.servers: 2 serve workers that hold the whole model; leave out plan\.tensor",
+        ),
+    ],
+)
+def test_servers_serve_training_workers_that_hold_the_whole_model(
+    training: dict[str, Any], plan: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        job(training=training, servers=2, **plan)
+
+
+def test_stages_that_wait_for_the_longest_exchange_are_not_waiting_for_the_host() -> None:
+    slow = {"device": "h100", "nodes": 8, "inter_node": {"kind": "ethernet", "bandwidth": "10 Gb/s"}}
+    tables = job(slow, {"global_batch": 8}, pipeline=2, micro_batch=2).to_dict()
+    uneven = {**LLAMA, "vocab_size": 65536, "tie_word_embeddings": True}
+    one_sided = Job.read({**tables, "model": {**tables["model"], "config": uneven}})
+    step = PREDICTOR.predict(one_sided).inside("test")
+    longest = max(sum(seconds for _, seconds in work.buckets) + work.after_backward_s for work in step.works)
+    assert step.causes_s["exposed communication"] > 0.8 * longest
+    assert step.causes_s["waiting for the host"] < step.time_s - longest
+
+
+@pytest.mark.parametrize(
     ("servers", "nodes", "words"),
     [
         (0, 1, "1 nodes need parameter servers"),

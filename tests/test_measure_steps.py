@@ -123,6 +123,32 @@ def test_several_devices_are_for_campaigns(tmp_path: Path) -> None:
         measure_step(two, device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("section", "options", "said"),
+    [
+        ("plan", {"offload": True}, "plan.offload: True cannot be measured here"),
+        ("plan", {"servers": 2}, "plan.servers: 2 cannot be measured here"),
+        ("plan", {"recompute": "full"}, "plan.recompute: 'full' cannot be measured here"),
+        ("training", {"compile": True}, "training.compile: True cannot be measured here"),
+        ("training", {"loader_rate": 9.0}, "training.loader_rate: 9.0 cannot be measured here"),
+        (
+            "training",
+            {"evaluate_every": 5, "evaluate_samples": 4},
+            "training.evaluate_every: 5 cannot be measured here",
+        ),
+        ("training", {"checkpoint_every": "1h"}, "training.checkpoint_every: '1h' cannot be measured here"),
+    ],
+)
+def test_a_run_claims_nothing_that_was_not_carried_out(
+    tmp_path: Path, section: str, options: dict[str, object], said: str
+) -> None:
+    sections = a_job(tmp_path).to_dict()
+    job = Job.read({**sections, section: {**sections[section], **options}}, base=tmp_path)
+    with pytest.raises(UnsupportedJob) as refused:
+        measure_step(job, device="cpu", seconds=0.01)
+    assert str(refused.value) == said
+
+
 def test_a_missing_gpu_is_one_line(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")

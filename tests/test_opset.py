@@ -84,6 +84,7 @@ def test_questions_by_name() -> None:
 # Traced models
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 128}
+MAMBA = {name: value for name, value in TINY.items() if name != "num_attention_heads"}
 T5 = {"model_type": "t5", "d_model": 32, "d_ff": 64, "num_layers": 1}
 ZOO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "resnet10t": ({"source": "timm"}, {"image": 64, "optimizer": "adamw"}),
@@ -93,7 +94,7 @@ ZOO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shufflenet_v2_x0_5": ({"source": "torchvision"}, {"image": 64}),
     "llama": ({"task": "causal-lm", "config": {"model_type": "llama", **TINY}}, {"optimizer": "adamw-fused"}),
     "mixtral": ({"task": "causal-lm", "config": {"model_type": "mixtral", **TINY}}, {}),
-    "mamba": ({"task": "causal-lm", "config": {"model_type": "mamba", **TINY}}, {}),
+    "mamba": ({"task": "causal-lm", "config": {"model_type": "mamba", **MAMBA}}, {}),
     "deberta": ({"task": "masked-lm", "config": {"model_type": "deberta-v2", **TINY}}, {}),
     "t5": ({"task": "seq2seq-lm", "config": T5}, {}),
 }

@@ -132,7 +132,7 @@ def test_json_has_the_chance_and_both_intervals(forecast: Forecast) -> None:
     data = json.loads(to_json(forecast))
     assert 0 <= data["out_of_memory_chance"] < 0.01
     step = data["quantities"]["forward_time_s"]
-    assert step["low_95"] < step["low"] < step["median"] < step["high"] < step["high_95"]
+    assert step["low_95"] <= step["low"] <= step["median"] < step["high"] < step["high_95"]
 
 
 def test_summary_of_a_forecast_that_has_only_a_step_time(forecast: Forecast) -> None:

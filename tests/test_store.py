@@ -102,7 +102,7 @@ def runs(draw: st.DrawFn) -> Run:
         },
     }
     figures = st.dictionaries(
-        st.sampled_from(sorted(QUANTITIES)), st.floats(allow_nan=False, allow_infinity=False), max_size=3
+        st.sampled_from(sorted(QUANTITIES)), st.floats(5e-324, allow_infinity=False), max_size=3
     )
     provenance = st.fixed_dictionaries(
         {}, optional={"source": WORDS, "label": VALUES, "note": VALUES, "host": WORDS}
@@ -239,7 +239,7 @@ def test_any_run_survives(url: str) -> None:
 def test_a_failure_half_way_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.add([run(0)])
     broken = dataclasses.replace(Entry.of(run(2)), document={"measured": {"step_time_s": None}})
-    for wrong in (broken, run(math.nan)):
+    for wrong in (broken, Run(job=run(2).job, measured={"step_time_s": math.nan})):
         with pytest.raises((StoreError, InputError)):
             store.add([run(1), wrong])
     monkeypatch.setattr(Store, "_insert", _interrupted(Store._insert))

@@ -52,6 +52,12 @@ class Duration:
     parts: tuple[Part, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def working_share(self) -> float:
+        """Of the time, that of steps and evaluation; in the rest the devices are idle."""
+        working_s = sum(part.time_s.median for part in self.parts if part.name in (STEPS, EVALUATION))
+        return min(1.0, working_s / self.time_s.median) if self.time_s.median else 1.0
+
 
 def duration(
     job: Job, step_time: Estimate, size: ModelSize | None = None, *, forward_s: float | None = None
@@ -152,13 +158,14 @@ def _evaluation(job: Job, step_time: Estimate, steps: int, forward_s: float | No
     training = job.workload.training
     if training.evaluate_every is None or training.evaluate_samples is None:
         return None
-    times = _times(job, training.evaluate_every, steps, step_time.median)
+    times = _times(job, training.evaluate_every, steps, paced(job, step_time).median)
     batches = math.ceil(training.evaluate_samples / training.global_batch)
     share = FORWARD_SHARE if forward_s is None else forward_s / step_time.median
     forward = step_time * share
     loading_s = _loading_s(job)
     batch = forward if loading_s is None else forward.at_least(loading_s)
     of = "a third of a step" if forward_s is None else "the forward pass"
+    of = of if loading_s is None or loading_s <= forward.median else "waiting for data"
     source = f"{times:,} times {batches:,} batches of {format_seconds(batch.median)} ({of})"
     return Part(name=EVALUATION, time_s=batch * (times * batches), source=source)
 
@@ -195,7 +202,8 @@ def _writing_nodes(job: Job) -> int:
     if plan.shard != "none":
         return cluster.nodes
     per_node = max(group.devices_per_node for group in cluster.groups)
-    return min(cluster.nodes, math.ceil(plan.tensor * plan.pipeline / per_node))
+    different = plan.tensor * plan.pipeline * min(plan.expert, plan.data or 1)
+    return min(cluster.nodes, math.ceil(different / per_node))
 
 
 def _restarts(

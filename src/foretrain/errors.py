@@ -23,9 +23,15 @@ class CaptureError(ForetrainError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception of another library says, in one line."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    """What an exception of another library says, in one line.
+
+    >>> first_line(ValueError("field 'a':\\n    too small\\n  more"))
+    "field 'a': too small"
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def invalid(field: str, value: object, allowed: str) -> InputError:

@@ -26,6 +26,9 @@ __all__ = [
     "whole_training",
 ]
 
+IDLE_POWER = 0.15
+"""Share of the TDP that an idle accelerator draws."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
@@ -101,11 +104,15 @@ class Forecast:
 
     @property
     def energy_j(self) -> Estimate | None:
-        """Joules for the whole training, all devices together."""
+        """Joules for the whole training, all devices together: at the power of a step while they work, else
+        idle."""
         total, power = self.quantities.get("total_time_s"), self.quantities.get("power_w")
-        return (
-            None if total is None or power is None else total * (power.median * self.job.cluster.world_size)
-        )
+        if total is None or power is None:
+            return None
+        working = 1.0 if self.duration is None else self.duration.working_share
+        highest = max((group.device.tdp_w or 0.0 for group in self.job.cluster.groups), default=0.0)
+        mean_w = working * power.median + (1 - working) * IDLE_POWER * highest
+        return total * (mean_w * self.job.cluster.world_size)
 
     # Memory
 

@@ -312,6 +312,15 @@ class Job:
             raise InputError(f"cluster.servers: {own.nodes} nodes need parameter servers; give plan.servers")
         if own is not None and own.nodes > servers:
             raise invalid("cluster.servers.nodes", own.nodes, f"at most plan.servers = {servers}")
+        if servers and self.workload.training.mode == "infer":
+            raise InputError(f"plan.servers: {servers}, but inference has no gradients to send them")
+        split = [name for name in ("tensor", "pipeline", "context", "expert") if getattr(self.plan, name) > 1]
+        if servers and split:
+            what = f"plan.servers: {servers} serve workers that hold the whole model"
+            raise InputError(f"{what}; leave out plan.{split[0]} = {getattr(self.plan, split[0])}")
+
+        if self.plan.offload and self.cluster.device.is_cpu:
+            raise InputError("plan.offload: true, but a CPU is the host already; leave it out")
 
     def _check_precision(self) -> None:
         """fp8 runs nowhere but on units of its own; other formats that a device lacks run as wider ones."""

@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import logging
 import os
-import platform
 import signal
 import statistics
 import sys
@@ -24,6 +23,7 @@ from foretrain.callbacks.target import Target
 from foretrain.errors import first_line, invalid
 from foretrain.forecast import Estimate
 from foretrain.job import QUANTITIES, Job, Run
+from foretrain.measure.tasks import host
 from foretrain.predictors import DEFAULT
 from foretrain.units import format_seconds
 
@@ -352,14 +352,14 @@ class Recorder:
     def _provenance(self, spent_s: float, why: str | None) -> dict[str, Any]:
         assert self.job is not None
         torch, forecast = sys.modules.get("torch"), self.forecast.get("step_time_s")
-        processor = platform.processor() or platform.machine()
+        machine = host()
         about: dict[str, Any] = {
             "source": "foretrain callback",
             "label": self.job.workload.model.label,
             "framework": self.framework or None,
             "torch": None if torch is None else torch.__version__,
-            "host": platform.node(),
-            "device": processor if self._gpu is None else self._gpu.get_device_name(),
+            "host": machine,
+            "device": f"cpu, {machine}" if self._gpu is None else self._gpu.get_device_name(),
             "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
             "host_cores": os.cpu_count() if hasattr(os, "getloadavg") else None,
             "started": self._started.isoformat(timespec="milliseconds"),

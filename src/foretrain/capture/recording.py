@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,6 +36,10 @@ class Recording:
         self._opened: set[str] = set()
         self._written: set[str] = set()
         self._variables: set[str] = set()
+        self._listed: dict[int, str] = {}
+
+    def is_of(self, model: Path) -> bool:
+        return self._thread == threading.get_ident() and self._model == str(model.absolute())
 
     def opened(self, path: Any, mode: Any, flags: Any) -> None:
         if threading.get_ident() != self._thread or not isinstance(path, str | bytes | os.PathLike):
@@ -45,24 +50,43 @@ class Recording:
             self._written.add(name)
         elif name not in self._written and (name.startswith(self._inside) or _by_model(sys._getframe(2))):
             self._opened.add(name)
+            for module in self._modules(sys._getframe(2)):
+                _read_by.setdefault(module, _ModuleReads()).files.update(_own([name]))
 
     def asked(self, variable: str, frame: FrameType) -> None:
         if threading.get_ident() != self._thread or variable in _OF_THE_SHELL:
             return
-        if _by_model(frame, _LIBRARIES):
+        if self._listed.get(id(variable)) is not variable and _by_model(frame, _LIBRARIES):
             self._variables.add(variable)
+            for module in self._modules(frame):
+                _read_by.setdefault(module, _ModuleReads()).variables.add(variable)
+
+    def listed(self, variable: str) -> None:
+        """A variable that going over all of them has given out: looking up that very string is no question of
+        the model's. Strings of one letter are the same object everywhere."""
+        if len(variable) > 1:
+            self._listed[id(variable)] = variable
+
+    def _modules(self, frame: FrameType | None) -> Iterator[str]:
+        """The files of the user whose code is running, without those of the model's folder, which are
+        imported anew each time."""
+        while frame is not None and (package := _package(name := frame.f_code.co_filename)) != "foretrain":
+            if package is None and not _is_standard(name) and not name.startswith(self._inside):
+                yield name
+            frame = frame.f_back
 
     def reads(self) -> Reads:
         """What was read, with the modules that the code of the model names, loaded before or not."""
         files = {_source(name) for name in self._opened if not _is_standard(name)}
         packages = {found for name in files if (found := _package(name)) is not None}
-        files = {name for name in files if _package(name) is None and not name.startswith(_SYSTEM)}
-        _follow_imports(self._model, Path(self._folder), files, packages)
-        _remember(files)
-        variables = {name for package in packages for name in LIBRARY_VARIABLES.get(package, ())}
+        files = _own(files)
+        variables = set(self._variables)
+        _follow_imports(self._model, Path(self._folder), files, packages, variables)
+        _remember(name for name in files if name.endswith(".py"))
+        variables |= {name for package in packages for name in LIBRARY_VARIABLES.get(package, ())}
         return Reads(
             files=frozenset(seen for name in files for seen in self._seen(name)),
-            variables=frozenset(self._variables | variables),
+            variables=frozenset(variables),
             packages=frozenset(_distribution(name) for name in packages if name != "foretrain"),
         )
 
@@ -76,8 +100,11 @@ class Recording:
 
 @contextlib.contextmanager
 def recording(model: Path) -> Iterator[Recording]:
-    """Record in this block what the model of a file reads."""
+    """Record in this block what the model of a file reads; a block inside of another is part of that one."""
     global _active
+    if _active is not None and _active.is_of(model):
+        yield _active
+        return
     _forget_changed()
     _listen()
     before, _active = _active, Recording(model)
@@ -87,6 +114,7 @@ def recording(model: Path) -> Iterator[Recording]:
     finally:
         os.environ.__class__ = kind
         _active = before
+        _remember({name for module, reads in _read_by.items() for name in (module, *reads.files)})
 
 
 def _by_model(frame: FrameType | None, others: frozenset[str] = frozenset()) -> bool:
@@ -126,6 +154,12 @@ class _Asked(type(os.environ)):  # type: ignore[misc]
             _active.asked(key, sys._getframe(1))
         value: str = super().__getitem__(key)
         return value
+
+    def __iter__(self) -> Iterator[str]:
+        for key in super().__iter__():
+            if _active is not None:
+                _active.listed(key)
+            yield key
 
 
 # Places
@@ -175,6 +209,13 @@ def _source(name: str) -> str:
     return name
 
 
+def _own(names: Iterable[str]) -> set[str]:
+    """Those files that are neither the system's, nor Python's, nor of installed packages; sources in the
+    place of their bytecode."""
+    sources = {_source(name) for name in names if not _is_standard(name)}
+    return {name for name in sources if _package(name) is None and not name.startswith(_SYSTEM)}
+
+
 @functools.cache
 def _distribution(package: str) -> str:
     """The name that a package was installed by."""
@@ -186,14 +227,20 @@ def _distribution(package: str) -> str:
 # Modules
 
 
-def _follow_imports(model: str, folder: Path, files: set[str], packages: set[str]) -> None:
+def _follow_imports(
+    model: str, folder: Path, files: set[str], packages: set[str], variables: set[str]
+) -> None:
     """Add what the code of the model and of its modules imports: files and installed packages, those too that
-    were loaded before, and the places beside the model where a module is missed."""
+    were loaded before, with what they read then, and the places beside the model where a module is missed."""
     unread, done = [model, *(name for name in files if name.endswith(".py"))], set[str]()
     while unread:
         if (name := unread.pop()) in done:
             continue
         done.add(name)
+        if (before := _read_by.get(name)) is not None:
+            files |= before.files
+            variables |= before.variables
+            unread += (file for file in before.files if file.endswith(".py"))
         for top in _imported(name):
             found = set(_loaded(top))
             packages |= {package for one in found if (package := _package(one)) is not None}
@@ -228,25 +275,57 @@ def _loaded(top: str) -> Iterator[str]:
                 yield file
 
 
-_read_before: dict[str, str | None] = {}
-"""Modules that models were traced with in this process, and what stood in them."""
+@dataclass(frozen=True, slots=True)
+class _ModuleReads:
+    """What a module of the user has read, when it was imported or since."""
+
+    files: set[str] = field(default_factory=set)
+    variables: set[str] = field(default_factory=set)
+
+
+_read_by: dict[str, _ModuleReads] = {}
+"""By the files of modules that stay loaded from one trace of this process to the next, which read no more."""
+
+_files_before: dict[str, str | None] = {}
+_variables_before: dict[str, str | None] = {}
+"""Modules that models were traced with in this process, what they read, and what stood there."""
 
 
 def _remember(files: Iterable[str]) -> None:
-    _read_before.update({name: digest(Path(name)) for name in files if name.endswith(".py")})
+    for name in files:
+        if name not in _files_before:
+            _files_before[name] = digest(Path(name))
+    for name in {name for reads in _read_by.values() for name in reads.variables} - set(_variables_before):
+        _variables_before[name] = os.environ.get(name)
 
 
 def _forget_changed() -> None:
-    """Modules that were edited since are imported anew, with the packages that they are part of."""
-    changed = {name for name, before in _read_before.items() if digest(Path(name)) != before}
-    if not changed:
-        return
-    tops = {
-        name.split(".")[0]
-        for name, module in list(sys.modules.items())
-        if getattr(module, "__file__", None) in changed
+    """Modules that were edited since, or have read what was, are imported anew, with the packages that they
+    are part of and the modules that import them."""
+    files = {name for name, before in _files_before.items() if digest(Path(name)) != before}
+    variables = {name for name, before in _variables_before.items() if os.environ.get(name) != before}
+    changed = files | {
+        module for module, reads in _read_by.items() if reads.files & files or reads.variables & variables
     }
-    for name in [name for name in sys.modules if name.split(".")[0] in tops]:
-        del sys.modules[name]
+    if changed:
+        loaded = {
+            name: file
+            for name, module in list(sys.modules.items())
+            if name != "__main__" and isinstance(file := getattr(module, "__file__", None), str)
+        }
+        tops, more = set[str](), {name.split(".")[0] for name, file in loaded.items() if file in changed}
+        while more:
+            tops |= more
+            users = {
+                name for name, file in loaded.items() if file in _files_before and _imported(file) & more
+            }
+            more = {name.split(".")[0] for name in users} - tops
+        gone = [name for name in sys.modules if name.split(".")[0] in tops]
+        changed |= {loaded[name] for name in gone if name in loaded}
+        for name in gone:
+            del sys.modules[name]
     for name in changed:
-        del _read_before[name]
+        _files_before.pop(name, None)
+        _read_by.pop(name, None)
+    for name in variables:
+        del _variables_before[name]

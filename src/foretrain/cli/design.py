@@ -186,24 +186,24 @@ def _jobs(
         expect(path, "runs", command="design --measured, for jobs,")
     runs = [run for path in before for _, run in read_runs(path)]
     cells, labels, row = (_listed(file), None, None) if cluster is None else _scaled(file, cluster, scale)
-    expected = _Expected(predictor)
     with progress("candidates") as advance:
         found = job_candidates(
             cells, predictor, measured=[run.job for run in runs], row=row if name is None else None,
-            step_s=expected, labels=labels, quadratic=quadratic, progress=advance,
+            step_s=_Expected(predictor), labels=labels, quadratic=quadratic, progress=advance,
         )  # fmt: skip
     for reason in found.left_out[:_TOLD]:
         say(f"left out: {reason}")
     if len(found.left_out) > _TOLD:
         say(f"left out: {len(found.left_out) - _TOLD:,} more")
-    if not found.priced:
-        say(f"how long the measurements take is not known ({expected.why})")
+    priced = found.unpriced is None
+    if not priced:
+        say(f"how long the measurements take is not known ({found.unpriced})")
     about = {"method": method, "predictor": predictor.name}
     lines = [
-        line_of(cell, home, **about, **({"expected_s": round(float(cost), 1)} if found.priced else {}))
+        line_of(cell, home, **about, **({"expected_s": round(float(cost), 1)} if priced else {}))
         for cell, cost in zip(found.cells, found.candidates.cost_s, strict=True)
     ]
-    return _Choices(candidates=found.candidates, rows=lines, known=found.known, priced=found.priced)
+    return _Choices(candidates=found.candidates, rows=lines, known=found.known, priced=priced)
 
 
 def _listed(file: str) -> list[Cell]:
@@ -251,25 +251,19 @@ def _scaled(
 
 
 class _Expected:
-    """The time of a step by the predictor, where it knows the job, else by the usual one; None where neither
-    does, and why."""
+    """The time of a step by the predictor, where it knows the job, else by the usual one."""
 
     def __init__(self, predictor: Predictor) -> None:
         from foretrain import predictors
 
-        self.why = ""
         self._usual = functools.cache(lambda: predictors.get(predictors.DEFAULT))
         self._predictor = predictor
 
-    def __call__(self, job: Job) -> float | None:
-        for usual in (False, True):
-            try:
-                predictor = self._usual() if usual else self._predictor
-                if (step := predictor.predict(job).quantities.get("step_time_s")) is not None:
-                    return step.median
-            except ForetrainError as error:
-                self.why = first_line(error)
-        return None
+    def __call__(self, job: Job) -> float:
+        with contextlib.suppress(ForetrainError):
+            if (step := self._predictor.predict(job).quantities.get("step_time_s")) is not None:
+                return step.median
+        return self._usual().predict(job)["step_time_s"].median
 
 
 def _sizes(
@@ -425,16 +419,18 @@ def _operators(path: Path, rows: Rows, costs: Sequence[float], quadratic: bool) 
     for number, (row, cost) in enumerate(zip(rows, costs, strict=True), start=1):
         try:
             inputs = json.loads(row["inputs"]) if isinstance(row["inputs"], str) else row["inputs"]
-            shapes = [shape for shape, *_ in inputs]
-            dtype = f"{inputs[0][1] if inputs else ''}{row.get('precision', '')}"
-            dims = [dim for shape in shapes[:2] for dim in shape][:6]
+            tensors = [(shape, dtype) for shape, dtype, *_ in inputs]
+            dims = [int(dim) for shape, _ in tensors[:2] for dim in shape][:6]
+            work = {name: row[name] for name in ("flops", "bytes")}
             described.append(
                 {
                     "op": row["name"],
-                    "dtype": dtype,
+                    "dtype": f"{tensors[0][1] if tensors else ''}{row.get('precision', '')}",
                     "dims": dims,
-                    "flops": row["flops"],
-                    "bytes": row["bytes"],
+                    **{
+                        name: value if isinstance(value, int) else float(value)
+                        for name, value in work.items()
+                    },
                     "cost_s": cost,
                 }
             )
@@ -562,12 +558,10 @@ def _report(chosen: Design, found: _Choices, gain: Gain, first: int = 10) -> lis
     candidates, priced = found.candidates, found.priced
     rows = [candidates.labels[place] for place in chosen.chosen]
     costs = [format_seconds(cost) for cost in candidates.cost_s[chosen.chosen]]
-    headings = [
-        *list(dict.fromkeys(name for row in rows for name in row if name != "cost_s"))[:8],
-        *(["takes"] if priced else []),
-    ]
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "cost_s"))[:8]
+    headings = [*names, *(["takes"] if priced else [])]
     cells = [
-        [_cell(row.get(name, cost)) for name in headings]
+        [*(_cell(row.get(name, "")) for name in names), *([cost] if priced else [])]
         for row, cost in zip(rows[:first], costs, strict=False)
     ]
     more = [f"... and {len(rows) - first:,} more (--out writes them all)"] if len(rows) > first else []

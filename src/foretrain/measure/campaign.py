@@ -26,7 +26,7 @@ from foretrain.measure.links import INTERFACE, check_links, link_rate, link_text
 from foretrain.measure.nvml import gpu_count
 from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
-from foretrain.measure.tasks import Protocol, Sync, Task
+from foretrain.measure.tasks import Protocol, Sync, Task, not_carried_out
 
 MakeJob = Callable[..., Job]
 """``foretrain.api.make_job``: a model's name and options to a job."""
@@ -156,9 +156,11 @@ def read_cells(path: Path, *, home: Path, limited: bool = True) -> list[Cell]:
     catalog, wanted = Catalog.load(), []
     for number, line in read_lines(path):
         try:
-            job = Job.read(line.get("job", line), catalog=catalog, base=path.parent).seen_from(home)
-            wanted.append(cell_of(job, line.get("provenance") or {}, limited=limited))
-        except (ForetrainError, AttributeError) as error:
+            table = schema.convert(line, Mapping[str, Any], "job")
+            how = schema.convert(table.get("provenance") or {}, Mapping[str, Any], "provenance")
+            job = Job.read(table.get("job", table), catalog=catalog, base=path.parent).seen_from(home)
+            wanted.append(cell_of(job, how, limited=limited))
+        except ForetrainError as error:
             raise InputError(f"{path}:{number}: {error}") from error
     return wanted
 
@@ -166,11 +168,15 @@ def read_cells(path: Path, *, home: Path, limited: bool = True) -> list[Cell]:
 def cell_of(job: Job, how: Mapping[str, Any], *, limited: bool = True) -> Cell:
     """The cell that measures a job, run as ``how`` (its provenance) says, or as its cluster does."""
     device = job.cluster.device
-    cores = device.cores if device.is_cpu else how.get("cores_per_worker")
-    link = how.get("link") if limited else None
+    told = {
+        name: schema.convert(how.get(name), hint, f"provenance.{name}")
+        for name, hint in (("cores_per_worker", int | None), ("link", str | None))
+    }
+    cores = device.cores if device.is_cpu else told["cores_per_worker"]
+    link = told["link"] if limited else None
     if link is None and limited and device.is_cpu and job.cluster.nodes > 1:
         link = link_text(job.cluster.inter_node.bandwidth_bytes_per_s)
-    return Cell(job=job, cores=int(cores or 1), link=link)
+    return Cell(job=job, cores=cores or 1, link=link)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,21 +294,11 @@ def _run_cell(cell: Cell, backend: Backend, task: Task) -> dict[str, Any]:
     return Run(job=cell.job, measured=result["measured"], provenance=about).to_dict()
 
 
-_PLAIN = {
-    "training": {"mode": "train", "compile": False, "master_weights": False, "framework": "pytorch"},
-    "plan": {"tensor": 1, "pipeline": 1, "context": 1, "expert": 1, "shard": "none", "recompute": "none",
-    "offload": False, "asynchronous": False},
-}  # fmt: skip
-"""What a job has where it has nothing that workers do not carry out."""
-
-
 def _check_job(cell: Cell, backend: Backend) -> None:
     """A run must say how it ran: no option of its job that was not carried out."""
     job = cell.job
-    for section, noun in (("training", job.workload.training), ("plan", job.plan)):
-        for name, plain in _PLAIN[section].items():
-            if (value := getattr(noun, name)) != plain:
-                raise CellFailed(f"{section}.{name}: {value!r} cannot be measured in a campaign")
+    if (option := not_carried_out(job, training={"mode": "train"})) is not None:
+        raise CellFailed(f"{option} cannot be measured in a campaign")
     in_node = job.cluster.devices_per_node
     if job.cluster.nodes > 1 and backend.name != "ray" and (cell.link is None or in_node > 1):
         several = f"{job.cluster.nodes} nodes of {in_node}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from foretrain.predictors.base import Predictor
 _START_S, _TIMED_S, _STEPS, _EPOCH_LIMIT_S = 5.0, 3.0, 10, 20.0
 """What a measurement takes: the start of its processes, so long or so many steps, and an epoch up to this."""
 
+_MACHINE = ("host", "machines")
+"""Of a cluster, what says where it was measured."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCandidates:
@@ -26,7 +30,8 @@ class JobCandidates:
     candidates: Candidates
     known: Array | None
     """Features of what was measured before."""
-    priced: bool
+    unpriced: str | None
+    """Why it is not known of any of them how long it takes; None where it is."""
     left_out: Sequence[str]
 
 
@@ -36,55 +41,60 @@ def job_candidates(
     *,
     measured: Iterable[Job] = (),
     row: Callable[[Job], Mapping[str, float]] | None = None,
-    step_s: Callable[[Job], float | None],
+    step_s: Callable[[Job], float],
     labels: Sequence[Mapping[str, Any]] | None = None,
     quadratic: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> JobCandidates:
     """Each job once, but for those that were measured; ``row`` has the features of a job as they are, where
-    they are not what the predictor looks at, and ``step_s`` expects a step's time."""
+    they are not what the predictor looks at, and ``step_s`` expects a step's time, or refuses: such a job is
+    left out, unless all are."""
     before = list(measured)
-    seen = {_key(job) for job in before}
+    seen = {key for job in before for key in _keys_of_measured(job)}
     wanted: list[tuple[Cell, Mapping[str, Any]]] = []
     for number, cell in enumerate(cells):
         if (key := _key(cell.job)) not in seen:
             seen.add(key)
             wanted.append((cell, labels[number] if labels is not None else _label(cell)))
     look = row or predictor.design_row
-    rows, kept, left_out = [], [], []
+    rows, left_out = dict[int, Mapping[str, float]](), dict[int, str]()
     jobs = [cell.job for cell, _ in wanted] + before
     for number, job in enumerate(jobs):
         try:
-            rows.append(look(job))
-            kept.append(number)
+            rows[number] = look(job)
         except ForetrainError as error:
-            if number < len(wanted):
-                left_out.append(f"{job.workload.model.label}: {first_line(error)}")
+            left_out[number] = _refusal(job, error)
         progress(number + 1, len(jobs))
+    costs, unpriced = dict[int, float](), dict[int, str]()
+    for number in (number for number in rows if number < len(wanted)):
+        try:
+            costs[number] = measuring_s(jobs[number], step_s(jobs[number]))
+        except ForetrainError as error:
+            unpriced[number] = _refusal(jobs[number], error)
+    if costs:
+        left_out |= unpriced
+    reasons = [reason for number, reason in sorted(left_out.items()) if number < len(wanted)]
+    kept = [number for number in rows if number not in left_out]
     chosen = [wanted[number] for number in kept if number < len(wanted)]
     if not chosen:
-        why = left_out[0] if left_out else "all of them were measured before"
+        why = reasons[0] if reasons else "all of them were measured before"
         raise InputError(f"candidates: there is none to choose for {predictor.name} ({why})")
-    costs = [measuring_s(cell.job, step_s(cell.job)) for cell, _ in chosen]
-    priced = None not in costs
-    paid = [cost or 1.0 for cost in costs] if priced else [1.0] * len(costs)
+    paid = [costs.get(number, 1.0) for number in kept]
     shown = [label for _, label in chosen]
-    nothing: list[Mapping[str, Any]] = [{}] * (len(rows) - len(chosen))
+    nothing: list[Mapping[str, Any]] = [{}] * (len(kept) - len(chosen))
     make = row_candidates if row is None else plain_candidates
-    every = make(rows, [*paid, *[1.0] * len(nothing)], [*shown, *nothing], quadratic=quadratic)
+    every = make([rows[number] for number in kept], paid, [*shown, *nothing], quadratic=quadratic)
     return JobCandidates(
         cells=[cell for cell, _ in chosen],
         candidates=every.take(range(len(chosen))),
         known=every.features[len(chosen) :] if nothing else None,
-        priced=priced,
-        left_out=left_out,
+        unpriced=None if costs else next(iter(unpriced.values())),
+        left_out=reasons,
     )
 
 
-def measuring_s(job: Job, step_s: float | None) -> float | None:
-    """Seconds that measuring takes, by the time of a step; None where that is not known."""
-    if step_s is None:
-        return None
+def measuring_s(job: Job, step_s: float) -> float:
+    """Seconds that measuring takes, by the time of a step."""
     epoch_s = (job.workload.training.steps_per_epoch or 0) * step_s
     return _START_S + max(_TIMED_S, _STEPS * step_s) + (epoch_s if epoch_s <= _EPOCH_LIMIT_S else 0.0)
 
@@ -126,8 +136,22 @@ def cells_of_jobs(jobs: Iterable[Job]) -> list[Cell]:
     return [cell_of(job, {}) for job in jobs]
 
 
-def _key(job: Job) -> str:
-    return json.dumps(job.seen_from(Path()).to_dict(), sort_keys=True)
+def _key(job: Job, without: Sequence[str] = ()) -> str:
+    document = job.seen_from(Path()).to_dict()
+    place = {name: value for name, value in document["cluster"].items() if name not in without}
+    return json.dumps({**document, "cluster": place}, sort_keys=True)
+
+
+def _keys_of_measured(job: Job) -> Iterator[str]:
+    """Those of the jobs that it measures: a run knows its host and machines, a job may leave them open."""
+    for named in range(len(_MACHINE) + 1):
+        for without in itertools.combinations(_MACHINE, named):
+            yield _key(job, without)
+
+
+def _refusal(job: Job, error: ForetrainError) -> str:
+    size = f"{job.cluster.world_size} workers, batch {job.workload.training.global_batch:,}"
+    return f"{job.workload.model.label}, {size}: {first_line(error)}"
 
 
 def _label(cell: Cell) -> dict[str, Any]:

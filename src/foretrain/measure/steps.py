@@ -26,6 +26,7 @@ from foretrain.measure.ops import machine
 from foretrain.measure.replay import is_kernel
 from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
+from foretrain.measure.tasks import not_carried_out
 
 _WARM_UP_S, _WARM_UP_STEPS = 0.25, 3
 _FIRST_STEPS = 6
@@ -108,12 +109,8 @@ def _check_machine(job: Job, device: str) -> None:
         raise UnsupportedJob(f"{names}, but the steps would run on {device!r}")
     if device == "cuda" and not same_gpu(named.name, here := torch.cuda.get_device_name(0)):
         raise UnsupportedJob(f"{names}, but this machine has {here!r}")
-    training = job.workload.training
-    for field, plain in (("compile", False), ("master_weights", False), ("framework", "pytorch")):
-        if getattr(training, field) != plain:
-            raise UnsupportedJob(f"training.{field}: {getattr(training, field)!r} cannot be measured here")
-    if job.plan.recompute != "none":
-        raise UnsupportedJob(f"plan.recompute: {job.plan.recompute!r} cannot be measured here")
+    if (option := not_carried_out(job, plan={"servers": 0})) is not None:
+        raise UnsupportedJob(f"{option} cannot be measured here")
 
 
 class Stepper:

@@ -235,6 +235,31 @@ def _oversubscribed(task: Task, reports: Sequence[Report]) -> bool:
     return len(used) != len(set(used)) or any(len(report.cores) < task.cores for report in reports)
 
 
+_PLAIN: Mapping[str, Mapping[str, Any]] = {
+    "training": {
+        "compile": False, "master_weights": False, "framework": "pytorch", "loader_rate": None,
+        "evaluate_every": None, "checkpoint_every": None,
+    },
+    "plan": {
+        "tensor": 1, "pipeline": 1, "context": 1, "expert": 1, "shard": "none", "recompute": "none",
+        "offload": False, "asynchronous": False,
+    },
+    "cluster": {"servers": None},
+}  # fmt: skip
+"""What a job has where it has nothing that no measurement carries out."""
+
+
+def not_carried_out(job: Job, **more: Mapping[str, Any]) -> str | None:
+    """The first option of a job that a measurement does not carry out, so that its run would claim it;
+    ``more`` has by section what the measurement does not do either."""
+    document = job.to_dict()
+    for section, noun in (("plan", job.plan), ("training", job.workload.training), ("cluster", job.cluster)):
+        for name, plain in {**_PLAIN[section], **more.get(section, {})}.items():
+            if getattr(noun, name) != plain:
+                return f"{section}.{name}: {document[section][name]!r}"
+    return None
+
+
 def host() -> str:
     """The machine in words: its processor and cores."""
     try:

@@ -89,8 +89,8 @@ class Predictor(ABC):
     ``foretrain fit``."""
 
     records_: Records | Literal["shipped"] | None = "shipped"
-    """Measured runs and its forecasts of them: those kept in its folder, or those that come with foretrain,
-    which hold until ``fit``."""
+    """Measured runs and its forecasts of them: those kept in its folder, or those that come with foretrain;
+    neither outlives a ``fit``."""
     benefits_: Mapping[str, Benefit] = MappingProxyType({})
     """Of the last ``fit``, by device, where the predictor can tell."""
     left_out_: Sequence[str] = ()
@@ -100,6 +100,9 @@ class Predictor(ABC):
         super().__init_subclass__(**keywords)
         if "predict" in vars(cls):
             setattr(cls, "predict", _possible(vars(cls)["predict"]))  # noqa: B010
+        for name in ("fit", "relearn"):
+            if cls.learns and name in vars(cls):
+                setattr(cls, name, _without_records(vars(cls)[name]))
 
     @abstractmethod
     def fit(self, runs: Iterable[Run]) -> Self:
@@ -137,9 +140,7 @@ class Predictor(ABC):
         none are kept."""
         from foretrain.predictors.evidence import Key, shipped
 
-        records = self.records_
-        if records == "shipped":
-            records = None if "left_out_" in vars(self) else shipped()
+        records = shipped() if self.records_ == "shipped" else self.records_
         layout = None if forecast.step is None else forecast.step.layout
         return None if records is None else records.nearest(Key.of(forecast.job, layout), self.name)
 
@@ -147,6 +148,7 @@ class Predictor(ABC):
         """Keep what was learned; the file that makes the folder a predictor is written last."""
         if not self.learns:
             raise InputError(f"{self.name}: has nothing to learn, so there is nothing to save")
+        (folder / EVIDENCE).unlink(missing_ok=True)
         document = {"format": FORMAT, "predictor": self.name, **self._write(folder)}
         if self.records_ is not None and self.records_ != "shipped":
             self.records_.save(folder / EVIDENCE)
@@ -191,6 +193,17 @@ def _possible(predict: Callable[[Any, Job], Forecast]) -> Callable[[Any, Job], F
         return possible(predict(self, job))
 
     return checked
+
+
+def _without_records(learn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method, which first forgets the runs that scored what was learned before."""
+
+    @functools.wraps(learn)
+    def anew(self: Any, *given: Any, **options: Any) -> Any:
+        self.records_ = None
+        return learn(self, *given, **options)
+
+    return anew
 
 
 class OperatorPredictor(Predictor):

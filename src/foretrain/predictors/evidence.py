@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.architectures import family
+from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError
 from foretrain.files import read_text, write_atomically
 from foretrain.job import Job, Run
@@ -356,12 +357,15 @@ class Records:
 
     def _terms(self, key: Key) -> dict[str, npt.NDArray[np.float64]]:
         """What each setting adds to the distance of each record; a size that either lacks adds nothing, as
-        another setting tells why."""
+        another setting tells why. A device of another kind is far, whatever else is alike."""
         terms = {}
         for name, columns in self.document["fields"].items():
             values, codes = columns["values"], np.array(columns["of"])
             code = values.index(key.fields[name]) if key.fields[name] in values else -1
             terms[name] = self.weights[name] * (codes != code)
+        devices, kind = self.document["fields"]["device"], _kind(key.fields["device"])
+        other = np.array([_kind(device) != kind for device in devices["values"]])[devices["of"]]
+        terms["device"] = terms["device"] + self.document["far_from"] * other
         for name, (low, high) in self._sizes.items():
             if name in key.sizes:
                 here = math.log(key.sizes[name])
@@ -402,6 +406,19 @@ class Records:
         high = self.document["highest"][name].get(str(i), low)
         ends = dict.fromkeys(format_count(end, "") for end in (low, high))
         return f"{words} {format_count(key.sizes[name], '')}, measured {' to '.join(ends)}"
+
+
+def _kind(devices: str) -> frozenset[str]:
+    """``cpu`` or who makes the GPU, of each kind of device in a cluster; of one that the catalogue does not
+    have, its name."""
+    catalog, kinds = Catalog.load(), set()
+    for name in devices.split("+"):
+        try:
+            device = catalog.device(name)
+            kinds.add("cpu" if device.is_cpu else device.vendor)
+        except ForetrainError:
+            kinds.add(name)
+    return frozenset(kinds)
 
 
 @functools.lru_cache(maxsize=1)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from foretrain.duration import DATA
 from foretrain.forecast import Estimate, Forecast, RankMemory, fullest_of
 from foretrain.job import Job
 from foretrain.step.frameworks import logged_stage as stage_that_logs
@@ -84,6 +85,7 @@ def rate_figures(forecast: Forecast) -> Iterator[Figure]:
     quantities = forecast.quantities
     for name, unit in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
         if name in quantities:
+            unit = f"{unit}, without waiting for data" if _waits_for_data(forecast) else unit
             yield _figure("throughput", quantities[name], _rate, unit)
     if "device_utilization" in quantities:
         yield _figure("device busy", quantities["device_utilization"], "{:.0%}".format)
@@ -96,6 +98,11 @@ def rate_figures(forecast: Forecast) -> Iterator[Figure]:
     for number, (phase, seconds) in enumerate(phases.items()):
         words = "" if number else "by the device's clock, in a step that begins idle"
         yield Figure(phase, format_seconds(seconds), words)
+
+
+def _waits_for_data(forecast: Forecast) -> bool:
+    parts = () if forecast.duration is None else forecast.duration.parts
+    return any(part.name == DATA and part.time_s.median > 0 for part in parts)
 
 
 def _network(forecast: Forecast) -> Iterator[Figure]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from foretrain.costs.roofline import arithmetic
 from foretrain.duration import duration, start_up
-from foretrain.forecast import Estimate, Factors, Forecast, RankMemory, fullest_of, whole_training
+from foretrain.forecast import IDLE_POWER, Estimate, Factors, Forecast, RankMemory, fullest_of, whole_training
 from foretrain.graph import PHASES
 from foretrain.job import Job
 from foretrain.step.exchange import server_bytes
@@ -31,8 +31,6 @@ QUANTITIES = MEMORY_QUANTITIES | {
 
 _PER_SECOND = ("network_tx_bytes_per_s", "network_rx_bytes_per_s")
 """What falls as the step takes longer."""
-IDLE_POWER = 0.15
-"""Share of the TDP that an idle accelerator draws."""
 HOST_BOUND = 0.8
 """Share of the step that the device does not wait for kernels, below which the host bounds it."""
 

@@ -371,8 +371,10 @@ def _pipeline(layout: Layout, works: Sequence[Work]) -> StepTime:
     slowest = max(works, key=lambda work: (total(work.forward) + total(work.backward)).device_s)
     passes = total(slowest.forward) + total(slowest.backward)
     computing = (passes.device_s - passes.communication_s) * job.accumulation + slowest.optimizer.device_s
-    exposed = passes.communication_s * job.accumulation + _tail_exchange_s(slowest)
-    bubble = max(0.0, time_s - busiest - max(stage.tail_s for stage in own))
+    unhurried = play_pipeline(own, job.accumulation, 0.0, job.plan.schedule)[0] if message else time_s
+    messages = max(0.0, time_s - unhurried)
+    exposed = passes.communication_s * job.accumulation + _tail_exchange_s(max(works, key=_tail_s)) + messages
+    bubble = max(0.0, time_s - messages - busiest - max(stage.tail_s for stage in own))
     time_s += layout.step_overhead_s
     return StepTime(
         time_s=time_s, exposed_s=exposed, bubble_s=bubble, computing_s=computing, host_s=max(0.0,

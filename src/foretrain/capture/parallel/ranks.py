@@ -99,7 +99,9 @@ def _trace(
             raise _NotByLayers
         stack = None
     context.check(job.workload.model.label)
-    info = {**graph.info, "assumptions": notes} if (notes := _assumptions(plan, graph)) else graph.info
+    info = (
+        {**graph.info, "assumptions": notes} if (notes := _assumptions(plan, graph, loaded)) else graph.info
+    )
     return dataclasses.replace(
         graph, weights=weights, stack=stack, parameters=sum(weight.elements for weight in weights), info=info
     )
@@ -111,8 +113,8 @@ def _both(tensor: TensorParallel, context: ContextParallel, mode: str) -> Iterat
         yield
 
 
-def _assumptions(plan: Plan, graph: OpGraph) -> list[str]:
-    notes = list(graph.info.get("assumptions", ()))
+def _assumptions(plan: Plan, graph: OpGraph, loaded: LoadedModel) -> list[str]:
+    notes = [*loaded.notes, *graph.info.get("assumptions", ())]
     if plan.expert > 1:
         notes.append("every expert rank gets as many tokens as it sends")
     if plan.context > 1:

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
+from foretrain.capture.recording import recording
 from foretrain.capture.sources.transformers_models import load_transformers
 from foretrain.capture.tracing.constants import Answering
 from foretrain.capture.tracing.devices import OnMeta, Unfilled
@@ -43,6 +44,8 @@ class LoadedModel:
     inputs: tuple[Any, ...] | Mapping[str, Any]
     loss: Loss | None
     tokens: int = 0
+    notes: tuple[str, ...] = ()
+    """What a forecast should say of how it was built."""
 
 
 def load_model(workload: Workload, batch: int, device: str = "meta") -> LoadedModel:
@@ -230,10 +233,10 @@ _KEPT: list[torch.library.Library] = []
 def _transformers(workload: Workload, batch: int, device: str) -> LoadedModel:
     _quiet_zoo_import()
     with _building(f"model {workload.model.label}"):
-        module, inputs, tokens = load_transformers(
+        module, inputs, tokens, notes = load_transformers(
             workload.model, workload.training, batch, lambda build: _build(build, device), device
         )
-    return LoadedModel(module=module, inputs=inputs, loss=classifier_loss(), tokens=tokens)
+    return LoadedModel(module=module, inputs=inputs, loss=classifier_loss(), tokens=tokens, notes=notes)
 
 
 def _quiet_zoo_import() -> None:
@@ -279,14 +282,14 @@ def _made(
 ) -> tuple[torch.nn.Module, Any, Loss | None]:
     """What the user's function returns for a batch, or the user's class with its defaults."""
     what, args = f"model {workload.model.name}", workload.model.args
-    with _beside(path), _building(what):
+    with recording(path), _beside(path), _building(what):
         build = _function(path, function)
         if inspect.isclass(build):
             _check_class(what, build, args)
             made = _call_on(device, lambda: build(**args))
         else:
-            given = {**args, **_batch_argument(what, build, batch)}
-            made = _call_on(device, lambda: build(**given))
+            first, named = _call_arguments(what, build, args, batch)
+            made = _call_on(device, lambda: build(*first, **named))
     parts = made if isinstance(made, tuple) else (made,)
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], torch.nn.Module):
         raise CaptureError(
@@ -316,24 +319,69 @@ def _check_class(what: str, build: type, args: Mapping[str, Any]) -> None:
         )
 
 
-_BATCH_NAME = re.compile(r"batch|^_|^(b|bs|bsz|n|samples)$")
-
-
-def _batch_argument(what: str, build: Callable[..., Any], batch: int) -> dict[str, int]:
-    """The batch by the name that a function takes it by; another first parameter would become the batch."""
-    parameters = inspect.signature(build).parameters
-    named = [
-        name
-        for name, one in parameters.items()
-        if one.kind is one.POSITIONAL_OR_KEYWORD or one.kind is one.KEYWORD_ONLY
-    ]
-    for name in named:
-        if _BATCH_NAME.search(name):
-            return {name: batch}
-    taken = ", ".join(named) or "no arguments"
-    raise InputError(
-        f"model.name: {what.removeprefix('model ')} takes {taken}; a function that takes batch is allowed"
+_BATCH_NAMES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        "batch",
+        "batch_?(size|sz)",
+        "((micro|mini|local|global|train|input|per_device|per_gpu|n|num)_?)+batch(_?(size|sz))?",
+        "batch(_size)?_per_(device|gpu|rank)",
+        "bsz?",
+        "b",
+        "(n_|num_)?samples",
+        "n",
     )
+)
+"""Whole names that functions take the batch by; of several, the one that comes first here."""
+
+
+def _batch_name(parameters: Mapping[str, inspect.Parameter], args: Mapping[str, Any]) -> str | None:
+    """The parameter that is the batch, among those that the job's ``args`` do not give.
+
+    A name that starts with an underscore is one that the function does not use; it is the batch where it has
+    to be given.
+    """
+    free = {
+        name: one
+        for name, one in parameters.items()
+        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and name not in args
+    }
+    for pattern in _BATCH_NAMES:
+        for name in free:
+            if pattern.fullmatch(name.lstrip("_")):
+                return name
+    for name, one in free.items():
+        if not name.strip("_") or (name.startswith("_") and one.default is one.empty):
+            return name
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return "batch" if takes_any and "batch" not in args else None
+
+
+def _call_arguments(
+    what: str, build: Callable[..., Any], args: Mapping[str, Any], batch: int
+) -> tuple[list[Any], dict[str, Any]]:
+    """What a function is called with, by position and by name: the job's ``args``, and the batch by the name
+    that it has in the function; another parameter would become the batch silently."""
+    parameters = inspect.signature(build).parameters
+    name = _batch_name(parameters, args)
+    if name is None:
+        for own in args:
+            if own in parameters and _batch_name({own: parameters[own]}, {}) is not None:
+                raise InputError(
+                    f"model.args.{own}: {args[own]!r} stands where {what} takes the job's batch; leave it out"
+                )
+        taken = ", ".join(one for one, kind in parameters.items() if kind.kind is not kind.VAR_POSITIONAL)
+        raise InputError(
+            f"model.name: {what.removeprefix('model ')} takes {taken or 'no arguments'}; "
+            "a function that takes batch is allowed"
+        )
+    given = {**args, name: batch}
+    first = []
+    for key, one in parameters.items():
+        if one.kind is not one.POSITIONAL_ONLY or (key not in given and one.default is one.empty):
+            break
+        first.append(given.pop(key, one.default))
+    return first, given
 
 
 def _tensors(inputs: Any) -> list[torch.Tensor]:
@@ -360,10 +408,13 @@ def _check_batch(name: str, batch: int, inputs: Any, twice: Any) -> None:
 def check_inputs(
     what: str, inputs: Any, batch: int, *, sequence: int | None, image: tuple[int, ...] | None
 ) -> None:
-    """Refuse a sequence length or an image size of the job that a model's own inputs do not have."""
-    shapes = [tuple(tensor.shape) for tensor in _tensors(inputs)]
+    """Refuse a sequence length or an image size of the job that a model's own inputs do not have; rows of
+    features are no sequences."""
+    tensors = list(_tensors(inputs))
+    shapes = [tuple(tensor.shape) for tensor in tensors]
     shown = " and ".join(str(list(shape)) for shape in shapes[:3]) or "no shape"
-    if sequence is not None and not any({sequence, batch * sequence} & set(shape) for shape in shapes):
+    tokens = [tuple(one.shape) for one in tensors if one.dim() > 2 or not one.is_floating_point()]
+    if sequence is not None and not any({sequence, batch * sequence} & set(shape) for shape in tokens):
         raise InputError(f"training.sequence: {sequence} is not what {what} is given: inputs of {shown}")
     if image is not None and not any(shape[-3:] == tuple(image) for shape in shapes):
         raise InputError(f"training.image: {list(image)} is not what {what} is given: inputs of {shown}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,12 @@ def load_transformers(
     batch: int,
     build: Callable[[Callable[[], torch.nn.Module]], torch.nn.Module],
     device: str = "meta",
-) -> tuple[torch.nn.Module, dict[str, Any], int]:
-    """The module, its keyword inputs, and the tokens in them."""
+) -> tuple[torch.nn.Module, dict[str, Any], int, tuple[str, ...]]:
+    """The module, its keyword inputs, the tokens in them, and what of its configuration has no effect."""
     import transformers
 
     transformers.logging.set_verbosity_error()
-    config, attention = _config(transformers, model, training)
+    config, attention, notes = _config(transformers, model, training)
     task = model.task or _default_task(config)
     if task not in _AUTO_CLASS:
         raise unknown("model.task", task, _AUTO_CLASS)
@@ -61,11 +61,12 @@ def load_transformers(
         if (value := getattr(training, name)) is not None and name not in shapes.used:
             raise InputError(f"training.{name}: {value} is not used by {config.model_type}, task = {task!r}")
     tokens = batch * training.sequence if training.sequence else 0
-    return module, inputs if training.mode == "train" else _served(inputs, config, task), tokens
+    served = inputs if training.mode == "train" else _served(inputs, config, task)
+    return module, served, tokens, notes
 
 
-def _config(transformers: Any, model: Model, training: Training) -> tuple[Any, str | None]:
-    given = dict(model.config or {})
+def _config(transformers: Any, model: Model, training: Training) -> tuple[Any, str | None, tuple[str, ...]]:
+    given = {name: value for name, value in (model.config or {}).items() if name not in _OF_WEIGHTS}
     model_type = given.pop("model_type", model.name)
     attention = given.pop("attn_implementation", None)
     known = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
@@ -78,7 +79,10 @@ def _config(transformers: Any, model: Model, training: Training) -> tuple[Any, s
         if given.get(name, value) != value:
             raise InputError(f"training.classes: {value} contradicts model.config.{name} = {given[name]}")
     config = transformers.AutoConfig.for_model(model_type, **{**given, **asked})
-    _check_config(config, given)
+    ignored = list(_check_config(config, given))
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        if part is not None:
+            part.dtype = None
     if hasattr(config, "use_cache"):
         config.use_cache = False
     if (
@@ -86,7 +90,27 @@ def _config(transformers: Any, model: Model, training: Training) -> tuple[Any, s
         and getattr(config, "decoder_start_token_id", None) is None
     ):
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
-    return config, attention
+    notes = [*_notes(model_type, model.config or {}, ignored), *_beyond(config, training)]
+    return config, attention, tuple(notes)
+
+
+def _beyond(config: Any, training: Training) -> Iterator[str]:
+    """A model whose positions are computed runs beyond those it was made for, without a word of its own."""
+    made_for = getattr(config, "max_position_embeddings", None)
+    if isinstance(made_for, int) and training.sequence is not None and training.sequence > made_for:
+        yield f"training.sequence: {training.sequence} is beyond the {made_for} positions of model.config"
+
+
+def _notes(model_type: str, given: Mapping[str, Any], ignored: Iterable[str]) -> Iterator[str]:
+    if of_weights := [name for name in _OF_WEIGHTS if given.get(name) and name != "auto_map"]:
+        yield f"model.config: {', '.join(of_weights)} not used; training.precision says what weights are"
+    told = [
+        name
+        for name in ignored
+        if name.rpartition(".")[2] not in _NOT_THE_MODEL and not name.endswith(_TOKENS)
+    ]
+    if told:
+        yield f"model.config: {', '.join(told)} not used by {model_type}"
 
 
 # What a configuration may hold
@@ -98,18 +122,65 @@ _MAY_BE_NEGATIVE = ("_id", "_ids", "_index")
 """How the names of numbers end that are no count and no size."""
 
 
-def _check_config(config: Any, given: Mapping[str, Any], field: str = "model.config") -> None:
-    """Refuse keys that the model does not know, numbers that it cannot have, and keys that others overrule.
+_OF_WEIGHTS = ("torch_dtype", "dtype", "quantization_config", "auto_map")
+"""Keys of a published config.json that tell of the weights beside it, or of code."""
 
-    The library keeps an unknown key without a word.
+_NOT_THE_MODEL = frozenset(
+    "finetuning_task prefix task_specific_params tokenizer_class tf_legacy_loss "
+    "torchscript use_bfloat16".split()
+)
+"""Keys of published config.json files that say nothing of a model's shape."""
+
+_PUBLISHED = _NOT_THE_MODEL | frozenset(
+    "activation_dropout activation_function add_bias_logits add_cross_attention add_final_layer_norm "
+    "apply_residual_connection_post_layernorm attention_bias attention_dropout attention_mode "
+    "attention_softmax_in_fp32 aux_loss_alpha bias_dropout_fusion cache_implementation classif_dropout "
+    "cross_attention_hidden_size directionality down_scale_factor downsampling_rates dropout ep_size "
+    "experts_per_token extra_pos_embeddings feat_extract_dropout force_bos_token_to_be_generated "
+    "forced_decoder_ids freeze_feat_extract_train fused_add_norm gap_size gradient_checkpointing "
+    "hidden_activation ignore_attention_mask initial_context_length is_decoder layer_norm_epsilon "
+    "mask_channel_length mask_channel_min_space mask_channel_other mask_channel_prob mask_channel_selection "
+    "mask_time_length mask_time_min_space mask_time_other mask_time_prob mask_time_selection "
+    "masked_softmax_fusion max_window_layers mlp_type moe_layer_freq n_ctx n_inner n_positions "
+    "net_structure_type no_mask_channel_overlap no_mask_time_overlap norm_eps norm_type normalize_before "
+    "normalize_embedding _num_labels num_memory_blocks offset_alibi output_past pad_vocab_size_multiple "
+    "patch_norm path_norm pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
+    "pooler_size_per_head pooler_type position_embedding_type pretraining_tp pruned_heads rms_norm rope_pct "
+    "rotary rotary_scaling_factor scale_attention_softmax_in_fp32 scale_attn_weights scoring_func seq_aux "
+    "seq_length skip_bias_add skip_bias_add_qkv sliding_window_size slow_but_exact ssm_cfg "
+    "static_position_embeddings summary_activation summary_first_dropout summary_proj_to_labels "
+    "summary_type summary_use_proj tie_encoder_decoder tie_weights_ topk_method untie_r use_mrope".split()
+)
+"""Keys that config.json files of the model hub hold and today's code of their models does not read."""
+
+_TOKENS = ("_token_id", "_token_ids", "_token_index")
+
+_TWINS = {"n_layer": "num_hidden_layers", "d_model": "hidden_size", "d_inner": "intermediate_size"}
+"""Names of sizes that published files give beside those which count."""
+
+
+def _is_harmless(config: Any, name: str, value: Any) -> bool:
+    """Whether a key that the model does not read is known to stand in published files."""
+    if name in _TWINS:
+        return bool(getattr(config, _TWINS[name], None) == value)
+    return name in _PUBLISHED or name.endswith(_TOKENS)
+
+
+def _check_config(config: Any, given: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The keys that have no effect and are known to have none.
+
+    Other keys that the model does not know, numbers that it cannot have, and keys that others overrule are
+    refused: the library keeps an unknown key without a word.
     """
-    usual = _usual(config)
+    usual, field = _usual(config), f"model.config{path and '.'}{path}"
     for name in ignored_keys(config, given):
-        raise unknown(f"{field}.{name}", name, _names(config), f"a key of {config.model_type};")
+        if not _is_harmless(config, name, given[name]):
+            raise unknown(f"{field}.{name}", name, _names(config), f"a key of {config.model_type};")
+        yield f"{path}{path and '.'}{name}"
     for name, value in given.items():
         part = getattr(config, name, None)
         if isinstance(value, Mapping) and hasattr(part, "model_type"):
-            _check_config(part, value, f"{field}.{name}")
+            yield from _check_config(part, value, f"{path}{path and '.'}{name}")
         if type(value) is not int:
             continue
         default = getattr(usual, name, None)

@@ -33,7 +33,7 @@ LOOKED_UP = "computing, operators looked up"
 ON_CPU = "computing on CPU cores"
 BY_ROOFLINE = "computing, by the roofline alone"
 HOST, INSIDE, RDMA, SOCKETS = "host", "network inside a node", "network, RDMA", "network, sockets"
-PIPELINE, CHANNELS_LAST = "pipeline and stragglers", "channels last"
+PIPELINE, CHANNELS_LAST, ESTIMATED = "pipeline and stragglers", "channels last", "ways of training estimated"
 PARTS = (
     LOOKED_UP,
     *COMPUTING.values(),
@@ -45,8 +45,9 @@ PARTS = (
     SOCKETS,
     PIPELINE,
     CHANNELS_LAST,
+    ESTIMATED,
 )
-"""What the time of a step is divided into; the last comes on top of computing."""
+"""What the time of a step is divided into; the last two come on top of computing."""
 _FULL_PRECISION = ("fp32", "tf32")
 
 
@@ -67,8 +68,7 @@ class Evidence:
         if formats == "all" or (formats is not None and precision in _FULL_PRECISION):
             return "scored"
         vendors = {name.split()[0] for name, of in self.generations.items() if of == "all"}
-        known = device.vendor in vendors or (formats is not None and precision in _FULL_PRECISION)
-        return "vendor" if known else "never"
+        return "vendor" if device.vendor in vendors else "never"
 
 
 def _generation(device: Device) -> str:
@@ -103,9 +103,19 @@ def shares(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0)
         found[BY_ROOFLINE] = computing * min(unmeasured, 1.0 - looked_up)
         found[COMPUTING[tier]] = computing - found[LOOKED_UP] - found[BY_ROOFLINE]
         found[CHANNELS_LAST] = computing if job.workload.training.channels_last else 0.0
+        found[ESTIMATED] = computing if _is_estimated(job) else 0.0
     found[_network(job)] += exposed
     found[PIPELINE] = pipeline
     return found
+
+
+def _is_estimated(job: Job) -> bool:
+    """Whether operators are costed by what they would be: fused by a compiler, or in number formats whose
+    kernels were not measured, or which the device has not."""
+    training = job.workload.training
+    wanted = training.precision.removeprefix("amp-")
+    lacks = any(group.device.costed_as(wanted) != wanted for group in job.cluster.groups)
+    return training.compile or wanted == "fp8" or lacks
 
 
 def _network(job: Job) -> str:

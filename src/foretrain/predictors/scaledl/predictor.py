@@ -74,6 +74,8 @@ class LearnedCorrection:
     devices: frozenset[str]
     factors: Factors
     """Intervals: how far runs lay from the forecasts of networks that had not seen their architecture."""
+    shipped: bool = False
+    """Whether it comes with the package, and so from other machines than the user's."""
 
 
 @final
@@ -114,7 +116,7 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[LearnedCorrection]):
         """That of left-out runs where the network learned from a user's runs of this device; the shipped one
         learned on one machine, and a step of any other is as sure as the sum over its layers."""
         layers, learned, job = self._operators().spread_of(step), self.learned_, step.layout.job
-        if learned is None or job.cluster.device.name not in learned.devices:
+        if learned is None or learned.shipped or job.cluster.device.name not in learned.devices:
             return layers
         quantities = {**layers.quantities, "step_time_s": learned.factors}
         return dataclasses.replace(layers, time=learned.factors, quantities=quantities)
@@ -197,6 +199,7 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[LearnedCorrection]):
             modes=frozenset(document["modes"]),
             devices=frozenset(document["devices"]),
             factors=Factors(*document["factors"]),
+            shipped=folder == cls.shipped,
         )
         return cls(
             DeletePopPredictor.load(folder / _OPERATORS) if document["own_operators"] else None, learned
@@ -279,7 +282,12 @@ def _check_learnable(job: Job) -> None:
     if job.cluster.device.is_cpu:
         raise UnsupportedJob("cluster.device: cpu; scaledl forecasts steps on GPUs")
     if job.cluster.world_size > 1 or job.plan.recompute != "none":
-        raise UnsupportedJob(f"{job.cluster.world_size} devices, recompute {job.plan.recompute}")
+        what = (
+            f"cluster: {job.cluster.world_size} devices"
+            if job.cluster.world_size > 1
+            else f"plan.recompute: {job.plan.recompute!r}"
+        )
+        raise UnsupportedJob(f"{what}; scaledl forecasts steps of one GPU that keeps its activations")
 
 
 def _benefit(
