@@ -25,8 +25,10 @@ import numpy as np
 
 from foretrain.fanout import fan_out
 from foretrain.job import read_runs
+from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models import RayModelsPredictor
 from foretrain.predictors.ray_models.columns import Array, Table
+from foretrain.predictors.ray_models.predictor import data_of
 from foretrain.predictors.ray_models.scaling import ScaleModel, ernest_times_s
 from foretrain.predictors.ray_models.search import Budget
 from foretrain.splits import Part, extrapolation, interpolation
@@ -43,6 +45,8 @@ class Series:
     label: str
     table: Table
     times_s: Array
+    data: tuple[str, ...] = ()
+    """The columns that are sizes of the data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +82,14 @@ def own_and_runs(data: Path) -> Iterator[Series]:
         for runs in by_model.values():
             if len(runs) < 6:
                 continue
-            for kind, (table, times_s) in RayModelsPredictor().tables(runs)[1].items():
+            tables = RayModelsPredictor().tables(runs)[1]
+            for kind, (table, times_s) in tables.items():
                 yield Series(
-                    source=f"{source}, {'steps' if kind == 'step' else 'epochs'}",
+                    source=f"{source}, {kind}s",
                     label=runs[0].job.workload.model.label,
                     table=table,
                     times_s=times_s,
+                    data=data_of(tables),
                 )
 
 
@@ -182,14 +188,13 @@ def score(item: tuple[Series, str, str, Part]) -> Score:
     )
     begun = time.process_time()
     model = ScaleModel.fit(known, known_s, Budget())
-    told = np.exp(model.log_times(asked))
+    told, spreads = _tell(model, asked, series.data)
     seconds = time.process_time() - begun
-    spreads = [model.spread(asked.take(np.array([i]))) for i in range(len(asked))]
     held = [told[i] * spread.low <= asked_s[i] <= told[i] * spread.high for i, spread in enumerate(spreads)]
     blind = told
     if known.forecast_s is not None:
         bare, other = (dataclasses.replace(table, forecast_s=None) for table in (known, asked))
-        blind = np.exp(ScaleModel.fit(bare, known_s, Budget()).log_times(other))
+        blind = _tell(ScaleModel.fit(bare, known_s, Budget()), other, series.data)[0]
     ernest = ernest_times_s(known, known_s, asked)
     own, without, rival = (float(np.abs(one / asked_s - 1).mean()) for one in (told, blind, ernest))
     return Score(
@@ -205,6 +210,12 @@ def score(item: tuple[Series, str, str, Part]) -> Score:
         coverage=float(np.mean(held)),
         seconds=seconds,
     )
+
+
+def _tell(model: ScaleModel, asked: Table, data: tuple[str, ...]) -> tuple[Array, list[Factors]]:
+    """As a forecast is made: seconds and intervals of each row."""
+    rows = [model.tell(asked.take(np.array([i])), data) for i in range(len(asked))]
+    return np.array([time_s for time_s, _ in rows]), [spread for _, spread in rows]
 
 
 def show(scores: Sequence[Score]) -> None:

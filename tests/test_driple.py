@@ -14,6 +14,7 @@ import pytest
 
 from foretrain import predictors
 from foretrain.capture import capture_job
+from foretrain.cluster import ServerNodes
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.evaluate import evaluate
 from foretrain.forecast import Estimate, Forecast
@@ -155,6 +156,9 @@ def test_scaling_goes_back_and_keeps_within_what_is_possible(folder: Path) -> No
 def test_a_setting_is_device_workers_and_how_they_synchronise(folder: Path) -> None:
     assert setting_of(job(folder, workers=4)) == "cpu allreduce 4"
     assert setting_of(job(folder, workers=2, servers=1)) == "cpu ps 2"
+    served = job(folder, workers=2, servers=1)
+    cluster = dataclasses.replace(served.cluster, servers=ServerNodes(nodes=1))
+    assert setting_of(dataclasses.replace(served, cluster=cluster)) == "cpu ps 2 100Gbit"
     assert len(setting_columns(job(folder), capture_job(job(folder)))) == len(SETTING_COLUMNS)
 
 

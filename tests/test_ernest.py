@@ -91,6 +91,33 @@ def test_parameter_servers_are_a_workload_of_their_own() -> None:
         ernest.predict(job())
 
 
+def served(workers: int, **servers: int) -> Job:
+    """Workers on one node, and two parameter servers, which may have nodes of their own."""
+    own = job(workers=workers, plan={"servers": 2}).to_dict()
+    link = {"inter_node": {"kind": "ethernet", "bandwidth": "10 Mb/s"}}
+    return Job.read(
+        {**own, "cluster": {**own["cluster"], **link, **({"servers": servers} if servers else {})}}
+    )
+
+
+@pytest.mark.parametrize("name", ["ernest", "cherrypick", "flops", "ray_models"])
+def test_servers_on_nodes_of_their_own_are_a_setting_of_its_own(name: str, tmp_path: Path) -> None:
+    def learned(**servers: int) -> Any:
+        jobs = [served(workers, **servers) for workers in (1, 2, 4, 8)]
+        fit = predictors.get(name).fit(Run(job=one, measured={"step_time_s": 10.0}) for one in jobs)
+        fit.save(tmp_path / str(servers))
+        return predictors.get(tmp_path / str(servers))
+
+    beside, apart = learned(), learned(nodes=1)
+    assert beside.predict(served(4))["step_time_s"].median > 0
+    for predictor, asked in ((beside, served(4, nodes=1)), (apart, served(4))):
+        with pytest.raises(UnsupportedJob, match=r"cluster\.|in this setting"):
+            predictor.predict(asked)
+    near, far = (apart.predict(served(4, nodes=nodes)) for nodes in (1, 2))
+    assert any(note.startswith("beyond the runs in nodes of servers: 2") for note in far.assumptions)
+    assert far["step_time_s"].high > near["step_time_s"].high
+
+
 def over_nodes(bandwidth: str, workers: int = 4) -> Job:
     cluster = {"device": "cpu", "devices_per_node": 1, "nodes": workers, "cores_per_device": 1}
     link = {"kind": "ethernet", "bandwidth": bandwidth}

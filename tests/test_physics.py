@@ -9,12 +9,15 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
+from foretrain.duration import start_up
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Estimate, Forecast, whole_training
 from foretrain.graph import Buffer, Op, OpGraph, Weight
 from foretrain.job import Job, Run
-from foretrain.predictors import physics
+from foretrain.predictors import blackbox, physics
 from foretrain.predictors.base import Predictor
+from foretrain.step.graph import step_graph
+from foretrain.step.state import model_size
 from made_up import call, product, spec
 
 SIDE = 4096
@@ -186,11 +189,45 @@ def test_a_share_is_at_most_all(name: str, graph_file: Path) -> None:
         Says(**{name: around(1.2)}).predict(job(graph_file))
 
 
-def test_a_graph_that_is_not_known_is_not_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path))
-    asked = Job.read({
+def resnet(**training: Any) -> Job:
+    return Job.read({
         "model": {"source": "torchvision", "name": "resnet18"},
-        "training": {"global_batch": 8, "image": 32},
+        "training": {"global_batch": 8, "image": 32, **training},
         "cluster": {"device": "t4"},
     })  # fmt: skip
-    assert Says(step_time_s=around(1e-12)).predict(asked)["step_time_s"].median == 1e-12
+
+
+def test_the_check_does_not_depend_on_what_was_traced_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(UnsupportedJob, match="which cannot be"):
+            Says(step_time_s=around(1e-12)).predict(resnet(global_batch=7))
+
+
+def test_totals_do_not_depend_on_what_was_traced_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start-up of a compiled model does, by its operators."""
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path))
+    asked = resnet(global_batch=9, compile=True, steps=100)
+    first = blackbox.forecast_around(asked, "says", 1.0, blackbox.UNSURE)
+    size = model_size(asked, step_graph(asked))
+    assert first.duration is not None
+    assert first.duration.parts[0] == start_up(asked, size)
+    assert blackbox.forecast_around(asked, "says", 1.0, blackbox.UNSURE) == first
+
+
+def test_a_model_that_cannot_be_traced_is_not_checked_and_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    told = Says(step_time_s=around(1e-12)).predict(resnet(global_batch=11))
+    assert told.assumptions == (physics.UNCHECKED,)
+    compiled = blackbox.forecast_around(
+        resnet(global_batch=11, compile=True, steps=100), "says", 1.0, blackbox.UNSURE
+    )
+    assert compiled.duration is not None
+    assert compiled.duration.parts[0] == start_up(compiled.job, None)

@@ -46,7 +46,7 @@ def runs(tmp_path: Path) -> Path:
             "job": {**JOB, "model": {"source": "timm", "name": name}, "training": {"global_batch": batch}},
             "measured": {"step_time_s": 0.002 * batch},
         }
-        for name in ("resnet18", "vgg16")
+        for name in ("resnet18", "regnetx_002")
         for batch in (8, 16, 32)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -415,6 +415,22 @@ def test_a_slower_link_takes_longer_by_what_its_rate_takes(fitted: PredictDDLPre
         assert any(note.startswith("cluster.inter_node: ") for note in slower[2].assumptions)
 
 
+def test_servers_on_nodes_of_their_own_are_reached_over_the_network(fitted: PredictDDLPredictor) -> None:
+    """VGG-11 has 515 MB of gradients, which go there and back as weights."""
+    alone = on_nodes("vgg11", 1, "10 Mb/s").to_dict()
+    beside, apart = (
+        Job.read({**alone, "plan": {"servers": 1}, "cluster": {**alone["cluster"], **servers}})
+        for servers in ({}, {"servers": {"nodes": 1}})
+    )
+    for predictor in (fitted, predictors.get("predictddl")):
+        near, far = predictor.predict(beside), predictor.predict(apart)
+        longer_s = far["step_time_s"].median - near["step_time_s"].median
+        assert longer_s == pytest.approx(2 * 515e6 / 1.25e6, rel=0.3)
+        assert width(far) > width(near)
+        assert "cluster.servers.nodes: 1, and no run was made with any" in far.assumptions
+        assert not any("node" in note for note in near.assumptions)
+
+
 def test_a_worker_of_more_cores_is_faster_and_its_forecast_less_sure(
     fitted: PredictDDLPredictor, folder: Path
 ) -> None:

@@ -144,8 +144,10 @@ class Unclaimed(Good):
 
 
 class Negative(Good):
-    def estimate(self) -> Estimate:
-        return Estimate(1, -1, 1)
+    quantities = frozenset({"kernels"})
+
+    def predict(self, job: Job) -> Forecast:
+        return Forecast(job=job, predictor=self.name, quantities={"kernels": Estimate(1, -1, 1)})
 
 
 class Infinite(Good):
@@ -212,7 +214,7 @@ class Learner(Good):
         (Unknown(), "good claims speed, which no run can measure"),
         (Silent(), "good claims no quantity"),
         (Unclaimed(), "good forecasts step_time_s without claiming to"),
-        (Negative(), "good: step_time_s is not 0 <= low <= median <= high"),
+        (Negative(), "good: kernels is not 0 <= low <= median <= high"),
         (Infinite(), "good: step_time_s has a bound that is not finite"),
         (Moody(), "good: the same job asked twice differs in step_time_s"),
         (Copying(), "good: fit returned Copying, not the predictor itself"),

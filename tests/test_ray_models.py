@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain import predictors
+from foretrain.duration import start_up
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
@@ -20,6 +21,7 @@ from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.ray_models import RayModelsPredictor
 from foretrain.predictors.ray_models.columns import Array, Encoding, Table
 from foretrain.predictors.ray_models.law import Law, Sum
+from foretrain.predictors.ray_models.predictor import data_of
 from foretrain.predictors.ray_models.scaling import ScaleModel, check, ernest_times_s
 from foretrain.predictors.ray_models.search import BATCH, STARTERS, Budget, search, try_recipes
 from foretrain.predictors.ray_models.techniques import TECHNIQUES, Recipe, learn, means_of
@@ -238,6 +240,103 @@ def test_whole_trainings_alone_are_enough() -> None:
     assert blind().fit(runs).predict(asked)["total_time_s"].median == pytest.approx(
         step_s(asked) * 100, rel=0.1
     )
+
+
+START_S = 20.0
+
+
+def trainings(**training: Any) -> RayModelsPredictor:
+    """Runs of whole trainings, each with a start of its own and of nothing but steps beside it."""
+    runs = []
+    for workers in (1, 2, 4):
+        for samples in (2560, 5120, 10240):
+            for epochs in (1, 3):
+                one = job(workers, 8, samples=samples, epochs=epochs, **training)
+                steps = one.workload.training.total_steps
+                assert steps
+                runs.append(run(one, step_time_s=step_s(one), total_time_s=START_S + step_s(one) * steps))
+    return blind().fit(runs)
+
+
+@pytest.fixture(scope="module")
+def totals() -> RayModelsPredictor:
+    return trainings()
+
+
+@pytest.mark.parametrize(
+    "asked", [{"samples": 5120, "epochs": 2}, {"samples": 5120, "epochs": 3}, {"steps": 960}]
+)
+def test_a_training_has_one_start(totals: RayModelsPredictor, asked: dict[str, int]) -> None:
+    one = job(2, 8, **asked)
+    steps, epoch_steps = one.workload.training.total_steps, one.workload.training.steps_per_epoch
+    assert steps
+    told = totals.predict(one)
+    assert told["total_time_s"].median == pytest.approx(START_S + step_s(one) * steps, rel=0.02)
+    assert told.duration is not None
+    parts = {part.name: part.time_s.median for part in told.duration.parts}
+    assert parts["start-up"] + parts["steps"] == pytest.approx(told["total_time_s"].median)
+    if epoch_steps:
+        assert told["epoch_time_s"].median == pytest.approx(parts["steps"] * epoch_steps / steps)
+
+
+def test_trainings_of_one_length_have_one_start_too() -> None:
+    runs = [
+        run(one, total_time_s=START_S + step_s(one) * 1000)
+        for one in (job(workers, steps=1000) for workers in (1, 2, 4, 8))
+    ]
+    asked = job(2, steps=10_000)
+    learned = blind().fit(runs)
+    seen_s, far_s = (learned.predict(one)["total_time_s"].median for one in (job(2, steps=1000), asked))
+    start_s = start_up(asked, None).time_s.median
+    assert far_s == pytest.approx(start_s + 10 * (seen_s - start_s))
+
+
+@pytest.mark.parametrize("asked", [{"samples": 5120, "epochs": 3}, {"steps": 960}])
+def test_a_training_evaluates_and_waits_whatever_says_how_long_it_is(
+    totals: RayModelsPredictor, asked: dict[str, int]
+) -> None:
+    beside = {"evaluate_every": 10, "evaluate_samples": 1000}
+    plain, more = (totals.predict(job(2, 8, **asked, **training)) for training in ({}, beside))
+    assert more.duration is not None
+    parts = {part.name: part.time_s.median for part in more.duration.parts}
+    assert parts["evaluation"] > 0
+    longer_s = more["total_time_s"].median - plain["total_time_s"].median
+    assert longer_s == pytest.approx(parts["evaluation"])
+
+
+def test_what_runs_evaluated_is_not_added_twice(totals: RayModelsPredictor) -> None:
+    beside = {"evaluate_every": 50, "evaluate_samples": 1000}
+    evaluated = []
+    for workers in (1, 2, 4):
+        for samples in (2560, 5120, 10240):
+            one = job(workers, 8, samples=samples, epochs=1, **beside)
+            told = totals.predict(one)["total_time_s"].median
+            evaluated.append(run(one, step_time_s=step_s(one), total_time_s=told))
+    again = blind().fit(evaluated).predict(evaluated[4].job)["total_time_s"].median
+    assert again == pytest.approx(evaluated[4].measured["total_time_s"], rel=0.05)
+
+
+def test_an_epoch_waits_for_its_data(totals: RayModelsPredictor) -> None:
+    asked = job(2, 8, samples=5120, epochs=1, loader_rate=1)
+    epochs = blind().fit(epoch(job(2, 8, samples=samples)) for samples in (2560, 5120, 10240))
+    for learned in (totals, epochs):
+        assert learned.predict(asked)["epoch_time_s"].median == pytest.approx(5120 / 2)
+
+
+def test_the_interval_that_is_scored_is_that_of_the_forecast() -> None:
+    known = [epoch(job(workers, 8, samples=size)) for workers in (1, 2, 4) for size in (256, 512, 1024)]
+    learned = blind().fit(known)
+    (workload,) = learned.workloads_.values()
+    for workers, samples in ((2, 512), (8, 4096)):
+        asked = job(workers, 8, samples=samples)
+        steps = asked.workload.training.steps_per_epoch
+        assert steps
+        row = workload.encoding.table([asked], [float(steps)])
+        time_s, spread = workload.models["epoch"].tell(row, data_of(workload.models))
+        told = learned.predict(asked)["epoch_time_s"]
+        assert (told.median, told.low, told.high) == pytest.approx(
+            (time_s, time_s * spread.low, time_s * spread.high)
+        )
 
 
 def test_what_was_learned_is_the_same_when_read_again(learned: RayModelsPredictor, tmp_path: Path) -> None:

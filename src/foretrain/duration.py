@@ -73,12 +73,18 @@ def duration(
 
 
 def of_steps(
-    job: Job, steps_time: Estimate, size: ModelSize | None = None, *, forward_s: float | None = None
+    job: Job,
+    steps_time: Estimate,
+    size: ModelSize | None = None,
+    *,
+    forward_s: float | None = None,
+    start: Part | None = None,
 ) -> Duration:
-    """The same, where all steps together take this long."""
+    """The same, where all steps together take this long; ``start`` is the start-up, where it is known
+    better."""
     steps = job.workload.training.total_steps
     assert steps is not None
-    step_time, start = steps_time * (1 / steps), start_up(job, size)
+    step_time, start = steps_time * (1 / steps), start or start_up(job, size)
     parts, notes = [start, Part(name=STEPS, time_s=steps_time, source=f"{steps:,} steps")], list[str]()
     loop = steps_time
     for part in (_waiting(job, step_time, steps), _evaluation(job, step_time, steps, forward_s)):

@@ -378,6 +378,11 @@ class Job:
         return bool(self.plan.servers) and self.cluster.servers is None and bare
 
     @property
+    def over_network(self) -> bool:
+        """Whether workers reach others, or parameter servers on nodes of their own, over the network."""
+        return self.cluster.nodes > 1 or self.cluster.servers is not None
+
+    @property
     def micro_batch(self) -> int:
         """Samples that one data-parallel rank handles at once."""
         assert self.plan.data is not None

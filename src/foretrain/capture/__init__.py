@@ -99,13 +99,13 @@ def _on_meta(module: torch.nn.Module) -> torch.nn.Module:
         ) from error
 
 
-def capture_job(job: Job, *, refresh: bool = False, trace: bool = True) -> OpGraph:
-    """The graph of one rank's micro-batch with every layer whole, from memory, from disk, or (``trace``)
-    traced now."""
+def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:
+    """The graph of one rank's micro-batch with every layer whole, from memory, from disk, or traced
+    now."""
     if job.workload.model.source == "graph":
         return _with_weights(_given_graph(job))
     whole = {"whole": _RANK_REVISION, "framework": job.workload.training.framework}
-    return found_or_traced(functools.partial(_trace if trace else _unknown, job), job, whole, refresh=refresh)
+    return found_or_traced(functools.partial(_trace, job), job, whole, refresh=refresh)
 
 
 def _alone(job: Job) -> Job:
@@ -119,7 +119,7 @@ def _alone(job: Job) -> Job:
     )
 
 
-def capture_rank(job: Job, *, refresh: bool = False, trace: bool = True) -> OpGraph:
+def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
     """The graph of one rank's micro-batch under the job's tensor, context and expert parallelism, by the
     model's distinct layers.
 
@@ -142,8 +142,7 @@ def capture_rank(job: Job, *, refresh: bool = False, trace: bool = True) -> OpGr
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan,
         "framework": framework,
     }  # fmt: skip
-    make = functools.partial(_trace_rank if trace else _unknown, job)
-    return found_or_traced(make, job, split, refresh=refresh)
+    return found_or_traced(functools.partial(_trace_rank, job), job, split, refresh=refresh)
 
 
 @functools.lru_cache(maxsize=32)
@@ -209,10 +208,6 @@ def _needs_torch() -> None:
             "model: this graph is not in the cache and torch "
             "is not installed; install foretrain[capture,zoo] or give a captured graph"
         )
-
-
-def _unknown(job: Job, batch: int) -> OpGraph:
-    raise CaptureError(f"model: the graph of {job.workload.model.label} at batch {batch} is not in the cache")
 
 
 def _trace(job: Job, batch: int) -> OpGraph:

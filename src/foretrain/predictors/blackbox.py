@@ -20,7 +20,7 @@ from foretrain.forecast import Estimate, Forecast, ModelSize, whole_training
 from foretrain.job import Job, Run
 from foretrain.predictors.conformal import Factors, factors
 from foretrain.splits import Part, extrapolation, interpolation
-from foretrain.step.graph import known_step_graph, step_graph
+from foretrain.step.graph import possible_step_graph, step_graph
 from foretrain.step.state import model_size
 from foretrain.units import format_count
 
@@ -151,7 +151,12 @@ def _intra_link(job: Job) -> str | None:
 
 def _inter_link(job: Job) -> str | None:
     link = job.cluster.groups[0].inter_node
-    return f"{link.kind} {link.bandwidth_bytes_per_s:.3g} B/s" if job.cluster.nodes > 1 else None
+    return f"{link.kind} {link.bandwidth_bytes_per_s:.3g} B/s" if job.over_network else None
+
+
+def _place_of_servers(job: Job) -> str | None:
+    own = "the workers' nodes" if job.cluster.servers is None else "nodes of their own"
+    return own if job.plan.servers else None
 
 
 SETTINGS: Mapping[str, Callable[[Job], Any]] = {
@@ -176,6 +181,7 @@ SETTINGS: Mapping[str, Callable[[Job], Any]] = {
     "plan.sequence_parallel": lambda job: job.plan.sequence_parallel if job.plan.tensor > 1 else None,
     "plan.servers": lambda job: "parameter servers" if job.plan.servers else "all-reduce",
     "plan.asynchronous": lambda job: job.plan.asynchronous if job.plan.servers else None,
+    "cluster.servers": _place_of_servers,
 }
 """What is no number but may differ between runs of one model; None where it does not matter. A job must have
 settings that some run has."""
@@ -187,6 +193,7 @@ NUMBERS: Mapping[str, Callable[[Job], float | None]] = {
     "batch of a worker": lambda job: job.workload.training.global_batch / (job.plan.data or 1),
     "micro-batches": lambda job: job.accumulation,
     "parameter servers": lambda job: job.plan.servers or None,
+    "nodes of servers": lambda job: job.cluster.servers.nodes if job.cluster.servers else None,
     "samples": lambda job: job.workload.training.samples,
 }
 """What may lie between or beyond the values that runs have, all above zero."""
@@ -442,6 +449,8 @@ class Seen:
             {name: tuple(values) for name, values in document[part].items()}
             for part in ("settings", "numbers")
         )
+        if missing := sorted(set(SETTINGS) - set(settings)):
+            raise InputError(f"seen.settings: does not say {', '.join(missing)} of its runs; fit it again")
         return cls(workload=document["workload"], settings=settings, numbers=Numbers(values=numbers))
 
 
@@ -514,11 +523,14 @@ def forecast_around(
 
 
 def size_of(job: Job) -> ModelSize | None:
-    """Of the job's model, where its graph is known; checkpoints cannot do without, so it is traced for
-    them."""
+    """Of the job's model, where its total time depends on it: by checkpoints, which cannot do without, and by
+    compiling, which can."""
     training = job.workload.training
-    needed = training.checkpoint_every is not None and training.total_steps is not None
-    graph = step_graph(job) if needed else known_step_graph(job)
+    if training.total_steps is None:
+        return None
+    if training.checkpoint_every is not None:
+        return model_size(job, step_graph(job))
+    graph = possible_step_graph(job) if training.compile else None
     return None if graph is None else model_size(job, graph)
 
 

@@ -69,8 +69,9 @@ class Key:
         """``layout`` tells parameters and FLOPs of a rank; without it they are not compared. A device alone
         exchanges at the rate of its memory."""
         training, plan, groups = job.workload.training, job.plan, job.cluster.groups
-        several, nodes = job.cluster.world_size > 1, job.cluster.nodes
-        links = [group.inter_node if nodes > 1 else group.intra_node for group in groups] if several else []
+        away, nodes = job.over_network, job.cluster.nodes
+        several = away or job.cluster.world_size > 1
+        links = [group.inter_node if away else group.intra_node for group in groups] if several else []
         rates = [link.bandwidth_bytes_per_s for link in links]
         fields = {
             "device": "+".join(sorted({group.device.name for group in groups})),

@@ -15,8 +15,9 @@ def job_figures(job: Job) -> dict[str, float]:
     sizes = {
         "workers": cluster.world_size,
         "nodes": cluster.nodes,
+        "nodes of servers": cluster.servers.nodes if cluster.servers else 1,
         "cores": (cluster.device.cores or 1) if cluster.device.is_cpu else 1,
-        "link": cluster.inter_node.bandwidth_bytes_per_s if cluster.nodes > 1 else 1,
+        "link": cluster.inter_node.bandwidth_bytes_per_s if job.over_network else 1,
         "batch per worker": training.global_batch / cluster.world_size,
         "FLOPs": float(graph.column("flops").sum()) * job.accumulation,
         "bytes": float(graph.column("bytes").sum()) * job.accumulation,
@@ -29,6 +30,7 @@ def job_figures(job: Job) -> dict[str, float]:
         "optimizer": training.optimizer,
         "mode": training.mode,
         "servers": bool(plan.servers),
+        "servers apart": cluster.servers is not None,
         "shard": plan.shard,
         "degrees": (plan.tensor, plan.pipeline, plan.context, plan.expert),
     }

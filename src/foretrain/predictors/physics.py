@@ -19,7 +19,7 @@ from foretrain.graph import ITEM_BYTES, Operator, OpGraph, Weight
 from foretrain.graph.opset import traits
 from foretrain.job import Job
 from foretrain.step.frameworks import profile
-from foretrain.step.graph import known_step_graph
+from foretrain.step.graph import possible_step_graph
 from foretrain.step.partition import blocks, stages
 from foretrain.step.state import bytes_per_parameter
 from foretrain.units import format_bytes, format_count, format_seconds
@@ -38,6 +38,7 @@ WINOGRAD_SHARE = 0.25
 """Of the multiplications of a convolution, where 3x3 filters are applied as F(4x4, 3x3) (Lavin and Gray
 2016)."""
 _ROUNDING = 1e-6
+UNCHECKED = "not checked against the arithmetic and the parameters of a step: the model cannot be traced"
 
 _MEMORY = ("peak_memory_bytes", "reserved_memory_bytes")
 _SHARES = ("device_utilization", "memory_utilization", "memory_busy")
@@ -56,17 +57,20 @@ class Limit:
 
 def possible(forecast: Forecast) -> Forecast:
     """The forecast, its intervals cut where nothing can lie; ``UnsupportedJob`` where a median lies there."""
-    kept = dict(forecast.quantities)
-    for limit in limits(forecast):
+    kept, notes = dict(forecast.quantities), forecast.assumptions
+    graph = possible_step_graph(forecast.job) if forecast.step is None else forecast.step.layout.graph
+    for limit in limits(forecast.job, graph):
         if (estimate := kept.get(limit.quantity)) is not None:
             kept[limit.quantity] = _within(estimate, limit, forecast.predictor)
-    return forecast if kept == forecast.quantities else dataclasses.replace(forecast, quantities=kept)
+    if graph is None and UNCHECKED not in notes:
+        notes = (*notes, UNCHECKED)
+    if kept == forecast.quantities and notes == forecast.assumptions:
+        return forecast
+    return dataclasses.replace(forecast, quantities=kept, assumptions=notes)
 
 
-def limits(forecast: Forecast) -> Iterator[Limit]:
-    """What no run of the job can be beyond, as far as the step's graph is at hand."""
-    job = forecast.job
-    graph = forecast.step.layout.graph if forecast.step is not None else known_step_graph(job)
+def limits(job: Job, graph: OpGraph | None) -> Iterator[Limit]:
+    """What no run of the job can be beyond, by its step's graph where there is one."""
     if graph is not None:
         yield from _time_limits(job, shortest_step_s(job, graph))
         size = least_memory_bytes(job, graph)
@@ -191,11 +195,10 @@ def least_memory_bytes(job: Job, graph: OpGraph) -> float:
 def link_bytes_per_s(job: Job) -> float:
     """What the links of a device carry in one direction: those inside its node, and those of its node where
     there are others, of parameter servers too. Loopback is memory."""
-    outside = job.cluster.nodes > 1 or (job.plan.servers > 0 and job.cluster.servers is not None)
     rates = []
     for group in job.cluster.groups:
         inside, memory = group.intra_node, group.device.memory_bytes_per_s
         rate = memory if inside.kind == "loopback" else inside.bandwidth_bytes_per_s
         rate = rate if group.domain > 1 or job.plan.servers else 0.0
-        rates.append(rate + (group.inter_node.bandwidth_bytes_per_s if outside else 0.0))
+        rates.append(rate + (group.inter_node.bandwidth_bytes_per_s if job.over_network else 0.0))
     return max(rates, default=math.inf)

@@ -16,11 +16,11 @@ from foretrain.job import Job
 from foretrain.step.frameworks import as_framework_runs_it, profile
 
 
-def step_graph(job: Job, *, trace: bool = True) -> OpGraph:
+def step_graph(job: Job) -> OpGraph:
     """One micro-batch of a rank, and the optimizer: every layer on one device, the distinct layers on
-    several; without ``trace`` a graph that is not in the cache is a ``CaptureError``."""
+    several."""
     habits, run, several = profile(job), as_framework_runs_it(job), job.cluster.world_size > 1
-    graph = (capture_rank if several else capture_job)(run, trace=trace)
+    graph = (capture_rank if several else capture_job)(run)
     if habits.flash_attention:
         graph = with_flash_attention(graph, causal=job.workload.model.task == "causal-lm")
     elif habits.fuses_softmax:
@@ -28,10 +28,10 @@ def step_graph(job: Job, *, trace: bool = True) -> OpGraph:
     return graph if habits.fusion == Fusion() else _fused(graph, habits.fusion, several)
 
 
-def known_step_graph(job: Job) -> OpGraph | None:
-    """The graph of the step where it need not be traced; None where it is not known, or cannot be made."""
+def possible_step_graph(job: Job) -> OpGraph | None:
+    """The graph of the step; None where it cannot be made: without torch, of a model that is not at hand."""
     with contextlib.suppress(ForetrainError):
-        return step_graph(job, trace=False)
+        return step_graph(job)
     return None
 
 

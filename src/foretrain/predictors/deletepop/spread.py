@@ -135,7 +135,7 @@ def _is_estimated(job: Job) -> bool:
 
 def _network(job: Job) -> str:
     groups = job.cluster.groups
-    if job.cluster.nodes > 1:
+    if job.over_network:
         return SOCKETS if any(group.inter_node.kind == "ethernet" for group in groups) else RDMA
     return SOCKETS if groups[0].device.is_cpu else INSIDE
 

@@ -101,7 +101,7 @@ def setting_of(job: Job) -> str:
     link between nodes."""
     plan, cluster = job.plan, job.cluster
     sync = "ps" if plan.servers else "allreduce"
-    link = f" {cluster.inter_node.bandwidth_bytes_per_s * 8e-9:.3g}Gbit" if cluster.nodes > 1 else ""
+    link = f" {cluster.inter_node.bandwidth_bytes_per_s * 8e-9:.3g}Gbit" if job.over_network else ""
     return f"{cluster.device.name} {sync} {cluster.world_size}{link}"
 
 
@@ -138,7 +138,7 @@ def setting_columns(job: Job, graph: OpGraph) -> Array:
     return np.array(
         [
             *(log_workers, float(workers > 1), servers, servers * log_workers),
-            *(float(cluster.nodes > 1), float(not device.is_cpu)),
+            *(float(job.over_network), float(not device.is_cpu)),
             *(math.log(size) for size in (*sizes, *times_s, exchange_s / busy_s)),
             servers * math.log(parameters),
             max(0.0, math.log(_SHORT_STEP_S / (busy_s + exchange_s))),
@@ -147,7 +147,7 @@ def setting_columns(job: Job, graph: OpGraph) -> Array:
 
 
 def _link(job: Job) -> Link:
-    return job.cluster.inter_node if job.cluster.nodes > 1 else job.cluster.intra_node
+    return job.cluster.inter_node if job.over_network else job.cluster.intra_node
 
 
 # Steps as graphs of groups

@@ -272,14 +272,17 @@ def _exchange(work: OperatorWork, job: Job) -> tuple[float, ...]:
     network, sizes = Collectives(cluster), np.array([sent_bytes, 0.0])
     if plan.servers:
         workers = 1 if plan.asynchronous else cluster.world_size
-        times = network.parameter_server_s(sizes, workers=workers, servers=plan.servers, nodes=cluster.nodes)
+        own = 0 if cluster.servers is None else cluster.servers.nodes
+        times = network.parameter_server_s(
+            sizes, workers=workers, servers=plan.servers, nodes=cluster.nodes, server_nodes=own
+        )
         messages_s = float(times[1])
     else:
         everyone = team(cluster.world_size, 1, cluster.devices_per_node)
         times = network.time_s("all_reduce", sizes, everyone)
         messages_s = float(times[1]) * (1 + math.ceil(max(sent_bytes - _FIRST_BUCKET, 0.0) / _BUCKET))
     moving_s = float(times[0] - times[1])
-    inside, outside = (moving_s, 0.0) if cluster.nodes == 1 else (0.0, moving_s)
+    inside, outside = (0.0, moving_s) if job.over_network else (moving_s, 0.0)
     neighbours = cluster.world_size / (cluster.machines or cluster.nodes) - 1
     return inside, outside, sent_bytes / _MEMORY_BYTES_PER_S * neighbours / _NEIGHBOURS, 1.0, messages_s
 

@@ -189,7 +189,7 @@ def cluster_columns(job: Job, parameters: float) -> Array:
     meet the model's size."""
     cluster, device = job.cluster, job.cluster.device
     workers, servers = cluster.world_size, float(bool(job.plan.servers))
-    link = cluster.inter_node if cluster.nodes > 1 else cluster.intra_node
+    link = cluster.inter_node if job.over_network else cluster.intra_node
     log_workers, log_parameters = math.log(workers), math.log(parameters)
     training = job.workload.training
     figures = (

@@ -153,8 +153,11 @@ class Trained:
     def _beyond(self, name: str, value: float) -> tuple[float, list[str]]:
         """What a value outside of what was learned from adds to the deviation, and the words for it."""
         if name not in self.ranges:
-            unlearned = 0.0 if name == "cluster.inter_node" else _FIRST_FOLD_DEVIATION  # nodes count already
-            return unlearned, [f"{name}: {_words(name, value)}, and no run was made over such a link"]
+            unlearned = (
+                0.0 if name == "cluster.inter_node" else _FIRST_FOLD_DEVIATION
+            )  # nodes, or those of servers, count already
+            such = "over such a link" if name.endswith("_node") else "with any"
+            return unlearned, [f"{name}: {_words(name, value)}, and no run was made {such}"]
         low, high = self.ranges[name]
         folds = max(math.log(value / high), math.log(low / value), 0.0)
         if folds < 1e-9:
@@ -222,7 +225,9 @@ def scales(job: Job) -> dict[str, float]:
     found: dict[str, float] = {"workers": cluster.world_size, "cluster.nodes": cluster.nodes}
     if cluster.device.is_cpu:
         found["cluster.cores_per_device"] = cluster.device.cores
-    if cluster.nodes > 1:
+    if cluster.servers is not None:
+        found["cluster.servers.nodes"] = cluster.servers.nodes
+    if job.over_network:
         found["cluster.inter_node"] = cluster.inter_node.bandwidth_bytes_per_s
     if cluster.devices_per_node > 1:
         found["cluster.intra_node"] = cluster.intra_node.bandwidth_bytes_per_s

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, Self, final, get_args
 
 import numpy as np
 
 from foretrain import predictors
-from foretrain.duration import of_steps
+from foretrain.duration import START, STEPS, Part, of_steps, paced, start_up
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
@@ -31,11 +31,13 @@ from foretrain.predictors.blackbox import (
 )
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, Table, has_graphs
-from foretrain.predictors.ray_models.scaling import Check, ScaleModel, check, spread_of_misses
+from foretrain.predictors.ray_models.scaling import MOST_START, Check, ScaleModel, check, spread_of_misses
 from foretrain.predictors.ray_models.search import Budget
 
-Kind = Literal["step", "whole"]
+Kind = Literal["step", "epoch", "training"]
+_WHOLES: tuple[Kind, ...] = ("epoch", "training")
 _FEWEST = 3
+_HALVINGS = 40
 _PHYSICS = "physics"
 """The folder beside ``predictor.json`` with the physics, when it has forgotten something."""
 _TOLD = 5
@@ -51,6 +53,11 @@ class ScaledWorkload:
     encoding: Encoding
     physics: bool
     models: Mapping[Kind, ScaleModel]
+
+    @property
+    def whole(self) -> Kind | None:
+        """What is more than one step, of which runs have times."""
+        return next((kind for kind in _WHOLES if kind in self.models), None)
 
 
 @final
@@ -88,7 +95,7 @@ class RayModelsPredictor(Predictor):
         for run in runs:
             try:
                 _check(run.job)
-                if _measured(run, "step") is None and _measured(run, "whole") is None:
+                if all(_measured(run, kind) is None for kind in get_args(Kind)):
                     raise UnsupportedJob("no step_time_s, epoch_time_s or total_time_s")
                 by_model.setdefault(run.job.workload.model.key, []).append(run)
             except UnsupportedJob as error:
@@ -129,7 +136,7 @@ class RayModelsPredictor(Predictor):
         notes = [seen.unseen_note(job, name, told_by) for name in unseen]
         step, spread = asked.step()
         forecast = forecast_around(job, self.name, step, spread, [*asked.notes(), *notes])
-        return asked.with_whole(forecast) if "whole" in known.models else forecast
+        return forecast if known.whole is None else asked.with_whole(known.whole, forecast)
 
     def design_row(self, job: Job) -> Mapping[str, float]:
         """Of one model alone: its numbers as logarithms, and a 1 for each setting."""
@@ -149,7 +156,7 @@ class RayModelsPredictor(Predictor):
         found: dict[str, list[Check]] = {}
         for workload in self.workloads_.values():
             for kind, model in workload.models.items():
-                label = workload.label if kind == "step" else f"{workload.label}, whole epochs"
+                label = workload.label if kind == "step" else f"{workload.label}, whole {kind}s"
                 found[label] = check(model.table, model.times_s, self.budget, progress)
         return {label: rows for label, rows in found.items() if rows}
 
@@ -191,16 +198,19 @@ class RayModelsPredictor(Predictor):
         )
 
     def tables(self, runs: Sequence[Run]) -> tuple[Encoding, dict[Kind, tuple[Table, Array]]]:
-        """The runs of one model as columns and times: of steps, and of epochs or whole trainings, where there
-        are enough."""
+        """The runs of one model as columns and times: of steps, and of epochs or whole trainings, whichever
+        are more, where there are enough."""
         jobs = [run.job for run in runs]
         graphs = self.physics is not None and has_graphs(jobs)
         encoding = Encoding.of(jobs, graphs=graphs)
         forecasts_s = self._forecasts_s(jobs) if graphs else None
         tables: dict[Kind, tuple[Table, Array]] = {}
-        kinds: tuple[Kind, ...] = ("step", "whole")
-        for kind in kinds:
-            rows = [(i, *found) for i, run in enumerate(runs) if (found := _measured(run, kind))]
+        rows_of = {
+            kind: [(i, *found) for i, run in enumerate(runs) if (found := _measured(run, kind))]
+            for kind in get_args(Kind)
+        }
+        for kind in ("step", max(_WHOLES, key=lambda whole: len(rows_of[whole]))):
+            rows = rows_of[kind]
             if len(rows) >= _FEWEST:
                 given = None if forecasts_s is None else [forecasts_s[i] for i, _, _ in rows]
                 table = encoding.table([jobs[i] for i, _, _ in rows], [steps for _, steps, _ in rows], given)
@@ -247,6 +257,8 @@ class RayModelsPredictor(Predictor):
     def _read(cls, folder: Path, document: Mapping[str, Any]) -> Self:
         if any("seen" not in kept["encoding"] for kept in document["workloads"].values()):
             raise InputError(f"{folder}: does not say what its runs have; fit it again")
+        if any("whole" in kept["models"] for kept in document["workloads"].values()):
+            raise InputError(f"{folder}: does not tell epochs from whole trainings; fit it again")
         made = cls(physics=document["physics"])
         if document.get("own_physics", False):
             made._physics, made._own_physics = predictors.get(folder / _PHYSICS), True
@@ -268,18 +280,47 @@ def _check(job: Job) -> None:
 def _measured(run: Run, kind: Kind) -> tuple[float, float] | None:
     """Steps and seconds: of one step, of an epoch, or of the whole training where no epoch was timed."""
     training = run.job.workload.training
-    steps = (
-        {"step_time_s": 1}
-        if kind == "step"
-        else {"epoch_time_s": training.steps_per_epoch, "total_time_s": training.total_steps}
-    )
-    for name, count in steps.items():
-        if count and 0 < run.measured.get(name, 0.0) < math.inf:
-            return float(count), run.measured[name]
-    return None
+    epoch, total = training.steps_per_epoch, training.total_steps
+    found = {
+        name: (float(count), run.measured[name])
+        for name, count in (("step_time_s", 1), ("epoch_time_s", epoch), ("total_time_s", total))
+        if count and 0 < run.measured.get(name, 0.0) < math.inf
+    }
+    if kind != "training":
+        return found.get(f"{kind}_time_s")
+    if "epoch_time_s" in found or "total_time_s" not in found:
+        return None
+    steps, total_s = found["total_time_s"]
+    try:
+        return steps, total_s - _beside_s(run.job, total_s)
+    except ForetrainError:  # such as a model whose checkpoints have no known size
+        return None
 
 
-_OUTSIDE = ("micro-batches", "parameter servers", "samples")
+def _beside_s(job: Job, total_s: float) -> float:
+    """What of a measured training went to neither start-up nor steps: evaluation, checkpoints, waiting."""
+    size = size_of(job)
+    left_s = total_s - min(start_up(job, size).time_s.median, MOST_START * total_s)
+
+    def beside_s(steps_s: float) -> float:
+        parts = of_steps(job, Estimate(steps_s, steps_s, steps_s), size).parts
+        return sum(part.time_s.median for part in parts if part.name not in (START, STEPS))
+
+    if not beside_s(left_s):
+        return 0.0
+    low_s, high_s = 0.0, left_s
+    for _ in range(_HALVINGS):
+        steps_s = (low_s + high_s) / 2
+        low_s, high_s = (low_s, steps_s) if steps_s + beside_s(steps_s) > left_s else (steps_s, high_s)
+    return left_s - high_s
+
+
+def data_of(kinds: Collection[str]) -> tuple[str, ...]:
+    """The columns that are sizes of the data, which steps should not depend on, where runs tell of steps."""
+    return ("steps",) if "step" in kinds else ()
+
+
+_OUTSIDE = ("micro-batches", "parameter servers", "nodes of servers", "samples")
 """Numbers of a job that are no columns of its own."""
 
 
@@ -296,32 +337,45 @@ class _Asked:
     wrong, and nothing else."""
 
     def step(self) -> tuple[float, Factors]:
-        """Seconds of a step, by the steps that were measured or else by the epochs, and the interval."""
-        training = self.job.workload.training
-        kind: Kind = "step" if "step" in self.known.models else "whole"
-        steps = 1.0 if kind == "step" else float(training.steps_per_epoch or training.total_steps or 1)
-        time_s, spread = self._time_s(kind, steps)
+        """Seconds of a step, by the steps that were measured or else by the epochs or trainings, and the
+        interval."""
+        if "step" in self.known.models:
+            return self._time_s("step", 1.0)
+        assert self.known.whole is not None
+        steps, time_s, spread, _ = self._steps(self.known.whole)
         return time_s / steps, spread
 
-    def with_whole(self, forecast: Forecast) -> Forecast:
-        """The forecast with epoch, total and cost by the epochs that were measured, which hold more than
-        their steps."""
+    def with_whole(self, kind: Kind, forecast: Forecast) -> Forecast:
+        """The forecast with epoch, total and cost by the epochs or trainings that were measured, which hold
+        more than their steps."""
         training = self.job.workload.training
         quantities, whole = dict(forecast.quantities), None
-        epoch_steps, total_steps = training.steps_per_epoch, training.total_steps
-        if epoch_steps:
-            quantities["epoch_time_s"] = estimate_around(*self._time_s("whole", epoch_steps))
-        if total_steps:
-            if epoch_steps:
-                steps_s = quantities["epoch_time_s"] * (total_steps / epoch_steps)
-                whole = of_steps(self.job, steps_s, size_of(self.job))
-                quantities["total_time_s"] = whole.time_s
-            else:
-                quantities["total_time_s"] = estimate_around(*self._time_s("whole", total_steps))
+        steps, time_s, spread, start = self._steps(kind)
+        step_time = estimate_around(time_s / steps, spread)
+        if training.steps_per_epoch:
+            quantities["epoch_time_s"] = paced(self.job, step_time) * training.steps_per_epoch
+        if training.total_steps:
+            steps_time = step_time * training.total_steps
+            whole = of_steps(self.job, steps_time, size_of(self.job), start=start)
+            quantities["total_time_s"] = whole.time_s
         return dataclasses.replace(forecast, quantities=quantities, duration=whole)
 
+    def _steps(self, kind: Kind) -> tuple[float, float, Factors, Part | None]:
+        """As many steps as runs of a kind have times of, their seconds and interval, and the start-up that
+        the times of trainings hold beside them."""
+        training = self.job.workload.training
+        counts = [training.steps_per_epoch, training.total_steps]
+        steps = float(next((count for count in (counts if kind == "epoch" else counts[::-1]) if count), 1))
+        if kind == "epoch":
+            return steps, *self._time_s(kind, steps), None
+        start = start_up(self.job, size_of(self.job))
+        time_s, spread = self._time_s(kind, steps, start.time_s.median)
+        share = min(1.0, MOST_START * time_s / start.time_s.median)
+        start = dataclasses.replace(start, time_s=start.time_s * share)
+        return steps, time_s - start.time_s.median, spread, start
+
     def notes(self) -> list[str]:
-        kind: Kind = "step" if "step" in self.known.models else "whole"
+        kind: Kind = "step" if "step" in self.known.models else self.known.whole or "step"
         model, row, numbers = self.known.models[kind], number_row(self.job), self.known.encoding.seen.numbers
         notes = [f"learned from {len(model.table)} runs of {self.known.label}"]
         away = numbers.away(row)
@@ -330,27 +384,19 @@ class _Asked:
         if "work" in model.away(table).beyond and "batch of a worker" not in away.beyond:
             notes.append("beyond the runs in work of a step: the size of its inputs")
         training = self.job.workload.training
-        if "whole" not in self.known.models and (training.samples or training.steps):
+        if self.known.whole is None and (training.samples or training.steps):
             notes.append("no run timed an epoch: its time is that of its steps")
         return notes
 
-    def _time_s(self, kind: Kind, steps: float) -> tuple[float, Factors]:
-        """Seconds of so many steps, and the interval."""
+    def _time_s(self, kind: Kind, steps: float, start_s: float = 0.0) -> tuple[float, Factors]:
+        """Seconds of so many steps, and the interval; ``start_s`` of them do not grow with the steps."""
         model, numbers = self.known.models[kind], self.known.encoding.seen.numbers
-        only_steps = None if model.numbers.varied("steps") else model.numbers.values["steps"][0]
         table = self._table(steps)
-        if self.corrected:
-            log_time, inner = _corrected(model, table, self.physics)
-        elif only_steps is not None:  # nothing tells a start from steps: more of them take more in proportion
-            log_time = float(model.log_times(self._table(only_steps))[0] + np.log(steps / only_steps))
-            inner = model.inside.spread
-        else:
-            log_time, inner = float(model.log_times(table)[0]), model.inside.spread
-        data = ("steps",) if "step" in self.known.models else ()
-        spread = model.reach.grown(inner, model.away(table), model.numbers, data=data)
+        other = _corrected(model, table, self.physics) if self.corrected else None
+        time_s, spread = model.tell(table, data_of(self.known.models), start_s=start_s, other=other)
         row = number_row(self.job)
         away = numbers.away({name: row[name] for name in _OUTSIDE if kind == "step" or name != "samples"})
-        return float(np.exp(log_time)), Reach().grown(spread, away, numbers)
+        return time_s, Reach().grown(spread, away, numbers)
 
     def _table(self, steps: float) -> Table:
         told = None if self.physics is None else [self.physics.median]
@@ -358,7 +404,7 @@ class _Asked:
 
 
 def _corrected(model: ScaleModel, table: Table, physics: Estimate | None) -> tuple[float, Factors]:
-    """The logarithm of the forecast's time, times what runs take in the median of theirs; both are unsure."""
+    """The forecast's time, times what runs take in the median of theirs; both are unsure."""
     assert physics is not None
     assert table.forecast_s is not None
     assert model.table.forecast_s is not None
@@ -366,4 +412,4 @@ def _corrected(model: ScaleModel, table: Table, physics: Estimate | None) -> tup
     middle = float(np.median(misses))
     outer = physics.low_95 or physics.low, physics.high_95 or physics.high
     own = Factors(*(bound / physics.median for bound in (outer[0], physics.low, physics.high, outer[1])))
-    return float(np.log(table.forecast_s[0])) - middle, joined(spread_of_misses(misses - middle), own)
+    return float(table.forecast_s[0]) * math.exp(-middle), joined(spread_of_misses(misses - middle), own)

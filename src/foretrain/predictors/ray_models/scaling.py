@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ _UNSTEADY = 1.25
 their noise."""
 _CHOOSE_FROM = 6
 """Runs from which on recipes are chosen by the runs themselves."""
+MOST_START = 0.5
+"""Of a measured training, however short: what its start-up takes at most."""
 _LEAST_DEVIATION = 1e-3
 """Of an interval's logarithm, however well the few runs agree."""
 
@@ -116,9 +119,28 @@ class ScaleModel:
         log_times: Array = np.where(self.is_beyond(table), beyond, inside)
         return log_times
 
-    def spread(self, table: Table, data: Collection[str] = ()) -> Factors:
-        """The interval around the time of the one row of a table."""
-        return self.reach.grown(self.inside.spread, self.away(table), self.numbers, data=data)
+    def tell(
+        self,
+        table: Table,
+        data: Collection[str] = (),
+        *,
+        start_s: float = 0.0,
+        other: tuple[float, Factors] | None = None,
+    ) -> tuple[float, Factors]:
+        """Seconds of the one row of a table, and the interval; ``data`` are numbers of the size of the data.
+
+        Where all runs have as many steps, nothing tells a start from them: more of them take more in
+        proportion, but for ``start_s``. ``other`` stands for what the recipes say, and their interval.
+        """
+        time_s, inner = other or (math.nan, self.inside.spread)
+        if other is None and self.numbers.varied("steps"):
+            time_s = float(np.exp(self.log_times(table)[0]))
+        elif other is None:
+            known, steps = self.numbers.values["steps"][0], float(table.steps[0])
+            whole_s = float(np.exp(self.log_times(_scaled(table, known))[0]))
+            start_s = min(start_s, MOST_START * whole_s)
+            time_s = start_s + (whole_s - start_s) * steps / known
+        return time_s, self.reach.grown(inner, self.away(table), self.numbers, data=data)
 
     def is_beyond(self, table: Table) -> npt.NDArray[np.bool_]:
         """Whether a row lies outside of the runs in any number."""
@@ -140,6 +162,12 @@ class ScaleModel:
         times_s = np.array(document["times_s"], dtype=np.float64)
         table, reach = Table.from_dict(document["table"]), Reach(**document["reach"])
         return cls(table, times_s, inside, beyond, reach)
+
+
+def _scaled(table: Table, steps: float) -> Table:
+    """The same with so many steps."""
+    told = None if table.forecast_s is None else table.forecast_s * (steps / table.steps)
+    return dataclasses.replace(table, steps=np.full(len(table), steps), forecast_s=told)
 
 
 def _choose(
