@@ -72,7 +72,7 @@ _EXPECTED_OF = {
     CHANNELS_LAST: 0.1,
     ESTIMATED: 0.15,
 }
-"""Computing is known better the nearer it was measured. Hosts of one kind differ, and the one that was learned
+"""Computing is known better the nearer it was measured. Hosts of one kind differ, and the one learned
 from was the fastest: steps bound by them take up to 1.8 times as long (``data/h200_repeat_steps.jsonl``)."""
 _LEAST = {COMPUTING["vendor"]: 0.3, COMPUTING["never"]: 0.4}
 """What stands for devices that were not measured are fp32 forward passes of transformers, the easiest."""
