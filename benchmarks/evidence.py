@@ -49,7 +49,7 @@ from foretrain.predictors.roofline import RooflinePredictor
 LEARNED = {
     "deletepop": {"h200_steps"},
     "scaledl": {"h200_steps"},
-    "predictddl": {"cpu16_campaign"},
+    "predictddl": {"cpu16_campaign", "cpu16_ddp", "links_campaign", "ray_campaign"},
     "driple": {"cpu16_campaign", "h200_load"},
 }
 """Files that the shipped state of a predictor was learned from."""
@@ -115,6 +115,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=SHIPPED)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
+    for predictor, files in LEARNED.items():
+        forecast_home(predictor, [path for path in options.runs if label(path) in files], options.work)
     cases = []
     for path in (*options.runs, *options.public):
         public = path in options.public
@@ -150,10 +152,7 @@ def cases_of(path: Path, work: Path, most: int | None, public: bool) -> Iterator
     for predictor in SCORED:
         kept = work / f"{label(path)}.{predictor}.json"
         if not kept.exists():
-            learned = label(path) in LEARNED.get(predictor, ())
-            rows = forecast(runs, predictor, learned, most or len(runs))
-            kept.write_text(json.dumps(rows))
-            print(f"{label(path)}: {predictor} forecast {len(rows)} of {len(runs)} runs", flush=True)
+            keep(forecast(runs, predictor, most or len(runs)), kept, len(runs))
         for row in json.loads(kept.read_text()):
             by_run.setdefault(row["run"], {})[predictor] = row["forecast"]
     keys = work / f"{label(path)}.keys.json"
@@ -173,13 +172,36 @@ def _sizes(run: Run) -> Mapping[str, float]:
         return Key.of(run.job).sizes
 
 
-def forecast(runs: Sequence[Run], predictor: str, learned: bool, most: int) -> list[dict[str, Any]]:
+def keep(rows: list[dict[str, Any]], kept: Path, count: int) -> None:
+    kept.write_text(json.dumps(rows))
+    print(f"{kept.stem}: {len(rows)} of {count} runs forecast", flush=True)
+
+
+def forecast_home(predictor: str, paths: Sequence[Path], work: Path) -> None:
+    """The files that a predictor learned from, together, with each run's family left out."""
+    targets = [work / f"{label(path)}.{predictor}.json" for path in paths]
+    if all(kept.exists() for kept in targets):
+        return
+    by_file = [[run for _, run in read_runs(path)] for path in paths]
+    runs = [run for some in by_file for run in some]
+    folds = split_runs(runs, "leave-model-out")
+    rows = answered(runs, predictor, [left_out(predictor, fold) for fold in folds])
+    first = 0
+    for kept, some in zip(targets, by_file, strict=True):
+        mine = [row for row in rows if first <= row["run"] < first + len(some)]
+        keep([{**row, "run": row["run"] - first} for row in mine], kept, len(some))
+        first += len(some)
+
+
+def forecast(runs: Sequence[Run], predictor: str, most: int) -> list[dict[str, Any]]:
+    """By the predictor as it is shipped."""
     step = max(1.0, len(runs) / most)
     some = tuple(sorted({int(i * step) for i in range(min(len(runs), most))}))
-    if not learned:
-        asked = [Asked(predictor=get(predictor), name=predictor, fold=Fold(train=None, test=some))]
-    else:
-        asked = [left_out(predictor, fold) for fold in split_runs(runs, "leave-model-out")]
+    asked = [Asked(predictor=get(predictor), name=predictor, fold=Fold(train=None, test=some))]
+    return answered(runs, predictor, asked)
+
+
+def answered(runs: Sequence[Run], predictor: str, asked: Sequence[Asked]) -> list[dict[str, Any]]:
     answers: dict[int, Answer] = {}
     for found in answer_all(asked, runs, progress=_silent, learning=_silent):
         answers.update(found)
