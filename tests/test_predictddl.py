@@ -364,6 +364,30 @@ def test_a_setting_that_no_run_had_widens_the_interval_and_is_named(
     )
 
 
+def test_links_and_ways_of_exchange_that_no_run_had_are_named() -> None:
+    def told(kind: str, **plan: Any) -> Forecast:
+        return PredictDDLPredictor().predict(
+            Job.read({
+                "model": {"source": "torchvision", "name": "resnet18"},
+                "training": {"global_batch": 64, "image": 32, "classes": 10},
+                "cluster": {
+                    "device": "cpu", "cores_per_device": 1, "nodes": 4,
+                    "inter_node": {"kind": kind, "bandwidth": "10 Gb/s"},
+                },
+                "plan": {"servers": 1, **plan},
+            })
+        )  # fmt: skip
+
+    def width(forecast: Forecast) -> float:
+        return forecast["step_time_s"].high / forecast["step_time_s"].low
+
+    known, others = told("ethernet"), [told("infiniband"), told("ethernet", asynchronous=True)]
+    notes = ["cluster.inter_node.kind: infiniband", "plan.asynchronous: True"]
+    for other, note in zip(others, notes, strict=True):
+        assert any(one.startswith(f"{note} was not learned from") for one in other.assumptions)
+        assert width(other) > 1.1 * width(known)
+
+
 def test_what_lies_far_from_everything_seen_gets_a_wide_interval_and_says_so(
     fitted: PredictDDLPredictor, folder: Path
 ) -> None:

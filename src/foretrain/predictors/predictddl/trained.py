@@ -216,7 +216,12 @@ def settings(job: Job) -> dict[str, str]:
         name: str(getattr(training, name))
         for name in ("mode", "precision", "optimizer", "channels_last", "compile", "framework")
     }
-    return {"cluster.device": device.name, **{f"training.{name}": one for name, one in of_training.items()}}
+    return {
+        "cluster.device": device.name,
+        "cluster.inter_node.kind": job.cluster.inter_node.kind if job.over_network else "ethernet",
+        "plan.asynchronous": str(job.plan.asynchronous),
+        **{f"training.{name}": one for name, one in of_training.items()},
+    }
 
 
 def scales(job: Job) -> dict[str, float]:
