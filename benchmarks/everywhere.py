@@ -25,14 +25,16 @@ HOMES = {
     "deletepop": ("h200_steps",),
     "scaledl": ("h200_steps",),
     "predictddl": CPU_FILES,
-    "driple": ("cpu16_campaign",),
+    "driple": ("cpu16_campaign", "h200_load"),
 }
 """What a shipped predictor learned from: there it is scored with families left out, in all files together."""
 LEARNERS = {"ernest": "random", "cherrypick": "random", "ray_models": "random", "flops": "leave-model-out"}
 """Predictors that come with nothing learned, and the split they are scored with, in each file by itself."""
 FARTHER = {"ernest", "ray_models"}
 """Those whose business it is to extrapolate: scored beyond the largest scale they saw as well."""
-QUANTITIES = ("step_time_s", "device_busy_s", "peak_memory_bytes", "total_time_s")
+QUANTITIES = ("step_time_s", "device_busy_s", "peak_memory_bytes")
+RESOURCES = ("device_utilization", "memory_utilization", "network_tx_bytes_per_s")
+"""What Driple is scored on."""
 _SPLITS = {
     None: "as shipped",
     "leave-model-out": "families left out",
@@ -81,10 +83,9 @@ def rows(name: str, paths: list[Path], split: str | None, processes: int) -> Ite
         print(f"{name}, {', '.join(map(stem, paths))}, {split}: {error}", file=sys.stderr)
         return
     for path in paths:
-        for quantity in QUANTITIES:
+        for quantity in RESOURCES if name == "driple" else QUANTITIES:
             for one in document.results:
-                mine = (Path(one.runs_file), one.quantity) == (path, quantity)
-                if mine and one.n + one.unsupported:
+                if (Path(one.runs_file), one.quantity) == (path, quantity) and one.n:
                     yield row(one, name, path)
 
 
