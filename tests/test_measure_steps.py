@@ -126,7 +126,6 @@ def test_several_devices_are_for_campaigns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "options", "said"),
     [
-        ("plan", {"offload": True}, "plan.offload: True cannot be measured here"),
         ("plan", {"servers": 2}, "plan.servers: 2 cannot be measured here"),
         ("plan", {"recompute": "full"}, "plan.recompute: 'full' cannot be measured here"),
         ("training", {"compile": True}, "training.compile: True cannot be measured here"),

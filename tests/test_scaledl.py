@@ -191,8 +191,9 @@ def test_runs_that_cannot_be_learned_from_are_told_of(runs: list[Run], folder: P
         Run(job=job(folder, device="cpu"), measured={"step_time_s": 1.0}),
     ]
     predictor = ScaleDLPredictor().fit([*runs[:2], *unusable])
-    assert [reason.partition(": ")[2].partition(",")[0] for reason in predictor.left_out_] == [
-        "2 devices", "no step_time_s", "cluster.device: cpu; scaledl forecasts steps on GPUs",
+    assert [reason.partition(": ")[2] for reason in predictor.left_out_] == [
+        "cluster: 2 devices; scaledl forecasts steps of one GPU that keeps its activations", "no step_time_s",
+        "cluster.device: cpu; scaledl forecasts steps on GPUs",
     ]  # fmt: skip
     with pytest.raises(InputError, match="none is of one device"):
         ScaleDLPredictor().fit(unusable)

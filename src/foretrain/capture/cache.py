@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -54,6 +55,26 @@ def found_or_traced(
     refresh = refresh or (bool(os.environ.get(REFRESH)) and place.path not in _refreshed)
     if not refresh and (graph := _found(job, place)) is not None:
         return graph
+    with _tracing:
+        if not refresh and (graph := _found(job, place)) is not None:
+            return graph
+        return _traced(trace, job, split, place, known, refresh=refresh)
+
+
+_tracing = threading.RLock()
+"""torch traces one model at a time."""
+
+
+def _traced(
+    trace: Callable[[int], OpGraph],
+    job: Job,
+    split: Mapping[str, Any] | None,
+    place: _Place,
+    known: Reads,
+    *,
+    refresh: bool,
+) -> OpGraph:
+    names = cache_folder() / f"{graph_key(job, split, None)}.reads.json"
     graph, seen = _recorded(trace, job)
     reads = seen if refresh else known | seen
     if reads != known:

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from foretrain.capture import capture_job
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, invalid
 from foretrain.fanout.cluster import check_installed, connect
@@ -249,7 +248,7 @@ class Controller:
     ) -> None:
         self.predictor = predictor if isinstance(predictor, Predictor) else get(predictor)
         self.resources, self.records = resources, records
-        self._tracing, self._writing, self._collecting = threading.Lock(), threading.Lock(), threading.Lock()
+        self._writing, self._collecting = threading.Lock(), threading.Lock()
 
     def ask(
         self, job: Job | Mapping[str, Any], *, device: str | None = None, cores_per_device: int = 1
@@ -278,8 +277,6 @@ class Controller:
 
     def _forecast(self, job: Job) -> Forecast:
         self.predictor.check(job)  # before a model is traced for nothing
-        with self._tracing:  # torch traces one model at a time; a cached graph is read in milliseconds
-            capture_job(job)
         forecast = self.predictor.predict(job)
         return with_evidence(forecast, self.predictor.knows(forecast))
 
