@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from foretrain.capture.sources.models import import_zoo, load_model
+from foretrain.capture.sources.models import load_model
+from foretrain.capture.sources.zoo import import_zoo
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.graph import OpGraph
 from foretrain.graph.batches import BatchFamily, NotLinear

@@ -63,7 +63,7 @@ def from_runs(data: Path) -> Iterator[tuple[str, dict[str, Any], Path]]:
 
 
 def from_timm() -> Iterator[tuple[str, dict[str, Any], Path]]:
-    from foretrain.capture.sources.models import import_zoo
+    from foretrain.capture.sources.zoo import import_zoo
 
     for name in import_zoo("timm").list_models():
         yield (
@@ -77,7 +77,7 @@ def from_timm() -> Iterator[tuple[str, dict[str, Any], Path]]:
 
 
 def from_transformers() -> Iterator[tuple[str, dict[str, Any], Path]]:
-    from foretrain.capture.sources.models import import_zoo
+    from foretrain.capture.sources.zoo import import_zoo
 
     import_zoo("torchvision")
     from transformers.models.auto import configuration_auto

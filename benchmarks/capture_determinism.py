@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from foretrain.capture.sources.models import import_zoo, load_model
+from foretrain.capture.sources.models import load_model
+from foretrain.capture.sources.zoo import import_zoo
 from foretrain.capture.tracing.tracer import Recorder, trace_step
 from foretrain.graph import OpGraph
 from foretrain.job import Model, Training, Workload, read_lines

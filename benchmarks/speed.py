@@ -16,7 +16,8 @@ CAPTURE = """
 import json, resource, sys, time
 import torch
 from foretrain.api import make_job
-from foretrain.capture.sources.models import load_model, import_zoo
+from foretrain.capture.sources.models import load_model
+from foretrain.capture.sources.zoo import import_zoo
 from foretrain.capture.tracing.tracer import trace_step
 name, options = sys.argv[1], json.loads(sys.argv[2])
 import_zoo("torchvision")

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from foretrain.capture.sources.models import import_zoo  # noqa: E402
+from foretrain.capture.sources.zoo import import_zoo  # noqa: E402
 from foretrain.errors import InputError  # noqa: E402
 from foretrain.evaluate import evaluate  # noqa: E402
 from foretrain.job import Run, read_runs  # noqa: E402

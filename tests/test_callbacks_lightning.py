@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from foretrain.capture.sources.models import import_zoo  # noqa: E402
+from foretrain.capture.sources.zoo import import_zoo  # noqa: E402
 from foretrain.errors import InputError  # noqa: E402
 from foretrain.evaluate import evaluate  # noqa: E402
 from foretrain.job import Run, read_runs  # noqa: E402

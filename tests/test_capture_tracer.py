@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from foretrain.capture import capture
-from foretrain.capture.sources.models import classifier_loss
+from foretrain.capture.sources.loaded import classifier_loss
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.errors import CaptureError
 from foretrain.graph import Buffer, Category, OpGraph, Phase

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from foretrain.cluster import Catalog
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
 from foretrain.job import Job
+from foretrain.model_names import model_section
 
 if TYPE_CHECKING:
     import torch
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
 DEFAULT_DEVICE = "h100-sxm-80gb"
 _USUAL_IN_NODE = 8
 """GPUs in a node, where the job does not say."""
-
-
-@functools.cache
-def _known_models() -> dict[str, Any]:
-    with (Path(__file__).parent / "catalog" / "models.toml").open("rb") as file:
-        return tomllib.load(file)
-
-
-def model_presets() -> dict[str, dict[str, Any]]:
-    """The models known by a short name, as sections of a job plus defaults."""
-    presets: dict[str, dict[str, Any]] = _known_models()["presets"]
-    return presets
 
 
 def make_job(
@@ -74,7 +62,7 @@ def make_job(
     The name is one of ``foretrain catalog models``, a torchvision or timm name, ``file.py:function``, an
     ``.onnx`` file or a captured graph (``.json.zst``).
     """
-    section, defaults = _model_section(model, source)
+    section, defaults = model_section(model, source)
     training = {
         "global_batch": 32 if batch is None else batch, "mode": mode, "precision": precision,
         "image": defaults.get("image") if image is None else image,
@@ -200,39 +188,12 @@ def _folder_of_process() -> Path:
 
 def _with_tokens(graph: OpGraph, inputs: Any, options: Mapping[str, Any]) -> OpGraph:
     """The graph with the tokens of the sequence length that is given, which the inputs must have."""
-    from foretrain.capture.sources.models import check_inputs
+    from foretrain.capture.sources.inputs import check_inputs
 
     sequence, image = options.get("sequence"), options.get("image")
     sides = (3, image, image) if isinstance(image, int) else image
     check_inputs("the module", inputs, graph.samples, sequence=sequence, image=sides)
     return graph if sequence is None else dataclasses.replace(graph, tokens=graph.samples * sequence)
-
-
-def _model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The [model] section for a name, and the defaults that come with it."""
-    prefix, _, rest = model.partition(":")
-    if source is None and prefix in ("timm", "torchvision", "onnx", "graph") and rest:
-        source, model = prefix, rest
-    if source is None and model in model_presets():
-        preset = dict(model_presets()[model])
-        defaults: dict[str, Any] = {
-            name: preset.pop(name) for name in ("sequence", "image", "optimizer") if name in preset
-        }
-        preset.pop("about", None)
-        return preset, {"optimizer": "adamw", **defaults}
-    if source == "transformers":
-        return {"source": source, "config": {"model_type": model}}, {"optimizer": "adamw"}
-    return {"source": source or _guess_source(model), "name": model}, {}
-
-
-def _guess_source(model: str) -> str:
-    if model.endswith((".json.zst", ".zst")):
-        return "graph"
-    if model.endswith(".onnx"):
-        return "onnx"
-    if ".py:" in model:
-        return "python"
-    return "torchvision" if model in _known_models()["torchvision"] else "timm"
 
 
 def _training_of_graph(path: Path, training: dict[str, Any], batch: int | None) -> dict[str, Any]:

@@ -50,7 +50,8 @@ def capture(
     """
     import torch
 
-    from foretrain.capture.sources.models import classifier_loss, is_compiled, without_compile
+    from foretrain.capture.sources.loaded import classifier_loss
+    from foretrain.capture.sources.user_files import is_compiled, without_compile
     from foretrain.capture.tracing.tracer import trace_step
 
     arguments = (inputs,) if isinstance(inputs, torch.Tensor) else inputs

@@ -50,7 +50,7 @@ def catalog(
 
 def _entries(kind: str, name: str | None, known: Catalog) -> dict[str, dict[str, Any]]:
     """Catalogue entries by name: all of a kind, or the one that is asked for."""
-    from foretrain.api import model_presets
+    from foretrain.model_names import model_presets
     from foretrain.report.tables import as_dict
 
     if kind in ("devices", "nodes"):

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foretrain.capture.sources.models import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss, load_model
+from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss
+from foretrain.capture.sources.models import load_model
 from foretrain.capture.tracing.optimizers import optimizer_of
 from foretrain.errors import InputError
 from foretrain.job import Training, Workload

@@ -129,7 +129,7 @@ def _import_what_workers_need() -> None:
     import torch.distributed  # noqa: F401
 
     import foretrain.measure.models  # noqa: F401
-    from foretrain.capture.sources.models import import_zoo
+    from foretrain.capture.sources.zoo import import_zoo
 
     for slow in (lambda: import_zoo("torchvision"), lambda: __import__("torch._dynamo")):
         with contextlib.suppress(Exception):

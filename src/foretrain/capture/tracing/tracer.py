@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from foretrain.capture.sources.models import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss
+from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss
 from foretrain.capture.tracing import traffic
 from foretrain.capture.tracing.constants import SHAPED_BY_DATA, Constants, tensors_in
 from foretrain.capture.tracing.cuda import cuda_behaviour

@@ -1,0 +1,256 @@
+"""Builds the model that a function or a class of a user's file describes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from foretrain.capture.recording import recording
+from foretrain.capture.sources.inputs import check_batch, check_classes, check_inputs, holds
+from foretrain.capture.sources.loaded import (
+    LoadedModel,
+    Loss,
+    build_on_meta,
+    building,
+    classifier_loss,
+    numbers,
+)
+from foretrain.errors import CaptureError, InputError, unknown
+from foretrain.job import Training, Workload
+
+# The user's own
+
+
+def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
+    model, training = workload.model, workload.training
+    assert model.name is not None
+    file, _, function = model.name.rpartition(":")
+    path = Path(file) if Path(file).is_absolute() else workload.base / file
+    if not path.is_file():
+        raise InputError(f"model.name: {str(path)!r} is not a file")
+    module, inputs, loss = _made(workload, path, function, batch, device)
+    if inputs is None:
+        inputs = _default_inputs(training, batch, device)
+    else:
+        if not holds(inputs, batch):
+            twice = _made(workload, path, function, 2 * batch, "meta")[1]
+            check_batch(model.name, batch, inputs, twice)
+        check_inputs(
+            f"model {model.name}", inputs, batch, sequence=training.sequence, image=training.image_shape
+        )
+    check_classes(f"model {model.name}", module, training.classes)
+    tokens = batch * training.sequence if training.sequence else 0
+    return LoadedModel(
+        module=_not_compiled(module, training.compile, f"model {model.name}"),
+        inputs=inputs,
+        loss=loss or classifier_loss(),
+        tokens=tokens,
+    )
+
+
+def _made(
+    workload: Workload, path: Path, function: str, batch: int, device: str
+) -> tuple[torch.nn.Module, Any, Loss | None]:
+    """What the user's function returns for a batch, or the user's class with its defaults."""
+    what, args = f"model {workload.model.name}", workload.model.args
+    with recording(path), _beside(path), building(what):
+        build = _function(path, function)
+        if inspect.isclass(build):
+            _check_class(what, build, args)
+            made = _call_on(device, lambda: build(**args))
+        else:
+            first, named = _call_arguments(what, build, args, batch)
+            made = _call_on(device, lambda: build(*first, **named))
+    parts = made if isinstance(made, tuple) else (made,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], torch.nn.Module):
+        raise CaptureError(
+            f"{what}: returned {type(made).__name__}; "
+            "a module, (module, inputs) or (module, inputs, loss) is allowed"
+        )
+    module, inputs, loss = (*parts, None, None)[:3]
+    return module, (inputs,) if isinstance(inputs, torch.Tensor) else inputs, loss
+
+
+def _check_class(what: str, build: type, args: Mapping[str, Any]) -> None:
+    """A class is a model where its constructor needs no more than the job's ``args``."""
+    if not issubclass(build, torch.nn.Module):
+        raise CaptureError(
+            f"{what}: the class is no torch.nn.Module; name one, or a function that takes batch"
+        )
+    needed = [
+        name
+        for name, parameter in inspect.signature(build).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in args
+    ]
+    if needed:
+        raise InputError(
+            f"model.args.{needed[0]}: missing; the class {build.__name__} needs {', '.join(needed)}"
+        )
+
+
+_BATCH_NAMES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        "batch",
+        "batch_?(size|sz)",
+        "((micro|mini|local|global|train|input|per_device|per_gpu|n|num)_?)+batch(_?(size|sz))?",
+        "batch(_size)?_per_(device|gpu|rank)",
+        "bsz?",
+        "b",
+        "(n_|num_)?samples",
+        "n",
+    )
+)
+"""Whole names that functions take the batch by; of several, the one that comes first here."""
+
+
+def _batch_name(parameters: Mapping[str, inspect.Parameter], args: Mapping[str, Any]) -> str | None:
+    """The parameter that is the batch, among those that the job's ``args`` do not give.
+
+    A name that starts with an underscore is one that the function does not use; it is the batch where it has
+    to be given.
+    """
+    free = {
+        name: one
+        for name, one in parameters.items()
+        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and name not in args
+    }
+    for pattern in _BATCH_NAMES:
+        for name in free:
+            if pattern.fullmatch(name.lstrip("_")):
+                return name
+    for name, one in free.items():
+        if not name.strip("_") or (name.startswith("_") and one.default is one.empty):
+            return name
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return "batch" if takes_any and "batch" not in args else None
+
+
+def _call_arguments(
+    what: str, build: Callable[..., Any], args: Mapping[str, Any], batch: int
+) -> tuple[list[Any], dict[str, Any]]:
+    """What a function is called with, by position and by name: the job's ``args``, and the batch by the name
+    that it has in the function; another parameter would become the batch silently."""
+    parameters = inspect.signature(build).parameters
+    name = _batch_name(parameters, args)
+    if name is None:
+        for own in args:
+            if own in parameters and _batch_name({own: parameters[own]}, {}) is not None:
+                raise InputError(
+                    f"model.args.{own}: {args[own]!r} stands where {what} takes the job's batch; leave it out"
+                )
+        taken = ", ".join(one for one, kind in parameters.items() if kind.kind is not kind.VAR_POSITIONAL)
+        raise InputError(
+            f"model.name: {what.removeprefix('model ')} takes {taken or 'no arguments'}; "
+            "a function that takes batch is allowed"
+        )
+    given = {**args, name: batch}
+    first = []
+    for key, one in parameters.items():
+        if one.kind is not one.POSITIONAL_ONLY or (key not in given and one.default is one.empty):
+            break
+        first.append(given.pop(key, one.default))
+    return first, given
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether ``torch.compile`` was applied to a module or to a part of it."""
+    return any(
+        hasattr(child, "_orig_mod") or getattr(child, "_compiled_call_impl", None) is not None
+        for child in module.modules()
+    )
+
+
+def without_compile(module: torch.nn.Module) -> torch.nn.Module:
+    """The module as it was before ``torch.compile``; what it is wrapped in goes, in place."""
+    module = getattr(module, "_orig_mod", module)
+    for child in module.modules():
+        if getattr(child, "_compiled_call_impl", None) is not None:
+            child._compiled_call_impl = None
+        for name, part in child._modules.items():
+            if isinstance(whole := getattr(part, "_orig_mod", None), torch.nn.Module):
+                child._modules[name] = whole
+    return module
+
+
+def _not_compiled(module: torch.nn.Module, expected: bool, what: str) -> torch.nn.Module:
+    if not is_compiled(module):
+        return module
+    if not expected:
+        raise InputError(f"training.compile: false, but {what} is wrapped in torch.compile; set it to true")
+    return without_compile(module)
+
+
+def _call_on(device: str, build: Callable[[], Any]) -> Any:
+    """As ``build_on``, for functions that return inputs and a loss beside the module."""
+    if device == "meta":
+        return build_on_meta(build)
+    with torch.device(device):
+        return build()
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[None]:
+    """The folder of a user's file is importable; what was imported from it is forgotten, as another job's may
+    have the same name."""
+    folder, before = str(path.parent.resolve()), set(sys.modules)
+    writes, sys.dont_write_bytecode = (
+        sys.dont_write_bytecode,
+        True,
+    )  # a module edited within a second would be taken from its bytecode
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        sys.dont_write_bytecode = writes
+        for new in [new for new in set(sys.modules) - before if _lies_in(folder, sys.modules[new])]:
+            del sys.modules[new]
+
+
+def _lies_in(folder: str, module: ModuleType) -> bool:
+    """By its file, or by its folders where it is a package, which may have no file."""
+    places = (getattr(module, "__file__", None), *getattr(module, "__path__", ()))
+    return any(str(place).startswith(folder + os.sep) for place in places)
+
+
+def _function(path: Path, name: str) -> Callable[..., Any]:
+    spec = importlib.util.spec_from_file_location(f"foretrain_user_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    with building(f"model {path}"):
+        spec.loader.exec_module(module)
+    functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    if name not in functions:
+        raise unknown("model.name", name, functions, f"a function of {path}; it has")
+    return getattr(module, name)  # type: ignore[no-any-return]
+
+
+def _default_inputs(training: Training, batch: int, device: str) -> tuple[torch.Tensor, ...]:
+    if training.image_shape is not None and training.sequence is not None:
+        raise InputError(
+            "training.sequence: not used beside training.image; the model has one of the two inputs"
+        )
+    if training.image_shape is not None:
+        return (numbers((batch, *training.image_shape), device),)
+    if training.sequence is not None:
+        make = torch.empty if device == "meta" else torch.zeros
+        return (make(batch, training.sequence, dtype=torch.long, device=device),)
+    raise InputError(
+        "training.image: missing; the model function returned "
+        "no inputs, so give training.image or training.sequence"
+    )
