@@ -11,7 +11,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.utils.data import DataLoader
@@ -25,6 +25,7 @@ from foretrain.capture.programs.frameworks import (
     watched_trainers,
 )
 from foretrain.capture.programs.runner import Program
+from foretrain.capture.programs.stand_ins import standing_in
 from foretrain.capture.programs.targets import BATCH_NAMES, Kind, is_data, kind_of, read_source
 from foretrain.capture.recording import recording
 from foretrain.capture.sources.inputs import default_inputs
@@ -36,6 +37,7 @@ from foretrain.errors import CaptureError, InputError
 from foretrain.graph import OpGraph
 from foretrain.job import Training
 
+_MOST_FILES = 100
 _MOST_CALLS = 64
 """Calls of a step function without a step of an optimizer, after which it is given up."""
 
@@ -88,7 +90,7 @@ def _quiet() -> Iterator[None]:
     """What a program prints is not the forecast; its arguments are not the command's."""
     argv, sys.argv = sys.argv, sys.argv[:1]
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
         sys.argv = argv
@@ -113,15 +115,16 @@ class _Launch:
         self.samples = training.global_batch if samples is None else samples
 
     def run(self) -> None:
-        text = self.path.read_text(encoding="utf-8", errors="replace")
-        with watched_trainers(text, self.settings):
+        text = "".join(_texts(self.path))
+        with watched_trainers(text, self.settings), standing_in(text, self.program.note):
             try:
                 getattr(self, f"_{self.kind}")()
             except SystemExit as stop:
                 code = 0 if stop.code is None else stop.code
+                last = sys.stderr.getvalue().strip().splitlines()[-1:] if _is_kept(sys.stderr) else []
                 raise CaptureError(
                     f"model {self.path.name}: it ended itself with exit code {code} before two steps were "
-                    "made; model.args gives a script its options"
+                    f"made{''.join(f' ({line})' for line in last)}; model.args gives a script its options"
                 ) from stop
 
     # Kinds
@@ -263,6 +266,16 @@ class _Launch:
             if isinstance(one, DataLoader):
                 return one
         return itertools.repeat(tuple(self._made_data(["x", "y"])))
+
+
+def _is_kept(stream: Any) -> TypeGuard[io.StringIO]:
+    return isinstance(stream, io.StringIO)
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """The file and those beside it, which it may import."""
+    for file in (path, *sorted(path.parent.glob("*.py"))[:_MOST_FILES]):
+        yield file.read_text(encoding="utf-8", errors="replace")
 
 
 def _is_count(name: str) -> bool:

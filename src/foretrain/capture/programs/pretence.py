@@ -122,6 +122,7 @@ def pretending(compiled: Callable[[], None]) -> Iterator[None]:
         unittest.mock.patch.object(torch.nn.Module, "load_state_dict", _no_state),
         unittest.mock.patch.object(torch.nn.Parameter, "__new__", _weight),
         unittest.mock.patch("torch.save", _Anything()),
+        unittest.mock.patch("torch.distributions.Distribution._validate_args", False),
         unittest.mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", _like_cuda),
         unittest.mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", _like_cuda),
         unittest.mock.patch("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", _like_cuda),

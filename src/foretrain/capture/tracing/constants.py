@@ -32,15 +32,24 @@ _FACTORIES = {
 }  # fmt: skip
 
 
-_WITH_LENGTHS = {
-    aten._pack_padded_sequence.default,
-    aten._pack_padded_sequence_backward.default,
-    aten._pad_packed_sequence.default,
-}
+_WITH_LENGTHS = frozenset(
+    "_pack_padded_sequence _pack_padded_sequence_backward _pad_packed_sequence lstm gru rnn_tanh "
+    "rnn_relu".split()
+)
 """Take lengths on the CPU beside data on a device."""
 
 _LEAVE_KNOWN = {aten._amp_foreach_non_finite_check_and_unscale_.default}
 """Gradients are taken to be finite: what a gradient scaler looks at stays as it was."""
+
+_ABOUT_NUMBERS = {
+    aten.isnan.default: False,
+    aten.isinf.default: False,
+    aten.isfinite.default: True,
+    aten.all.default: True,
+    aten.all.dim: True,
+    aten.equal.default: True,
+}
+"""Questions whether numbers are as they should be, which nobody asks who expects another answer."""
 
 _SETS = {aten.zero_.default, aten.fill_.Scalar}
 """Write every element of a tensor, whatever stood there."""
@@ -168,6 +177,11 @@ class Constants:
 
     def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Which of several options unknown data selects: each in turn."""
+        if func in _ABOUT_NUMBERS:
+            for tensor in tensors_in(output):
+                if tensor.is_meta and tensor.numel() <= _LARGEST:
+                    self.know(tensor, torch.full(tensor.shape, _ABOUT_NUMBERS[func], dtype=torch.bool))
+            return
         if func is aten.argmax.default:
             chosen, dim = output, args[1] if len(args) > 1 else kwargs.get("dim")
         elif func is aten.topk.default:
@@ -210,7 +224,7 @@ def together(constants: Constants, func: Any, args: Any, kwargs: Any) -> tuple[A
     """
     tensors = list(tensors_in((args, kwargs)))
     strays = [tensor for tensor in tensors if tensor.dim() and not tensor.is_meta]
-    if not strays or not any(tensor.is_meta for tensor in tensors) or func in _WITH_LENGTHS:
+    if not strays or not any(tensor.is_meta for tensor in tensors) or _takes_lengths(func):
         return args, kwargs
 
     def move(value: Any) -> Any:
@@ -218,6 +232,10 @@ def together(constants: Constants, func: Any, args: Any, kwargs: Any) -> tuple[A
         return constants.moved(value) if stray else value
 
     return tree_map(move, args), tree_map(move, kwargs)
+
+
+def _takes_lengths(func: Any) -> bool:
+    return getattr(func, "__name__", "").partition(".")[0] in _WITH_LENGTHS
 
 
 def _fills_its_storage(tensor: torch.Tensor) -> bool:
