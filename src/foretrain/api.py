@@ -78,8 +78,10 @@ def make_job(
     if section["source"] == "graph":
         training.update(_training_of_graph(Path(model), training, batch))
     for name, value in own.items():
-        if training.get(name) is None or (name == "global_batch" and batch is None) or name == "precision":
+        if training.get(name) is None or (name == "global_batch" and batch is None):
             training[name] = value
+    if "precision" not in given and "precision" in own:
+        training["precision"] = own["precision"]
     if training.get("steps") is not None and training.get("epochs") is not None:
         training["epochs" if steps is not None else "steps"] = None
     spread = nodes_for(devices, node, device, catalog) if nodes is None else nodes
