@@ -13,7 +13,7 @@ from foretrain.capture import cache_folder, capture
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
-from foretrain.job import Job
+from foretrain.job import SPELLED, Job
 from foretrain.model_names import model_section
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ def make_job(
     ``.onnx`` file or a captured graph (``.json.zst``).
     """
     section, defaults = model_section(model, source)
+    mode, precision = (
+        SPELLED["mode"](mode, "training.mode"),
+        SPELLED["precision"](precision, "training.precision"),
+    )
+    optimizer = None if optimizer is None else SPELLED["optimizer"](optimizer, "training.optimizer")
     given = {name: value for name, value in (("image", image), ("sequence", sequence), ("classes", classes),
              ("precision", None if precision == "fp32" else precision), ("optimizer", optimizer))
              if value is not None}  # fmt: skip
@@ -70,7 +75,8 @@ def make_job(
     training = {
         "global_batch": 32 if batch is None else batch, "mode": mode, "precision": precision,
         "image": defaults.get("image") if image is None else image,
-        "sequence": defaults.get("sequence") if sequence is None else sequence, "classes": classes,
+        "sequence": defaults.get("sequence") if sequence is None else sequence,
+        "classes": defaults.get("classes") if classes is None else classes,
         "optimizer": optimizer or defaults.get("optimizer"),
         "samples": samples, "epochs": epochs, "steps": steps, "channels_last": channels_last,
         "framework": framework, "compile": compile,
