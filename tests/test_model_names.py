@@ -167,6 +167,7 @@ def test_options_are_spelled_as_elsewhere() -> None:
         ("hf-hub:timm/resnet50.a1_in1k", "timm", "resnet50.a1_in1k"),
         ("tv_resnet50", "timm", "tv_resnet50"),
         ("timm:resnet50", "timm", "resnet50"),
+        ("TIMM:resnet50", "timm", "resnet50"),
     ],
 )
 def test_names_of_libraries(name: str, source: str, found: str) -> None:
@@ -214,6 +215,14 @@ def test_a_model_that_the_user_registered_with_timm_is_found() -> None:
     assert model_section("a_net_of_my_own", "timm") == ({"source": "timm", "name": "a_net_of_my_own"}, {})
 
 
+def test_transformers_as_a_source() -> None:
+    assert model_section("llama", "HF") == (
+        {"source": "transformers", "config": {"model_type": "llama"}},
+        {"optimizer": "adamw"},
+    )
+    assert model_section("transformers:Qwen/Qwen3-8B", None) == model_section("Qwen/Qwen3-8B", None)
+
+
 # Names that nothing goes by
 
 
@@ -232,6 +241,8 @@ def test_a_model_that_the_user_registered_with_timm_is_found() -> None:
         ("empty", ["'empty' is a folder without a config.json"]),
         ("adapter", ["an adapter of meta-llama/Llama-3.1-8B"]),
         ("weights.safetensors", ["a file of weights alone", "config.json"]),
+        ("x" * 5000, ["is no preset"]),
+        ("transformers:lama", ["model.config.model_type", "did you mean", "llama"]),
     ],
 )
 def test_a_wrong_name_is_one_line_with_the_closest(
@@ -243,6 +254,9 @@ def test_a_wrong_name_is_one_line_with_the_closest(
     Path("checkpoint-500/config.json").write_text('{"model_type": "bert"}')
     Path("adapter/adapter_config.json").write_text('{"base_model_name_or_path": "meta-llama/Llama-3.1-8B"}')
     Path("weights.safetensors").touch()
+    monkeypatch.setattr(
+        sys, "modules", {name: module for name, module in sys.modules.items() if name != "transformers"}
+    )
     with pytest.raises(InputError) as caught:
         model_section(name, None)
     assert "\n" not in str(caught.value)
@@ -303,6 +317,9 @@ LLAMA = {
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba", "vocab_size": 50280}, "causal-lm", 2048),
         ({"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 9}, "base", 512),
         ({"model_type": "t5", "vocab_size": 9}, None, 512),
+        ({"architectures": ["MarianMTModel"], "model_type": "marian"}, "seq2seq-lm", 512),
+        ({"architectures": ["ResNetForImageClassification"], "model_type": "resnet"}, "image-classification", None),
+        ({"architectures": ["BeitModel"], "model_type": "beit", "vocab_size": 9, "image_size": 224}, "base", None),
     ],
 )  # fmt: skip
 def test_a_checkpoint_folder_is_a_model(

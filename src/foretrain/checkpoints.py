@@ -25,15 +25,34 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequ
 _BOOKKEEPING = frozenset("architectures transformers_version id2label label2id _name_or_path".split())
 """Keys that say where a checkpoint comes from, or what its classes are called."""
 
-_TASKS = {"pre-training": "pretraining", "lm-head": "causal-lm", "with-lm-head": "causal-lm"}
+_TASKS = {
+    "pre-training": "pretraining",
+    "lm-head": "causal-lm",
+    "with-lm-head": "causal-lm",
+    "mt": "seq2seq-lm",
+}
 """Where a task has another name than the end of the class has."""
+_OF_TEXT = frozenset(
+    "causal-lm masked-lm seq2seq-lm sequence-classification token-classification question-answering "
+    "multiple-choice next-sentence-prediction image-text-to-text".split()
+)
+_OF_ANYTHING = frozenset(("pretraining", "base", None))
+"""Tasks that tell nothing of the inputs."""
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder has a config.json, or a ``.json`` file is one rather than a job."""
-    if path.is_dir():
-        return (path / _FILE).is_file()
-    if path.suffix != ".json" or not path.is_file():
+    if is_file(path / _FILE):
+        return True
+    if path.suffix != ".json" or not is_file(path):
         return False
     try:
         held = json.loads(read_text(path))
@@ -47,7 +66,7 @@ def checkpoint_section(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     A configuration of transformers, or one that timm wrote.
     """
-    path = path / _FILE if path.is_dir() else path
+    path = path / _FILE if is_file(path / _FILE) else path
     try:
         held = json.loads(read_text(path))
     except ValueError as error:
@@ -97,7 +116,7 @@ def _task(held: Mapping[str, Any]) -> str | None:
     classes = held.get("architectures")
     if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):
         return None
-    end = re.search(r"(?:For|(?=LMHead|WithLMHead))([A-Z]\w*?)(?:Model)?$", classes[0])
+    end = re.search(r"(?:For|(?=LMHead|WithLMHead|MTModel))([A-Z]\w*?)(?:Model)?$", classes[0])
     if end is None:
         return "base"
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", end[1]).lower()
@@ -116,7 +135,10 @@ def _sequence(held: Mapping[str, Any], task: str | None) -> int | None:
     assert isinstance(text, Mapping)
     if "conv_dim" in held:
         return _TEN_SECONDS
-    if "num_mel_bins" in held or ("vocab_size" not in text and text is held and "image_size" in held):
+    reads_text = (
+        task in _OF_ANYTHING and "vocab_size" in text and not {"image_size", "num_mel_bins"} & set(text)
+    )
+    if task not in _OF_TEXT and not reads_text:
         return None
     found = (text[name] for name in _POSITIONS if isinstance(text.get(name), int))
     positions = next(found, _USUAL_TOKENS.get(task or "", 512))
@@ -126,9 +148,15 @@ def _sequence(held: Mapping[str, Any], task: str | None) -> int | None:
 
 def explain_path(path: Path) -> str | None:
     """Why an existing file or folder is no model, with what would do; None where it may be one."""
-    if path.is_dir():
+    if path.suffix in _WEIGHTS and is_file(path):
+        return f"a file of weights alone; give a folder with its {_FILE}, or file.py:function that builds it"
+    try:
+        is_folder = path.is_dir()
+    except OSError:
+        return None
+    if is_folder:
         adapter = path / "adapter_config.json"
-        if adapter.is_file():
+        if is_file(adapter):
             try:
                 held = json.loads(read_text(adapter))
             except (InputError, ValueError):
@@ -138,6 +166,4 @@ def explain_path(path: Path) -> str | None:
         if (path / "model_index.json").is_file():
             return "a pipeline of diffusers; give file.py:function that builds its model"
         return f"a folder without a {_FILE}"
-    if path.suffix in _WEIGHTS and path.is_file():
-        return f"a file of weights alone; give a folder with its {_FILE}, or file.py:function that builds it"
     return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.catalog.sections import Sections
-from foretrain.checkpoints import checkpoint_section, explain_path, is_checkpoint
+from foretrain.checkpoints import checkpoint_section, explain_path, is_checkpoint, is_file
 from foretrain.errors import InputError, unknown
 from foretrain.job import SPELLED
 from foretrain.library_names import LIBRARIES, all_names, installed_names, library_of
@@ -144,7 +144,7 @@ def model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict[
         source, model = prefix.lower(), rest
     source = None if source is None else SPELLED["source"](source, "model.source")
     if source == "transformers":
-        return {"source": source, "config": {"model_type": model}}, {"optimizer": "adamw"}
+        return _of_transformers(model)
     if source is not None:
         _check_library(source, model)
         return {"source": source, "name": model}, {}
@@ -157,6 +157,16 @@ def model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict[
     if (found := _of_library(model) or _of_preset(model)) is not None:
         return found
     raise _refusal(model)
+
+
+def _of_transformers(model: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A type of models with its defaults, or a preset."""
+    types = all_names("transformers")
+    if model not in types and (preset := _exact(model)) is not None:
+        return _section_of(preset, model)
+    if model not in types and "transformers" not in sys.modules:
+        raise unknown("model.config.model_type", model, types, "a transformers model type;")
+    return {"source": "transformers", "config": {"model_type": model}}, {"optimizer": "adamw"}
 
 
 def _source_of_file(model: str) -> str | None:
@@ -178,7 +188,7 @@ def _check_library(library: str, model: str) -> None:
 def check_file(model: str) -> None:
     """Refuse the path of a model where there is no file, with the names of those that are near."""
     path = Path(re.sub(r"(?<=\.py):.*", "", model))
-    if _source_of_file(model) is not None and not path.is_file():
+    if _source_of_file(model) is not None and not is_file(path):
         names = [str(other) for other in _files(path.parent) if other.suffix == path.suffix]
         near = difflib.get_close_matches(str(path), names, n=_SUGGESTED, cutoff=0.6)
         raise InputError(
