@@ -345,6 +345,17 @@ def test_labels_of_a_checkpoint_are_its_classes(tmp_path: Path) -> None:
     assert model_section(str(tmp_path), None)[0]["config"] == {"model_type": "bert", "num_labels": 3}
 
 
+def test_what_published_files_say_twice_or_call_their_own(tmp_path: Path) -> None:
+    config = {"model_type": "gemma2", "hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "hidden_act" not in model_section(str(tmp_path), None)[0]["config"]
+    (tmp_path / "config.json").write_text('{"model_type": "kimi_k2", "hidden_act": "silu"}')
+    assert model_section(str(tmp_path), None)[0]["config"] == {
+        "model_type": "deepseek_v3",
+        "hidden_act": "silu",
+    }
+
+
 def test_a_job_file_and_a_configuration_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
     config, job = tmp_path / "config.json", tmp_path / "job.json"
     config.write_text(json.dumps(LLAMA))

@@ -25,6 +25,11 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequ
 _BOOKKEEPING = frozenset("architectures transformers_version id2label label2id _name_or_path".split())
 """Keys that say where a checkpoint comes from, or what its classes are called."""
 
+_NATIVE_TYPES = {"kimi_k2": "deepseek_v3", "Yi": "llama"}
+"""Types that checkpoints with code of their own name, and what the library calls the same architecture."""
+_REPLACED = {"hidden_act": "hidden_activation"}
+"""Keys that some files keep beside the one which is read in their place."""
+
 _TASKS = {
     "pre-training": "pretraining",
     "lm-head": "causal-lm",
@@ -92,7 +97,12 @@ def _what_instead(held: Mapping[str, Any]) -> str:
 
 
 def _of_transformers(held: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    config = {name: value for name, value in held.items() if name not in _BOOKKEEPING}
+    config = {
+        name: value
+        for name, value in held.items()
+        if name not in _BOOKKEEPING and _REPLACED.get(name) not in held
+    }
+    config["model_type"] = _NATIVE_TYPES.get(held["model_type"], held["model_type"])
     task = _task(held)
     labels = held.get("id2label")
     if (
