@@ -111,6 +111,7 @@ def test_parameters_are_as_published(name: str) -> None:
         ("bert-base-uncased", "google-bert/bert-base-uncased"),
         ("bert-base", "google-bert/bert-base-uncased"),
         ("t5-small", "google-t5/t5-small"),
+        ("distilbert-base-uncased-finetuned-sst-2-english", "distilbert/distilbert-base-uncased"),
         ("vit-b-16", "google/vit-base-patch16-224"),
         ("google/flan-t5-xl", "google/flan-t5-xl"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,9 +25,11 @@ _TRAINING = ("sequence", "image", "classes")
 """Fields of [training] that presets have defaults for."""
 
 _TUNED = frozenset(
-    "instruct chat it hf base pt sft dpo unsloth preview thinking reasoning finetuned meta".split()
+    "instruct chat it hf base pt sft dpo unsloth preview thinking reasoning meta".split()
 )
 """Words in names of checkpoints that share their architecture with others."""
+_FINE_TUNED = "finetuned"
+"""Between the name of an architecture and what it was trained for."""
 _QUANTISED = frozenset(
     "gptq awq fp8 int4 int8 4bit 8bit bnb gguf exl2 mlx nf4 w4a16 w8a8 w8a16 nvfp4 mxfp4 hqq aqlm "
     "autoround quantized dynamic".split()
@@ -110,6 +113,8 @@ def _forms(name: str) -> Iterator[str]:
     words = _told(words, _TUNED | _QUANTISED)
     yield "".join(words)
     yield from _unversioned(words)
+    if _FINE_TUNED in words:
+        yield "".join(itertools.takewhile(lambda word: word != _FINE_TUNED, _words(name)))
 
 
 def find_preset(name: str) -> dict[str, Any] | None:
