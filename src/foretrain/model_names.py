@@ -24,9 +24,7 @@ _ON_HUB = re.compile(r"^(?:(?:hf[-_]hub:)?timm/|hf[-_]hub:)", re.IGNORECASE)
 _TRAINING = ("sequence", "image", "classes")
 """Fields of [training] that presets have defaults for."""
 
-_TUNED = frozenset(
-    "instruct chat it hf base pt sft dpo unsloth preview thinking reasoning meta".split()
-)
+_TUNED = frozenset("instruct chat it hf base pt sft dpo unsloth preview thinking reasoning meta".split())
 """Words in names of checkpoints that share their architecture with others."""
 _FINE_TUNED = "finetuned"
 """Between the name of an architecture and what it was trained for."""
