@@ -40,7 +40,7 @@ def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
         raise InputError(f"model.name: {str(path)!r} is not a file")
     module, inputs, loss = _made(workload, path, function, batch, device)
     if inputs is None:
-        inputs = _default_inputs(training, batch, device)
+        inputs = default_inputs(training, batch, device)
     else:
         if not holds(inputs, batch):
             twice = _made(workload, path, function, 2 * batch, "meta")[1]
@@ -240,7 +240,7 @@ def _function(path: Path, name: str) -> Callable[..., Any]:
     return getattr(module, name)  # type: ignore[no-any-return]
 
 
-def _default_inputs(training: Training, batch: int, device: str) -> tuple[torch.Tensor, ...]:
+def default_inputs(training: Training, batch: int, device: str) -> tuple[torch.Tensor, ...]:
     if training.image_shape is not None and training.sequence is not None:
         raise InputError(
             "training.sequence: not used beside training.image; the model has one of the two inputs"
@@ -251,6 +251,5 @@ def _default_inputs(training: Training, batch: int, device: str) -> tuple[torch.
         make = torch.empty if device == "meta" else torch.zeros
         return (make(batch, training.sequence, dtype=torch.long, device=device),)
     raise InputError(
-        "training.image: missing; the model function returned "
-        "no inputs, so give training.image or training.sequence"
+        "training.image: missing; the model comes without inputs, so give training.image or training.sequence"
     )

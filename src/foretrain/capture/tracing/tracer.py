@@ -42,6 +42,8 @@ def trace_step(
     mode: str = "train",
     precision: str = "fp32",
     optimizer: str = "sgd",
+    optimizer_settings: Mapping[str, Any] | None = None,
+    updated: frozenset[str] | None = None,
     master_weights: bool = False,
     channels_last: bool = False,
     accumulate: bool = False,
@@ -52,6 +54,8 @@ def trace_step(
     """Trace forward, loss, backward and optimizer (or forward alone, in ``infer`` mode) of a module that
     lives on meta.
 
+    The optimizer updates all parameters, or those whose names are in ``updated``.
+
     Forward and loss run inside ``around``. With ``own_gradients``, adding to a gradient belongs to the layer
     of its parameter.
     """
@@ -61,7 +65,12 @@ def trace_step(
     recorder = Recorder(module, inputs, constants, own_gradients)
     with _error_context(recorder):
         step = (
-            build_optimizer(optimizer, list(module.parameters()), master_weights=master_weights)
+            build_optimizer(
+                optimizer,
+                [one for name, one in module.named_parameters() if updated is None or name in updated],
+                master_weights=master_weights,
+                settings=optimizer_settings,
+            )
             if mode == "train"
             else None
         )
