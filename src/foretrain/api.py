@@ -56,9 +56,13 @@ def predict(
     another number of samples than a device takes at once are resized. ``predictor`` is a predictor, its name,
     ``file.py:Class``, or the folder of a saved one (``file.py:Class@FOLDER``).
 
-    >>> forecast = predict("resnet50", device="h100", batch=64, precision="amp-bf16")  # doctest: +SKIP
-    >>> f"{forecast.step_time_s:.3f} s, {forecast.peak_memory_bytes:.2e} B"  # doctest: +SKIP
-    '0.024 s, 3.1e+09 B'
+    >>> import torch
+    >>> module, inputs = torch.nn.Linear(64, 10), torch.zeros(8, 64)
+    >>> forecast = predict(module, inputs, device="a100", devices=4, batch=64, optimizer=torch.optim.AdamW)
+    >>> forecast.job.micro_batch, forecast.job.workload.training.optimizer, forecast.fits
+    (16, 'adamw', True)
+    >>> predict(forecast.job, device="h100").job.cluster.device.name
+    'h100-sxm-80gb'
     """
     from foretrain import predictors
     from foretrain.predictors.evidence import with_evidence
