@@ -84,7 +84,19 @@ def predict(
         else predictor
     )
     forecast = chosen.predict(job)
-    return with_evidence(forecast, chosen.knows(forecast))
+    forecast = with_evidence(forecast, chosen.knows(forecast))
+    return forecast if _is_module(model) else _saying_what_is_left_out(forecast, options.get("optimizer"))
+
+
+def _saying_what_is_left_out(forecast: Forecast, optimizer: Any) -> Forecast:
+    """A model by name is trained with what its optimizer's name stands for, however one in hand is set."""
+    if optimizer is None or isinstance(optimizer, str):
+        return forecast
+    from foretrain.capture.sources.in_hand import settings_of
+
+    said = settings_of(optimizer)[1]
+    note = f"training.optimizer: as the name stands for, and not {said}"
+    return dataclasses.replace(forecast, assumptions=(*forecast.assumptions, note)) if said else forecast
 
 
 def job_of(target: Any, options: Mapping[str, Any] | None = None, catalog: Catalog | None = None) -> Job:
@@ -232,7 +244,7 @@ def _captured(module: Any, inputs: Any, loss: Any, targets: Any, optimizer: Any,
     if inputs is None:
         inputs = in_hand.made_inputs(training, wanted)
     samples = in_hand.samples_in(inputs) or wanted
-    settings, note = in_hand.settings_of(optimizer)
+    settings, said = in_hand.settings_of(optimizer)
     judged = in_hand.loss_of(
         loss, None if targets is None else in_hand.resized_like(targets, samples, wanted)
     )
@@ -248,7 +260,7 @@ def _captured(module: Any, inputs: Any, loss: Any, targets: Any, optimizer: Any,
         )  # fmt: skip
     except CaptureError as error:
         raise (error if samples == wanted else in_hand.at_other_size(error, samples, wanted)) from error
-    notes = [*graph.info.get("assumptions", ()), *([note] if note else ())]
+    notes = [*graph.info.get("assumptions", ()), *([f"the optimizer as given: {said}"] if said else ())]
     return dataclasses.replace(graph, info={**graph.info, **({"assumptions": notes} if notes else {})})
 
 

@@ -116,7 +116,7 @@ def check_names(given: Iterable[str], *, beside: Iterable[str] = ()) -> None:
             raise InputError(f"{name}: unknown; {_NO_MATTER[name]}")
         meant = [option for option, words in _MEANT.items() if name.lower() in words.split()]
         near = [one for one in meant if one in known] or difflib.get_close_matches(
-            name, known - set(_SHORT.values()), n=2, cutoff=0.6
+            name, known - set(_SHORT.values()), n=1, cutoff=0.7
         )
         hint = f"did you mean {' or '.join(near)}?" if near else "options are the fields of a job by name"
         raise InputError(f"{name}: unknown; {hint}")

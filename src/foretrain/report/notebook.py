@@ -13,7 +13,7 @@ from foretrain.report.html import summary_table
 from foretrain.report.text import summary
 
 _WIDTH = 100
-_STYLE = ".foretrain td { text-align: left } .foretrain .dim { opacity: .6 } .foretrain .part { padding-left: 1.5em }"
+_STYLE = ".foretrain td { text-align: left } .foretrain .dim { opacity: .6 } .part { padding-left: 1em }"
 
 
 def to_text(forecast: Forecast) -> str:

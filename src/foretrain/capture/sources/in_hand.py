@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from foretrain.capture.sources.inputs import tensors_of
+from foretrain.capture.sources.inputs import default_inputs, tensors_of
 from foretrain.capture.sources.loaded import Loss
-from foretrain.capture.sources.user_files import default_inputs
 from foretrain.capture.tracing.optimizers import usual_settings
 from foretrain.errors import CaptureError, InputError
 from foretrain.job import Training
@@ -223,7 +222,7 @@ _SHAPING: dict[str, Any] = {
 
 
 def settings_of(optimizer: Any) -> tuple[dict[str, Any], str]:
-    """Keyword arguments where an optimizer computes otherwise than its name says, and a line that says so."""
+    """Keyword arguments where an optimizer computes otherwise than its name says, and these in words."""
     if optimizer is None or isinstance(optimizer, str):
         return {}, ""
     given, usual = optimizer_settings(optimizer), usual_settings(optimizer_name(optimizer))
@@ -238,7 +237,7 @@ def settings_of(optimizer: Any) -> tuple[dict[str, Any], str]:
         said += ["foreach False"] if not found.get("fused") else []
     return (
         found,
-        f"the optimizer as given: {optimizer_name(optimizer)} with {', '.join(said)}" if said else "",
+        f"{optimizer_name(optimizer)} with {', '.join(said)}" if said else "",
     )
 
 

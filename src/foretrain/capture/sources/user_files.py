@@ -16,17 +16,22 @@ from typing import Any
 import torch
 
 from foretrain.capture.recording import recording
-from foretrain.capture.sources.inputs import check_batch, check_classes, check_inputs, holds
+from foretrain.capture.sources.inputs import (
+    check_batch,
+    check_classes,
+    check_inputs,
+    default_inputs,
+    holds,
+)
 from foretrain.capture.sources.loaded import (
     LoadedModel,
     Loss,
     build_on_meta,
     building,
     classifier_loss,
-    numbers,
 )
 from foretrain.errors import CaptureError, InputError, unknown
-from foretrain.job import Training, Workload
+from foretrain.job import Workload
 
 # The user's own
 
@@ -238,18 +243,3 @@ def _function(path: Path, name: str) -> Callable[..., Any]:
     if name not in functions:
         raise unknown("model.name", name, functions, f"a function of {path}; it has")
     return getattr(module, name)  # type: ignore[no-any-return]
-
-
-def default_inputs(training: Training, batch: int, device: str) -> tuple[torch.Tensor, ...]:
-    if training.image_shape is not None and training.sequence is not None:
-        raise InputError(
-            "training.sequence: not used beside training.image; the model has one of the two inputs"
-        )
-    if training.image_shape is not None:
-        return (numbers((batch, *training.image_shape), device),)
-    if training.sequence is not None:
-        make = torch.empty if device == "meta" else torch.zeros
-        return (make(batch, training.sequence, dtype=torch.long, device=device),)
-    raise InputError(
-        "training.image: missing; the model comes without inputs, so give training.image or training.sequence"
-    )
