@@ -131,8 +131,8 @@ class Forecast:
         if name in QUANTITIES:
             return f"{name}: not in this forecast; {_NEEDS.get(name, f'{self.predictor} does not give it')}"
         public = [one for one in dir(type(self)) if not one.startswith("_")]
-        near = difflib.get_close_matches(str(name), [*self.quantities, *public], n=2, cutoff=0.6)
-        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        near = difflib.get_close_matches(str(name), [*self.quantities, *public], n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
         return f"{name}: not in this forecast; {meant}it has {', '.join(self.quantities)}"
 
     # Shown
