@@ -314,13 +314,41 @@ def test_inputs_that_grow_in_an_unclear_way_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"^inputs: of 4 samples, resized to the 8 .* or micro_batch=4$"):
         predict(fixed, torch.zeros(4, 8), batch=8)
     assert predict(fixed, torch.zeros(4, 8), batch=8, micro_batch=4).job.accumulation == 2
+    with pytest.raises(CaptureError, match=r"unexpected keyword argument 'image'"):
+        predict(Classifier(), {"image": torch.zeros(4, 8)}, batch=8)
+    with pytest.raises(InputError, match=r"^inputs: 3 is not a tensor, or a tuple or a dict of them$"):
+        predict(Classifier(), 3)
+
+
+class Recurrent(nn.Module):
+    """Takes tokens by time and sample, as the layer in it does, or turns them round."""
+
+    def __init__(self, turns: bool) -> None:
+        super().__init__()
+        self.table, self.layer, self.turns = nn.Embedding(9, 4), nn.LSTM(4, 8), turns
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layer(self.table(tokens.t() if self.turns else tokens))[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_samples_are_where_layers_take_them_to_be(turns: bool) -> None:
+    def by_time(samples: int) -> Tensor:
+        tokens = torch.zeros(5, samples, dtype=torch.long)
+        return tokens.t().contiguous() if turns else tokens
+
+    module = Recurrent(turns)
+    alone, more = (predict(module, by_time(3), Tensor.sum, batch=batch) for batch in (None, 12))
+    assert (alone.job.micro_batch, more.job.micro_batch) == (3, 12)
+    assert shapes(graph_of(more)) == shapes(graph_of(predict(module, by_time(12), Tensor.sum)))
+    assert not module.layer._forward_pre_hooks
 
 
 def test_inputs_follow_from_what_the_job_says_of_them() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 5))
     assert graph_of(predict(module, image=4, batch=6)).samples == 6
     assert median(predict(nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 4)), sequence=5)) > 0
-    with pytest.raises(InputError, match=r"^inputs: missing; .* give them, or image=, or sequence=$"):
+    with pytest.raises(InputError, match=r"^inputs: missing; .* give examples, or image=, or sequence=$"):
         predict(module)
 
 
@@ -387,10 +415,12 @@ def test_tensors_that_a_loss_closes_over_are_resized_with_the_inputs() -> None:
         ),
         (lambda output: output.sum(), torch.zeros(4), r"^targets: the loss takes the output alone"),
         ("cross_entropy", None, r"^loss: 'cross_entropy' is not a callable"),
+        (lambda output: (output, 1), None, r"^loss: it returned tuple; a tensor of one number is allowed$"),
+        (lambda output: output, None, r"^loss: it returned a tensor of \[4, 10\]; one number is allowed"),
     ],
 )
-def test_a_loss_that_cannot_be_called_is_told(loss: Any, targets: Tensor | None, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_a_loss_that_cannot_be_one_is_told(loss: Any, targets: Tensor | None, message: str) -> None:
+    with pytest.raises((InputError, CaptureError), match=message):
         predict(Classifier(), torch.zeros(4, 8), loss, targets=targets)
 
 

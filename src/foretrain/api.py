@@ -23,6 +23,7 @@ from foretrain.options import check_names, lists_options, overridden, overriding
 if TYPE_CHECKING:
     import torch
 
+    from foretrain.capture.sources.in_hand import Example
     from foretrain.graph import OpGraph
     from foretrain.predictors.base import Predictor
 
@@ -213,13 +214,14 @@ def _job_of_module(
     if "source" in given:
         raise InputError(f"source: {given['source']!r} is for a model's name, not for a module in hand")
     module = in_hand.unwrapped(module)
-    samples = (in_hand.samples_in(inputs) or 1) if inputs is not None else None
-    given = {"precision": in_hand.precision_of(module), "sequence": in_hand.sequence_in(inputs), **given}
+    example = None if inputs is None else in_hand.Example.of(module, inputs)
+    sequence = None if example is None else example.sequence
+    given = {"precision": in_hand.precision_of(module), "sequence": sequence, **given}
     given = plain({"title": in_hand.title_of(module), **given})
     model = {"source": "graph", "name": "module"}
     tables = _tables(model, {"global_batch": _USUAL_BATCH}, given, catalog)
-    if "batch" not in given and "global_batch" not in given and samples is not None:
-        at_once = tables["plan"].get("micro_batch", samples)
+    if "batch" not in given and "global_batch" not in given and example is not None:
+        at_once = tables["plan"].get("micro_batch", example.samples or 1)
         tables["training"]["global_batch"] = at_once * _data_ranks(tables, catalog)
     job = Job.read(tables, catalog=catalog)
     for name in _CUT:
@@ -228,38 +230,37 @@ def _job_of_module(
                 f"plan.{name}: {degree} cuts layers, and a module in hand is captured whole; put what builds "
                 "it into a function and give file.py:function"
             )
-    graph = _captured(module, inputs, loss, targets, options.get("optimizer"), job)
+    example = example or in_hand.Example.made(job.workload.training, job.micro_batch)
+    graph = _captured(module, example, loss, targets, options.get("optimizer"), job)
     tables["model"]["name"] = str(_kept(graph))
     if graph.info.get("compile"):
         tables["training"].setdefault("compile", True)
     return Job.read(tables, catalog=catalog)
 
 
-def _captured(module: Any, inputs: Any, loss: Any, targets: Any, optimizer: Any, job: Job) -> OpGraph:
+def _captured(module: Any, example: Example, loss: Any, targets: Any, optimizer: Any, job: Job) -> OpGraph:
     """The graph of one micro-batch of the job."""
     from foretrain.capture.sources import in_hand
     from foretrain.capture.sources.inputs import check_inputs
 
-    training, wanted = job.workload.training, job.micro_batch
-    if inputs is None:
-        inputs = in_hand.made_inputs(training, wanted)
-    samples = in_hand.samples_in(inputs) or wanted
+    training, wanted, samples = job.workload.training, job.micro_batch, example.samples
+    sequence, image = training.sequence, training.image_shape
+    check_inputs("the module", example.inputs, samples or wanted, sequence=sequence, image=image)
     settings, said = in_hand.settings_of(optimizer)
-    judged = in_hand.loss_of(
-        loss, None if targets is None else in_hand.resized_like(targets, samples, wanted)
-    )
-    check_inputs("the module", inputs, samples, sequence=training.sequence, image=training.image_shape)
+    judged = in_hand.loss_of(loss, None if targets is None else example.like(targets, wanted))
+    trace = functools.partial(
+        capture, module, mode=training.mode, precision=training.precision, optimizer=training.optimizer,
+        optimizer_settings=settings, updated=in_hand.updated_by(optimizer, module),
+        master_weights=training.master_weights, channels_last=training.channels_last,
+        accumulate=accumulates(job), tokens=wanted * (sequence or 0),
+    )  # fmt: skip
     try:
-        graph = capture(
-            module, in_hand.resized(inputs, wanted), in_hand.loss_at(judged, samples, wanted),
-            mode=training.mode, precision=training.precision, optimizer=training.optimizer,
-            optimizer_settings=settings, updated=in_hand.updated_by(optimizer, module),
-            master_weights=training.master_weights, channels_last=training.channels_last,
-            accumulate=accumulates(job), samples=wanted,
-            tokens=wanted * training.sequence if training.sequence else 0,
-        )  # fmt: skip
+        graph = trace(example.at(wanted), in_hand.loss_at(judged, example, wanted), samples=wanted)
     except CaptureError as error:
-        raise (error if samples == wanted else in_hand.at_other_size(error, samples, wanted)) from error
+        if samples in (None, wanted):
+            raise
+        trace(example.inputs, in_hand.loss_of(loss, targets))  # what fails as it is, is told as it is
+        raise in_hand.at_other_size(error, example, wanted) from error
     notes = [*graph.info.get("assumptions", ()), *([f"the optimizer as given: {said}"] if said else ())]
     return dataclasses.replace(graph, info={**graph.info, **({"assumptions": notes} if notes else {})})
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,68 +53,116 @@ def precision_of(module: torch.nn.Module) -> str | None:
 # Inputs
 
 
-def samples_in(inputs: Any) -> int | None:
-    """Rows of the first tensor; None where no tensor has rows."""
-    tensors = tensors_of(_plain(inputs))
-    return tensors[0].shape[0] if tensors else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """Example inputs of a module, and in which of their dimensions samples lie."""
 
+    inputs: tuple[Any, ...] | Mapping[str, Any]
+    samples: int | None
+    """None where no tensor has rows; such inputs are taken to be what the job says."""
+    along: int = 0
 
-def sequence_in(inputs: Any) -> int | None:
-    """Tokens of each sample, where the inputs call themselves token ids."""
-    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-    return ids.shape[1] if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
+    @classmethod
+    def of(cls, module: torch.nn.Module, inputs: Any) -> Example:
+        """Samples are the rows of the first tensor, or its columns where layers find that time is first."""
+        if inputs is None or isinstance(inputs, str | bool | int | float):
+            raise InputError(f"inputs: {inputs!r} is not a tensor, or a tuple or a dict of them")
+        if isinstance(inputs, Mapping):
+            inputs = dict(inputs)
+        elif not isinstance(inputs, list | tuple):
+            inputs = (inputs,)
+        first = next(iter(tensors_of(inputs)), None)
+        if first is None:
+            return cls(inputs=inputs, samples=None)
+        along = 1 if first.dim() > 1 and _time_first(module, inputs, first) else 0
+        return cls(inputs=inputs, samples=first.shape[along], along=along)
 
-
-def _plain(inputs: Any) -> Any:
-    return dict(inputs) if isinstance(inputs, Mapping) else inputs
-
-
-def made_inputs(training: Training, samples: int) -> tuple[torch.Tensor, ...]:
-    """Images or token ids, as the job says."""
-    if training.image is None and training.sequence is None:
-        raise InputError(
-            "inputs: missing; a module is captured with example inputs: give them, or image=, or sequence="
-        )
-    return default_inputs(training, samples, "meta")
-
-
-def resized(inputs: Any, wanted: int) -> Any:
-    """The inputs with ``wanted`` samples: every tensor with a row per sample gets that many.
-
-    A tensor whose rows could be samples in another way, or not be samples at all, is refused. Inputs without
-    rows are taken to be what the job says.
-    """
-    inputs, samples = _plain(inputs), samples_in(inputs)
-    if samples is None or samples == wanted:
-        return inputs
-    for tensor in tensors_of(inputs):
-        rows = tensor.shape[0]
-        if rows != samples and (samples == 1 or (rows % samples == 0 and rows)):
+    @classmethod
+    def made(cls, training: Training, samples: int) -> Example:
+        """Images or token ids, as the job says."""
+        if training.image is None and training.sequence is None:
             raise InputError(
-                f"inputs: of {samples} samples, and the job takes {wanted} at once; how a tensor of "
-                f"{list(tensor.shape)} grows with them is not clear: give inputs of {wanted} samples"
+                "inputs: missing; a module is captured with some: give examples, or image=, or sequence="
             )
-    return resized_like(inputs, samples, wanted)
+        return cls(inputs=default_inputs(training, samples, "meta"), samples=samples)
+
+    @property
+    def sequence(self) -> int | None:
+        """Tokens of each sample, where the inputs call themselves token ids."""
+        ids = self.inputs.get("input_ids") if isinstance(self.inputs, Mapping) else None
+        return ids.shape[1 - self.along] if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
+
+    def at(self, wanted: int) -> Any:
+        """The inputs with so many samples: every tensor that has them gets as many.
+
+        A tensor that could grow in another way, or not at all, is refused.
+        """
+        samples = self.samples
+        if samples is None or samples == wanted:
+            return self.inputs
+        for tensor in tensors_of(self.inputs):
+            rows = tensor.shape[0] if tensor.dim() <= self.along else tensor.shape[self.along]
+            if rows != samples and (samples == 1 or (rows % samples == 0 and rows)):
+                raise InputError(
+                    f"inputs: of {samples} samples, and the job takes {wanted} at once; how a tensor of "
+                    f"{list(tensor.shape)} grows with them is not clear: give inputs of {wanted} samples"
+                )
+        return self.like(self.inputs, wanted)
+
+    def like(self, value: Any, wanted: int) -> Any:
+        """Whatever has these samples with as many as are wanted."""
+        if self.samples is None or self.samples == wanted:
+            return value
+        return tree_map(lambda leaf: _resized(leaf, self.samples, wanted, self.along), value)
 
 
-def resized_like(value: Any, samples: int, wanted: int) -> Any:
-    """Tensors with a row for each of ``samples`` samples with as many as are wanted."""
-    return tree_map(lambda leaf: _with_rows(leaf, samples, wanted), value)
-
-
-def _with_rows(leaf: Any, samples: int, wanted: int) -> Any:
+def _resized(leaf: Any, samples: int | None, wanted: int, along: int) -> Any:
     """Integers keep their values, repeated; what else a tensor holds does not matter."""
-    if not isinstance(leaf, torch.Tensor) or not leaf.dim() or leaf.shape[0] != samples:
+    if not isinstance(leaf, torch.Tensor) or not leaf.dim():
+        return leaf
+    along = along if leaf.dim() > along else 0
+    if leaf.shape[along] != samples:
         return leaf
     if not leaf.is_floating_point() and not leaf.is_meta:
-        return leaf[torch.arange(wanted, device=leaf.device) % samples]
-    shape, strides = (wanted, *leaf.shape[1:]), leaf.stride()
-    if strides[0] < max(
-        (size * stride for size, stride in zip(shape[1:], strides[1:], strict=True)), default=1
-    ):
-        strides = torch.empty(shape, device="meta").stride()
+        return leaf.index_select(along, torch.arange(wanted, device=leaf.device) % samples)
+    shape = (*leaf.shape[:along], wanted, *leaf.shape[along + 1 :])
+    held = leaf.stride()
+    order = sorted(range(leaf.dim()), key=lambda dim: (-held[dim], dim))
+    strides, step = [0] * leaf.dim(), 1
+    for dim in reversed(order if along == order[0] else range(leaf.dim())):
+        strides[dim], step = step, step * shape[dim]
     empty = torch.empty_strided(shape, strides, dtype=leaf.dtype, device="meta")
     return empty.requires_grad_(leaf.requires_grad)
+
+
+def _time_first(module: torch.nn.Module, inputs: Any, first: torch.Tensor) -> bool:
+    """Whether inputs go as they are into a layer of torch that takes time before samples."""
+    from foretrain.capture import capture
+
+    layers = [layer for layer in module.modules() if _takes_time_first(layer)]
+    seen: list[torch.Size] = []
+
+    def look(_layer: Any, args: Any, kwargs: Any) -> None:
+        seen.extend(one.shape for one in tree_leaves((args, kwargs))[:1] if isinstance(one, torch.Tensor))
+
+    hooks = [layer.register_forward_pre_hook(look, with_kwargs=True) for layer in layers]
+    try:
+        if layers:
+            capture(module, inputs, mode="infer")
+    except CaptureError:
+        return False  # it is told when it is captured as the job says
+    finally:
+        for hook in hooks:
+            hook.remove()
+    rows, columns = first.shape[:2]
+    return rows != columns and any(len(shape) == 3 and shape[:2] == (rows, columns) for shape in seen)
+
+
+def _takes_time_first(layer: torch.nn.Module) -> bool:
+    batch_first = getattr(
+        layer, "batch_first", getattr(getattr(layer, "self_attn", None), "batch_first", None)
+    )
+    return batch_first is False and type(layer).__module__.startswith("torch.nn.")
 
 
 # Losses
@@ -168,33 +218,40 @@ def _takes_two(loss: Any) -> bool:
     return inspect.Parameter.VAR_POSITIONAL in kinds or len(kinds) > 1
 
 
-def loss_at(loss: Loss | None, samples: int, wanted: int) -> Loss | None:
-    """A loss whose own tensors (targets that it closes over) have a row for each of ``wanted`` samples."""
-    if loss is None or samples == wanted:
-        return loss
+def loss_at(loss: Loss | None, example: Example, wanted: int) -> Loss | None:
+    """The loss, with as many samples in its own tensors (targets that it closes over), and its value
+    checked."""
+    if loss is None:
+        return None
     weights = [*loss.parameters(), *loss.buffers()] if isinstance(loss, torch.nn.Module) else []
-    rows = _OtherRows(samples, wanted, weights)
+    other_size = example.samples not in (None, wanted)
 
     def at_wanted(output: Any) -> torch.Tensor:
-        with rows:
-            rows.made(output)
-            return loss(output)
+        with _OtherSize(example, wanted, [output, *weights]) if other_size else contextlib.nullcontext():
+            value: Any = loss(output)
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(f"loss: it returned {type(value).__name__}; a tensor of one number is allowed")
+        if value.numel() != 1:
+            shape = list(value.shape)
+            raise CaptureError(
+                f"loss: it returned a tensor of {shape}; one number is allowed, such as a mean"
+            )
+        return value
 
     return at_wanted
 
 
-class _OtherRows(TorchFunctionMode):
+class _OtherSize(TorchFunctionMode):
     """Resizes tensors that come from outside, the first time that a function is called with each."""
 
-    def __init__(self, samples: int, wanted: int, kept: list[torch.Tensor]) -> None:
+    def __init__(self, example: Example, wanted: int, kept: list[Any]) -> None:
         super().__init__()
-        self._samples, self._wanted = samples, wanted
+        self._example, self._wanted = example, wanted
         self._resized: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        for tensor in kept:
-            self.made(tensor)
+        self._keep(kept)
 
-    def made(self, value: Any) -> None:
-        """What was computed here already has the rows that it should have."""
+    def _keep(self, value: Any) -> None:
+        """What was computed here already has the size that it should have."""
         for tensor in tree_leaves(value):
             if isinstance(tensor, torch.Tensor):
                 self._resized[id(tensor)] = (tensor, tensor)
@@ -204,12 +261,12 @@ class _OtherRows(TorchFunctionMode):
             return value
         if id(value) not in self._resized:
             with torch._C.DisableTorchFunction():
-                self._resized[id(value)] = (value, _with_rows(value, self._samples, self._wanted))
+                self._resized[id(value)] = (value, self._example.like(value, self._wanted))
         return self._resized[id(value)][1]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*tree_map(self._place, args), **tree_map(self._place, kwargs or {}))
-        self.made(output)
+        self._keep(output)
         return output
 
 
@@ -254,9 +311,9 @@ def updated_by(optimizer: Any, module: torch.nn.Module) -> frozenset[str] | None
     return None if len(updated) == len(trained) else updated
 
 
-def at_other_size(error: CaptureError, samples: int, wanted: int) -> CaptureError:
-    """What to do where a module does not run with inputs that were resized."""
+def at_other_size(error: CaptureError, example: Example, wanted: int) -> CaptureError:
+    """What to do where a module runs, but not with inputs that were resized."""
     return CaptureError(
-        f"inputs: of {samples} samples, resized to the {wanted} that the job takes at once: {error}; give "
-        f"inputs (and targets) of {wanted} samples, or micro_batch={samples}"
+        f"inputs: of {example.samples} samples, resized to the {wanted} that the job takes at once: {error}; "
+        f"give inputs (and targets) of {wanted} samples, or micro_batch={example.samples}"
     )
