@@ -16,7 +16,7 @@ from foretrain.capture.keys import accumulates
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import CaptureError, InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job, Model, Run
 from foretrain.model_names import model_section
 from foretrain.options import check_names, lists_options, overridden, overriding, plain
 
@@ -148,10 +148,24 @@ def make_job(model: str, *, source: str | None = None, catalog: Catalog | None =
     check_names(options, beside=("source", "catalog"))
     given, catalog = plain(options), catalog or Catalog.load()
     section, defaults = model_section(model, source)
-    tables = _tables(section, {"global_batch": _USUAL_BATCH, **defaults}, given, catalog)
+    own = _own_training(section, given)
+    tables = _tables(section, {"global_batch": _USUAL_BATCH, **defaults, **own}, given, catalog)
     if section["source"] == "graph":
-        _follow_graph(Path(model), tables, given, catalog)
+        own = _follow_graph(Path(model), tables, given)
+    if "global_batch" in own and not {"batch", "global_batch"} & set(given):
+        tables["training"]["global_batch"] = own["global_batch"] * _data_ranks(tables, catalog)
     return Job.read(tables, catalog=catalog)
+
+
+def _own_training(section: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user's program decides of its training; its batch is that of one device."""
+    if section["source"] != "python" or options.get("mode", "train") != "train":
+        return {}
+    from foretrain.capture.programs.settings import own_training
+
+    sizes = {name: options[name] for name in ("image", "sequence", "classes") if name in options}
+    args = {"args": options["args"]} if "args" in options else {}
+    return own_training(Model(**{**section, **args}), Path(), sizes)
 
 
 def _tables(
@@ -174,22 +188,21 @@ def _data_ranks(tables: Mapping[str, Any], catalog: Catalog) -> int:
     return plan.get("data") or max(1, Cluster.read(tables["cluster"], catalog).world_size // max(1, split))
 
 
-def _follow_graph(path: Path, tables: dict[str, Any], options: Mapping[str, Any], catalog: Catalog) -> None:
-    """Put what a graph was captured with into the job; an option that contradicts it is an error."""
+def _follow_graph(path: Path, tables: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a graph was captured with, put into the job; an option that contradicts it is an error."""
     from foretrain.graph import OpGraph
 
     graph, training = OpGraph.load(path), tables["training"]
-    for name in ("mode", "precision", "optimizer"):
-        if name in graph.info and options.get(name, graph.info[name]) != graph.info[name]:
+    held = {name: graph.info[name] for name in ("mode", "precision", "optimizer") if name in graph.info}
+    for name, value in held.items():
+        if options.get(name, value) != value:
             raise InputError(
-                f"training.{name}: the graph {path.name} was captured "
-                f"with {graph.info[name]!r}, not {options[name]!r}"
+                f"training.{name}: the graph {path.name} was captured with {value!r}, not {options[name]!r}"
             )
-    training |= {name: graph.info[name] for name in ("mode", "precision", "optimizer") if name in graph.info}
+    training |= held
     if graph.info.get("compile"):
         training.setdefault("compile", True)
-    if "batch" not in options and "global_batch" not in options:
-        training["global_batch"] = graph.samples * _data_ranks(tables, catalog)
+    return {"global_batch": graph.samples}
 
 
 # A module in hand

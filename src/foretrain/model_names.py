@@ -42,6 +42,6 @@ def _guess_source(model: str) -> str:
         return "graph"
     if model.endswith(".onnx"):
         return "onnx"
-    if ".py:" in model:
+    if ".py:" in model or model.endswith(".py"):
         return "python"
     return "torchvision" if model in _known_models()["torchvision"] else "timm"

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from foretrain.capture.sources.inputs import default_inputs, tensors_of
+from foretrain.capture.sources.inputs import default_inputs
 from foretrain.capture.sources.loaded import Loss
+from foretrain.capture.tracing.constants import map_tensors, tensors_in
 from foretrain.capture.tracing.optimizers import usual_settings
 from foretrain.errors import CaptureError, InputError
 from foretrain.job import Training
@@ -71,7 +72,7 @@ class Example:
             inputs = dict(inputs)
         elif not isinstance(inputs, list | tuple):
             inputs = (inputs,)
-        first = next(iter(tensors_of(inputs)), None)
+        first = next((tensor for tensor in tensors_in(inputs) if tensor.dim()), None)
         if first is None:
             return cls(inputs=inputs, samples=None)
         along = 1 if first.dim() > 1 and _time_first(module, inputs, first) else 0
@@ -100,7 +101,7 @@ class Example:
         samples = self.samples
         if samples is None or samples == wanted:
             return self.inputs
-        for tensor in tensors_of(self.inputs):
+        for tensor in (one for one in tensors_in(self.inputs) if one.dim()):
             rows = tensor.shape[0] if tensor.dim() <= self.along else tensor.shape[self.along]
             if rows != samples and (samples == 1 or (rows % samples == 0 and rows)):
                 raise InputError(
@@ -113,26 +114,26 @@ class Example:
         """Whatever has these samples with as many as are wanted."""
         if self.samples is None or self.samples == wanted:
             return value
-        return tree_map(lambda leaf: _resized(leaf, self.samples, wanted, self.along), value)
+        return map_tensors(lambda tensor: _resized(tensor, self.samples, wanted, self.along), value)
 
 
-def _resized(leaf: Any, samples: int | None, wanted: int, along: int) -> Any:
+def _resized(tensor: torch.Tensor, samples: int | None, wanted: int, along: int) -> torch.Tensor:
     """Integers keep their values, repeated; what else a tensor holds does not matter."""
-    if not isinstance(leaf, torch.Tensor) or not leaf.dim():
-        return leaf
-    along = along if leaf.dim() > along else 0
-    if leaf.shape[along] != samples:
-        return leaf
-    if not leaf.is_floating_point() and not leaf.is_meta:
-        return leaf.index_select(along, torch.arange(wanted, device=leaf.device) % samples)
-    shape = (*leaf.shape[:along], wanted, *leaf.shape[along + 1 :])
-    held = leaf.stride()
-    order = sorted(range(leaf.dim()), key=lambda dim: (-held[dim], dim))
-    strides, step = [0] * leaf.dim(), 1
-    for dim in reversed(order if along == order[0] else range(leaf.dim())):
+    if not tensor.dim():
+        return tensor
+    along = along if tensor.dim() > along else 0
+    if tensor.shape[along] != samples:
+        return tensor
+    if not tensor.is_floating_point() and not tensor.is_meta:
+        return tensor.index_select(along, torch.arange(wanted, device=tensor.device) % samples)
+    shape = (*tensor.shape[:along], wanted, *tensor.shape[along + 1 :])
+    held = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: (-held[dim], dim))
+    strides, step = [0] * tensor.dim(), 1
+    for dim in reversed(order if along == order[0] else range(tensor.dim())):
         strides[dim], step = step, step * shape[dim]
-    empty = torch.empty_strided(shape, strides, dtype=leaf.dtype, device="meta")
-    return empty.requires_grad_(leaf.requires_grad)
+    empty = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+    return empty.requires_grad_(tensor.requires_grad)
 
 
 def _time_first(module: torch.nn.Module, inputs: Any, first: torch.Tensor) -> bool:
