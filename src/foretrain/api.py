@@ -16,9 +16,10 @@ from foretrain.capture.keys import accumulates
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import CaptureError, InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Model, Run
+from foretrain.job import Job, Model, Run, Training
 from foretrain.model_names import model_section
 from foretrain.options import check_names, lists_options, overridden, overriding, plain
+from foretrain.schema import read
 
 if TYPE_CHECKING:
     import torch
@@ -162,10 +163,15 @@ def _own_training(section: Mapping[str, Any], options: Mapping[str, Any]) -> dic
     if section["source"] != "python" or options.get("mode", "train") != "train":
         return {}
     from foretrain.capture.programs.settings import own_training
+    from foretrain.capture.programs.targets import split_name
 
+    if not Path(split_name(section["name"])[0]).is_file():
+        return {}  # it starts elsewhere, or is missing: the job tells when it is read from there
     sizes = {name: options[name] for name in ("image", "sequence", "classes") if name in options}
+    asked = read(Training, {"global_batch": _USUAL_BATCH, **sizes}, "training")
     args = {"args": options["args"]} if "args" in options else {}
-    return own_training(Model(**{**section, **args}), Path(), sizes)
+    model = read(Model, {**section, **args}, "model")
+    return own_training(model, Path(), {name: getattr(asked, name) for name in sizes})
 
 
 def _tables(
