@@ -21,6 +21,7 @@ import foretrain
 from foretrain import CaptureError, Forecast, InputError, Job, Run, UnsupportedJob
 from foretrain.api import job_of, make_job
 from foretrain.capture import capture, capture_rank
+from foretrain.capture.sources.in_hand import Example
 from foretrain.graph import OpGraph
 from foretrain.options import optimizer_name, option_names, places
 from foretrain.predictors.roofline import RooflinePredictor
@@ -292,6 +293,18 @@ def test_the_layout_of_resized_inputs_is_kept() -> None:
     across = torch.zeros(8, 4).t()
     exact = predict(Classifier(), torch.zeros(6, 8))
     assert graph_of(predict(Classifier(), across, batch=6)).digest() == graph_of(exact).digest()
+
+
+def test_resized_inputs_keep_their_values() -> None:
+    ids, numbers, many = torch.arange(3), torch.arange(6.0).view(3, 2).t(), torch.zeros(3, 2**20)
+    example = Example.of(Classifier(), (ids, {"many": many}))
+    resized = example.at(5)
+    assert resized[0].tolist() == [0, 1, 2, 0, 1]
+    assert resized[1]["many"].is_meta
+    assert resized[1]["many"].shape == (5, 2**20)
+    by_column = Example(inputs=(numbers,), samples=3, along=1)
+    assert by_column.at(4)[0].tolist() == [[0, 2, 4, 0], [1, 3, 5, 1]]
+    assert by_column.at(4)[0].stride() == numbers.stride() == (1, 2)
 
 
 class Joined(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,9 @@ def precision_of(module: torch.nn.Module) -> str | None:
 
 
 # Inputs
+
+_MOST_KNOWN = 2**22
+"""Elements of resized inputs up to which a model may ask for the values of floating-point ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,22 +122,24 @@ class Example:
 
 
 def _resized(tensor: torch.Tensor, samples: int | None, wanted: int, along: int) -> torch.Tensor:
-    """Integers keep their values, repeated; what else a tensor holds does not matter."""
+    """Values are repeated, those of integers and of what is small enough to be looked at."""
     if not tensor.dim():
         return tensor
     along = along if tensor.dim() > along else 0
     if tensor.shape[along] != samples:
         return tensor
-    if not tensor.is_floating_point() and not tensor.is_meta:
-        return tensor.index_select(along, torch.arange(wanted, device=tensor.device) % samples)
     shape = (*tensor.shape[:along], wanted, *tensor.shape[along + 1 :])
     held = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda dim: (-held[dim], dim))
     strides, step = [0] * tensor.dim(), 1
     for dim in reversed(order if along == order[0] else range(tensor.dim())):
         strides[dim], step = step, step * shape[dim]
-    empty = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
-    return empty.requires_grad_(tensor.requires_grad)
+    known = not tensor.is_meta and (not tensor.is_floating_point() or math.prod(shape) <= _MOST_KNOWN)
+    made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device if known else "meta")
+    if known:
+        which = torch.arange(wanted, device=tensor.device) % samples
+        made.copy_(tensor.detach().index_select(along, which))
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def _time_first(module: torch.nn.Module, inputs: Any, first: torch.Tensor) -> bool:
