@@ -134,6 +134,22 @@ def test_options_override_the_job_file() -> None:
     assert document["job"]["cluster"]["device"].startswith("v100")
 
 
+def test_what_happens_beside_the_steps_is_given_by_options() -> None:
+    words = (
+        "--loader-rate 50 --loader-workers 2 --evaluate-every 7 --evaluate-samples 16 --checkpoint-every epoch "
+        "--node-mtbf 50d --restart-time 5min --storage-bandwidth 2GB/s --price $2/h --title mine --servers 1"
+    )
+    document = forecast("job.toml", *words.split())
+    training, cluster = document["job"]["training"], document["job"]["cluster"]
+    assert (training["loader_rate"], training["loader_workers"]) == (50, 2)
+    assert (training["evaluate_every"], training["checkpoint_every"]) == (7, "epoch")
+    assert (cluster["node_mtbf"], cluster["restart_time"], cluster["price"]) == (50 * 86400, 300, 2)
+    assert (cluster["storage_bandwidth"], document["job"]["plan"]["servers"]) == (2e9, 1)
+    assert document["job"]["model"]["title"] == "mine"
+    assert {"evaluation", "checkpoints"} <= set(document["total_time_parts"])
+    assert ok("predict", "job.toml", "--title", "mine").startswith("mine, training, batch 8")
+
+
 def test_a_json_job_is_the_same_as_toml(folder: Path) -> None:
     (folder / "job.json").write_text(
         json.dumps(job(training={"global_batch": 8, "image": 8, "samples": 800, "epochs": 2}))

@@ -252,8 +252,8 @@ def test_a_plan_with_another_product_is_refused_with_every_term(
         ("model", {"task": "causal-lm"}, "model.task: only a transformers model has it, not source = 'timm'"),
         (
             "model",
-            {"source": "python", "name": "net.py"},
-            "model.name: 'net.py' is not of the form \"path/to/file.py:function\"",
+            {"source": "python", "name": "net"},
+            "model.name: 'net' is not \"path/to/file.py:function\" or \"path/to/file.py\"",,
         ),
         (
             "model",

@@ -44,6 +44,18 @@ class Estimate:
                 f"high <= high_95, not {', '.join(map(str, bounds))}"
             )
 
+    def __float__(self) -> float:
+        """The median."""
+        return float(self.median)
+
+    def __format__(self, spec: str) -> str:
+        """The median as a number is written; without a format, all of it.
+
+        >>> f"{Estimate(0.08674, 0.07, 0.1):.3f} s"
+        '0.087 s'
+        """
+        return format(self.median, spec) if spec else str(self)
+
     def __mul__(self, factor: float) -> Estimate:
         return self._map(lambda value: value * factor)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foretrain.duration import Duration, ModelSize, duration, paced
-from foretrain.errors import InputError
+from foretrain.errors import ForetrainError, InputError
 from foretrain.estimate import Estimate, Factors
 from foretrain.job import QUANTITIES, Job
+from foretrain.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from foretrain.predictors.evidence import Evidence
@@ -25,6 +28,17 @@ __all__ = [
     "fullest_of",
     "whole_training",
 ]
+
+RENDERERS = "foretrain.report.notebook"
+"""The module that draws forecasts, looked up when one is shown: it is made of what is above this one."""
+
+_NEEDS = {
+    "tokens_per_s": "give sequence",
+    "epoch_time_s": "give samples",
+    "total_time_s": "give steps, or samples and epochs",
+    "startup_time_s": "give steps, or samples and epochs",
+}
+"""What a job must say for a forecast to have a quantity."""
 
 IDLE_POWER = 0.15
 """Share of the TDP that an idle accelerator draws."""
@@ -54,9 +68,20 @@ def fullest_of(ranks: Sequence[RankMemory]) -> RankMemory:
     return max(ranks, key=lambda rank: rank.allocated_bytes)
 
 
+class NoQuantity(KeyError):
+    """A quantity that a forecast does not have, with what it has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a predictor says of a job."""
+    """What a predictor says of a job.
+
+    A quantity is ``forecast["step_time_s"]`` or ``forecast.step_time_s``; ``in`` and iteration go over their
+    names. Printed, it is the summary that ``foretrain predict`` shows; in a notebook, a table.
+    """
 
     job: Job
     predictor: str
@@ -78,8 +103,75 @@ class Forecast:
             if name not in QUANTITIES:
                 raise ValueError(f"{name!r} is not a quantity")
 
+    # Quantities
+
     def __getitem__(self, quantity: str) -> Estimate:
+        if quantity not in self.quantities:
+            raise NoQuantity(self._lacks(quantity))
         return self.quantities[quantity]
+
+    def __getattr__(self, name: str) -> Estimate:
+        """Asked for what is no field and no property: a quantity."""
+        quantities: Mapping[str, Estimate] = self.__dict__.get("quantities", {})
+        if name in quantities:
+            return quantities[name]
+        lacks = name if name.startswith("_") or not quantities else self._lacks(name)
+        raise AttributeError(lacks, name=name, obj=self)
+
+    def __contains__(self, quantity: object) -> bool:
+        return quantity in self.quantities
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.quantities)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.quantities})
+
+    def _lacks(self, name: str) -> str:
+        if name in QUANTITIES:
+            return f"{name}: not in this forecast; {_NEEDS.get(name, f'{self.predictor} does not give it')}"
+        public = [one for one in dir(type(self)) if not one.startswith("_")]
+        near = difflib.get_close_matches(str(name), [*self.quantities, *public], n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        return f"{name}: not in this forecast; {meant}it has {', '.join(self.quantities)}"
+
+    # Shown
+
+    def __repr__(self) -> str:
+        job, step, peak = self.job, *map(self.quantities.get, ("step_time_s", "peak_memory_bytes"))
+        devices = " and ".join(f"{one.world_size} x {one.device.name}" for one in job.cluster.groups)
+        batch = f"batch {job.workload.training.global_batch:,}"
+        words = [f"{job.workload.model.label}, {batch}, on {devices}"]
+        if step is not None:
+            low, high = format_seconds(step.low), format_seconds(step.high)
+            words.append(f"{format_seconds(step.median)} per step [{low} to {high}]")
+        if peak is not None:
+            words.append(f"{format_bytes(peak.median)} at peak" + ("" if self.fits else ", does not fit"))
+        return f"<Forecast: {'; '.join(words)}>"
+
+    def __str__(self) -> str:
+        return str(pkgutil.resolve_name(f"{RENDERERS}:to_text")(self))
+
+    def _repr_html_(self) -> str:
+        return str(pkgutil.resolve_name(f"{RENDERERS}:to_html")(self))
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with a row for each quantity: median, 80 % and 95 % bounds, unit."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ForetrainError(
+                "to_frame: pandas is not installed; install pandas, or use to_dict"
+            ) from error
+        rows = {name: (value, QUANTITIES[name]) for name, value in self.quantities.items()}
+        rows |= {"cost_usd": (self.cost, "USD")} if self.cost is not None else {}
+        rows |= {"energy_j": (self.energy_j, "J")} if self.energy_j is not None else {}
+        columns = ("median", "low", "high", "low_95", "high_95")
+        return pandas.DataFrame(
+            [[*(getattr(value, name) for name in columns), unit] for value, unit in rows.values()],
+            index=pandas.Index(list(rows), name="quantity"),
+            columns=[*columns, "unit"],
+        )
 
     def inside(self, what: str) -> Step:
         """The step that the predictor looked into, for ``what``; an error when it did not."""

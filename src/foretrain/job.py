@@ -87,6 +87,8 @@ class Model:
     args: Mapping[str, Any] = field(default_factory=dict)
     task: str | None = None
     config: Mapping[str, Any] | None = None
+    title: str | None = None
+    """What reports call it; no part of what it is."""
 
     def __post_init__(self) -> None:
         if self.source == "transformers":
@@ -120,8 +122,10 @@ class Model:
     @property
     def label(self) -> str:
         """A short name for people."""
+        if self.title is not None:
+            return self.title
         if self.name is not None:
-            return self.name.rpartition("/")[2] if self.source in ("python", "onnx") else self.name
+            return self.name.rpartition("/")[2] if self.source in FILE_SOURCES else self.name
         assert self.config is not None
         return str(self.config["model_type"])
 

@@ -26,7 +26,7 @@ def describe_model(job: Job) -> str:
     """``resnet50 (torchvision), training, batch 256, image 3x224x224, amp-bf16, sgd``."""
     model, training = job.workload.model, job.workload.training
     words = [
-        f"{model.label} ({model.source})",
+        model.label if model.title else f"{model.label} ({model.source})",
         "training" if training.mode == "train" else "inference",
         f"batch {training.global_batch:,}",
     ]

@@ -90,7 +90,7 @@ def _plotly() -> tuple[Any, Any]:
 
 
 def _sections(forecast: Forecast, resources: Resources | None) -> Iterator[tuple[str, str]]:
-    yield "Summary", _summary(forecast)
+    yield "Summary", summary_table(forecast)
     if forecast.step is not None:
         yield from _inside(forecast, forecast.step)
     if resources is not None:
@@ -144,7 +144,8 @@ def _note(text: str) -> str:
     return f'<p class="dim">{html.escape(text)}</p>'
 
 
-def _summary(forecast: Forecast) -> str:
+def summary_table(forecast: Forecast) -> str:
+    """The figures of a forecast, a row each."""
     time = figures.step_figure(forecast)
     rows = [time] if time else []
     rows += _share_rows(figures.step_parts(forecast), format_seconds)

@@ -48,6 +48,8 @@ def trace_step(
     mode: str = "train",
     precision: str = "fp32",
     optimizer: str = "sgd",
+    optimizer_settings: Mapping[str, Any] | None = None,
+    updated: frozenset[str] | None = None,
     master_weights: bool = False,
     channels_last: bool = False,
     accumulate: bool = False,
@@ -58,6 +60,8 @@ def trace_step(
 ) -> OpGraph:
     """Trace forward, loss, backward and optimizer (or forward alone, in ``infer`` mode) of a module that
     lives on meta.
+
+    The optimizer updates all parameters, or those whose names are in ``updated``.
 
     Forward and loss run inside ``around``. With ``own_gradients``, adding to a gradient belongs to the layer
     of its parameter. ``constants`` are the values that are known from building it.
@@ -71,7 +75,12 @@ def trace_step(
     recorder = Recorder(module, inputs, constants, own_gradients)
     with error_context(recorder):
         step = (
-            build_optimizer(optimizer, list(module.parameters()), master_weights=master_weights)
+            build_optimizer(
+                optimizer,
+                [one for name, one in module.named_parameters() if updated is None or name in updated],
+                master_weights=master_weights,
+                settings=optimizer_settings,
+            )
             if mode == "train"
             else None
         )
