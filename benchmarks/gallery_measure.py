@@ -3,13 +3,14 @@
     python benchmarks/gallery_measure.py --out measured.jsonl [NAME ...]
 
 Writes one JSON line per script: the median time of a whole step (all optimizers, data at hand), peak memory,
-and on a GPU kernels (copies and fills among them) and busy time of a step. Downloads are stood in for. Each script runs in a process of its
-own under a time limit; what it had measured by then is kept.
+and on a GPU kernels (copies and fills among them) and busy time of a step. Downloads are stood in for. Each
+script runs in a process of its own under a time limit; what it had measured by then is kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import runpy
@@ -50,7 +51,7 @@ class Meter:
         self.parameter_hook = torch.nn.modules.module.register_module_forward_pre_hook(self.before_module)
 
     def before_module(self, module: Any, inputs: Any) -> None:
-        for parameter in module.parameters(recurse=False):
+        for parameter in module.parameters():
             self.parameters[id(parameter)] = parameter.numel()
 
     def after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -148,6 +149,18 @@ class Meter:
         os._exit(0)
 
 
+def small_batches(size: int) -> None:
+    """Let data loaders give batches of no more than some samples."""
+    from torch.utils.data import DataLoader
+
+    start = DataLoader.__init__
+
+    def start_small(self: Any, dataset: Any, batch_size: int = 1, *args: Any, **kwargs: Any) -> None:
+        start(self, dataset, min(batch_size, size) if batch_size else batch_size, *args, **kwargs)
+
+    DataLoader.__init__ = start_small
+
+
 def keep_batches() -> None:
     """Let data loaders give their first batches again and again."""
     from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
@@ -174,26 +187,28 @@ def keep_batches() -> None:
     _BaseDataLoaderIter.__next__ = next_batch
 
 
-def run_one(row: dict[str, Any], steps: int, limit_s: float, result: Path) -> None:
+def run_one(row: dict[str, Any], options: argparse.Namespace, result: Path) -> None:
     """Run a script as ``python FILE`` would, in an empty folder, with the meter on."""
     script = GALLERY / row["file"]
     sys.path.insert(0, str(Path(__file__).parent))
     from gallery_offline import stand_in
 
-    Meter(row, steps, limit_s, result)
+    Meter(row, options.steps, options.limit, result)
     keep_batches()
+    if options.small:
+        small_batches(options.small)
     stand_in(script)
     sys.argv = [str(script)]
     sys.path[0] = str(script.parent)
     runpy.run_path(str(script), run_name="__main__")
 
 
-def measure(row: dict[str, Any], steps: int, limit_s: float) -> dict[str, Any]:
+def measure(row: dict[str, Any], options: argparse.Namespace, limit_s: float) -> dict[str, Any]:
     """What a process of its own measured of a script within the limit."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, str(Path(__file__).resolve()), "--child", row["file"], str(result)]
-        command += ["--steps", str(steps), "--limit", str(limit_s)]
+        command += ["--steps", str(options.steps), "--limit", str(limit_s), "--small", str(options.small)]
         began = time.perf_counter()
         with (Path(folder) / "log").open("w+") as log:
             child = subprocess.Popen(
@@ -204,10 +219,8 @@ def measure(row: dict[str, Any], steps: int, limit_s: float) -> dict[str, Any]:
                 ended = f"exit code {child.returncode}"
             except subprocess.TimeoutExpired:
                 ended = f"not done after {limit_s:g} s"
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             child.wait()
             log.seek(0)
             lines = [line for line in log.read().splitlines() if line.strip()]
@@ -226,12 +239,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="whole steps to time")
     parser.add_argument("--limit", type=float, default=25.0, help="seconds for a script")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds for all of them")
+    parser.add_argument(
+        "--small", type=int, default=0, help="at most so many samples in a batch, to try the scripts on a CPU"
+    )
     parser.add_argument("--child", nargs=2, metavar=("FILE", "RESULT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     rows = {row["file"]: row for row in tomllib.loads((GALLERY / "gallery.toml").read_text())["training"]}
     if options.child:
         file, result = options.child
-        run_one(rows[file], options.steps, options.limit, Path(result))
+        run_one(rows[file], options, Path(result))
         return
     unknown = [name for name in options.names if name not in rows]
     if unknown:
@@ -242,7 +258,7 @@ def main() -> None:
         if time.perf_counter() - began + limit_s > options.budget:
             line = {"file": name, "error": "no time left"}
         else:
-            line = measure(rows[name], options.steps, limit_s)
+            line = measure(rows[name], options, limit_s)
         text = json.dumps(line)
         print(text, flush=True)
         if options.out:

@@ -1,8 +1,9 @@
-"""Stands in for what the scripts of the gallery download: datasets, weights and tokenizers by their shapes."""
+"""Stands in for what the scripts of the gallery download: datasets, weights and tokenizers."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,23 @@ IMAGES = {"MNIST": ((1, 28, 28), 60_000, 10_000), "CIFAR10": ((3, 32, 32), 50_00
 CONFIGS = {"bert-base-uncased": "BertConfig", "gpt2": "GPT2Config"}
 """Configuration classes of transformers whose defaults are these checkpoints."""
 
+IMPORT_TORCHVISION = ("torchvision", "timm", "transformers", "lightning")
+
 
 def stand_in(script: Path) -> None:
     """Replace the downloads of the libraries that a script names."""
     text = script.read_text()
-    for library, replace in (("torchvision", _torchvision), ("timm", _timm), ("transformers", _transformers)):
-        if library in text:
-            replace()
+    if any(library in text for library in IMPORT_TORCHVISION):
+        _torchvision()
+    if "timm" in text:
+        _timm()
+    if "transformers" in text:
+        _transformers()
 
 
 def _torchvision() -> None:
+    if importlib.util.find_spec("torchvision") is None:
+        return
     torchvision = _import_torchvision()
     for name, (shape, train, test) in IMAGES.items():
         setattr(torchvision.datasets, name, _images(torchvision.datasets.FakeData, shape, train, test))
@@ -57,7 +65,6 @@ def _without(build: Any, name: str, value: Any) -> Any:
 
 
 def _timm() -> None:
-    _import_torchvision()
     import timm
 
     timm.create_model = _without(timm.create_model, "pretrained", False)
