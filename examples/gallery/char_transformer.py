@@ -49,10 +49,12 @@ class CharTransformer(nn.Module):
         return self.head(self.norm(x))
 
 
-def make(batch):
+def draw(batch):
     text = torch.randint(0, VOCAB, (batch, CONTEXT + 1))
-    ids, targets = text[:, :-1], text[:, 1:]
+    return text[:, :-1], text[:, 1:]
 
+
+def loss_against(targets):
     def loss(logits):
         hot = F.one_hot(targets, VOCAB).float()
         smooth = hot * (1 - SMOOTHING) + torch.full_like(hot, SMOOTHING / VOCAB)
@@ -60,19 +62,22 @@ def make(batch):
         per_token = -(smooth * logits.log_softmax(dim=-1)).sum(dim=-1)
         return (per_token * weight).sum() / (weight.sum() * targets.shape[0])
 
-    return CharTransformer(), (ids,), loss
+    return loss
+
+
+def make(batch):
+    ids, targets = draw(batch)
+    return CharTransformer(), (ids,), loss_against(targets)
 
 
 if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, _, _ = make(64)
-    model.to(device)
+    model = CharTransformer().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     for step in range(100):
-        with torch.device(device):
-            _, inputs, loss_fn = make(64)
+        ids, targets = (t.to(device) for t in draw(64))
         optimizer.zero_grad()
-        loss = loss_fn(model(*inputs))
+        loss = loss_against(targets)(model(ids))
         loss.backward()
         optimizer.step()
         print(step, loss.item())
