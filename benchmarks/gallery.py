@@ -94,7 +94,7 @@ def contradictions(row: dict[str, Any], forecast: dict[str, Any]) -> Iterator[st
         samples = quantities["samples_per_s"] * quantities["step_time_s"]
         if abs(samples / row["samples"] - 1) > TOLERANCE:
             yield f"{samples:g} samples in a step; the script has {row['samples']}"
-    counted = forecast.get("model", {}).get("trained_parameters")
+    counted = (forecast.get("flops") or {}).get("trainable_parameters")
     if "trained" in row and counted is not None and abs(counted / row["trained"] - 1) > TOLERANCE:
         yield f"{counted:g} trained parameters; the script has {row['trained']}"
 

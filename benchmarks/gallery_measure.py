@@ -52,7 +52,8 @@ class Meter:
 
     def before_module(self, module: Any, inputs: Any) -> None:
         for parameter in module.parameters():
-            self.parameters[id(parameter)] = parameter.numel()
+            if isinstance(parameter, self.torch.nn.Parameter):
+                self.parameters[id(parameter)] = parameter.numel()
 
     def after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.optimizers[id(optimizer)] = optimizer
