@@ -114,12 +114,11 @@ def show(outcome: Outcome, measured: dict[str, Any]) -> str:
 
 def errors(outcomes: list[Outcome], measured: dict[str, dict[str, Any]], quantity: str) -> list[float]:
     """Absolute relative errors, of the whole script where it is forecast: it is what is measured."""
-    by_name = sorted(
-        (one for one in outcomes if one.reason is None), key=lambda one: one.target, reverse=True
-    )
-    forecasts = {outcome.file: outcome for outcome in by_name}
+    passed = [outcome for outcome in outcomes if outcome.reason is None]
+    forecasts = {one.file: one for one in sorted(passed, key=lambda one: one.target, reverse=True)}
     pairs = [
-        (one.quantity(quantity), measured.get(file, {}).get(quantity)) for file, one in forecasts.items()
+        (forecast.quantity(quantity), measured.get(file, {}).get(quantity))
+        for file, forecast in forecasts.items()
     ]
     return [abs(predicted / true - 1) for predicted, true in pairs if predicted is not None and true]
 
