@@ -134,13 +134,14 @@ def predict(
     """
     from foretrain import predictors
     from foretrain.predictors.evidence import with_evidence
+    from foretrain.predictors.fitting_changes import with_remedies
 
     job = (
         make_job(model, **options) if isinstance(model, str) else _job_of_module(model, inputs, loss, options)
     )
     chosen = predictors.get(predictor or predictors.DEFAULT)
     forecast = chosen.predict(job)
-    return with_evidence(forecast, chosen.knows(forecast))
+    return with_remedies(with_evidence(forecast, chosen.knows(forecast)), chosen)
 
 
 def _job_of_module(module: torch.nn.Module, inputs: Any, loss: Any, options: Mapping[str, Any]) -> Job:

@@ -10,9 +10,11 @@ from foretrain.duration import Duration, ModelSize, duration, paced
 from foretrain.errors import InputError
 from foretrain.estimate import Estimate, Factors
 from foretrain.job import QUANTITIES, Job
+from foretrain.model_flops import ModelFlops
 
 if TYPE_CHECKING:
     from foretrain.predictors.evidence import Evidence
+    from foretrain.predictors.fitting_changes import Remedy
     from foretrain.step.play import Step
 
 __all__ = [
@@ -68,10 +70,16 @@ class Forecast:
     """What a rank of each pipeline stage holds at its peak; empty when the predictor does not tell."""
     duration: Duration | None = None
     """What the whole training's time goes to; None where it is not known how long it is, or not of what."""
+    flops: ModelFlops | None = None
+    """Parameters and arithmetic of a step; None where the model could not be traced."""
     step: Step | None = field(default=None, repr=False)
     """What the predictor saw inside the step; None when it does not look there."""
     evidence: Evidence | None = field(default=None, repr=False)
     """What measured runs say of it; None where nobody has asked, or none are kept."""
+
+    remedies: tuple[Remedy, ...] | None = field(default=None, repr=False)
+    """Changes that make a job fit that does not, the smallest first; None where it fits or nobody has
+    asked."""
 
     def __post_init__(self) -> None:
         for name in self.quantities:
@@ -88,6 +96,12 @@ class Forecast:
                 f"predictor: {self.predictor!r} does not look inside the step, so there is no {what}"
             )
         return self.step
+
+    @property
+    def mfu(self) -> Estimate | None:
+        """Model FLOPs utilisation; None where the FLOPs or the devices' peak are not known."""
+        time = self.quantities.get("step_time_s")
+        return None if self.flops is None or time is None else self.flops.mfu(time)
 
     # Money and energy
 
@@ -155,20 +169,22 @@ class Forecast:
         result: dict[str, Any] = {
             "predictor": self.predictor,
             "job": self.job.to_dict(),
-            "quantities": {name: _estimate(value) for name, value in self.quantities.items()},
+            "quantities": {name: value.to_dict() for name, value in self.quantities.items()},
             "bound": self.bound,
+            "flops": None if self.flops is None else self.flops.to_dict(self.quantities.get("step_time_s")),
             "fits": self.fits,
             "out_of_memory_chance": self.out_of_memory_chance,
+            "fits_with": None if self.remedies is None else [one.to_dict() for one in self.remedies],
             "memory_capacity_bytes": self.memory_capacity_bytes,
             "memory_by_category_bytes": self.memory_by_category,
             "memory_by_stage_bytes": [rank.allocated_bytes for rank in self.ranks],
             "total_time_parts": None
             if self.duration is None
             else {
-                part.name: {**_estimate(part.time_s), "source": part.source} for part in self.duration.parts
+                part.name: {**part.time_s.to_dict(), "source": part.source} for part in self.duration.parts
             },
-            "cost_usd": None if self.cost is None else _estimate(self.cost),
-            "energy_j": None if self.energy_j is None else _estimate(self.energy_j),
+            "cost_usd": None if self.cost is None else self.cost.to_dict(),
+            "energy_j": None if self.energy_j is None else self.energy_j.to_dict(),
             "price_usd_per_hour": self.price_per_hour,
             "assumptions": list(self.assumptions),
         }
@@ -178,14 +194,6 @@ class Forecast:
             result["step_breakdown_s"] = self.step.causes_s
             result["breakdown_s"] = {what: self.step.by(what) for what in ("phase", "operator")}
         return result
-
-
-def _estimate(value: Estimate) -> dict[str, float]:
-    return {
-        name: bound
-        for name in ("median", "low", "high", "low_95", "high_95")
-        if (bound := getattr(value, name)) is not None
-    }
 
 
 def whole_training(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_folder", "capture", "capture_job", "capture_rank"]
 
-_RANK_REVISION = 2
+_RANK_REVISION = 3
 """Raised when what ``capture_rank`` adds to a graph changes, so that older cached ones are made anew."""
 
 
@@ -50,7 +50,7 @@ def capture(
     """
     import torch
 
-    from foretrain.capture.sources.loaded import classifier_loss
+    from foretrain.capture.sources.loaded import classifier_loss, parameter_counts
     from foretrain.capture.sources.user_files import is_compiled, without_compile
     from foretrain.capture.tracing.tracer import trace_step
 
@@ -72,7 +72,8 @@ def capture(
         master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
         info={
             "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,
-            "versions": library_versions(), **({"compile": True} if compiled else {}),
+            "versions": library_versions(), "model_parameters": parameter_counts(module),
+            **({"compile": True} if compiled else {}),
         },
     )  # fmt: skip
 

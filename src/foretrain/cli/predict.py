@@ -99,7 +99,7 @@ def predict(
     if compare:
         _compare(job, as_json)
         return
-    forecast = _forecast(predictors.get(name), job)
+    forecast = _with_remedies(_forecast(chosen := predictors.get(name), job), chosen)
     use = _resources(forecast) if resources else None
     _write_files(forecast, trace, html, use)
     if as_json:
@@ -124,6 +124,13 @@ def _forecast(predictor: Predictor, job: Job) -> Forecast:
 
     forecast = predictor.predict(job)
     return with_evidence(forecast, predictor.knows(forecast))
+
+
+def _with_remedies(forecast: Forecast, predictor: Predictor) -> Forecast:
+    """With what would make the job fit, where it does not."""
+    from foretrain.predictors.fitting_changes import with_remedies
+
+    return with_remedies(forecast, predictor)
 
 
 def _compare(job: Job, as_json: bool) -> None:

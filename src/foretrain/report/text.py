@@ -34,6 +34,7 @@ def summary(forecast: Forecast) -> RenderableType:
     job, layout = forecast.job, _Layout(forecast)
     parts: list[RenderableType] = [
         Text(figures.describe_model(job), style="bold"),
+        *([Text(work)] if (work := figures.describe_work(forecast)) else []),
         Text(figures.describe_cluster(job)),
         Text(),
     ]
@@ -78,6 +79,9 @@ def _memory(forecast: Forecast, layout: _Layout) -> Iterator[RenderableType]:
     verdict = figures.fits(forecast)
     if verdict is not None:
         yield layout.line(verdict[1].label, Text(verdict[1].value, style=_VERDICT_STYLES[verdict[0]]))
+    for one in figures.remedies(forecast):
+        cost = Text(f" ({one.detail})" if one.detail else "", style="dim")
+        yield layout.line(one.label, Text(one.value, style="bold") + cost)
 
 
 class _Layout:

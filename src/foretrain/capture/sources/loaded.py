@@ -36,6 +36,12 @@ class LoadedModel:
     """What a forecast should say of how it was built."""
 
 
+def parameter_counts(module: torch.nn.Module) -> list[int]:
+    """All distinct parameters of a module, and those of them that are trained."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+    return [sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)]
+
+
 def classifier_loss() -> Loss:
     """The model's own loss where its output carries one, else cross-entropy of its logits against class
     labels, drawn once."""
