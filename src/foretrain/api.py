@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from foretrain.graph import OpGraph
 
 DEFAULT_DEVICE = "h100-sxm-80gb"
+_IMAGE_SOURCES = ("timm", "torchvision")
 _USUAL_IN_NODE = 8
 """GPUs in a node, where the job does not say."""
 
@@ -39,7 +40,7 @@ def make_job(
     image: int | None = None,
     sequence: int | None = None,
     classes: int | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     optimizer: str | None = None,
     mode: str = "train",
     samples: int | None = None,
@@ -88,7 +89,7 @@ def make_job(
         "nodes": spread, "node": node,
         "cores_per_device": cores_per_device,
     }  # fmt: skip
-    return Job.read(
+    job = Job.read(
         {
             "model": section,
             "training": {name: value for name, value in training.items() if value is not None},
@@ -101,6 +102,25 @@ def make_job(
         },
         catalog=catalog,
     )
+    given = {
+        "batch": batch, "device": device or node, "image": image, "sequence": sequence,
+        "optimizer": optimizer,
+    }  # fmt: skip
+    return dataclasses.replace(job, assumed=(*_defaults(job, given, defaults), *job.assumed))
+
+
+def _defaults(job: Job, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[str]:
+    """What was taken because it was not given."""
+    training, is_graph = job.workload.training, job.workload.model.source == "graph"
+    if given["batch"] is None and not is_graph:
+        yield f"batch {training.global_batch}"
+    for name in ("image", "sequence") if training.mode == "infer" else ("image", "sequence", "optimizer"):
+        if given[name] is None and name in defaults:
+            yield f"{name} {getattr(training, name)}"
+    if given["image"] is None and training.image is None and job.workload.model.source in _IMAGE_SOURCES:
+        yield "images of the model's own size"
+    if given["device"] is None:
+        yield f"device {job.cluster.device.name}"
 
 
 def nodes_for(devices: int | None, node: str | None, device: str | None, catalog: Catalog | None) -> int:
@@ -206,7 +226,7 @@ def _training_of_graph(path: Path, training: dict[str, Any], batch: int | None) 
     if graph.info.get("compile") and training["compile"] is None:
         held["compile"] = True
     for name, default in (("mode", "train"), ("precision", "fp32"), ("optimizer", None)):
-        if name in held and training[name] not in (default, held[name]):
+        if name in held and training[name] not in (None, default, held[name]):
             raise InputError(
                 f"training.{name}: the graph {path.name} was captured "
                 f"with {held[name]!r}, not {training[name]!r}"

@@ -52,6 +52,20 @@ class RankMemory:
         return self.allocated_bytes + self.cached_bytes
 
 
+_LEAST_IMPORTANT = ("traced with ",)
+"""How notes begin that few need to read."""
+
+
+def not_included(job: Job) -> str:
+    """What the time and the cost of the whole training leave out."""
+    training, cluster = job.workload.training, job.cluster
+    fields: dict[str, object] = {"waiting for data": training.loader_rate, "failures": cluster.node_mtbf}
+    if training.mode == "train":
+        fields |= {"evaluation": training.evaluate_every, "checkpoints": training.checkpoint_every}
+    parts = [name for name, given in fields.items() if given is None]
+    return f"not included: {', '.join([*parts, 'storage and data transfer'])}"
+
+
 def fullest_of(ranks: Sequence[RankMemory]) -> RankMemory:
     return max(ranks, key=lambda rank: rank.allocated_bytes)
 
@@ -102,6 +116,17 @@ class Forecast:
         """Model FLOPs utilisation; None where the FLOPs or the devices' peak are not known."""
         time = self.quantities.get("step_time_s")
         return None if self.flops is None or time is None else self.flops.mfu(time)
+
+    @property
+    def all_assumptions(self) -> list[str]:
+        """What was taken without being given, what the predictor assumed, and what is not included; what
+        matters most comes first."""
+        job = self.job
+        taken = [f"not given, so taken: {', '.join(job.assumed)}"] if job.assumed else []
+        own = sorted(self.assumptions, key=lambda note: note.startswith(_LEAST_IMPORTANT))
+        at = next((i for i, note in enumerate(own) if note.startswith(_LEAST_IMPORTANT)), len(own))
+        left_out = [] if "total_time_s" not in self.quantities else [not_included(job)]
+        return [*taken, *own[:at], *left_out, *own[at:]]
 
     # Money and energy
 
@@ -186,7 +211,8 @@ class Forecast:
             "cost_usd": None if self.cost is None else self.cost.to_dict(),
             "energy_j": None if self.energy_j is None else self.energy_j.to_dict(),
             "price_usd_per_hour": self.price_per_hour,
-            "assumptions": list(self.assumptions),
+            "price_source": self.job.cluster.price_source or None,
+            "assumptions": self.all_assumptions,
         }
         if self.evidence is not None:
             result["evidence"] = self.evidence.to_dict()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from foretrain.capture.keys import accumulates, library_versions
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line
 from foretrain.graph import OpGraph, Weight
 from foretrain.job import Job, Plan, Training
+from foretrain.progress import tell
 
 if TYPE_CHECKING:
     import torch
@@ -218,6 +220,8 @@ def _trace(job: Job, batch: int) -> OpGraph:
 
 def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
     _needs_torch()
+    if "torch" not in sys.modules:
+        tell("importing torch")
     from foretrain.capture.parallel.ranks import trace_rank
 
     return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)

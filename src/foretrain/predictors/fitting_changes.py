@@ -14,6 +14,7 @@ from foretrain.errors import ForetrainError
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Shard
 from foretrain.predictors.base import Predictor
+from foretrain.progress import tell
 
 MOST_FORECASTS = 8
 """That a search makes."""
@@ -136,6 +137,7 @@ class _Search:
 
     def _asked(self, change: _Change) -> Remedy | None:
         """What the change comes to, where the predictor can tell and the job fits with it."""
+        tell(f"it does not fit; trying {change.words}")
         try:
             changed = self.predictor.predict(change.job)
         except ForetrainError:

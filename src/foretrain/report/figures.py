@@ -231,7 +231,8 @@ def training_figures(forecast: Forecast) -> Iterator[Figure]:
     if forecast.cost is not None:
         yield _figure("cost", forecast.cost, format_dollars)
     if forecast.price_per_hour is not None:
-        yield Figure("price per hour", format_dollars(forecast.price_per_hour))
+        price = format_dollars(forecast.price_per_hour)
+        yield Figure("price per hour", price, forecast.job.cluster.price_source)
     if forecast.energy_j is not None:
         yield _figure("energy", forecast.energy_j, lambda joules: format_count(joules / 3600, "Wh"))
 
@@ -283,10 +284,19 @@ def _remedy(forecast: Forecast, one: Remedy) -> str:
         size += f" of {format_bytes(one.capacity_bytes)}"
     words = [size]
     if one.slower is not None:
-        words.append(f"{one.slower:+.0%} time" if abs(one.slower) >= 0.005 else "same time")
+        words.append(_slower(one.slower))
     if one.price_per_hour is not None and one.price_per_hour != forecast.price_per_hour:
         words.append(f"{format_dollars(one.price_per_hour)}/h")
     return ", ".join(words)
+
+
+def _slower(share: float) -> str:
+    """``+3% time``; where it is far from that, ``2.4x the time`` or ``3.1x as fast``."""
+    if share >= 1.0:
+        return f"{1 + share:.3g}x the time"
+    if share <= -0.5:
+        return f"{1 / (1 + share):.3g}x as fast"
+    return f"{share:+.0%} time" if abs(share) >= 0.005 else "same time"
 
 
 def _chance(value: float) -> str:
@@ -306,7 +316,7 @@ def notes(forecast: Forecast) -> list[str]:
         f"predicted by {forecast.predictor}; in brackets the 80 % interval",
         *([forecast.evidence.line] if forecast.evidence is not None else []),
         *which,
-        *forecast.assumptions,
+        *forecast.all_assumptions,
     ]
 
 

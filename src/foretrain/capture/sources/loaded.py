@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from foretrain.capture.tracing.constants import Answering
 from foretrain.capture.tracing.devices import OnMeta, Unfilled
 from foretrain.errors import CaptureError, ForetrainError, first_line
+from foretrain.tracebacks import raised_at
 
 Loss = Callable[[Any], torch.Tensor]
 T = TypeVar("T")
@@ -95,9 +96,15 @@ def building(what: str) -> Iterator[None]:
     except ForetrainError:
         raise
     except ImportError as error:
-        raise CaptureError(f"{what}: {error}") from error
+        raise CaptureError(f"{what}: {error}{_at(error)}") from error
     except Exception as error:
-        raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}") from error
+        raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}{_at(error)}") from error
+
+
+def _at(error: Exception) -> str:
+    """The line of the user's own code, where the error came out of it."""
+    where = raised_at(error)
+    return f" (at {where})" if where else ""
 
 
 def build_on_meta(build: Callable[[], T]) -> T:
