@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,25 +102,28 @@ def make_job(
         },
         catalog=catalog,
     )
-    given = {
-        "batch": batch, "device": device or node, "image": image, "sequence": sequence,
+    options = {
+        "batch": batch, "device": device, "node": node, "image": image, "sequence": sequence,
         "optimizer": optimizer,
     }  # fmt: skip
-    return dataclasses.replace(job, assumed=(*_defaults(job, given, defaults), *job.assumed))
+    return _with_defaults(job, options, defaults)
 
 
-def _defaults(job: Job, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[str]:
-    """What was taken because it was not given."""
-    training, is_graph = job.workload.training, job.workload.model.source == "graph"
-    if given["batch"] is None and not is_graph:
-        yield f"batch {training.global_batch}"
+def _with_defaults(job: Job, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Job:
+    """The job with what was taken because no option gave it."""
+    training, source = job.workload.training, job.workload.model.source
+    given = {name for name, value in options.items() if value is not None}
+    taken = []
+    if not {"batch", "global_batch"} & given and source != "graph":
+        taken.append(f"batch {training.global_batch}")
     for name in ("image", "sequence") if training.mode == "infer" else ("image", "sequence", "optimizer"):
-        if given[name] is None and name in defaults:
-            yield f"{name} {getattr(training, name)}"
-    if given["image"] is None and training.image is None and job.workload.model.source in _IMAGE_SOURCES:
-        yield "images of the model's own size"
-    if given["device"] is None:
-        yield f"device {job.cluster.device.name}"
+        if name in defaults and name not in given:
+            taken.append(f"{name} {getattr(training, name)}")
+    if source in _IMAGE_SOURCES and training.image is None:
+        taken.append("images of the model's own size")
+    if not {"device", "node", "groups"} & given:
+        taken.append(f"device {job.cluster.groups[0].device.name}")
+    return dataclasses.replace(job, assumed=(*taken, *job.assumed))
 
 
 def nodes_for(devices: int | None, node: str | None, device: str | None, catalog: Catalog | None) -> int:

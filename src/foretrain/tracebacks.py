@@ -20,11 +20,12 @@ def raised_at(error: BaseException) -> str:
 
 
 def place(frame: traceback.FrameSummary) -> str:
-    """The file, as it is seen from the current folder where it lies below it, with line and function."""
+    """The file, as it is seen from the current folder where it lies below it, with line and function (where
+    it has a name)."""
     path = Path(frame.filename)
     if path.is_absolute() and path.is_relative_to(here := Path.cwd()):
         path = path.relative_to(here)
-    return f"{path}:{frame.lineno}" + ("" if frame.name == "<module>" else f" in {frame.name}")
+    return f"{path}:{frame.lineno}" + ("" if frame.name.startswith("<") else f" in {frame.name}")
 
 
 def is_own_code(filename: str) -> bool:
