@@ -123,10 +123,10 @@ class Forecast:
         matters most comes first."""
         job = self.job
         taken = [f"not given, so taken: {', '.join(job.assumed)}"] if job.assumed else []
-        own = sorted(self.assumptions, key=lambda note: note.startswith(_LEAST_IMPORTANT))
-        at = next((i for i, note in enumerate(own) if note.startswith(_LEAST_IMPORTANT)), len(own))
+        least = [note for note in self.assumptions if str(note).startswith(_LEAST_IMPORTANT)]
+        own = [note for note in self.assumptions if note not in least]
         left_out = [] if "total_time_s" not in self.quantities else [not_included(job)]
-        return [*taken, *own[:at], *left_out, *own[at:]]
+        return [*taken, *own, *left_out, *least]
 
     # Money and energy
 
