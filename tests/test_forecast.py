@@ -308,8 +308,14 @@ def test_a_forecast_is_plain_json() -> None:
         "test",
         "the host",
         None,
-        ["one"],
+        [
+            "not given, so taken: precision fp32, optimizer sgd",
+            "one",
+            "not included: waiting for data, failures, evaluation, checkpoints, storage and data transfer",
+        ],
     )
+    assert data["price_source"] == job().cluster.price_source != ""
+    assert (data["flops"], data["fits_with"]) == (None, None)
     assert Job.read(data["job"]) == full.job
 
 

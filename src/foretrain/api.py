@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 DEFAULT_DEVICE = "h100-sxm-80gb"
 _USUAL_BATCH = 32
 _JOB_FILES = (".toml", ".json")
+_IMAGE_SOURCES = ("timm", "torchvision")
 
 
 @lists_options
@@ -69,6 +70,7 @@ def predict(
     """
     from foretrain import predictors
     from foretrain.predictors.evidence import with_evidence
+    from foretrain.predictors.fitting_changes import with_remedies
 
     check_names(options, beside=("inputs", "loss", "targets", "predictor", "catalog"))
     known = (
@@ -87,7 +89,7 @@ def predict(
         else predictor
     )
     forecast = chosen.predict(job)
-    forecast = with_evidence(forecast, chosen.knows(forecast))
+    forecast = with_remedies(with_evidence(forecast, chosen.knows(forecast)), chosen)
     return forecast if _is_module(model) else _saying_what_is_left_out(forecast, options.get("optimizer"))
 
 
@@ -157,7 +159,23 @@ def make_job(model: str, *, source: str | None = None, catalog: Catalog | None =
         own = _follow_graph(Path(model), tables, given)
     if "global_batch" in own and not {"batch", "global_batch"} & set(given):
         tables["training"]["global_batch"] = own["global_batch"] * _data_ranks(tables, catalog)
-    return Job.read(tables, catalog=catalog)
+    return _with_defaults(Job.read(tables, catalog=catalog), {*given, *own}, defaults)
+
+
+def _with_defaults(job: Job, given: Set[str], defaults: Mapping[str, Any]) -> Job:
+    """The job with what was taken because no option gave it."""
+    training, source = job.workload.training, job.workload.model.source
+    taken = []
+    if not {"batch", "global_batch"} & given and source != "graph":
+        taken.append(f"batch {training.global_batch}")
+    for name in ("image", "sequence") if training.mode == "infer" else ("image", "sequence", "optimizer"):
+        if name in defaults and name not in given:
+            taken.append(f"{name} {getattr(training, name)}")
+    if source in _IMAGE_SOURCES and training.image is None:
+        taken.append("images of the model's own size")
+    if not {"device", "node", "groups"} & given:
+        taken.append(f"device {job.cluster.groups[0].device.name}")
+    return dataclasses.replace(job, assumed=(*taken, *job.assumed))
 
 
 def _own_training(section: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,6 +120,11 @@ class Estimate:
         assert high is not None
         return Estimate(median, low, high, low_95, high_95)
 
+    def to_dict(self) -> dict[str, float]:
+        """The median and the bounds that are known, by name."""
+        names = ("median", "low", "high", "low_95", "high_95")
+        return {name: bound for name in names if (bound := getattr(self, name)) is not None}
+
     def chance_above(self, limit: float) -> float:
         """The probability of more than ``limit``, with the logarithm spread normally on either side of the
         median."""

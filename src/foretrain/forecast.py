@@ -12,10 +12,12 @@ from foretrain.duration import Duration, ModelSize, duration, paced
 from foretrain.errors import ForetrainError, InputError
 from foretrain.estimate import Estimate, Factors
 from foretrain.job import QUANTITIES, Job
+from foretrain.model_flops import ModelFlops
 from foretrain.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from foretrain.predictors.evidence import Evidence
+    from foretrain.predictors.fitting_changes import Remedy
     from foretrain.step.play import Step
 
 __all__ = [
@@ -64,6 +66,20 @@ class RankMemory:
         return self.allocated_bytes + self.cached_bytes
 
 
+_LEAST_IMPORTANT = ("traced with ",)
+"""How notes begin that few need to read."""
+
+
+def not_included(job: Job) -> str:
+    """What the time and the cost of the whole training leave out."""
+    training, cluster = job.workload.training, job.cluster
+    fields: dict[str, object] = {"waiting for data": training.loader_rate, "failures": cluster.node_mtbf}
+    if training.mode == "train":
+        fields |= {"evaluation": training.evaluate_every, "checkpoints": training.checkpoint_every}
+    parts = [name for name, given in fields.items() if given is None]
+    return f"not included: {', '.join([*parts, 'storage and data transfer'])}"
+
+
 def fullest_of(ranks: Sequence[RankMemory]) -> RankMemory:
     return max(ranks, key=lambda rank: rank.allocated_bytes)
 
@@ -93,10 +109,16 @@ class Forecast:
     """What a rank of each pipeline stage holds at its peak; empty when the predictor does not tell."""
     duration: Duration | None = None
     """What the whole training's time goes to; None where it is not known how long it is, or not of what."""
+    flops: ModelFlops | None = None
+    """Parameters and arithmetic of a step; None where the model could not be traced."""
     step: Step | None = field(default=None, repr=False)
     """What the predictor saw inside the step; None when it does not look there."""
     evidence: Evidence | None = field(default=None, repr=False)
     """What measured runs say of it; None where nobody has asked, or none are kept."""
+
+    remedies: tuple[Remedy, ...] | None = field(default=None, repr=False)
+    """Changes that make a job fit that does not, the smallest first; None where it fits or nobody has
+    asked."""
 
     def __post_init__(self) -> None:
         for name in self.quantities:
@@ -181,6 +203,23 @@ class Forecast:
             )
         return self.step
 
+    @property
+    def mfu(self) -> Estimate | None:
+        """Model FLOPs utilisation; None where the FLOPs or the devices' peak are not known."""
+        time = self.quantities.get("step_time_s")
+        return None if self.flops is None or time is None else self.flops.mfu(time)
+
+    @property
+    def all_assumptions(self) -> list[str]:
+        """What was taken without being given, what the predictor assumed, and what is not included; what
+        matters most comes first."""
+        job = self.job
+        taken = [f"not given, so taken: {', '.join(job.assumed)}"] if job.assumed else []
+        least = [note for note in self.assumptions if str(note).startswith(_LEAST_IMPORTANT)]
+        own = [note for note in self.assumptions if note not in least]
+        left_out = [] if "total_time_s" not in self.quantities else [not_included(job)]
+        return [*taken, *own, *left_out, *least]
+
     # Money and energy
 
     @property
@@ -247,22 +286,25 @@ class Forecast:
         result: dict[str, Any] = {
             "predictor": self.predictor,
             "job": self.job.to_dict(),
-            "quantities": {name: _estimate(value) for name, value in self.quantities.items()},
+            "quantities": {name: value.to_dict() for name, value in self.quantities.items()},
             "bound": self.bound,
+            "flops": None if self.flops is None else self.flops.to_dict(self.quantities.get("step_time_s")),
             "fits": self.fits,
             "out_of_memory_chance": self.out_of_memory_chance,
+            "fits_with": None if self.remedies is None else [one.to_dict() for one in self.remedies],
             "memory_capacity_bytes": self.memory_capacity_bytes,
             "memory_by_category_bytes": self.memory_by_category,
             "memory_by_stage_bytes": [rank.allocated_bytes for rank in self.ranks],
             "total_time_parts": None
             if self.duration is None
             else {
-                part.name: {**_estimate(part.time_s), "source": part.source} for part in self.duration.parts
+                part.name: {**part.time_s.to_dict(), "source": part.source} for part in self.duration.parts
             },
-            "cost_usd": None if self.cost is None else _estimate(self.cost),
-            "energy_j": None if self.energy_j is None else _estimate(self.energy_j),
+            "cost_usd": None if self.cost is None else self.cost.to_dict(),
+            "energy_j": None if self.energy_j is None else self.energy_j.to_dict(),
             "price_usd_per_hour": self.price_per_hour,
-            "assumptions": list(self.assumptions),
+            "price_source": self.job.cluster.price_source or None,
+            "assumptions": self.all_assumptions,
         }
         if self.evidence is not None:
             result["evidence"] = self.evidence.to_dict()
@@ -270,14 +312,6 @@ class Forecast:
             result["step_breakdown_s"] = self.step.causes_s
             result["breakdown_s"] = {what: self.step.by(what) for what in ("phase", "operator")}
         return result
-
-
-def _estimate(value: Estimate) -> dict[str, float]:
-    return {
-        name: bound
-        for name in ("median", "low", "high", "low_95", "high_95")
-        if (bound := getattr(value, name)) is not None
-    }
 
 
 def whole_training(

@@ -314,6 +314,8 @@ class Job:
     workload: Workload
     cluster: Cluster
     plan: Plan = field(default_factory=Plan)
+    assumed: tuple[str, ...] = field(default=(), compare=False)
+    """What was not given and taken all the same: ``precision fp32``."""
 
     def __post_init__(self) -> None:
         plan, world = self.plan, self.cluster.world_size
@@ -438,7 +440,11 @@ class Job:
             base=base,
         )
         cluster = Cluster.read(data["cluster"], catalog or Catalog.load())
-        return cls(workload=workload, cluster=cluster, plan=_read(Plan, data.get("plan", {}), "plan"))
+        training = workload.training
+        defaults = ("precision",) if training.mode == "infer" else ("precision", "optimizer")
+        assumed = [f"{name} {getattr(training, name)}" for name in defaults if name not in data["training"]]
+        plan = _read(Plan, data.get("plan", {}), "plan")
+        return cls(workload=workload, cluster=cluster, plan=plan, assumed=tuple(assumed))
 
     @classmethod
     def load(cls, path: Path, *, catalog: Catalog | None = None, edit: Edit = lambda data: data) -> Job:

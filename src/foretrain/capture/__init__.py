@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from foretrain.capture.programs import settings as programs
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line
 from foretrain.graph import OpGraph, Weight
 from foretrain.job import Job, Plan, Training
+from foretrain.progress import tell
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_folder", "capture", "capture_job", "capture_rank"]
 
-_RANK_REVISION = 2
+_RANK_REVISION = 3
 """Raised when what ``capture_rank`` adds to a graph changes, so that older cached ones are made anew."""
 
 
@@ -56,7 +58,7 @@ def capture(
     """
     import torch
 
-    from foretrain.capture.sources.loaded import classifier_loss
+    from foretrain.capture.sources.loaded import classifier_loss, parameter_counts
     from foretrain.capture.sources.user_files import is_compiled, without_compile
     from foretrain.capture.tracing.constants import Constants, tensors_in
     from foretrain.capture.tracing.tracer import trace_step
@@ -78,7 +80,8 @@ def capture(
             constants=constants,
             info={
                 "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,
-                "versions": library_versions(), **({"compile": True} if compiled else {}),
+                "versions": library_versions(), "model_parameters": parameter_counts(module),
+                **({"compile": True} if compiled else {}),
             },
         )  # fmt: skip
 
@@ -228,6 +231,8 @@ def _trace(job: Job, batch: int) -> OpGraph:
 
 def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
     _needs_torch()
+    if "torch" not in sys.modules:
+        tell("importing torch")
     if programs.is_program(job.workload):
         return _trace_program(job, batch)
     from foretrain.capture.parallel.ranks import trace_rank

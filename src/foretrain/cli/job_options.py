@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from foretrain.cli import completion
 from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 
 PREDICTOR_HELP = "Predictor by name, as file.py:Class, or a folder that fit made"
-PredictorOption = Annotated[str | None, typer.Option("--predictor", help=f"{PREDICTOR_HELP}.")]
+PredictorOption = Annotated[
+    str | None,
+    typer.Option("--predictor", help=f"{PREDICTOR_HELP}.", autocompletion=completion.predictor_names),
+]
 
 
 def _use_catalog(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -55,21 +59,42 @@ class JobOptions:
 
     source: Annotated[
         str | None,
-        typer.Option(help="Where MODEL comes from: timm, torchvision, transformers, python, onnx, graph."),
+        typer.Option(
+            help="Where MODEL comes from: timm, torchvision, transformers, python, onnx, graph.",
+            autocompletion=completion.setting("Source"),
+        ),
     ]
-    device: Annotated[str | None, typer.Option(help="Device of the catalogue, such as h100 or rtx-4090.")]
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Device of the catalogue, such as h100 or rtx-4090.", autocompletion=completion.devices
+        ),
+    ]
     devices: Annotated[int | None, typer.Option(help="Devices in all.")]
     nodes: Annotated[int | None, typer.Option(help="Nodes that the devices are spread over.")]
     node: Annotated[
-        str | None, typer.Option(help="Node of the catalogue, such as dgx-h100: fills in the links.")
+        str | None,
+        typer.Option(
+            help="Node of the catalogue, such as dgx-h100: fills in the links.",
+            autocompletion=completion.nodes,
+        ),
     ]
     cores_per_device: Annotated[int | None, typer.Option(help="Cores of each worker, for --device cpu.")]
     batch: Annotated[int | None, typer.Option(help="Samples per optimizer step, over all devices.")]
     image: Annotated[str | None, typer.Option(help="Image side, or channels,height,width.")]
     sequence: Annotated[int | None, typer.Option(help="Tokens per sample.")]
     classes: Annotated[int | None, typer.Option(help="Classes of a classifier.")]
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32, amp-bf16, amp-fp16, bf16, fp16 or fp8.")]
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adamw, adam, adafactor, lamb, ...")]
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="fp32, tf32, amp-bf16, amp-fp16, bf16, fp16 or fp8.",
+            autocompletion=completion.setting("Precision"),
+        ),
+    ]
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="sgd, adamw, adam, adafactor, lamb, ...", autocompletion=completion.optimizers),
+    ]
     mode: Annotated[str | None, typer.Option(help="train or infer.")]
     samples: Annotated[int | None, typer.Option(help="Samples per epoch.")]
     epochs: Annotated[float | None, typer.Option(help="Epochs of the whole training.")]
@@ -88,9 +113,18 @@ class JobOptions:
     pipeline: Annotated[int | None, typer.Option(help="Stages of a pipeline.")]
     context: Annotated[int | None, typer.Option(help="Devices that share a sequence.")]
     expert: Annotated[int | None, typer.Option(help="Devices that share the experts.")]
-    shard: Annotated[str | None, typer.Option(help="none, zero1, zero2 or zero3.")]
-    recompute: Annotated[str | None, typer.Option(help="none, selective or full.")]
-    schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b or interleaved.")]
+    shard: Annotated[
+        str | None,
+        typer.Option(help="none, zero1, zero2 or zero3.", autocompletion=completion.setting("Shard")),
+    ]
+    recompute: Annotated[
+        str | None,
+        typer.Option(help="none, selective or full.", autocompletion=completion.setting("Recompute")),
+    ]
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="gpipe, 1f1b or interleaved.", autocompletion=completion.setting("Schedule")),
+    ]
     sequence_parallel: Annotated[
         bool | None, typer.Option(help="Split norms by sequence, beside --tensor.", show_default=False)
     ]
@@ -106,7 +140,11 @@ class JobOptions:
     restart_time: Annotated[str | None, typer.Option(help="From a failure until steps run again.")]
     title: Annotated[str | None, typer.Option(help="What reports call the model.")]
     framework: Annotated[
-        str | None, typer.Option(help="pytorch, megatron, nanotron, llm-foundry, torchtitan, ...")
+        str | None,
+        typer.Option(
+            help="pytorch, megatron, nanotron, llm-foundry, torchtitan, ...",
+            autocompletion=completion.setting("Framework"),
+        ),
     ]
     compile: Annotated[bool | None, typer.Option(help="With torch.compile.", show_default=False)]
     channels_last: Annotated[

@@ -56,6 +56,8 @@ def page(forecast: Forecast, resources: Resources | None = None) -> str:
     # load from.
     script = offline.get_plotlyjs().replace("https://cdn.", "https://offline.invalid/")
     title = html.escape(figures.describe_model(forecast.job))
+    heading = filter(None, (figures.describe_work(forecast), figures.describe_cluster(forecast.job)))
+    below = "<br>".join(map(html.escape, heading))
     body = "\n".join(
         f"<section><h2>{heading}</h2>\n{content}</section>"
         for heading, content in _sections(forecast, resources)
@@ -65,7 +67,7 @@ def page(forecast: Forecast, resources: Resources | None = None) -> str:
         'name="viewport" content="width=device-width">'
         f"<title>foretrain: {title}</title><style>{_STYLE}</style><script>{script}</script></head>\n"
         "<body><main>\n"
-        f"<h1>{title}</h1><p>{html.escape(figures.describe_cluster(forecast.job))}</p>\n{body}\n"
+        f"<h1>{title}</h1><p>{below}</p>\n{body}\n"
         "</main></body></html>\n"
     )
 
@@ -159,6 +161,7 @@ def summary_table(forecast: Forecast) -> str:
     rows += [figures.Figure("peak by stage", ", ".join(stages))] if stages else []
     verdict = figures.fits(forecast)
     rows += [verdict[1]] if verdict else []
+    rows += figures.remedies(forecast)
     rows += figures.training_figures(forecast)
     return f"<table>{''.join(_table_row(row) for row in rows)}</table>"
 

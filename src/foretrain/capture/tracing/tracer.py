@@ -34,7 +34,11 @@ from foretrain.errors import CaptureError, ForetrainError, first_line
 from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.graph.flops import flops
 from foretrain.graph.ir import paused_collector
+from foretrain.progress import is_heard, tell
+from foretrain.tracebacks import place, raised_at
 
+_TOLD_EVERY = 32
+"""Operators between two reports of how far a trace is."""
 DTYPES = {getattr(torch, name): name for name in ITEM_BYTES}
 
 
@@ -389,6 +393,9 @@ class Recorder(TorchDispatchMode):
         )
         operator = self._operator(func, named, inputs, outputs, written, changes=bool(writes))
         self._ops.append(Op(operator, self._phase_now(), self._current_layer(), reads, writes))
+        if index % _TOLD_EVERY == 0 and is_heard():
+            where = f"layer {self.layer}" if self.phase == "forward" and self.layer else self.phase
+            tell(f"tracing: {index:,} operators, {where}")
 
     def _phase_now(self) -> Phase:
         without_gradients = self.updating and not torch.is_grad_enabled()
@@ -586,7 +593,7 @@ def error_context(recorder: Recorder) -> Iterator[None]:
             for frame in traceback.extract_tb(error.__traceback__)
             if "/torch/" not in frame.filename and "foretrain/capture" not in frame.filename
         ]
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "torch"
+        where = raised_at(error) or (place(frames[-1]) if frames else "torch")
         layer = recorder.failed or recorder.layer or "(the model itself)"
         raise CaptureError(f"module {layer}: {_reason(error)} (at {where})") from error
 
