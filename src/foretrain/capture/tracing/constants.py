@@ -8,6 +8,7 @@ as any other.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,9 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from foretrain.errors import CaptureError
+
 aten = torch.ops.aten
 _LARGEST = 2**22
 """Elements beyond which a value is not kept."""
+_LARGEST_ASSUMED = 2**28
+"""The same where a model's outputs are assumed: the scores of all anchors of a batch, say."""
 
 _FACTORIES = {
     op
@@ -29,12 +34,28 @@ _FACTORIES = {
 }  # fmt: skip
 
 
+_FILLS = {aten.fill_.Scalar, aten.zero_.default}
+"""What is known after them does not depend on what was there."""
+
 SHAPED_BY_DATA = {
     getattr(getattr(aten, packet), overload)
     for packet, overload in (("nonzero", "default"), ("masked_select", "default"), ("bincount", "default"),
                              ("repeat_interleave", "Tensor"), ("_unique2", "default"))
 }  # fmt: skip
 """Operators whose output shape is a question to the data."""
+
+_following: list[Constants] = []
+
+
+def assume(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Let the trace that runs take a tensor on meta to have this value; a real tensor keeps its own."""
+    if tensor.is_meta and _following:
+        _following[-1].assume(tensor, value)
+
+
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What the trace that runs knows of a tensor on meta; a real tensor itself."""
+    return _following[-1].value(tensor) if _following else None
 
 
 class Constants:
@@ -44,7 +65,24 @@ class Constants:
         self._values: Any = WeakTensorKeyDictionary()
         self._spoilt: set[int] = set()
         self._guessed = False
+        self._largest = _LARGEST
         self.assumptions: list[str] = []
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Within, ``assume`` tells these constants."""
+        _following.append(self)
+        try:
+            yield
+        finally:
+            _following.remove(self)
+
+    def assume(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Know a value that depends on weights, as whoever built the model says what it is like."""
+        if value.shape != tensor.shape:
+            raise CaptureError(f"assumed values: {list(value.shape)} for a tensor of {list(tensor.shape)}")
+        self._largest = _LARGEST_ASSUMED
+        self.know(tensor, value.to(tensor.dtype))
 
     def know(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """``tensor`` (on meta) has this value."""
@@ -67,6 +105,8 @@ class Constants:
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs, on meta, of an operator whose output shape depends on data; None when the data is not
         known."""
+        if func._schema.name == "torchvision::nms":
+            return self._without_suppression(args[1])
         if any(self.value(tensor) is None for tensor in tensors_in((args, kwargs))):
             return None
         if self._guessed:
@@ -75,6 +115,17 @@ class Constants:
             *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
         )
         return tree_map(self._known_on_meta, values)
+
+    def _without_suppression(self, scores: torch.Tensor) -> torch.Tensor:
+        """All boxes, the best first: how many overlap is a question to a trained model."""
+        note = "non-maximum suppression is taken to keep every box"
+        if note not in self.assumptions:
+            self.assumptions.append(note)
+        known = self.value(scores)
+        if known is None:
+            return torch.empty(scores.shape, dtype=torch.long, device="meta")
+        order: torch.Tensor = self._known_on_meta(known.argsort(descending=True, stable=True))
+        return order
 
     def without_masks(self, func: Any, args: Any) -> Any:
         """The arguments of an indexing call with known boolean masks written as the positions they select."""
@@ -107,6 +158,12 @@ class Constants:
         into."""
         known = [self.value(tensor) for tensor in tensors_in((args, kwargs))]
         outputs = [tensor for tensor in tensors_in(output) if tensor.is_meta]
+        if func is aten.randperm.default and output.is_meta:  # any permutation is as good
+            self.know(output, torch.randperm(args[0], generator=torch.Generator().manual_seed(args[0])))
+            return
+        if func in _FILLS and output.is_meta and self.value(output) is None and _is_whole(output):
+            self.know(output, torch.full(output.shape, args[1] if len(args) > 1 else 0, dtype=output.dtype))
+            return
         if func not in _FACTORIES and (not known or any(value is None for value in known)):
             if func._schema.is_mutable:
                 written = (
@@ -119,8 +176,10 @@ class Constants:
                 )
             self._guess(func, args, kwargs, output)
             return
-        if not outputs or sum(tensor.numel() for tensor in outputs) > _LARGEST or not _repeatable(func):
+        if not outputs or sum(tensor.numel() for tensor in outputs) > self._largest or not _repeatable(func):
             return
+        if func is aten.view.default:  # a value may be laid out otherwise than its tensor
+            func = aten.reshape.default
         try:
             values = func(
                 *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
@@ -131,7 +190,10 @@ class Constants:
             self.know(tensor, value)
 
     def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Which of several options unknown data selects: each in turn."""
+        """Which of several options unknown data selects: each in turn; where a model's outputs are assumed,
+        nothing else is guessed."""
+        if self._largest != _LARGEST:
+            return
         if func is aten.argmax.default:
             chosen, dim = output, args[1] if len(args) > 1 else kwargs.get("dim")
         elif func is aten.topk.default:
@@ -164,6 +226,11 @@ class Answering(TorchDispatchMode):
         output = func(*args, **kwargs)
         self._constants.follow(func, args, kwargs, output)
         return output
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether it has its storage for itself."""
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 def _repeatable(func: Any) -> bool:

@@ -124,6 +124,7 @@ def _run(
     recorder.phase = "forward"
     with (
         _Answers(recorder.constants),
+        recorder.constants.followed(),
         cuda_behaviour(low_dtype),
         torch.set_grad_enabled(step is not None),
         recorder.layers(),
@@ -162,8 +163,14 @@ class _Answers(OnMeta):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _QUESTIONS and args[0].is_meta and (value := self._constants.answer(args[0])) is not None:
             return func(value, *args[1:], **(kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs)
+        output = super().__torch_function__(func, types, args, kwargs)
+        if func in _FROM_DATA and output.is_meta and not any(tensors_in(args)):
+            self._constants.know(output, func(*args, **{**(kwargs or {}), "device": "cpu"}))
+        return output
 
+
+_FROM_DATA = {torch.tensor, torch.as_tensor}
+"""What makes a tensor of Python's numbers; on meta, the dispatcher does not see it."""
 
 _QUESTIONS = {
     torch.Tensor.__format__,
