@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from foretrain.catalog.diffusion import diffusion_model, diffusion_models
+
 
 @functools.cache
 def _known_models() -> dict[str, Any]:
@@ -23,7 +25,7 @@ def model_presets() -> dict[str, dict[str, Any]]:
 def model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The [model] section for a name, and the defaults that come with it."""
     prefix, _, rest = model.partition(":")
-    if source is None and prefix in ("timm", "torchvision", "onnx", "graph") and rest:
+    if source is None and prefix in ("timm", "torchvision", "diffusion", "onnx", "graph") and rest:
         source, model = prefix, rest
     if source is None and model in model_presets():
         preset = dict(model_presets()[model])
@@ -32,6 +34,9 @@ def model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict[
         }
         preset.pop("about", None)
         return preset, {"optimizer": "adamw", **defaults}
+    if source in (None, "diffusion") and (known := diffusion_model(model)) is not None:
+        image = diffusion_models()[known]["image"]
+        return {"source": "diffusion", "name": known}, {"optimizer": "adamw", "image": image}
     if source == "transformers":
         return {"source": source, "config": {"model_type": model}}, {"optimizer": "adamw"}
     return {"source": source or _guess_source(model), "name": model}, {}

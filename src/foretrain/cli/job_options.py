@@ -55,7 +55,9 @@ class JobOptions:
 
     source: Annotated[
         str | None,
-        typer.Option(help="Where MODEL comes from: timm, torchvision, transformers, python, onnx, graph."),
+        typer.Option(
+            help="Where MODEL comes from: timm, torchvision, transformers, diffusion, python, onnx."
+        ),
     ]
     device: Annotated[str | None, typer.Option(help="Device of the catalogue, such as h100 or rtx-4090.")]
     devices: Annotated[int | None, typer.Option(help="Devices in all.")]
