@@ -196,8 +196,9 @@ class Flux(Denoiser):
         self.time, self.pooled = Embedder(FREQUENCIES, width), Embedder(pooled, width)
         self.guidance = Embedder(FREQUENCIES, width) if guided else None
         self.context = nn.Linear(context, width)
-        self.blocks = nn.ModuleList(JointBlock(width, heads, norms=True) for _ in range(depth))
-        self.single_blocks = nn.ModuleList(SingleBlock(width, heads) for _ in range(single_depth))
+        joint = (JointBlock(width, heads, norms=True) for _ in range(depth))
+        single = (SingleBlock(width, heads) for _ in range(single_depth))
+        self.blocks = nn.ModuleList([*joint, *single])
         self.end = Ending(width, 4 * channels)
 
     def shapes(self, batch: int, height: int, width: int) -> Shapes:
@@ -225,12 +226,14 @@ class Flux(Denoiser):
         if self.guidance is not None and guidance is not None:
             condition = condition + self.guidance(sinusoids(guidance, FREQUENCIES).to(dtype))
         places = self._places(words.shape[1], height // 2, width // 2, latents.device)
+        joined_up = False
         for block in self.blocks:
-            x, words = block(x, words, condition, places)
-        x = torch.cat([words, x], dim=1)
-        for block in self.single_blocks:
-            x = block(x, condition, places)
-        return unpatched(self.end(x[:, words.shape[1] :], condition), 2, height, width)
+            if isinstance(block, JointBlock):
+                x, words = block(x, words, condition, places)
+            else:
+                x = block(x if joined_up else torch.cat([words, x], dim=1), condition, places)
+                joined_up = True
+        return unpatched(self.end(x[:, -(height * width // 4) :], condition), 2, height, width)
 
     def _places(self, words: int, rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines by which each token's head is rotated; words are all at the first place."""
