@@ -63,6 +63,10 @@ def make_job(
     ``.onnx`` file or a captured graph (``.json.zst``).
     """
     section, defaults = model_section(model, source)
+    given = {name: value for name, value in (("image", image), ("sequence", sequence), ("classes", classes),
+             ("precision", None if precision == "fp32" else precision), ("optimizer", optimizer))
+             if value is not None}  # fmt: skip
+    own = _own_training(section, given, mode)
     training = {
         "global_batch": 32 if batch is None else batch, "mode": mode, "precision": precision,
         "image": defaults.get("image") if image is None else image,
@@ -73,13 +77,18 @@ def make_job(
     }  # fmt: skip
     if section["source"] == "graph":
         training.update(_training_of_graph(Path(model), training, batch))
+    for name, value in own.items():
+        if training.get(name) is None or (name == "global_batch" and batch is None) or name == "precision":
+            training[name] = value
+    if training.get("steps") is not None and training.get("epochs") is not None:
+        training["epochs" if steps is not None else "steps"] = None
     spread = nodes_for(devices, node, device, catalog) if nodes is None else nodes
     if spread < 1:
         raise InputError(f"nodes: {spread} is not 1 or more")
     if devices is not None and devices % spread:
         raise InputError(f"devices: {devices} does not divide over nodes = {spread}")
     per_node = devices // spread if devices is not None else (1 if node is None else None)
-    if section["source"] == "graph" and batch is None:
+    if (section["source"] == "graph" or "global_batch" in own) and batch is None:
         in_node = per_node or (catalog or Catalog.load()).node(str(node), "cluster.node").devices
         split = max(1, math.prod(plan.get(name) or 1 for name in ("tensor", "pipeline", "context")))
         training["global_batch"] *= max(1, spread * in_node // split)
@@ -194,6 +203,16 @@ def _with_tokens(graph: OpGraph, inputs: Any, options: Mapping[str, Any]) -> OpG
     sides = (3, image, image) if isinstance(image, int) else image
     check_inputs("the module", inputs, graph.samples, sequence=sequence, image=sides)
     return graph if sequence is None else dataclasses.replace(graph, tokens=graph.samples * sequence)
+
+
+def _own_training(section: Mapping[str, Any], given: Mapping[str, Any], mode: str) -> dict[str, Any]:
+    """What a user's program decides of its training."""
+    if section["source"] != "python" or mode != "train":
+        return {}
+    from foretrain.capture.programs.settings import own_training
+    from foretrain.job import Model
+
+    return own_training(Model(**section), Path(), given)
 
 
 def _training_of_graph(path: Path, training: dict[str, Any], batch: int | None) -> dict[str, Any]:

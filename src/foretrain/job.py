@@ -94,8 +94,10 @@ class Model:
                     raise InputError(
                         f"model.{key}: only a transformers model has it, not source = {self.source!r}"
                     )
-        if self.source == "python" and ":" not in str(self.name):
-            raise invalid("model.name", self.name, 'of the form "path/to/file.py:function"')
+        if self.source == "python" and not (str(self.name).endswith(".py") or ":" in str(self.name)):
+            raise invalid(
+                "model.name", self.name, 'of the form "path/to/file.py:function" or "path/to/file.py"'
+            )
 
     @property
     def label(self) -> str:

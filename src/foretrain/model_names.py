@@ -22,6 +22,11 @@ def model_presets() -> dict[str, dict[str, Any]]:
     return presets
 
 
+def find_preset(name: str) -> dict[str, Any] | None:
+    """The preset that a name means."""
+    return model_presets().get(name)
+
+
 def model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The [model] section for a name, and the defaults that come with it."""
     prefix, _, rest = model.partition(":")
@@ -47,6 +52,6 @@ def _guess_source(model: str) -> str:
         return "graph"
     if model.endswith(".onnx"):
         return "onnx"
-    if ".py:" in model:
+    if ".py:" in model or model.endswith(".py"):
         return "python"
     return "torchvision" if model in _known_models()["torchvision"] else "timm"

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from foretrain.capture.cache import cache_folder, found_or_traced, read_graph
 from foretrain.capture.keys import accumulates, library_versions
+from foretrain.capture.programs import settings as programs
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line
 from foretrain.graph import OpGraph, Weight
 from foretrain.job import Job, Plan, Training
 
 if TYPE_CHECKING:
     import torch
+
+    from foretrain.capture.tracing.constants import Constants
 
 __all__ = ["cache_folder", "capture", "capture_job", "capture_rank"]
 
@@ -52,24 +55,20 @@ def capture(
 
     from foretrain.capture.sources.loaded import classifier_loss
     from foretrain.capture.sources.user_files import is_compiled, without_compile
+    from foretrain.capture.tracing.constants import Constants, tensors_in
     from foretrain.capture.tracing.tracer import trace_step
 
     arguments = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
-    first = next(
-        (
-            t
-            for t in (arguments.values() if isinstance(arguments, Mapping) else arguments)
-            if isinstance(t, torch.Tensor)
-        ),
-        None,
-    )
+    first = next(tensors_in(arguments), None)
     batch = samples or (first.shape[0] if first is not None and first.dim() else 1)
     compiled = is_compiled(module)
     module = getattr(module, "_orig_mod", module)
+    constants = Constants()
     return trace_step(
-        without_compile(_on_meta(module)), arguments, loss or classifier_loss(), samples=batch,
+        without_compile(_on_meta(module, constants)), arguments, loss or classifier_loss(), samples=batch,
         tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
         master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
+        constants=constants,
         info={
             "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,
             "versions": library_versions(), **({"compile": True} if compiled else {}),
@@ -77,8 +76,9 @@ def capture(
     )  # fmt: skip
 
 
-def _on_meta(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy of the module whose tensors are on meta, made without copying the data."""
+def _on_meta(module: torch.nn.Module, constants: Constants) -> torch.nn.Module:
+    """A copy of the module whose tensors are on meta, made without copying the weights; ``constants`` knows
+    what its buffers hold."""
     import copy
 
     import torch
@@ -89,6 +89,8 @@ def _on_meta(module: torch.nn.Module) -> torch.nn.Module:
         memo[id(tensor)] = (
             torch.nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else twin
         )
+    for buffer in module.buffers():
+        constants.learn(memo[id(buffer)], buffer)
     for value in (value for child in module.modules() for value in vars(child).values()):
         if isinstance(value, torch.Tensor) and not value.is_leaf:  # an activation that the module kept
             memo[id(value)] = value.detach().to("meta")
@@ -217,9 +219,30 @@ def _trace(job: Job, batch: int) -> OpGraph:
 
 def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
     _needs_torch()
+    if programs.is_program(job.workload):
+        return _trace_program(job, batch)
     from foretrain.capture.parallel.ranks import trace_rank
 
     return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)
+
+
+def _trace_program(job: Job, batch: int) -> OpGraph:
+    """The step of a user's own program, which replicas run alike."""
+    split = {name: degree for name in ("tensor", "pipeline", "context", "expert")
+             if (degree := getattr(job.plan, name)) > 1}  # fmt: skip
+    for name, degree in split.items():
+        raise UnsupportedJob(
+            f"plan.{name}: {degree}, but {job.workload.model.label} is a whole program, which cannot be cut; "
+            "name a function that returns the model"
+        )
+    if accumulates(job):
+        raise InputError(
+            f"plan.micro_batch: {job.micro_batch}, but {job.workload.model.label} makes whole steps itself; "
+            "leave it out"
+        )
+    graph = programs.trace(job.workload, batch)
+    programs.check(graph, job.workload.training, job.workload.model.label)
+    return dataclasses.replace(graph, info={**graph.info, **_job_info(job)})
 
 
 def _job_info(job: Job) -> dict[str, Any]:

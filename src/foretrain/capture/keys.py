@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from foretrain.capture.programs.targets import split_name
 from foretrain.errors import InputError
 from foretrain.job import Job, Model
 
-_REVISIONS = {"timm": 3, "torchvision": 4, "transformers": 5, "diffusion": 2, "python": 5, "onnx": 4}
+_REVISIONS = {"timm": 3, "torchvision": 4, "transformers": 5, "diffusion": 2, "python": 6, "onnx": 4}
 """Raised when what is traced of a source's models changes, so that older cached graphs are made anew."""
 
 _LIBRARIES = {
@@ -86,7 +87,7 @@ def model_file(job: Job) -> Path | None:
     model = job.workload.model
     if model.source not in ("python", "onnx"):
         return None
-    file = str(model.name).rpartition(":")[0] if model.source == "python" else str(model.name)
+    file = split_name(str(model.name))[0] if model.source == "python" else str(model.name)
     return Path(file) if Path(file).is_absolute() else job.workload.base / file
 
 

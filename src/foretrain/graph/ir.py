@@ -124,7 +124,8 @@ class Buffer:
     """One allocation: present while ``born <= op index <= dies``; dies ``len(ops)`` outlives the step.
 
     Born -1 exists before the step and, as steps repeat, before the next one too: it counts as held
-    throughout.
+    throughout. What dies beyond ``len(ops)`` is left to the next step: ``len(ops) + 1 + k`` is released after
+    its call ``k``.
     """
 
     size_bytes: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from foretrain.graph import CATEGORIES, Buffer
@@ -129,17 +129,17 @@ def replay(
     held = {n: allocator.allocate(b.size_bytes) for n, b in enumerate(buffers) if b.born < 0 and b.size_bytes}
     for size in persistent_bytes:
         allocator.allocate(size)
-    events = _events(buffers, len(workspaces))
-    peak = -1
+    events, inherited = _events(buffers, len(workspaces)), _inherited(buffers, len(workspaces))
+    peak, left = -1, dict[int, _Block]()
     for _ in range(steps):
         allocator.peak_allocated = allocator.allocated
-        peak = _play(buffers, events, workspaces, allocator, held)
+        peak = _play(buffers, events, inherited, workspaces, allocator, held, left)
     beside = sum(persistent_bytes) + (workspaces[peak] if peak >= 0 else 0)
     return Replay(
         allocated_bytes=allocator.peak_allocated,
         reserved_bytes=allocator.reserved,
         peak=peak,
-        by_category=_categories(buffers, peak, beside, allocator.peak_allocated),
+        by_category=_categories(buffers, len(workspaces), peak, beside, allocator.peak_allocated),
     )
 
 
@@ -153,14 +153,25 @@ def _events(buffers: Sequence[Buffer], calls: int) -> list[tuple[list[int], list
     return events
 
 
+def _inherited(buffers: Sequence[Buffer], calls: int) -> dict[int, list[int]]:
+    """The buffers that one step leaves to the next, by the call of that after which they are released."""
+    released: dict[int, list[int]] = {}
+    for number, buffer in enumerate(buffers):
+        if buffer.size_bytes and buffer.born >= 0 and buffer.dies > calls:
+            released.setdefault(buffer.dies - calls - 1, []).append(number)
+    return released
+
+
 def _play(
     buffers: Sequence[Buffer],
     events: list[tuple[list[int], list[int]]],
+    inherited: Mapping[int, list[int]],
     workspaces: Sequence[int],
     allocator: CachingAllocator,
     held: dict[int, _Block],
+    left: dict[int, _Block],
 ) -> int:
-    """Play one step; the call at which the peak was reached."""
+    """Play one step, which finds what the one before ``left``; the call at which the peak was reached."""
     sizes = [buffer.size_bytes for buffer in buffers]
     allocate, release = allocator.allocate, allocator.release
     peak = -1
@@ -173,15 +184,25 @@ def _play(
                 release(allocate(workspaces[index]))
             if allocator.peak_allocated > before:
                 peak = index
+        for number in inherited.get(index, ()):
+            if number in left:
+                release(left.pop(number))
         for number in dying:
-            release(held.pop(number))
+            if buffers[number].dies > len(events):
+                left[number] = held.pop(number)
+            else:
+                release(held.pop(number))
     return peak
 
 
-def _categories(buffers: Sequence[Buffer], peak: int, workspaces_bytes: int, total: int) -> dict[str, int]:
+def _categories(
+    buffers: Sequence[Buffer], calls: int, peak: int, workspaces_bytes: int, total: int
+) -> dict[str, int]:
     sizes: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     for buffer in buffers:
         if buffer.born < 0 or buffer.born <= peak <= buffer.dies:
+            sizes[buffer.category] += buffer.size_bytes
+        if buffer.born >= 0 and peak <= buffer.dies - calls - 1:  # the one that the step before has left
             sizes[buffer.category] += buffer.size_bytes
     sizes["workspaces"] = workspaces_bytes
     sizes["rounding"] = total - sum(sizes.values())

@@ -90,6 +90,7 @@ def _trace(
             info=info,
             around=_both(tensor, context, training.mode),
             own_gradients=own_gradients,
+            constants=loaded.constants,
         )
     except CaptureError as error:
         if stack is not None and by_layers:

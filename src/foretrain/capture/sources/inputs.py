@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from foretrain.capture.sources.loaded import numbers
 from foretrain.errors import InputError
+from foretrain.job import Training
 
 
 def tensors_of(inputs: Any) -> list[torch.Tensor]:
@@ -50,3 +52,20 @@ def check_classes(what: str, module: torch.nn.Module, classes: int | None) -> No
     """Refuse a number of classes that no weight of a model, which the job does not build, has."""
     if classes is not None and not any(classes in weight.shape for weight in module.parameters()):
         raise InputError(f"training.classes: {classes} is not what {what} has: no weight is {classes} wide")
+
+
+def default_inputs(training: Training, batch: int, device: str) -> tuple[torch.Tensor, ...]:
+    """What a model is given where it brings no inputs: images or token ids, as the job says."""
+    if training.image_shape is not None and training.sequence is not None:
+        raise InputError(
+            "training.sequence: not used beside training.image; the model has one of the two inputs"
+        )
+    if training.image_shape is not None:
+        return (numbers((batch, *training.image_shape), device),)
+    if training.sequence is not None:
+        make = torch.empty if device == "meta" else torch.zeros
+        return (make(batch, training.sequence, dtype=torch.long, device=device),)
+    raise InputError(
+        "training.image: missing; the model function returned "
+        "no inputs, so give training.image or training.sequence"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 
-from foretrain.capture.tracing.constants import Answering
+from foretrain.capture.tracing.constants import Answering, Constants, tensors_in
 from foretrain.capture.tracing.devices import OnMeta, Unfilled
 from foretrain.errors import CaptureError, ForetrainError, first_line
 
@@ -34,10 +35,12 @@ class LoadedModel:
     tokens: int = 0
     notes: tuple[str, ...] = ()
     """What a forecast should say of how it was built."""
+    constants: Constants | None = None
+    """Values on meta that are known from building it."""
 
 
 def classifier_loss() -> Loss:
-    """The model's own loss where its output carries one, else cross-entropy of its logits against class
+    """The model's own loss where its output is or carries one, else cross-entropy of its logits against class
     labels, drawn once."""
     drawn: dict[torch.Size, torch.Tensor] = {}
 
@@ -50,8 +53,7 @@ def classifier_loss() -> Loss:
         return drawn[shape]
 
     def loss(output: Any) -> torch.Tensor:
-        own = getattr(output, "loss", None)
-        if isinstance(own, torch.Tensor):
+        if (own := own_loss(output)) is not None:
             return own
         logits = _logits(output)
         if logits.dim() < 2 or not logits.is_floating_point():
@@ -64,8 +66,29 @@ def classifier_loss() -> Loss:
     return loss
 
 
+def own_loss(output: Any) -> torch.Tensor | None:
+    """The loss that a model has computed: its output, what the output calls so, the one scalar in it, or the
+    sum of a mapping of scalars."""
+    if _is_scalar(output):
+        return output  # type: ignore[no-any-return]
+    parts = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})
+    if isinstance(named := parts.get("loss", getattr(output, "loss", None)), torch.Tensor):
+        return named.mean() if named.dim() else named
+    if isinstance(output, Mapping) and output and all(map(_is_scalar, output.values())):
+        return torch.stack(list(output.values())).sum()
+    if isinstance(output, list | tuple):
+        scalars = [part for part in output if _is_scalar(part)]
+        return scalars[0] if len(scalars) == 1 else None
+    return None
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.dim() and value.requires_grad
+
+
 def _logits(output: Any) -> torch.Tensor:
-    """The main output of a model that returns a tensor, a tuple (auxiliary heads follow) or a mapping."""
+    """The main output of a model that returns a tensor, a tuple (auxiliary heads follow), a mapping or a
+    dataclass."""
     while not isinstance(output, torch.Tensor):
         if getattr(output, "logits", None) is not None:
             output = output.logits
@@ -73,6 +96,8 @@ def _logits(output: Any) -> torch.Tensor:
             output = output["out"] if "out" in output else next(iter(output.values()))
         elif isinstance(output, list | tuple) and output:
             output = output[0]
+        elif dataclasses.is_dataclass(output) and (first := next(tensors_in(output), None)) is not None:
+            output = first
         else:
             raise CaptureError(
                 f"loss: an output of type {type(output).__name__} "
@@ -94,17 +119,12 @@ def building(what: str) -> Iterator[None]:
         raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def build_on_meta(build: Callable[[], T]) -> T:
+def build_on_meta(build: Callable[[], T], constants: Constants | None = None) -> T:
     """Build without allocating weights; a constructor that computes with real numbers gets those that do not
-    depend on weights."""
+    depend on weights, and they stay known in ``constants``."""
+    constants = constants or Constants()
     try:
-        with torch.device("meta"), Unfilled():
-            return build()
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        if "meta" not in str(error).lower():
-            raise
-    try:
-        with torch.device("meta"), OnMeta(), Answering():
+        with torch.device("meta"), Unfilled(constants), Answering(constants):
             return build()
     except (RuntimeError, NotImplementedError, ValueError) as error:
         if "meta" not in str(error).lower():

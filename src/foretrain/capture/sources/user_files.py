@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,18 +14,20 @@ from typing import Any
 
 import torch
 
+from foretrain.capture.programs.targets import BATCH_NAMES, located, read_source
 from foretrain.capture.recording import recording
-from foretrain.capture.sources.inputs import check_batch, check_classes, check_inputs, holds
+from foretrain.capture.sources.inputs import check_batch, check_classes, check_inputs, default_inputs, holds
 from foretrain.capture.sources.loaded import (
     LoadedModel,
     Loss,
     build_on_meta,
     building,
     classifier_loss,
-    numbers,
 )
+from foretrain.capture.sources.zoo import mended_imports
+from foretrain.capture.tracing.constants import Constants, tensors_in
 from foretrain.errors import CaptureError, InputError, unknown
-from foretrain.job import Training, Workload
+from foretrain.job import Workload
 
 # The user's own
 
@@ -34,16 +35,14 @@ from foretrain.job import Training, Workload
 def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
     model, training = workload.model, workload.training
     assert model.name is not None
-    file, _, function = model.name.rpartition(":")
-    path = Path(file) if Path(file).is_absolute() else workload.base / file
-    if not path.is_file():
-        raise InputError(f"model.name: {str(path)!r} is not a file")
-    module, inputs, loss = _made(workload, path, function, batch, device)
+    path, function = located(model.name, workload.base)
+    constants = Constants()
+    module, inputs, loss = _made(workload, path, function, batch, device, constants)
     if inputs is None:
-        inputs = _default_inputs(training, batch, device)
+        inputs = default_inputs(training, batch, device)
     else:
         if not holds(inputs, batch):
-            twice = _made(workload, path, function, 2 * batch, "meta")[1]
+            twice = _made(workload, path, function, 2 * batch, "meta", Constants())[1]
             check_batch(model.name, batch, inputs, twice)
         check_inputs(
             f"model {model.name}", inputs, batch, sequence=training.sequence, image=training.image_shape
@@ -55,22 +54,38 @@ def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
         inputs=inputs,
         loss=loss or classifier_loss(),
         tokens=tokens,
+        constants=constants,
     )
 
 
+def given_rows(workload: Workload) -> int | None:
+    """Samples in the inputs that a function gives of its own accord; None where it gives none."""
+    path, function = located(str(workload.model.name), workload.base)
+    inputs = _made(workload, path, function, 1, "meta", Constants())[1]
+    first = next((one for one in tensors_in(inputs) if one.dim()), None)
+    return None if first is None else int(first.shape[0])
+
+
 def _made(
-    workload: Workload, path: Path, function: str, batch: int, device: str
+    workload: Workload, path: Path, function: str, batch: int, device: str, constants: Constants
 ) -> tuple[torch.nn.Module, Any, Loss | None]:
     """What the user's function returns for a batch, or the user's class with its defaults."""
     what, args = f"model {workload.model.name}", workload.model.args
-    with recording(path), _beside(path), building(what):
-        build = _function(path, function)
-        if inspect.isclass(build):
+    with recording(path), beside(path), mended_imports(), building(what):
+        made_in_file = function in read_source(path).assigned
+        build = (
+            _call_on(device, constants, lambda: _named_in(loaded_file(path), path, function))
+            if made_in_file
+            else _named_in(loaded_file(path), path, function)
+        )
+        if isinstance(build, torch.nn.Module):
+            made: Any = build
+        elif inspect.isclass(build):
             _check_class(what, build, args)
-            made = _call_on(device, lambda: build(**args))
+            made = _call_on(device, constants, lambda: build(**args))
         else:
             first, named = _call_arguments(what, build, args, batch)
-            made = _call_on(device, lambda: build(*first, **named))
+            made = _call_on(device, constants, lambda: build(*first, **named))
     parts = made if isinstance(made, tuple) else (made,)
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], torch.nn.Module):
         raise CaptureError(
@@ -100,22 +115,6 @@ def _check_class(what: str, build: type, args: Mapping[str, Any]) -> None:
         )
 
 
-_BATCH_NAMES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        "batch",
-        "batch_?(size|sz)",
-        "((micro|mini|local|global|train|input|per_device|per_gpu|n|num)_?)+batch(_?(size|sz))?",
-        "batch(_size)?_per_(device|gpu|rank)",
-        "bsz?",
-        "b",
-        "(n_|num_)?samples",
-        "n",
-    )
-)
-"""Whole names that functions take the batch by; of several, the one that comes first here."""
-
-
 def _batch_name(parameters: Mapping[str, inspect.Parameter], args: Mapping[str, Any]) -> str | None:
     """The parameter that is the batch, among those that the job's ``args`` do not give.
 
@@ -127,7 +126,7 @@ def _batch_name(parameters: Mapping[str, inspect.Parameter], args: Mapping[str, 
         for name, one in parameters.items()
         if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and name not in args
     }
-    for pattern in _BATCH_NAMES:
+    for pattern in BATCH_NAMES:
         for name in free:
             if pattern.fullmatch(name.lstrip("_")):
                 return name
@@ -145,6 +144,15 @@ def _call_arguments(
     that it has in the function; another parameter would become the batch silently."""
     parameters = inspect.signature(build).parameters
     name = _batch_name(parameters, args)
+    if (
+        name is None
+        and all(
+            one.default is not one.empty or key in args or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+            for key, one in parameters.items()
+        )
+        and not any(_batch_name({own: parameters[own]}, {}) for own in args if own in parameters)
+    ):
+        return [], dict(args)
     if name is None:
         for own in args:
             if own in parameters and _batch_name({own: parameters[own]}, {}) is not None:
@@ -193,16 +201,16 @@ def _not_compiled(module: torch.nn.Module, expected: bool, what: str) -> torch.n
     return without_compile(module)
 
 
-def _call_on(device: str, build: Callable[[], Any]) -> Any:
+def _call_on(device: str, constants: Constants, build: Callable[[], Any]) -> Any:
     """As ``build_on``, for functions that return inputs and a loss beside the module."""
     if device == "meta":
-        return build_on_meta(build)
+        return build_on_meta(build, constants)
     with torch.device(device):
         return build()
 
 
 @contextlib.contextmanager
-def _beside(path: Path) -> Iterator[None]:
+def beside(path: Path) -> Iterator[None]:
     """The folder of a user's file is importable; what was imported from it is forgotten, as another job's may
     have the same name."""
     folder, before = str(path.parent.resolve()), set(sys.modules)
@@ -226,7 +234,8 @@ def _lies_in(folder: str, module: ModuleType) -> bool:
     return any(str(place).startswith(folder + os.sep) for place in places)
 
 
-def _function(path: Path, name: str) -> Callable[..., Any]:
+def loaded_file(path: Path) -> ModuleType:
+    """A user's file, run as a module."""
     spec = importlib.util.spec_from_file_location(f"foretrain_user_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -234,23 +243,12 @@ def _function(path: Path, name: str) -> Callable[..., Any]:
     sys.modules[spec.name] = module
     with building(f"model {path}"):
         spec.loader.exec_module(module)
+    return module
+
+
+def _named_in(module: ModuleType, path: Path, name: str) -> Any:
+    """What a name of a user's file stands for."""
     functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     if name not in functions:
         raise unknown("model.name", name, functions, f"a function of {path}; it has")
-    return getattr(module, name)  # type: ignore[no-any-return]
-
-
-def _default_inputs(training: Training, batch: int, device: str) -> tuple[torch.Tensor, ...]:
-    if training.image_shape is not None and training.sequence is not None:
-        raise InputError(
-            "training.sequence: not used beside training.image; the model has one of the two inputs"
-        )
-    if training.image_shape is not None:
-        return (numbers((batch, *training.image_shape), device),)
-    if training.sequence is not None:
-        make = torch.empty if device == "meta" else torch.zeros
-        return (make(batch, training.sequence, dtype=torch.long, device=device),)
-    raise InputError(
-        "training.image: missing; the model function returned "
-        "no inputs, so give training.image or training.sequence"
-    )
+    return getattr(module, name)

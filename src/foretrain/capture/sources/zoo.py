@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.abc
 import importlib.util
 import inspect
 import re
@@ -199,6 +200,48 @@ def import_zoo(name: str) -> Any:
         library = import_with_operators(name)
     follow_operators()
     return library
+
+
+def installed(package: str) -> bool:
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.util.find_spec(package) is not None
+    return False
+
+
+@contextlib.contextmanager
+def mended_imports() -> Iterator[None]:
+    """Inside of this block whoever imports torchvision, itself or with a library that does, gets what
+    ``import_zoo`` gives."""
+    finder = _Mending()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Mending(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds torchvision in the place of Python's own finders, and has it imported by them."""
+
+    _busy = False
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
+        if name != "torchvision" or self._busy:
+            return None
+        self._busy = True
+        try:
+            if importlib.util.find_spec(name) is None:
+                return None
+            import_zoo(name)
+        finally:
+            self._busy = False
+        return importlib.util.spec_from_loader(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> Any:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: Any) -> None:
+        """It has run."""
 
 
 def quiet_zoo_import() -> None:

@@ -9,7 +9,10 @@ as any other.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import copy
+import dataclasses
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,8 +37,27 @@ _FACTORIES = {
 }  # fmt: skip
 
 
-_FILLS = {aten.fill_.Scalar, aten.zero_.default}
-"""What is known after them does not depend on what was there."""
+_WITH_LENGTHS = frozenset(
+    "_pack_padded_sequence _pack_padded_sequence_backward _pad_packed_sequence lstm gru rnn_tanh "
+    "rnn_relu".split()
+)
+"""Take lengths on the CPU beside data on a device."""
+
+_LEAVE_KNOWN = {aten._amp_foreach_non_finite_check_and_unscale_.default}
+"""Gradients are taken to be finite: what a gradient scaler looks at stays as it was."""
+
+_ABOUT_NUMBERS = {
+    aten.isnan.default: False,
+    aten.isinf.default: False,
+    aten.isfinite.default: True,
+    aten.all.default: True,
+    aten.all.dim: True,
+    aten.equal.default: True,
+}
+"""Questions whether numbers are as they should be, which nobody asks who expects another answer."""
+
+_SETS = {aten.zero_.default, aten.fill_.Scalar}
+"""Write every element of a tensor, whatever stood there."""
 
 SHAPED_BY_DATA = {
     getattr(getattr(aten, packet), overload)
@@ -63,6 +85,7 @@ class Constants:
 
     def __init__(self) -> None:
         self._values: Any = WeakTensorKeyDictionary()
+        self._twins: Any = WeakTensorKeyDictionary()
         self._spoilt: set[int] = set()
         self._guessed = False
         self._largest = _LARGEST
@@ -88,6 +111,24 @@ class Constants:
         """``tensor`` (on meta) has this value."""
         self._spoilt.discard(tensor.untyped_storage()._cdata)
         self._values[tensor] = value
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Something unknown was written into ``tensor``."""
+        self._spoilt.add(tensor.untyped_storage()._cdata)
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A real tensor's twin on meta, the same one each time; its values stay known."""
+        twin: torch.Tensor | None = self._twins.get(tensor)
+        if twin is None:
+            twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            self._twins[tensor] = twin
+            self.learn(twin, tensor)
+        return twin
+
+    def learn(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
+        """``tensor`` has the values that ``real`` has now."""
+        if not real.is_meta and real.numel() <= _LARGEST:
+            self.know(tensor, real.detach().to("cpu", copy=True))
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if not tensor.is_meta:
@@ -161,11 +202,9 @@ class Constants:
         if func is aten.randperm.default and output.is_meta:  # any permutation is as good
             self.know(output, torch.randperm(args[0], generator=torch.Generator().manual_seed(args[0])))
             return
-        if func in _FILLS and output.is_meta and self.value(output) is None and _is_whole(output):
-            self.know(output, torch.full(output.shape, args[1] if len(args) > 1 else 0, dtype=output.dtype))
-            return
-        if func not in _FACTORIES and (not known or any(value is None for value in known)):
-            if func._schema.is_mutable:
+        makes = func in _FACTORIES or (func in _SETS and _fills_its_storage(args[0]))
+        if not makes and (not known or any(value is None for value in known)):
+            if func._schema.is_mutable and func not in _LEAVE_KNOWN:
                 written = (
                     value
                     for argument, value in zip(func._schema.arguments, args, strict=False)
@@ -191,7 +230,12 @@ class Constants:
 
     def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Which of several options unknown data selects: each in turn; where a model's outputs are assumed,
-        nothing else is guessed."""
+        no option is guessed."""
+        if func in _ABOUT_NUMBERS:
+            for tensor in tensors_in(output):
+                if tensor.is_meta and tensor.numel() <= _LARGEST:
+                    self.know(tensor, torch.full(tensor.shape, _ABOUT_NUMBERS[func], dtype=torch.bool))
+            return
         if self._largest != _LARGEST:
             return
         if func is aten.argmax.default:
@@ -215,21 +259,42 @@ class Answering(TorchDispatchMode):
     """Follows constants while a model is built, so that a constructor may compute with real numbers
     (``linspace(...)[i].item()``)."""
 
-    def __init__(self) -> None:
+    def __init__(self, constants: Constants) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._constants = Constants()
+        self._constants = constants
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is aten._local_scalar_dense.default and (value := self._constants.value(args[0])) is not None:
             return value.item()
+        args, kwargs = together(self._constants, func, args, kwargs)
         output = func(*args, **kwargs)
         self._constants.follow(func, args, kwargs, output)
         return output
 
 
-def _is_whole(tensor: torch.Tensor) -> bool:
-    """Whether it has its storage for itself."""
+def together(constants: Constants, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a call on one device: real tensors that meet some on meta move there.
+
+    A number on the CPU goes with tensors of any device, as it does with those of a GPU.
+    """
+    tensors = list(tensors_in((args, kwargs)))
+    strays = [tensor for tensor in tensors if tensor.dim() and not tensor.is_meta]
+    if not strays or not any(tensor.is_meta for tensor in tensors) or _takes_lengths(func):
+        return args, kwargs
+
+    def move(value: Any) -> Any:
+        stray = isinstance(value, torch.Tensor) and value.dim() and not value.is_meta
+        return constants.moved(value) if stray else value
+
+    return tree_map(move, args), tree_map(move, kwargs)
+
+
+def _takes_lengths(func: Any) -> bool:
+    return getattr(func, "__name__", "").partition(".")[0] in _WITH_LENGTHS
+
+
+def _fills_its_storage(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
@@ -239,7 +304,7 @@ def _repeatable(func: Any) -> bool:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a nesting of lists, tuples and mappings."""
+    """The tensors in a nesting of lists, tuples, mappings and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -248,3 +313,36 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name))
+
+
+def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """The same nesting with every tensor changed; the caller's objects stay as they are."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(change, item) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(change, item) for item in value)
+    if isinstance(value, dict):
+        changed = {name: map_tensors(change, item) for name, item in value.items()}
+        return changed if type(value) is dict else _like(value, changed)
+    if isinstance(value, UserDict):
+        return _like(value, {"data": map_tensors(change, value.data)})
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (field.name for field in dataclasses.fields(value))
+        return _like(value, {name: map_tensors(change, getattr(value, name)) for name in fields})
+    return value
+
+
+def _like(value: Any, parts: Mapping[str, Any]) -> Any:
+    """A shallow copy of an object with these items or attributes."""
+    twin = copy.copy(value)
+    for name, part in parts.items():
+        if isinstance(twin, dict):
+            twin[name] = part
+        else:
+            object.__setattr__(twin, name, part)
+    return twin

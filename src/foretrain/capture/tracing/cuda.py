@@ -93,6 +93,26 @@ def cuda_behaviour(low_dtype: torch.dtype | None = None) -> Iterator[None]:
             _weight_casts.clear()
 
 
+def forget_casts() -> None:
+    """What autocast keeps of weights ends with its region."""
+    _weight_casts.clear()
+
+
+def casting_to() -> torch.dtype | None:
+    """What the autocast region that is open casts to."""
+    return _low_dtype
+
+
+@contextlib.contextmanager
+def casting(low_dtype: torch.dtype | None) -> Iterator[None]:
+    """An autocast region to a dtype, or a stretch without one."""
+    before = _cast_to(low_dtype)
+    try:
+        yield
+    finally:
+        _cast_to(before)
+
+
 @contextlib.contextmanager
 def keys_from(complete: Keys) -> Iterator[None]:
     """Attention meets the keys, values and mask that ``complete`` makes of those it is called with."""
@@ -145,6 +165,8 @@ def _nested_regions() -> Iterator[None]:
         if not self.is_ours:
             return original["__exit__"](self, *error)
         _cast_to(self.before)
+        if self.before is None:
+            _weight_casts.clear()
         return False
 
     replacements: tuple[Callable[..., Any], ...] = (init, enter, leave)

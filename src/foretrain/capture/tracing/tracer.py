@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import sys
 import traceback
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss
 from foretrain.capture.tracing import traffic
-from foretrain.capture.tracing.constants import SHAPED_BY_DATA, Constants, tensors_in
+from foretrain.capture.tracing.constants import (
+    SHAPED_BY_DATA,
+    Constants,
+    map_tensors,
+    tensors_in,
+    together,
+)
 from foretrain.capture.tracing.cuda import cuda_behaviour
 from foretrain.capture.tracing.devices import OnMeta
 from foretrain.capture.tracing.kernels import CUDA_OUTPUTS, cuda_name
@@ -48,18 +54,19 @@ def trace_step(
     info: Mapping[str, Any] | None = None,
     around: contextlib.AbstractContextManager[Any] | None = None,
     own_gradients: bool = False,
+    constants: Constants | None = None,
 ) -> OpGraph:
     """Trace forward, loss, backward and optimizer (or forward alone, in ``infer`` mode) of a module that
     lives on meta.
 
     Forward and loss run inside ``around``. With ``own_gradients``, adding to a gradient belongs to the layer
-    of its parameter.
+    of its parameter. ``constants`` are the values that are known from building it.
     """
-    constants = Constants()
+    constants = constants or Constants()
     module, inputs = _prepare(module, inputs, precision, channels_last, constants)
     module.train(mode == "train")
     recorder = Recorder(module, inputs, constants, own_gradients)
-    with _error_context(recorder):
+    with error_context(recorder):
         step = (
             build_optimizer(optimizer, list(module.parameters()), master_weights=master_weights)
             if mode == "train"
@@ -70,7 +77,7 @@ def trace_step(
         if accumulate:
             for parameter in module.parameters():
                 parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-    with recorder.reference_counting(), recorder, _error_context(recorder):
+    with recorder.reference_counting(), recorder, error_context(recorder):
         _run(
             recorder,
             module,
@@ -94,26 +101,29 @@ def _prepare(
 ) -> tuple[torch.nn.Module, tuple[Any, ...] | Mapping[str, Any]]:
     """The module and its inputs on meta, in the weight dtype and memory format of the job; real integer
     inputs stay known."""
+    known = {name: constants.value(buffer) for name, buffer in module.named_buffers()}
     module = module.to("meta")
     dtype = WEIGHT_DTYPES.get(precision)
     if dtype is not None:
         module = module.to(dtype)
     if channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for name, buffer in module.named_buffers():
+        if (value := known.get(name)) is not None:
+            constants.know(buffer, value.to(buffer.dtype, copy=True))
 
     def place(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        real, value = value, value.to("meta")
-        if not real.is_meta and not real.is_floating_point():
-            constants.know(value, real)
+        real, value = constants.value(value), value.to("meta")
         if dtype is not None and value.is_floating_point():
             value = value.to(dtype)
+        elif real is not None and not real.is_floating_point():
+            constants.know(value, real.clone())
         return value.to(memory_format=torch.channels_last) if channels_last and value.dim() == 4 else value
 
-    if isinstance(inputs, Mapping):
-        return module, {name: tree_map(place, value) for name, value in inputs.items()}
-    return module, tuple(tree_map(place, value) for value in inputs)
+    placed = map_tensors(place, inputs)
+    return module, placed if isinstance(placed, Mapping) else tuple(placed)
 
 
 def _run(
@@ -144,7 +154,7 @@ def _run(
         recorder.layers(recompute=functools.partial(cuda_behaviour, low_dtype)),
     ):
         value.backward()
-    recorder.mark_gradients(module)
+    recorder.mark_gradients(module.parameters())
     recorder.phase = "optimizer"
     with torch.no_grad():
         step()
@@ -183,11 +193,15 @@ _QUESTIONS = {
 
 class Recorder(TorchDispatchMode):
     """Watches every operator that reaches the meta device, and every storage from its birth to its
-    release."""
+    release.
+
+    Of a whole program (no ``module``), steps follow one another: what one leaves is there when the next
+    begins, data comes while it runs, and numbers that are read of it and not known are made up.
+    """
 
     def __init__(
         self,
-        module: torch.nn.Module,
+        module: torch.nn.Module | None,
         inputs: tuple[Any, ...] | Mapping[str, Any],
         constants: Constants,
         own_gradients: bool = False,
@@ -195,6 +209,12 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.constants = constants
         self.phase: Phase = "forward"
+        self.on = True
+        """Whether what happens is written down."""
+        self.updating = False
+        """Whether what runs without gradients, outside of modules, belongs to the update: clipping, averages
+        of weights."""
+        self._whole_program = module is None
         self._ops: list[Op] = []
         self._operators: dict[Any, Operator] = {}
         self._distinct: dict[
@@ -206,15 +226,17 @@ class Recorder(TorchDispatchMode):
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._collecting = False
         self._layer = [""]
+        self._around = contextlib.ExitStack()
         self._error: BaseException | None = None
         self.failed = ""
         """The innermost layer that an error came out of."""
-        self._names = {child: name for name, child in module.named_modules()}
-        self._owners = _owners(module) if own_gradients else {}
+        self._names = {} if module is None else {child: name for name, child in module.named_modules()}
+        self._owners = _owners(module) if own_gradients and module is not None else {}
         self._sequence: list[int] = []  # autograd sequence numbers of forward ops, ascending ...
         self._sequence_layer: list[str] = []  # ... and the layer each belongs to
-        self._parameters = sum(parameter.numel() for parameter in module.parameters())
-        self.hold([*module.parameters(), *module.buffers()], "weights")
+        weights = [] if module is None else list(module.parameters())
+        self._parameters = sum(parameter.numel() for parameter in weights)
+        self.hold([*weights, *(() if module is None else module.buffers())], "weights")
         self.hold(inputs, "inputs")
 
     # What exists before the step
@@ -224,7 +246,21 @@ class Recorder(TorchDispatchMode):
         for tensor in tensors_in(values):
             self._buffer(tensor, category, born=-1)
 
+    def path(self, module: torch.nn.Module) -> str:
+        """Where a module stands among those that are known by name."""
+        path: str = self._names.get(module, "")
+        return path
+
+    def name_modules(self, names: Mapping[torch.nn.Module, str]) -> None:
+        """Further modules that may run, by the paths that they go by."""
+        self._names = {**names, **self._names}
+
     # While tracing
+
+    @property
+    def position(self) -> int:
+        """Operators so far."""
+        return len(self._ops)
 
     @property
     def layer(self) -> str:
@@ -239,21 +275,12 @@ class Recorder(TorchDispatchMode):
         Modules that run during the backward pass recompute activations: they do so inside the context
         ``recompute``.
         """
-        running = contextlib.ExitStack()
-        outside = len(self._layer)
 
         def enter(module: torch.nn.Module, _args: Any) -> None:
-            if recompute is not None and len(self._layer) == outside:
-                running.enter_context(recompute())
-            self._layer.append(self._names.get(module, self.layer))
+            self.enter(module, recompute)
 
         def leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
-            left = self._layer.pop()
-            error = sys.exc_info()[1]
-            if error is not None and error is not self._error:
-                self._error, self.failed = error, left
-            if recompute is not None and len(self._layer) == outside:
-                running.close()
+            self.leave()
 
         hooks = [
             torch.nn.modules.module.register_module_forward_pre_hook(enter),
@@ -262,17 +289,38 @@ class Recorder(TorchDispatchMode):
         try:
             yield
         finally:
-            running.close()
+            self._around.close()
             for hook in hooks:
                 hook.remove()
 
+    def enter(
+        self,
+        module: torch.nn.Module,
+        around: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
+    ) -> None:
+        """A module begins to run; the outermost one inside the context ``around``."""
+        if around is not None and len(self._layer) == 1:
+            self._around.enter_context(around())
+        self._layer.append(self._names.get(module, self.layer))
+
+    def leave(self) -> None:
+        """The innermost module that runs has ended."""
+        left = self._layer.pop()
+        error = sys.exc_info()[1]
+        if error is not None and error is not self._error:
+            self._error, self.failed = error, left
+        if len(self._layer) == 1:
+            self._around.close()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        args, kwargs = together(self.constants, func, args, kwargs)
         args = self.constants.without_masks(func, args)
         inputs: list[torch.Tensor] = []
         named = describe(func, args, kwargs, inputs)
         output = self._output(func, args, kwargs, named, inputs)
-        self._record(func, args, kwargs, named, inputs, output)
+        if self.on:
+            self._record(func, args, kwargs, named, inputs, output)
         if self.phase == "forward":
             self.constants.follow(func, args, kwargs, output)
         return output
@@ -283,7 +331,9 @@ class Recorder(TorchDispatchMode):
         """What the call gives on meta; where it is known or CUDA gives something else, that."""
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             value = self.constants.answer(args[0])
-            return value.item() if value is not None else 1.0 if self.phase == "optimizer" else func(*args)
+            if value is None and (self._whole_program or self.phase == "optimizer"):
+                return _made_up(args[0])
+            return func(*args) if value is None else value.item()
         if func is torch.ops.aten.embedding.default:
             self._check_indices(args[0], args[1])
         if func in SHAPED_BY_DATA and (shaped := self.constants.shaped(func, args, kwargs)) is not None:
@@ -316,9 +366,14 @@ class Recorder(TorchDispatchMode):
         ):
             return
         index = len(self._ops)
+        came = index if self._whole_program else -1
+        if self._whole_program and inputs and not any(tensor.is_meta for tensor in inputs):
+            for tensor in outputs:  # data that the host sends
+                self._buffer(tensor, "inputs", born=came)
+            return
         written = list(_mutated(func, args, kwargs))
         reads = tuple(
-            dict.fromkeys(self._buffer(tensor, "inputs", born=-1) for tensor in inputs if tensor.is_meta)
+            dict.fromkeys(self._buffer(tensor, "inputs", born=came) for tensor in inputs if tensor.is_meta)
         )
         fresh = len(self._buffers)
         results = [self._buffer(tensor, "temporaries", born=index) for tensor in outputs if tensor.is_meta]
@@ -326,12 +381,16 @@ class Recorder(TorchDispatchMode):
             dict.fromkeys(
                 [
                     *(b for b in results if b >= fresh),
-                    *(self._buffer(t, "inputs", born=-1) for t in written if t.is_meta),
+                    *(self._buffer(t, "inputs", born=came) for t in written if t.is_meta),
                 ]
             )
         )
         operator = self._operator(func, named, inputs, outputs, written, changes=bool(writes))
-        self._ops.append(Op(operator, self.phase, self._current_layer(), reads, writes))
+        self._ops.append(Op(operator, self._phase_now(), self._current_layer(), reads, writes))
+
+    def _phase_now(self) -> Phase:
+        without_gradients = self.updating and not torch.is_grad_enabled()
+        return "optimizer" if without_gradients and self.phase == "forward" else self.phase
 
     def _operator(
         self,
@@ -433,29 +492,60 @@ class Recorder(TorchDispatchMode):
             if buffer[1] == "temporaries" and buffer[3] is None:
                 buffer[1] = "activations"
 
-    def mark_gradients(self, module: torch.nn.Module) -> None:
+    def mark_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """The gradients that the parameters hold after the backward pass."""
-        for parameter in module.parameters():
+        for parameter in parameters:
             if parameter.grad is not None:
                 self._buffers[self._buffer(parameter.grad, "gradients", born=-1)][1] = "gradients"
 
-    def finish(self, *, samples: int, tokens: int, accumulates: bool, info: Mapping[str, Any]) -> OpGraph:
-        end = len(self._ops)
-        buffers = tuple(
-            Buffer(size, category, born, end if dies is None else dies)
+    def finish(
+        self, *, samples: int, tokens: int, accumulates: bool, info: Mapping[str, Any], first: int = 0
+    ) -> OpGraph:
+        """The graph of what was written down, from the operator ``first`` on."""
+        lives = [
+            Buffer(0 if dies is not None and dies < first else size, category, max(born - first, -1),
+                   (len(self._ops) if dies is None else dies) - first)
             for size, category, born, dies in self._buffers
-        )
+        ]  # fmt: skip
         if self.constants.assumptions:
             info = {**info, "assumptions": self.constants.assumptions}
         return OpGraph(
-            ops=tuple(self._ops),
-            buffers=buffers,
+            ops=tuple(self._ops[first:]),
+            buffers=tuple(_carried(lives, len(self._ops) - first) if self._whole_program else lives),
             samples=samples,
             tokens=tokens,
             parameters=self._parameters,
             accumulates=accumulates,
             info=info,
         )
+
+
+def _carried(buffers: list[Buffer], ops: int) -> list[Buffer]:
+    """The buffers of a step that follows one like it.
+
+    What is there when it begins and is let go while it runs was left by the step before, and this one leaves
+    its like: one buffer, which dies in the next step. What is left without such an heir stays to the end.
+    """
+    left: dict[int, list[int]] = {}
+    for number, buffer in enumerate(buffers):
+        if buffer.born >= 0 and buffer.dies >= ops:
+            left.setdefault(buffer.size_bytes, []).append(number)
+    carried = list(buffers)
+    for number, buffer in enumerate(buffers):
+        if buffer.born >= 0 or buffer.dies >= ops or not buffer.size_bytes:
+            continue
+        carried[number] = dataclasses.replace(buffer, size_bytes=0)
+        if heirs := left.get(buffer.size_bytes):
+            heir = heirs.pop(0)
+            carried[heir] = dataclasses.replace(buffers[heir], dies=ops + 1 + buffer.dies)
+    return carried
+
+
+def _made_up(tensor: torch.Tensor) -> bool | int | float:
+    """What a result that nobody knows is taken to be where a program reads it."""
+    if tensor.dtype == torch.bool:
+        return False
+    return 1.0 if tensor.is_floating_point() else 0
 
 
 def _owners(module: torch.nn.Module) -> dict[int, str]:
@@ -481,7 +571,7 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _error_context(recorder: Recorder) -> Iterator[None]:
+def error_context(recorder: Recorder) -> Iterator[None]:
     """Turn whatever a model raises while it is traced into one line that names the module and the line of its
     code."""
     try:

@@ -1,0 +1,1 @@
+"""Traces whole training steps as users write them: scripts, step functions, Lightning modules, Trainers."""
