@@ -66,8 +66,16 @@ class _Habits:
 class Program:
     """A training program while it runs; ``trace`` is called once."""
 
-    def __init__(self, loaders: tuple[int, int] | None = None, cast: torch.dtype | None = None) -> None:
-        self.constants = Constants()
+    def __init__(
+        self,
+        loaders: tuple[int, int] | None = None,
+        cast: torch.dtype | None = None,
+        *,
+        text: str = "",
+        with_values: bool = False,
+    ) -> None:
+        self._text = text
+        self.constants = Constants(everything=with_values)
         self.data = Data(loaders)
         self._recorder = Recorder(None, (), self.constants)
         self._recorder.on = False
@@ -129,7 +137,7 @@ class Program:
         patches = (
             unittest.mock.patch("torch.autograd._engine_run_backward", self._backward),
             unittest.mock.patch.object(torch.optim.Optimizer, "__init__", self._knowing_optimizers()),
-            pretending(self._compiled),
+            pretending(self._text, self._compiled),
             self.data.watching(),
         )
         try:
@@ -174,6 +182,8 @@ class Program:
             self._recorder.updating = False
             self._name(module)
             self._note_root(module)
+            if self.constants.everything and torch.is_grad_enabled():
+                self.constants.draw((*module.parameters(), *module.buffers()))
         self._note_input(module, args)
         self._depth += 1
         if self._recorder.phase == "backward":  # computed again
@@ -217,8 +227,9 @@ class Program:
             return
         if habits.first_input is None:
             habits.first_input = first.shape
-            habits.first_is_tokens = not first.is_floating_point() and first.dim() == 2
-        elif isinstance(module, torch.nn.RNNBase) and first.dim() == 3 and not module.batch_first:
+        if isinstance(module, torch.nn.Embedding) and first.shape == habits.first_input:
+            habits.first_is_tokens = first.dim() == 2
+        if isinstance(module, torch.nn.RNNBase) and first.dim() == 3 and not module.batch_first:
             shape = habits.first_input
             if len(shape) > 1 and shape[:2] == first.shape[:2]:
                 habits.first_input = torch.Size((shape[1], shape[0], *shape[2:]))

@@ -24,8 +24,7 @@ class InScript(OnMeta):
     wanted. Questions to a tensor are answered with its values where they are known, else with ones."""
 
     def __init__(self, constants: Constants) -> None:
-        super().__init__()
-        self._constants = constants
+        super().__init__(constants)
         self._leaves: Any = WeakTensorKeyDictionary()
         self._constructors = _device_constructors()
 

@@ -142,13 +142,24 @@ def _transformers(note: Callable[[str], None]) -> list[Any]:
 
     tokenizers = [transformers.AutoTokenizer, transformers.PreTrainedTokenizerBase]
     return [
-        unittest.mock.patch.object(_BaseAutoModelClass, "from_pretrained", classmethod(auto)),
+        *(
+            unittest.mock.patch.object(kind, "from_pretrained", classmethod(auto))
+            for kind in (_BaseAutoModelClass, *_subclasses(_BaseAutoModelClass))
+            if "from_pretrained" in vars(kind)
+        ),
         unittest.mock.patch.object(transformers.PreTrainedModel, "from_pretrained", classmethod(own)),
         unittest.mock.patch.object(
             transformers.AutoConfig, "from_pretrained", staticmethod(_first(of_config))
         ),
         *(_where_absent(kind, tokenizer) for kind in tokenizers),
     ]
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    below: type
+    for below in kind.__subclasses__():
+        yield below
+        yield from _subclasses(below)
 
 
 def _first(function: Callable[..., Any]) -> Callable[..., Any]:

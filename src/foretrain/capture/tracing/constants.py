@@ -12,7 +12,7 @@ import contextlib
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,9 @@ _LARGEST = 2**22
 """Elements beyond which a value is not kept."""
 _LARGEST_ASSUMED = 2**28
 """The same where a model's outputs are assumed: the scores of all anchors of a batch, say."""
+
+_MOST_VALUES = 10**9
+"""Weights and inputs that are given values at most."""
 
 _FACTORIES = {
     op
@@ -59,10 +62,27 @@ _ABOUT_NUMBERS = {
 _SETS = {aten.zero_.default, aten.fill_.Scalar}
 """Write every element of a tensor, whatever stood there."""
 
+
+def _plain_attention(
+    query: Any, key: Any, value: Any, *args: Any, scale: float | None = None, **_kwargs: Any
+) -> Any:
+    """Attention as the CPU computes it: the mask is the fourth argument where it is a tensor."""
+    mask = next((one for one in args[:1] if isinstance(one, torch.Tensor)), None)
+    causal = next((one for one in reversed(args) if isinstance(one, bool)), False) and mask is None
+    return (aten.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale),)
+
+
+_ON_CPU = {
+    aten._scaled_dot_product_flash_attention.default: _plain_attention,
+    aten._scaled_dot_product_efficient_attention.default: _plain_attention,
+}
+"""What the CPU computes in the place of kernels that it does not have."""
+
 SHAPED_BY_DATA = {
     getattr(getattr(aten, packet), overload)
     for packet, overload in (("nonzero", "default"), ("masked_select", "default"), ("bincount", "default"),
-                             ("repeat_interleave", "Tensor"), ("_unique2", "default"))
+                             ("repeat_interleave", "Tensor"), ("_unique2", "default"),
+                             ("unique_consecutive", "default"), ("unique_dim", "default"))
 }  # fmt: skip
 """Operators whose output shape is a question to the data."""
 
@@ -81,9 +101,15 @@ def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 class Constants:
-    """Real values of some of the meta tensors of a trace."""
+    """Real values of some of the meta tensors of a trace.
 
-    def __init__(self) -> None:
+    With ``everything``, weights and inputs get random values where they have none, and all that the forward
+    pass computes is computed for real: for models whose way depends on data.
+    """
+
+    def __init__(self, *, everything: bool = False) -> None:
+        self.everything = everything
+        self._random = torch.Generator().manual_seed(0)
         self._values: Any = WeakTensorKeyDictionary()
         self._twins: Any = WeakTensorKeyDictionary()
         self._spoilt: set[int] = set()
@@ -125,9 +151,20 @@ class Constants:
             self.learn(twin, tensor)
         return twin
 
+    def draw(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give tensors random values: matrices such that what they make of random numbers stays of their
+        size."""
+        unknown = [one for one in tensors if self.value(one) is None and one.is_floating_point()]
+        if sum(tensor.numel() for tensor in unknown) > _MOST_VALUES:
+            raise CaptureError(f"model: its values are too many to follow (more than {_MOST_VALUES:.0g})")
+        for tensor in unknown:
+            width = max(1, tensor.numel() // max(1, tensor.shape[0])) if tensor.dim() > 1 else 1
+            value = torch.randn(tensor.shape, generator=self._random) / width**0.5
+            self.know(tensor, value.to(tensor.dtype))
+
     def learn(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
         """``tensor`` has the values that ``real`` has now."""
-        if not real.is_meta and real.numel() <= _LARGEST:
+        if not real.is_meta and (self.everything or real.numel() <= _LARGEST):
             self.know(tensor, real.detach().to("cpu", copy=True))
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -215,18 +252,23 @@ class Constants:
                 )
             self._guess(func, args, kwargs, output)
             return
-        if not outputs or sum(tensor.numel() for tensor in outputs) > self._largest or not _repeatable(func):
+        if not outputs or not self._may_be_computed(func, outputs):
             return
         if func is aten.view.default:  # a value may be laid out otherwise than its tensor
             func = aten.reshape.default
         try:
-            values = func(
+            values = _ON_CPU.get(func, func)(
                 *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
             )
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
             return
         for tensor, value in zip(outputs, tensors_in(values), strict=False):
             self.know(tensor, value)
+
+    def _may_be_computed(self, func: Any, outputs: list[torch.Tensor]) -> bool:
+        if self.everything:
+            return "empty" not in func._schema.name
+        return sum(tensor.numel() for tensor in outputs) <= self._largest and _repeatable(func)
 
     def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Which of several options unknown data selects: each in turn; where a model's outputs are assumed,
