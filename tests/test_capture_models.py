@@ -509,12 +509,13 @@ def test_timm_models_take_the_jobs_channels(base: Path) -> None:
     assert first.inputs[0].shape == (4, 1, 28, 28)
 
 
-def test_an_image_that_a_model_cannot_take_is_one_line(base: Path) -> None:
-    message = (
-        r"^training\.image: \[3, 100, 100\] is not what \w+ takes \(.*\); its own size is \[3, 224, 224\]$"
-    )
-    with pytest.raises(CaptureError, match=message):
-        trace(base, {"source": "timm", "name": "levit_128s"}, image=100)
+@pytest.mark.parametrize(("name", "own"), [("levit_128s", 224), ("swinv2_tiny_window8_256", 256)])
+def test_an_image_that_a_model_cannot_take_is_one_line(base: Path, name: str, own: int) -> None:
+    size = rf"its own size is \[3, {own}, {own}\]$"
+    with pytest.raises(
+        CaptureError, match=rf"^training\.image: \[3, 100, 100\] is not what {name} takes .*{size}"
+    ):
+        trace(base, {"source": "timm", "name": name}, image=100)
 
 
 def test_pretrained_weights_are_not_fetched(base: Path) -> None:

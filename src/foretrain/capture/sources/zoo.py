@@ -41,7 +41,7 @@ def load_timm(workload: Workload, batch: int, device: str) -> LoadedModel:
     if size[0] != usual[0]:
         arguments = {"in_chans": size[0], **arguments}
     with building(f"model {name}"), _named_arguments(timm.model_entrypoint(name)):
-        module = _timm_module(timm, name, arguments, size[1:] if size[1:] != usual[1:] else None, device)
+        module = _timm_module(timm, name, arguments, size, usual, device)
     if size != usual:
         _explain_size(module, name, size, usual)
     return LoadedModel(
@@ -59,16 +59,18 @@ def _timm_size(timm: Any, name: str, arguments: Mapping[str, Any]) -> Size:
 
 
 def _timm_module(
-    timm: Any, name: str, arguments: dict[str, Any], image: tuple[int, ...] | None, device: str
+    timm: Any, name: str, arguments: dict[str, Any], size: Size, usual: Size, device: str
 ) -> torch.nn.Module:
     """The model, made for images of another size where that is a question of its constructor."""
 
     def build(**more: Any) -> torch.nn.Module:
         return build_on(lambda: timm.create_model(name, **{**arguments, **more}), device)
 
-    if image is not None and "img_size" not in arguments:
+    if size[1:] != usual[1:] and "img_size" not in arguments:
         try:
-            return build(img_size=image)
+            return build(img_size=size[1:])
+        except (AssertionError, RuntimeError, ValueError) as error:
+            raise _wrong_size(name, size, usual, error) from error
         except TypeError as error:
             if _unexpected(error)[1] != "img_size":
                 raise
@@ -179,12 +181,16 @@ def _explain_size(module: torch.nn.Module, name: str, size: Size, usual: Size) -
         except (ForetrainError, torch.OutOfMemoryError, NotImplementedError):
             raise
         except (AssertionError, RuntimeError, ValueError) as error:
-            raise CaptureError(
-                f"training.image: {list(size)} is not what {name} takes ({first_line(error)}); "
-                f"its own size is {list(usual)}"
-            ) from error
+            raise _wrong_size(name, size, usual, error) from error
 
     module.forward = explained
+
+
+def _wrong_size(name: str, size: Size, usual: Size, error: Exception) -> CaptureError:
+    return CaptureError(
+        f"training.image: {list(size)} is not what {name} takes ({first_line(error)}); "
+        f"its own size is {list(usual)}"
+    )
 
 
 def import_zoo(name: str) -> Any:
