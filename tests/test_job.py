@@ -253,7 +253,7 @@ def test_a_plan_with_another_product_is_refused_with_every_term(
         (
             "model",
             {"source": "python", "name": "net"},
-            'model.name: \'net\' is not "path/to/file.py:function" or "path/to/file.py"',
+            'model.name: \'net\' is not of the form "path/to/file.py:function" or "path/to/file.py"',
         ),
         (
             "model",

@@ -87,11 +87,14 @@ class Program:
         self._casts_of: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
         self._depth = 0
         self._graph: OpGraph | None = None
+        self._foreign: set[int] = set()
         self._own_optimizer: torch.optim.Optimizer | None = None
         self._began = time.monotonic()
 
     def trace(self, run: Callable[[], Any], info: Mapping[str, Any]) -> OpGraph:
         """Run the program until a whole step is seen, and give its graph."""
+        gc.collect()
+        self._foreign = {_storage(tensor) for tensor in _alive()}
         with self._watching(), contextlib.suppress(StepSeen), error_context(self._recorder):
             run()
         if self._graph is None:
@@ -277,11 +280,14 @@ class Program:
         for optimizer in self._optimizers:
             kept = [value for state in optimizer.state.values() for value in tensors_in(dict(state))]
             recorder.hold([value for value in kept if value.is_meta], "optimizer_state")
-        alive = gc.get_objects()
-        for module in (one for one in alive if issubclass(type(one), torch.nn.Module)):
-            own = (*module._parameters.values(), *module._buffers.values())
-            recorder.hold([value for value in own if value is not None and value.is_meta], "weights")
-        recorder.hold([one for one in alive if type(one) is torch.Tensor and one.is_meta], "inputs")
+        for module in (one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)):
+            held = (*module._parameters.values(), *module._buffers.values())
+            recorder.hold([one for one in held if one is not None and self._is_own(one)], "weights")
+        recorder.hold([tensor for tensor in _alive() if self._is_own(tensor)], "inputs")
+
+    def _is_own(self, tensor: torch.Tensor) -> bool:
+        """On the device, and made by this program, not by one before it."""
+        return tensor.is_meta and _storage(tensor) not in self._foreign
 
     # When it has ended
 
@@ -368,6 +374,17 @@ def optimizer_name(optimizer: torch.optim.Optimizer) -> str | None:
     if name in ("adam", "adamw") and first.get("fused"):
         return f"{name}-fused"
     return name if name in OPTIMIZERS else None
+
+
+def _alive() -> Iterator[torch.Tensor]:
+    """The tensors on meta that somebody holds."""
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.Tensor) and one.is_meta and one.layout is torch.strided:
+            yield one
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.nn.Parameter]:
