@@ -18,6 +18,7 @@ from foretrain.capture.parallel.tensor import TensorParallel
 from foretrain.capture.sources.loaded import WEIGHT_DTYPES, LoadedModel
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.sources.transformers_models import check_positions
+from foretrain.capture.tracing.guesses import same_draws
 from foretrain.capture.tracing.tracer import DTYPES, trace_step
 from foretrain.errors import CaptureError, InputError
 from foretrain.graph import OpGraph, Stack, Weight
@@ -59,7 +60,8 @@ def _trace(
     by_layers: bool,
 ) -> OpGraph:
     training, plan = job.workload.training, job.plan
-    loaded = _load(job, batch)
+    with same_draws():
+        loaded = _load(job, batch)
     module = loaded.module
     if training.framework != "pytorch" or plan.expert > 1 or plan.tensor > 1:
         route_tokens(module)

@@ -2,8 +2,7 @@
 beside the trace.
 
 A model may ask such a tensor a question (``if mask.all():``). The answer then is the true one, not an error.
-The choices of a router (argmax, topk) do depend on weights: they are taken as balanced, each option as often
-as any other.
+What depends on weights or on chance is guessed (``guesses.py``) where shapes depend on it, and said to be.
 """
 
 from __future__ import annotations
@@ -19,15 +18,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from foretrain.capture.tracing.guesses import LARGEST, MASKED, guess, selected
+from foretrain.errors import CaptureError
+
 aten = torch.ops.aten
-_LARGEST = 2**22
-"""Elements beyond which a value is not kept."""
+_MOST_ANSWERS = 10_000
+"""Answers that rest on a guess, in one trace; a loop that waits for another answer would never end."""
 
 _FACTORIES = {
     op
     for packet in ("arange", "ones", "zeros", "full", "eye", "linspace", "scalar_tensor", "ones_like",
     "zeros_like", "full_like",
-                   "new_ones", "new_zeros", "new_full", "tril_indices", "triu_indices")
+                   "new_ones", "new_zeros", "new_full", "tril_indices", "triu_indices", "rand", "randn",
+                   "randint", "randperm", "rand_like", "randn_like", "randint_like")
     for op in (getattr(getattr(aten, packet), overload) for overload in getattr(aten, packet).overloads())
 }  # fmt: skip
 
@@ -48,7 +51,8 @@ _SETS = {aten.zero_.default, aten.fill_.Scalar}
 SHAPED_BY_DATA = {
     getattr(getattr(aten, packet), overload)
     for packet, overload in (("nonzero", "default"), ("masked_select", "default"), ("bincount", "default"),
-                             ("repeat_interleave", "Tensor"), ("_unique2", "default"))
+                             ("repeat_interleave", "Tensor"), ("_unique2", "default"),
+                             ("unique_dim", "default"), ("unique_consecutive", "default"))
 }  # fmt: skip
 """Operators whose output shape is a question to the data."""
 
@@ -60,7 +64,8 @@ class Constants:
         self._values: Any = WeakTensorKeyDictionary()
         self._twins: Any = WeakTensorKeyDictionary()
         self._spoilt: set[int] = set()
-        self._guessed = False
+        self._guesses: Any = WeakTensorKeyDictionary()
+        self._answers = 0
         self.assumptions: list[str] = []
 
     def know(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -83,7 +88,7 @@ class Constants:
 
     def learn(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
         """``tensor`` has the values that ``real`` has now."""
-        if not real.is_meta and real.numel() <= _LARGEST:
+        if not real.is_meta and real.numel() <= LARGEST:
             self.know(tensor, real.detach().to("cpu", copy=True))
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -95,45 +100,83 @@ class Constants:
     def answer(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The value of a tensor that the model wants to see."""
         value = self.value(tensor)
-        if value is not None and tensor.is_meta and self._guessed:
-            self._assume_balance()
+        if value is not None:
+            self._rest_on([tensor])
         return value
 
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs, on meta, of an operator whose output shape depends on data; None when the data is not
         known."""
-        if any(self.value(tensor) is None for tensor in tensors_in((args, kwargs))):
-            return None
-        if self._guessed:
-            self._assume_balance()
+        operands = list(tensors_in((args, kwargs)))
+        if func is aten.masked_select.default and (mask := self.answer(args[1])) is not None:
+            mask = mask.expand(torch.broadcast_shapes(args[0].shape, mask.shape))
+            return args[0].new_empty(int(mask.sum()))
+        if any(self.value(tensor) is None for tensor in operands):
+            if (guessed := selected(func, args, kwargs)) is None:
+                return None
+            values, assumption = guessed
+            self._assume(assumption)
+            return tree_map(lambda value: self._known_on_meta(value, assumption), values)
+        assumption = self._rest_on(operands)
         values = func(
             *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
         )
-        return tree_map(self._known_on_meta, values)
+        return tree_map(lambda value: self._known_on_meta(value, assumption), values)
 
     def without_masks(self, func: Any, args: Any) -> Any:
-        """The arguments of an indexing call with known boolean masks written as the positions they select."""
+        """The arguments of an indexing call with boolean masks written as the positions they select; one that
+        writes the same number everywhere needs no positions of a mask that is not known."""
         if func not in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
+            return args
+        if not args[0].is_meta or not any(_is_mask(index) for index in args[1]):
             return args
         indices: list[Any] = []
         for index in args[1]:
-            mask = (
-                self.answer(index) if isinstance(index, torch.Tensor) and index.dtype == torch.bool else None
+            if not _is_mask(index):
+                indices.append(index)
+                continue
+            if func is not aten.index.Tensor and args[2].numel() == 1 and self._guessed(index):
+                return args
+            mask = self.answer(index)
+            if mask is None:
+                self._assume(MASKED)
+            places = (
+                mask.nonzero(as_tuple=True)
+                if mask is not None
+                else (torch.empty(index.numel(), dtype=torch.long, device="meta"),) * index.dim()
             )
-            indices += (
-                [index] if mask is None else [self._known_on_meta(one) for one in mask.nonzero(as_tuple=True)]
-            )
+            indices += [self._known_on_meta(one, self._guesses.get(index)) for one in places]
         return (args[0], indices, *args[2:])
 
-    def _known_on_meta(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
+    def _guessed(self, tensor: torch.Tensor) -> bool:
+        return self.value(tensor) is None or self._guesses.get(tensor) is not None
+
+    def _known_on_meta(self, value: Any, assumption: str | None = None) -> Any:
+        if not isinstance(value, torch.Tensor) or value.is_meta:
             return value
         tensor = torch.empty_like(value, device="meta")
-        self.know(tensor, value)
+        self._learn(tensor, value, assumption)
         return tensor
 
-    def _assume_balance(self) -> None:
-        note = "choices that depend on data (the routing to experts) are taken as balanced"
+    def _learn(self, tensor: torch.Tensor, value: torch.Tensor, assumption: str | None) -> None:
+        self.know(tensor, value)
+        if assumption is not None:
+            self._guesses[tensor] = assumption
+
+    def _rest_on(self, tensors: list[torch.Tensor]) -> str | None:
+        """What an answer made of these tensors assumes, which is noted."""
+        assumption = self._assumed(tensors)
+        if assumption is not None:
+            self._assume(assumption)
+            self._answers += 1
+            if self._answers > _MOST_ANSWERS:
+                raise CaptureError("control flow that depends on data cannot be traced (a loop does not end)")
+        return assumption
+
+    def _assumed(self, tensors: list[torch.Tensor]) -> str | None:
+        return next((note for one in tensors if (note := self._guesses.get(one)) is not None), None)
+
+    def _assume(self, note: str) -> None:
         if note not in self.assumptions:
             self.assumptions.append(note)
 
@@ -144,44 +187,39 @@ class Constants:
         outputs = [tensor for tensor in tensors_in(output) if tensor.is_meta]
         makes = func in _FACTORIES or (func in _SETS and _fills_its_storage(args[0]))
         if not makes and (not known or any(value is None for value in known)):
-            if func._schema.is_mutable and func not in _LEAVE_KNOWN:
-                written = (
-                    value
-                    for argument, value in zip(func._schema.arguments, args, strict=False)
-                    if argument.is_write
-                )
-                self._spoilt.update(
-                    tensor.untyped_storage()._cdata for tensor in (*outputs, *tensors_in(tuple(written)))
-                )
-            self._guess(func, args, kwargs, output)
+            self._forget_written(func, args, outputs)
+            if (guessed := guess(func, args, kwargs, output)) is not None and guessed[0].is_meta:
+                self._learn(*guessed)
             return
-        if not outputs or sum(tensor.numel() for tensor in outputs) > _LARGEST or not _repeatable(func):
+        if not outputs or sum(tensor.numel() for tensor in outputs) > LARGEST or _is_unwritten(func):
+            self._forget_written(func, args, outputs)
             return
         try:
             values = func(
                 *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
             )
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
+            self._forget_written(func, args, outputs)
             return
+        assumption = self._assumed(list(tensors_in((args, kwargs))))
         for tensor, value in zip(outputs, tensors_in(values), strict=False):
-            self.know(tensor, value)
+            self._learn(tensor, value, assumption)
 
-    def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Which of several options unknown data selects: each in turn."""
-        if func is aten.argmax.default:
-            chosen, dim = output, args[1] if len(args) > 1 else kwargs.get("dim")
-        elif func is aten.topk.default:
-            chosen, dim = output[1], args[2] if len(args) > 2 else kwargs.get("dim", -1)
-        else:
-            return
-        if dim is not None and chosen.is_meta and 0 < chosen.numel() <= _LARGEST:
-            self._guessed = True
-            self.know(chosen, torch.arange(chosen.numel()).remainder(args[0].shape[dim]).view(chosen.shape))
+    def _forget_written(self, func: Any, args: Any, outputs: list[torch.Tensor]) -> None:
+        """What an operator wrote and nobody knows."""
+        if func._schema.is_mutable and func not in _LEAVE_KNOWN:
+            written = (
+                value
+                for argument, value in zip(func._schema.arguments, args, strict=False)
+                if argument.is_write
+            )
+            for tensor in (*outputs, *tensors_in(tuple(written))):
+                self.forget(tensor)
 
     def _real(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             known = self.value(value)
-            return torch.empty(value.shape, dtype=value.dtype) if known is None else known
+            return torch.zeros(value.shape, dtype=value.dtype) if known is None else known
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
@@ -224,9 +262,13 @@ def _fills_its_storage(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
-def _repeatable(func: Any) -> bool:
-    """Neither random nor memory that nobody wrote (``empty``, ``new_empty``)."""
-    return torch.Tag.nondeterministic_seeded not in func.tags and "empty" not in func._schema.name
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype == torch.bool
+
+
+def _is_unwritten(func: Any) -> bool:
+    """Memory that nobody wrote (``empty``, ``new_empty``)."""
+    return "empty" in func._schema.name
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

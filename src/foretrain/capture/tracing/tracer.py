@@ -27,6 +27,7 @@ from foretrain.capture.tracing.constants import (
 )
 from foretrain.capture.tracing.cuda import cuda_behaviour
 from foretrain.capture.tracing.devices import OnMeta
+from foretrain.capture.tracing.guesses import same_draws
 from foretrain.capture.tracing.kernels import CUDA_OUTPUTS, cuda_name
 from foretrain.capture.tracing.meta_outputs import describe, remembered
 from foretrain.capture.tracing.optimizers import StepFunction, build_optimizer
@@ -77,7 +78,7 @@ def trace_step(
         if accumulate:
             for parameter in module.parameters():
                 parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-    with recorder.reference_counting(), recorder, error_context(recorder):
+    with recorder.reference_counting(), recorder, error_context(recorder), same_draws():
         _run(
             recorder,
             module,
@@ -229,6 +230,8 @@ class Recorder(TorchDispatchMode):
         self._sequence_layer: list[str] = []  # ... and the layer each belongs to
         weights = [] if module is None else list(module.parameters())
         self._parameters = sum(parameter.numel() for parameter in weights)
+        for parameter in weights:
+            constants.forget(parameter)
         self.hold([*weights, *(() if module is None else module.buffers())], "weights")
         self.hold(inputs, "inputs")
 
@@ -314,7 +317,7 @@ class Recorder(TorchDispatchMode):
         output = self._output(func, args, kwargs, named, inputs)
         if self.on:
             self._record(func, args, kwargs, named, inputs, output)
-        if self.phase == "forward":
+        if self.phase == "forward" or (self.phase == "backward" and torch.is_grad_enabled()):
             self.constants.follow(func, args, kwargs, output)
         return output
 
