@@ -29,7 +29,7 @@ Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
 
 OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", "adafactor", "lamb",
-"adagrad", "rmsprop",
+"adagrad", "rmsprop", "sparse-adam",
               "nadam", "radam", "adamax", "adadelta", "asgd", "rprop", "muon")  # fmt: skip
 
 RESOURCE_FIGURES: dict[str, str] = {

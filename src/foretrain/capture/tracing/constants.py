@@ -114,9 +114,9 @@ class Constants:
         if any(self.value(tensor) is None for tensor in operands):
             if (guessed := selected(func, args, kwargs)) is None:
                 return None
-            values, assumption = guessed
-            self._assume(assumption)
-            return tree_map(lambda value: self._known_on_meta(value, assumption), values)
+            values, note = guessed
+            self._assume(note)
+            return tree_map(lambda value: self._known_on_meta(value, note), values)
         assumption = self._rest_on(operands)
         values = func(
             *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}

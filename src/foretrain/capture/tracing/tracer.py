@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss
-from foretrain.capture.tracing import traffic
+from foretrain.capture.tracing import sparse, traffic
 from foretrain.capture.tracing.constants import (
     SHAPED_BY_DATA,
     Constants,
@@ -31,6 +31,7 @@ from foretrain.capture.tracing.guesses import same_draws
 from foretrain.capture.tracing.kernels import CUDA_OUTPUTS, cuda_name
 from foretrain.capture.tracing.meta_outputs import describe, remembered
 from foretrain.capture.tracing.optimizers import StepFunction, build_optimizer
+from foretrain.capture.tracing.sparse import tables_of
 from foretrain.errors import CaptureError, ForetrainError, first_line
 from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.graph.flops import flops
@@ -69,15 +70,24 @@ def trace_step(
     recorder = Recorder(module, inputs, constants, own_gradients)
     with error_context(recorder):
         step = (
-            build_optimizer(optimizer, list(module.parameters()), master_weights=master_weights)
+            build_optimizer(
+                optimizer,
+                list(module.parameters()),
+                master_weights=master_weights,
+                tables=tables_of(module),
+            )
             if mode == "train"
             else None
         )
     if step is not None:
         recorder.hold(list(step.state_tensors()), "optimizer_state")
+        if step.rows.tables and step.rows.note is not None:
+            constants.assumptions.append(step.rows.note)
         if accumulate:
+            rows = {id(table) for table in step.rows.tables}
             for parameter in module.parameters():
-                parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+                adds = parameter.requires_grad and id(parameter) not in rows
+                parameter.grad = torch.empty_like(parameter) if adds else None
     with recorder.reference_counting(), recorder, error_context(recorder), same_draws():
         _run(
             recorder,
@@ -202,6 +212,7 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.constants = constants
+        self._sparse = sparse.SparseCalls(constants, self._dispatch)
         self.phase: Phase = "forward"
         self.on = True
         """Whether what happens is written down."""
@@ -240,7 +251,8 @@ class Recorder(TorchDispatchMode):
     def hold(self, values: Any, category: Category) -> None:
         """Tensors (in any nesting) that exist before the step begins."""
         for tensor in tensors_in(values):
-            self._buffer(tensor, category, born=-1)
+            for part in sparse.stored(tensor):
+                self._buffer(part, category, born=-1)
 
     def path(self, module: torch.nn.Module) -> str:
         """Where a module stands among those that are known by name."""
@@ -314,12 +326,24 @@ class Recorder(TorchDispatchMode):
         args = self.constants.without_masks(func, args)
         inputs: list[torch.Tensor] = []
         named = describe(func, args, kwargs, inputs)
+        if sparse.is_sparse_call(func, args, inputs):
+            return self._sparse.run(func, args, kwargs)
         output = self._output(func, args, kwargs, named, inputs)
         if self.on:
             self._record(func, args, kwargs, named, inputs, output)
-        if self.phase == "forward" or (self.phase == "backward" and torch.is_grad_enabled()):
+        if self._computes(output):
             self.constants.follow(func, args, kwargs, output)
         return output
+
+    def _dispatch(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.__torch_dispatch__(func, (), args, kwargs)
+
+    def _computes(self, output: Any) -> bool:
+        """Whether a value may be asked for: of the forward pass, of what is computed again, and positions."""
+        if self.phase == "forward" or (self.phase == "backward" and torch.is_grad_enabled()):
+            return True
+        first = next(tensors_in(output), None)
+        return first is not None and first.dtype in (torch.int64, torch.bool)
 
     def _output(
         self, func: Any, args: Any, kwargs: Any, named: dict[str, Any], inputs: list[torch.Tensor]
@@ -491,8 +515,8 @@ class Recorder(TorchDispatchMode):
     def mark_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """The gradients that the parameters hold after the backward pass."""
         for parameter in parameters:
-            if parameter.grad is not None:
-                self._buffers[self._buffer(parameter.grad, "gradients", born=-1)][1] = "gradients"
+            for part in sparse.stored(parameter.grad) if parameter.grad is not None else ():
+                self._buffers[self._buffer(part, "gradients", born=-1)][1] = "gradients"
 
     def finish(
         self, *, samples: int, tokens: int, accumulates: bool, info: Mapping[str, Any], first: int = 0
