@@ -516,7 +516,9 @@ class Recorder(TorchDispatchMode):
         """The gradients that the parameters hold after the backward pass."""
         for parameter in parameters:
             for part in sparse.stored(parameter.grad) if parameter.grad is not None else ():
-                self._buffers[self._buffer(part, "gradients", born=-1)][1] = "gradients"
+                buffer = self._buffers[self._buffer(part, "gradients", born=-1)]
+                if buffer[1] != "inputs":  # positions of rows are the model's own input
+                    buffer[1] = "gradients"
 
     def finish(
         self, *, samples: int, tokens: int, accumulates: bool, info: Mapping[str, Any], first: int = 0
