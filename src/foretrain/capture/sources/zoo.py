@@ -109,11 +109,13 @@ class _Mending(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     _busy = False
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
-        if name != "torchvision" or self._busy or importlib.util.find_spec("torchvision") is None:
+        if name != "torchvision" or self._busy:
             return None
         self._busy = True
         try:
-            import_zoo("torchvision")
+            if importlib.util.find_spec(name) is None:
+                return None
+            import_zoo(name)
         finally:
             self._busy = False
         return importlib.util.spec_from_loader(name, self, is_package=True)

@@ -517,7 +517,7 @@ class Recorder(TorchDispatchMode):
         for parameter in parameters:
             for part in sparse.stored(parameter.grad) if parameter.grad is not None else ():
                 buffer = self._buffers[self._buffer(part, "gradients", born=-1)]
-                if buffer[1] != "inputs":  # positions of rows are the model's own input
+                if buffer[1] != "inputs" or part is parameter.grad:  # positions of rows may be the input
                     buffer[1] = "gradients"
 
     def finish(
