@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -281,15 +282,27 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from tensors_in(item)
+    elif _is_graph_data(value):
+        yield from tensors_in(list(value.stores))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from tensors_in(getattr(value, field.name))
+
+
+def _is_graph_data(value: Any) -> bool:
+    """Whether it is a graph of PyTorch Geometric, or a batch of them."""
+    return hasattr(value, "stores") and hasattr(value, "apply")
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
     """The same nesting with every tensor changed; the caller's objects stay as they are."""
     if isinstance(value, torch.Tensor):
         return change(value)
+    if isinstance(value, PackedSequence):
+        data, _, *order = value
+        return PackedSequence(change(data), value.batch_sizes, *(map_tensors(change, one) for one in order))
+    if _is_graph_data(value):
+        return copy.copy(value).apply(change)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(change, item) for item in value))
     if isinstance(value, list | tuple):
