@@ -93,6 +93,23 @@ def compiled_in_place(batch):
     return net, (torch.zeros(batch, 8),)
 def not_wrapped(batch): return nn.Linear(8, 3), (torch.zeros(batch, 8),)
 
+@torch.compile
+def squared(x): return x * x * x
+class Forward(nn.Linear):
+    @torch.compile
+    def forward(self, x): return nn.functional.linear(x, self.weight, self.bias)
+class Method(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.run = torch.compile(self.inner, dynamic=True)
+    def inner(self, x): return super().forward(x)
+    def forward(self, x): return self.run(x)
+class Function(nn.Linear):
+    def forward(self, x): return squared(super().forward(x))
+def compiled_forward(batch): return Forward(8, 3), (torch.zeros(batch, 8),)
+def compiled_method(batch): return Method(8, 3), (torch.zeros(batch, 8),)
+def compiled_function(batch): return Function(8, 3), (torch.zeros(batch, 8),)
+
 class Positions(nn.Module):
     def __init__(self, rows):
         super().__init__()
@@ -366,16 +383,32 @@ def test_a_shape_that_the_functions_inputs_have_is_taken(base: Path) -> None:
     assert python(base, "user.py:pair", image=4, classes=3).tokens == 0
 
 
-@pytest.mark.parametrize("function", ["wrapped", "part_wrapped", "compiled_in_place"])
-def test_a_compiled_module_needs_a_job_that_says_so(base: Path, function: str) -> None:
-    with pytest.raises(
-        InputError, match=r"^training\.compile: false, but model .* wrapped in torch\.compile"
-    ):
-        python(base, f"user.py:{function}")
-    graph = python(base, f"user.py:{function}", compile=True)
-    if function != "part_wrapped":
-        assert launched(graph) == launched(python(base, "user.py:not_wrapped"))
+COMPILED = (
+    "wrapped", "part_wrapped", "compiled_in_place", "compiled_forward", "compiled_method", "compiled_function"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", COMPILED)
+def test_a_module_that_its_own_code_compiles_is_traced_as_before_and_says_so(
+    base: Path, function: str
+) -> None:
+    graph, plain = python(base, f"user.py:{function}"), python(base, "user.py:not_wrapped")
+    assert graph.info["compile"]
+    assert "compile" not in plain.info
+    if function not in ("part_wrapped", "compiled_function"):
+        assert launched(graph) == launched(plain)
     assert launched(graph)[0] == "addmm"
+
+
+def test_a_module_that_its_own_code_compiles_is_forecast_as_compiled(base: Path) -> None:
+    def notes(function: str) -> list[str]:
+        job = a_job(base, {"source": "python", "name": f"user.py:{function}"})
+        forecast = predictors.get("roofline").predict(job)
+        return [note for note in forecast.assumptions if note.startswith("compile = true")]
+
+    (note,) = notes("compiled_function")
+    assert "own code compiles" in note
+    assert notes("not_wrapped") == []
 
 
 def test_a_position_beyond_its_table_stops_the_trace_as_it_stops_a_device(base: Path) -> None:

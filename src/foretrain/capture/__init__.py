@@ -53,8 +53,8 @@ def capture(
     """
     import torch
 
+    from foretrain.capture.sources.compiled import is_compiled, without_compile
     from foretrain.capture.sources.loaded import classifier_loss
-    from foretrain.capture.sources.user_files import is_compiled, without_compile
     from foretrain.capture.tracing.constants import Constants, tensors_in
     from foretrain.capture.tracing.tracer import trace_step
 

@@ -121,6 +121,7 @@ def _trace(
         if (notes := _assumptions(plan, graph, loaded, tensor))
         else graph.info
     )
+    info = {**info, "compile": True} if loaded.compiled else info
     return dataclasses.replace(
         graph, weights=weights, stack=stack, parameters=sum(weight.elements for weight in weights), info=info
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -37,6 +37,8 @@ class LoadedModel:
     """What a forecast should say of how it was built."""
     constants: Constants | None = None
     """Values on meta that are known from building it."""
+    compiled: list[str] = field(default_factory=list)
+    """What of it ``torch.compile`` was applied to, before it was undone; functions when they have run."""
 
 
 def classifier_loss() -> Loss:

@@ -16,6 +16,7 @@ import torch
 
 from foretrain.capture.programs.targets import BATCH_NAMES, located, read_source
 from foretrain.capture.recording import recording
+from foretrain.capture.sources.compiled import is_compiled, not_compiling, without_compile
 from foretrain.capture.sources.inputs import check_batch, check_classes, check_inputs, default_inputs, holds
 from foretrain.capture.sources.loaded import (
     LoadedModel,
@@ -37,7 +38,10 @@ def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
     assert model.name is not None
     path, function = located(model.name, workload.base)
     constants = Constants()
-    module, inputs, loss = _made(workload, path, function, batch, device, constants)
+    compiled: list[str] = []
+    with not_compiling(path.parent, compiled) if device == "meta" else contextlib.nullcontext():
+        module, inputs, loss = _made(workload, path, function, batch, device, constants)
+    compiled += [type(module).__name__] if is_compiled(module) else []
     if inputs is None:
         inputs = default_inputs(training, batch, device)
     else:
@@ -50,11 +54,12 @@ def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
     check_classes(f"model {model.name}", module, training.classes)
     tokens = batch * training.sequence if training.sequence else 0
     return LoadedModel(
-        module=_not_compiled(module, training.compile, f"model {model.name}"),
+        module=without_compile(module) if device == "meta" or training.compile else module,
         inputs=inputs,
         loss=loss or classifier_loss(),
         tokens=tokens,
         constants=constants,
+        compiled=compiled,
     )
 
 
@@ -171,34 +176,6 @@ def _call_arguments(
             break
         first.append(given.pop(key, one.default))
     return first, given
-
-
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether ``torch.compile`` was applied to a module or to a part of it."""
-    return any(
-        hasattr(child, "_orig_mod") or getattr(child, "_compiled_call_impl", None) is not None
-        for child in module.modules()
-    )
-
-
-def without_compile(module: torch.nn.Module) -> torch.nn.Module:
-    """The module as it was before ``torch.compile``; what it is wrapped in goes, in place."""
-    module = getattr(module, "_orig_mod", module)
-    for child in module.modules():
-        if getattr(child, "_compiled_call_impl", None) is not None:
-            child._compiled_call_impl = None
-        for name, part in child._modules.items():
-            if isinstance(whole := getattr(part, "_orig_mod", None), torch.nn.Module):
-                child._modules[name] = whole
-    return module
-
-
-def _not_compiled(module: torch.nn.Module, expected: bool, what: str) -> torch.nn.Module:
-    if not is_compiled(module):
-        return module
-    if not expected:
-        raise InputError(f"training.compile: false, but {what} is wrapped in torch.compile; set it to true")
-    return without_compile(module)
 
 
 def _call_on(device: str, constants: Constants, build: Callable[[], Any]) -> Any:
