@@ -20,6 +20,11 @@ def model_presets() -> dict[str, dict[str, Any]]:
     return presets
 
 
+def find_preset(name: str) -> dict[str, Any] | None:
+    """The preset that a name means."""
+    return model_presets().get(name)
+
+
 def model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The [model] section for a name, and the defaults that come with it."""
     prefix, _, rest = model.partition(":")

@@ -57,23 +57,28 @@ def capture(
     from foretrain.capture.sources.loaded import classifier_loss
     from foretrain.capture.tracing.constants import Constants, tensors_in
     from foretrain.capture.tracing.tracer import trace_step
+    from foretrain.capture.tracing.values import with_values_if_needed
 
     arguments = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     first = next(tensors_in(arguments), None)
     batch = samples or (first.shape[0] if first is not None and first.dim() else 1)
     compiled = is_compiled(module)
     module = getattr(module, "_orig_mod", module)
-    constants = Constants()
-    return trace_step(
-        without_compile(_on_meta(module, constants)), arguments, loss or classifier_loss(), samples=batch,
-        tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
-        master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
-        constants=constants,
-        info={
-            "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,
-            "versions": library_versions(), **({"compile": True} if compiled else {}),
-        },
-    )  # fmt: skip
+
+    def trace(with_values: bool) -> OpGraph:
+        constants = Constants(everything=with_values)
+        return trace_step(
+            without_compile(_on_meta(module, constants)), arguments, loss or classifier_loss(),
+            samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
+            master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
+            constants=constants,
+            info={
+                "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,
+                "versions": library_versions(), **({"compile": True} if compiled else {}),
+            },
+        )  # fmt: skip
+
+    return with_values_if_needed(trace)
 
 
 def _on_meta(module: torch.nn.Module, constants: Constants) -> torch.nn.Module:
@@ -89,8 +94,8 @@ def _on_meta(module: torch.nn.Module, constants: Constants) -> torch.nn.Module:
         memo[id(tensor)] = (
             torch.nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else twin
         )
-    for buffer in module.buffers():
-        constants.learn(memo[id(buffer)], buffer)
+    for known in module.state_dict(keep_vars=True).values() if constants.everything else module.buffers():
+        constants.learn(memo[id(known)], known)
     for value in (value for child in module.modules() for value in vars(child).values()):
         if isinstance(value, torch.Tensor) and not value.is_leaf:  # an activation that the module kept
             memo[id(value)] = value.detach().to("meta")

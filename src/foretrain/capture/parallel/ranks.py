@@ -19,8 +19,10 @@ from foretrain.capture.parallel.tensor_plan import is_of_library
 from foretrain.capture.sources.loaded import WEIGHT_DTYPES, LoadedModel
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.sources.transformers_models import check_positions
+from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.guesses import same_draws
 from foretrain.capture.tracing.tracer import DTYPES, trace_step
+from foretrain.capture.tracing.values import with_values_if_needed
 from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
 from foretrain.graph import OpGraph, Stack, Weight
 from foretrain.job import Job, Plan
@@ -55,7 +57,7 @@ def _by_layers(trace: Callable[..., OpGraph], by_layers: bool) -> OpGraph:
     if by_layers:
         with contextlib.suppress(_NotByLayers):
             return trace(by_layers=True)
-    return trace(by_layers=False)
+    return with_values_if_needed(lambda values: trace(by_layers=False, with_values=values))
 
 
 class _NotByLayers(Exception):
@@ -71,6 +73,7 @@ def _trace(
     *,
     by_layers: bool,
     keeps_sizes: bool = False,
+    with_values: bool = False,
 ) -> OpGraph:
     training, plan = job.workload.training, job.plan
     with same_draws():
@@ -105,7 +108,7 @@ def _trace(
             info=info,
             around=_both(tensor, context, training.mode),
             own_gradients=own_gradients,
-            constants=loaded.constants,
+            constants=_values(loaded, with_values),
         )
     except CaptureError as error:
         if stack is not None and by_layers:
@@ -125,6 +128,12 @@ def _trace(
     return dataclasses.replace(
         graph, weights=weights, stack=stack, parameters=sum(weight.elements for weight in weights), info=info
     )
+
+
+def _values(loaded: LoadedModel, everything: bool) -> Constants:
+    constants = loaded.constants or Constants()
+    constants.everything = everything
+    return constants
 
 
 @contextlib.contextmanager

@@ -91,6 +91,12 @@ def import_zoo(name: str) -> Any:
 _KEPT: list[torch.library.Library] = []
 
 
+def installed(package: str) -> bool:
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.util.find_spec(package) is not None
+    return False
+
+
 @contextlib.contextmanager
 def mended_imports() -> Iterator[None]:
     """Inside of this block whoever imports torchvision, itself or with a library that does, gets what

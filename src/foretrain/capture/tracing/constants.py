@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +24,10 @@ from foretrain.errors import CaptureError
 
 aten = torch.ops.aten
 _MOST_ANSWERS = 10_000
-"""Answers that rest on a guess, in one trace; a loop that waits for another answer would never end."""
+"""Answers that rest on guessed or drawn data, in one trace; a loop that waits for another would never end."""
+
+_MOST_VALUES = 10**9
+"""Weights and inputs that are given values at most."""
 
 _FACTORIES = {
     op
@@ -36,32 +39,63 @@ _FACTORIES = {
 }  # fmt: skip
 
 
-_WITH_LENGTHS = {
-    aten._pack_padded_sequence.default,
-    aten._pack_padded_sequence_backward.default,
-    aten._pad_packed_sequence.default,
-}
+_WITH_LENGTHS = frozenset(
+    "_pack_padded_sequence _pack_padded_sequence_backward _pad_packed_sequence lstm gru rnn_tanh "
+    "rnn_relu".split()
+)
 """Take lengths on the CPU beside data on a device."""
 
 _LEAVE_KNOWN = {aten._amp_foreach_non_finite_check_and_unscale_.default}
 """Gradients are taken to be finite: what a gradient scaler looks at stays as it was."""
 
+_ABOUT_NUMBERS = {
+    aten.isnan.default: False,
+    aten.isinf.default: False,
+    aten.isfinite.default: True,
+    aten.all.default: True,
+    aten.all.dim: True,
+    aten.equal.default: True,
+}
+"""Questions whether numbers are as they should be, which nobody asks who expects another answer."""
+
 _SETS = {aten.zero_.default, aten.fill_.Scalar}
 """Write every element of a tensor, whatever stood there."""
+
+
+def _plain_attention(
+    query: Any, key: Any, value: Any, *args: Any, scale: float | None = None, **_kwargs: Any
+) -> Any:
+    """Attention as the CPU computes it: the mask is the fourth argument where it is a tensor."""
+    mask = next((one for one in args[:1] if isinstance(one, torch.Tensor)), None)
+    causal = next((one for one in reversed(args) if isinstance(one, bool)), False) and mask is None
+    return (aten.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale),)
+
+
+_ON_CPU = {
+    aten._scaled_dot_product_flash_attention.default: _plain_attention,
+    aten._scaled_dot_product_efficient_attention.default: _plain_attention,
+}
+"""What the CPU computes in the place of kernels that it does not have."""
 
 SHAPED_BY_DATA = {
     getattr(getattr(aten, packet), overload)
     for packet, overload in (("nonzero", "default"), ("masked_select", "default"), ("bincount", "default"),
                              ("repeat_interleave", "Tensor"), ("_unique2", "default"),
-                             ("unique_dim", "default"), ("unique_consecutive", "default"))
+                             ("unique_consecutive", "default"), ("unique_dim", "default"))
 }  # fmt: skip
 """Operators whose output shape is a question to the data."""
 
 
 class Constants:
-    """Real values of some of the meta tensors of a trace."""
+    """Real values of some of the meta tensors of a trace.
 
-    def __init__(self) -> None:
+    With ``everything``, weights and inputs get random values where they have none, and all that the forward
+    pass computes is computed for real: for models whose way depends on data.
+    """
+
+    def __init__(self, *, everything: bool = False) -> None:
+        self.everything = everything
+        self._random = torch.Generator().manual_seed(0)
         self._values: Any = WeakTensorKeyDictionary()
         self._twins: Any = WeakTensorKeyDictionary()
         self._spoilt: set[int] = set()
@@ -87,9 +121,20 @@ class Constants:
             self.learn(twin, tensor)
         return twin
 
+    def draw(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give tensors random values: matrices such that what they make of random numbers stays of their
+        size."""
+        unknown = [one for one in tensors if self.value(one) is None and one.is_floating_point()]
+        if sum(tensor.numel() for tensor in unknown) > _MOST_VALUES:
+            raise CaptureError(f"model: its values are too many to follow (more than {_MOST_VALUES:.0g})")
+        for tensor in unknown:
+            width = max(1, tensor.numel() // max(1, tensor.shape[0])) if tensor.dim() > 1 else 1
+            value = torch.randn(tensor.shape, generator=self._random) / width**0.5
+            self.know(tensor, value.to(tensor.dtype))
+
     def learn(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
         """``tensor`` has the values that ``real`` has now."""
-        if not real.is_meta and real.numel() <= LARGEST:
+        if not real.is_meta and (self.everything or real.numel() <= LARGEST):
             self.know(tensor, real.detach().to("cpu", copy=True))
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -169,6 +214,7 @@ class Constants:
         assumption = self._assumed(tensors)
         if assumption is not None:
             self._assume(assumption)
+        if assumption is not None or self.everything:
             self._answers += 1
             if self._answers > _MOST_ANSWERS:
                 raise CaptureError("control flow that depends on data cannot be traced (a loop does not end)")
@@ -189,14 +235,18 @@ class Constants:
         makes = func in _FACTORIES or (func in _SETS and _fills_its_storage(args[0]))
         if not makes and (not known or any(value is None for value in known)):
             self._forget_written(func, args, outputs)
-            if (guessed := guess(func, args, kwargs, output)) is not None and guessed[0].is_meta:
+            if func in _ABOUT_NUMBERS:
+                for tensor in outputs:
+                    if tensor.numel() <= LARGEST:
+                        self.know(tensor, torch.full(tensor.shape, _ABOUT_NUMBERS[func], dtype=torch.bool))
+            elif (guessed := guess(func, args, kwargs, output)) is not None and guessed[0].is_meta:
                 self._learn(*guessed)
             return
-        if not outputs or sum(tensor.numel() for tensor in outputs) > LARGEST or _is_unwritten(func):
+        if not outputs or not self._may_be_computed(func, outputs):
             self._forget_written(func, args, outputs)
             return
         try:
-            values = func(
+            values = _ON_CPU.get(func, func)(
                 *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
             )
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
@@ -205,6 +255,10 @@ class Constants:
         assumption = self._assumed(list(tensors_in((args, kwargs))))
         for tensor, value in zip(outputs, tensors_in(values), strict=False):
             self._learn(tensor, value, assumption)
+
+    def _may_be_computed(self, func: Any, outputs: list[torch.Tensor]) -> bool:
+        few = self.everything or sum(tensor.numel() for tensor in outputs) <= LARGEST
+        return few and "empty" not in func._schema.name  # memory that nobody wrote
 
     def _forget_written(self, func: Any, args: Any, outputs: list[torch.Tensor]) -> None:
         """What an operator wrote and nobody knows."""
@@ -249,7 +303,7 @@ def together(constants: Constants, func: Any, args: Any, kwargs: Any) -> tuple[A
     """
     tensors = list(tensors_in((args, kwargs)))
     strays = [tensor for tensor in tensors if tensor.dim() and not tensor.is_meta]
-    if not strays or not any(tensor.is_meta for tensor in tensors) or func in _WITH_LENGTHS:
+    if not strays or not any(tensor.is_meta for tensor in tensors) or _takes_lengths(func):
         return args, kwargs
 
     def move(value: Any) -> Any:
@@ -259,17 +313,16 @@ def together(constants: Constants, func: Any, args: Any, kwargs: Any) -> tuple[A
     return tree_map(move, args), tree_map(move, kwargs)
 
 
+def _takes_lengths(func: Any) -> bool:
+    return getattr(func, "__name__", "").partition(".")[0] in _WITH_LENGTHS
+
+
 def _fills_its_storage(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype == torch.bool
-
-
-def _is_unwritten(func: Any) -> bool:
-    """Memory that nobody wrote (``empty``, ``new_empty``)."""
-    return "empty" in func._schema.name
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -67,6 +67,9 @@ def trace_step(
     constants = constants or Constants()
     module, inputs = _prepare(module, inputs, precision, channels_last, constants)
     module.train(mode == "train")
+    if constants.everything:
+        constants.assumptions.append(FOLLOWED)
+        constants.draw((*module.parameters(), *module.buffers(), *tensors_in(inputs)))
     recorder = Recorder(module, inputs, constants, own_gradients)
     with error_context(recorder):
         step = (
@@ -176,10 +179,6 @@ class _Answers(OnMeta):
     """Python-level questions to a tensor (``f"{index}"``, ``.tolist()``) are answered where its value is
     known."""
 
-    def __init__(self, constants: Constants) -> None:
-        super().__init__()
-        self._constants = constants
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _QUESTIONS and args[0].is_meta and (value := self._constants.answer(args[0])) is not None:
             return func(value, *args[1:], **(kwargs or {}))
@@ -241,7 +240,7 @@ class Recorder(TorchDispatchMode):
         self._sequence_layer: list[str] = []  # ... and the layer each belongs to
         weights = [] if module is None else list(module.parameters())
         self._parameters = sum(parameter.numel() for parameter in weights)
-        for parameter in weights:
+        for parameter in () if constants.everything else weights:
             constants.forget(parameter)
         self.hold([*weights, *(() if module is None else module.buffers())], "weights")
         self.hold(inputs, "inputs")
@@ -351,7 +350,8 @@ class Recorder(TorchDispatchMode):
         """What the call gives on meta; where it is known or CUDA gives something else, that."""
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             value = self.constants.answer(args[0])
-            if value is None and (self._whole_program or self.phase == "optimizer"):
+            free = self._whole_program and (len(self._layer) == 1 or self.constants.everything)
+            if value is None and (free or self.phase == "optimizer"):
                 return _made_up(args[0])
             return func(*args) if value is None else value.item()
         if func is torch.ops.aten.embedding.default:
@@ -611,11 +611,15 @@ def error_context(recorder: Recorder) -> Iterator[None]:
         raise CaptureError(f"module {layer}: {_reason(error)} (at {where})") from error
 
 
+FOLLOWED = "control flow depends on data: it was followed for one set of weights and inputs"
+DEPENDS_ON_DATA = "control flow that depends on data cannot be traced"
+
+
 def _reason(error: Exception) -> str:
     first = first_line(error)
     if any(
         sign in first.lower()
         for sign in ("meta tensor", "_local_scalar_dense", "data-dependent", "data-independent")
     ):
-        return f"control flow that depends on data cannot be traced ({first[:120]})"
+        return f"{DEPENDS_ON_DATA} ({first[:120]})"
     return f"{type(error).__name__}: {first}"
