@@ -13,7 +13,7 @@ from foretrain.capture import cache_folder, capture
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
-from foretrain.job import Job
+from foretrain.job import SPELLED, Job
 from foretrain.model_names import model_section
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ def make_job(
     ``.onnx`` file or a captured graph (``.json.zst``).
     """
     section, defaults = model_section(model, source)
+    mode, precision = (
+        SPELLED["mode"](mode, "training.mode"),
+        SPELLED["precision"](precision, "training.precision"),
+    )
+    optimizer = None if optimizer is None else SPELLED["optimizer"](optimizer, "training.optimizer")
     given = {name: value for name, value in (("image", image), ("sequence", sequence), ("classes", classes),
              ("precision", None if precision == "fp32" else precision), ("optimizer", optimizer))
              if value is not None}  # fmt: skip
@@ -70,7 +75,8 @@ def make_job(
     training = {
         "global_batch": 32 if batch is None else batch, "mode": mode, "precision": precision,
         "image": defaults.get("image") if image is None else image,
-        "sequence": defaults.get("sequence") if sequence is None else sequence, "classes": classes,
+        "sequence": defaults.get("sequence") if sequence is None else sequence,
+        "classes": defaults.get("classes") if classes is None else classes,
         "optimizer": optimizer or defaults.get("optimizer"),
         "samples": samples, "epochs": epochs, "steps": steps, "channels_last": channels_last,
         "framework": framework, "compile": compile,
@@ -78,8 +84,10 @@ def make_job(
     if section["source"] == "graph":
         training.update(_training_of_graph(Path(model), training, batch))
     for name, value in own.items():
-        if training.get(name) is None or (name == "global_batch" and batch is None) or name == "precision":
+        if training.get(name) is None or (name == "global_batch" and batch is None):
             training[name] = value
+    if "precision" not in given and "precision" in own:
+        training["precision"] = own["precision"]
     if training.get("steps") is not None and training.get("epochs") is not None:
         training["epochs" if steps is not None else "steps"] = None
     spread = nodes_for(devices, node, device, catalog) if nodes is None else nodes

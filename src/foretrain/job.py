@@ -11,12 +11,14 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
+from foretrain import spellings
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import read_text
 from foretrain.schema import convert, read
+from foretrain.spellings import Spellings
 from foretrain.units import parse_seconds
 
 Source = Literal["timm", "torchvision", "transformers", "python", "onnx", "graph"]
@@ -27,10 +29,24 @@ Framework = Literal[
 Shard = Literal["none", "zero1", "zero2", "zero3"]
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
+Mode = Literal["train", "infer"]
 
 OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", "adafactor", "lamb",
 "adagrad", "rmsprop", "sparse-adam",
               "nadam", "radam", "adamax", "adadelta", "asgd", "rprop", "muon")  # fmt: skip
+
+SPELLED: dict[str, Spellings] = {
+    "source": Spellings(get_args(Source), spellings.SOURCES),
+    "mode": Spellings(get_args(Mode), spellings.MODES),
+    "precision": Spellings(get_args(Precision), spellings.PRECISIONS, spellings.UNCLEAR_PRECISIONS),
+    "optimizer": Spellings(OPTIMIZERS, spellings.OPTIMIZERS, spellings.UNCLEAR_OPTIMIZERS),
+    "framework": Spellings(get_args(Framework), spellings.FRAMEWORKS),
+    "shard": Spellings(get_args(Shard), spellings.SHARDS, spellings.UNCLEAR_SHARDS),
+    "schedule": Spellings(get_args(Schedule), spellings.SCHEDULES, spellings.UNCLEAR_SCHEDULES),
+    "recompute": Spellings(get_args(Recompute), spellings.RECOMPUTE),
+}
+"""What the fields that are one of a few names read."""
+
 
 RESOURCE_FIGURES: dict[str, str] = {
     f"{resource}_{figure}": "s" if figure.endswith("_s") else rate
@@ -55,6 +71,8 @@ QUANTITIES: dict[str, str] = {
 
 FILE_SOURCES: tuple[Source, ...] = ("python", "onnx", "graph")
 """Sources whose models are named by the path of a file."""
+
+T = TypeVar("T")
 
 Edit = Callable[[Any], Any]
 """What changes the tables of a job before they are read."""
@@ -120,7 +138,7 @@ class Training:
     """How the model is trained: batch, input size, precision, optimizer, and for how long."""
 
     global_batch: int
-    mode: Literal["train", "infer"] = "train"
+    mode: Mode = "train"
     sequence: int | None = None
     image: int | tuple[int, ...] | None = None
     classes: int | None = None
@@ -411,12 +429,12 @@ class Job:
                     f"{key}: missing; a job has the sections model, training and cluster (and plan)"
                 )
         workload = Workload(
-            model=read(Model, data["model"], "model"),
-            training=read(Training, data["training"], "training"),
+            model=_read(Model, data["model"], "model"),
+            training=_read(Training, data["training"], "training"),
             base=base,
         )
         cluster = Cluster.read(data["cluster"], catalog or Catalog.load())
-        return cls(workload=workload, cluster=cluster, plan=read(Plan, data.get("plan", {}), "plan"))
+        return cls(workload=workload, cluster=cluster, plan=_read(Plan, data.get("plan", {}), "plan"))
 
     @classmethod
     def load(cls, path: Path, *, catalog: Catalog | None = None, edit: Edit = lambda data: data) -> Job:
@@ -565,6 +583,16 @@ def read_runs(path: Path, *, catalog: Catalog | None = None) -> Iterator[tuple[i
             yield number, Run.read(data, catalog=catalog, base=path.parent)
         except InputError as error:
             raise InputError(f"{path}:{number}: {error}") from error
+
+
+def _read(cls: type[T], section: object, path: str) -> T:
+    """A section whose names may be spelled as elsewhere."""
+    if isinstance(section, Mapping):
+        section = {
+            key: SPELLED[key](value, f"{path}.{key}") if key in SPELLED and value is not None else value
+            for key, value in section.items()
+        }
+    return read(cls, section, path)
 
 
 def _changed(noun: Any) -> dict[str, Any]:

@@ -155,13 +155,16 @@ def job_from(target: str, options: Options) -> Job:
     """A job file with the options over it, or a model's name with the options around it."""
     from foretrain.api import make_job
     from foretrain.catalog import Catalog
+    from foretrain.checkpoints import is_checkpoint
     from foretrain.job import Job
+    from foretrain.model_names import check_file
 
     path = Path(target)
     catalog = Catalog.load(options.get("catalog"))
     if path.suffix == ".jsonl" or path.name.endswith(".jsonl.zst"):
         raise InputError(f"{target}: a file of many jobs is given with --jobs")
-    if path.suffix not in (".toml", ".json"):
+    if path.suffix not in (".toml", ".json") or is_checkpoint(path):
+        check_file(target)
         given = {name: value for name, value in options.items() if name != "catalog"}
         if "image" in given:
             given["image"] = _image(given["image"])

@@ -150,6 +150,7 @@ class _Launch:
         except InputError:
             if not read_source(self.path).is_script():
                 raise
+            self.program.begin_anew()
             self._script()  # which calls it with what it needs
             return
         self._repeat(function, positional)

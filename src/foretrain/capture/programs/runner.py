@@ -103,6 +103,15 @@ class Program:
         assert self._graph is not None
         return dataclasses.replace(self._graph, info={**info, **self._graph.info})
 
+    def begin_anew(self) -> None:
+        """Forget the optimizers that were made so far: others will train."""
+        self._optimizers.clear()
+
+    def _used(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that have stepped."""
+        stepped = {mark.optimizer for mark in self._marks}
+        return [one for one in self._optimizers if id(one) in stepped]
+
     def note(self, assumption: str) -> None:
         """What a forecast should say of how the program was run."""
         if assumption not in self.constants.assumptions:
@@ -304,7 +313,7 @@ class Program:
 
     def _weights(self) -> Iterator[Weight]:
         """The parameters of the modules that ran, and whatever else is trained."""
-        trained = {id(parameter): parameter for parameter in _parameters(self._optimizers)}
+        trained = {id(parameter): parameter for parameter in _parameters(self._used())}
         named = {
             id(parameter): (f"{self._recorder.path(module)}.{name}".lstrip("."), parameter)
             for root in self._habits.roots
@@ -334,7 +343,7 @@ class Program:
         if casts:
             return "amp-fp16" if torch.float16 in casts else "amp-bf16"
         sizes: Counter[torch.dtype] = Counter()
-        for parameter in _parameters(self._optimizers):
+        for parameter in _parameters(self._used()):
             sizes[parameter.dtype] += parameter.numel()
         low = {torch.bfloat16: "bf16", torch.float16: "fp16"}
         common = sizes.most_common(1)[0][0] if sizes else torch.float32
@@ -342,9 +351,8 @@ class Program:
         return low.get(common, "tf32" if tf32 else "fp32")
 
     def _optimizer_name(self) -> str | None:
-        used = {mark.optimizer for mark in self._marks}
         of_most = max(
-            (one for one in self._optimizers if id(one) in used),
+            self._used(),
             key=lambda one: sum(parameter.numel() for parameter in _parameters([one])),
             default=None,
         )
