@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, helper
 
 from foretrain import predict, predictors
-from foretrain.capture import _trace
+from foretrain.capture import _trace, capture
 from foretrain.capture.sources.models import load_model
 from foretrain.errors import CaptureError, ForetrainError, InputError
 from foretrain.graph import OpGraph
@@ -109,6 +109,24 @@ class Function(nn.Linear):
 def compiled_forward(batch): return Forward(8, 3), (torch.zeros(batch, 8),)
 def compiled_method(batch): return Method(8, 3), (torch.zeros(batch, 8),)
 def compiled_function(batch): return Function(8, 3), (torch.zeros(batch, 8),)
+
+def lazy(batch): return nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.LazyLinear(3)), (torch.zeros(batch, 8),)
+def exported(batch):
+    inputs = (torch.zeros(batch, 8, device="cpu"),)
+    return torch.export.export(nn.Linear(8, 3).to_empty(device="cpu"), inputs), (torch.zeros(batch, 8),)
+def replicated(batch):
+    torch.distributed.init_process_group("nccl")
+    return torch.nn.parallel.DistributedDataParallel(nn.Linear(8, 3).cuda()), (torch.zeros(batch, 8),)
+def sharded(batch):
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
+    return FSDP(fully_shard(nn.Linear(8, 3))), (torch.zeros(batch, 8),)
+class Speech(nn.Linear):
+    def forward(self, x, y):
+        steps = torch.full((x.shape[0],), x.shape[1])
+        scores = super().forward(x).log_softmax(-1).transpose(0, 1)
+        return nn.functional.ctc_loss(scores, y, steps, torch.full((x.shape[0],), 4))
+def speech(batch):
+    return Speech(8, 5), (torch.zeros(batch, 20, 8), torch.ones(batch, 6, dtype=torch.long)), lambda loss: loss
 
 class Positions(nn.Module):
     def __init__(self, rows):
@@ -409,6 +427,30 @@ def test_a_module_that_its_own_code_compiles_is_forecast_as_compiled(base: Path)
     (note,) = notes("compiled_function")
     assert "own code compiles" in note
     assert notes("not_wrapped") == []
+
+
+@pytest.mark.parametrize("function", ["replicated", "sharded"])
+def test_what_spreads_a_module_over_devices_is_left_to_the_plan(base: Path, function: str) -> None:
+    graph = python(base, f"user.py:{function}")
+    assert launched(graph) == launched(python(base, "user.py:not_wrapped"))
+    assert all("left out: the plan says" in note for note in graph.info["assumptions"])
+
+
+def test_lazy_layers_get_their_shapes(base: Path) -> None:
+    assert python(base, "user.py:lazy").parameters == 9 * 6 + 7 * 3
+    with pytest.raises(
+        CaptureError, match=r"^module LazyLinear: its lazy layers have no shapes yet; call it"
+    ):
+        capture(torch.nn.LazyLinear(3), torch.zeros(2, 8))
+
+
+def test_an_exported_program_is_a_module(base: Path) -> None:
+    assert launched(python(base, "user.py:exported")) == launched(python(base, "user.py:not_wrapped"))
+
+
+def test_ctc_keeps_a_place_between_all_labels_for_every_step(base: Path) -> None:
+    (loss,) = [op.operator for op in python(base, "user.py:speech").ops if op.operator.name == "_ctc_loss"]
+    assert [spec.shape for spec in loss.outputs] == [(4,), (4, 20, 2 * 6 + 1)]
 
 
 def test_a_position_beyond_its_table_stops_the_trace_as_it_stops_a_device(base: Path) -> None:
@@ -800,3 +842,69 @@ def test_an_onnx_file_is_traced_by_the_jobs_batch(base: Path) -> None:
 def test_an_onnx_file_that_is_not_there_is_named(base: Path) -> None:
     with pytest.raises(InputError, match=r"^model\.name: '.*net\.onnx' is not a file$"):
         trace(base, {"source": "onnx", "name": "net.onnx"})
+
+
+# Graphs
+
+GRAPHS = """
+import torch
+from torch import nn
+from torch_geometric import nn as layers
+from torch_geometric.data import Batch, Data
+
+class Net(nn.Module):
+    def __init__(self, first):
+        super().__init__()
+        self.first, self.last = first, layers.SAGEConv(16, 7)
+
+    def forward(self, x, edges, *kinds):
+        return self.last(self.first(x, edges, *kinds).relu(), edges)
+
+class Pooled(Net):
+    def forward(self, data):
+        return layers.global_mean_pool(super().forward(data.x, data.edge_index), data.batch)
+
+def graph(batch):
+    return torch.rand(10 * batch, 8), torch.randint(10 * batch, (2, 40 * batch))
+
+def gcn(batch): return Net(layers.GCNConv(8, 16)), graph(batch)
+def gat(batch): return Net(layers.GATConv(8, 4, heads=4)), graph(batch)
+def rgcn(batch): return Net(layers.RGCNConv(8, 16, 3)), (*graph(batch), torch.randint(3, (40 * batch,)))
+def pooled(batch):
+    parts = [Data(*graph(1)) for _ in range(batch)]
+    return Pooled(layers.GCNConv(8, 16)), (Batch.from_data_list(parts),)
+def unknown(batch):
+    rows = torch.empty(10 * batch, 8, device="meta")
+    return Net(layers.GCNConv(8, 16)), (rows, torch.empty(2, 40 * batch, dtype=torch.long, device="meta"))
+def whole(batch):
+    x, edges = graph(30)
+    seen = torch.arange(300) < 50
+    return Net(layers.GCNConv(8, 16, cached=True)), (x, edges), lambda output: output[seen].sum()
+"""
+
+
+@pytest.mark.parametrize("function", ["gcn", "gat", "rgcn", "pooled", "unknown"])
+def test_graph_networks_are_traced_the_same_each_time(tmp_path: Path, function: str) -> None:
+    pytest.importorskip("torch_geometric")
+    (tmp_path / "graphs.py").write_text(GRAPHS)
+    first, second = (python(tmp_path, f"graphs.py:{function}") for _ in range(2))
+    assert first.digest() == second.digest()
+    added = [op.operator.inputs[2].shape for op in first.ops if op.operator.name == "scatter_add_"]
+    messages = (
+        sum(shape[0] for shape in added if shape[1:] in ((16,), (4, 4), (8,))) - 160
+    )  # of the last layer
+    if function == "rgcn":
+        assert messages == 160
+    else:  # every node gets a loop, and keeps none of those it had
+        assert messages == 200 if function == "unknown" else 170 <= messages < 200
+    assert len(first.info.get("assumptions", ())) == (function == "unknown")
+
+
+def test_a_whole_graph_is_a_batch_of_one(tmp_path: Path) -> None:
+    pytest.importorskip("torch_geometric")
+    (tmp_path / "graphs.py").write_text(GRAPHS)
+    assert python(tmp_path, "graphs.py:whole", global_batch=1).samples == 1
+    with pytest.raises(
+        InputError, match=r"whatever the batch is; .* \(a whole dataset at once is a batch of 1\)$"
+    ):
+        python(tmp_path, "graphs.py:whole", global_batch=2)

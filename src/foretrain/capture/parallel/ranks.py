@@ -143,7 +143,7 @@ def _both(tensor: TensorParallel, context: ContextParallel, mode: str) -> Iterat
 
 
 def _assumptions(plan: Plan, graph: OpGraph, loaded: LoadedModel, tensor: TensorParallel) -> list[str]:
-    notes = [*loaded.notes, *graph.info.get("assumptions", ()), *tensor.notes]
+    notes = [*dict.fromkeys(loaded.notes), *graph.info.get("assumptions", ()), *tensor.notes]
     if plan.expert > 1:
         notes.append("every expert rank gets as many tokens as it sends")
     if plan.context > 1:

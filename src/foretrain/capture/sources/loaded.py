@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -33,7 +33,7 @@ class LoadedModel:
     inputs: tuple[Any, ...] | Mapping[str, Any]
     loss: Loss | None
     tokens: int = 0
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
     """What a forecast should say of how it was built."""
     constants: Constants | None = None
     """Values on meta that are known from building it."""

@@ -16,7 +16,6 @@ import torch
 
 from foretrain.capture.programs.targets import BATCH_NAMES, located, read_source
 from foretrain.capture.recording import recording
-from foretrain.capture.sources.compiled import is_compiled, not_compiling, without_compile
 from foretrain.capture.sources.inputs import check_batch, check_classes, check_inputs, default_inputs, holds
 from foretrain.capture.sources.loaded import (
     LoadedModel,
@@ -24,6 +23,13 @@ from foretrain.capture.sources.loaded import (
     build_on_meta,
     building,
     classifier_loss,
+)
+from foretrain.capture.sources.wrapped import (
+    is_compiled,
+    materialise,
+    not_compiling,
+    on_one_process,
+    without_compile,
 )
 from foretrain.capture.sources.zoo import mended_imports
 from foretrain.capture.tracing.constants import Constants, tensors_in
@@ -39,7 +45,11 @@ def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
     path, function = located(model.name, workload.base)
     constants = Constants()
     compiled: list[str] = []
-    with not_compiling(path.parent, compiled) if device == "meta" else contextlib.nullcontext():
+    notes: list[str] = []
+    with contextlib.ExitStack() as undone:
+        if device == "meta":
+            undone.enter_context(not_compiling(path.parent, compiled))
+            undone.enter_context(on_one_process(path.read_text(errors="replace"), notes))
         module, inputs, loss = _made(workload, path, function, batch, device, constants)
     compiled += [type(module).__name__] if is_compiled(module) else []
     if inputs is None:
@@ -51,6 +61,8 @@ def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
         check_inputs(
             f"model {model.name}", inputs, batch, sequence=training.sequence, image=training.image_shape
         )
+    if device == "meta":
+        materialise(module, inputs)
     check_classes(f"model {model.name}", module, training.classes)
     tokens = batch * training.sequence if training.sequence else 0
     return LoadedModel(
@@ -60,6 +72,7 @@ def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
         tokens=tokens,
         constants=constants,
         compiled=compiled,
+        notes=notes,
     )
 
 
@@ -92,6 +105,8 @@ def _made(
             first, named = _call_arguments(what, build, args, batch)
             made = _call_on(device, constants, lambda: build(*first, **named))
     parts = made if isinstance(made, tuple) else (made,)
+    if type(parts[0]).__name__ == "ExportedProgram":
+        parts = (parts[0].module(), *parts[1:])
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], torch.nn.Module):
         raise CaptureError(
             f"{what}: returned {type(made).__name__}; "

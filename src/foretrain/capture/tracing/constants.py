@@ -23,7 +23,7 @@ from foretrain.capture.tracing.guesses import LARGEST, MASKED, guess, selected
 from foretrain.errors import CaptureError
 
 aten = torch.ops.aten
-_MOST_ANSWERS = 10_000
+_MOST_ANSWERS = 50_000
 """Answers that rest on guessed or drawn data, in one trace; a loop that waits for another would never end."""
 
 _MOST_VALUES = 10**9
@@ -146,8 +146,10 @@ class Constants:
     def answer(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The value of a tensor that the model wants to see."""
         value = self.value(tensor)
-        if value is not None:
-            self._rest_on([tensor])
+        if value is not None and (self._rest_on([tensor]) is not None or self.everything):
+            self._answers += 1
+            if self._answers > _MOST_ANSWERS:
+                raise CaptureError("control flow that depends on data cannot be traced (a loop does not end)")
         return value
 
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -214,10 +216,6 @@ class Constants:
         assumption = self._assumed(tensors)
         if assumption is not None:
             self._assume(assumption)
-        if assumption is not None or self.everything:
-            self._answers += 1
-            if self._answers > _MOST_ANSWERS:
-                raise CaptureError("control flow that depends on data cannot be traced (a loop does not end)")
         return assumption
 
     def _assumed(self, tensors: list[torch.Tensor]) -> str | None:

@@ -66,7 +66,8 @@ def trace_step(
     """
     constants = constants or Constants()
     module, inputs = _prepare(module, inputs, precision, channels_last, constants)
-    module.train(mode == "train")
+    with contextlib.suppress(NotImplementedError):  # an exported module runs as it was exported
+        module.train(mode == "train")
     if constants.everything:
         constants.assumptions.append(FOLLOWED)
         constants.draw((*module.parameters(), *module.buffers(), *tensors_in(inputs)))
@@ -617,9 +618,17 @@ DEPENDS_ON_DATA = "control flow that depends on data cannot be traced"
 
 def _reason(error: Exception) -> str:
     first = first_line(error)
+    if "NestedInt" in first or "NestedTensor" in first:
+        return f"nested tensors cannot be traced; pad them ({type(error).__name__})"
     if any(
         sign in first.lower()
-        for sign in ("meta tensor", "_local_scalar_dense", "data-dependent", "data-independent")
+        for sign in (
+            "meta tensor",
+            "meta device type tensor",
+            "_local_scalar_dense",
+            "data-dependent",
+            "data-independent",
+        )
     ):
         return f"{DEPENDS_ON_DATA} ({first[:120]})"
     return f"{type(error).__name__}: {first}"
