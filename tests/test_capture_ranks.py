@@ -640,6 +640,14 @@ def test_unknown_layers_are_named() -> None:
         TensorParallel(net, 2, by_sequence=False)
 
 
+def test_attention_of_torch_is_not_cut() -> None:
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 4)
+    message = r"^plan\.tensor: layers\.\*\.self_attn is torch's nn\.MultiheadAttention, which is not cut; "
+    with pytest.raises(UnsupportedJob, match=message):
+        TensorParallel(net, 2, by_sequence=False)
+    TensorParallel(net, 2, by_sequence=False, given={"*.self_attn.out_proj": "replicate"})
+
+
 def test_layers_of_unknown_names_are_cut_by_their_shapes() -> None:
     net = Net()
     TensorParallel(net, 4, by_sequence=False)

@@ -103,6 +103,13 @@ class TensorParallel:
     def _check_cover(self, roles: Mapping[str, str]) -> None:
         """Refuse to leave a good part of the blocks' work on every rank because its layers have unknown
         names."""
+        for path, child in self._module.named_modules():
+            if isinstance(child, nn.MultiheadAttention) and roles.get(f"{path}.out_proj") == "row":
+                raise UnsupportedJob(
+                    f"plan.tensor: {seen_layers([path])} is torch's nn.MultiheadAttention, which is not cut; "
+                    "write it with linear layers of its own, or leave it whole by plan.tensor_plan = "
+                    f'{{"*.{path.rpartition(".")[2]}.out_proj" = "replicate"}}'
+                )
         blocks = tuple(f"{path}." for path in block_lists(self._module))
         sizes = {
             path: child.weight.numel()

@@ -31,8 +31,8 @@ def bytes_moved(
     ):  # only what is selected of the first operand, however large it is
         rest = sum(spec.size_bytes for spec in inputs[1:])
         return rest + write, write
-    if of.kind == "scatter" and name.endswith("_") and 1 < inputs[-1].numel < inputs[0].numel:
-        touched = inputs[-1].size_bytes  # in place, only where something is added
+    if name == "index_add_" and inputs[-1].numel < inputs[0].numel:
+        touched = inputs[-1].size_bytes  # in place, only rows that something is added to
         return sum(spec.size_bytes for spec in inputs[1:]) + touched, touched
     if name == "embedding_dense_backward":
         return sum(spec.size_bytes for spec in inputs), write + inputs[0].numel * ITEM_BYTES[inputs[0].dtype]
