@@ -113,9 +113,13 @@ def show(outcome: Outcome, measured: dict[str, Any]) -> str:
 
 
 def errors(outcomes: list[Outcome], measured: dict[str, dict[str, Any]], quantity: str) -> list[float]:
-    """Absolute relative errors of the first target of each training."""
-    first = {outcome.file: outcome for outcome in reversed(outcomes) if outcome.reason is None}
-    pairs = [(one.quantity(quantity), measured.get(file, {}).get(quantity)) for file, one in first.items()]
+    """Absolute relative errors, of the whole script where it is forecast: it is what is measured."""
+    passed = [outcome for outcome in outcomes if outcome.reason is None]
+    forecasts = {one.file: one for one in sorted(passed, key=lambda one: one.target, reverse=True)}
+    pairs = [
+        (forecast.quantity(quantity), measured.get(file, {}).get(quantity))
+        for file, forecast in forecasts.items()
+    ]
     return [abs(predicted / true - 1) for predicted, true in pairs if predicted is not None and true]
 
 

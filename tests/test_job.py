@@ -252,8 +252,8 @@ def test_a_plan_with_another_product_is_refused_with_every_term(
         ("model", {"task": "causal-lm"}, "model.task: only a transformers model has it, not source = 'timm'"),
         (
             "model",
-            {"source": "python", "name": "net.py"},
-            "model.name: 'net.py' is not of the form \"path/to/file.py:function\"",
+            {"source": "python", "name": "net"},
+            'model.name: \'net\' is not "path/to/file.py:function" or "path/to/file.py"',
         ),
         (
             "model",
@@ -302,7 +302,7 @@ def test_what_cannot_be_is_refused_by_field_value_and_what_is_allowed(
             "training.globalbatch: 'globalbatch' is not a known key",
             "global_batch",
         ),
-        ("model", {"source": "tim"}, "model.source: 'tim' is not one of graph, onnx,", "timm"),
+        ("model", {"source": "tim"}, "model.source: 'tim' is not one of diffusion, graph, onnx,", "timm"),
         ("plan", {"schedule": "1f1"}, "plan.schedule: '1f1' is not one of 1f1b, gpipe, interleaved", "1f1b"),
         (
             "cluster",

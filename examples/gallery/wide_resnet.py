@@ -46,7 +46,7 @@ class WideResNet(nn.Module):
         return self.classifier(self.features(x).mean(dim=(2, 3)))
 
 
-def get_model(name="wrn-28-10"):
+def get_model(name="wrn-16-4"):
     _, depth, widen = name.split("-")
     return WideResNet(depth=int(depth), widen=int(widen))
 

@@ -21,7 +21,7 @@ from foretrain.schema import convert, read
 from foretrain.spellings import Spellings
 from foretrain.units import parse_seconds
 
-Source = Literal["timm", "torchvision", "transformers", "python", "onnx", "graph"]
+Source = Literal["timm", "torchvision", "transformers", "diffusion", "python", "onnx", "graph"]
 Precision = Literal["fp32", "tf32", "amp-bf16", "amp-fp16", "bf16", "fp16", "fp8"]
 Framework = Literal[
     "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"
@@ -87,6 +87,8 @@ class Model:
     args: Mapping[str, Any] = field(default_factory=dict)
     task: str | None = None
     config: Mapping[str, Any] | None = None
+    title: str | None = None
+    """What reports call it; no part of what it is."""
 
     def __post_init__(self) -> None:
         if self.source == "transformers":
@@ -120,8 +122,10 @@ class Model:
     @property
     def label(self) -> str:
         """A short name for people."""
+        if self.title is not None:
+            return self.title
         if self.name is not None:
-            return self.name.rpartition("/")[2] if self.source in ("python", "onnx") else self.name
+            return self.name.rpartition("/")[2] if self.source in FILE_SOURCES else self.name
         assert self.config is not None
         return str(self.config["model_type"])
 
@@ -297,7 +301,7 @@ class Workload:
     base: Path = Path()
 
     def __post_init__(self) -> None:
-        if self.model.source in ("timm", "torchvision") and self.training.sequence is not None:
+        if self.model.source in ("timm", "torchvision", "diffusion") and self.training.sequence is not None:
             raise InputError(
                 f"training.sequence: {self.training.sequence} is not used by a {self.model.source} model"
             )
@@ -310,6 +314,8 @@ class Job:
     workload: Workload
     cluster: Cluster
     plan: Plan = field(default_factory=Plan)
+    assumed: tuple[str, ...] = field(default=(), compare=False)
+    """What was not given and taken all the same: ``precision fp32``."""
 
     def __post_init__(self) -> None:
         plan, world = self.plan, self.cluster.world_size
@@ -434,7 +440,11 @@ class Job:
             base=base,
         )
         cluster = Cluster.read(data["cluster"], catalog or Catalog.load())
-        return cls(workload=workload, cluster=cluster, plan=_read(Plan, data.get("plan", {}), "plan"))
+        training = workload.training
+        defaults = ("precision",) if training.mode == "infer" else ("precision", "optimizer")
+        assumed = [f"{name} {getattr(training, name)}" for name in defaults if name not in data["training"]]
+        plan = _read(Plan, data.get("plan", {}), "plan")
+        return cls(workload=workload, cluster=cluster, plan=plan, assumed=tuple(assumed))
 
     @classmethod
     def load(cls, path: Path, *, catalog: Catalog | None = None, edit: Edit = lambda data: data) -> Job:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from foretrain.capture.programs import settings as programs
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line
 from foretrain.graph import OpGraph, Weight
 from foretrain.job import Job, Plan, Training
+from foretrain.progress import tell
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_folder", "capture", "capture_job", "capture_rank"]
 
-_RANK_REVISION = 2
+_RANK_REVISION = 3
 """Raised when what ``capture_rank`` adds to a graph changes, so that older cached ones are made anew."""
 
 
@@ -36,6 +38,8 @@ def capture(
     mode: str = "train",
     precision: str = "fp32",
     optimizer: str = "sgd",
+    optimizer_settings: Mapping[str, Any] | None = None,
+    updated: frozenset[str] | None = None,
     master_weights: bool = False,
     channels_last: bool = False,
     accumulate: bool = False,
@@ -49,11 +53,12 @@ def capture(
     One that ``torch.compile`` was applied to is traced as it was before; ``info["compile"]`` says so.
 
     Without ``loss``, an output with a ``.loss`` uses it and logits get cross-entropy. ``samples`` defaults to
-    the length of the first input.
+    the length of the first input. ``optimizer_settings`` are keyword arguments in place of those that the
+    optimizer's name stands for; ``updated`` names the parameters that it was given, where these are not all.
     """
     import torch
 
-    from foretrain.capture.sources.loaded import classifier_loss
+    from foretrain.capture.sources.loaded import classifier_loss, parameter_counts
     from foretrain.capture.sources.wrapped import is_compiled, is_lazy, without_compile
     from foretrain.capture.tracing.constants import Constants, tensors_in
     from foretrain.capture.tracing.tracer import trace_step
@@ -74,11 +79,13 @@ def capture(
         return trace_step(
             without_compile(_on_meta(module, constants)), arguments, loss or classifier_loss(),
             samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
+            optimizer_settings=optimizer_settings, updated=updated,
             master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
             constants=constants,
             info={
                 "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,
-                "versions": library_versions(), **({"compile": True} if compiled else {}),
+                "versions": library_versions(), "model_parameters": parameter_counts(module),
+                **({"compile": True} if compiled else {}),
             },
         )  # fmt: skip
 
@@ -174,28 +181,28 @@ def _given_graph(job: Job) -> OpGraph:
         changed = path.stat().st_mtime_ns
     except OSError as error:
         raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error
-    graph = read_graph(path, changed)
+    graph, name = read_graph(path, changed), job.workload.model.label
     if graph.accumulates != accumulates(job):
         held = "adds to gradients of earlier micro-batches" if graph.accumulates else "is a whole step"
         raise InputError(
-            f"plan.micro_batch: the graph {path.name} {held}, "
+            f"plan.micro_batch: the graph {name} {held}, "
             f"the job has {job.accumulation} micro-batches per step"
         )
     if graph.samples != job.micro_batch:
         ranks = (job.plan.data or 1) * job.accumulation
         spread = f" of {job.workload.training.global_batch} over {ranks}" if ranks > 1 else ""
         raise InputError(
-            f"training.global_batch: the graph {path.name} holds {graph.samples} samples per micro-batch, "
+            f"training.global_batch: the graph {name} holds {graph.samples} samples per micro-batch, "
             f"the job asks for {job.micro_batch}{spread}; give the batch of all devices, "
             f"here {graph.samples * ranks}"
         )
     for field in ("mode", "precision", "optimizer"):
         if field in graph.info and graph.info[field] != getattr(job.workload.training, field):
             raise InputError(
-                f"training.{field}: the graph {path.name} was captured "
+                f"training.{field}: the graph {name} was captured "
                 f"with {graph.info[field]!r}, the job asks for {getattr(job.workload.training, field)!r}"
             )
-    _check_shapes(graph, job.workload.training, path.name)
+    _check_shapes(graph, job.workload.training, name)
     return graph
 
 
@@ -228,6 +235,8 @@ def _trace(job: Job, batch: int) -> OpGraph:
 
 def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
     _needs_torch()
+    if "torch" not in sys.modules:
+        tell("importing torch")
     if programs.is_program(job.workload):
         return _trace_program(job, batch)
     from foretrain.capture.parallel.ranks import trace_rank

@@ -17,7 +17,7 @@ from foretrain.catalog.sections import Sections
 from foretrain.catalog.spellings import GIGABYTES, SAME_MEMORY, plain, telling_words
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.schema import quantity
-from foretrain.units import parse_bytes, parse_price, parse_rate, parse_seconds
+from foretrain.units import format_dollars, parse_bytes, parse_price, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
     from foretrain.cluster import Cluster, Group
@@ -267,6 +267,22 @@ class Catalog:
         prices = [self._group_price(group) for group in cluster.groups]
         known = [price for price in prices if price is not None]
         return sum(known) if len(known) == len(prices) else None
+
+    def price_source(self, cluster: Cluster) -> str:
+        """What one node or device of each kind costs, by whom and when: ``$2.99/GPU: Lambda on-demand price
+        list, us, 2025-06``; empty where nothing is known."""
+        if cluster.price_per_device_hour is not None:
+            return f"{format_dollars(cluster.price_per_device_hour)}/device: as the job gives it"
+        told = []
+        for group in cluster.groups:
+            node = self.price(group.node.name) if group.node else None
+            price, what = node or self.price(group.device.name), "core" if group.device.is_cpu else "GPU"
+            if price is None:
+                return ""
+            what = "node" if node else what
+            facts = [fact for fact in (price.source, price.region, price.date) if fact not in ("", "unknown")]
+            told.append(f"{format_dollars(price.per_hour)}/{what}: {', '.join(facts) or 'no source given'}")
+        return "; ".join(dict.fromkeys(told))
 
     def names(self, kind: Literal["devices", "nodes", "links", "prices"]) -> tuple[str, ...]:
         return tuple(_entries(kind, self.files))

@@ -16,7 +16,7 @@ from foretrain.capture.parallel.experts import route_tokens, split_experts
 from foretrain.capture.parallel.stacks import CallOrder, find_stack, truncate
 from foretrain.capture.parallel.tensor import TensorParallel
 from foretrain.capture.parallel.tensor_plan import is_of_library
-from foretrain.capture.sources.loaded import WEIGHT_DTYPES, LoadedModel
+from foretrain.capture.sources.loaded import WEIGHT_DTYPES, LoadedModel, parameter_counts
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.sources.transformers_models import check_positions
 from foretrain.capture.tracing.constants import Constants
@@ -79,6 +79,7 @@ def _trace(
     with same_draws():
         loaded = _load(job, batch)
     module = loaded.module
+    info = {**info, "model_parameters": parameter_counts(module)}
     if training.framework != "pytorch" or plan.expert > 1 or plan.tensor > 1:
         route_tokens(module)
     split = split_experts(module, plan)

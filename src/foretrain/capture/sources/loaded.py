@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from foretrain.capture.tracing.constants import Answering, Constants, tensors_in
 from foretrain.capture.tracing.devices import OnMeta, Unfilled
 from foretrain.errors import CaptureError, ForetrainError, first_line
+from foretrain.tracebacks import raised_at
 
 Loss = Callable[[Any], torch.Tensor]
 T = TypeVar("T")
@@ -39,6 +40,12 @@ class LoadedModel:
     """Values on meta that are known from building it."""
     compiled: list[str] = field(default_factory=list)
     """What of it ``torch.compile`` was applied to, before it was undone; functions when they have run."""
+
+
+def parameter_counts(module: torch.nn.Module) -> list[int]:
+    """All distinct parameters of a module, and those of them that are trained."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+    return [sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)]
 
 
 def classifier_loss() -> Loss:
@@ -116,9 +123,15 @@ def building(what: str) -> Iterator[None]:
     except ForetrainError:
         raise
     except ImportError as error:
-        raise CaptureError(f"{what}: {error}") from error
+        raise CaptureError(f"{what}: {error}{_at(error)}") from error
     except Exception as error:
-        raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}") from error
+        raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}{_at(error)}") from error
+
+
+def _at(error: Exception) -> str:
+    """The line of the user's own code, where the error came out of it."""
+    where = raised_at(error)
+    return f" (at {where})" if where else ""
 
 
 def build_on_meta(build: Callable[[], T], constants: Constants | None = None) -> T:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from foretrain.capture.sources.diffusion import load_diffusion
 from foretrain.capture.sources.inputs import check_classes, check_inputs
 from foretrain.capture.sources.loaded import LoadedModel, build_on, building, classifier_loss
 from foretrain.capture.sources.transformers_models import load_transformers
@@ -14,6 +16,9 @@ from foretrain.capture.sources.user_files import load_python
 from foretrain.capture.sources.zoo import load_timm, load_torchvision, quiet_zoo_import
 from foretrain.errors import InputError
 from foretrain.job import Workload
+from foretrain.progress import tell
+
+_LIBRARIES = ("timm", "torchvision", "transformers")
 
 
 def load_model(workload: Workload, batch: int, device: str = "meta") -> LoadedModel:
@@ -21,6 +26,9 @@ def load_model(workload: Workload, batch: int, device: str = "meta") -> LoadedMo
     device (to run it)."""
     if batch < 1:
         raise InputError(f"batch: {batch} is not 1 or more")
+    library, label = workload.model.source, workload.model.label
+    first = library in _LIBRARIES and library not in sys.modules
+    tell(f"importing {library}, building {label}" if first else f"building {label}")
     return _SOURCES[workload.model.source](workload, batch, device)
 
 
@@ -68,6 +76,7 @@ _SOURCES: dict[str, Callable[[Workload, int, str], LoadedModel]] = {
     "timm": load_timm,
     "torchvision": load_torchvision,
     "transformers": _transformers,
+    "diffusion": load_diffusion,
     "python": load_python,
     "onnx": _onnx,
 }

@@ -7,6 +7,7 @@ What depends on weights or on chance is guessed (``guesses.py``) where shapes de
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections import UserDict
@@ -25,6 +26,8 @@ from foretrain.errors import CaptureError
 aten = torch.ops.aten
 _MOST_ANSWERS = 50_000
 """Answers that rest on guessed or drawn data, in one trace; a loop that waits for another would never end."""
+_LARGEST_ASSUMED = 2**28
+"""Elements beyond which a value is not kept where outputs are assumed: scores of all anchors of a batch."""
 
 _MOST_VALUES = 10**9
 """Weights and inputs that are given values at most."""
@@ -85,6 +88,19 @@ SHAPED_BY_DATA = {
 }  # fmt: skip
 """Operators whose output shape is a question to the data."""
 
+_following: list[Constants] = []
+
+
+def assume(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Let the trace that runs take a tensor on meta to have this value; a real tensor keeps its own."""
+    if tensor.is_meta and _following:
+        _following[-1].assume(tensor, value)
+
+
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What the trace that runs knows of a tensor on meta; a real tensor itself."""
+    return _following[-1].value(tensor) if _following else None
+
 
 class Constants:
     """Real values of some of the meta tensors of a trace.
@@ -101,7 +117,24 @@ class Constants:
         self._spoilt: set[int] = set()
         self._guesses: Any = WeakTensorKeyDictionary()
         self._answers = 0
+        self._largest = LARGEST
         self.assumptions: list[str] = []
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Within, ``assume`` tells these constants."""
+        _following.append(self)
+        try:
+            yield
+        finally:
+            _following.remove(self)
+
+    def assume(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Know a value that depends on weights, as whoever built the model says what it is like."""
+        if value.shape != tensor.shape:
+            raise CaptureError(f"assumed values: {list(value.shape)} for a tensor of {list(tensor.shape)}")
+        self._largest = _LARGEST_ASSUMED
+        self.know(tensor, value.to(tensor.dtype))
 
     def know(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """``tensor`` (on meta) has this value."""
@@ -155,6 +188,8 @@ class Constants:
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs, on meta, of an operator whose output shape depends on data; None when the data is not
         known."""
+        if func._schema.name == "torchvision::nms":
+            return self._without_suppression(args[1])
         operands = list(tensors_in((args, kwargs)))
         if func is aten.masked_select.default and (mask := self.answer(args[1])) is not None:
             mask = mask.expand(torch.broadcast_shapes(args[0].shape, mask.shape))
@@ -170,6 +205,15 @@ class Constants:
             *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
         )
         return tree_map(lambda value: self._known_on_meta(value, assumption), values)
+
+    def _without_suppression(self, scores: torch.Tensor) -> torch.Tensor:
+        """All boxes, the best first: how many overlap is a question to a trained model."""
+        self._assume("non-maximum suppression is taken to keep every box")
+        known = self.value(scores)
+        if known is None:
+            return torch.empty(scores.shape, dtype=torch.long, device="meta")
+        order: torch.Tensor = self._known_on_meta(known.argsort(descending=True, stable=True))
+        return order
 
     def without_masks(self, func: Any, args: Any) -> Any:
         """The arguments of an indexing call with boolean masks written as the positions they select; one that
@@ -237,12 +281,16 @@ class Constants:
                 for tensor in outputs:
                     if tensor.numel() <= LARGEST:
                         self.know(tensor, torch.full(tensor.shape, _ABOUT_NUMBERS[func], dtype=torch.bool))
-            elif (guessed := guess(func, args, kwargs, output)) is not None and guessed[0].is_meta:
-                self._learn(*guessed)
+            elif self._largest == LARGEST:  # where a model's outputs are assumed, nothing else is guessed
+                guessed = guess(func, args, kwargs, output)
+                if guessed is not None and guessed[0].is_meta:
+                    self._learn(*guessed)
             return
         if not outputs or not self._may_be_computed(func, outputs):
             self._forget_written(func, args, outputs)
             return
+        if func is aten.view.default:  # a value may be laid out otherwise than its tensor
+            func = aten.reshape.default
         try:
             values = _ON_CPU.get(func, func)(
                 *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
@@ -255,7 +303,7 @@ class Constants:
             self._learn(tensor, value, assumption)
 
     def _may_be_computed(self, func: Any, outputs: list[torch.Tensor]) -> bool:
-        few = self.everything or sum(tensor.numel() for tensor in outputs) <= LARGEST
+        few = self.everything or sum(tensor.numel() for tensor in outputs) <= self._largest
         return few and "empty" not in func._schema.name  # memory that nobody wrote
 
     def _forget_written(self, func: Any, args: Any, outputs: list[torch.Tensor]) -> None:

@@ -36,7 +36,11 @@ from foretrain.errors import CaptureError, ForetrainError, first_line
 from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.graph.flops import flops
 from foretrain.graph.ir import paused_collector
+from foretrain.progress import is_heard, tell
+from foretrain.tracebacks import place, raised_at
 
+_TOLD_EVERY = 32
+"""Operators between two reports of how far a trace is."""
 DTYPES = {getattr(torch, name): name for name in ITEM_BYTES}
 
 
@@ -50,6 +54,8 @@ def trace_step(
     mode: str = "train",
     precision: str = "fp32",
     optimizer: str = "sgd",
+    optimizer_settings: Mapping[str, Any] | None = None,
+    updated: frozenset[str] | None = None,
     master_weights: bool = False,
     channels_last: bool = False,
     accumulate: bool = False,
@@ -60,6 +66,8 @@ def trace_step(
 ) -> OpGraph:
     """Trace forward, loss, backward and optimizer (or forward alone, in ``infer`` mode) of a module that
     lives on meta.
+
+    The optimizer updates all parameters, or those whose names are in ``updated``.
 
     Forward and loss run inside ``around``. With ``own_gradients``, adding to a gradient belongs to the layer
     of its parameter. ``constants`` are the values that are known from building it.
@@ -76,8 +84,9 @@ def trace_step(
         step = (
             build_optimizer(
                 optimizer,
-                list(module.parameters()),
+                [one for name, one in module.named_parameters() if updated is None or name in updated],
                 master_weights=master_weights,
+                settings=optimizer_settings,
                 tables=tables_of(module),
             )
             if mode == "train"
@@ -149,6 +158,7 @@ def _run(
     recorder.phase = "forward"
     with (
         _Answers(recorder.constants),
+        recorder.constants.followed(),
         cuda_behaviour(low_dtype),
         torch.set_grad_enabled(step is not None),
         recorder.layers(),
@@ -408,6 +418,9 @@ class Recorder(TorchDispatchMode):
         )
         operator = self._operator(func, named, inputs, outputs, written, changes=bool(writes))
         self._ops.append(Op(operator, self._phase_now(), self._current_layer(), reads, writes))
+        if index % _TOLD_EVERY == 0 and is_heard():
+            where = f"layer {self.layer}" if self.phase == "forward" and self.layer else self.phase
+            tell(f"tracing: {index:,} operators, {where}")
 
     def _phase_now(self) -> Phase:
         without_gradients = self.updating and not torch.is_grad_enabled()
@@ -607,7 +620,7 @@ def error_context(recorder: Recorder) -> Iterator[None]:
             for frame in traceback.extract_tb(error.__traceback__)
             if "/torch/" not in frame.filename and "foretrain/capture" not in frame.filename
         ]
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "torch"
+        where = raised_at(error) or (place(frames[-1]) if frames else "torch")
         layer = recorder.failed or recorder.layer or "(the model itself)"
         raise CaptureError(f"module {layer}: {_reason(error)} (at {where})") from error
 
