@@ -114,6 +114,8 @@ def lazy(batch): return nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.LazyLinear
 def exported(batch):
     inputs = (torch.zeros(batch, 8, device="cpu"),)
     return torch.export.export(nn.Linear(8, 3).to_empty(device="cpu"), inputs), (torch.zeros(batch, 8),)
+def scripted(batch): return torch.jit.script(nn.Linear(8, 3)), (torch.zeros(batch, 8),)
+def symbolic(batch): return torch.fx.symbolic_trace(nn.Linear(8, 3)), (torch.zeros(batch, 8),)
 def replicated(batch):
     torch.distributed.init_process_group("nccl")
     return torch.nn.parallel.DistributedDataParallel(nn.Linear(8, 3).cuda()), (torch.zeros(batch, 8),)
@@ -444,8 +446,9 @@ def test_lazy_layers_get_their_shapes(base: Path) -> None:
         capture(torch.nn.LazyLinear(3), torch.zeros(2, 8))
 
 
-def test_an_exported_program_is_a_module(base: Path) -> None:
-    assert launched(python(base, "user.py:exported")) == launched(python(base, "user.py:not_wrapped"))
+@pytest.mark.parametrize("function", ["exported", "scripted", "symbolic"])
+def test_an_exported_or_scripted_module_is_one_like_any_other(base: Path, function: str) -> None:
+    assert launched(python(base, f"user.py:{function}")) == launched(python(base, "user.py:not_wrapped"))
 
 
 def test_ctc_keeps_a_place_between_all_labels_for_every_step(base: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import types
@@ -24,13 +25,18 @@ _ORIGINAL = "_torchdynamo_orig_callable"
 """Where a compiled function keeps the one that it was made of."""
 
 
+def _original(function: Any) -> Any:
+    """What a compiled function was made of; None of another one."""
+    return getattr(function, _ORIGINAL, None) if isinstance(function, types.FunctionType) else None
+
+
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether ``torch.compile`` was applied to a module or to a part of it."""
     return any(
         hasattr(child, "_orig_mod")
         or getattr(child, "_compiled_call_impl", None) is not None
-        or hasattr(type(child).forward, _ORIGINAL)
-        or any(hasattr(value, _ORIGINAL) for value in vars(child).values())
+        or _original(inspect.getattr_static(type(child), "forward", None)) is not None
+        or any(_original(value) is not None for value in vars(child).values())
         for child in module.modules()
     )
 
@@ -41,10 +47,10 @@ def without_compile(module: torch.nn.Module) -> torch.nn.Module:
     for child in module.modules():
         if getattr(child, "_compiled_call_impl", None) is not None:
             child._compiled_call_impl = None
-        if (original := getattr(type(child).forward, _ORIGINAL, None)) is not None:
+        if (original := _original(inspect.getattr_static(type(child), "forward", None))) is not None:
             child.forward = types.MethodType(original, child)
         for name, value in list(vars(child).items()):
-            if (original := getattr(value, _ORIGINAL, None)) is not None:
+            if (original := _original(value)) is not None:
                 setattr(child, name, original)
         for name, part in child._modules.items():
             if isinstance(whole := getattr(part, "_orig_mod", None), torch.nn.Module):
