@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, helper
 
 from foretrain import predict, predictors
-from foretrain.capture import _trace
+from foretrain.capture import _trace, capture
 from foretrain.capture.sources.models import load_model
 from foretrain.errors import CaptureError, ForetrainError, InputError
 from foretrain.graph import OpGraph
@@ -92,6 +92,43 @@ def compiled_in_place(batch):
     net.compile()
     return net, (torch.zeros(batch, 8),)
 def not_wrapped(batch): return nn.Linear(8, 3), (torch.zeros(batch, 8),)
+
+@torch.compile
+def squared(x): return x * x * x
+class Forward(nn.Linear):
+    @torch.compile
+    def forward(self, x): return nn.functional.linear(x, self.weight, self.bias)
+class Method(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.run = torch.compile(self.inner, dynamic=True)
+    def inner(self, x): return super().forward(x)
+    def forward(self, x): return self.run(x)
+class Function(nn.Linear):
+    def forward(self, x): return squared(super().forward(x))
+def compiled_forward(batch): return Forward(8, 3), (torch.zeros(batch, 8),)
+def compiled_method(batch): return Method(8, 3), (torch.zeros(batch, 8),)
+def compiled_function(batch): return Function(8, 3), (torch.zeros(batch, 8),)
+
+def lazy(batch): return nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.LazyLinear(3)), (torch.zeros(batch, 8),)
+def exported(batch):
+    inputs = (torch.zeros(batch, 8, device="cpu"),)
+    return torch.export.export(nn.Linear(8, 3).to_empty(device="cpu"), inputs), (torch.zeros(batch, 8),)
+def scripted(batch): return torch.jit.script(nn.Linear(8, 3)), (torch.zeros(batch, 8),)
+def symbolic(batch): return torch.fx.symbolic_trace(nn.Linear(8, 3)), (torch.zeros(batch, 8),)
+def replicated(batch):
+    torch.distributed.init_process_group("nccl")
+    return torch.nn.parallel.DistributedDataParallel(nn.Linear(8, 3).cuda()), (torch.zeros(batch, 8),)
+def sharded(batch):
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
+    return FSDP(fully_shard(nn.Linear(8, 3))), (torch.zeros(batch, 8),)
+class Speech(nn.Linear):
+    def forward(self, x, y):
+        steps = torch.full((x.shape[0],), x.shape[1])
+        scores = super().forward(x).log_softmax(-1).transpose(0, 1)
+        return nn.functional.ctc_loss(scores, y, steps, torch.full((x.shape[0],), 4))
+def speech(batch):
+    return Speech(8, 5), (torch.zeros(batch, 20, 8), torch.ones(batch, 6, dtype=torch.long)), lambda loss: loss
 
 class Positions(nn.Module):
     def __init__(self, rows):
@@ -366,16 +403,57 @@ def test_a_shape_that_the_functions_inputs_have_is_taken(base: Path) -> None:
     assert python(base, "user.py:pair", image=4, classes=3).tokens == 0
 
 
-@pytest.mark.parametrize("function", ["wrapped", "part_wrapped", "compiled_in_place"])
-def test_a_compiled_module_needs_a_job_that_says_so(base: Path, function: str) -> None:
-    with pytest.raises(
-        InputError, match=r"^training\.compile: false, but model .* wrapped in torch\.compile"
-    ):
-        python(base, f"user.py:{function}")
-    graph = python(base, f"user.py:{function}", compile=True)
-    if function != "part_wrapped":
-        assert launched(graph) == launched(python(base, "user.py:not_wrapped"))
+COMPILED = (
+    "wrapped", "part_wrapped", "compiled_in_place", "compiled_forward", "compiled_method", "compiled_function"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", COMPILED)
+def test_a_module_that_its_own_code_compiles_is_traced_as_before_and_says_so(
+    base: Path, function: str
+) -> None:
+    graph, plain = python(base, f"user.py:{function}"), python(base, "user.py:not_wrapped")
+    assert graph.info["compile"]
+    assert "compile" not in plain.info
+    if function not in ("part_wrapped", "compiled_function"):
+        assert launched(graph) == launched(plain)
     assert launched(graph)[0] == "addmm"
+
+
+def test_a_module_that_its_own_code_compiles_is_forecast_as_compiled(base: Path) -> None:
+    def notes(function: str) -> list[str]:
+        job = a_job(base, {"source": "python", "name": f"user.py:{function}"})
+        forecast = predictors.get("roofline").predict(job)
+        return [note for note in forecast.assumptions if note.startswith("compile = true")]
+
+    (note,) = notes("compiled_function")
+    assert "own code compiles" in note
+    assert notes("not_wrapped") == []
+
+
+@pytest.mark.parametrize("function", ["replicated", "sharded"])
+def test_what_spreads_a_module_over_devices_is_left_to_the_plan(base: Path, function: str) -> None:
+    graph = python(base, f"user.py:{function}")
+    assert launched(graph) == launched(python(base, "user.py:not_wrapped"))
+    assert all("left out: the plan says" in note for note in graph.info["assumptions"])
+
+
+def test_lazy_layers_get_their_shapes(base: Path) -> None:
+    assert python(base, "user.py:lazy").parameters == 9 * 6 + 7 * 3
+    with pytest.raises(
+        CaptureError, match=r"^module LazyLinear: its lazy layers have no shapes yet; call it"
+    ):
+        capture(torch.nn.LazyLinear(3), torch.zeros(2, 8))
+
+
+@pytest.mark.parametrize("function", ["exported", "scripted", "symbolic"])
+def test_an_exported_or_scripted_module_is_one_like_any_other(base: Path, function: str) -> None:
+    assert launched(python(base, f"user.py:{function}")) == launched(python(base, "user.py:not_wrapped"))
+
+
+def test_ctc_keeps_a_place_between_all_labels_for_every_step(base: Path) -> None:
+    (loss,) = [op.operator for op in python(base, "user.py:speech").ops if op.operator.name == "_ctc_loss"]
+    assert [spec.shape for spec in loss.outputs] == [(4,), (4, 20, 2 * 6 + 1)]
 
 
 def test_a_position_beyond_its_table_stops_the_trace_as_it_stops_a_device(base: Path) -> None:
@@ -817,3 +895,69 @@ def test_an_onnx_file_is_traced_by_the_jobs_batch(base: Path) -> None:
 def test_an_onnx_file_that_is_not_there_is_named(base: Path) -> None:
     with pytest.raises(InputError, match=r"^model\.name: '.*net\.onnx' is not a file$"):
         trace(base, {"source": "onnx", "name": "net.onnx"})
+
+
+# Graphs
+
+GRAPHS = """
+import torch
+from torch import nn
+from torch_geometric import nn as layers
+from torch_geometric.data import Batch, Data
+
+class Net(nn.Module):
+    def __init__(self, first):
+        super().__init__()
+        self.first, self.last = first, layers.SAGEConv(16, 7)
+
+    def forward(self, x, edges, *kinds):
+        return self.last(self.first(x, edges, *kinds).relu(), edges)
+
+class Pooled(Net):
+    def forward(self, data):
+        return layers.global_mean_pool(super().forward(data.x, data.edge_index), data.batch)
+
+def graph(batch):
+    return torch.rand(10 * batch, 8), torch.randint(10 * batch, (2, 40 * batch))
+
+def gcn(batch): return Net(layers.GCNConv(8, 16)), graph(batch)
+def gat(batch): return Net(layers.GATConv(8, 4, heads=4)), graph(batch)
+def rgcn(batch): return Net(layers.RGCNConv(8, 16, 3)), (*graph(batch), torch.randint(3, (40 * batch,)))
+def pooled(batch):
+    parts = [Data(*graph(1)) for _ in range(batch)]
+    return Pooled(layers.GCNConv(8, 16)), (Batch.from_data_list(parts),)
+def unknown(batch):
+    rows = torch.empty(10 * batch, 8, device="meta")
+    return Net(layers.GCNConv(8, 16)), (rows, torch.empty(2, 40 * batch, dtype=torch.long, device="meta"))
+def whole(batch):
+    x, edges = graph(30)
+    seen = torch.arange(300) < 50
+    return Net(layers.GCNConv(8, 16, cached=True)), (x, edges), lambda output: output[seen].sum()
+"""
+
+
+@pytest.mark.parametrize("function", ["gcn", "gat", "rgcn", "pooled", "unknown"])
+def test_graph_networks_are_traced_the_same_each_time(tmp_path: Path, function: str) -> None:
+    pytest.importorskip("torch_geometric")
+    (tmp_path / "graphs.py").write_text(GRAPHS)
+    first, second = (python(tmp_path, f"graphs.py:{function}") for _ in range(2))
+    assert first.digest() == second.digest()
+    added = [op.operator.inputs[2].shape for op in first.ops if op.operator.name == "scatter_add_"]
+    messages = (
+        sum(shape[0] for shape in added if shape[1:] in ((16,), (4, 4), (8,))) - 160
+    )  # of the last layer
+    if function == "rgcn":
+        assert messages == 160
+    else:  # every node gets a loop, and keeps none of those it had
+        assert messages == 200 if function == "unknown" else 170 <= messages < 200
+    assert len(first.info.get("assumptions", ())) == (function == "unknown")
+
+
+def test_a_whole_graph_is_a_batch_of_one(tmp_path: Path) -> None:
+    pytest.importorskip("torch_geometric")
+    (tmp_path / "graphs.py").write_text(GRAPHS)
+    assert python(tmp_path, "graphs.py:whole", global_batch=1).samples == 1
+    with pytest.raises(
+        InputError, match=r"whatever the batch is; .* \(a whole dataset at once is a batch of 1\)$"
+    ):
+        python(tmp_path, "graphs.py:whole", global_batch=2)

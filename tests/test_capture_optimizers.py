@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ from foretrain.job import OPTIMIZERS
 
 ROWS = torch.zeros(4, 8)
 STATE = {
-    "sgd-plain": 0, "sgd": 4, "adagrad": 4, "rmsprop": 4, "adam": 8, "adamw": 8, "adam-fused": 8,
+    "sgd-plain": 0, "sgd": 4, "adagrad": 4, "rmsprop": 4, "adam": 8, "adamw": 8, "adam-fused": 8, "sparse-adam": 8,
     "adamw-fused": 8,
     "lamb": 8, "nadam": 8, "radam": 8, "adamax": 8, "adadelta": 8, "rprop": 8,
 }  # fmt: skip
@@ -105,3 +107,70 @@ def test_building_an_optimizer_leaves_gradients_as_they_were() -> None:
 def test_nothing_to_train_is_an_error() -> None:
     with pytest.raises(CaptureError, match="no trainable parameter"):
         capture(nn.Linear(8, 6).requires_grad_(False), ROWS)
+
+
+# Sparse gradients
+
+
+class Tables(nn.Module):
+    """Tables of a recommender: bags of rows, each with a sparse gradient."""
+
+    def __init__(self, rows: int, tables: int = 3, **how: Any) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, 4, sparse=True, **how) for _ in range(tables))
+        self.top = nn.Linear(4 * tables, 2)
+
+    def forward(self, *indices: torch.Tensor) -> torch.Tensor:
+        return self.top(torch.cat([table(ids) for table, ids in zip(self.tables, indices, strict=True)], 1))
+
+
+def recommender(optimizer: str, rows: int = 1000, **how: Any) -> OpGraph:
+    ids = tuple(torch.arange(16).view(8, 2) // 2 for _ in range(3))
+    return capture(Tables(rows, **how), ids, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("how", [{"mode": "sum"}, {"mode": "mean"}, {"mode": "sum", "padding_idx": 0}])
+def test_a_sparse_gradient_has_the_rows_of_the_batch_and_moves_them_alone(how: dict[str, Any]) -> None:
+    small, large = (recommender("sgd-plain", rows, **how) for rows in (1000, 100_000))
+    held = [
+        sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "gradients")
+        for graph in (small, large)
+    ]
+    dense = 4 * (12 * 2 + 2)
+    rows = 14 if "padding_idx" in how else 16
+    positions = 0 if rows == 16 else 8 * rows  # the inputs themselves, where none is left out
+    assert held == [dense + 3 * (rows * 4 * 4 + positions)] * 2
+    moved = [sum(op.operator.bytes for op in graph.ops) for graph in (small, large)]
+    assert moved[0] == moved[1]
+
+
+def test_rows_of_a_sparse_gradient_that_are_equal_are_summed_before_adam_sees_them() -> None:
+    graph = recommender("sparse-adam")
+    state = sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "optimizer_state")
+    assert state == 2 * 4 * (3 * 1000 * 4 + 12 * 2 + 2)
+    sorts = [op for op in graph.ops if op.operator.name == "sort"]
+    looked_up = [op for op in graph.ops if op.operator.name == "index_select" and op.phase == "optimizer"]
+    assert len(sorts) == 3
+    assert {op.operator.outputs[0].shape for op in looked_up} == {(8, 4)}
+    assert "assumptions" not in graph.info
+
+
+@pytest.mark.parametrize(("optimizer", "instead"), [("adamw", "SparseAdam"), ("sgd", "SGD without momentum")])
+def test_what_updates_a_table_that_an_optimizer_does_not_take_is_said(optimizer: str, instead: str) -> None:
+    note = f"tables with sparse gradients are updated by {instead}, beside {optimizer}"
+    assert recommender(optimizer).info["assumptions"] == [note]
+
+
+def test_a_table_used_twice_has_its_rows_one_after_the_other() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(1000, 4, sparse=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.table(x) * self.table(x.flip(0))).sum()
+
+    graph = capture(Twice(), torch.arange(6), lambda output: output, optimizer="sgd-plain")
+    assert "clone" not in [op.operator.name for op in graph.ops]
+    (update,) = [op.operator for op in graph.ops if op.phase == "optimizer" and op.writes]
+    assert (update.name, update.inputs[2].shape) == ("index_add_", (12, 4))

@@ -4,17 +4,21 @@ few layers for all."""
 from __future__ import annotations
 
 import functools
+import sys
+import types
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from foretrain.capture import capture_job, capture_rank
 from foretrain.capture.parallel.ranks import trace_rank
 from foretrain.capture.parallel.stacks import find_stack
 from foretrain.capture.parallel.tensor import TensorParallel
+from foretrain.capture.parallel.whole_sizes import WholeSizes, cut
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.graph import OpGraph, Stack, Weight
 from foretrain.job import Job
@@ -404,6 +408,130 @@ def test_a_module_of_ones_own_in_a_job(tmp_path: Path, by_sequence: bool, names:
     assert ("forward", "all_reduce", "tensor", 2 * 8) in collectives(graph)
 
 
+HANDWRITTEN = """
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention as attend, cross_entropy
+
+class Split(nn.Module):  # as in nanoGPT
+    def __init__(self, width, heads, keys):
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.n_head, self.n_embd = heads, width
+
+    def forward(self, x):
+        B, T, C = x.size()
+        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
+        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        y = attend(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
+
+class Chunk(nn.Module):  # names and a constant of its own
+    def __init__(self, width, heads, keys):
+        super().__init__()
+        self.mix, self.back = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.cfg = {"heads": heads}
+
+    def forward(self, x):
+        b, n, d = x.shape
+        parts = [p.view(b, n, self.cfg["heads"], -1).transpose(1, 2) for p in self.mix(x).chunk(3, dim=-1)]
+        return self.back(attend(*parts).transpose(1, 2).reshape(b, n, -1))
+
+class Fused(nn.Module):
+    def __init__(self, width, heads, keys):
+        super().__init__()
+        self.H, self.D = heads, width // heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = self.qkv(x).reshape(B, T, 3, self.H, self.D).permute(2, 0, 3, 1, 4)
+        return self.proj(attend(q, k, v).transpose(1, 2).reshape(B, T, C))
+
+class Grouped(nn.Module):  # fewer heads of keys and values
+    def __init__(self, width, heads, keys):
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.head_dim, self.n_rep = heads, keys, width // heads, heads // keys
+        self.wq, self.wo = nn.Linear(width, width), nn.Linear(width, width)
+        self.wk, self.wv = (nn.Linear(width, keys * self.head_dim) for _ in range(2))
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q = self.wq(x).unflatten(-1, (self.n_heads, self.head_dim))
+        k = self.wk(x).view(B, T, self.n_kv_heads, self.head_dim)
+        v = self.wv(x).view(B, T, self.n_kv_heads, self.head_dim)
+        k, v = (t.repeat_interleave(self.n_rep, dim=2) for t in (k, v))
+        y = attend(*(t.transpose(1, 2) for t in (q, k, v)))
+        return self.wo(y.transpose(1, 2).reshape(B, T, C))
+
+class Block(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.attention, self.norm = kind(64, 8, 2), nn.LayerNorm(64)
+        self.mlp = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x):
+        x = x + self.attention(self.norm(x))
+        return x + self.mlp(x)
+
+class Net(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(32, 64), nn.ModuleList(Block(kind) for _ in range(4))
+        self.head = nn.Linear(64, 32)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).flatten(0, 1)
+
+def make(batch, kind):
+    return Net(globals()[kind])
+"""
+
+
+@pytest.mark.parametrize("kind", ["Split", "Chunk", "Fused", "Grouped"])
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_attention_that_is_written_for_all_heads_runs_on_a_part_of_them(
+    tmp_path: Path, kind: str, tensor: int
+) -> None:
+    (tmp_path / "net.py").write_text(HANDWRITTEN)
+    tables = {
+        "model": {"source": "python", "name": "net.py:make", "args": {"kind": kind}},
+        "training": {"global_batch": 2, "sequence": 16, "precision": "bf16"},
+        "cluster": {"device": "t4", "nodes": tensor},
+        "plan": {"tensor": tensor},
+    }
+    graph = trace_rank(Job.read(tables, base=tmp_path), accumulate=False, info={})
+    attention = [
+        op.operator
+        for op in graph.ops
+        if "attention" in op.operator.name and op.phase == "forward" and op.layer.startswith("blocks.1.")
+    ]
+    assert [[spec.shape for spec in one.inputs[:3]] for one in attention] == [[(2, 8 // tensor, 16, 8)] * 3]
+    alone = trace_rank(
+        Job.read({**tables, "plan": {}, "cluster": {"device": "t4"}}, base=tmp_path),
+        accumulate=False,
+        info={},
+    )
+    whole, part = matrix_flops(alone, "blocks.1."), matrix_flops(graph, "blocks.1.")
+    copied = 2 * 3 * 2 * 32 * 64 * 16 // 4 if (kind, tensor) == ("Grouped", 4) else 0
+    assert part == whole / tensor + copied
+    assert any("logits are whole" in note for note in graph.info["assumptions"])
+
+
+def test_sizes_that_einops_makes_of_a_part_are_those_of_whole_heads() -> None:
+    q = cut(2)(torch.empty(2, 16, 32))
+    namespace: dict[str, Any] = {"__name__": "einops.backend"}
+    exec("def reshape(x, sizes):\n    return x.reshape(sizes)", namespace)
+    with pytest.MonkeyPatch.context() as patch, WholeSizes({8}):
+        patch.setitem(sys.modules, "einops", types.ModuleType("einops"))
+        assert namespace["reshape"](q, (2, 16, 8, 4)).shape == (2, 16, 4, 8)
+
+
 # Context and expert parallelism
 
 
@@ -506,8 +634,24 @@ def test_numbers_that_do_not_divide(
 
 
 def test_unknown_layers_are_named() -> None:
+    net = Net()
+    net.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8)) for _ in range(4))
     with pytest.raises(UnsupportedJob, match=r"how to cut blocks\.\*\.\* of Net; say it in plan.tensor_plan"):
-        TensorParallel(Net(), 2, by_sequence=False)
+        TensorParallel(net, 2, by_sequence=False)
+
+
+def test_attention_of_torch_is_not_cut() -> None:
+    net = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 4)
+    message = r"^plan\.tensor: layers\.\*\.self_attn is torch's nn\.MultiheadAttention, which is not cut; "
+    with pytest.raises(UnsupportedJob, match=message):
+        TensorParallel(net, 2, by_sequence=False)
+    TensorParallel(net, 2, by_sequence=False, given={"*.self_attn.out_proj": "replicate"})
+
+
+def test_layers_of_unknown_names_are_cut_by_their_shapes() -> None:
+    net = Net()
+    TensorParallel(net, 4, by_sequence=False)
+    assert [tuple(p.shape) for p in net.blocks[3].parameters()] == [(8, 8), (8,), (8, 8), (8,)]
 
 
 def test_an_unknown_role_is_refused() -> None:

@@ -32,7 +32,7 @@ Recompute = Literal["none", "selective", "full"]
 Mode = Literal["train", "infer"]
 
 OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", "adafactor", "lamb",
-"adagrad", "rmsprop",
+"adagrad", "rmsprop", "sparse-adam",
               "nadam", "radam", "adamax", "adadelta", "asgd", "rprop", "muon")  # fmt: skip
 
 SPELLED: dict[str, Spellings] = {

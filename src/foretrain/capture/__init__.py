@@ -59,7 +59,7 @@ def capture(
     import torch
 
     from foretrain.capture.sources.loaded import classifier_loss, parameter_counts
-    from foretrain.capture.sources.user_files import is_compiled, without_compile
+    from foretrain.capture.sources.wrapped import is_compiled, is_lazy, without_compile
     from foretrain.capture.tracing.constants import Constants, tensors_in
     from foretrain.capture.tracing.tracer import trace_step
     from foretrain.capture.tracing.values import with_values_if_needed
@@ -68,6 +68,10 @@ def capture(
     first = next(tensors_in(arguments), None)
     batch = samples or (first.shape[0] if first is not None and first.dim() else 1)
     compiled = is_compiled(module)
+    if is_lazy(module):
+        raise CaptureError(
+            f"module {type(module).__name__}: its lazy layers have no shapes yet; call it once before"
+        )
     module = getattr(module, "_orig_mod", module)
 
     def trace(with_values: bool) -> OpGraph:

@@ -156,8 +156,9 @@ def _assumptions(step: Step) -> Iterator[str]:
     training = job.workload.training
     yield from job.cluster.assumptions
     if training.compile:
+        whose = ", as the model's own code compiles" if graph.info.get("compile") else ""
         yield (
-            "compile = true: element-wise runs are costed as single kernels;"
+            f"compile = true{whose}: element-wise runs are costed as single kernels;"
             " what the compiler does beyond that is not"
         )
     if training.precision == "fp8":

@@ -28,6 +28,19 @@ def step_graph(job: Job) -> OpGraph:
     return graph if habits.fusion == Fusion() else _fused(graph, habits.fusion, several)
 
 
+def as_compiled(job: Job) -> Job:
+    """The job with its module's own word on ``torch.compile``: a user's function may compile what it
+    returns."""
+    training = job.workload.training
+    if training.compile or job.workload.model.source != "python":
+        return job
+    several = job.cluster.world_size > 1
+    if not (capture_rank if several else capture_job)(as_framework_runs_it(job)).info.get("compile"):
+        return job
+    training = dataclasses.replace(training, compile=True)
+    return dataclasses.replace(job, workload=dataclasses.replace(job.workload, training=training))
+
+
 def possible_step_graph(job: Job) -> OpGraph | None:
     """The graph of the step; None where it cannot be made: without torch, of a model that is not at hand."""
     with contextlib.suppress(ForetrainError):

@@ -18,7 +18,7 @@ from foretrain.graph.fusion import FUSED
 from foretrain.graph.opset import communicates, is_attention, permutes, waits
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, attention_factor, profile
-from foretrain.step.graph import step_graph
+from foretrain.step.graph import as_compiled, step_graph
 from foretrain.step.partition import Stage, Teams, stages
 from foretrain.step.spans import Column, Mask
 
@@ -135,6 +135,7 @@ class Calls:
 
 def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) -> Layout:
     """Capture, partition and cost a job; what it cannot be split into is an error that names the numbers."""
+    job = as_compiled(job)
     habits, graph = profile(job), step_graph(job)
     network, teams = Collectives(job.cluster), Teams.of(job)
     return Layout(

@@ -12,7 +12,7 @@ from torch import nn
 from foretrain.capture.parallel.tensor_plan import is_fused, is_linear, reads_keys
 from foretrain.errors import InputError
 
-_HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nheads")
+_HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nheads", "nhead", "heads")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
 _HEAD_WIDTH = (
     "head_dim",
@@ -38,10 +38,13 @@ class _Heads:
 
 
 class Narrowing:
-    """Narrows the layers of a module for a group of ``degree`` ranks; tied weights stay tied."""
+    """Narrows the layers of a module for a group of ``degree`` ranks; tied weights stay tied.
 
-    def __init__(self, module: nn.Module, degree: int) -> None:
-        self._module, self._degree = module, degree
+    With ``keeps_sizes``, numbers that the module's code computes with stay those of the whole.
+    """
+
+    def __init__(self, module: nn.Module, degree: int, *, keeps_sizes: bool = False) -> None:
+        self._module, self._degree, self._keeps_sizes = module, degree, keeps_sizes
         self._whole: dict[int, tuple[nn.Parameter, int]] = {}  # a part -> itself, and the size that was cut
         self._holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
         for child in module.modules():
@@ -63,7 +66,8 @@ class Narrowing:
             layer = self._module.get_submodule(path)
             dim = 1 - _output_dim(layer)
             self._resize(layer, dim, self._share(_weight(layer).shape[dim], f"inputs of {path}"))
-        self._divide_heads({self._module.get_submodule(path) for path in (*columns, *rows)})
+        if not self._keeps_sizes:
+            self._divide_heads({self._module.get_submodule(path) for path in (*columns, *rows)})
 
     def _narrow_family(self, parent: nn.Module, paths: list[str]) -> None:
         heads = self._heads(parent)
@@ -77,10 +81,18 @@ class Narrowing:
         if heads is not None:
             self._narrow_beside(parent, heads, widths)
 
+    def ratio(self, path: str) -> int:
+        """How many times a rank's part of a column layer's outputs makes the whole."""
+        weight = _weight(self._module.get_submodule(path))
+        whole = self._whole[id(weight)][1] if id(weight) in self._whole else weight.shape[0]
+        return whole // weight.shape[_output_dim(self._module.get_submodule(path))]
+
     def _heads(self, parent: nn.Module) -> _Heads | None:
         """The heads of an attention; None for another module."""
         sized = _first(parent, _HEAD_WIDTH) is not None
         config = getattr(parent, "config", None) if sized else None
+        if config is None and self._keeps_sizes:
+            config = getattr(parent, "config", None)
         queries = _first(parent, _HEADS) or _first(config, _HEADS)
         if queries is None:
             return None
@@ -113,7 +125,7 @@ class Narrowing:
     def _narrow_beside(self, parent: nn.Module, heads: _Heads, widths: dict[int, int]) -> None:
         """What stands beside the layers of an attention and goes by heads or by their width."""
         _set_all(parent, _GROUPS, heads.local_queries // heads.local_keys)
-        for name in _WIDTHS:
+        for name in () if self._keeps_sizes else _WIDTHS:
             value = getattr(parent, name, None)
             if type(value) is int and value % heads.queries == 0:
                 setattr(parent, name, value // heads.queries * heads.local_queries)

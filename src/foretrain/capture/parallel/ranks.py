@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,13 +15,15 @@ from foretrain.capture.parallel.context import ContextParallel
 from foretrain.capture.parallel.experts import route_tokens, split_experts
 from foretrain.capture.parallel.stacks import CallOrder, find_stack, truncate
 from foretrain.capture.parallel.tensor import TensorParallel
+from foretrain.capture.parallel.tensor_plan import is_of_library
 from foretrain.capture.sources.loaded import WEIGHT_DTYPES, LoadedModel, parameter_counts
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.sources.transformers_models import check_positions
 from foretrain.capture.tracing.constants import Constants
+from foretrain.capture.tracing.guesses import same_draws
 from foretrain.capture.tracing.tracer import DTYPES, trace_step
 from foretrain.capture.tracing.values import with_values_if_needed
-from foretrain.errors import CaptureError, InputError
+from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
 from foretrain.graph import OpGraph, Stack, Weight
 from foretrain.job import Job, Plan
 
@@ -41,6 +43,17 @@ def trace_rank(
     to the layer of its parameter.
     """
     trace = functools.partial(_trace, job, batch or job.micro_batch, accumulate, info, own_gradients)
+    if job.workload.model.source != "python" or job.plan.tensor == 1:
+        return _by_layers(trace, by_layers)
+    try:
+        return _by_layers(functools.partial(trace, keeps_sizes=True), by_layers)
+    except UnsupportedJob as error:
+        with contextlib.suppress(ForetrainError):
+            return _by_layers(trace, by_layers)
+        raise error
+
+
+def _by_layers(trace: Callable[..., OpGraph], by_layers: bool) -> OpGraph:
     if by_layers:
         with contextlib.suppress(_NotByLayers):
             return trace(by_layers=True)
@@ -59,16 +72,18 @@ def _trace(
     own_gradients: bool,
     *,
     by_layers: bool,
+    keeps_sizes: bool = False,
     with_values: bool = False,
 ) -> OpGraph:
     training, plan = job.workload.training, job.plan
-    loaded = _load(job, batch)
+    with same_draws():
+        loaded = _load(job, batch)
     module = loaded.module
     info = {**info, "model_parameters": parameter_counts(module)}
     if training.framework != "pytorch" or plan.expert > 1 or plan.tensor > 1:
         route_tokens(module)
     split = split_experts(module, plan)
-    tensor = TensorParallel.of(job, module)
+    tensor = TensorParallel.of(job, module, keeps_sizes=keeps_sizes and not is_of_library(module))
     weights = tuple(_weights(module, split, training.precision))
     stack = find_stack(module)
     if stack is not None and by_layers:
@@ -106,8 +121,11 @@ def _trace(
         stack = None
     context.check(job.workload.model.label)
     info = (
-        {**graph.info, "assumptions": notes} if (notes := _assumptions(plan, graph, loaded)) else graph.info
+        {**graph.info, "assumptions": notes}
+        if (notes := _assumptions(plan, graph, loaded, tensor))
+        else graph.info
     )
+    info = {**info, "compile": True} if loaded.compiled else info
     return dataclasses.replace(
         graph, weights=weights, stack=stack, parameters=sum(weight.elements for weight in weights), info=info
     )
@@ -121,12 +139,12 @@ def _values(loaded: LoadedModel, everything: bool) -> Constants:
 
 @contextlib.contextmanager
 def _both(tensor: TensorParallel, context: ContextParallel, mode: str) -> Iterator[None]:
-    with tensor.losses(needed=mode == "train"), context.attention():
+    with tensor.sizes(), tensor.losses(needed=mode == "train"), context.attention():
         yield
 
 
-def _assumptions(plan: Plan, graph: OpGraph, loaded: LoadedModel) -> list[str]:
-    notes = [*loaded.notes, *graph.info.get("assumptions", ())]
+def _assumptions(plan: Plan, graph: OpGraph, loaded: LoadedModel, tensor: TensorParallel) -> list[str]:
+    notes = [*dict.fromkeys(loaded.notes), *graph.info.get("assumptions", ()), *tensor.notes]
     if plan.expert > 1:
         notes.append("every expert rank gets as many tokens as it sends")
     if plan.context > 1:

@@ -30,6 +30,7 @@ from foretrain.capture.parallel.experts import expert_modules, takes_routes
 from foretrain.capture.parallel.narrowing import Narrowing
 from foretrain.capture.parallel.stacks import block_lists
 from foretrain.capture.parallel.tensor_plan import is_linear, layer_roles, seen_layers
+from foretrain.capture.parallel.whole_sizes import WholeSizes, cut, head_counts, uncut
 from foretrain.capture.parallel.wrapping import Shared, after, at_exit, before, keeping_parts
 from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
 from foretrain.job import Job
@@ -51,8 +52,13 @@ class TensorParallel:
         keeps_parts: bool = False,
         whole_experts: bool = False,
         given: Mapping[str, str] | None = None,
+        keeps_sizes: bool = False,
     ) -> None:
         self._module, self._degree = module, degree
+        self._keeps_sizes = keeps_sizes
+        self.notes: list[str] = []
+        """What a forecast should say of how it was cut."""
+        self._heads = head_counts(module) if keeps_sizes else set()
         self._by_sequence = by_sequence and degree > 1
         self._keeps_parts = keeps_parts
         self._vocabulary: set[int] = set()
@@ -61,10 +67,16 @@ class TensorParallel:
         if degree > 1:
             roles = layer_roles(module, given)
             self._check_cover(roles)
+            if "vocab" not in roles.values() and any(isinstance(m, nn.Embedding) for m in module.modules()):
+                self.notes.append(
+                    "plan.tensor: the embedding and the layer of the logits are whole on every rank; "
+                    'plan.tensor_plan can cut them as "vocab"'
+                )
             self._split({path: role for path, role in roles.items() if role != "replicate"}, whole_experts)
 
     @classmethod
-    def of(cls, job: Job, module: nn.Module) -> TensorParallel:
+    def of(cls, job: Job, module: nn.Module, *, keeps_sizes: bool = False) -> TensorParallel:
+        """As the job's plan has it; with ``keeps_sizes``, for code that is written for whole layers."""
         plan = job.plan
         return cls(
             module,
@@ -73,6 +85,7 @@ class TensorParallel:
             keeps_parts=job.workload.training.framework in KEEPS_PARTS,
             whole_experts=plan.expert > 1,
             given=plan.tensor_plan,
+            keeps_sizes=keeps_sizes,
         )
 
     def explain(self, error: CaptureError) -> ForetrainError:
@@ -90,6 +103,13 @@ class TensorParallel:
     def _check_cover(self, roles: Mapping[str, str]) -> None:
         """Refuse to leave a good part of the blocks' work on every rank because its layers have unknown
         names."""
+        for path, child in self._module.named_modules():
+            if isinstance(child, nn.MultiheadAttention) and roles.get(f"{path}.out_proj") == "row":
+                raise UnsupportedJob(
+                    f"plan.tensor: {seen_layers([path])} is torch's nn.MultiheadAttention, which is not cut; "
+                    "write it with linear layers of its own, or leave it whole by plan.tensor_plan = "
+                    f'{{"*.{path.rpartition(".")[2]}.out_proj" = "replicate"}}'
+                )
         blocks = tuple(f"{path}." for path in block_lists(self._module))
         sizes = {
             path: child.weight.numel()
@@ -113,11 +133,16 @@ class TensorParallel:
             [path for path, role in roles.items() if role == wanted] for wanted in ("column", "row")
         )
         holders = {} if whole_experts else expert_modules(self._module)
-        narrowing = Narrowing(self._module, self._degree)
+        narrowing = Narrowing(self._module, self._degree, keeps_sizes=self._keeps_sizes)
         narrowing.narrow(columns, rows)
         self._connect_columns(columns)
         for path in rows:
             after(self._module.get_submodule(path), self._leave)
+        if self._keeps_sizes:
+            for path in columns:
+                after(self._module.get_submodule(path), cut(narrowing.ratio(path)))
+            for path in rows:
+                after(self._module.get_submodule(path), uncut)
         for path, holder in holders.items():
             if not takes_routes(holder):
                 raise UnsupportedJob(
@@ -226,6 +251,10 @@ class TensorParallel:
                 f"does not divide the {x.shape[1]} positions of a sequence"
             )
         return (scatter if self._embeds_parts else take_slice)(x, _sequence_dim(x), self._degree, "tensor")
+
+    def sizes(self) -> contextlib.AbstractContextManager[Any]:
+        """While this is open, code that is written for whole layers runs on parts of them."""
+        return WholeSizes(self._heads) if self._keeps_sizes and self._degree > 1 else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def losses(self, *, needed: bool) -> Iterator[None]:

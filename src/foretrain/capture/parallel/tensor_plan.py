@@ -18,16 +18,22 @@ _COLUMN = frozenset("""
 q_proj k_proj v_proj qkv_proj qkv Wqkv c_attn q_attn query key value query_key_value q k v q_lin k_lin v_lin
 wq wk wv linear_qkv qkv_lin
 q_b_proj kv_b_proj gate_proj up_proj gate_up_proj c_fc fc1 fc1_g fc1_x linear1 lin1 Wi wi wi_0 wi_1 w1 w3
-w12 dense_h_to_4h linear_fc1 fc_in
+w12 dense_h_to_4h linear_fc1 fc_in to_qkv to_q to_k to_v to_kv q_linear k_linear v_linear query_proj key_proj
+value_proj W_q W_k W_v w_q w_k w_v qkv_linear
 """.split())  # fmt: skip
 _ROW = frozenset(
     """
 o_proj out_proj c_proj dense_4h_to_h down_proj fc2 linear2 lin2 out_lin Wo wo w2 proj linear_proj linear_fc2
-o fc_out
+o fc_out to_out o_linear out_linear W_o w_o
 """.split()
 )
-_KEYS_AND_VALUES = frozenset("k_proj v_proj key value k v k_lin v_lin wk wv".split())
-_FUSED = frozenset("qkv_proj qkv Wqkv c_attn query_key_value linear_qkv qkv_lin".split())
+_KEYS_AND_VALUES = frozenset(
+    """
+k_proj v_proj key value k v k_lin v_lin wk wv to_k to_v to_kv k_linear v_linear key_proj value_proj W_k W_v
+w_k w_v
+""".split()
+)
+_FUSED = frozenset("qkv_proj qkv Wqkv c_attn query_key_value linear_qkv qkv_lin to_qkv qkv_linear".split())
 _DENSE = (
     ("intermediate.dense", "column"),
     ("output.dense", "row"),
@@ -65,7 +71,26 @@ def layer_roles(module: nn.Module, given: Mapping[str, str] | None = None) -> di
             own = _given_role(path, given or {}) or known
             if own is not None:
                 roles[path] = own
-    return roles
+    return roles if is_of_library(module) else roles | _shaped_roles(module, roles)
+
+
+def _shaped_roles(module: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
+    """Roles of layers of unknown names beside each other in a repeated block, by their shapes: the last takes
+    what the others make of the width that it gives."""
+    families: dict[str, list[tuple[str, nn.Linear]]] = {}
+    for path, child in module.named_modules():
+        if isinstance(child, nn.Linear) and "*" in _generic(path.rpartition(".")[0]):
+            families.setdefault(path.rpartition(".")[0], []).append((path, child))
+    found: dict[str, str] = {}
+    for layers in families.values():
+        (*firsts, (last_path, last)) = layers
+        makes = [layer.out_features for _, layer in firsts]
+        alike = all(layer.in_features == last.out_features for _, layer in firsts)
+        if firsts and alike and max(makes) >= last.in_features and roles.get(last_path, "row") == "row":
+            shaped = dict.fromkeys((path for path, _ in firsts), "column") | {last_path: "row"}
+            if all(roles.get(path, role) == role for path, role in shaped.items()):
+                found |= shaped
+    return found
 
 
 def _given_role(path: str, given: Mapping[str, str]) -> str | None:
@@ -75,12 +100,13 @@ def _given_role(path: str, given: Mapping[str, str]) -> str | None:
 def _vocabulary_role(module: nn.Module, child: nn.Module) -> str | None:
     """The token embedding and the layer that gives logits, where the model says which they are."""
     for name in ("get_input_embeddings", "get_output_embeddings"):
-        if _of_library(module) and child is getattr(module, name)():
+        if is_of_library(module) and child is getattr(module, name)():
             return "vocab"
     return None
 
 
-def _of_library(module: nn.Module) -> bool:
+def is_of_library(module: nn.Module) -> bool:
+    """Whether it is a model of transformers."""
     return hasattr(module, "get_output_embeddings") and hasattr(module, "config")
 
 
@@ -107,7 +133,9 @@ def _named_role(path: str, child: nn.Module) -> str | None:
     """By the name of a layer inside a repeated block."""
     if not is_linear(child) or "*" not in _generic(path):
         return None
-    leaf = path.rpartition(".")[2]
+    above, _, leaf = path.rpartition(".")
+    if leaf == "0":  # a layer with what follows it, dropout say
+        leaf = above.rpartition(".")[2]
     if leaf == "dense":
         return next((role for ending, role in _DENSE if path.endswith(ending)), None)
     return "column" if leaf in _COLUMN else "row" if leaf in _ROW else None

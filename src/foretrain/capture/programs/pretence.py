@@ -103,7 +103,7 @@ _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-_DISTRIBUTED_ANSWERS: dict[str, Any] = {
+DISTRIBUTED_ANSWERS: dict[str, Any] = {
     "is_initialized": False,
     "get_rank": 0,
     "get_world_size": 1,
@@ -120,7 +120,7 @@ def pretending(text: str, compiled: Callable[[], None]) -> Iterator[None]:
     """Inside of this block a GPU seems to be there, other processes are not, ``torch.compile`` gives back
     what it is given (and tells ``compiled``), and nothing is loaded from or saved to checkpoints."""
     patches: list[Any] = [
-        *_answering("torch.cuda", _CUDA_ANSWERS),
+        *answering("torch.cuda", _CUDA_ANSWERS),
         *(unittest.mock.patch(f"torch.cuda.{name}", _Anything) for name in ("Stream", "Event", "CUDAGraph")),
         *(unittest.mock.patch(f"torch.cuda.{name}", _Anything()) for name in ("stream", "device")),
         unittest.mock.patch("torch.cuda.current_stream", _Anything()),
@@ -136,7 +136,7 @@ def pretending(text: str, compiled: Callable[[], None]) -> Iterator[None]:
         unittest.mock.patch.dict(os.environ, {**_told(text), **_QUIET, **os.environ}),
     ]
     if torch.distributed.is_available() and not torch.distributed.is_initialized():
-        patches += _answering("torch.distributed", _DISTRIBUTED_ANSWERS)
+        patches += answering("torch.distributed", DISTRIBUTED_ANSWERS)
         patches.append(unittest.mock.patch("torch.nn.parallel.DistributedDataParallel", OneReplica))
     patches.append(unittest.mock.patch("torch.nn.DataParallel", OneReplica))
     with contextlib.ExitStack() as all_patches:
@@ -171,7 +171,7 @@ def _told(text: str) -> dict[str, str]:
     return _ONE_PROCESS if "LOCAL_RANK" in text or "WORLD_SIZE" in text else {}
 
 
-def _answering(module: str, answers: dict[str, Any]) -> list[Any]:
+def answering(module: str, answers: dict[str, Any]) -> list[Any]:
     return [
         unittest.mock.patch(f"{module}.{name}", lambda *_, answer=answer, **__: answer, create=True)
         for name, answer in answers.items()

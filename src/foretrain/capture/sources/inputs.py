@@ -24,12 +24,13 @@ def holds(inputs: Any, batch: int) -> bool:
 
 def check_batch(name: str, batch: int, inputs: Any, twice: Any) -> None:
     """Inputs that are laid out otherwise (time first, all nodes of several graphs) must at least grow with
-    the batch."""
+    the batch; a whole dataset at once is a batch of one."""
     shapes, others = ([tuple(tensor.shape) for tensor in tensors_of(value)] for value in (inputs, twice))
-    if shapes == others:
+    if shapes == others and batch > 1:
         raise InputError(
             f"training.global_batch: model {name} returns inputs of shape {list(shapes[0])} "
-            f"whatever the batch is; the job asks for {batch} samples at once"
+            f"whatever the batch is; the job asks for {batch} samples at once "
+            "(a whole dataset at once is a batch of 1)"
         )
 
 

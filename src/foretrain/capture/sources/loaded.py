@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -34,10 +34,12 @@ class LoadedModel:
     inputs: tuple[Any, ...] | Mapping[str, Any]
     loss: Loss | None
     tokens: int = 0
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
     """What a forecast should say of how it was built."""
     constants: Constants | None = None
     """Values on meta that are known from building it."""
+    compiled: list[str] = field(default_factory=list)
+    """What of it ``torch.compile`` was applied to, before it was undone; functions when they have run."""
 
 
 def parameter_counts(module: torch.nn.Module) -> list[int]:

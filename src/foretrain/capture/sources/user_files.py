@@ -24,6 +24,13 @@ from foretrain.capture.sources.loaded import (
     building,
     classifier_loss,
 )
+from foretrain.capture.sources.wrapped import (
+    is_compiled,
+    materialise,
+    not_compiling,
+    on_one_process,
+    without_compile,
+)
 from foretrain.capture.sources.zoo import mended_imports
 from foretrain.capture.tracing.constants import Constants, tensors_in
 from foretrain.errors import CaptureError, InputError, unknown
@@ -37,7 +44,14 @@ def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
     assert model.name is not None
     path, function = located(model.name, workload.base)
     constants = Constants()
-    module, inputs, loss = _made(workload, path, function, batch, device, constants)
+    compiled: list[str] = []
+    notes: list[str] = []
+    with contextlib.ExitStack() as undone:
+        if device == "meta":
+            undone.enter_context(not_compiling(path.parent, compiled))
+            undone.enter_context(on_one_process(path.read_text(errors="replace"), notes))
+        module, inputs, loss = _made(workload, path, function, batch, device, constants)
+    compiled += [type(module).__name__] if is_compiled(module) else []
     if inputs is None:
         inputs = default_inputs(training, batch, device)
     else:
@@ -47,14 +61,18 @@ def load_python(workload: Workload, batch: int, device: str) -> LoadedModel:
         check_inputs(
             f"model {model.name}", inputs, batch, sequence=training.sequence, image=training.image_shape
         )
+    if device == "meta":
+        materialise(module, inputs)
     check_classes(f"model {model.name}", module, training.classes)
     tokens = batch * training.sequence if training.sequence else 0
     return LoadedModel(
-        module=_not_compiled(module, training.compile, f"model {model.name}"),
+        module=without_compile(module) if device == "meta" or training.compile else module,
         inputs=inputs,
         loss=loss or classifier_loss(),
         tokens=tokens,
         constants=constants,
+        compiled=compiled,
+        notes=notes,
     )
 
 
@@ -87,6 +105,8 @@ def _made(
             first, named = _call_arguments(what, build, args, batch)
             made = _call_on(device, constants, lambda: build(*first, **named))
     parts = made if isinstance(made, tuple) else (made,)
+    if type(parts[0]).__name__ == "ExportedProgram":
+        parts = (parts[0].module(), *parts[1:])
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], torch.nn.Module):
         raise CaptureError(
             f"{what}: returned {type(made).__name__}; "
@@ -171,34 +191,6 @@ def _call_arguments(
             break
         first.append(given.pop(key, one.default))
     return first, given
-
-
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether ``torch.compile`` was applied to a module or to a part of it."""
-    return any(
-        hasattr(child, "_orig_mod") or getattr(child, "_compiled_call_impl", None) is not None
-        for child in module.modules()
-    )
-
-
-def without_compile(module: torch.nn.Module) -> torch.nn.Module:
-    """The module as it was before ``torch.compile``; what it is wrapped in goes, in place."""
-    module = getattr(module, "_orig_mod", module)
-    for child in module.modules():
-        if getattr(child, "_compiled_call_impl", None) is not None:
-            child._compiled_call_impl = None
-        for name, part in child._modules.items():
-            if isinstance(whole := getattr(part, "_orig_mod", None), torch.nn.Module):
-                child._modules[name] = whole
-    return module
-
-
-def _not_compiled(module: torch.nn.Module, expected: bool, what: str) -> torch.nn.Module:
-    if not is_compiled(module):
-        return module
-    if not expected:
-        raise InputError(f"training.compile: false, but {what} is wrapped in torch.compile; set it to true")
-    return without_compile(module)
 
 
 def _call_on(device: str, constants: Constants, build: Callable[[], Any]) -> Any:

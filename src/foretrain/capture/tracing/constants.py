@@ -2,8 +2,7 @@
 beside the trace.
 
 A model may ask such a tensor a question (``if mask.all():``). The answer then is the true one, not an error.
-The choices of a router (argmax, topk) do depend on weights: they are taken as balanced, each option as often
-as any other.
+What depends on weights or on chance is guessed (``guesses.py``) where shapes depend on it, and said to be.
 """
 
 from __future__ import annotations
@@ -16,17 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from foretrain.capture.tracing.guesses import LARGEST, MASKED, guess, selected
 from foretrain.errors import CaptureError
 
 aten = torch.ops.aten
-_LARGEST = 2**22
-"""Elements beyond which a value is not kept."""
+_MOST_ANSWERS = 50_000
+"""Answers that rest on guessed or drawn data, in one trace; a loop that waits for another would never end."""
 _LARGEST_ASSUMED = 2**28
-"""The same where a model's outputs are assumed: the scores of all anchors of a batch, say."""
+"""Elements beyond which a value is not kept where outputs are assumed: scores of all anchors of a batch."""
 
 _MOST_VALUES = 10**9
 """Weights and inputs that are given values at most."""
@@ -35,7 +36,8 @@ _FACTORIES = {
     op
     for packet in ("arange", "ones", "zeros", "full", "eye", "linspace", "scalar_tensor", "ones_like",
     "zeros_like", "full_like",
-                   "new_ones", "new_zeros", "new_full", "tril_indices", "triu_indices")
+                   "new_ones", "new_zeros", "new_full", "tril_indices", "triu_indices", "rand", "randn",
+                   "randint", "randperm", "rand_like", "randn_like", "randint_like")
     for op in (getattr(getattr(aten, packet), overload) for overload in getattr(aten, packet).overloads())
 }  # fmt: skip
 
@@ -113,8 +115,9 @@ class Constants:
         self._values: Any = WeakTensorKeyDictionary()
         self._twins: Any = WeakTensorKeyDictionary()
         self._spoilt: set[int] = set()
-        self._guessed = False
-        self._largest = _LARGEST
+        self._guesses: Any = WeakTensorKeyDictionary()
+        self._answers = 0
+        self._largest = LARGEST
         self.assumptions: list[str] = []
 
     @contextlib.contextmanager
@@ -164,7 +167,7 @@ class Constants:
 
     def learn(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
         """``tensor`` has the values that ``real`` has now."""
-        if not real.is_meta and (self.everything or real.numel() <= _LARGEST):
+        if not real.is_meta and (self.everything or real.numel() <= LARGEST):
             self.know(tensor, real.detach().to("cpu", copy=True))
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -176,8 +179,10 @@ class Constants:
     def answer(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The value of a tensor that the model wants to see."""
         value = self.value(tensor)
-        if value is not None and tensor.is_meta and self._guessed:
-            self._assume_balance()
+        if value is not None and (self._rest_on([tensor]) is not None or self.everything):
+            self._answers += 1
+            if self._answers > _MOST_ANSWERS:
+                raise CaptureError("control flow that depends on data cannot be traced (a loop does not end)")
         return value
 
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -185,20 +190,25 @@ class Constants:
         known."""
         if func._schema.name == "torchvision::nms":
             return self._without_suppression(args[1])
-        if any(self.value(tensor) is None for tensor in tensors_in((args, kwargs))):
-            return None
-        if self._guessed:
-            self._assume_balance()
+        operands = list(tensors_in((args, kwargs)))
+        if func is aten.masked_select.default and (mask := self.answer(args[1])) is not None:
+            mask = mask.expand(torch.broadcast_shapes(args[0].shape, mask.shape))
+            return args[0].new_empty(int(mask.sum()))
+        if any(self.value(tensor) is None for tensor in operands):
+            if (guessed := selected(func, args, kwargs)) is None:
+                return None
+            values, note = guessed
+            self._assume(note)
+            return tree_map(lambda value: self._known_on_meta(value, note), values)
+        assumption = self._rest_on(operands)
         values = func(
             *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
         )
-        return tree_map(self._known_on_meta, values)
+        return tree_map(lambda value: self._known_on_meta(value, assumption), values)
 
     def _without_suppression(self, scores: torch.Tensor) -> torch.Tensor:
         """All boxes, the best first: how many overlap is a question to a trained model."""
-        note = "non-maximum suppression is taken to keep every box"
-        if note not in self.assumptions:
-            self.assumptions.append(note)
+        self._assume("non-maximum suppression is taken to keep every box")
         known = self.value(scores)
         if known is None:
             return torch.empty(scores.shape, dtype=torch.long, device="meta")
@@ -206,28 +216,56 @@ class Constants:
         return order
 
     def without_masks(self, func: Any, args: Any) -> Any:
-        """The arguments of an indexing call with known boolean masks written as the positions they select."""
+        """The arguments of an indexing call with boolean masks written as the positions they select; one that
+        writes the same number everywhere needs no positions of a mask that is not known."""
         if func not in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
+            return args
+        if not args[0].is_meta or not any(_is_mask(index) for index in args[1]):
             return args
         indices: list[Any] = []
         for index in args[1]:
-            mask = (
-                self.answer(index) if isinstance(index, torch.Tensor) and index.dtype == torch.bool else None
+            if not _is_mask(index):
+                indices.append(index)
+                continue
+            if func is not aten.index.Tensor and args[2].numel() == 1 and self._guessed(index):
+                return args
+            mask = self.answer(index)
+            if mask is None:
+                self._assume(MASKED)
+            places = (
+                mask.nonzero(as_tuple=True)
+                if mask is not None
+                else (torch.empty(index.numel(), dtype=torch.long, device="meta"),) * index.dim()
             )
-            indices += (
-                [index] if mask is None else [self._known_on_meta(one) for one in mask.nonzero(as_tuple=True)]
-            )
+            indices += [self._known_on_meta(one, self._guesses.get(index)) for one in places]
         return (args[0], indices, *args[2:])
 
-    def _known_on_meta(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
+    def _guessed(self, tensor: torch.Tensor) -> bool:
+        return self.value(tensor) is None or self._guesses.get(tensor) is not None
+
+    def _known_on_meta(self, value: Any, assumption: str | None = None) -> Any:
+        if not isinstance(value, torch.Tensor) or value.is_meta:
             return value
         tensor = torch.empty_like(value, device="meta")
-        self.know(tensor, value)
+        self._learn(tensor, value, assumption)
         return tensor
 
-    def _assume_balance(self) -> None:
-        note = "choices that depend on data (the routing to experts) are taken as balanced"
+    def _learn(self, tensor: torch.Tensor, value: torch.Tensor, assumption: str | None) -> None:
+        self.know(tensor, value)
+        if assumption is not None:
+            self._guesses[tensor] = assumption
+
+    def _rest_on(self, tensors: list[torch.Tensor]) -> str | None:
+        """What an answer made of these tensors assumes, which is noted."""
+        assumption = self._assumed(tensors)
+        if assumption is not None:
+            self._assume(assumption)
+        return assumption
+
+    def _assumed(self, tensors: list[torch.Tensor]) -> str | None:
+        return next((note for one in tensors if (note := self._guesses.get(one)) is not None), None)
+
+    def _assume(self, note: str) -> None:
         if note not in self.assumptions:
             self.assumptions.append(note)
 
@@ -236,23 +274,20 @@ class Constants:
         into."""
         known = [self.value(tensor) for tensor in tensors_in((args, kwargs))]
         outputs = [tensor for tensor in tensors_in(output) if tensor.is_meta]
-        if func is aten.randperm.default and output.is_meta:  # any permutation is as good
-            self.know(output, torch.randperm(args[0], generator=torch.Generator().manual_seed(args[0])))
-            return
         makes = func in _FACTORIES or (func in _SETS and _fills_its_storage(args[0]))
         if not makes and (not known or any(value is None for value in known)):
-            if func._schema.is_mutable and func not in _LEAVE_KNOWN:
-                written = (
-                    value
-                    for argument, value in zip(func._schema.arguments, args, strict=False)
-                    if argument.is_write
-                )
-                self._spoilt.update(
-                    tensor.untyped_storage()._cdata for tensor in (*outputs, *tensors_in(tuple(written)))
-                )
-            self._guess(func, args, kwargs, output)
+            self._forget_written(func, args, outputs)
+            if func in _ABOUT_NUMBERS:
+                for tensor in outputs:
+                    if tensor.numel() <= LARGEST:
+                        self.know(tensor, torch.full(tensor.shape, _ABOUT_NUMBERS[func], dtype=torch.bool))
+            elif self._largest == LARGEST:  # where a model's outputs are assumed, nothing else is guessed
+                guessed = guess(func, args, kwargs, output)
+                if guessed is not None and guessed[0].is_meta:
+                    self._learn(*guessed)
             return
         if not outputs or not self._may_be_computed(func, outputs):
+            self._forget_written(func, args, outputs)
             return
         if func is aten.view.default:  # a value may be laid out otherwise than its tensor
             func = aten.reshape.default
@@ -261,39 +296,31 @@ class Constants:
                 *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
             )
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
+            self._forget_written(func, args, outputs)
             return
+        assumption = self._assumed(list(tensors_in((args, kwargs))))
         for tensor, value in zip(outputs, tensors_in(values), strict=False):
-            self.know(tensor, value)
+            self._learn(tensor, value, assumption)
 
     def _may_be_computed(self, func: Any, outputs: list[torch.Tensor]) -> bool:
-        if self.everything:
-            return "empty" not in func._schema.name
-        return sum(tensor.numel() for tensor in outputs) <= self._largest and _repeatable(func)
+        few = self.everything or sum(tensor.numel() for tensor in outputs) <= self._largest
+        return few and "empty" not in func._schema.name  # memory that nobody wrote
 
-    def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Which of several options unknown data selects: each in turn; where a model's outputs are assumed,
-        no option is guessed."""
-        if func in _ABOUT_NUMBERS:
-            for tensor in tensors_in(output):
-                if tensor.is_meta and tensor.numel() <= _LARGEST:
-                    self.know(tensor, torch.full(tensor.shape, _ABOUT_NUMBERS[func], dtype=torch.bool))
-            return
-        if self._largest != _LARGEST:
-            return
-        if func is aten.argmax.default:
-            chosen, dim = output, args[1] if len(args) > 1 else kwargs.get("dim")
-        elif func is aten.topk.default:
-            chosen, dim = output[1], args[2] if len(args) > 2 else kwargs.get("dim", -1)
-        else:
-            return
-        if dim is not None and chosen.is_meta and 0 < chosen.numel() <= _LARGEST:
-            self._guessed = True
-            self.know(chosen, torch.arange(chosen.numel()).remainder(args[0].shape[dim]).view(chosen.shape))
+    def _forget_written(self, func: Any, args: Any, outputs: list[torch.Tensor]) -> None:
+        """What an operator wrote and nobody knows."""
+        if func._schema.is_mutable and func not in _LEAVE_KNOWN:
+            written = (
+                value
+                for argument, value in zip(func._schema.arguments, args, strict=False)
+                if argument.is_write
+            )
+            for tensor in (*outputs, *tensors_in(tuple(written))):
+                self.forget(tensor)
 
     def _real(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             known = self.value(value)
-            return torch.empty(value.shape, dtype=value.dtype) if known is None else known
+            return torch.zeros(value.shape, dtype=value.dtype) if known is None else known
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
@@ -340,9 +367,8 @@ def _fills_its_storage(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
-def _repeatable(func: Any) -> bool:
-    """Neither random nor memory that nobody wrote (``empty``, ``new_empty``)."""
-    return torch.Tag.nondeterministic_seeded not in func.tags and "empty" not in func._schema.name
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype == torch.bool
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -355,15 +381,27 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from tensors_in(item)
+    elif _is_graph_data(value):
+        yield from tensors_in(list(value.stores))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from tensors_in(getattr(value, field.name))
+
+
+def _is_graph_data(value: Any) -> bool:
+    """Whether it is a graph of PyTorch Geometric, or a batch of them."""
+    return hasattr(value, "stores") and hasattr(value, "apply")
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
     """The same nesting with every tensor changed; the caller's objects stay as they are."""
     if isinstance(value, torch.Tensor):
         return change(value)
+    if isinstance(value, PackedSequence):
+        data, _, *order = value
+        return PackedSequence(change(data), value.batch_sizes, *(map_tensors(change, one) for one in order))
+    if _is_graph_data(value):
+        return copy.copy(value).apply(change)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(change, item) for item in value))
     if isinstance(value, list | tuple):

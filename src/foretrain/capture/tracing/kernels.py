@@ -140,6 +140,22 @@ def _ctc_backward(_gradient: torch.Tensor, log_probs: torch.Tensor, *_rest: Any)
     return torch.empty_like(log_probs)
 
 
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, _inputs: Any, lengths: Any, *_rest: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of each sample, and the log-probabilities of every place between its labels at every step."""
+    steps, batch = (
+        (log_probs.shape[0], log_probs.shape[1]) if log_probs.dim() == 3 else (log_probs.shape[0], 1)
+    )
+    known = not isinstance(lengths, torch.Tensor) and len(lengths) > 0
+    labels = max(lengths) if known else targets.shape[-1] // (batch if targets.dim() == 1 else 1)
+    return log_probs.new_empty(batch), log_probs.new_empty((batch, steps, 2 * labels + 1))
+
+
+def _ctc_loss_backward(_gradient: torch.Tensor, log_probs: torch.Tensor, *_rest: Any) -> torch.Tensor:
+    return torch.empty_like(log_probs)
+
+
 CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
     aten._ctc_loss.default: _ctc,
     aten._ctc_loss.Tensor: _ctc,
@@ -150,6 +166,10 @@ CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten._cudnn_rnn.default: _rnn,
     aten._cudnn_rnn_backward.default: _rnn_backward,
 }

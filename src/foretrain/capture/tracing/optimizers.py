@@ -6,19 +6,21 @@ from __future__ import annotations
 import contextlib
 import inspect
 import unittest.mock
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrain.capture.tracing.meta_outputs import describe, remembered
+from foretrain.capture.tracing.sparse import RowUpdate
 from foretrain.errors import CaptureError
 
 _TORCH: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {"lr": 0.01, "momentum": 0.9, "foreach": True}),
     "sgd-plain": ("SGD", {"lr": 0.01, "foreach": True}),
     "adam": ("Adam", {"lr": 1e-3, "foreach": True}),
+    "sparse-adam": ("Adam", {"lr": 1e-3, "foreach": True}),
     "adamw": ("AdamW", {"lr": 1e-3, "foreach": True}),
     "adam-fused": ("Adam", {"lr": 1e-3, "fused": True}),
     "adamw-fused": ("AdamW", {"lr": 1e-3, "fused": True}),
@@ -42,12 +44,15 @@ class StepFunction:
         parameters: list[torch.nn.Parameter],
         optimizer: torch.optim.Optimizer,
         masters: list[torch.Tensor] | None,
+        rows: RowUpdate,
     ) -> None:
         self._parameters = parameters
         self._optimizer = optimizer
         self._masters = masters
+        self.rows = rows
 
     def __call__(self) -> None:
+        self.rows.step()
         if self._masters is None:
             self._optimizer.step()
             return
@@ -60,6 +65,7 @@ class StepFunction:
     def state_tensors(self) -> Iterator[torch.Tensor]:
         """What the optimizer keeps between steps on the device, fp32 masters included."""
         yield from self._masters or ()
+        yield from self.rows.state_tensors()
         for state in self._optimizer.state.values():
             yield from (
                 value for value in state.values() if isinstance(value, torch.Tensor) and value.is_meta
@@ -72,18 +78,20 @@ def build_optimizer(
     *,
     master_weights: bool = False,
     settings: Mapping[str, Any] | None = None,
+    tables: Sequence[torch.nn.Parameter] = (),
 ) -> StepFunction:
     """The optimizer ``name`` over ``parameters``, with the state it has after its first step; ``settings`` in
-    place of those that the name stands for."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if not trained:
+    place of those that the name stands for. ``tables`` have sparse gradients."""
+    apart = {id(table) for table in tables}
+    trained = [one for one in parameters if one.requires_grad and id(one) not in apart]
+    if not trained and not apart:
         raise CaptureError("model: it has no trainable parameter; use training.mode = 'infer'")
     masters = (
         [torch.nn.Parameter(parameter.detach().float()) for parameter in trained] if master_weights else None
     )
     targets = masters if masters is not None else trained
     with _fused_on_meta():
-        optimizer = optimizer_of(name, targets, settings)
+        optimizer = optimizer_of(name, targets, settings) if targets else _Joined()
     kept = [parameter.grad for parameter in targets]
     for parameter in targets:
         parameter.grad = torch.empty_like(parameter)
@@ -91,7 +99,7 @@ def build_optimizer(
         optimizer.step()
     for parameter, gradient in zip(targets, kept, strict=True):
         parameter.grad = gradient
-    return StepFunction(trained, optimizer, masters)  # type: ignore[arg-type]
+    return StepFunction(trained, optimizer, masters, RowUpdate(name, list(tables)))  # type: ignore[arg-type]
 
 
 def optimizer_of(
@@ -143,9 +151,8 @@ class _Joined(torch.optim.Optimizer):
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         self.parts = parts
-        super().__init__(
-            [p for part in self.parts for group in part.param_groups for p in group["params"]], {}
-        )
+        parameters = [p for part in self.parts for group in part.param_groups for p in group["params"]]
+        super().__init__(parameters or [{"params": []}], {})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for part in self.parts:

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss
-from foretrain.capture.tracing import traffic
+from foretrain.capture.tracing import sparse, traffic
 from foretrain.capture.tracing.constants import (
     SHAPED_BY_DATA,
     Constants,
@@ -27,9 +27,11 @@ from foretrain.capture.tracing.constants import (
 )
 from foretrain.capture.tracing.cuda import cuda_behaviour
 from foretrain.capture.tracing.devices import OnMeta
+from foretrain.capture.tracing.guesses import same_draws
 from foretrain.capture.tracing.kernels import CUDA_OUTPUTS, cuda_name
 from foretrain.capture.tracing.meta_outputs import describe, remembered
 from foretrain.capture.tracing.optimizers import StepFunction, build_optimizer
+from foretrain.capture.tracing.sparse import tables_of
 from foretrain.errors import CaptureError, ForetrainError, first_line
 from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.graph.flops import flops
@@ -72,7 +74,8 @@ def trace_step(
     """
     constants = constants or Constants()
     module, inputs = _prepare(module, inputs, precision, channels_last, constants)
-    module.train(mode == "train")
+    with contextlib.suppress(NotImplementedError):  # an exported module runs as it was exported
+        module.train(mode == "train")
     if constants.everything:
         constants.assumptions.append(FOLLOWED)
         constants.draw((*module.parameters(), *module.buffers(), *tensors_in(inputs)))
@@ -84,16 +87,21 @@ def trace_step(
                 [one for name, one in module.named_parameters() if updated is None or name in updated],
                 master_weights=master_weights,
                 settings=optimizer_settings,
+                tables=tables_of(module),
             )
             if mode == "train"
             else None
         )
     if step is not None:
         recorder.hold(list(step.state_tensors()), "optimizer_state")
+        if step.rows.tables and step.rows.note is not None:
+            constants.assumptions.append(step.rows.note)
         if accumulate:
+            rows = {id(table) for table in step.rows.tables}
             for parameter in module.parameters():
-                parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-    with recorder.reference_counting(), recorder, error_context(recorder):
+                adds = parameter.requires_grad and id(parameter) not in rows
+                parameter.grad = torch.empty_like(parameter) if adds else None
+    with recorder.reference_counting(), recorder, error_context(recorder), same_draws():
         _run(
             recorder,
             module,
@@ -214,6 +222,7 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.constants = constants
+        self._sparse = sparse.SparseCalls(constants, self._dispatch)
         self.phase: Phase = "forward"
         self.on = True
         """Whether what happens is written down."""
@@ -242,6 +251,8 @@ class Recorder(TorchDispatchMode):
         self._sequence_layer: list[str] = []  # ... and the layer each belongs to
         weights = [] if module is None else list(module.parameters())
         self._parameters = sum(parameter.numel() for parameter in weights)
+        for parameter in () if constants.everything else weights:
+            constants.forget(parameter)
         self.hold([*weights, *(() if module is None else module.buffers())], "weights")
         self.hold(inputs, "inputs")
 
@@ -250,7 +261,8 @@ class Recorder(TorchDispatchMode):
     def hold(self, values: Any, category: Category) -> None:
         """Tensors (in any nesting) that exist before the step begins."""
         for tensor in tensors_in(values):
-            self._buffer(tensor, category, born=-1)
+            for part in sparse.stored(tensor):
+                self._buffer(part, category, born=-1)
 
     def path(self, module: torch.nn.Module) -> str:
         """Where a module stands among those that are known by name."""
@@ -324,12 +336,24 @@ class Recorder(TorchDispatchMode):
         args = self.constants.without_masks(func, args)
         inputs: list[torch.Tensor] = []
         named = describe(func, args, kwargs, inputs)
+        if sparse.is_sparse_call(func, args, inputs):
+            return self._sparse.run(func, args, kwargs)
         output = self._output(func, args, kwargs, named, inputs)
         if self.on:
             self._record(func, args, kwargs, named, inputs, output)
-        if self.phase == "forward":
+        if self._computes(output):
             self.constants.follow(func, args, kwargs, output)
         return output
+
+    def _dispatch(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.__torch_dispatch__(func, (), args, kwargs)
+
+    def _computes(self, output: Any) -> bool:
+        """Whether a value may be asked for: of the forward pass, of what is computed again, and positions."""
+        if self.phase == "forward" or (self.phase == "backward" and torch.is_grad_enabled()):
+            return True
+        first = next(tensors_in(output), None)
+        return first is not None and first.dtype in (torch.int64, torch.bool)
 
     def _output(
         self, func: Any, args: Any, kwargs: Any, named: dict[str, Any], inputs: list[torch.Tensor]
@@ -505,8 +529,10 @@ class Recorder(TorchDispatchMode):
     def mark_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """The gradients that the parameters hold after the backward pass."""
         for parameter in parameters:
-            if parameter.grad is not None:
-                self._buffers[self._buffer(parameter.grad, "gradients", born=-1)][1] = "gradients"
+            for part in sparse.stored(parameter.grad) if parameter.grad is not None else ():
+                buffer = self._buffers[self._buffer(part, "gradients", born=-1)]
+                if buffer[1] != "inputs" or part is parameter.grad:  # positions of rows may be the input
+                    buffer[1] = "gradients"
 
     def finish(
         self, *, samples: int, tokens: int, accumulates: bool, info: Mapping[str, Any], first: int = 0
@@ -605,9 +631,17 @@ DEPENDS_ON_DATA = "control flow that depends on data cannot be traced"
 
 def _reason(error: Exception) -> str:
     first = first_line(error)
+    if "NestedInt" in first or "NestedTensor" in first:
+        return f"nested tensors cannot be traced; pad them ({type(error).__name__})"
     if any(
         sign in first.lower()
-        for sign in ("meta tensor", "_local_scalar_dense", "data-dependent", "data-independent")
+        for sign in (
+            "meta tensor",
+            "meta device type tensor",
+            "_local_scalar_dense",
+            "data-dependent",
+            "data-independent",
+        )
     ):
         return f"{DEPENDS_ON_DATA} ({first[:120]})"
     return f"{type(error).__name__}: {first}"

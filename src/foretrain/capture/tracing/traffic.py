@@ -35,6 +35,9 @@ def bytes_moved(
     ):  # only what is selected of the first operand, however large it is
         rest = sum(spec.size_bytes for spec in inputs[1:])
         return rest + write, write
+    if name == "index_add_" and inputs[-1].numel < inputs[0].numel:
+        touched = inputs[-1].size_bytes  # in place, only rows that something is added to
+        return sum(spec.size_bytes for spec in inputs[1:]) + touched, touched
     if name == "torchvision.nms":  # a bit for each pair of boxes is written, then read
         pairs = inputs[0].shape[0] ** 2 // 8
         return sum(spec.size_bytes for spec in inputs) + pairs, write + pairs
