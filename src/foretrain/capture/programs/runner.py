@@ -384,7 +384,8 @@ def _alive() -> Iterator[torch.Tensor]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
 def _parameters(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.nn.Parameter]:
