@@ -12,12 +12,14 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import transformers
-
 from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name
 from foretrain.callbacks.recorder import Recorder
-from foretrain.capture.sources.transformers_models import ignored_keys
-from foretrain.errors import InputError
+from foretrain.errors import InputError, libraries_named
+
+with libraries_named("ForetrainCallback", "huggingface"):
+    import transformers
+
+    from foretrain.capture.sources.transformers_models import ignored_keys
 
 _TASKS = {
     "causal-lm": "CAUSAL_LM",

@@ -13,7 +13,7 @@ from typing import Any
 
 from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name
 from foretrain.callbacks.recorder import Recorder
-from foretrain.errors import InputError
+from foretrain.errors import missing
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _PRECISION = {
@@ -42,7 +42,7 @@ def _package() -> Any:
             return importlib.import_module(package)
         except ModuleNotFoundError:
             continue
-    raise InputError("lightning: not installed; install foretrain[lightning]")
+    raise missing("lightning", "ForetrainCallback")
 
 
 class Hooks:

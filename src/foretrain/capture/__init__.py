@@ -3,8 +3,10 @@ then."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from foretrain.capture.cache import cache_folder, found_or_traced, read_graph
 from foretrain.capture.keys import accumulates, library_versions
 from foretrain.capture.programs import settings as programs
-from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line
+from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line, missing
 from foretrain.graph import OpGraph, Weight
 from foretrain.job import Job, Plan, Training
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from foretrain.capture.tracing.constants import Constants
 
-__all__ = ["cache_folder", "capture", "capture_job", "capture_rank"]
+__all__ = ["cache_folder", "capture", "capture_job", "capture_rank", "needs_torch"]
 
 _RANK_REVISION = 2
 """Raised when what ``capture_rank`` adds to a graph changes, so that older cached ones are made anew."""
@@ -51,6 +53,7 @@ def capture(
     Without ``loss``, an output with a ``.loss`` uses it and logits get cross-entropy. ``samples`` defaults to
     the length of the first input.
     """
+    needs_torch("capture")
     import torch
 
     from foretrain.capture.sources.loaded import classifier_loss
@@ -205,12 +208,28 @@ def _check_shapes(graph: OpGraph, training: Training, name: str) -> None:
         raise InputError(f"training.classes: {classes}, but no tensor of the graph {name} is as wide")
 
 
+OLDEST_TORCH = (2, 6)
+"""The oldest that models are traced with; older ones lack what ``tracing/cuda.py`` calls."""
+
+
+def needs_torch(what: str) -> None:
+    """Refuse, in one line, what needs torch where it is not installed or too old."""
+    if importlib.util.find_spec("torch") is None:
+        raise missing("torch", what)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
+        version = importlib.metadata.version("torch")
+        if tuple(map(int, version.split(".")[:2])) < OLDEST_TORCH:
+            oldest = ".".join(map(str, OLDEST_TORCH))
+            raise CaptureError(f"{what}: torch {version} is too old; it needs torch {oldest} or newer")
+
+
 def _needs_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise CaptureError(
             "model: this graph is not in the cache and torch "
             "is not installed; install foretrain[capture,zoo] or give a captured graph"
         )
+    needs_torch("model")
 
 
 def _trace(job: Job, batch: int) -> OpGraph:

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from foretrain.errors import ForetrainError
+from foretrain.errors import ForetrainError, libraries_named
 from foretrain.interrupts import ended_as_interrupted, exit_code
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class _Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _lighten(self, ctx)
-        return super().parse_args(ctx, args)
+        with _usage_in_one_line():
+            return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -72,7 +73,8 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with ended_as_interrupted():
             try:
-                return super().invoke(ctx)
+                with _usage_in_one_line(), libraries_named(str(ctx.invoked_subcommand or "")):
+                    return super().invoke(ctx)
             except ForetrainError as error:
                 say(" ".join(str(error).splitlines()))
                 raise typer.Exit(2) from error
@@ -148,6 +150,23 @@ def _foretrain(
     ] = False,
 ) -> None:
     pass
+
+
+_UsageError: Any = typer.BadParameter.__base__
+
+
+@contextlib.contextmanager
+def _usage_in_one_line() -> Iterator[None]:
+    """Print what is wrong with the words of a command as other mistakes are; no words at all get the help."""
+    try:
+        yield
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        words = "" if error.ctx is None else str(error.ctx.command_path).partition(" ")[2]
+        message = " ".join(error.format_message().split()).removesuffix(".").removeprefix("Invalid value: ")
+        say(f"{message} (see foretrain {words + ' ' if words else ''}--help)")
+        raise typer.Exit(2) from error
 
 
 def say(message: str) -> None:

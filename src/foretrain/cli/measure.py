@@ -92,6 +92,9 @@ def ops(
         save_instances(out, instances)
         say(f"{len(instances):,} operators in {out}")
         return
+    from foretrain.capture import needs_torch
+
+    needs_torch("measure ops")
     from foretrain.measure.ops import measure_operators
 
     limit_s = budget_s(budget)
@@ -130,10 +133,11 @@ def pack(
         if not path.is_file():
             raise InputError(f"{path}: no such file")
     name, said = device_of(files, device, Catalog.load(catalog))
+    facts = {"catalog_device": name, **({} if said is None else {"device": said})}
+    count = write(files, out, facts)
     if said is None:
         say(f"the files do not say what they were measured on; taken as {name}")
-    facts = {"catalog_device": name, **({} if said is None else {"device": said})}
-    say(f"{write(files, out, facts):,} operators of {name} in {out}")
+    say(f"{count:,} operators of {name} in {out}")
 
 
 @measure.command()
@@ -149,8 +153,11 @@ def steps(
 ) -> None:
     """Run real training steps of jobs on one device and write them as runs; a job that fails does not stop
     the rest."""
-    from foretrain.measure.steps import measure_jobs
+    from foretrain.capture import needs_torch
     from foretrain.report.screen import progress
+
+    needs_torch("measure steps")
+    from foretrain.measure.steps import measure_jobs
 
     jobs, limit_s = list(_jobs(targets, "measure steps")), budget_s(budget)
     with kept_in(out), progress("jobs") as advance:

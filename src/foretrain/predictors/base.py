@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from foretrain.costs.measured import MeasuredOperator
-from foretrain.errors import ForetrainError, InputError
+from foretrain.errors import ForetrainError, InputError, libraries_named
 from foretrain.files import read_text, write_atomically
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
@@ -164,7 +164,8 @@ class Predictor(ABC):
             raise InputError(f"{folder / FILE}: a saved {document['predictor']}, not {cls.name}")
         if not cls.learns:
             raise InputError(f"{folder / FILE}: {cls.name}: has nothing to learn, so nothing was saved")
-        made = cls._read(folder, document)
+        with libraries_named(cls.name, "learn"):
+            made = cls._read(folder, document)
         made.records_ = None
         if (folder / EVIDENCE).exists():
             from foretrain.predictors.evidence import Records
@@ -190,7 +191,8 @@ def _possible(predict: Callable[[Any, Job], Forecast]) -> Callable[[Any, Job], F
     def checked(self: Any, job: Job) -> Forecast:
         from foretrain.predictors.physics import possible
 
-        return possible(predict(self, job))
+        with libraries_named(self.name, "learn"):
+            return possible(predict(self, job))
 
     return checked
 
@@ -201,7 +203,8 @@ def _without_records(learn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(learn)
     def anew(self: Any, *given: Any, **options: Any) -> Any:
         self.records_ = None
-        return learn(self, *given, **options)
+        with libraries_named(self.name, "learn"):
+            return learn(self, *given, **options)
 
     return anew
 

@@ -129,7 +129,7 @@ def _grouped_mm(
 
 
 CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
-    aten._grouped_mm.default: _grouped_mm,
+    **({aten._grouped_mm.default: _grouped_mm} if hasattr(aten, "_grouped_mm") else {}),
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.native_layer_norm.default: _layer_norm,
