@@ -12,7 +12,7 @@ import pytest
 
 from foretrain.capture import capture
 from foretrain.errors import CaptureError
-from foretrain.graph import Buffer, Op, OpGraph, Operator, TensorSpec
+from foretrain.graph import Buffer, Op, Operator, OpGraph, TensorSpec
 
 EXTRAS = (
     "accelerate datasets ecos fastapi hypothesis lightgbm lightning networkx onnx optuna pandas plotly psycopg "

@@ -144,7 +144,7 @@ def _reasons(
             count=len(group),
             runs_file=group[0].runs_file,
             line=group[0].line,
-        )  # fmt: skip
+        )
         for group in sorted(alike.values(), key=len, reverse=True)
     ]
 
