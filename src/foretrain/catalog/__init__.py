@@ -282,17 +282,24 @@ class Catalog:
         found = _index(kind, self.files).get(_plain(str(name)))
         if found is None:
             entries = _entries(kind, self.files)
+            if kind == "prices":
+                entries = {**_entries("devices", self.files), **_entries("nodes", self.files)}
             aliases = (alias for entry in entries.values() for alias in _aliases(entry))
-            raise unknown(field, name, [*entries, *aliases])
+            shown = "devices or nodes" if kind == "prices" else kind
+            what = "one of" if kind == "links" else f"in foretrain catalog {shown}, which has"
+            raise unknown(field, name, [*entries, *aliases], what)
         return _build(kind, found, self.files)
 
     def _check(self, path: Path) -> None:
         """Mistakes in a user's file show when it is loaded, not when an entry happens to be used."""
-        for kind, table in _own(path).items():
-            for name in table:
-                self._entry(kind, name, f"{kind}.{name}")
-                if kind == "nodes":
-                    self.device(self.node(name).device, f"nodes.{name}.device")
+        try:
+            for kind, table in _own(path).items():
+                for name in table:
+                    self._entry(kind, name, f"{kind}.{name}")
+                    if kind == "nodes":
+                        self.device(self.node(name).device, f"nodes.{name}.device")
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
 
 
 def _plain(name: str) -> str:
@@ -345,15 +352,18 @@ def _builtin(kind: str) -> Mapping[str, dict[str, Any]]:
 @functools.cache
 def _own(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"catalogue {str(path)!r} cannot be read: {error}") from error
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"the catalogue cannot be read ({why})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"not TOML ({error})") from error
     for kind, table in tables.items():
         if kind not in _KINDS:
-            raise unknown(f"{path.name}: {kind}", kind, _KINDS, "a known table; allowed are")
+            raise unknown(kind, kind, _KINDS, "a known table; allowed are")
         for name, entry in table.items() if isinstance(table, dict) else [("", table)]:
             if not isinstance(entry, dict):
-                raise invalid(f"{path.name}: {kind}.{name}".rstrip("."), entry, "a table of keys and values")
+                raise invalid(f"{kind}.{name}".rstrip("."), entry, "a table of keys and values")
     return tables
 
 

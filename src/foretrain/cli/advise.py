@@ -3,6 +3,7 @@ meets it."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,6 +65,8 @@ def advise(
     from foretrain.units import parse_seconds
 
     limit_s, known = parse_seconds(deadline, "deadline"), Catalog.load(catalog)
+    if epochs is not None and not 0 < epochs < math.inf:
+        raise invalid("epochs", epochs, "a number greater than zero")
     found = [run for path in runs for _, run in read_runs(path)]
     base = advice.template(found, model)
     wishes = advice.Wishes(
@@ -122,7 +125,7 @@ def _numbers(name: str, text: str | None) -> tuple[int, ...]:
         return ()
     try:
         values = tuple(int(float(word)) for word in text.split(","))
-    except ValueError as error:
+    except (OverflowError, ValueError) as error:
         raise invalid(name, text, "whole numbers with commas between them") from error
     if any(value < 1 for value in values):
         raise InputError(f"{name}: {text!r} has a number below 1")

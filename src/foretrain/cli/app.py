@@ -6,14 +6,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from foretrain.errors import ForetrainError, libraries_named
+from foretrain.errors import ForetrainError, InputError, libraries_named
 from foretrain.interrupts import ended_as_interrupted, exit_code
 
 if TYPE_CHECKING:
@@ -111,7 +111,12 @@ def _loaded(name: str) -> Any:
 
 
 def _lighten(command: Any, ctx: Any) -> None:
-    for parameter in command.get_params(ctx):
+    lighten(command.get_params(ctx))
+
+
+def lighten(parameters: Iterable[Any]) -> None:
+    """Convert the values of options by ``_AsItIs``."""
+    for parameter in parameters:
         convert = getattr(parameter, "get_runtime_param", None)
         if convert is not None and not isinstance(convert, functools.partial):
             parameter.get_runtime_param = functools.partial(_AsItIs, convert)
@@ -129,7 +134,19 @@ class _AsItIs:
             return () if param.multiple or param.nargs == -1 else None
         if value is param.default or (isinstance(value, str) and param.type_descriptor.annotation is str):
             return value
-        return self._convert().coerce(value, param=param, ctx=ctx)
+        try:
+            return self._convert().coerce(value, param=param, ctx=ctx)
+        except _UsageError as error:
+            raise InputError(_wrong_value(param, value, str(error.message))) from error
+
+
+def _wrong_value(param: Any, value: Any, message: str) -> str:
+    """What the parser says of a value, with the option's name and the value before it."""
+    name = max(param.opts, key=len) if str(param.opts[0]).startswith("-") else param.name
+    message = message.removeprefix("Value error, ").partition(", unable")[0].rstrip(".")
+    if message.startswith("Input should be "):
+        message = f"{value!r} is not {message.removeprefix('Input should be ')}"
+    return f"{name}: {message}"
 
 
 def _version(wanted: bool) -> None:

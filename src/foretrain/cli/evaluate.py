@@ -41,13 +41,18 @@ def evaluate(
     ] = None,
 ) -> None:
     """Errors of predictors on measured runs."""
+    if train_runs is not None and split is None:
+        raise typer.BadParameter("--train-runs is for --split, which says what is learned from")
     hush_ray()
     one_thread()
     from foretrain import predictors
     from foretrain.evaluate import evaluate as score
+    from foretrain.files import check_target
     from foretrain.report.screen import progress
     from foretrain.report.tables import evaluation_table
 
+    if json_out is not None:
+        check_target(json_out)
     with progress("fits") as learning, progress("forecasts") as advance:
         document = score(
             runs,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections import Counter
@@ -19,6 +18,7 @@ from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.evaluate.folds import DIMENSIONS, SPLITS, Fold, job_key, split_runs, thinned
 from foretrain.evaluate.forecasts import Answer, Asked, answer_all
 from foretrain.fanout import Progress
+from foretrain.files import parse_json
 from foretrain.job import QUANTITIES, Run, text_lines
 from foretrain.predictors import DEFAULT, get
 from foretrain.predictors.base import Predictor
@@ -222,7 +222,7 @@ def _read(paths: Sequence[Path], catalog: Catalog) -> tuple[list[_Case], list[Fa
         known, unread = len(cases), len(failures)
         for line, text in text_lines(path):
             try:
-                run = Run.read(json.loads(text), catalog=catalog, base=path.parent)
+                run = Run.read(parse_json(text), catalog=catalog, base=path.parent)
                 cases.append(_Case(runs_file=str(path), line=line, run=run))
             except Exception as error:
                 failures.append(Failure(runs_file=str(path), line=line, predictor=None, reason=_why(error)))
@@ -237,7 +237,7 @@ def _why(error: Exception) -> str:
     """Why a line is no run."""
     if isinstance(error, ForetrainError):
         return str(error)
-    if isinstance(error, json.JSONDecodeError):
+    if isinstance(error, ValueError):
         return f"not JSON ({error})"
     return f"not a run ({type(error).__name__}: {first_line(error)})"
 
