@@ -87,5 +87,5 @@ def unknown(field: str, value: object, names: Iterable[str], what: str = "one of
     known = sorted(names)
     near = difflib.get_close_matches(str(value), known, n=3, cutoff=0.55)
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-    listed = ", ".join(known) if len(known) <= _LISTED else f"{len(known)} known names"
+    listed = (", ".join(known) or "none") if len(known) <= _LISTED else f"{len(known)} known names"
     return InputError(f"{field}: {value!r} is not {what} {listed}{hint}")

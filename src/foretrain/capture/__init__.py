@@ -8,7 +8,10 @@ import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Mapping
+import io
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,7 +212,7 @@ def _check_shapes(graph: OpGraph, training: Training, name: str) -> None:
 
 
 OLDEST_TORCH = (2, 6)
-"""The oldest that models are traced with; older ones lack what ``tracing/cuda.py`` calls."""
+"""The oldest that tracing was tried with."""
 
 
 def needs_torch(what: str) -> None:
@@ -238,11 +241,24 @@ def _trace(job: Job, batch: int) -> OpGraph:
 
 def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
     _needs_torch()
-    if programs.is_program(job.workload):
-        return _trace_program(job, batch)
-    from foretrain.capture.parallel.ranks import trace_rank
+    with _quiet():
+        if programs.is_program(job.workload):
+            return _trace_program(job, batch)
+        from foretrain.capture.parallel.ranks import trace_rank
 
-    return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)
+        return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What a model's code prints and warns of is not the forecast, and nobody answers what it asks."""
+    before, sys.stdin = sys.stdin, io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.stdin = before
 
 
 def _trace_program(job: Job, batch: int) -> OpGraph:

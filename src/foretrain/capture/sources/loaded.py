@@ -117,6 +117,8 @@ def building(what: str) -> Iterator[None]:
         raise CaptureError(f"{what}: {error}") from error
     except Exception as error:
         raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}") from error
+    except SystemExit as stop:
+        raise CaptureError(f"{what}: it calls sys.exit({'' if stop.code is None else stop.code!r})") from stop
 
 
 def build_on_meta(build: Callable[[], T], constants: Constants | None = None) -> T:
