@@ -12,7 +12,7 @@ import pytest
 
 from foretrain.capture import capture
 from foretrain.errors import CaptureError
-from foretrain.graph import Buffer, Op, Operator, OpGraph, TensorSpec
+from made_up import one_product
 
 EXTRAS = (
     "accelerate datasets ecos fastapi hypothesis lightgbm lightning networkx onnx optuna pandas plotly psycopg "
@@ -117,24 +117,11 @@ print(json.dumps(answers))
 """
 
 
-def _graph() -> OpGraph:
-    """A step of one operator."""
-    spec = TensorSpec((4, 4), "float32")
-    product = Operator(
-        "mm", "default", (spec, spec), (spec,), {"self": "%0", "mat2": "%1"}, 128, 128, 64, True
-    )
-    return OpGraph(
-        ops=(Op(product, "forward", "", (0, 1), (2,)),),
-        buffers=(Buffer(64, "weights", -1, 1), Buffer(64, "inputs", -1, 1), Buffer(64, "temporaries", 0, 1)),
-        samples=4, tokens=0, parameters=16, accumulates=False, info={"mode": "train", "optimizer": "sgd"},
-    )  # fmt: skip
-
-
 def write_files(folder: Path) -> None:
     """What the commands take, made without any extra."""
     from foretrain import predictors
 
-    _graph().save(folder / "graph.json.zst")
+    one_product().save(folder / "graph.json.zst")
     job: dict[str, Any] = {
         "model": {"source": "graph", "name": "graph.json.zst"},
         "training": {"global_batch": 4, "samples": 64},

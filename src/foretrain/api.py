@@ -218,8 +218,9 @@ def _own_training(section: Mapping[str, Any], given: Mapping[str, Any], mode: st
 def _training_of_graph(path: Path, training: dict[str, Any], batch: int | None) -> dict[str, Any]:
     """What the graph was captured with; an option that contradicts it is an error."""
     from foretrain.graph import OpGraph
+    from foretrain.graph.ir import checked
 
-    graph = OpGraph.load(path)
+    graph = checked(OpGraph.load(path), path)
     held = {name: graph.info[name] for name in ("mode", "precision", "optimizer") if name in graph.info}
     if graph.info.get("compile") and training["compile"] is None:
         held["compile"] = True

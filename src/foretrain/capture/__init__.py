@@ -20,6 +20,7 @@ from foretrain.capture.keys import accumulates, library_versions
 from foretrain.capture.programs import settings as programs
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line, missing
 from foretrain.graph import OpGraph, Weight
+from foretrain.graph.ir import checked
 from foretrain.job import Job, Plan, Training
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def _given_graph(job: Job) -> OpGraph:
         changed = path.stat().st_mtime_ns
     except OSError as error:
         raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error
-    graph = read_graph(path, changed)
+    graph = checked(read_graph(path, changed), path)
     if graph.accumulates != accumulates(job):
         held = "adds to gradients of earlier micro-batches" if graph.accumulates else "is a whole step"
         raise InputError(

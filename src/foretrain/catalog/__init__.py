@@ -286,7 +286,7 @@ class Catalog:
                 entries = {**_entries("devices", self.files), **_entries("nodes", self.files)}
             aliases = (alias for entry in entries.values() for alias in _aliases(entry))
             shown = "devices or nodes" if kind == "prices" else kind
-            what = "one of" if kind == "links" else f"in foretrain catalog {shown}, which has"
+            what = "one of" if kind == "links" else f"one of foretrain catalog {shown}, which has"
             raise unknown(field, name, [*entries, *aliases], what)
         return _build(kind, found, self.files)
 

@@ -361,24 +361,25 @@ def from_json(data: Mapping[str, Any]) -> OpGraph:
         TensorSpec(tuple(shape), dtype, None if strides is None else tuple(strides))
         for shape, dtype, strides in data["specs"]
     ]
-    graph = assemble(data, [operator_from(row, specs) for row in data["operators"]], data["buffers"])
-    _check(graph)
-    return graph
+    return assemble(data, [operator_from(row, specs) for row in data["operators"]], data["buffers"])
 
 
-def _check(graph: OpGraph) -> None:
-    """Refuse what no capture writes."""
+def checked(graph: OpGraph, path: Path) -> OpGraph:
+    """A graph that a user gave as a file, unless it holds what no capture writes."""
+    why, known = "", len(graph.buffers)
     for name, least in (("samples", 1), ("tokens", 0), ("parameters", 0)):
         value = getattr(graph, name)
         if not isinstance(value, int) or value < least:
-            raise ValueError(f"{name}: {value!r} is not a whole number of at least {least}")
+            why = f"{name}: {value!r} is not a whole number of at least {least}"
     if not graph.ops:
-        raise ValueError("it has no operators")
-    known = len(graph.buffers)
-    if any(not 0 <= number < known for op in graph.ops for number in (*op.reads, *op.writes)):
-        raise ValueError(f"an operator uses a buffer that is not one of its {known}")
-    if any(not -1 <= one.born <= one.dies <= len(graph.ops) for one in graph.buffers):
-        raise ValueError("a buffer lives outside of its operators")
+        why = "it has no operators"
+    elif any(not 0 <= number < known for op in graph.ops for number in (*op.reads, *op.writes)):
+        why = f"an operator uses a buffer that is not one of its {known}"
+    elif any(not -1 <= one.born <= one.dies <= len(graph.ops) for one in graph.buffers):
+        why = "a buffer lives outside of its operators"
+    if why:
+        raise InputError(f"{path}: not a foretrain graph file ({why})")
+    return graph
 
 
 def operator_from(row: Sequence[Any], specs: Sequence[TensorSpec]) -> Operator:
