@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import runpy
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -1468,6 +1470,46 @@ def test_a_call_that_cannot_be_is_refused_in_one_line(expression: str, answer: s
         eval(expression, {"foretrain": foretrain, "Job": Job, "Path": Path, "predictors": predictors})
     assert answer in str(error.value)
     assert "\n" not in str(error.value)
+
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("collectives.py --data nowhere", "argument --data: 'nowhere' is not there"),
+        ("distributed.py --data nowhere", "argument --data: 'nowhere' is not there"),
+        ("distributed.py --data folder.json", "folder.json/runs/llm_foundry_mpt_a100.jsonl: cannot be read"),
+        ("scheduling.py speed --data nowhere", "argument --data: 'nowhere' is not there"),
+        ("scheduling.py speed --data folder.json", "traces/philly_sia_processed.csv.gz: cannot be read"),
+        ("startup.py nowhere.jsonl", "argument runs: 'nowhere.jsonl' is not there"),
+        ("startup.py run_nan.jsonl", "run_nan.jsonl:1: measured.step_time_s: nan is not"),
+    ],
+)
+def test_a_benchmark_says_in_one_line_what_is_not_there(
+    words: str, answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *rest = words.split()
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(sys, "argv", [name, *rest])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+    assert end.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert answer in line
+
+
+def test_a_benchmark_that_needs_a_zoo_tells_its_options_without_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    monkeypatch.setattr(sys, "argv", ["random_workloads.py", "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(BENCHMARKS / "random_workloads.py"), run_name="__main__")
+    assert end.value.code == 0
+    assert "--count" in capsys.readouterr().out
 
 
 def test_there_are_300_rows_at_least() -> None:

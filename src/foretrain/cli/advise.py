@@ -65,6 +65,7 @@ def advise(
     from foretrain.units import parse_seconds
 
     limit_s, known = parse_seconds(deadline, "deadline"), Catalog.load(catalog)
+    advice.check_wanted(limit_s, risk)
     if epochs is not None and not 0 < epochs < math.inf:
         raise invalid("epochs", epochs, "a number greater than zero")
     found = [run for path in runs for _, run in read_runs(path)]
