@@ -111,11 +111,13 @@ def _show(told: Advice, top: int) -> None:
 
 def _learned(name: str, runs: list[Run]) -> Predictor:
     from foretrain import predictors
+    from foretrain.report.screen import progress
 
     found = predictors.get(name)
     if predictors.folder_of(name) is not None or not found.learns:
         return found
-    learned = found.fit(runs)
+    with progress("learning") as found.progress:
+        learned = found.fit(runs)
     for line in learned.left_out_[:3]:
         say(f"left out: {line}")
     return learned

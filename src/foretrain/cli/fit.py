@@ -65,6 +65,7 @@ def fit(
     from foretrain.job import read_runs
     from foretrain.predictors.base import OperatorPredictor, source_of
     from foretrain.predictors.evidence import of_learned
+    from foretrain.report.screen import progress
 
     datasets, runs = _sort(files)
     check_target(out, folder=True)
@@ -89,7 +90,8 @@ def fit(
         operators, sources = _operators(datasets, device, published)
         _relearn(predictor, operators, found, [*sources, *map(source_of, runs)])
     else:
-        predictor.fit(_watched(found))
+        with progress("learning") as predictor.progress:
+            predictor.fit(_watched(found))
     _tell_left_out(predictor, len(found))
     predictor.records_ = of_learned(predictor, found)
     predictor.save(out)

@@ -93,6 +93,8 @@ class Predictor(ABC):
     neither outlives a ``fit``."""
     benefits_: Mapping[str, Benefit] = MappingProxyType({})
     """Of the last ``fit``, by device, where the predictor can tell."""
+    progress: Progress = staticmethod(lambda done, total: None)
+    """Hears how far a ``fit`` has come, where it takes long and the predictor can tell."""
     left_out_: Sequence[str] = ()
     """Runs that the last ``fit`` could not learn from, and why."""
 
