@@ -442,9 +442,9 @@ predict job.json --predictor deletpop -> predictor: 'deletpop' is not one of che
 predict job.json --predictor s_broken -> s_broken/predictor.json: not JSON
 predict job.json --predictor s_list -> s_list/predictor.json: format None is not 'foretrain-predictor/1'; fit the predictor again
 predict job.json --predictor s_version -> s_version/predictor.json: format 'foretrain-predictor/9' is not 'foretrain-predictor/1'; fit
-predict job.json --predictor s_nameless -> s_nameless/predictor.json: predictor: None is not the name of a predictor
+predict job.json --predictor s_nameless -> s_nameless/predictor.json: predictor: None is not a name; fit the predictor again
 predict job.json --predictor s_unknown -> s_unknown/predictor.json: a saved 'nope', which neither comes with foretrain nor is installed
-predict job.json --predictor s_number -> s_number/predictor.json: predictor: 3 is not the name of a predictor
+predict job.json --predictor s_number -> s_number/predictor.json: predictor: 3 is not a name; fit the predictor again
 predict job.json --predictor s_binary -> s_binary/predictor.json: cannot be read
 predict job.json --predictor s_empty -> s_empty/predictor.json: not JSON
 predict job.json --predictor s_nothing -> predictor: the folder s_nothing has no predictor.json; foretrain fit makes one
