@@ -272,7 +272,9 @@ def read_saved(folder: Path) -> dict[str, Any]:
     if found != FORMAT:
         raise InputError(f"{path}: format {found!r} is not {FORMAT!r}; fit the predictor again")
     if not isinstance(document.get("predictor"), str):
-        raise InputError(f"{path}: predictor: {document.get('predictor')!r} is not a name; fit the predictor again")
+        raise InputError(
+            f"{path}: predictor: {document.get('predictor')!r} is not a name; fit the predictor again"
+        )
     return dict(document)
 
 
