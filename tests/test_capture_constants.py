@@ -106,7 +106,7 @@ def test_the_line_is_the_one_that_asks() -> None:
     def question(x: Tensor) -> int:
         return 2 if x.sum() > 0 else 3
 
-    with pytest.raises(CaptureError, match=rf":{question.__code__.co_firstlineno + 1}\)$"):
+    with pytest.raises(CaptureError, match=rf":{question.__code__.co_firstlineno + 1} in question\)$"):
         ask(question, ROWS)
 
 

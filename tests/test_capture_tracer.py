@@ -455,7 +455,8 @@ class Broken(nn.Module):
 
 def test_an_error_in_the_model_names_its_module_and_line() -> None:
     with pytest.raises(
-        CaptureError, match=r"^module 1\.0: KeyError: .*no such head.* \(at .*test_capture_tracer\.py:\d+\)$"
+        CaptureError,
+        match=r"^module 1\.0: KeyError: .*no such head.* \(at .*test_capture_tracer\.py:\d+ in forward\)$",
     ):
         capture(nn.Sequential(nn.Linear(8, 8), nn.Sequential(Broken())), ROWS)
 

@@ -344,6 +344,67 @@ def test_entries_read_one_by_one_are_those_of_the_whole_file(kind: str) -> None:
     read = catalog_module._builtin(kind)
     assert list(read) == list(whole)
     assert {name: read[name] for name in read} == whole
-    assert isinstance(read, catalog_module._Sections)
+    assert isinstance(read, catalog_module.Sections)
     aliases = {alias: name for name, entry in whole.items() for alias in entry.get("aliases", ())}
     assert read.aliases() == aliases
+
+
+@pytest.mark.parametrize(
+    ("sold_as", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA H100 NVL", "h100-nvl-94gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm-32gb"),
+        ("Tesla P100-PCIE-16GB", "p100-pcie-16gb"),
+        ("Tesla T4", "t4"),
+        ("nvidia-tesla-t4", "t4"),
+        ("NVIDIA-H100-80GB-HBM3", "h100-sxm-80gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", "rtx-3080-mobile"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("NVIDIA GH200 480GB", "gh200-96gb"),
+        ("NVIDIA H200", "h200-sxm-141gb"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("A100 80GB", "a100-sxm-80gb"),
+        ("A100-40G", "a100-sxm-40gb"),
+        ("L40S 48GB", "l40s"),
+        ("RTX 4090 24GB", "rtx-4090"),
+        ("RTXA6000", "rtx-a6000"),
+        ("3090Ti", "rtx-3090-ti"),
+    ],
+)
+def test_devices_go_by_what_drivers_and_clouds_call_them(sold_as: str, name: str) -> None:
+    assert CATALOG.device(sold_as).name == name
+    assert Cluster.read({"device": sold_as}, CATALOG).to_dict()["device"] == name
+
+
+@pytest.mark.parametrize("name", ["A100 60GB", "RTX 3080 12GB", "NVIDIA", "80GB", "NVIDIA H1000"])
+def test_another_memory_or_no_device_at_all_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"^cluster\.device: "):
+        CATALOG.device(name)
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_no_two_devices_share_their_telling_words(device: Device) -> None:
+    for spelling in (device.name, *device.aliases):
+        assert CATALOG.device(f"NVIDIA {spelling.upper()} GPU").name == device.name
+
+
+def test_a_node_given_as_a_device_and_the_other_way_round_are_told_apart() -> None:
+    assert CATALOG.node("P5.48xlarge").name == "p5.48xlarge"
+    assert CATALOG.node("Standard_ND96isr_H100_v5").name == "ND96isr_H100_v5"
+    with pytest.raises(InputError, match=r"'p5.48xlarge' is a node of the catalogue; give it as node"):
+        CATALOG.device("p5.48xlarge")
+    with pytest.raises(InputError, match=r"'h100' is a device of the catalogue; give it as device"):
+        CATALOG.node("h100")
+
+
+def test_suggestions_do_not_mind_the_case() -> None:
+    with pytest.raises(InputError, match=r"did you mean .*a100-80gb"):
+        CATALOG.device("A100 60GB")

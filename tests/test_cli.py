@@ -134,6 +134,22 @@ def test_options_override_the_job_file() -> None:
     assert document["job"]["cluster"]["device"].startswith("v100")
 
 
+def test_what_happens_beside_the_steps_is_given_by_options() -> None:
+    words = (
+        "--loader-rate 50 --loader-workers 2 --evaluate-every 7 --evaluate-samples 16 --checkpoint-every epoch "
+        "--node-mtbf 50d --restart-time 5min --storage-bandwidth 2GB/s --price $2/h --title mine --servers 1"
+    )
+    document = forecast("job.toml", *words.split())
+    training, cluster = document["job"]["training"], document["job"]["cluster"]
+    assert (training["loader_rate"], training["loader_workers"]) == (50, 2)
+    assert (training["evaluate_every"], training["checkpoint_every"]) == (7, "epoch")
+    assert (cluster["node_mtbf"], cluster["restart_time"], cluster["price"]) == (50 * 86400, 300, 2)
+    assert (cluster["storage_bandwidth"], document["job"]["plan"]["servers"]) == (2e9, 1)
+    assert document["job"]["model"]["title"] == "mine"
+    assert {"evaluation", "checkpoints"} <= set(document["total_time_parts"])
+    assert ok("predict", "job.toml", "--title", "mine").startswith("mine, training, batch 8")
+
+
 def test_a_json_job_is_the_same_as_toml(folder: Path) -> None:
     (folder / "job.json").write_text(
         json.dumps(job(training={"global_batch": 8, "image": 8, "samples": 800, "epochs": 2}))
@@ -451,7 +467,7 @@ def test_names_of_the_package_are_there_when_they_are_used() -> None:
 
 def test_help_lists_every_command_with_its_own_line_and_imports_none() -> None:
     files = {path.stem for path in (Path(foretrain.__file__).parent / "cli").glob("*.py")}
-    shared = {"__init__", "__main__", "app", "job_options", "scale_out", "settings"}
+    shared = {"__init__", "__main__", "app", "completion", "job_options", "scale_out", "settings"}
     assert set(COMMANDS) == files - shared
     shown = " ".join(ok("--help").split())
     for name, line in COMMANDS.items():
@@ -482,3 +498,94 @@ def test_a_forecast_imports_no_other_command_and_no_library_that_it_does_not_nee
         "foretrain.measure",
     }
     assert modules.isdisjoint(unused)
+
+
+# Errors of a user's own code
+
+BROKEN = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(192, 4), torch.nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.second(self.first(x.flatten(1)))
+
+def net(batch):
+    return Net()
+
+def helper():
+    return {}["missing"]
+
+def unbuilt(batch):
+    return helper()
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("net", "module second: RuntimeError: "),
+        ("unbuilt", "model broken.py:unbuilt: KeyError: 'missing' (at broken.py:16 in helper)"),
+    ],
+)
+def test_an_error_of_the_users_code_names_its_file_and_line(folder: Path, function: str, said: str) -> None:
+    (folder / "broken.py").write_text(BROKEN)
+    line = fails("predict", f"broken.py:{function}", "--image", "8")
+    assert said in line
+    assert "(at broken.py:" in line
+    assert "Traceback" not in line
+
+
+@pytest.mark.parametrize("words", [("--debug", "predict"), ("predict", "--debug")])
+def test_debug_shows_the_traceback_of_the_users_code(
+    folder: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "broken.py").write_text(BROKEN)
+    result = run(*words, "broken.py:unbuilt", "--image", "8")
+    assert result.exit_code == 2
+    assert "Traceback (most recent call last)" in result.stderr
+    assert 'return {}["missing"]' in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("foretrain: model broken.py:unbuilt: KeyError")
+    monkeypatch.setenv("FORETRAIN_DEBUG", "1")
+    assert "Traceback" in run("predict", "broken.py:unbuilt", "--image", "8").stderr
+
+
+# Completion
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("foretrain predict --device h100-s", {"h100-sxm-80gb"}),
+        ("foretrain predict --node dgx-h", {"dgx-h100", "dgx-h200"}),
+        ("foretrain predict resnet50 --precision amp", {"amp-bf16", "amp-fp16"}),
+        ("foretrain predict resnet50 --optimizer adamw", {"adamw", "adamw-fused"}),
+        ("foretrain predict resnet50 --predictor delete", {"deletepop"}),
+        ("foretrain predict resnet50 --shard z", {"zero1", "zero2", "zero3"}),
+        ("foretrain predict llama-3.2", {"llama-3.2-1b", "llama-3.2-3b"}),
+    ],
+)
+def test_the_shell_completes_values(
+    words: str, completed: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_FORETRAIN_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    with pytest.raises(SystemExit):
+        foretrain.cli.main()
+    assert completed <= set(capsys.readouterr().out.split())
+
+
+def test_completion_imports_neither_torch_nor_numpy() -> None:
+    names = ("devices", "nodes", "models", "optimizers")
+    calls = "; ".join(f"completion.{name}('')" for name in names)
+    modules = loaded(f"from foretrain.cli import completion; {calls}; completion.setting('Precision')('')")
+    assert modules.isdisjoint({"torch", "numpy", "rich.console"})
+
+
+def test_completion_can_be_installed() -> None:
+    assert "--install-completion" in ok("--help")
+    assert run("--show-completion", "bash").exit_code in (0, 1)  # 1: the shell is not known here

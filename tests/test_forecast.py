@@ -3,7 +3,10 @@ JSON."""
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 import steps
 from foretrain.duration import Duration, Part, duration
-from foretrain.errors import InputError
+from foretrain.errors import ForetrainError, InputError
 from foretrain.forecast import Estimate, Forecast, RankMemory, whole_training
 from foretrain.job import Job
 
@@ -185,6 +188,80 @@ def test_quantities_are_asked_for_by_name() -> None:
         forecast()["power_w"]
 
 
+def test_quantities_are_attributes_too() -> None:
+    whole = forecast()
+    assert whole.step_time_s is whole["step_time_s"]
+    assert (f"{whole.step_time_s:.2f}", float(whole.step_time_s)) == ("2.00", 2.0)
+    assert f"{whole.step_time_s}" == "Estimate(median=2, low=1, high=3, low_95=None, high_95=None)"
+    assert hasattr(whole, "step_time_s")
+    assert not hasattr(whole, "power_w")
+    assert "step_time_s" in dir(whole)
+    assert ("step_time_s" in whole, "power_w" in whole, list(whole)) == (True, False, ["step_time_s"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("step_time", "step_time: not in this forecast; did you mean step_time_s? it has step_time_s"),
+        ("memory", "memory: not in this forecast; it has step_time_s"),
+        ("fit", "fit: not in this forecast; did you mean fits? it has step_time_s"),
+        ("total_time_s", "total_time_s: not in this forecast; give steps, or samples and epochs"),
+        ("tokens_per_s", "tokens_per_s: not in this forecast; give sequence"),
+        ("power_w", "power_w: not in this forecast; test does not give it"),
+    ],
+)
+def test_a_quantity_that_is_not_there_says_what_is(name: str, message: str) -> None:
+    with pytest.raises(KeyError) as by_key:
+        forecast()[name]
+    with pytest.raises(AttributeError) as by_attribute:
+        getattr(forecast(), name)
+    assert str(by_key.value) == str(by_attribute.value) == message
+
+
+def test_forecasts_are_copied_and_pickled() -> None:
+    whole = forecast(step=steps.step(["forward"], [1.0], [1.0]))
+    for made in (copy.copy(whole), copy.deepcopy(whole), pickle.loads(pickle.dumps(whole))):
+        assert made.to_dict() == whole.to_dict()
+        assert made.step_time_s == whole.step_time_s
+    with pytest.raises(AttributeError, match=r"^anything$"):
+        Forecast.__new__(Forecast).anything  # noqa: B018
+
+
+def test_a_forecast_is_shown_in_one_line_in_full_and_as_a_table() -> None:
+    peak = Estimate(GIB, GIB, 2 * GIB)
+    whole = forecast(
+        quantities={"step_time_s": Estimate(2, 1, 3), "peak_memory_bytes": peak}, assumptions=("<one>",)
+    )
+    assert (
+        repr(whole) == "<Forecast: resnet18, batch 10, on 1 x t4; 2 s per step [1 s to 3 s]; 1 GiB at peak>"
+    )
+    huge = forecast(quantities={"peak_memory_bytes": peak * 100.0})
+    assert repr(huge) == "<Forecast: resnet18, batch 10, on 1 x t4; 100 GiB at peak, does not fit>"
+    text, table = str(whole), whole._repr_html_()
+    assert text.splitlines()[0] == "resnet18 (timm), training, batch 10, fp32, sgd"
+    for words in ("time per step", "1 GiB", "predicted by test"):
+        assert words in text
+        assert words in table
+    assert "&lt;one&gt;" in table
+    assert "<script" not in table
+
+
+def test_a_forecast_is_a_frame_where_pandas_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = forecast(job=job(steps=1800), quantities={"step_time_s": Estimate(2, 1, 3, 0.5, 4),
+                     "total_time_s": Estimate(3600, 1800, 5400)})  # fmt: skip
+    pytest.importorskip("pandas")
+    frame = whole.to_frame()
+    assert list(frame.index) == ["step_time_s", "total_time_s", "cost_usd"]
+    assert list(frame.loc["step_time_s"]) == [2, 1, 3, 0.5, 4, "s"]
+    assert whole.cost is not None
+    assert frame.loc["cost_usd", "median"] == whole.cost.median
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(
+        ForetrainError, match=r"^to_frame: pandas is not installed; install pandas, or use to_dict$"
+    ):
+        whole.to_frame()
+
+
 @pytest.mark.parametrize(
     ("shares", "fits"),
     [
@@ -231,8 +308,14 @@ def test_a_forecast_is_plain_json() -> None:
         "test",
         "the host",
         None,
-        ["one"],
+        [
+            "not given, so taken: precision fp32, optimizer sgd",
+            "one",
+            "not included: waiting for data, failures, evaluation, checkpoints, storage and data transfer",
+        ],
     )
+    assert data["price_source"] == job().cluster.price_source != ""
+    assert (data["flops"], data["fits_with"]) == (None, None)
     assert Job.read(data["job"]) == full.job
 
 

@@ -252,8 +252,8 @@ def test_a_plan_with_another_product_is_refused_with_every_term(
         ("model", {"task": "causal-lm"}, "model.task: only a transformers model has it, not source = 'timm'"),
         (
             "model",
-            {"source": "python", "name": "net.py"},
-            "model.name: 'net.py' is not of the form \"path/to/file.py:function\"",
+            {"source": "python", "name": "net"},
+            'model.name: \'net\' is not "path/to/file.py:function" or "path/to/file.py"',
         ),
         (
             "model",
@@ -459,3 +459,131 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("[model\n")
     with pytest.raises(InputError, match=r"job\.toml: "):
         Job.load(tmp_path / "job.toml")
+
+
+# Spellings of other tools
+
+SPELLINGS = {
+    ("training", "optimizer"): {
+        "adamw": "AdamW torch.optim.AdamW adamw_torch AdamW_HF",
+        "adamw-fused": "adamw_torch_fused FusedAdam",
+        "sgd": "SGD torch.optim.SGD",
+        "adam": "Adam",
+        "rmsprop": "RMSprop",
+    },
+    ("training", "precision"): {
+        "bf16": "BF16 bfloat16 torch.bfloat16 bf16-true",
+        "amp-bf16": "bf16-mixed bf16_mixed mixed_bf16 AMP_BF16",
+        "amp-fp16": "16-mixed fp16-mixed amp 16",
+        "fp32": "float32 32-true FP32 no",
+    },
+    ("training", "mode"): {"train": "training Train", "infer": "inference eval"},
+    ("training", "framework"): {
+        "pytorch": "PyTorch torch",
+        "megatron": "Megatron-LM",
+        "torchtitan": "TorchTitan",
+    },
+    ("plan", "shard"): {
+        "none": "ddp DDP NO_SHARD DistributedDataParallel",
+        "zero1": "ZeRO-1 deepspeed_stage_1",
+        "zero2": "ZeRO-2 SHARD_GRAD_OP ShardingStrategy.SHARD_GRAD_OP",
+        "zero3": "fsdp FSDP FULL_SHARD zero-3 deepspeed_stage_3 fsdp2 stage3",
+    },
+    ("plan", "schedule"): {"1f1b": "1F1B Schedule1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"},
+    ("plan", "recompute"): {"full": "gradient_checkpointing Full", "selective": "SELECTIVE", "none": "off"},
+    ("model", "source"): {"transformers": "HF huggingface"},
+}
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "name", "spelling"),
+    [
+        (*place, name, spelling)
+        for place, meant in SPELLINGS.items()
+        for name, spellings in meant.items()
+        for spelling in spellings.split()
+    ],
+)
+def test_spellings_of_other_tools_are_read_and_stored_by_our_name(
+    section: str, field: str, name: str, spelling: str
+) -> None:
+    changes: dict[str, Any] = {field: spelling}
+    if section == "model":
+        tables = {
+            **SMALL,
+            "model": {"source": spelling, "config": {"model_type": "bert"}, "task": "masked-lm"},
+        }
+        stored = Job.read(tables, catalog=CATALOG).to_dict()
+    else:
+        stored = read(section, **changes).to_dict()
+    default = {"fp32", "sgd", "pytorch", "none", "1f1b"}
+    assert stored[section].get(field, name if name in default else None) == name
+    assert Job.read(stored, catalog=CATALOG).to_dict() == stored
+
+
+def test_booleans_and_numbers_that_stand_for_names() -> None:
+    assert read("plan", recompute=True).plan.recompute == "full"
+    assert read("plan", recompute=False).plan.recompute == "none"
+    assert read("plan", shard=3).plan.shard == "zero3"
+    assert read("training", precision=32).workload.training.precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "message"),
+    [
+        (
+            "plan",
+            "shard",
+            "deepspeed",
+            "plan.shard: 'deepspeed' does not say which stage; give zero1, zero2 or zero3",
+        ),
+        ("plan", "shard", "HYBRID_SHARD", "plan.shard: 'HYBRID_SHARD' is not modelled"),
+        (
+            "plan",
+            "shard",
+            "deepspeed_stage_2_offload",
+            "plan.shard: 'deepspeed_stage_2_offload' is two fields",
+        ),
+        ("plan", "schedule", "ScheduleDualPipeV", "plan.schedule: 'ScheduleDualPipeV' is not modelled"),
+        (
+            "training",
+            "precision",
+            "mixed",
+            "training.precision: 'mixed' may be either; give amp-bf16 or amp-fp16",
+        ),
+        ("training", "precision", "float64", "training.precision: 'float64' is not modelled"),
+        ("training", "optimizer", "adamw_bnb_8bit", "training.optimizer: 'adamw_bnb_8bit' is not modelled"),
+        ("training", "optimizer", 3, "training.optimizer: 3 is not one of"),
+        ("training", "mode", ["train"], "training.mode: ['train'] is not one of"),
+    ],
+)
+def test_what_could_mean_several_things_is_one_clear_line(
+    section: str, field: str, value: Any, message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        read(section, **{field: value})
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_spelling_is_taken_for_two_names() -> None:
+    from foretrain import spellings
+    from foretrain.spellings import plain
+
+    tables = [
+        (spellings.OPTIMIZERS, OPTIMIZERS, spellings.UNCLEAR_OPTIMIZERS),
+        (spellings.PRECISIONS, PRECISIONS, spellings.UNCLEAR_PRECISIONS),
+        (spellings.SHARDS, (), spellings.UNCLEAR_SHARDS),
+        (spellings.SCHEDULES, (), spellings.UNCLEAR_SCHEDULES),
+        (spellings.RECOMPUTE, (), {}),
+        (spellings.MODES, (), {}),
+        (spellings.FRAMEWORKS, (), {}),
+    ]
+    for meant, names, unclear in tables:
+        whole = [set(others.split()) | {name} for name, others in meant.items()]
+        whole += [{name} for name in names if name not in meant]
+        whole += [set(others.split()) for others in unclear]
+        listed = [spelling for spellings_of_one in whole for spelling in spellings_of_one]
+        assert len(listed) == len(set(listed)), sorted(one for one in listed if listed.count(one) > 1)
+        assert all(plain(spelling) == spelling for spelling in listed)
+        assert not names or set(meant) <= set(names)

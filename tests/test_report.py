@@ -18,9 +18,10 @@ from rich.console import Console, RenderableType
 
 from foretrain.api import make_job
 from foretrain.errors import ForetrainError, InputError
-from foretrain.forecast import Forecast
+from foretrain.forecast import Estimate, Forecast
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.predictors import get
+from foretrain.predictors.fitting_changes import Remedy
 from foretrain.report import figures, html, to_json, write_trace
 from foretrain.report.breakdown import breakdown, merge_layers
 from foretrain.report.lines import JsonLines
@@ -109,8 +110,8 @@ def test_summary_shows_each_assumption(forecast: Forecast) -> None:
         (2.0, "yes", "under 1% chance of running out of memory (50% of "),
         (1.08, "yes", "10% chance of running out of memory (93% of "),
         (1.05, "perhaps", "21% chance"),
-        (0.97, "no", "90% chance"),
-        (0.5, "no", "over 99% chance of running out of memory (200% of "),
+        (0.97, "no", "does not fit, 90% sure: needs "),
+        (0.5, "no", "does not fit, over 99% sure: needs "),
     ],
 )
 def test_summary_says_how_likely_memory_runs_out(
@@ -126,6 +127,52 @@ def test_summary_says_how_likely_memory_runs_out(
     found = figures.fits(tight)
     assert found is not None
     assert found[0] == verdict
+
+
+def remedy(change: str, **more: Any) -> Remedy:
+    facts = {
+        "fields": {}, "memory": Estimate(2**30, 2**30, 2**30), "capacity_bytes": 2**31, "chance": 0.0,
+        "step_time": None, "slower": 0.031, "price_per_hour": None,
+    }  # fmt: skip
+    return Remedy(change=change, **{**facts, **more})
+
+
+def test_what_makes_a_job_fit_is_told_with_its_cost_on_every_screen(forecast: Forecast) -> None:
+    capacity = forecast.memory_capacity_bytes
+    remedies = (
+        remedy("micro_batch 4", capacity_bytes=capacity),
+        remedy("device b200", slower=-0.75, price_per_hour=4.99),
+    )
+    told = replace(forecast, remedies=remedies)
+    shown = " ".join(text(summary(told)).split())
+    changes = "micro_batch 4 (1 GiB, +3% time) device b200 (1 GiB of 2 GiB, 4x as fast, $4.99/h)"
+    assert f"would fit with {changes} one epoch" in shown
+    page = html.page(told)
+    assert all(words in page for words in ("would fit with", "micro_batch 4", "1 GiB of 2 GiB, 4x as fast"))
+    assert [one["change"] for one in json.loads(to_json(told))["fits_with"]] == [
+        "micro_batch 4",
+        "device b200",
+    ]
+    assert "none of the changes that were tried" in text(summary(replace(forecast, remedies=())))
+    assert "would fit" not in text(summary(forecast))
+
+
+def test_ten_assumptions_are_shown_and_the_others_counted(forecast: Forecast) -> None:
+    many = replace(forecast, assumptions=("traced with old", *(f"note {i}" for i in range(20))))
+    shown = [line for line in text(summary(many)).splitlines() if line.startswith("- ")]
+    total = len(figures.notes(many))
+    assert len(shown) == 10
+    assert shown[-1].startswith(f"- {total - 9} more assumptions: --assumptions shows them")
+    everything = text(summary(many, all_notes=True))
+    assert all(f"- {note}" in everything for note in figures.notes(many))
+    assert figures.notes(many)[-1] == "traced with old"  # what matters least
+
+
+def test_the_price_comes_with_its_source_and_date(forecast: Forecast) -> None:
+    source = "$1.79/GPU: Lambda on-demand price list, us, 2025-06"
+    assert source in text(summary(forecast))
+    assert source in html.page(forecast)
+    assert json.loads(to_json(forecast))["price_source"] == source
 
 
 def test_json_has_the_chance_and_both_intervals(forecast: Forecast) -> None:

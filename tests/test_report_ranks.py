@@ -149,7 +149,7 @@ def test_whether_it_fits_is_of_the_fullest_stage() -> None:
     assert forecast.fullest is not None
     assert forecast.fullest.median == pytest.approx(1.1 * 79 * ranks.GIB)
     row = line(text(summary(forecast)), "fits, stage 0")
-    assert f"({1.1 * 79 * ranks.GIB / capacity:.0%} of 79.1 GiB)" in row
+    assert f"of 79.1 GiB ({1.1 * 79 * ranks.GIB / capacity:.0%})" in row
 
 
 def test_memory_where_the_fullest_stage_is_logged() -> None:

@@ -18,7 +18,7 @@ from foretrain.forecast import Forecast
 from foretrain.job import Job
 from foretrain.predictors.driple.features import MEANS, RESOURCES
 from foretrain.predictors.driple.predictor import Resources, resources
-from foretrain.report import html, to_json
+from foretrain.report import figures, html, to_json
 from foretrain.report.resources import document, resource_table
 from foretrain.report.text import breakdown_table, summary
 
@@ -226,6 +226,36 @@ def test_memory_has_one_verdict(name: str) -> None:
     peaks = told["memory_by_stage_bytes"]
     assert sum(told["memory_by_category_bytes"].values()) == pytest.approx(max(peaks), rel=1e-6)
     assert (verdict == "no") == (name == "out of memory")
+
+
+@each_job
+def test_flops_and_their_share_of_the_peak_are_the_same_everywhere(name: str) -> None:
+    told, job = json.loads(to_json(forecast(name)))["flops"], forecast(name).job
+    step_s, devices = forecast(name)["step_time_s"].median, job.cluster.world_size
+    done = told["flops_per_s_per_device"]["median"] * devices * step_s
+    assert done == pytest.approx(told["flops_per_step"])
+    batch, sequence = job.workload.training.global_batch, job.workload.training.sequence
+    assert told["flops_per_sample"] * batch == pytest.approx(told["flops_per_step"])
+    assert 0 < told["trainable_parameters"] <= told["parameters"]
+    page = html.page(forecast(name))
+    if job.cluster.groups[0].device.is_cpu:
+        assert told["mfu"] is None
+        assert "MFU" not in shown(name)
+    else:
+        peak = told["peak_flops_per_s_per_device"] * devices
+        assert told["mfu"]["median"] == pytest.approx(told["flops_per_step"] / step_s / peak)
+        assert 0 < told["mfu"]["median"] <= told["hfu"]["median"] < 1
+        share = row(shown(name), "MFU")
+        assert percents(share)[0] == pytest.approx(told["mfu"]["median"], abs=0.0006)
+        assert f"({told['peak_format']}, dense)" in share
+        assert share.split()[0] in page
+    if sequence:
+        assert told["flops_per_token"] * sequence == pytest.approx(told["flops_per_sample"])
+        rate = told["tokens_per_s_per_device"]["median"] * devices
+        assert rate == pytest.approx(forecast(name)["tokens_per_s"].median)
+    counts = figures.describe_work(forecast(name))
+    assert counts in shown(name)
+    assert counts in page
 
 
 @each_job

@@ -1,9 +1,13 @@
 """foretrain: know how long a training run takes, how much memory it needs and what it costs, before you run
 it.
 
->>> import foretrain
->>> forecast = foretrain.predict("resnet50", device="h100", batch=64)  # doctest: +SKIP
->>> forecast["step_time_s"].median  # doctest: +SKIP
+>>> import foretrain, torch
+>>> module, inputs = torch.nn.Linear(64, 10), torch.zeros(8, 64)
+>>> forecast = foretrain.predict(module, inputs, device="h100", devices=4, batch=64)
+>>> forecast.fits, forecast.step_time_s.median < forecast.step_time_s.high
+(True, True)
+
+``docs/python.md`` has what it takes and what it gives.
 """
 
 from __future__ import annotations
@@ -16,13 +20,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretrain.api import make_job, predict
     from foretrain.capture import capture
+    from foretrain.catalog import Catalog
     from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
     from foretrain.forecast import Estimate, Forecast
     from foretrain.graph import OpGraph
-    from foretrain.job import Job, Plan, Run, Workload
+    from foretrain.job import Job, Plan, Run, Workload, read_jobs, read_runs
 
 __all__ = [
     "CaptureError",
+    "Catalog",
     "Estimate",
     "Forecast",
     "ForetrainError",
@@ -36,14 +42,17 @@ __all__ = [
     "capture",
     "make_job",
     "predict",
+    "read_jobs",
+    "read_runs",
 ]
 
 _FROM = {
     "api": ("make_job", "predict"),
+    "catalog": ("Catalog",),
     "errors": ("CaptureError", "ForetrainError", "InputError", "UnsupportedJob"),
     "forecast": ("Estimate", "Forecast"),
     "graph": ("OpGraph",),
-    "job": ("Job", "Plan", "Run", "Workload"),
+    "job": ("Job", "Plan", "Run", "Workload", "read_jobs", "read_runs"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 

@@ -1,176 +1,308 @@
-"""Makes a job and its forecast from a model by name, or a module in hand, and a few options."""
+"""Makes a job and its forecast from whatever describes a training: a module in hand, a name, a job."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Mapping
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretrain.capture import cache_folder, capture
-from foretrain.cluster import Catalog
-from foretrain.errors import InputError
+from foretrain.capture.keys import accumulates
+from foretrain.checkpoints import is_checkpoint
+from foretrain.cluster import Catalog, Cluster
+from foretrain.errors import CaptureError, InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job
-from foretrain.model_names import model_section
+from foretrain.job import Job, Model, Run, Training
+from foretrain.model_names import check_file, model_section
+from foretrain.options import check_names, lists_options, overridden, overriding, plain
+from foretrain.schema import read
 
 if TYPE_CHECKING:
     import torch
 
+    from foretrain.capture.sources.in_hand import Example
     from foretrain.graph import OpGraph
+    from foretrain.predictors.base import Predictor
 
 DEFAULT_DEVICE = "h100-sxm-80gb"
-_USUAL_IN_NODE = 8
-"""GPUs in a node, where the job does not say."""
+_USUAL_BATCH = 32
+_JOB_FILES = (".toml", ".json")
+_IMAGE_SOURCES = ("timm", "torchvision")
 
 
-def make_job(
-    model: str,
-    *,
-    source: str | None = None,
-    device: str | None = None,
-    devices: int | None = None,
-    cores_per_device: int | None = None,
-    nodes: int | None = None,
-    node: str | None = None,
-    batch: int | None = None,
-    image: int | None = None,
-    sequence: int | None = None,
-    classes: int | None = None,
-    precision: str = "fp32",
-    optimizer: str | None = None,
-    mode: str = "train",
-    samples: int | None = None,
-    epochs: float | None = None,
-    steps: int | None = None,
-    micro_batch: int | None = None,
-    framework: str | None = None,
-    compile: bool | None = None,
-    channels_last: bool = False,
-    catalog: Catalog | None = None,
-    **plan: Any,
-) -> Job:
-    """A job from a model's name and options.
-
-    ``devices`` counts all devices; ``nodes`` says over how many nodes they are spread.
-
-    Without ``device`` and ``node`` it is one H100; a ``node`` alone is used whole. Further options are fields
-    of the plan.
-
-    The name is one of ``foretrain catalog models``, a torchvision or timm name, ``file.py:function``, an
-    ``.onnx`` file or a captured graph (``.json.zst``).
-    """
-    section, defaults = model_section(model, source)
-    given = {name: value for name, value in (("image", image), ("sequence", sequence), ("classes", classes),
-             ("precision", None if precision == "fp32" else precision), ("optimizer", optimizer))
-             if value is not None}  # fmt: skip
-    own = _own_training(section, given, mode)
-    training = {
-        "global_batch": 32 if batch is None else batch, "mode": mode, "precision": precision,
-        "image": defaults.get("image") if image is None else image,
-        "sequence": defaults.get("sequence") if sequence is None else sequence, "classes": classes,
-        "optimizer": optimizer or defaults.get("optimizer"),
-        "samples": samples, "epochs": epochs, "steps": steps, "channels_last": channels_last,
-        "framework": framework, "compile": compile,
-    }  # fmt: skip
-    if section["source"] == "graph":
-        training.update(_training_of_graph(Path(model), training, batch))
-    for name, value in own.items():
-        if training.get(name) is None or (name == "global_batch" and batch is None) or name == "precision":
-            training[name] = value
-    if training.get("steps") is not None and training.get("epochs") is not None:
-        training["epochs" if steps is not None else "steps"] = None
-    spread = nodes_for(devices, node, device, catalog) if nodes is None else nodes
-    if spread < 1:
-        raise InputError(f"nodes: {spread} is not 1 or more")
-    if devices is not None and devices % spread:
-        raise InputError(f"devices: {devices} does not divide over nodes = {spread}")
-    per_node = devices // spread if devices is not None else (1 if node is None else None)
-    if (section["source"] == "graph" or "global_batch" in own) and batch is None:
-        in_node = per_node or (catalog or Catalog.load()).node(str(node), "cluster.node").devices
-        split = max(1, math.prod(plan.get(name) or 1 for name in ("tensor", "pipeline", "context")))
-        training["global_batch"] *= max(1, spread * in_node // split)
-    cluster = {
-        "device": device or (DEFAULT_DEVICE if node is None else None), "devices_per_node": per_node,
-        "nodes": spread, "node": node,
-        "cores_per_device": cores_per_device,
-    }  # fmt: skip
-    return Job.read(
-        {
-            "model": section,
-            "training": {name: value for name, value in training.items() if value is not None},
-            "cluster": {name: value for name, value in cluster.items() if value is not None},
-            "plan": {
-                name: value
-                for name, value in {"micro_batch": micro_batch, **plan}.items()
-                if value is not None
-            },
-        },
-        catalog=catalog,
-    )
-
-
-def nodes_for(devices: int | None, node: str | None, device: str | None, catalog: Catalog | None) -> int:
-    """Nodes that so many devices fill: those of the named node, else of eight GPUs; a rest is refused."""
-    known = catalog or Catalog.load()
-    in_node = known.node(node, "cluster.node").devices if node is not None else _USUAL_IN_NODE
-    on_cpu = device is not None and known.device(device, "cluster.device").is_cpu
-    if devices is None or devices <= in_node or on_cpu:
-        return 1
-    if devices % in_node:
-        even = next(n for n in range(devices // in_node + 1, devices + 1) if devices % n == 0)
-        raise InputError(
-            f"devices: {devices} does not fill nodes of {in_node}; give nodes, such as {even} "
-            f"of {devices // even} each"
-        )
-    return devices // in_node
-
-
+@lists_options
 def predict(
-    model: str | torch.nn.Module,
-    inputs: tuple[Any, ...] | Mapping[str, Any] | torch.Tensor | None = None,
-    loss: Callable[[Any], torch.Tensor] | None = None,
+    model: str | os.PathLike[str] | Job | Run | Mapping[str, Any] | torch.nn.Module,
+    inputs: Any = None,
+    loss: Callable[..., Any] | None = None,
     *,
-    predictor: str | Path | None = None,
+    targets: Any = None,
+    predictor: str | Path | Predictor | None = None,
+    catalog: Catalog | str | Path | None = None,
     **options: Any,
 ) -> Forecast:
-    """Forecast a model by name, or a module with its inputs (and loss); ``options`` are those of
-    ``make_job``.
+    """Forecast a training.
 
-    ``predictor`` is a name, ``file.py:Class``, or the folder of a saved one (``file.py:Class@FOLDER``).
+    ``model`` is a ``torch.nn.Module``, with ``inputs`` of one (micro-)batch; the name of a model; a Job, a
+    Run, the tables of a job as a dict, or the path of a job file. A name is one of ``foretrain catalog
+    models``, a torchvision or timm name, ``file.py:function``, an ``.onnx`` file or a captured graph.
+
+    ``options`` are the fields of a job by name (``device``, ``precision``, ``shard``, ...), with ``batch``
+    for the samples per optimizer step over all devices and ``devices`` for all of these. Where a job is
+    given, they go over its fields.
+
+    The loss of a module takes its output, or, with ``targets``, its output and these. Inputs and targets with
+    another number of samples than a device takes at once are resized. ``predictor`` is a predictor, its name,
+    ``file.py:Class``, or the folder of a saved one (``file.py:Class@FOLDER``).
+
+    >>> import torch
+    >>> module, inputs = torch.nn.Linear(64, 10), torch.zeros(8, 64)
+    >>> forecast = predict(module, inputs, device="a100", devices=4, batch=64, optimizer=torch.optim.AdamW)
+    >>> forecast.job.micro_batch, forecast.job.workload.training.optimizer, forecast.fits
+    (16, 'adamw', True)
+    >>> predict(forecast.job, device="h100").job.cluster.device.name
+    'h100-sxm-80gb'
     """
     from foretrain import predictors
     from foretrain.predictors.evidence import with_evidence
+    from foretrain.predictors.fitting_changes import with_remedies
 
-    job = (
-        make_job(model, **options) if isinstance(model, str) else _job_of_module(model, inputs, loss, options)
+    check_names(options, beside=("inputs", "loss", "targets", "predictor", "catalog"))
+    known = (
+        catalog if isinstance(catalog, Catalog) else Catalog.load(None if catalog is None else Path(catalog))
     )
-    chosen = predictors.get(predictor or predictors.DEFAULT)
+    if _is_module(model):
+        job = _job_of_module(model, inputs, loss, targets, options, known)
+    else:
+        for name, value in (("inputs", inputs), ("loss", loss), ("targets", targets)):
+            if value is not None:
+                raise InputError(f"{name}: only a module in hand takes them, not {_kind(model)}")
+        job = job_of(model, options, known)
+    chosen = (
+        predictors.get(predictor or predictors.DEFAULT)
+        if predictor is None or isinstance(predictor, str | Path)
+        else predictor
+    )
     forecast = chosen.predict(job)
-    return with_evidence(forecast, chosen.knows(forecast))
+    forecast = with_remedies(with_evidence(forecast, chosen.knows(forecast)), chosen)
+    return forecast if _is_module(model) else _saying_what_is_left_out(forecast, options.get("optimizer"))
 
 
-def _job_of_module(module: torch.nn.Module, inputs: Any, loss: Any, options: Mapping[str, Any]) -> Job:
-    """Capture the module, keep the graph in the cache, and make the job that refers to it."""
-    if inputs is None:
-        raise InputError("inputs: missing; a module is captured with example inputs")
-    captured = {
-        name: options[name]
-        for name in ("mode", "precision", "optimizer", "channels_last")
-        if options.get(name) is not None
-    }
-    graph = capture(module, inputs, loss, **captured)
-    batch = options.get("batch") or graph.samples
-    if batch % graph.samples:
-        raise InputError(f"batch: {batch} is not a multiple of the {graph.samples} samples in the inputs")
-    if batch > graph.samples and graph.info["mode"] == "train":
-        graph = capture(module, inputs, loss, **captured, accumulate=True)
-    graph = _with_tokens(graph, inputs, options)
-    path = _kept(graph)
-    rest = {key: value for key, value in options.items() if key not in captured}
-    return make_job(str(path), **{**rest, "batch": batch, "micro_batch": graph.samples})
+def _saying_what_is_left_out(forecast: Forecast, optimizer: Any) -> Forecast:
+    """A model by name is trained with what its optimizer's name stands for, however one in hand is set."""
+    if optimizer is None or isinstance(optimizer, str):
+        return forecast
+    from foretrain.capture.sources.in_hand import settings_of
+
+    said = settings_of(optimizer)[1]
+    note = f"training.optimizer: as the name stands for, and not {said}"
+    return dataclasses.replace(forecast, assumptions=(*forecast.assumptions, note)) if said else forecast
+
+
+def job_of(target: Any, options: Mapping[str, Any] | None = None, catalog: Catalog | None = None) -> Job:
+    """The job that is meant: a job, a run, tables or a file, each with the options over it, or a model's name
+    with the options around it."""
+    given = plain(options or {})
+    catalog = catalog or Catalog.load()
+    if isinstance(target, Run):
+        target = target.job
+    if isinstance(target, Job):
+        if not given:
+            return target
+        return Job.read(
+            overridden(target.to_dict(), given, catalog), catalog=catalog, base=target.workload.base
+        )
+    if isinstance(target, Mapping):
+        return Job.read(overriding(given, catalog)(target.get("job", target)), catalog=catalog)
+    if not isinstance(target, str | os.PathLike):
+        raise InputError(f"model: {_kind(target)} is not a module, a job, a path or a model's name")
+    path = Path(target)
+    if path.name.endswith((".jsonl", ".jsonl.zst")):
+        raise InputError(f"{path}: a file of many jobs, and one is forecast here")
+    if path.suffix in _JOB_FILES and not is_checkpoint(path):
+        return Job.load(path, catalog=catalog, edit=overriding(given, catalog))
+    check_file(os.fspath(target))
+    return make_job(os.fspath(target), catalog=catalog, **given)
+
+
+def _kind(target: object) -> str:
+    """What something is, in words, with what would do where that is near."""
+    if inspect.isclass(target):
+        return f"the class {target.__name__} (an instance of it would do)"
+    if callable(target):
+        return f"the function {getattr(target, '__name__', target)} (in a file, file.py:function would do)"
+    return "a model's name" if isinstance(target, str) else f"a {type(target).__name__}"
+
+
+@lists_options
+def make_job(model: str, *, source: str | None = None, catalog: Catalog | None = None, **options: Any) -> Job:
+    """A job from a model's name and options, which are the fields of a job by name.
+
+    ``batch`` counts the samples of an optimizer step (32), ``devices`` all devices; ``nodes`` says over how
+    many nodes they are spread. Without ``device`` and ``node`` it is one H100; a ``node`` alone is used
+    whole.
+
+    >>> make_job("resnet50", node="dgx-a100", batch=256).cluster.world_size
+    8
+    """
+    check_names(options, beside=("source", "catalog"))
+    given, catalog = plain(options), catalog or Catalog.load()
+    section, defaults = model_section(model, source)
+    own = _own_training(section, given)
+    tables = _tables(section, {"global_batch": _USUAL_BATCH, **defaults, **own}, given, catalog)
+    if section["source"] == "graph":
+        own = _follow_graph(Path(model), tables, given)
+    if "global_batch" in own and not {"batch", "global_batch"} & set(given):
+        tables["training"]["global_batch"] = own["global_batch"] * _data_ranks(tables, catalog)
+    return _with_defaults(Job.read(tables, catalog=catalog), {*given, *own}, defaults)
+
+
+def _with_defaults(job: Job, given: Set[str], defaults: Mapping[str, Any]) -> Job:
+    """The job with what was taken because no option gave it."""
+    training, source = job.workload.training, job.workload.model.source
+    taken = []
+    if not {"batch", "global_batch"} & given and source != "graph":
+        taken.append(f"batch {training.global_batch}")
+    for name in ("image", "sequence") if training.mode == "infer" else ("image", "sequence", "optimizer"):
+        if name in defaults and name not in given:
+            taken.append(f"{name} {getattr(training, name)}")
+    if source in _IMAGE_SOURCES and training.image is None:
+        taken.append("images of the model's own size")
+    if not {"device", "node", "groups"} & given:
+        taken.append(f"device {job.cluster.groups[0].device.name}")
+    return dataclasses.replace(job, assumed=(*taken, *job.assumed))
+
+
+def _own_training(section: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user's program decides of its training; its batch is that of one device."""
+    if section["source"] != "python" or options.get("mode", "train") != "train":
+        return {}
+    from foretrain.capture.programs.settings import own_training
+    from foretrain.capture.programs.targets import split_name
+
+    if not Path(split_name(section["name"])[0]).is_file():
+        return {}  # it starts elsewhere, or is missing: the job tells when it is read from there
+    sizes = {name: options[name] for name in ("image", "sequence", "classes") if name in options}
+    asked = read(Training, {"global_batch": _USUAL_BATCH, **sizes}, "training")
+    args = {"args": options["args"]} if "args" in options else {}
+    model = read(Model, {**section, **args}, "model")
+    return own_training(model, Path(), {name: getattr(asked, name) for name in sizes})
+
+
+def _tables(
+    model: Mapping[str, Any], training: Mapping[str, Any], options: Mapping[str, Any], catalog: Catalog
+) -> dict[str, Any]:
+    """The tables of a job that has nothing but a model yet, on one H100 where nothing else is said."""
+    tables = overridden({"model": model, "training": training, "plan": {}}, options, catalog)
+    cluster = tables.setdefault("cluster", {})
+    if not {"device", "node", "groups"} & set(cluster):
+        cluster["device"] = DEFAULT_DEVICE
+    return tables
+
+
+def _data_ranks(tables: Mapping[str, Any], catalog: Catalog) -> int:
+    """Ranks that have a part of the batch each."""
+    plan = tables["plan"]
+    split = 1
+    for name in ("tensor", "pipeline", "context"):
+        split *= plan.get(name, 1)
+    return plan.get("data") or max(1, Cluster.read(tables["cluster"], catalog).world_size // max(1, split))
+
+
+def _follow_graph(path: Path, tables: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a graph was captured with, put into the job; an option that contradicts it is an error."""
+    from foretrain.graph import OpGraph
+    from foretrain.graph.ir import checked
+
+    graph, training = checked(OpGraph.load(path), path), tables["training"]
+    held = {name: graph.info[name] for name in ("mode", "precision", "optimizer") if name in graph.info}
+    for name, value in held.items():
+        if options.get(name, value) != value:
+            raise InputError(
+                f"training.{name}: the graph {path.name} was captured with {value!r}, not {options[name]!r}"
+            )
+    training |= held
+    if graph.info.get("compile"):
+        training.setdefault("compile", True)
+    return {"global_batch": graph.samples}
+
+
+# A module in hand
+
+
+def _is_module(value: object) -> bool:
+    """Whether it is one of torch's, which is not imported for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+_CUT = ("tensor", "context", "expert")
+
+
+def _job_of_module(
+    module: Any, inputs: Any, loss: Any, targets: Any, options: Mapping[str, Any], catalog: Catalog
+) -> Job:
+    """Capture the module at the job's micro-batch, keep the graph, and make the job that refers to it."""
+    from foretrain.capture.sources import in_hand
+
+    given = plain(options)
+    if "source" in given:
+        raise InputError(f"source: {given['source']!r} is for a model's name, not for a module in hand")
+    module = in_hand.unwrapped(module)
+    example = None if inputs is None else in_hand.Example.of(module, inputs)
+    sequence = None if example is None else example.sequence
+    given = {"precision": in_hand.precision_of(module), "sequence": sequence, **given}
+    given = plain({"title": in_hand.title_of(module), **given})
+    model = {"source": "graph", "name": "module"}
+    tables = _tables(model, {"global_batch": _USUAL_BATCH}, given, catalog)
+    if "batch" not in given and "global_batch" not in given and example is not None:
+        at_once = tables["plan"].get("micro_batch", example.samples or 1)
+        tables["training"]["global_batch"] = at_once * _data_ranks(tables, catalog)
+    job = Job.read(tables, catalog=catalog)
+    for name in _CUT:
+        if (degree := getattr(job.plan, name)) > 1:
+            raise UnsupportedJob(
+                f"plan.{name}: {degree} cuts layers, and a module in hand is captured whole; put what builds "
+                "it into a function and give file.py:function"
+            )
+    example = example or in_hand.Example.made(job.workload.training, job.micro_batch)
+    graph = _captured(module, example, loss, targets, options.get("optimizer"), job)
+    tables["model"]["name"] = str(_kept(graph))
+    if graph.info.get("compile"):
+        tables["training"].setdefault("compile", True)
+    return Job.read(tables, catalog=catalog)
+
+
+def _captured(module: Any, example: Example, loss: Any, targets: Any, optimizer: Any, job: Job) -> OpGraph:
+    """The graph of one micro-batch of the job."""
+    from foretrain.capture.sources import in_hand
+    from foretrain.capture.sources.inputs import check_inputs
+
+    training, wanted, samples = job.workload.training, job.micro_batch, example.samples
+    sequence, image = training.sequence, training.image_shape
+    check_inputs("the module", example.inputs, samples or wanted, sequence=sequence, image=image)
+    settings, said = in_hand.settings_of(optimizer)
+    judged = in_hand.loss_of(loss, None if targets is None else example.like(targets, wanted))
+    trace = functools.partial(
+        capture, module, mode=training.mode, precision=training.precision, optimizer=training.optimizer,
+        optimizer_settings=settings, updated=in_hand.updated_by(optimizer, module),
+        master_weights=training.master_weights, channels_last=training.channels_last,
+        accumulate=accumulates(job), tokens=wanted * (sequence or 0),
+    )  # fmt: skip
+    try:
+        graph = trace(example.at(wanted), in_hand.loss_at(judged, example, wanted), samples=wanted)
+    except CaptureError as error:
+        if samples in (None, wanted):
+            raise
+        trace(example.inputs, in_hand.loss_of(loss, targets))  # what fails as it is, is told as it is
+        raise in_hand.at_other_size(error, example, wanted) from error
+    notes = [*graph.info.get("assumptions", ()), *([f"the optimizer as given: {said}"] if said else ())]
+    return dataclasses.replace(graph, info={**graph.info, **({"assumptions": notes} if notes else {})})
 
 
 def _kept(graph: OpGraph) -> Path:
@@ -193,41 +325,3 @@ def _folder_of_process() -> Path:
     folder = tempfile.TemporaryDirectory(prefix="foretrain-")
     atexit.register(folder.cleanup)
     return Path(folder.name)
-
-
-def _with_tokens(graph: OpGraph, inputs: Any, options: Mapping[str, Any]) -> OpGraph:
-    """The graph with the tokens of the sequence length that is given, which the inputs must have."""
-    from foretrain.capture.sources.inputs import check_inputs
-
-    sequence, image = options.get("sequence"), options.get("image")
-    sides = (3, image, image) if isinstance(image, int) else image
-    check_inputs("the module", inputs, graph.samples, sequence=sequence, image=sides)
-    return graph if sequence is None else dataclasses.replace(graph, tokens=graph.samples * sequence)
-
-
-def _own_training(section: Mapping[str, Any], given: Mapping[str, Any], mode: str) -> dict[str, Any]:
-    """What a user's program decides of its training."""
-    if section["source"] != "python" or mode != "train":
-        return {}
-    from foretrain.capture.programs.settings import own_training
-    from foretrain.job import Model
-
-    return own_training(Model(**section), Path(), given)
-
-
-def _training_of_graph(path: Path, training: dict[str, Any], batch: int | None) -> dict[str, Any]:
-    """What the graph was captured with; an option that contradicts it is an error."""
-    from foretrain.graph import OpGraph
-    from foretrain.graph.ir import checked
-
-    graph = checked(OpGraph.load(path), path)
-    held = {name: graph.info[name] for name in ("mode", "precision", "optimizer") if name in graph.info}
-    if graph.info.get("compile") and training["compile"] is None:
-        held["compile"] = True
-    for name, default in (("mode", "train"), ("precision", "fp32"), ("optimizer", None)):
-        if name in held and training[name] not in (default, held[name]):
-            raise InputError(
-                f"training.{name}: the graph {path.name} was captured "
-                f"with {held[name]!r}, not {training[name]!r}"
-            )
-    return held if batch is not None else {**held, "global_batch": graph.samples}

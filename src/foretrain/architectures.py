@@ -36,7 +36,8 @@ def family(model: Model) -> str:
 
     transformers: the ``model_type``. timm and torchvision, in one namespace: the letters that the name starts
     with, after variant words (``wide_``, ``tf_``) and without the v of a version, relatives joined
-    (``seresnet50`` and ``resnext50`` are ``resnet``). Others: their name.
+    (``seresnet50`` and ``resnext50`` are ``resnet``); so is the class of a module that was in hand, which is
+    its title. Others: their name.
 
     >>> names = ("resnetrs50", "wide_resnet50_2", "tf_efficientnetv2_s.in1k")
     >>> [family(Model(source="timm", name=name)) for name in names]
@@ -44,9 +45,11 @@ def family(model: Model) -> str:
     """
     if model.source == "transformers":
         return str((model.config or {}).get("model_type", model.name))
-    if model.source not in ("timm", "torchvision"):
+    named = model.source in ("timm", "torchvision")
+    if not named and (model.source != "graph" or model.title is None):
         return str(model.name)
-    words = str(model.name).rpartition("/")[2].partition(".")[0].lower().split("_")
+    name = str(model.name if named else model.label.partition(" ")[0])
+    words = name.rpartition("/")[2].partition(".")[0].lower().split("_")
     while len(words) > 1 and words[0] in _VARIANTS:
         words.pop(0)
     start = re.match(r"[a-z]+?(?=v?\d|$)", words[0])

@@ -118,6 +118,8 @@ class Cluster:
     """The job's own price, when it gives one."""
     price_per_hour: float | None = None
     """Dollars per hour of the whole cluster, by the job's own price or the catalogue; None when unknown."""
+    price_source: str = ""
+    """What one device or node of it costs, with whose price it is and when it held; empty when unknown."""
     servers: ServerNodes | None = None
     storage_bandwidth: float | None = None
     """Bytes per second that one node writes checkpoints with."""
@@ -162,7 +164,8 @@ class Cluster:
         )
         if cluster.machines is not None and not 1 <= cluster.machines <= cluster.nodes:
             raise invalid("cluster.machines", cluster.machines, f"from 1 to the nodes, {cluster.nodes}")
-        return dataclasses.replace(cluster, price_per_hour=catalog.price_per_hour(cluster))
+        price, source = catalog.price_per_hour(cluster), catalog.price_source(cluster)
+        return dataclasses.replace(cluster, price_per_hour=price, price_source=source)
 
     def to_dict(self) -> dict[str, Any]:
         """The section in canonical form, for JSON: reading it again gives the same cluster."""

@@ -85,7 +85,8 @@ _LISTED = 32
 def unknown(field: str, value: object, names: Iterable[str], what: str = "one of") -> InputError:
     """A name that is not in a closed set, with the nearest one as a suggestion when there is a near one."""
     known = sorted(names)
-    near = difflib.get_close_matches(str(value), known, n=3, cutoff=0.55)
-    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    whatever_case = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(str(value).lower(), whatever_case, n=3, cutoff=0.55)
+    hint = f" (did you mean {' or '.join(whatever_case[name] for name in near)}?)" if near else ""
     listed = (", ".join(known) or "none") if len(known) <= _LISTED else f"{len(known)} known names"
     return InputError(f"{field}: {value!r} is not {what} {listed}{hint}")

@@ -44,6 +44,18 @@ class Estimate:
                 f"high <= high_95, not {', '.join(map(str, bounds))}"
             )
 
+    def __float__(self) -> float:
+        """The median."""
+        return float(self.median)
+
+    def __format__(self, spec: str) -> str:
+        """The median as a number is written; without a format, all of it.
+
+        >>> f"{Estimate(0.08674, 0.07, 0.1):.3f} s"
+        '0.087 s'
+        """
+        return format(self.median, spec) if spec else str(self)
+
     def __mul__(self, factor: float) -> Estimate:
         return self._map(lambda value: value * factor)
 
@@ -107,6 +119,11 @@ class Estimate:
         assert median is not None
         assert high is not None
         return Estimate(median, low, high, low_95, high_95)
+
+    def to_dict(self) -> dict[str, float]:
+        """The median and the bounds that are known, by name."""
+        names = ("median", "low", "high", "low_95", "high_95")
+        return {name: bound for name in names if (bound := getattr(self, name)) is not None}
 
     def chance_above(self, limit: float) -> float:
         """The probability of more than ``limit``, with the logarithm spread normally on either side of the

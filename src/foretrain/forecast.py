@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foretrain.duration import Duration, ModelSize, duration, paced
-from foretrain.errors import InputError
+from foretrain.errors import ForetrainError, InputError
 from foretrain.estimate import Estimate, Factors
 from foretrain.job import QUANTITIES, Job
+from foretrain.model_flops import ModelFlops
+from foretrain.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from foretrain.predictors.evidence import Evidence
+    from foretrain.predictors.fitting_changes import Remedy
     from foretrain.step.play import Step
 
 __all__ = [
@@ -25,6 +30,17 @@ __all__ = [
     "fullest_of",
     "whole_training",
 ]
+
+RENDERERS = "foretrain.report.notebook"
+"""The module that draws forecasts, looked up when one is shown: it is made of what is above this one."""
+
+_NEEDS = {
+    "tokens_per_s": "give sequence",
+    "epoch_time_s": "give samples",
+    "total_time_s": "give steps, or samples and epochs",
+    "startup_time_s": "give steps, or samples and epochs",
+}
+"""What a job must say for a forecast to have a quantity."""
 
 IDLE_POWER = 0.15
 """Share of the TDP that an idle accelerator draws."""
@@ -50,13 +66,38 @@ class RankMemory:
         return self.allocated_bytes + self.cached_bytes
 
 
+_LEAST_IMPORTANT = ("traced with ",)
+"""How notes begin that few need to read."""
+
+
+def not_included(job: Job) -> str:
+    """What the time and the cost of the whole training leave out."""
+    training, cluster = job.workload.training, job.cluster
+    fields: dict[str, object] = {"waiting for data": training.loader_rate, "failures": cluster.node_mtbf}
+    if training.mode == "train":
+        fields |= {"evaluation": training.evaluate_every, "checkpoints": training.checkpoint_every}
+    parts = [name for name, given in fields.items() if given is None]
+    return f"not included: {', '.join([*parts, 'storage and data transfer'])}"
+
+
 def fullest_of(ranks: Sequence[RankMemory]) -> RankMemory:
     return max(ranks, key=lambda rank: rank.allocated_bytes)
 
 
+class NoQuantity(KeyError):
+    """A quantity that a forecast does not have, with what it has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a predictor says of a job."""
+    """What a predictor says of a job.
+
+    A quantity is ``forecast["step_time_s"]`` or ``forecast.step_time_s``; ``in`` and iteration go over their
+    names. Printed, it is the summary that ``foretrain predict`` shows; in a notebook, a table.
+    """
 
     job: Job
     predictor: str
@@ -68,18 +109,91 @@ class Forecast:
     """What a rank of each pipeline stage holds at its peak; empty when the predictor does not tell."""
     duration: Duration | None = None
     """What the whole training's time goes to; None where it is not known how long it is, or not of what."""
+    flops: ModelFlops | None = None
+    """Parameters and arithmetic of a step; None where the model could not be traced."""
     step: Step | None = field(default=None, repr=False)
     """What the predictor saw inside the step; None when it does not look there."""
     evidence: Evidence | None = field(default=None, repr=False)
     """What measured runs say of it; None where nobody has asked, or none are kept."""
+
+    remedies: tuple[Remedy, ...] | None = field(default=None, repr=False)
+    """Changes that make a job fit that does not, the smallest first; None where it fits or nobody has
+    asked."""
 
     def __post_init__(self) -> None:
         for name in self.quantities:
             if name not in QUANTITIES:
                 raise ValueError(f"{name!r} is not a quantity")
 
+    # Quantities
+
     def __getitem__(self, quantity: str) -> Estimate:
+        if quantity not in self.quantities:
+            raise NoQuantity(self._lacks(quantity))
         return self.quantities[quantity]
+
+    def __getattr__(self, name: str) -> Estimate:
+        """Asked for what is no field and no property: a quantity."""
+        quantities: Mapping[str, Estimate] = self.__dict__.get("quantities", {})
+        if name in quantities:
+            return quantities[name]
+        lacks = name if name.startswith("_") or not quantities else self._lacks(name)
+        raise AttributeError(lacks, name=name, obj=self)
+
+    def __contains__(self, quantity: object) -> bool:
+        return quantity in self.quantities
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.quantities)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.quantities})
+
+    def _lacks(self, name: str) -> str:
+        if name in QUANTITIES:
+            return f"{name}: not in this forecast; {_NEEDS.get(name, f'{self.predictor} does not give it')}"
+        public = [one for one in dir(type(self)) if not one.startswith("_")]
+        near = difflib.get_close_matches(str(name), [*self.quantities, *public], n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        return f"{name}: not in this forecast; {meant}it has {', '.join(self.quantities)}"
+
+    # Shown
+
+    def __repr__(self) -> str:
+        job, step, peak = self.job, *map(self.quantities.get, ("step_time_s", "peak_memory_bytes"))
+        devices = " and ".join(f"{one.world_size} x {one.device.name}" for one in job.cluster.groups)
+        batch = f"batch {job.workload.training.global_batch:,}"
+        words = [f"{job.workload.model.label}, {batch}, on {devices}"]
+        if step is not None:
+            low, high = format_seconds(step.low), format_seconds(step.high)
+            words.append(f"{format_seconds(step.median)} per step [{low} to {high}]")
+        if peak is not None:
+            words.append(f"{format_bytes(peak.median)} at peak" + ("" if self.fits else ", does not fit"))
+        return f"<Forecast: {'; '.join(words)}>"
+
+    def __str__(self) -> str:
+        return str(pkgutil.resolve_name(f"{RENDERERS}:to_text")(self))
+
+    def _repr_html_(self) -> str:
+        return str(pkgutil.resolve_name(f"{RENDERERS}:to_html")(self))
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame with a row for each quantity: median, 80 % and 95 % bounds, unit."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ForetrainError(
+                "to_frame: pandas is not installed; install pandas, or use to_dict"
+            ) from error
+        rows = {name: (value, QUANTITIES[name]) for name, value in self.quantities.items()}
+        rows |= {"cost_usd": (self.cost, "USD")} if self.cost is not None else {}
+        rows |= {"energy_j": (self.energy_j, "J")} if self.energy_j is not None else {}
+        columns = ("median", "low", "high", "low_95", "high_95")
+        return pandas.DataFrame(
+            [[*(getattr(value, name) for name in columns), unit] for value, unit in rows.values()],
+            index=pandas.Index(list(rows), name="quantity"),
+            columns=[*columns, "unit"],
+        )
 
     def inside(self, what: str) -> Step:
         """The step that the predictor looked into, for ``what``; an error when it did not."""
@@ -88,6 +202,23 @@ class Forecast:
                 f"predictor: {self.predictor!r} does not look inside the step, so there is no {what}"
             )
         return self.step
+
+    @property
+    def mfu(self) -> Estimate | None:
+        """Model FLOPs utilisation; None where the FLOPs or the devices' peak are not known."""
+        time = self.quantities.get("step_time_s")
+        return None if self.flops is None or time is None else self.flops.mfu(time)
+
+    @property
+    def all_assumptions(self) -> list[str]:
+        """What was taken without being given, what the predictor assumed, and what is not included; what
+        matters most comes first."""
+        job = self.job
+        taken = [f"not given, so taken: {', '.join(job.assumed)}"] if job.assumed else []
+        least = [note for note in self.assumptions if str(note).startswith(_LEAST_IMPORTANT)]
+        own = [note for note in self.assumptions if note not in least]
+        left_out = [] if "total_time_s" not in self.quantities else [not_included(job)]
+        return [*taken, *own, *left_out, *least]
 
     # Money and energy
 
@@ -155,22 +286,25 @@ class Forecast:
         result: dict[str, Any] = {
             "predictor": self.predictor,
             "job": self.job.to_dict(),
-            "quantities": {name: _estimate(value) for name, value in self.quantities.items()},
+            "quantities": {name: value.to_dict() for name, value in self.quantities.items()},
             "bound": self.bound,
+            "flops": None if self.flops is None else self.flops.to_dict(self.quantities.get("step_time_s")),
             "fits": self.fits,
             "out_of_memory_chance": self.out_of_memory_chance,
+            "fits_with": None if self.remedies is None else [one.to_dict() for one in self.remedies],
             "memory_capacity_bytes": self.memory_capacity_bytes,
             "memory_by_category_bytes": self.memory_by_category,
             "memory_by_stage_bytes": [rank.allocated_bytes for rank in self.ranks],
             "total_time_parts": None
             if self.duration is None
             else {
-                part.name: {**_estimate(part.time_s), "source": part.source} for part in self.duration.parts
+                part.name: {**part.time_s.to_dict(), "source": part.source} for part in self.duration.parts
             },
-            "cost_usd": None if self.cost is None else _estimate(self.cost),
-            "energy_j": None if self.energy_j is None else _estimate(self.energy_j),
+            "cost_usd": None if self.cost is None else self.cost.to_dict(),
+            "energy_j": None if self.energy_j is None else self.energy_j.to_dict(),
             "price_usd_per_hour": self.price_per_hour,
-            "assumptions": list(self.assumptions),
+            "price_source": self.job.cluster.price_source or None,
+            "assumptions": self.all_assumptions,
         }
         if self.evidence is not None:
             result["evidence"] = self.evidence.to_dict()
@@ -178,14 +312,6 @@ class Forecast:
             result["step_breakdown_s"] = self.step.causes_s
             result["breakdown_s"] = {what: self.step.by(what) for what in ("phase", "operator")}
         return result
-
-
-def _estimate(value: Estimate) -> dict[str, float]:
-    return {
-        name: bound
-        for name in ("median", "low", "high", "low_95", "high_95")
-        if (bound := getattr(value, name)) is not None
-    }
 
 
 def whole_training(

@@ -11,12 +11,14 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
+from foretrain import spellings
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import parse_json, read_text
 from foretrain.schema import convert, read
+from foretrain.spellings import Spellings
 from foretrain.units import parse_seconds
 
 Source = Literal["timm", "torchvision", "transformers", "python", "onnx", "graph"]
@@ -27,6 +29,7 @@ Framework = Literal[
 Shard = Literal["none", "zero1", "zero2", "zero3"]
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
+Mode = Literal["train", "infer"]
 
 TENSOR_ROLES = ("column", "row", "vocab", "replicate")
 """How a layer is cut under tensor parallelism."""
@@ -34,6 +37,19 @@ TENSOR_ROLES = ("column", "row", "vocab", "replicate")
 OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", "adafactor", "lamb",
 "adagrad", "rmsprop",
               "nadam", "radam", "adamax", "adadelta", "asgd", "rprop", "muon")  # fmt: skip
+
+SPELLED: dict[str, Spellings] = {
+    "source": Spellings(get_args(Source), spellings.SOURCES),
+    "mode": Spellings(get_args(Mode), spellings.MODES),
+    "precision": Spellings(get_args(Precision), spellings.PRECISIONS, spellings.UNCLEAR_PRECISIONS),
+    "optimizer": Spellings(OPTIMIZERS, spellings.OPTIMIZERS, spellings.UNCLEAR_OPTIMIZERS),
+    "framework": Spellings(get_args(Framework), spellings.FRAMEWORKS),
+    "shard": Spellings(get_args(Shard), spellings.SHARDS, spellings.UNCLEAR_SHARDS),
+    "schedule": Spellings(get_args(Schedule), spellings.SCHEDULES, spellings.UNCLEAR_SCHEDULES),
+    "recompute": Spellings(get_args(Recompute), spellings.RECOMPUTE),
+}
+"""What the fields that are one of a few names read."""
+
 
 RESOURCE_FIGURES: dict[str, str] = {
     f"{resource}_{figure}": "s" if figure.endswith("_s") else rate
@@ -59,6 +75,8 @@ QUANTITIES: dict[str, str] = {
 FILE_SOURCES: tuple[Source, ...] = ("python", "onnx", "graph")
 """Sources whose models are named by the path of a file."""
 
+T = TypeVar("T")
+
 Edit = Callable[[Any], Any]
 """What changes the tables of a job before they are read."""
 
@@ -72,6 +90,8 @@ class Model:
     args: Mapping[str, Any] = field(default_factory=dict)
     task: str | None = None
     config: Mapping[str, Any] | None = None
+    title: str | None = None
+    """What reports call it; no part of what it is."""
 
     def __post_init__(self) -> None:
         if self.source == "transformers":
@@ -105,8 +125,10 @@ class Model:
     @property
     def label(self) -> str:
         """A short name for people."""
+        if self.title is not None:
+            return self.title
         if self.name is not None:
-            return self.name.rpartition("/")[2] if self.source in ("python", "onnx") else self.name
+            return self.name.rpartition("/")[2] if self.source in FILE_SOURCES else self.name
         assert self.config is not None
         return str(self.config["model_type"])
 
@@ -123,7 +145,7 @@ class Training:
     """How the model is trained: batch, input size, precision, optimizer, and for how long."""
 
     global_batch: int
-    mode: Literal["train", "infer"] = "train"
+    mode: Mode = "train"
     sequence: int | None = None
     image: int | tuple[int, ...] | None = None
     classes: int | None = None
@@ -298,6 +320,8 @@ class Job:
     workload: Workload
     cluster: Cluster
     plan: Plan = field(default_factory=Plan)
+    assumed: tuple[str, ...] = field(default=(), compare=False)
+    """What was not given and taken all the same: ``precision fp32``."""
 
     def __post_init__(self) -> None:
         plan, world = self.plan, self.cluster.world_size
@@ -417,12 +441,16 @@ class Job:
                     f"{key}: missing; a job has the sections model, training and cluster (and plan)"
                 )
         workload = Workload(
-            model=read(Model, data["model"], "model"),
-            training=read(Training, data["training"], "training"),
+            model=_read(Model, data["model"], "model"),
+            training=_read(Training, data["training"], "training"),
             base=base,
         )
         cluster = Cluster.read(data["cluster"], catalog or Catalog.load())
-        return cls(workload=workload, cluster=cluster, plan=read(Plan, data.get("plan", {}), "plan"))
+        training = workload.training
+        defaults = ("precision",) if training.mode == "infer" else ("precision", "optimizer")
+        assumed = [f"{name} {getattr(training, name)}" for name in defaults if name not in data["training"]]
+        plan = _read(Plan, data.get("plan", {}), "plan")
+        return cls(workload=workload, cluster=cluster, plan=plan, assumed=tuple(assumed))
 
     @classmethod
     def load(cls, path: Path, *, catalog: Catalog | None = None, edit: Edit = lambda data: data) -> Job:
@@ -575,6 +603,16 @@ def read_runs(path: Path, *, catalog: Catalog | None = None) -> Iterator[tuple[i
             yield number, Run.read(data, catalog=catalog, base=path.parent)
         except InputError as error:
             raise InputError(f"{path}:{number}: {error}") from error
+
+
+def _read(cls: type[T], section: object, path: str) -> T:
+    """A section whose names may be spelled as elsewhere."""
+    if isinstance(section, Mapping):
+        section = {
+            key: SPELLED[key](value, f"{path}.{key}") if key in SPELLED and value is not None else value
+            for key, value in section.items()
+        }
+    return read(cls, section, path)
 
 
 def _changed(noun: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foretrain import options
 from foretrain.api import make_job
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
@@ -185,13 +186,10 @@ def _model_words(name: str) -> set[str]:
 
 def optimizer_name(optimizer: Any) -> str:
     """The name that jobs use for an optimizer of torch or a wrapper around one, else that of its class."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    name = type(optimizer).__name__.lower()
-    defaults = getattr(optimizer, "defaults", {})
-    if name in ("adam", "adamw") and defaults.get("fused"):
-        return f"{name}-fused"
-    return "sgd-plain" if name == "sgd" and not defaults.get("momentum") else name
+    try:
+        return options.optimizer_name(optimizer)
+    except InputError:
+        return type(options.unwrapped_optimizer(optimizer)).__name__.lower()
 
 
 # Data

@@ -22,6 +22,7 @@ from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_lin
 from foretrain.graph import OpGraph, Weight
 from foretrain.graph.ir import checked
 from foretrain.job import Job, Plan, Training
+from foretrain.progress import tell
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_folder", "capture", "capture_job", "capture_rank", "needs_torch"]
 
-_RANK_REVISION = 2
+_RANK_REVISION = 3
 """Raised when what ``capture_rank`` adds to a graph changes, so that older cached ones are made anew."""
 
 
@@ -42,6 +43,8 @@ def capture(
     mode: str = "train",
     precision: str = "fp32",
     optimizer: str = "sgd",
+    optimizer_settings: Mapping[str, Any] | None = None,
+    updated: frozenset[str] | None = None,
     master_weights: bool = False,
     channels_last: bool = False,
     accumulate: bool = False,
@@ -55,32 +58,40 @@ def capture(
     One that ``torch.compile`` was applied to is traced as it was before; ``info["compile"]`` says so.
 
     Without ``loss``, an output with a ``.loss`` uses it and logits get cross-entropy. ``samples`` defaults to
-    the length of the first input.
+    the length of the first input. ``optimizer_settings`` are keyword arguments in place of those that the
+    optimizer's name stands for; ``updated`` names the parameters that it was given, where these are not all.
     """
     needs_torch("capture")
     import torch
 
-    from foretrain.capture.sources.loaded import classifier_loss
+    from foretrain.capture.sources.loaded import classifier_loss, parameter_counts
     from foretrain.capture.sources.user_files import is_compiled, without_compile
     from foretrain.capture.tracing.constants import Constants, tensors_in
     from foretrain.capture.tracing.tracer import trace_step
+    from foretrain.capture.tracing.values import with_values_if_needed
 
     arguments = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
     first = next(tensors_in(arguments), None)
     batch = samples or (first.shape[0] if first is not None and first.dim() else 1)
     compiled = is_compiled(module)
     module = getattr(module, "_orig_mod", module)
-    constants = Constants()
-    return trace_step(
-        without_compile(_on_meta(module, constants)), arguments, loss or classifier_loss(), samples=batch,
-        tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
-        master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
-        constants=constants,
-        info={
-            "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,
-            "versions": library_versions(), **({"compile": True} if compiled else {}),
-        },
-    )  # fmt: skip
+
+    def trace(with_values: bool) -> OpGraph:
+        constants = Constants(everything=with_values)
+        return trace_step(
+            without_compile(_on_meta(module, constants)), arguments, loss or classifier_loss(),
+            samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
+            optimizer_settings=optimizer_settings, updated=updated,
+            master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
+            constants=constants,
+            info={
+                "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,
+                "versions": library_versions(), "model_parameters": parameter_counts(module),
+                **({"compile": True} if compiled else {}),
+            },
+        )  # fmt: skip
+
+    return with_values_if_needed(trace)
 
 
 def _on_meta(module: torch.nn.Module, constants: Constants) -> torch.nn.Module:
@@ -96,8 +107,8 @@ def _on_meta(module: torch.nn.Module, constants: Constants) -> torch.nn.Module:
         memo[id(tensor)] = (
             torch.nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else twin
         )
-    for buffer in module.buffers():
-        constants.learn(memo[id(buffer)], buffer)
+    for known in module.state_dict(keep_vars=True).values() if constants.everything else module.buffers():
+        constants.learn(memo[id(known)], known)
     for value in (value for child in module.modules() for value in vars(child).values()):
         if isinstance(value, torch.Tensor) and not value.is_leaf:  # an activation that the module kept
             memo[id(value)] = value.detach().to("meta")
@@ -172,28 +183,28 @@ def _given_graph(job: Job) -> OpGraph:
         changed = path.stat().st_mtime_ns
     except OSError as error:
         raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error
-    graph = checked(read_graph(path, changed), path)
+    graph, name = checked(read_graph(path, changed), path), job.workload.model.label
     if graph.accumulates != accumulates(job):
         held = "adds to gradients of earlier micro-batches" if graph.accumulates else "is a whole step"
         raise InputError(
-            f"plan.micro_batch: the graph {path.name} {held}, "
+            f"plan.micro_batch: the graph {name} {held}, "
             f"the job has {job.accumulation} micro-batches per step"
         )
     if graph.samples != job.micro_batch:
         ranks = (job.plan.data or 1) * job.accumulation
         spread = f" of {job.workload.training.global_batch} over {ranks}" if ranks > 1 else ""
         raise InputError(
-            f"training.global_batch: the graph {path.name} holds {graph.samples} samples per micro-batch, "
+            f"training.global_batch: the graph {name} holds {graph.samples} samples per micro-batch, "
             f"the job asks for {job.micro_batch}{spread}; give the batch of all devices, "
             f"here {graph.samples * ranks}"
         )
     for field in ("mode", "precision", "optimizer"):
         if field in graph.info and graph.info[field] != getattr(job.workload.training, field):
             raise InputError(
-                f"training.{field}: the graph {path.name} was captured "
+                f"training.{field}: the graph {name} was captured "
                 f"with {graph.info[field]!r}, the job asks for {getattr(job.workload.training, field)!r}"
             )
-    _check_shapes(graph, job.workload.training, path.name)
+    _check_shapes(graph, job.workload.training, name)
     return graph
 
 
@@ -242,6 +253,8 @@ def _trace(job: Job, batch: int) -> OpGraph:
 
 def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
     _needs_torch()
+    if "torch" not in sys.modules:
+        tell("importing torch")
     with _quiet():
         if programs.is_program(job.workload):
             return _trace_program(job, batch)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
-import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from foretrain import schema
+from foretrain.catalog.sections import Sections
+from foretrain.catalog.spellings import GIGABYTES, SAME_MEMORY, plain, telling_words
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.schema import quantity
-from foretrain.units import parse_bytes, parse_price, parse_rate, parse_seconds
+from foretrain.units import format_dollars, parse_bytes, parse_price, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
     from foretrain.cluster import Cluster, Group
@@ -268,6 +268,22 @@ class Catalog:
         known = [price for price in prices if price is not None]
         return sum(known) if len(known) == len(prices) else None
 
+    def price_source(self, cluster: Cluster) -> str:
+        """What one node or device of each kind costs, by whom and when: ``$2.99/GPU: Lambda on-demand price
+        list, us, 2025-06``; empty where nothing is known."""
+        if cluster.price_per_device_hour is not None:
+            return f"{format_dollars(cluster.price_per_device_hour)}/device: as the job gives it"
+        told = []
+        for group in cluster.groups:
+            node = self.price(group.node.name) if group.node else None
+            price, what = node or self.price(group.device.name), "core" if group.device.is_cpu else "GPU"
+            if price is None:
+                return ""
+            what = "node" if node else what
+            facts = [fact for fact in (price.source, price.region, price.date) if fact not in ("", "unknown")]
+            told.append(f"{format_dollars(price.per_hour)}/{what}: {', '.join(facts) or 'no source given'}")
+        return "; ".join(dict.fromkeys(told))
+
     def names(self, kind: Literal["devices", "nodes", "links", "prices"]) -> tuple[str, ...]:
         return tuple(_entries(kind, self.files))
 
@@ -279,9 +295,13 @@ class Catalog:
         return per_device.per_hour * group.device.cores * group.world_size if per_device else None
 
     def _entry(self, kind: str, name: object, field: str) -> Any:
-        found = _index(kind, self.files).get(_plain(str(name)))
+        found = _index(kind, self.files).get(plain(str(name)))
+        if found is None and kind == "devices":
+            found = self._device_as_sold(str(name))
         if found is None:
-            entries = _entries(kind, self.files)
+            entries, other = _entries(kind, self.files), {"devices": "node", "nodes": "device"}.get(kind)
+            if other and plain(str(name)) in _index(f"{other}s", self.files):
+                raise InputError(f"{field}: {name!r} is a {other} of the catalogue; give it as {other}")
             if kind == "prices":
                 entries = {**_entries("devices", self.files), **_entries("nodes", self.files)}
             aliases = (alias for entry in entries.values() for alias in _aliases(entry))
@@ -289,6 +309,21 @@ class Catalog:
             what = "one of" if kind == "links" else f"one of foretrain catalog {shown}, which has"
             raise unknown(field, name, [*entries, *aliases], what)
         return _build(kind, found, self.files)
+
+    def _device_as_sold(self, name: str) -> str | None:
+        """The device that a driver, a cloud or a shop calls so; one with another memory is none."""
+        words = telling_words(name)
+        index = _words_index(self.files)
+        if (found := index.get(words)) is not None:
+            return found
+        sizes = [word for word in words if GIGABYTES.fullmatch(word)]
+        found = index.get(words - {*sizes}) if len(sizes) == 1 else None
+        if found is None:
+            return None
+        memory: float = _build("devices", found, self.files).memory_bytes
+        stated = float(sizes[0].removesuffix("gb"))
+        fits = any(abs(memory / unit / stated - 1) < SAME_MEMORY for unit in (1e9, 2**30))
+        return found if fits else None
 
     def _check(self, path: Path) -> None:
         """Mistakes in a user's file show when it is loaded, not when an entry happens to be used."""
@@ -302,9 +337,13 @@ class Catalog:
             raise InputError(f"{path}: {error}") from error
 
 
-def _plain(name: str) -> str:
-    """Names match whatever their case and separators: "RTX 3090" is rtx-3090."""
-    return name.strip().lower().replace(" ", "-").replace("_", "-")
+@functools.cache
+def _words_index(files: tuple[Path, ...]) -> dict[frozenset[str], str]:
+    """The words of every name and alias of a device, to its name; those of several devices are left out."""
+    meant: dict[frozenset[str], set[str]] = {}
+    for spelling, name in _index("devices", files).items():
+        meant.setdefault(telling_words(spelling), set()).add(name)
+    return {words: next(iter(names)) for words, names in meant.items() if len(names) == 1}
 
 
 def _aliases(entry: dict[str, Any]) -> list[str]:
@@ -312,39 +351,11 @@ def _aliases(entry: dict[str, Any]) -> list[str]:
     return [alias for alias in aliases if isinstance(alias, str)] if isinstance(aliases, list) else []
 
 
-_HEADING = re.compile(r'^\[\w+\."?([^"\]]+)"?\]', re.MULTILINE)
-_ALIASES = re.compile(r"^aliases = (\[.*\])", re.MULTILINE)
-
-
-class _Sections(Mapping[str, dict[str, Any]]):
-    """The entries of a file with a table for each, read one by one as they are asked for: a job needs one of
-    many."""
-
-    def __init__(self, text: str) -> None:
-        starts = [*_HEADING.finditer(text)]
-        ends = [*(match.start() for match in starts[1:]), len(text)]
-        self._texts = {match[1]: text[match.end() : end] for match, end in zip(starts, ends, strict=True)}
-
-    def __getitem__(self, name: str) -> dict[str, Any]:
-        return tomllib.loads(self._texts[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._texts)
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def aliases(self) -> dict[str, str]:
-        """Each alias with the name that it stands for."""
-        found = ((name, _ALIASES.search(text)) for name, text in self._texts.items())
-        return {alias: name for name, match in found if match for alias in json.loads(match[1])}
-
-
 @functools.cache
 def _builtin(kind: str) -> Mapping[str, dict[str, Any]]:
     text = Path(__file__).with_name(f"{kind}.toml").read_text(encoding="utf-8")
     if kind in ("devices", "nodes"):
-        return _Sections(text)
+        return Sections(text)
     entries: dict[str, dict[str, Any]] = tomllib.loads(text)[kind]
     return entries
 
@@ -376,7 +387,7 @@ def _entries(kind: str, files: tuple[Path, ...]) -> Mapping[str, dict[str, Any]]
     entries = dict(_entries(kind, tuple(earlier)))
     index = _index(kind, files if kind == "prices" else tuple(earlier))
     for name, entry in _own(last).get(kind, {}).items():
-        known = index.get(_plain(name), name)
+        known = index.get(plain(name), name)
         entries[known] = {**entries.get(known, {}), **entry}
     return entries
 
@@ -388,11 +399,11 @@ def _index(kind: str, files: tuple[Path, ...]) -> dict[str, str]:
     if kind == "prices":
         return _index("devices", files) | _index("nodes", files)
     entries = _entries(kind, files)
-    if isinstance(entries, _Sections):
-        aliases = {_plain(alias): name for alias, name in entries.aliases().items()}
+    if isinstance(entries, Sections):
+        aliases = {plain(alias): name for alias, name in entries.aliases().items()}
     else:
-        aliases = {_plain(alias): name for name, entry in entries.items() for alias in _aliases(entry)}
-    return aliases | {_plain(name): name for name in entries}
+        aliases = {plain(alias): name for name, entry in entries.items() for alias in _aliases(entry)}
+    return aliases | {plain(name): name for name in entries}
 
 
 @functools.cache

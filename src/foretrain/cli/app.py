@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +16,13 @@ from typer.main import get_command
 
 from foretrain.errors import ForetrainError, InputError, libraries_named
 from foretrain.interrupts import ended_as_interrupted, exit_code
+from foretrain.progress import tell
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+DEBUG = "--debug"
+"""The option that has errors shown with their tracebacks."""
 JsonFlag = Annotated[bool, typer.Option("--json", help="JSON, in SI units.")]
 
 
@@ -64,7 +68,7 @@ class _Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _lighten(self, ctx)
         with _usage_in_one_line():
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, _with_debug_first(args))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -73,9 +77,13 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with ended_as_interrupted():
             try:
-                with _usage_in_one_line(), libraries_named(str(ctx.invoked_subcommand or "")):
+                with _usage_in_one_line(), libraries_named(str(ctx.invoked_subcommand or "")), _told(ctx):
                     return super().invoke(ctx)
             except ForetrainError as error:
+                if debugging(ctx):
+                    import traceback
+
+                    traceback.print_exc()
                 say(" ".join(str(error).splitlines()))
                 raise typer.Exit(2) from error
             except KeyboardInterrupt as error:
@@ -83,11 +91,35 @@ class _Commands(TyperGroup):
                 raise typer.Exit(exit_code()) from error
 
 
+@contextlib.contextmanager
+def _told(ctx: Any) -> Iterator[None]:
+    """What a command does meanwhile, where a person looks on and does not wait for JSON."""
+    words = [*getattr(ctx, "_protected_args", ()), *ctx.args]
+    if "--json" in words or not sys.stderr.isatty():
+        yield
+        return
+    from foretrain.report.screen import doing
+
+    with doing():
+        yield
+
+
+def _with_debug_first(words: list[str]) -> list[str]:
+    """``--debug`` may stand anywhere on the line, also behind the command."""
+    end = words.index("--") if "--" in words else len(words)
+    rest = [word for i, word in enumerate(words) if word != DEBUG or i > end]
+    return rest if len(rest) == len(words) else [DEBUG, *rest]
+
+
+def debugging(ctx: Any) -> bool:
+    """Whether errors come with their tracebacks."""
+    return bool(ctx.find_root().params.get("debug"))
+
+
 app = typer.Typer(
     cls=_Commands,
     help="Know how long a training run takes, how much memory it needs and what it costs, before you run it.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -165,6 +197,14 @@ def _foretrain(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            DEBUG,
+            envvar="FORETRAIN_DEBUG",
+            help="Errors with their full traceback, that of your own code included (with any command).",
+        ),
+    ] = False,
 ) -> None:
     pass
 
@@ -188,6 +228,7 @@ def _usage_in_one_line() -> Iterator[None]:
 
 def say(message: str) -> None:
     """A line for people, beside the results."""
+    tell("")
     typer.echo(f"foretrain: {message}", err=True)
 
 

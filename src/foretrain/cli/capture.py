@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from foretrain.cli import completion
 from foretrain.cli.app import registry, say, show
 from foretrain.cli.job_options import Options, job_from, with_job_options
 
@@ -15,7 +16,12 @@ from foretrain.cli.job_options import Options, job_from, with_job_options
 @with_job_options
 def capture(
     *,
-    target: Annotated[str, typer.Argument(metavar="JOB.toml|JOB.json|MODEL", show_default=False)],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB.toml|JOB.json|MODEL", show_default=False, autocompletion=completion.models
+        ),
+    ],
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="Where the graph goes, such as graph.json.zst.", show_default=False),

@@ -50,13 +50,15 @@ def catalog(
 
 def _entries(kind: str, name: str | None, known: Catalog) -> dict[str, dict[str, Any]]:
     """Catalogue entries by name: all of a kind, or the one that is asked for."""
-    from foretrain.model_names import model_presets
+    from foretrain.model_names import find_preset, model_presets
     from foretrain.report.tables import as_dict
 
     if kind in ("devices", "nodes"):
         find: Callable[[str, str], Any] = known.device if kind == "devices" else known.node
         found = [find(one, kind) for one in (known.names(kind) if name is None else [name])]  # type: ignore[arg-type]
         return {entry.name: as_dict(entry) for entry in found}
+    if kind == "models" and name is not None and (preset := find_preset(name)) is not None:
+        return {name: preset}
     table = (
         model_presets()
         if kind == "models"

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from foretrain.cli import completion
 from foretrain.cli.app import registry, say, show
 from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
@@ -21,7 +22,9 @@ def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl...", help="Files of measured runs.")],
     predictor: Annotated[
         list[str] | None,
-        typer.Option(help=f"{PREDICTOR_HELP}; may be given several times."),
+        typer.Option(
+            help=f"{PREDICTOR_HELP}; may be given several times.", autocompletion=completion.predictor_names
+        ),
     ] = None,
     split: Annotated[
         str | None,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from foretrain.cli import completion
 from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 
 PREDICTOR_HELP = "Predictor by name, as file.py:Class, or a folder that fit made"
-PredictorOption = Annotated[str | None, typer.Option("--predictor", help=f"{PREDICTOR_HELP}.")]
+PredictorOption = Annotated[
+    str | None,
+    typer.Option("--predictor", help=f"{PREDICTOR_HELP}.", autocompletion=completion.predictor_names),
+]
 
 
 def _use_catalog(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -51,46 +55,103 @@ CatalogOption = Annotated[
 
 
 class JobOptions:
-    """The options that describe a job; each overrides the field of the job file that ``_PLACES`` names."""
+    """The options that describe a job; each overrides the field of its name (``foretrain.options``)."""
 
     source: Annotated[
         str | None,
-        typer.Option(help="Where MODEL comes from: timm, torchvision, transformers, python, onnx, graph."),
+        typer.Option(
+            help="Where MODEL comes from: timm, torchvision, transformers, python, onnx, graph.",
+            autocompletion=completion.setting("Source"),
+        ),
     ]
-    device: Annotated[str | None, typer.Option(help="Device of the catalogue, such as h100 or rtx-4090.")]
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Device of the catalogue, such as h100 or rtx-4090.", autocompletion=completion.devices
+        ),
+    ]
     devices: Annotated[int | None, typer.Option(help="Devices in all.")]
     nodes: Annotated[int | None, typer.Option(help="Nodes that the devices are spread over.")]
     node: Annotated[
-        str | None, typer.Option(help="Node of the catalogue, such as dgx-h100: fills in the links.")
+        str | None,
+        typer.Option(
+            help="Node of the catalogue, such as dgx-h100: fills in the links.",
+            autocompletion=completion.nodes,
+        ),
     ]
     cores_per_device: Annotated[int | None, typer.Option(help="Cores of each worker, for --device cpu.")]
     batch: Annotated[int | None, typer.Option(help="Samples per optimizer step, over all devices.")]
     image: Annotated[str | None, typer.Option(help="Image side, or channels,height,width.")]
     sequence: Annotated[int | None, typer.Option(help="Tokens per sample.")]
     classes: Annotated[int | None, typer.Option(help="Classes of a classifier.")]
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32, amp-bf16, amp-fp16, bf16, fp16 or fp8.")]
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adamw, adam, adafactor, lamb, ...")]
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="fp32, tf32, amp-bf16, amp-fp16, bf16, fp16 or fp8.",
+            autocompletion=completion.setting("Precision"),
+        ),
+    ]
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="sgd, adamw, adam, adafactor, lamb, ...", autocompletion=completion.optimizers),
+    ]
     mode: Annotated[str | None, typer.Option(help="train or infer.")]
     samples: Annotated[int | None, typer.Option(help="Samples per epoch.")]
     epochs: Annotated[float | None, typer.Option(help="Epochs of the whole training.")]
     steps: Annotated[int | None, typer.Option(help="Steps of the whole training, instead of epochs.")]
+    loader_rate: Annotated[
+        float | None, typer.Option(help="Samples per second that a data loader's worker delivers.")
+    ]
+    loader_workers: Annotated[int | None, typer.Option(help="Workers of each rank's data loader.")]
+    evaluate_every: Annotated[
+        str | None, typer.Option(help='Steps, "epoch" or a time such as 1h, with --evaluate-samples.')
+    ]
+    evaluate_samples: Annotated[int | None, typer.Option(help="Samples of an evaluation.")]
+    checkpoint_every: Annotated[str | None, typer.Option(help='Steps, "epoch" or a time such as 1h.')]
     micro_batch: Annotated[int | None, typer.Option(help="Samples that a device handles at once.")]
     tensor: Annotated[int | None, typer.Option(help="Devices that share the layers of a model.")]
     pipeline: Annotated[int | None, typer.Option(help="Stages of a pipeline.")]
     context: Annotated[int | None, typer.Option(help="Devices that share a sequence.")]
     expert: Annotated[int | None, typer.Option(help="Devices that share the experts.")]
-    shard: Annotated[str | None, typer.Option(help="none, zero1, zero2 or zero3.")]
-    recompute: Annotated[str | None, typer.Option(help="none, selective or full.")]
-    schedule: Annotated[str | None, typer.Option(help="gpipe, 1f1b or interleaved.")]
+    shard: Annotated[
+        str | None,
+        typer.Option(help="none, zero1, zero2 or zero3.", autocompletion=completion.setting("Shard")),
+    ]
+    recompute: Annotated[
+        str | None,
+        typer.Option(help="none, selective or full.", autocompletion=completion.setting("Recompute")),
+    ]
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="gpipe, 1f1b or interleaved.", autocompletion=completion.setting("Schedule")),
+    ]
     sequence_parallel: Annotated[
         bool | None, typer.Option(help="Split norms by sequence, beside --tensor.", show_default=False)
     ]
+    offload: Annotated[
+        bool | None, typer.Option(help="The optimizer and its state on the host.", show_default=False)
+    ]
+    servers: Annotated[int | None, typer.Option(help="Parameter servers instead of all-reduce.")]
+    price: Annotated[str | None, typer.Option(help="Of a device, such as $2.50/h.")]
+    storage_bandwidth: Annotated[
+        str | None, typer.Option(help="With which a node writes checkpoints, such as 2GB/s.")
+    ]
+    node_mtbf: Annotated[str | None, typer.Option(help="Mean time between failures of a node, such as 50d.")]
+    restart_time: Annotated[str | None, typer.Option(help="From a failure until steps run again.")]
+    title: Annotated[str | None, typer.Option(help="What reports call the model.")]
     framework: Annotated[
-        str | None, typer.Option(help="pytorch, megatron, nanotron, llm-foundry, torchtitan, ...")
+        str | None,
+        typer.Option(
+            help="pytorch, megatron, nanotron, llm-foundry, torchtitan, ...",
+            autocompletion=completion.setting("Framework"),
+        ),
     ]
     compile: Annotated[bool | None, typer.Option(help="With torch.compile.", show_default=False)]
     channels_last: Annotated[
         bool | None, typer.Option(help="Images in channels-last layout.", show_default=False)
+    ]
+    master_weights: Annotated[
+        bool | None, typer.Option(help="An fp32 copy of low-precision weights.", show_default=False)
     ]
     catalog: CatalogOption
     refresh: Annotated[
@@ -100,20 +161,6 @@ class JobOptions:
         ),
     ]
 
-
-_PLACES = {
-    "source": "model", "device": "cluster", "node": "cluster", "nodes": "cluster",
-    "cores_per_device": "cluster", "batch": "training", "image": "training",
-    "sequence": "training", "classes": "training", "precision": "training", "optimizer": "training",
-    "mode": "training",
-    "samples": "training", "epochs": "training", "steps": "training", "channels_last": "training",
-    "framework": "training", "compile": "training",
-    **dict.fromkeys(("micro_batch", "tensor", "pipeline", "context", "expert", "shard", "recompute",
-    "schedule", "sequence_parallel"), "plan"),
-}  # fmt: skip
-_FIELDS = {"batch": "global_batch"}
-_INSTEAD = {"epochs": "steps", "steps": "epochs"}
-"""An option that is given replaces the field of the file that would contradict it."""
 
 Options = dict[str, Any]
 """The options that were given, by name."""
@@ -153,53 +200,30 @@ with_job_options = with_options(JobOptions)
 
 def job_from(target: str, options: Options) -> Job:
     """A job file with the options over it, or a model's name with the options around it."""
-    from foretrain.api import make_job
+    from foretrain.api import job_of
     from foretrain.catalog import Catalog
-    from foretrain.job import Job
 
-    path = Path(target)
-    catalog = Catalog.load(options.get("catalog"))
-    if path.suffix == ".jsonl" or path.name.endswith(".jsonl.zst"):
+    if target.endswith((".jsonl", ".jsonl.zst")):
         raise InputError(f"{target}: a file of many jobs is given with --jobs")
-    if path.suffix not in (".toml", ".json"):
-        given = {name: value for name, value in options.items() if name != "catalog"}
-        if "image" in given:
-            given["image"] = _image(given["image"])
-        return make_job(target, **given, catalog=catalog)
-    return Job.load(path, catalog=catalog, edit=overriding(options))
+    return job_of(target, _of_job(options), Catalog.load(options.get("catalog")))
 
 
 def overriding(options: Options) -> Edit:
     """Puts the options over the tables of a job; what is no table is left to be refused."""
-    return lambda data: _overridden(data, options) if isinstance(data, Mapping) else data
+    from foretrain.options import overriding
+
+    return overriding(_of_job(options))
 
 
-def _overridden(data: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """The tables of a job file with the options in place of their fields."""
-    from foretrain.api import nodes_for
-
-    job = {name: dict(section) if isinstance(section, Mapping) else section for name, section in data.items()}
-    for name, value in options.items():
-        if name in _PLACES and isinstance(section := job.setdefault(_PLACES[name], {}), dict):
-            section[_FIELDS.get(name, name)] = _image(value) if name == "image" else value
-            section.pop(_INSTEAD.get(name), None)
-    cluster = job.get("cluster")
-    if isinstance(cluster, dict):
-        if "node" in options and "device" not in options:
-            cluster.pop("device", None)
-        if "devices" in options:
-            if "nodes" not in cluster:
-                cluster["nodes"] = nodes_for(
-                    options["devices"], cluster.get("node"), cluster.get("device"), None
-                )
-            cluster["devices_per_node"] = _spread(options["devices"], cluster["nodes"])
-    return job
-
-
-def _spread(devices: int, nodes: object) -> int:
-    if not isinstance(nodes, int) or nodes < 1 or devices % nodes:
-        raise InputError(f"devices: {devices} does not divide over nodes = {nodes}")
-    return devices // nodes
+def _of_job(options: Options) -> Options:
+    """The options that are fields of a job, with texts read where a field is more than one."""
+    given = {name: value for name, value in options.items() if name not in ("catalog", "refresh")}
+    if "image" in given:
+        given["image"] = _image(given["image"])
+    for name in ("evaluate_every", "checkpoint_every"):
+        if given.get(name, "").isdigit():
+            given[name] = int(given[name])
+    return given
 
 
 def _image(text: str) -> int | list[int]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from foretrain.cli import completion
 from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import Options, PredictorOption, job_from, overriding, with_job_options
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
@@ -35,7 +36,10 @@ _ALL = "all"
 def predict(
     *,
     target: Annotated[
-        str | None, typer.Argument(metavar="JOB.toml|JOB.json|MODEL", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="JOB.toml|JOB.json|MODEL", show_default=False, autocompletion=completion.models
+        ),
     ] = None,
     jobs: Annotated[Path | None, typer.Option(help="Many jobs, one JSON object a line.")] = None,
     out: Annotated[
@@ -67,6 +71,9 @@ def predict(
     ] = False,
     evidence: Annotated[
         bool, typer.Option("--evidence", help="The nearest measured runs, with predicted and measured.")
+    ] = False,
+    assumptions: Annotated[
+        bool, typer.Option("--assumptions", help="Every assumption, not only those that matter most.")
     ] = False,
     options: Options,
 ) -> None:
@@ -106,7 +113,7 @@ def predict(
         return
     chosen = predictors.get(name)
     with told_in_one_line(type(chosen)):
-        forecast = _forecast(chosen, job)
+        forecast = _with_remedies(_forecast(chosen, job), chosen)
     use = _resources(forecast) if resources else None
     _write_files(forecast, trace, html, use)
     if as_json:
@@ -114,7 +121,8 @@ def predict(
         return
     from foretrain.report.text import breakdown_table, summary
 
-    show(summary(forecast), *([breakdown_table(forecast, breakdown, depth=depth)] if breakdown else []))
+    tables = [breakdown_table(forecast, breakdown, depth=depth)] if breakdown else []
+    show(summary(forecast, all_notes=assumptions), *tables)
     if use is not None:
         from foretrain.report.resources import resource_table
 
@@ -131,6 +139,13 @@ def _forecast(predictor: Predictor, job: Job) -> Forecast:
 
     forecast = predictor.predict(job)
     return with_evidence(forecast, predictor.knows(forecast))
+
+
+def _with_remedies(forecast: Forecast, predictor: Predictor) -> Forecast:
+    """With what would make the job fit, where it does not."""
+    from foretrain.predictors.fitting_changes import with_remedies
+
+    return with_remedies(forecast, predictor)
 
 
 def _compare(job: Job, as_json: bool) -> None:

@@ -447,7 +447,7 @@ class _Route:
     """The links of one group of nodes."""
 
     def __init__(self, group: Group, library: Library, transports: Mapping[str, Transport]) -> None:
-        self._group, self._library, self._transports = group, library, transports
+        self._group, self._library, self._transports = group, library, dict(transports)
 
     def time_s(self, algorithms: tuple[Algorithm, ...], sizes: Column, team: Team) -> Column:
         """Of the fastest algorithm that this team can use."""

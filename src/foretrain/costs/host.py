@@ -45,6 +45,8 @@ class DispatchHost:
         return self.backward_factor * dispatch + self.backward_s
 
 
+MEASURED_HOST = "a Xeon (Emerald Rapids)"
+"""What dispatch costs were measured on."""
 _SPEEDS = {
     "E5-26": 0.62, "Xeon Platinum 8168": 0.68, "8259": 0.7, "8175": 0.68, "8275": 0.72, "Cascade": 0.7,
     "Skylake": 0.68, "EPYC 7742": 0.68, "EPYC 7R32": 0.68, "EPYC 7V12": 0.68, "Rome": 0.68, "EPYC 7763": 0.8,

@@ -18,6 +18,7 @@ from foretrain.forecast import Estimate, Forecast
 from foretrain.graph import ITEM_BYTES, Operator, OpGraph, Weight
 from foretrain.graph.opset import traits
 from foretrain.job import Job
+from foretrain.step.counting import model_flops
 from foretrain.step.frameworks import profile
 from foretrain.step.graph import possible_step_graph
 from foretrain.step.partition import blocks, stages
@@ -56,7 +57,8 @@ class Limit:
 
 
 def possible(forecast: Forecast) -> Forecast:
-    """The forecast, its intervals cut where nothing can lie; ``UnsupportedJob`` where a median lies there."""
+    """The forecast with the FLOPs of its step, its intervals cut where nothing can lie; ``UnsupportedJob``
+    where a median lies there."""
     kept, notes = dict(forecast.quantities), forecast.assumptions
     graph = possible_step_graph(forecast.job) if forecast.step is None else forecast.step.layout.graph
     for limit in limits(forecast.job, graph):
@@ -64,9 +66,8 @@ def possible(forecast: Forecast) -> Forecast:
             kept[limit.quantity] = _within(estimate, limit, forecast.predictor)
     if graph is None and UNCHECKED not in notes:
         notes = (*notes, UNCHECKED)
-    if kept == forecast.quantities and notes == forecast.assumptions:
-        return forecast
-    return dataclasses.replace(forecast, quantities=kept, assumptions=notes)
+    flops = None if graph is None else model_flops(forecast.job, graph)
+    return dataclasses.replace(forecast, quantities=kept, assumptions=notes, flops=flops)
 
 
 def limits(job: Job, graph: OpGraph | None) -> Iterator[Limit]:

@@ -10,13 +10,13 @@ import importlib.util
 import inspect
 import re
 import sys
-import traceback
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.predictors.base import Predictor
+from foretrain.tracebacks import raised_at
 
 GROUP = "foretrain.predictors"
 """The entry points by which packages offer predictors."""
@@ -75,11 +75,10 @@ def told_in_one_line(kind: type[Predictor]) -> Iterator[None]:
     except Exception as error:
         if kind.__module__.partition(".")[0] == "foretrain":
             raise
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "/foretrain/" not in frame.filename]
-        where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+        where = raised_at(error)
+        at = f" (at {where})" if where else ""
         raise InputError(
-            f"predictor {kind.__name__}: {type(error).__name__}: {first_line(error)}{where}"
+            f"predictor {kind.__name__}: {type(error).__name__}: {first_line(error)}{at}"
         ) from error
 
 

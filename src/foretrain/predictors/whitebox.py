@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar
 
 from foretrain.costs.base import CostModel
-from foretrain.costs.host import DispatchHost, cpu_speed
+from foretrain.costs.host import MEASURED_HOST, DispatchHost, cpu_speed
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Job
@@ -49,6 +50,7 @@ class WhiteBoxPredictor(Predictor):
         step = self.step(job)
         factor, notes = self.correction(step)
         step = step if factor == 1.0 else step.scaled(factor)
+        notes = (*notes, *_assumed_host(job))
         return assemble(step, self.spread_of(step), predictor=self.name, notes=notes)
 
     def step(self, job: Job) -> Step:
@@ -62,6 +64,12 @@ class WhiteBoxPredictor(Predictor):
                 "training.mode: 'infer' on many devices; forecasts of many devices are of training"
             )
         return lay_out(job, self.costs_for(job), host_beside(job, self.host_for(job)), gap_s=self.gap_s)
+
+
+def _assumed_host(job: Job) -> Iterator[str]:
+    """What is said of the host where the job names no node."""
+    if any(group.node is None and not group.device.is_cpu for group in job.cluster.groups):
+        yield f"cluster.node is not given: a host as fast as {MEASURED_HOST} is assumed"
 
 
 def host_beside(job: Job, host: DispatchHost) -> DispatchHost:

@@ -112,7 +112,10 @@ def _parts(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Change, ...]
 
 
 def _different_fields(a: Job, b: Job) -> dict[str, tuple[Any, Any]]:
-    fields_a, fields_b = dict(_flat(a.to_dict())), dict(_flat(b.to_dict()))
+    fields_a, fields_b = (dict(_flat(job.to_dict())) for job in (a, b))
+    if "model.title" in fields_a or "model.title" in fields_b:
+        for job, fields in ((a, fields_a), (b, fields_b)):
+            fields |= {"model.name": job.workload.model.label, "model.title": None}
     names = dict.fromkeys([*fields_a, *fields_b])
     pairs = {name: (fields_a.get(name), fields_b.get(name)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

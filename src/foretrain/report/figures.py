@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from foretrain.duration import DATA
 from foretrain.forecast import Estimate, Forecast, RankMemory, fullest_of
 from foretrain.job import Job
 from foretrain.step.frameworks import logged_stage as stage_that_logs
 from foretrain.units import format_bytes, format_count, format_dollars, format_seconds
+
+if TYPE_CHECKING:
+    from foretrain.predictors.fitting_changes import Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ def describe_model(job: Job) -> str:
     """``resnet50 (torchvision), training, batch 256, image 3x224x224, amp-bf16, sgd``."""
     model, training = job.workload.model, job.workload.training
     words = [
-        f"{model.label} ({model.source})",
+        model.label if model.title else f"{model.label} ({model.source})",
         "training" if training.mode == "train" else "inference",
         f"batch {training.global_batch:,}",
     ]
@@ -38,6 +41,28 @@ def describe_model(job: Job) -> str:
     if training.mode == "train":
         words.append(training.optimizer)
     return ", ".join(words)
+
+
+def describe_work(forecast: Forecast) -> str:
+    """``25.6 M parameters, 6.22 TFLOP per step, 24.3 GFLOP per sample``; empty where the model could not be
+    traced."""
+    found = forecast.flops
+    if found is None:
+        return ""
+    words = [f"{_count(found.parameters)} parameters"]
+    if found.trainable not in (None, found.parameters):
+        words[0] += f" ({_count(found.trainable or 0)} trained)"
+    if found.flops:
+        words.append(f"{format_count(found.flops, 'FLOP')} per step")
+        words.append(f"{format_count(found.per_sample, 'FLOP')} per sample")
+    if found.per_token:
+        words[-1] = f"{format_count(found.per_token, 'FLOP')} per token"
+    return ", ".join(words)
+
+
+def _count(parameters: int) -> str:
+    """As models are called: 8.03 B, 25.6 M."""
+    return format_count(parameters).replace("G", "B")
 
 
 def describe_cluster(job: Job) -> str:
@@ -81,12 +106,14 @@ def step_parts(forecast: Forecast) -> dict[str, float]:
 
 
 def rate_figures(forecast: Forecast) -> Iterator[Figure]:
-    """Throughput, how busy the device is, what a rank sends, and the time of each phase."""
+    """Throughput, the share of the devices' peak that it takes, how busy the device is, what a rank sends,
+    and the time of each phase."""
     quantities = forecast.quantities
     for name, unit in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
         if name in quantities:
             unit = f"{unit}, without waiting for data" if _waits_for_data(forecast) else unit
             yield _figure("throughput", quantities[name], _rate, unit)
+    yield from _flops(forecast)
     if "device_utilization" in quantities:
         yield _figure("device busy", quantities["device_utilization"], "{:.0%}".format)
     yield from _network(forecast)
@@ -98,6 +125,27 @@ def rate_figures(forecast: Forecast) -> Iterator[Figure]:
     for number, (phase, seconds) in enumerate(phases.items()):
         words = "" if number else "by the device's clock, in a step that begins idle"
         yield Figure(phase, format_seconds(seconds), words)
+
+
+def _flops(forecast: Forecast) -> Iterator[Figure]:
+    """What one device does of the throughput and of the model's arithmetic, and the share of its peak."""
+    found, time = forecast.flops, forecast.quantities.get("step_time_s")
+    if found is None or time is None:
+        return
+    if found.devices > 1:
+        tokens = found.tokens_per_device(time)
+        rate, unit = (tokens, "tokens/s") if tokens else (found.samples_per_device(time), "samples/s")
+        yield _figure("  of each device", rate, _rate, unit)
+    if not found.flops:
+        return
+    yield _figure("FLOP/s per device", found.rate(time), lambda rate: format_count(rate, "FLOP/s"))
+    shares = {"MFU": found.mfu(time), "HFU": found.hfu(time) if found.recomputed else None}
+    for label, share in shares.items():
+        if share is not None and found.peak_per_device is not None:
+            figure = _figure(label, share, "{:.1%}".format)
+            of = f"of {format_count(found.peak_per_device, 'FLOP/s')} ({found.peak_format}, dense)"
+            of = "with what is computed again" if label == "HFU" else of
+            yield Figure(figure.label, figure.value, f"{figure.detail} {of}")
 
 
 def _waits_for_data(forecast: Forecast) -> bool:
@@ -183,7 +231,8 @@ def training_figures(forecast: Forecast) -> Iterator[Figure]:
     if forecast.cost is not None:
         yield _figure("cost", forecast.cost, format_dollars)
     if forecast.price_per_hour is not None:
-        yield Figure("price per hour", format_dollars(forecast.price_per_hour))
+        price = format_dollars(forecast.price_per_hour)
+        yield Figure("price per hour", price, forecast.job.cluster.price_source)
     if forecast.energy_j is not None:
         yield _figure("energy", forecast.energy_j, lambda joules: format_count(joules / 3600, "Wh"))
 
@@ -209,7 +258,45 @@ def fits(forecast: Forecast) -> tuple[Verdict, Figure] | None:
     fullest = fullest_stage(forecast)
     share = f"{need.median / capacity:.0%} of {format_bytes(capacity)}"
     words = f"{verdict}: {_chance(chance)} chance of running out of memory ({share})"
+    if verdict == "no":
+        needs = f"needs {format_bytes(need.median)} of {format_bytes(capacity)}"
+        words = f"no: does not fit, {_chance(chance)} sure: {needs} ({need.median / capacity:.0%})"
     return verdict, Figure(f"fits, stage {fullest.stage}" if fullest else "fits", words)
+
+
+def remedies(forecast: Forecast) -> list[Figure]:
+    """The changes that make the job fit, each with its memory and what it costs in time; empty where it fits
+    or nobody asked."""
+    found = forecast.remedies
+    if found is None:
+        return []
+    none = [Figure("would fit with", "none of the changes that were tried")]
+    return [
+        Figure("" if number else "would fit with", one.change, _remedy(forecast, one))
+        for number, one in enumerate(found)
+    ] or none
+
+
+def _remedy(forecast: Forecast, one: Remedy) -> str:
+    """``71.2 GiB, +3% time``; with the capacity and the price where they are others."""
+    size = format_bytes(one.memory.median)
+    if one.capacity_bytes != forecast.memory_capacity_bytes:
+        size += f" of {format_bytes(one.capacity_bytes)}"
+    words = [size]
+    if one.slower is not None:
+        words.append(_slower(one.slower))
+    if one.price_per_hour is not None and one.price_per_hour != forecast.price_per_hour:
+        words.append(f"{format_dollars(one.price_per_hour)}/h")
+    return ", ".join(words)
+
+
+def _slower(share: float) -> str:
+    """``+3% time``; where it is far from that, ``2.4x the time`` or ``3.1x as fast``."""
+    if share >= 1.0:
+        return f"{1 + share:.3g}x the time"
+    if share <= -0.5:
+        return f"{1 / (1 + share):.3g}x as fast"
+    return f"{share:+.0%} time" if abs(share) >= 0.005 else "same time"
 
 
 def _chance(value: float) -> str:
@@ -229,7 +316,7 @@ def notes(forecast: Forecast) -> list[str]:
         f"predicted by {forecast.predictor}; in brackets the 80 % interval",
         *([forecast.evidence.line] if forecast.evidence is not None else []),
         *which,
-        *forecast.assumptions,
+        *forecast.all_assumptions,
     ]
 
 

@@ -56,6 +56,8 @@ def page(forecast: Forecast, resources: Resources | None = None) -> str:
     # load from.
     script = offline.get_plotlyjs().replace("https://cdn.", "https://offline.invalid/")
     title = html.escape(figures.describe_model(forecast.job))
+    heading = filter(None, (figures.describe_work(forecast), figures.describe_cluster(forecast.job)))
+    below = "<br>".join(map(html.escape, heading))
     body = "\n".join(
         f"<section><h2>{heading}</h2>\n{content}</section>"
         for heading, content in _sections(forecast, resources)
@@ -65,7 +67,7 @@ def page(forecast: Forecast, resources: Resources | None = None) -> str:
         'name="viewport" content="width=device-width">'
         f"<title>foretrain: {title}</title><style>{_STYLE}</style><script>{script}</script></head>\n"
         "<body><main>\n"
-        f"<h1>{title}</h1><p>{html.escape(figures.describe_cluster(forecast.job))}</p>\n{body}\n"
+        f"<h1>{title}</h1><p>{below}</p>\n{body}\n"
         "</main></body></html>\n"
     )
 
@@ -90,7 +92,7 @@ def _plotly() -> tuple[Any, Any]:
 
 
 def _sections(forecast: Forecast, resources: Resources | None) -> Iterator[tuple[str, str]]:
-    yield "Summary", _summary(forecast)
+    yield "Summary", summary_table(forecast)
     if forecast.step is not None:
         yield from _inside(forecast, forecast.step)
     if resources is not None:
@@ -144,7 +146,8 @@ def _note(text: str) -> str:
     return f'<p class="dim">{html.escape(text)}</p>'
 
 
-def _summary(forecast: Forecast) -> str:
+def summary_table(forecast: Forecast) -> str:
+    """The figures of a forecast, a row each."""
     time = figures.step_figure(forecast)
     rows = [time] if time else []
     rows += _share_rows(figures.step_parts(forecast), format_seconds)
@@ -158,6 +161,7 @@ def _summary(forecast: Forecast) -> str:
     rows += [figures.Figure("peak by stage", ", ".join(stages))] if stages else []
     verdict = figures.fits(forecast)
     rows += [verdict[1]] if verdict else []
+    rows += figures.remedies(forecast)
     rows += figures.training_figures(forecast)
     return f"<table>{''.join(_table_row(row) for row in rows)}</table>"
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.text import Text
+
+from foretrain.progress import listening, tell
+from foretrain.units import format_seconds
 
 
 def show(*parts: RenderableType) -> None:
     """Print to stdout."""
+    tell("")
     console = _console()
     for part in parts:
         console.print(part)
@@ -26,9 +33,68 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_console(stderr=True), transient=True) as bar:
+    with listening(None), Progress(*columns, console=_console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def doing() -> Iterator[None]:
+    """What the block says that it does (``progress.tell``), in a line on stderr that goes when it ends, with
+    the time since it began and, where parts are counted, the time left; nothing without a terminal."""
+    if not (sys.stderr.isatty() and sys.stdout.isatty()):
+        yield
+        return
+    line = _Doing()
+    try:
+        with listening(line.hear):
+            yield
+    finally:
+        line.end()
+
+
+class _Doing:
+    """The line that says what is done; it appears when there is something to say."""
+
+    def __init__(self) -> None:
+        self._live: Any = None
+        self._what, self._done, self._total = "", 0, 0
+        self._began_s = self._counted_s = 0.0
+
+    def hear(self, what: str, done: int | None, total: int | None) -> None:
+        if not what:
+            self.end()
+            return
+        now_s = time.monotonic()
+        if done is not None and what != self._what:
+            self._counted_s = now_s
+        self._what, self._done, self._total = what, done or 0, total or 0
+        if self._live is None:
+            from rich.live import Live
+
+            self._began_s = now_s
+            self._live = Live(
+                console=_console(stderr=True), transient=True, get_renderable=self.line, refresh_per_second=8
+            )
+            self._live.start()
+
+    def line(self) -> Text:
+        """``tracing: 1,240 operators, layer model.layers.12 (4 s)``."""
+        now_s = time.monotonic()
+        words = self._what
+        spent = [f"{now_s - self._began_s:.0f} s"]
+        if self._total:
+            words += f": {self._done:,} of {self._total:,}"
+            if self._done:
+                left_s = (now_s - self._counted_s) / self._done * (self._total - self._done)
+                spent.append(f"about {format_seconds(round(left_s))} left")
+        text = Text(f"{words} ({', '.join(spent)})", style="dim", no_wrap=True, overflow="ellipsis")
+        return text
+
+    def end(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
 
 def _console(*, stderr: bool = False) -> Console:

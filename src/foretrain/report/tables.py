@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,7 @@ def _plain(value: float) -> str:
 
 
 _UNITS: dict[str, Callable[[float], str]] = {
+    "parameters": lambda count: _parameters(count),
     **dict.fromkeys(("memory_bytes", "l2_bytes", "l3_bytes", "shared_bytes_per_sm"), format_bytes),
     **dict.fromkeys(
         ("memory_bytes_per_s", "link_bytes_per_s", "bandwidth"), lambda rate: format_count(rate, "B/s")
@@ -220,13 +222,29 @@ def listing(kind: str, entries: Mapping[str, Mapping[str, Any]], catalog: Catalo
             for name, price in entries.items()
         ]
         return table(("name", "$/h", "date", "region", "source"), rows, right=("$/h",))
-    return table(
-        ("model", "source", "about"),
-        (
-            [name, str(model.get("source", "")), str(model.get("about", ""))]
-            for name, model in entries.items()
-        ),
-    )
+    return _model_table(entries)
+
+
+def _model_table(models: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A block for each kind of models."""
+    headings = ("model", "parameters", "input", "about")
+    result = table(headings, (), right=headings[1:3])
+    for kind, members in itertools.groupby(models.items(), key=lambda item: item[1]["kind"]):
+        result.add_section()
+        result.add_row(Text(kind.replace("_", " "), style="bold"))
+        for name, model in members:
+            tokens, side = model.get("sequence"), model.get("image")
+            given = str(tokens) if tokens else f"{side}x{side}" if side else ""
+            result.add_row(*map(Text, (name, _parameters(model["parameters"]), given, model["about"])))
+    return result
+
+
+def _parameters(count: float) -> str:
+    """
+    >>> _parameters(671e9), _parameters(110e6)
+    ('671 B', '110 M')
+    """
+    return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"
 
 
 def _device_table(devices: Iterable[Device]) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rich import box
 from rich.columns import Columns
@@ -21,6 +21,8 @@ from foretrain.units import format_bytes, format_seconds
 
 _LABEL_WIDTH, _VALUE_WIDTH, _BAR_WIDTH = 17, 18, 24
 _MOST_FIELDS = 12
+_MOST_NOTES = 10
+"""Assumptions that are shown without being asked for."""
 _VERDICT_STYLES: dict[figures.Verdict, str] = {
     "yes": "bold green",
     "perhaps": "bold yellow",
@@ -28,12 +30,13 @@ _VERDICT_STYLES: dict[figures.Verdict, str] = {
 }
 
 
-def summary(forecast: Forecast) -> RenderableType:
+def summary(forecast: Forecast, *, all_notes: bool = False) -> RenderableType:
     """Time and what it goes to, throughput, what bounds the step, memory, the whole training, and the
-    assumptions."""
+    assumptions: all of them, or those that matter most."""
     job, layout = forecast.job, _Layout(forecast)
     parts: list[RenderableType] = [
         Text(figures.describe_model(job), style="bold"),
+        *([Text(work)] if (work := figures.describe_work(forecast)) else []),
         Text(figures.describe_cluster(job)),
         Text(),
     ]
@@ -42,8 +45,19 @@ def summary(forecast: Forecast) -> RenderableType:
     parts += [Text(), *memory] if memory else []
     training = list(figures.training_figures(forecast))
     parts += [Text(), layout.grid(training)] if training else []
-    parts += [Text(), *(Text(f"- {note}", style="dim") for note in figures.notes(forecast))]
+    parts += [Text(), _notes(figures.notes(forecast), None if all_notes else _MOST_NOTES)]
     return Group(*parts)
+
+
+def _notes(notes: Sequence[str], most: int | None) -> Table:
+    """One below the other; beyond ``most`` they are counted."""
+    if most is not None and len(notes) > most:
+        hidden = len(notes) - most + 1
+        notes = [*notes[: most - 1], f"{hidden} more assumptions: --assumptions shows them, --json has them"]
+    table = Table.grid(padding=(0, 1, 0, 0))
+    for note in notes:
+        table.add_row(Text("-", style="dim"), Text(note, style="dim"))
+    return table
 
 
 def breakdown_table(forecast: Forecast, what: What, *, depth: int | None = None) -> RenderableType:
@@ -78,6 +92,9 @@ def _memory(forecast: Forecast, layout: _Layout) -> Iterator[RenderableType]:
     verdict = figures.fits(forecast)
     if verdict is not None:
         yield layout.line(verdict[1].label, Text(verdict[1].value, style=_VERDICT_STYLES[verdict[0]]))
+    for one in figures.remedies(forecast):
+        cost = Text(f" ({one.detail})" if one.detail else "", style="dim")
+        yield layout.line(one.label, Text(one.value, style="bold") + cost)
 
 
 class _Layout:

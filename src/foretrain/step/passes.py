@@ -11,6 +11,7 @@ import numpy as np
 
 from foretrain.graph import PHASES, OpGraph
 from foretrain.graph.opset import communicates, is_product, traits
+from foretrain.job import Recompute
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
 from foretrain.step.spans import Column, Span, span
@@ -75,13 +76,17 @@ def backward_pass(layout: Layout, block: Block) -> Pass:
 
 def recomputed(layout: Layout, block: Block) -> Index:
     """The calls of a block's forward pass that run again before its backward pass."""
-    recompute, forward = layout.job.plan.recompute, block.piece.forward
+    return run_again(layout.job.plan.recompute, layout.profile.selective_recompute, layout.graph, block)
+
+
+def run_again(recompute: Recompute, selective: str, graph: OpGraph, block: Block) -> Index:
+    """The same by what a plan says, and what its framework takes ``selective`` for."""
+    forward = block.piece.forward
     if recompute == "none" or not block.is_layer or not len(block.piece.backward):
         return forward[:0]
     if recompute == "full":
         return forward
-    half = layout.profile.selective_recompute == "half"
-    return (_without_half_of_products if half else _attention)(layout.graph, forward)
+    return (_without_half_of_products if selective == "half" else _attention)(graph, forward)
 
 
 def optimizer_pass(layout: Layout, stage: Stage) -> Pass:

@@ -15,10 +15,12 @@ from foretrain.capture.parallel.context import ContextParallel
 from foretrain.capture.parallel.experts import route_tokens, split_experts
 from foretrain.capture.parallel.stacks import CallOrder, find_stack, truncate
 from foretrain.capture.parallel.tensor import TensorParallel
-from foretrain.capture.sources.loaded import WEIGHT_DTYPES, LoadedModel
+from foretrain.capture.sources.loaded import WEIGHT_DTYPES, LoadedModel, parameter_counts
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.sources.transformers_models import check_positions
+from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.tracer import DTYPES, trace_step
+from foretrain.capture.tracing.values import with_values_if_needed
 from foretrain.errors import CaptureError, InputError
 from foretrain.graph import OpGraph, Stack, Weight
 from foretrain.job import Job, Plan
@@ -42,7 +44,7 @@ def trace_rank(
     if by_layers:
         with contextlib.suppress(_NotByLayers):
             return trace(by_layers=True)
-    return trace(by_layers=False)
+    return with_values_if_needed(lambda values: trace(by_layers=False, with_values=values))
 
 
 class _NotByLayers(Exception):
@@ -57,10 +59,12 @@ def _trace(
     own_gradients: bool,
     *,
     by_layers: bool,
+    with_values: bool = False,
 ) -> OpGraph:
     training, plan = job.workload.training, job.plan
     loaded = _load(job, batch)
     module = loaded.module
+    info = {**info, "model_parameters": parameter_counts(module)}
     if training.framework != "pytorch" or plan.expert > 1 or plan.tensor > 1:
         route_tokens(module)
     split = split_experts(module, plan)
@@ -90,7 +94,7 @@ def _trace(
             info=info,
             around=_both(tensor, context, training.mode),
             own_gradients=own_gradients,
-            constants=loaded.constants,
+            constants=_values(loaded, with_values),
         )
     except CaptureError as error:
         if stack is not None and by_layers:
@@ -107,6 +111,12 @@ def _trace(
     return dataclasses.replace(
         graph, weights=weights, stack=stack, parameters=sum(weight.elements for weight in weights), info=info
     )
+
+
+def _values(loaded: LoadedModel, everything: bool) -> Constants:
+    constants = loaded.constants or Constants()
+    constants.everything = everything
+    return constants
 
 
 @contextlib.contextmanager

@@ -7,9 +7,12 @@ import unittest.mock
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 
 from foretrain.capture.tracing.constants import tensors_in
+
+_DROP_LAST = 7
+"""The place of that option among those of a loader, behind dataset and batch size."""
 
 _IN_THIS_PROCESS = {
     "num_workers": 0,
@@ -44,6 +47,9 @@ class Data:
             if data._loaders is not None and batch_size == data._loaders[0]:
                 batch_size = data._loaders[1]
             args = args if len(args) < 4 else (*args[:3], 0, *args[4:])
+            if isinstance(batch_size, int) and len(args) < _DROP_LAST and kwargs.get("batch_sampler") is None:
+                kwargs["drop_last"] = True  # the rest of an epoch is no usual step
+                dataset = enough(dataset, batch_size)
             _INIT(loader, dataset, batch_size, *args, **kwargs)
 
         def draw(loader: Any) -> Iterator[Any]:
@@ -65,6 +71,14 @@ class Data:
         with contextlib.suppress(TypeError, AttributeError, NotImplementedError):
             self.size = len(loader.dataset)
         self.batch = loader.batch_size
+
+
+def enough(dataset: Any, batch: int) -> Any:
+    """Data with a whole batch: as often again as it takes."""
+    with contextlib.suppress(TypeError, NotImplementedError):
+        if 0 < len(dataset) < batch:
+            return ConcatDataset([dataset] * -(-batch // len(dataset)))
+    return dataset
 
 
 def rows(batch: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import itertools
 import unittest.mock
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from foretrain.capture.sources.loaded import own_loss
+from foretrain.capture.sources.zoo import installed
 from foretrain.capture.tracing.constants import map_tensors
 from foretrain.errors import CaptureError
 
@@ -47,22 +48,16 @@ def watched_trainers(text: str, settings: Settings) -> Iterator[None]:
     loops; ``settings`` learns what they were told."""
     with contextlib.ExitStack() as stack:
         for package in _LIGHTNING:
-            if package.partition(".")[0] in text and _installed(package):
+            if package.partition(".")[0] in text and installed(package):
                 trainer = importlib.import_module(package).Trainer
                 stack.enter_context(_patched(trainer, "__init__", _remember))
                 stack.enter_context(_patched(trainer, "fit", _fit(settings)))
-        if "transformers" in text and _installed("transformers"):
+        if "transformers" in text and installed("transformers"):
             trainer = _hugging_face_trainer()
             if trainer is not None:
                 run = _train(settings)
                 stack.enter_context(_patched(trainer, "train", run))
         yield
-
-
-def _installed(package: str) -> bool:
-    with contextlib.suppress(ModuleNotFoundError):
-        return importlib.util.find_spec(package) is not None
-    return False
 
 
 def _patched(kind: Any, name: str, replacement: Any) -> Any:

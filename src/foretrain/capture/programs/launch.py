@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import io
 import itertools
@@ -11,7 +12,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.utils.data import DataLoader
@@ -25,6 +26,7 @@ from foretrain.capture.programs.frameworks import (
     watched_trainers,
 )
 from foretrain.capture.programs.runner import Program
+from foretrain.capture.programs.stand_ins import standing_in
 from foretrain.capture.programs.targets import BATCH_NAMES, Kind, is_data, kind_of, read_source
 from foretrain.capture.recording import recording
 from foretrain.capture.sources.inputs import default_inputs
@@ -32,10 +34,13 @@ from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, building, own_loss
 from foretrain.capture.sources.user_files import beside, loaded_file
 from foretrain.capture.sources.zoo import mended_imports
 from foretrain.capture.tracing.optimizers import optimizer_of
+from foretrain.capture.tracing.tracer import FOLLOWED
+from foretrain.capture.tracing.values import with_values_if_needed
 from foretrain.errors import CaptureError, InputError
 from foretrain.graph import OpGraph
 from foretrain.job import Training
 
+_MOST_FILES = 100
 _MOST_CALLS = 64
 """Calls of a step function without a step of an optimizer, after which it is given up."""
 
@@ -62,7 +67,13 @@ def trace_program(
         )
 
     def trace(loaders: tuple[int, int] | None) -> tuple[OpGraph, int | None]:
-        program = Program(loaders, AUTOCAST_DTYPES.get(training.precision) if cast else None)
+        return with_values_if_needed(functools.partial(run, loaders))
+
+    def run(loaders: tuple[int, int] | None, with_values: bool) -> tuple[OpGraph, int | None]:
+        dtype = AUTOCAST_DTYPES.get(training.precision) if cast else None
+        program = Program(loaders, dtype, text="".join(_texts(path)), with_values=with_values)
+        if with_values:
+            program.note(FOLLOWED)
         decided = Settings()
         launch = _Launch(path, target, kind, dict(args), training, samples, program, decided)
         with recording(path), beside(path), _quiet(), mended_imports(), building(f"model {info['model']}"):
@@ -88,7 +99,7 @@ def _quiet() -> Iterator[None]:
     """What a program prints is not the forecast; its arguments are not the command's."""
     argv, sys.argv = sys.argv, sys.argv[:1]
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
         sys.argv = argv
@@ -113,15 +124,16 @@ class _Launch:
         self.samples = training.global_batch if samples is None else samples
 
     def run(self) -> None:
-        text = self.path.read_text(encoding="utf-8", errors="replace")
-        with watched_trainers(text, self.settings):
+        text = "".join(_texts(self.path))
+        with watched_trainers(text, self.settings), standing_in(text, self.program.note):
             try:
                 getattr(self, f"_{self.kind}")()
             except SystemExit as stop:
                 code = 0 if stop.code is None else stop.code
+                last = sys.stderr.getvalue().strip().splitlines()[-1:] if _is_kept(sys.stderr) else []
                 raise CaptureError(
                     f"model {self.path.name}: it ended itself with exit code {code} before two steps were "
-                    "made; model.args gives a script its options"
+                    f"made{''.join(f' ({line})' for line in last)}; model.args gives a script its options"
                 ) from stop
 
     # Kinds
@@ -133,7 +145,14 @@ class _Launch:
     def _step(self) -> None:
         module = loaded_file(self.path)
         function = getattr(module, self.target)
-        positional = self._arguments(function, vars(module))
+        try:
+            positional = self._arguments(function, vars(module))
+        except InputError:
+            if not read_source(self.path).is_script():
+                raise
+            self.program.begin_anew()
+            self._script()  # which calls it with what it needs
+            return
         self._repeat(function, positional)
 
     def _lightning(self) -> None:
@@ -205,7 +224,8 @@ class _Launch:
                 wanted.append(one.name)
         if not wanted:
             return lambda: [given[one.name] for one in parameters]
-        drawn = self._data(known, wanted)
+        loaders = [one for one in known.values() if isinstance(one, DataLoader)]
+        drawn = self._drawn(loaders[0], wanted) if loaders else itertools.repeat(self._made_data(wanted))
 
         def arguments() -> list[Any]:
             values = {**given, **dict(zip(wanted, next(drawn), strict=True))}
@@ -213,22 +233,16 @@ class _Launch:
 
         return arguments
 
-    def _data(self, known: Mapping[str, Any], wanted: list[str]) -> Iterator[list[Any]]:
-        """Values for the parameters that are data: batches of the file's loader, else what the job's image or
-        sequence says, with labels."""
-        loaders = [one for one in known.values() if isinstance(one, DataLoader)]
-        if loaders:
-            for batch in endless(loaders[0]):
-                parts = (
-                    list(batch) if isinstance(batch, list | tuple) and len(batch) == len(wanted) else [batch]
+    def _drawn(self, loader: Any, wanted: list[str]) -> Iterator[list[Any]]:
+        """Batches of the file's loader for the parameters that are data."""
+        for batch in endless(loader):
+            several = isinstance(batch, list | tuple)
+            if len(wanted) > 1 and len(wanted) != (len(batch) if several else 1):
+                raise InputError(
+                    f"model.name: {self.path.name}:{self.target} takes {', '.join(wanted)}, "
+                    f"its data loader gives {len(batch) if several else 1}"
                 )
-                if len(parts) != len(wanted):
-                    raise InputError(
-                        f"model.name: {self.path.name}:{self.target} takes {', '.join(wanted)}, "
-                        f"its data loader gives {len(list(batch)) if isinstance(batch, list | tuple) else 1}"
-                    )
-                yield on_device(parts)
-        yield from itertools.repeat(self._made_data(wanted))
+            yield on_device(list(batch) if len(wanted) > 1 else [batch])
 
     def _made_data(self, wanted: list[str]) -> list[Any]:
         training = self.training
@@ -263,6 +277,16 @@ class _Launch:
             if isinstance(one, DataLoader):
                 return one
         return itertools.repeat(tuple(self._made_data(["x", "y"])))
+
+
+def _is_kept(stream: Any) -> TypeGuard[io.StringIO]:
+    return isinstance(stream, io.StringIO)
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """The file and those beside it, which it may import."""
+    for file in (path, *sorted(path.parent.glob("*.py"))[:_MOST_FILES]):
+        yield file.read_text(encoding="utf-8", errors="replace")
 
 
 def _is_count(name: str) -> bool:

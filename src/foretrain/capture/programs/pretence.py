@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import types
 import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 _MEMORY_BYTES = 80 * 2**30
@@ -37,6 +39,7 @@ _CUDA_ANSWERS: dict[str, Any] = {
     "utilization": 0,
     "get_rng_state": torch.empty(0, dtype=torch.uint8),
     "get_rng_state_all": [],
+    "nccl.version": (2, 29, 0),
     **dict.fromkeys(
         (
             "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all", "seed", "seed_all",
@@ -90,6 +93,10 @@ _ONE_PROCESS = {
     "LOCAL_WORLD_SIZE": "1",
     "MASTER_ADDR": "localhost",
     "MASTER_PORT": "29500",
+}
+"""What a launcher tells its processes, for programs that ask."""
+
+_QUIET = {
     "TQDM_DISABLE": "1",
     "WANDB_MODE": "disabled",
     "HF_HUB_OFFLINE": "1",
@@ -97,7 +104,7 @@ _ONE_PROCESS = {
 }
 
 _DISTRIBUTED_ANSWERS: dict[str, Any] = {
-    "is_initialized": True,
+    "is_initialized": False,
     "get_rank": 0,
     "get_world_size": 1,
     "get_backend": "nccl",
@@ -109,7 +116,7 @@ _DISTRIBUTED_ANSWERS: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def pretending(compiled: Callable[[], None]) -> Iterator[None]:
+def pretending(text: str, compiled: Callable[[], None]) -> Iterator[None]:
     """Inside of this block a GPU seems to be there, other processes are not, ``torch.compile`` gives back
     what it is given (and tells ``compiled``), and nothing is loaded from or saved to checkpoints."""
     patches: list[Any] = [
@@ -122,19 +129,46 @@ def pretending(compiled: Callable[[], None]) -> Iterator[None]:
         unittest.mock.patch.object(torch.nn.Module, "load_state_dict", _no_state),
         unittest.mock.patch.object(torch.nn.Parameter, "__new__", _weight),
         unittest.mock.patch("torch.save", _Anything()),
+        unittest.mock.patch("torch.distributions.Distribution._validate_args", False),
         unittest.mock.patch("torch.optim.optimizer._get_fused_kernels_supported_devices", _like_cuda),
         unittest.mock.patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", _like_cuda),
         unittest.mock.patch("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", _like_cuda),
-        unittest.mock.patch.dict(os.environ, {**_ONE_PROCESS, **os.environ}),
+        unittest.mock.patch.dict(os.environ, {**_told(text), **_QUIET, **os.environ}),
     ]
     if torch.distributed.is_available() and not torch.distributed.is_initialized():
         patches += _answering("torch.distributed", _DISTRIBUTED_ANSWERS)
         patches.append(unittest.mock.patch("torch.nn.parallel.DistributedDataParallel", OneReplica))
     patches.append(unittest.mock.patch("torch.nn.DataParallel", OneReplica))
     with contextlib.ExitStack() as all_patches:
+        all_patches.enter_context(_settings_kept())
         for patch in patches:
             all_patches.enter_context(patch)
         yield
+
+
+@contextlib.contextmanager
+def _settings_kept() -> Iterator[None]:
+    """What a program sets for the whole process ends with it."""
+    precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    learns, cudnn = torch.is_grad_enabled(), torch.backends.cudnn.flags
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    held = torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    numbers, own = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]), cudnn(*held):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(learns)
+        torch.use_deterministic_algorithms(deterministic)
+        np.random.set_state(numbers)
+        random.setstate(own)
+
+
+def _told(text: str) -> dict[str, str]:
+    """What a launcher says where the text of a program asks for it by name."""
+    return _ONE_PROCESS if "LOCAL_RANK" in text or "WORLD_SIZE" in text else {}
 
 
 def _answering(module: str, answers: dict[str, Any]) -> list[Any]:

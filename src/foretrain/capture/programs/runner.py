@@ -66,8 +66,16 @@ class _Habits:
 class Program:
     """A training program while it runs; ``trace`` is called once."""
 
-    def __init__(self, loaders: tuple[int, int] | None = None, cast: torch.dtype | None = None) -> None:
-        self.constants = Constants()
+    def __init__(
+        self,
+        loaders: tuple[int, int] | None = None,
+        cast: torch.dtype | None = None,
+        *,
+        text: str = "",
+        with_values: bool = False,
+    ) -> None:
+        self._text = text
+        self.constants = Constants(everything=with_values)
         self.data = Data(loaders)
         self._recorder = Recorder(None, (), self.constants)
         self._recorder.on = False
@@ -94,6 +102,20 @@ class Program:
             )
         assert self._graph is not None
         return dataclasses.replace(self._graph, info={**info, **self._graph.info})
+
+    def begin_anew(self) -> None:
+        """Forget the optimizers that were made so far: others will train."""
+        self._optimizers.clear()
+
+    def _used(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that have stepped."""
+        stepped = {mark.optimizer for mark in self._marks}
+        return [one for one in self._optimizers if id(one) in stepped]
+
+    def note(self, assumption: str) -> None:
+        """What a forecast should say of how the program was run."""
+        if assumption not in self.constants.assumptions:
+            self.constants.assumptions.append(assumption)
 
     @property
     def backward_passes(self) -> int:
@@ -124,7 +146,7 @@ class Program:
         patches = (
             unittest.mock.patch("torch.autograd._engine_run_backward", self._backward),
             unittest.mock.patch.object(torch.optim.Optimizer, "__init__", self._knowing_optimizers()),
-            pretending(self._compiled),
+            pretending(self._text, self._compiled),
             self.data.watching(),
         )
         try:
@@ -168,7 +190,10 @@ class Program:
         if self._depth == 0 and self._recorder.phase == "forward":
             self._recorder.updating = False
             self._name(module)
-            self._note_call(module, args)
+            self._note_root(module)
+            if self.constants.everything and torch.is_grad_enabled():
+                self.constants.draw((*module.parameters(), *module.buffers()))
+        self._note_input(module, args)
         self._depth += 1
         if self._recorder.phase == "backward":  # computed again
             dtype = self._casts_of.get(module, casting_to())
@@ -196,17 +221,27 @@ class Program:
             {child: ".".join(filter(None, (prefix, path))) for path, child in inner.named_modules()}
         )
 
-    def _note_call(self, module: torch.nn.Module, args: Any) -> None:
-        if not self._recorder.on:
+    def _note_root(self, module: torch.nn.Module) -> None:
+        if self._recorder.on:
+            self._habits.roots.add(module)
+            self._habits.root_calls += module is self._habits.root
+
+    def _note_input(self, module: torch.nn.Module, args: Any) -> None:
+        """What the first module that learns is given; a recurrence may have time before samples."""
+        habits = self._habits
+        if not self._recorder.on or not torch.is_grad_enabled():
             return
-        self._habits.roots.add(module)
-        if module is self._habits.root:
-            self._habits.root_calls += 1
-        if self._habits.first_input is None and torch.is_grad_enabled():
-            first = next((one for one in tensors_in(args) if one.dim()), None)
-            if first is not None:
-                self._habits.first_input = first.shape
-                self._habits.first_is_tokens = not first.is_floating_point() and first.dim() == 2
+        first = next((one for one in tensors_in(args) if one.dim()), None)
+        if first is None:
+            return
+        if habits.first_input is None:
+            habits.first_input = first.shape
+        if isinstance(module, torch.nn.Embedding) and first.shape == habits.first_input:
+            habits.first_is_tokens = first.dim() == 2
+        if isinstance(module, torch.nn.RNNBase) and first.dim() == 3 and not module.batch_first:
+            shape = habits.first_input
+            if len(shape) > 1 and shape[:2] == first.shape[:2]:
+                habits.first_input = torch.Size((shape[1], shape[0], *shape[2:]))
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._stepping += 1
@@ -278,7 +313,7 @@ class Program:
 
     def _weights(self) -> Iterator[Weight]:
         """The parameters of the modules that ran, and whatever else is trained."""
-        trained = {id(parameter): parameter for parameter in _parameters(self._optimizers)}
+        trained = {id(parameter): parameter for parameter in _parameters(self._used())}
         named = {
             id(parameter): (f"{self._recorder.path(module)}.{name}".lstrip("."), parameter)
             for root in self._habits.roots
@@ -308,7 +343,7 @@ class Program:
         if casts:
             return "amp-fp16" if torch.float16 in casts else "amp-bf16"
         sizes: Counter[torch.dtype] = Counter()
-        for parameter in _parameters(self._optimizers):
+        for parameter in _parameters(self._used()):
             sizes[parameter.dtype] += parameter.numel()
         low = {torch.bfloat16: "bf16", torch.float16: "fp16"}
         common = sizes.most_common(1)[0][0] if sizes else torch.float32
@@ -316,9 +351,8 @@ class Program:
         return low.get(common, "tf32" if tf32 else "fp32")
 
     def _optimizer_name(self) -> str | None:
-        used = {mark.optimizer for mark in self._marks}
         of_most = max(
-            (one for one in self._optimizers if id(one) in used),
+            self._used(),
             key=lambda one: sum(parameter.numel() for parameter in _parameters([one])),
             default=None,
         )

@@ -24,8 +24,7 @@ class InScript(OnMeta):
     wanted. Questions to a tensor are answered with its values where they are known, else with ones."""
 
     def __init__(self, constants: Constants) -> None:
-        super().__init__()
-        self._constants = constants
+        super().__init__(constants)
         self._leaves: Any = WeakTensorKeyDictionary()
         self._constructors = _device_constructors()
 
@@ -41,6 +40,8 @@ class InScript(OnMeta):
             args, kwargs = map_tensors(self._as_leaf, args), map_tensors(self._as_leaf, kwargs)
         if func in _READ and args[0].is_meta:
             return self._read(func, args, kwargs)
+        if _leaves_device(func, args, kwargs) and (value := self._constants.answer(args[0])) is not None:
+            return value.clone()
         args, kwargs = together(self._constants, func, args, kwargs)
         if kwargs.get("generator") is not None and any(one.is_meta for one in tensors_in((args, kwargs))):
             kwargs["generator"] = None
@@ -74,6 +75,14 @@ class InScript(OnMeta):
         if value is None:
             value = torch.from_numpy(np.ones(tuple(tensor.shape))).to(tensor.dtype)
         return func(value, *args[1:], **kwargs)
+
+
+def _leaves_device(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a tensor on meta is asked for on the CPU."""
+    if func is torch.Tensor.cpu:
+        return bool(args[0].is_meta)
+    wanted = (*args[1:2], kwargs.get("device"))
+    return func is torch.Tensor.to and args[0].is_meta and any(is_of(one, "cpu") for one in wanted)
 
 
 def _is_real_leaf(args: Any) -> bool:

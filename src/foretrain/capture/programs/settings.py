@@ -21,7 +21,8 @@ from foretrain.job import Model, Training, Workload
 _REVISION = 1
 """Raised when what is kept of a program changes."""
 
-_traced: dict[str, OpGraph] = {}
+_KEPT = 4
+_traced: dict[tuple[str, int | None], OpGraph] = {}
 """The steps that were traced to know how their programs train, in this process."""
 
 
@@ -66,17 +67,18 @@ def trace(workload: Workload, samples: int | None) -> OpGraph:
     path, target = located(str(model.name), workload.base)
     training = workload.training
     key = f"{_key(workload, path)} {digest(path)}"
-    before = _traced.get(key)
-    if before is not None and samples in (None, before.samples) and _is_cast(before, training):
-        return before
+    for before in (_traced.get((key, samples)), _traced.get((key, None))):
+        if before is not None and samples in (None, before.samples) and _is_cast(before, training):
+            return before
     from foretrain.capture.programs.launch import trace_program
 
     info = {"model": model.label, "mode": "train", "versions": library_versions(model)}
     graph = trace_program(path, target, model.args, training, samples=samples, info=info)
     if not _is_cast(graph, training):
         graph = trace_program(path, target, model.args, training, samples=samples, info=info, cast=True)
-    _traced.clear()
-    _traced[key] = graph
+    _traced[key, samples] = graph
+    for oldest in list(_traced)[:-_KEPT]:
+        del _traced[oldest]
     return graph
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from foretrain.capture.tracing.constants import Answering, Constants, tensors_in
 from foretrain.capture.tracing.devices import OnMeta, Unfilled
 from foretrain.errors import CaptureError, ForetrainError, first_line
+from foretrain.tracebacks import raised_at
 
 Loss = Callable[[Any], torch.Tensor]
 T = TypeVar("T")
@@ -37,6 +38,12 @@ class LoadedModel:
     """What a forecast should say of how it was built."""
     constants: Constants | None = None
     """Values on meta that are known from building it."""
+
+
+def parameter_counts(module: torch.nn.Module) -> list[int]:
+    """All distinct parameters of a module, and those of them that are trained."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+    return [sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)]
 
 
 def classifier_loss() -> Loss:
@@ -114,11 +121,18 @@ def building(what: str) -> Iterator[None]:
     except ForetrainError:
         raise
     except ImportError as error:
-        raise CaptureError(f"{what}: {error}") from error
+        raise CaptureError(f"{what}: {error}{_at(error)}") from error
     except Exception as error:
-        raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}") from error
+        raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}{_at(error)}") from error
     except SystemExit as stop:
-        raise CaptureError(f"{what}: it calls sys.exit({'' if stop.code is None else stop.code!r})") from stop
+        code = "" if stop.code is None else repr(stop.code)
+        raise CaptureError(f"{what}: it calls sys.exit({code}){_at(stop)}") from stop
+
+
+def _at(error: BaseException) -> str:
+    """The line of the user's own code, where the error came out of it."""
+    where = raised_at(error)
+    return f" (at {where})" if where else ""
 
 
 def build_on_meta(build: Callable[[], T], constants: Constants | None = None) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from foretrain.capture.sources.user_files import load_python
 from foretrain.capture.sources.zoo import load_timm, load_torchvision, quiet_zoo_import
 from foretrain.errors import InputError
 from foretrain.job import Workload
+from foretrain.progress import tell
+
+_LIBRARIES = ("timm", "torchvision", "transformers")
 
 
 def load_model(workload: Workload, batch: int, device: str = "meta") -> LoadedModel:
@@ -21,6 +25,9 @@ def load_model(workload: Workload, batch: int, device: str = "meta") -> LoadedMo
     device (to run it)."""
     if batch < 1:
         raise InputError(f"batch: {batch} is not 1 or more")
+    library, label = workload.model.source, workload.model.label
+    first = library in _LIBRARIES and library not in sys.modules
+    tell(f"importing {library}, building {label}" if first else f"building {label}")
     return _SOURCES[workload.model.source](workload, batch, device)
 
 

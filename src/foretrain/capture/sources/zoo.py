@@ -91,6 +91,12 @@ def import_zoo(name: str) -> Any:
 _KEPT: list[torch.library.Library] = []
 
 
+def installed(package: str) -> bool:
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.util.find_spec(package) is not None
+    return False
+
+
 @contextlib.contextmanager
 def mended_imports() -> Iterator[None]:
     """Inside of this block whoever imports torchvision, itself or with a library that does, gets what
@@ -109,11 +115,13 @@ class _Mending(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     _busy = False
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
-        if name != "torchvision" or self._busy or importlib.util.find_spec("torchvision") is None:
+        if name != "torchvision" or self._busy:
             return None
         self._busy = True
         try:
-            import_zoo("torchvision")
+            if importlib.util.find_spec(name) is None:
+                return None
+            import_zoo(name)
         finally:
             self._busy = False
         return importlib.util.spec_from_loader(name, self, is_package=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,9 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from foretrain.errors import CaptureError
+
 aten = torch.ops.aten
 _LARGEST = 2**22
 """Elements beyond which a value is not kept."""
+
+_MOST_VALUES = 10**9
+"""Weights and inputs that are given values at most."""
 
 _FACTORIES = {
     op
@@ -32,31 +37,63 @@ _FACTORIES = {
 }  # fmt: skip
 
 
-_WITH_LENGTHS = {
-    aten._pack_padded_sequence.default,
-    aten._pack_padded_sequence_backward.default,
-    aten._pad_packed_sequence.default,
-}
+_WITH_LENGTHS = frozenset(
+    "_pack_padded_sequence _pack_padded_sequence_backward _pad_packed_sequence lstm gru rnn_tanh "
+    "rnn_relu".split()
+)
 """Take lengths on the CPU beside data on a device."""
 
 _LEAVE_KNOWN = {aten._amp_foreach_non_finite_check_and_unscale_.default}
 """Gradients are taken to be finite: what a gradient scaler looks at stays as it was."""
 
+_ABOUT_NUMBERS = {
+    aten.isnan.default: False,
+    aten.isinf.default: False,
+    aten.isfinite.default: True,
+    aten.all.default: True,
+    aten.all.dim: True,
+    aten.equal.default: True,
+}
+"""Questions whether numbers are as they should be, which nobody asks who expects another answer."""
+
 _SETS = {aten.zero_.default, aten.fill_.Scalar}
 """Write every element of a tensor, whatever stood there."""
+
+
+def _plain_attention(
+    query: Any, key: Any, value: Any, *args: Any, scale: float | None = None, **_kwargs: Any
+) -> Any:
+    """Attention as the CPU computes it: the mask is the fourth argument where it is a tensor."""
+    mask = next((one for one in args[:1] if isinstance(one, torch.Tensor)), None)
+    causal = next((one for one in reversed(args) if isinstance(one, bool)), False) and mask is None
+    return (aten.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale),)
+
+
+_ON_CPU = {
+    aten._scaled_dot_product_flash_attention.default: _plain_attention,
+    aten._scaled_dot_product_efficient_attention.default: _plain_attention,
+}
+"""What the CPU computes in the place of kernels that it does not have."""
 
 SHAPED_BY_DATA = {
     getattr(getattr(aten, packet), overload)
     for packet, overload in (("nonzero", "default"), ("masked_select", "default"), ("bincount", "default"),
-                             ("repeat_interleave", "Tensor"), ("_unique2", "default"))
+                             ("repeat_interleave", "Tensor"), ("_unique2", "default"),
+                             ("unique_consecutive", "default"), ("unique_dim", "default"))
 }  # fmt: skip
 """Operators whose output shape is a question to the data."""
 
 
 class Constants:
-    """Real values of some of the meta tensors of a trace."""
+    """Real values of some of the meta tensors of a trace.
 
-    def __init__(self) -> None:
+    With ``everything``, weights and inputs get random values where they have none, and all that the forward
+    pass computes is computed for real: for models whose way depends on data.
+    """
+
+    def __init__(self, *, everything: bool = False) -> None:
+        self.everything = everything
+        self._random = torch.Generator().manual_seed(0)
         self._values: Any = WeakTensorKeyDictionary()
         self._twins: Any = WeakTensorKeyDictionary()
         self._spoilt: set[int] = set()
@@ -81,9 +118,20 @@ class Constants:
             self.learn(twin, tensor)
         return twin
 
+    def draw(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give tensors random values: matrices such that what they make of random numbers stays of their
+        size."""
+        unknown = [one for one in tensors if self.value(one) is None and one.is_floating_point()]
+        if sum(tensor.numel() for tensor in unknown) > _MOST_VALUES:
+            raise CaptureError(f"model: its values are too many to follow (more than {_MOST_VALUES:.0g})")
+        for tensor in unknown:
+            width = max(1, tensor.numel() // max(1, tensor.shape[0])) if tensor.dim() > 1 else 1
+            value = torch.randn(tensor.shape, generator=self._random) / width**0.5
+            self.know(tensor, value.to(tensor.dtype))
+
     def learn(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
         """``tensor`` has the values that ``real`` has now."""
-        if not real.is_meta and real.numel() <= _LARGEST:
+        if not real.is_meta and (self.everything or real.numel() <= _LARGEST):
             self.know(tensor, real.detach().to("cpu", copy=True))
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -155,10 +203,10 @@ class Constants:
                 )
             self._guess(func, args, kwargs, output)
             return
-        if not outputs or sum(tensor.numel() for tensor in outputs) > _LARGEST or not _repeatable(func):
+        if not outputs or not self._may_be_computed(func, outputs):
             return
         try:
-            values = func(
+            values = _ON_CPU.get(func, func)(
                 *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
             )
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
@@ -166,8 +214,18 @@ class Constants:
         for tensor, value in zip(outputs, tensors_in(values), strict=False):
             self.know(tensor, value)
 
+    def _may_be_computed(self, func: Any, outputs: list[torch.Tensor]) -> bool:
+        if self.everything:
+            return "empty" not in func._schema.name
+        return sum(tensor.numel() for tensor in outputs) <= _LARGEST and _repeatable(func)
+
     def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Which of several options unknown data selects: each in turn."""
+        if func in _ABOUT_NUMBERS:
+            for tensor in tensors_in(output):
+                if tensor.is_meta and tensor.numel() <= _LARGEST:
+                    self.know(tensor, torch.full(tensor.shape, _ABOUT_NUMBERS[func], dtype=torch.bool))
+            return
         if func is aten.argmax.default:
             chosen, dim = output, args[1] if len(args) > 1 else kwargs.get("dim")
         elif func is aten.topk.default:
@@ -210,7 +268,7 @@ def together(constants: Constants, func: Any, args: Any, kwargs: Any) -> tuple[A
     """
     tensors = list(tensors_in((args, kwargs)))
     strays = [tensor for tensor in tensors if tensor.dim() and not tensor.is_meta]
-    if not strays or not any(tensor.is_meta for tensor in tensors) or func in _WITH_LENGTHS:
+    if not strays or not any(tensor.is_meta for tensor in tensors) or _takes_lengths(func):
         return args, kwargs
 
     def move(value: Any) -> Any:
@@ -218,6 +276,10 @@ def together(constants: Constants, func: Any, args: Any, kwargs: Any) -> tuple[A
         return constants.moved(value) if stray else value
 
     return tree_map(move, args), tree_map(move, kwargs)
+
+
+def _takes_lengths(func: Any) -> bool:
+    return getattr(func, "__name__", "").partition(".")[0] in _WITH_LENGTHS
 
 
 def _fills_its_storage(tensor: torch.Tensor) -> bool:

@@ -7,12 +7,19 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from foretrain.capture.tracing.constants import Constants
+from foretrain.capture.tracing.constants import Constants, tensors_in
 
 
 class OnMeta(TorchFunctionMode):
     """``.cuda()``, ``.to("cuda")`` and ``device="cuda"`` mean meta; ``.cpu()`` of a meta tensor, which has no
-    data, leaves it there."""
+    data, leaves it there. A tensor made of numbers on meta keeps them in ``constants``."""
+
+    default: str | None = None
+    """Where tensors are made that are told no device."""
+
+    def __init__(self, constants: Constants | None = None) -> None:
+        super().__init__()
+        self._constants = constants or Constants()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -20,29 +27,30 @@ class OnMeta(TorchFunctionMode):
             return args[0].to("meta")
         if func is torch.Tensor.cpu and args[0].is_meta:
             return args[0]
-        moves = func is torch.Tensor.to
-        leaving = moves and args[0].is_meta
-        if "device" in kwargs and (
-            is_of(kwargs["device"], "cuda") or (leaving and is_of(kwargs["device"], "cpu"))
-        ):
-            kwargs["device"] = "meta"
-        if moves:
-            args = (
-                args[0],
-                *(
-                    "meta" if is_of(one, "cuda") or (leaving and is_of(one, "cpu")) else one
-                    for one in args[1:]
-                ),
-            )
+        leaving = func is torch.Tensor.to and args[0].is_meta
+        if "device" in kwargs:
+            kwargs["device"] = _stays(kwargs["device"], leaving)
+        if func is torch.Tensor.to:
+            args = (args[0], *(_stays(one, leaving) for one in args[1:]))
+        if func in _OF_NUMBERS and is_of(kwargs.get("device") or self.default, "meta"):
+            return self._of_numbers(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _of_numbers(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
+        wants_gradient = kwargs.pop("requires_grad", False)
+        real = func(*args, **{**kwargs, "device": None if is_meta_in(args) else "cpu"})
+        if real.is_meta:
+            return real.requires_grad_(wants_gradient) if wants_gradient else real  # type: ignore[no-any-return]
+        tensor = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+        self._constants.learn(tensor, real)
+        return tensor.requires_grad_(wants_gradient)
 
 
 class Unfilled(OnMeta):
-    """As ``OnMeta``; filling a weight, which is what constructors do most, leaves it as it is."""
+    """As ``OnMeta``, beside a default device of meta; filling a weight, which is what constructors do most,
+    leaves it as it is."""
 
-    def __init__(self, constants: Constants) -> None:
-        super().__init__()
-        self._constants = constants
+    default = "meta"
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _FILLS and args and args[0].is_meta:
@@ -54,6 +62,7 @@ class Unfilled(OnMeta):
         return super().__torch_function__(func, types, args, kwargs)
 
 
+_OF_NUMBERS = {torch.tensor, torch.as_tensor, torch.asarray}
 _RANDOM = {torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.erfinv_}
 _SETS = {torch.Tensor.zero_, torch.Tensor.fill_}
 _FILLS = {*_RANDOM, *_SETS, torch.Tensor.clamp_, torch.Tensor.mul_, torch.Tensor.add_}
@@ -66,3 +75,11 @@ def is_of(value: Any, kind: str) -> bool:
     if isinstance(value, torch.device):
         return value.type == kind
     return isinstance(value, str) and value.split(":")[0] == kind
+
+
+def is_meta_in(values: Any) -> bool:
+    return any(tensor.is_meta for tensor in tensors_in(values))
+
+
+def _stays(device: Any, leaving: bool) -> Any:
+    return "meta" if is_of(device, "cuda") or (leaving and is_of(device, "cpu")) else device

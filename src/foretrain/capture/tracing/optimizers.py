@@ -4,8 +4,9 @@ fused)."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 import unittest.mock
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -66,9 +67,14 @@ class StepFunction:
 
 
 def build_optimizer(
-    name: str, parameters: list[torch.nn.Parameter], *, master_weights: bool = False
+    name: str,
+    parameters: list[torch.nn.Parameter],
+    *,
+    master_weights: bool = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> StepFunction:
-    """The optimizer ``name`` over ``parameters``, with the state it has after its first step."""
+    """The optimizer ``name`` over ``parameters``, with the state it has after its first step; ``settings`` in
+    place of those that the name stands for."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         raise CaptureError("model: it has no trainable parameter; use training.mode = 'infer'")
@@ -77,7 +83,7 @@ def build_optimizer(
     )
     targets = masters if masters is not None else trained
     with _fused_on_meta():
-        optimizer = optimizer_of(name, targets)
+        optimizer = optimizer_of(name, targets, settings)
     kept = [parameter.grad for parameter in targets]
     for parameter in targets:
         parameter.grad = torch.empty_like(parameter)
@@ -88,14 +94,23 @@ def build_optimizer(
     return StepFunction(trained, optimizer, masters)  # type: ignore[arg-type]
 
 
-def optimizer_of(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def optimizer_of(
+    name: str, parameters: list[torch.nn.Parameter], settings: Mapping[str, Any] | None = None
+) -> torch.optim.Optimizer:
     """The optimizer itself, without state yet."""
-    return _BUILDERS.get(name, _from_torch)(name, parameters)
+    if name in _BUILDERS:
+        return _BUILDERS[name](name, parameters)
+    class_name, usual = _TORCH[name]
+    return getattr(torch.optim, class_name)(parameters, **{**usual, **(settings or {})})  # type: ignore[no-any-return]
 
 
-def _from_torch(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    class_name, options = _TORCH[name]
-    return getattr(torch.optim, class_name)(parameters, **options)  # type: ignore[no-any-return]
+def usual_settings(name: str) -> dict[str, Any]:
+    """What the optimizer of a name is set to; empty for one that torch does not have."""
+    if name not in _TORCH:
+        return {}
+    class_name, usual = _TORCH[name]
+    parameters = inspect.signature(getattr(torch.optim, class_name)).parameters.values()
+    return {**{one.name: one.default for one in parameters if one.default is not one.empty}, **usual}
 
 
 def _fused_on_meta() -> contextlib.AbstractContextManager[Any]:

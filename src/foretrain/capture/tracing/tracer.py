@@ -34,7 +34,11 @@ from foretrain.errors import CaptureError, ForetrainError, first_line
 from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.graph.flops import flops
 from foretrain.graph.ir import paused_collector
+from foretrain.progress import is_heard, tell
+from foretrain.tracebacks import place, raised_at
 
+_TOLD_EVERY = 32
+"""Operators between two reports of how far a trace is."""
 DTYPES = {getattr(torch, name): name for name in ITEM_BYTES}
 
 
@@ -48,6 +52,8 @@ def trace_step(
     mode: str = "train",
     precision: str = "fp32",
     optimizer: str = "sgd",
+    optimizer_settings: Mapping[str, Any] | None = None,
+    updated: frozenset[str] | None = None,
     master_weights: bool = False,
     channels_last: bool = False,
     accumulate: bool = False,
@@ -59,16 +65,26 @@ def trace_step(
     """Trace forward, loss, backward and optimizer (or forward alone, in ``infer`` mode) of a module that
     lives on meta.
 
+    The optimizer updates all parameters, or those whose names are in ``updated``.
+
     Forward and loss run inside ``around``. With ``own_gradients``, adding to a gradient belongs to the layer
     of its parameter. ``constants`` are the values that are known from building it.
     """
     constants = constants or Constants()
     module, inputs = _prepare(module, inputs, precision, channels_last, constants)
     module.train(mode == "train")
+    if constants.everything:
+        constants.assumptions.append(FOLLOWED)
+        constants.draw((*module.parameters(), *module.buffers(), *tensors_in(inputs)))
     recorder = Recorder(module, inputs, constants, own_gradients)
     with error_context(recorder):
         step = (
-            build_optimizer(optimizer, list(module.parameters()), master_weights=master_weights)
+            build_optimizer(
+                optimizer,
+                [one for name, one in module.named_parameters() if updated is None or name in updated],
+                master_weights=master_weights,
+                settings=optimizer_settings,
+            )
             if mode == "train"
             else None
         )
@@ -165,10 +181,6 @@ def _run(
 class _Answers(OnMeta):
     """Python-level questions to a tensor (``f"{index}"``, ``.tolist()``) are answered where its value is
     known."""
-
-    def __init__(self, constants: Constants) -> None:
-        super().__init__()
-        self._constants = constants
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _QUESTIONS and args[0].is_meta and (value := self._constants.answer(args[0])) is not None:
@@ -325,7 +337,8 @@ class Recorder(TorchDispatchMode):
         """What the call gives on meta; where it is known or CUDA gives something else, that."""
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             value = self.constants.answer(args[0])
-            if value is None and (self._whole_program or self.phase == "optimizer"):
+            free = self._whole_program and (len(self._layer) == 1 or self.constants.everything)
+            if value is None and (free or self.phase == "optimizer"):
                 return _made_up(args[0])
             return func(*args) if value is None else value.item()
         if func is torch.ops.aten.embedding.default:
@@ -381,6 +394,9 @@ class Recorder(TorchDispatchMode):
         )
         operator = self._operator(func, named, inputs, outputs, written, changes=bool(writes))
         self._ops.append(Op(operator, self._phase_now(), self._current_layer(), reads, writes))
+        if index % _TOLD_EVERY == 0 and is_heard():
+            where = f"layer {self.layer}" if self.phase == "forward" and self.layer else self.phase
+            tell(f"tracing: {index:,} operators, {where}")
 
     def _phase_now(self) -> Phase:
         without_gradients = self.updating and not torch.is_grad_enabled()
@@ -588,12 +604,17 @@ def error_context(recorder: Recorder) -> Iterator[None]:
             for frame in traceback.extract_tb(error.__traceback__)
             if "/torch/" not in frame.filename and "foretrain/capture" not in frame.filename
         ]
-        where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "torch"
+        where = raised_at(error) or (place(frames[-1]) if frames else "torch")
         layer = recorder.failed or recorder.layer or "(the model itself)"
         raise CaptureError(f"module {layer}: {_reason(error)} (at {where})") from error
     except SystemExit as stop:
         layer, code = recorder.failed or recorder.layer, "" if stop.code is None else repr(stop.code)
-        raise CaptureError(f"module {layer or '(the model itself)'}: it calls sys.exit({code})") from stop
+        at = f" (at {where})" if (where := raised_at(stop)) else ""
+        raise CaptureError(f"module {layer or '(the model itself)'}: it calls sys.exit({code}){at}") from stop
+
+
+FOLLOWED = "control flow depends on data: it was followed for one set of weights and inputs"
+DEPENDS_ON_DATA = "control flow that depends on data cannot be traced"
 
 
 def _reason(error: Exception) -> str:
@@ -602,5 +623,5 @@ def _reason(error: Exception) -> str:
         sign in first.lower()
         for sign in ("meta tensor", "_local_scalar_dense", "data-dependent", "data-independent")
     ):
-        return f"control flow that depends on data cannot be traced ({first[:120]})"
+        return f"{DEPENDS_ON_DATA} ({first[:120]})"
     return f"{type(error).__name__}: {first}"

@@ -29,6 +29,7 @@ from torch_geometric.nn import (
 
 from foretrain.predictors.driple.features import Array, Groups
 from foretrain.predictors.neural import one_thread, read_members, write_members
+from foretrain.progress import tell
 
 FORMAT = "foretrain-driple/1"
 WIDTH = 64
@@ -379,6 +380,7 @@ def _learn(member: Member, inside: Samples, outside: Samples | None, schedule: S
     whole, there = batched(inside), batched(outside) if outside is not None else None
     best, state, since = np.inf, copy.deepcopy(member.state_dict()), 0
     for epoch in range(schedule.epochs):
+        tell("epochs of a network (it may end earlier)", epoch, schedule.epochs)
         member.train()
         for here in [whole] if schedule.batch is None else _batches(inside, schedule.batch):
             optimizer.zero_grad()

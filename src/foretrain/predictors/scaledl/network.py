@@ -17,6 +17,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import DirGNNConv, SAGEConv, global_add_pool, global_mean_pool
 
 from foretrain.predictors.neural import one_thread, read_members, write_members
+from foretrain.progress import tell
 
 if TYPE_CHECKING:
     from foretrain.predictors.scaledl.predictor import LayerGraph
@@ -167,7 +168,9 @@ def _train_member(
     best, state, since = np.inf, copy.deepcopy(member.state_dict()), 0
     order.shuffle(inside)
     batches, test = _batches(inside, _BATCH), _batches(outside, len(outside))
-    for epoch in range(_EPOCHS if outside else _FEWEST_EPOCHS):
+    epochs = _EPOCHS if outside else _FEWEST_EPOCHS
+    for epoch in range(epochs):
+        tell("epochs of a network (it may end earlier)", epoch, epochs)
         member.train()
         order.shuffle(batches)
         for batch in batches:

@@ -1,0 +1,82 @@
+"""What long work says of itself: heard by whoever listens, shown on a terminal alone."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from foretrain.capture import capture
+from foretrain.progress import is_heard, listening, tell
+from foretrain.report import screen
+
+Heard = list[tuple[str, int | None, int | None]]
+
+
+def test_only_the_innermost_listener_hears() -> None:
+    heard: Heard = []
+    tell("nobody listens")
+    with listening(lambda *words: heard.append(words)):
+        tell("one")
+        with listening(None):
+            assert not is_heard()
+            tell("muted")
+        tell("trials", 3, 10)
+    assert not is_heard()
+    assert heard == [("one", None, None), ("trials", 3, 10)]
+
+
+def test_blocks_may_end_in_another_order_than_they_began() -> None:
+    heard: Heard = []
+    outer, inner = listening(None), listening(lambda *words: heard.append(words))
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    tell("still heard")
+    inner.__exit__(None, None, None)
+    assert heard == [("still heard", None, None)]
+    assert not is_heard()
+
+
+def test_a_trace_says_how_far_it_is() -> None:
+    heard: Heard = []
+    layers = [nn.Linear(4, 4) for _ in range(40)]
+    with listening(lambda *words: heard.append(words)):
+        capture(nn.Sequential(*layers), torch.zeros(2, 4))
+    said = [words for words, _, _ in heard]
+    assert said[0] == "tracing: 0 operators, layer 0"
+    assert any(words.endswith("backward") for words in said)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("piped", ["stdout", "stderr"])
+def test_nothing_is_shown_where_output_is_piped(piped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = {name: Terminal() for name in ("stdout", "stderr")}
+    streams[piped] = io.StringIO()  # type: ignore[assignment]
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    with screen.doing():
+        tell("tracing")
+    assert all(not stream.getvalue() for stream in streams.values())
+
+
+def test_a_terminal_shows_what_is_done_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    streams = {name: Terminal() for name in ("stdout", "stderr")}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    with screen.doing():
+        tell("trials of xgboost", 2, 8)
+        with screen.progress("runs"):
+            tell("beside a bar")
+    shown = streams["stderr"].getvalue()
+    assert "trials of xgboost: 2 of 8 (0 s, about 0 s left)" in shown
+    assert "beside a bar" not in shown
+    assert not is_heard()
