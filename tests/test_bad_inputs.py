@@ -111,9 +111,9 @@ training.master_weights = null -> training.master_weights: None is not true or f
 training.master_weights = true -> training.master_weights: true needs precision bf16, fp16 or fp8; fp32 already keeps fp32
 training.optimizer = "adamv" -> training.optimizer: 'adamv' is not one of adadelta, adafactor, adagrad, adam, adam-fused
 training.optimizer = "" -> training.optimizer: '' is not one of adadelta, adafactor, adagrad, adam, adam-fused, adamax
-training.optimizer = 1 -> training.optimizer: 1 is not a text
-training.optimizer = ["sgd"] -> training.optimizer: ['sgd'] is not a text
-training.optimizer = {"name": "adam"} -> training.optimizer: {'name': 'adam'} is not a text
+training.optimizer = 1 -> training.optimizer: 1 is not one of adadelta, adafactor, adagrad, adam, adam-fused, adamax
+training.optimizer = ["sgd"] -> training.optimizer: ['sgd'] is not one of adadelta, adafactor, adagrad, adam, adam-fused
+training.optimizer = {"name": "adam"} -> training.optimizer: {'name': 'adam'} is not one of adadelta, adafactor, adagrad, adam
 training.channels_last = 1 -> training.channels_last: 1 is not true or false
 training.compile = 1 -> training.compile: 1 is not true or false
 training.channels_last = "yes" -> training.channels_last: 'yes' is not true or false
@@ -170,10 +170,10 @@ extra = {} -> extra: 'extra' is not a known section; allowed are cluster, model,
 training.precison = "fp32" -> training.precison: 'precison' is not a known key; allowed are channels_last, checkpoint_every
 cluster = - -> cluster: missing; a job has the sections model, training and cluster (and plan)
 cluster = 3 -> cluster: 3 is not a table of keys and values
-cluster = {} -> cluster.device: missing; name a device or a node of the catalogue
-cluster.device = - -> cluster.device: missing; name a device or a node of the catalogue
-cluster.device = "h1000" -> cluster.device: 'h1000' is not one of foretrain catalog devices, which has 136 known names
-cluster.device = "" -> cluster.device: '' is not one of foretrain catalog devices, which has 136 known names
+cluster = {} -> cluster: missing; a job has the sections model, training and cluster (and plan)
+cluster.device = - -> cluster: missing; a job has the sections model, training and cluster (and plan)
+cluster.device = "h1000" -> cluster.device: 'h1000' is not one of foretrain catalog devices
+cluster.device = "" -> cluster.device: '' is not one of foretrain catalog devices
 cluster.device = 3 -> cluster.device: 3 is not a text
 cluster.device = null -> cluster.device: missing; name a device or a node of the catalogue
 cluster.devices_per_node = 0 -> cluster.devices_per_node: 0 is not a whole number of at least 1
@@ -187,8 +187,8 @@ cluster.nodes = -1 -> cluster.nodes: -1 is not a whole number of at least 1
 cluster.nodes = 1.5 -> cluster.nodes: 1.5 is not a whole number
 cluster.nodes = "8" -> cluster.nodes: '8' is not a whole number
 cluster.nodes = Infinity -> cluster.nodes: inf is not a whole number
-cluster.node = "dgx-h1000" -> cluster.node: 'dgx-h1000' is not one of foretrain catalog nodes, which has 116 known names
-cluster.node = "" -> cluster.node: '' is not one of foretrain catalog nodes, which has 116 known names
+cluster.node = "dgx-h1000" -> cluster.node: 'dgx-h1000' is not one of foretrain catalog nodes
+cluster.node = "" -> cluster.node: '' is not one of foretrain catalog nodes
 cluster.node = 3 -> cluster.node: 3 is not a text
 cluster.device = - ; cluster.node = "dgx-h100" ; cluster.devices_per_node = 16 -> cluster.devices_per_node: 16 is not at most 8, what node 'dgx-h100' has
 cluster.price = "free" -> cluster.price: 'free' is not a price per hour such as "$4.10/h"
@@ -256,7 +256,7 @@ cluster.device = - ; cluster.groups = [] -> cluster.device: missing; name a devi
 cluster.device = - ; cluster.groups = [3] -> cluster.groups[0]: 3 is not a table of keys and values
 cluster.device = - ; cluster.groups = [{}] -> cluster.groups[0].device: missing; name a device or a node of the catalogue
 cluster.device = - ; cluster.groups = [{"device": "h100", "nodes": 0}] -> cluster.groups[0].nodes: 0 is not a whole number of at least 1
-cluster.device = - ; cluster.groups = [{"device": "zzz"}] -> cluster.groups[0].device: 'zzz' is not one of foretrain catalog devices, which has 136 known
+cluster.device = - ; cluster.groups = [{"device": "zzz"}] -> cluster.groups[0].device: 'zzz' is not one of foretrain catalog devices
 cluster.device = - ; cluster.groups = [{"device": "h100", "node_count": 1}] -> cluster.groups[0].node_count: 'node_count' is not a known key; allowed are cores_per_device
 cluster.device = - ; cluster.groups = "a" -> cluster.groups: 'a' is not a list
 cluster.groups = [{"device": "a100"}] -> cluster.device: not allowed beside groups; give it in each group
@@ -303,7 +303,6 @@ plan.shard = null -> plan.shard: None is not one of none, zero1, zero2, zero3
 plan.schedule = "2f2b" -> plan.schedule: '2f2b' is not one of 1f1b, gpipe, interleaved
 plan.schedule = 1 -> plan.schedule: 1 is not one of 1f1b, gpipe, interleaved
 plan.recompute = "some" -> plan.recompute: 'some' is not one of full, none, selective
-plan.recompute = true -> plan.recompute: True is not one of full, none, selective
 plan.sequence_parallel = "yes" -> plan.sequence_parallel: 'yes' is not true or false
 plan.sequence_parallel = 1 -> plan.sequence_parallel: 1 is not true or false
 plan.tensor_plan = 3 -> plan.tensor_plan: 3 is not a table of keys and values
@@ -361,20 +360,20 @@ predict job.json --batch x -> --batch: 'x' is not a valid integer
 predict job.json --batch 0 -> job.json: training.global_batch: 0 is not a number greater than zero
 predict job.json --batch -3 -> job.json: training.global_batch: -3 is not a number greater than zero
 predict job.json --batch 1.5 -> --batch: '1.5' is not a valid integer
-predict job.json --devices 0 -> job.json: cluster.devices_per_node: 0 is not a whole number of at least 1
-predict job.json --devices -1 -> job.json: cluster.devices_per_node: -1 is not a whole number of at least 1
+predict job.json --devices 0 -> job.json: devices: 0 is not a whole number of at least 1
+predict job.json --devices -1 -> job.json: devices: -1 is not a whole number of at least 1
 predict job.json --devices 3 -> job.json: training.global_batch: 4 does not divide over plan.data = 3
 predict job.json --nodes 0 -> job.json: cluster.nodes: 0 is not a whole number of at least 1
-predict job.json --device nope -> job.json: cluster.device: 'nope' is not one of foretrain catalog devices, which has 136 known
-predict job.json --node nope -> job.json: cluster.node: 'nope' is not one of foretrain catalog nodes, which has 116 known names
-predict job.json --precision fp31 -> job.json: training.precision: 'fp31' is not one of amp-bf16, amp-fp16, bf16, fp16, fp32, fp8
-predict job.json --optimizer nope -> job.json: training.optimizer: 'nope' is not one of adadelta, adafactor, adagrad, adam
-predict job.json --mode nope -> job.json: training.mode: 'nope' is not one of infer, train
-predict job.json --image x -> job.json: training.image: 'x' is not a side length or channels,height,width
-predict job.json --image 3,x,3 -> job.json: training.image: '3,x,3' is not a side length or channels,height,width
-predict job.json --image 3,4 -> job.json: training.image: '3,4' is not a side length or channels,height,width
-predict job.json --image -1 -> job.json: training.image: '-1' is not a side length or channels,height,width
-predict job.json --image "" -> job.json: training.image: '' is not a side length or channels,height,width
+predict job.json --device nope -> job.json: cluster.device: 'nope' is not one of foretrain catalog devices
+predict job.json --node nope -> job.json: cluster.node: 'nope' is not one of foretrain catalog nodes
+predict job.json --precision fp31 -> training.precision: 'fp31' is not one of amp-bf16, amp-fp16, bf16, fp16, fp32, fp8, tf32
+predict job.json --optimizer nope -> training.optimizer: 'nope' is not one of adadelta, adafactor, adagrad, adam, adam-fused
+predict job.json --mode nope -> training.mode: 'nope' is not one of infer, train
+predict job.json --image x -> training.image: 'x' is not a side length or channels,height,width
+predict job.json --image 3,x,3 -> training.image: '3,x,3' is not a side length or channels,height,width
+predict job.json --image 3,4 -> training.image: '3,4' is not a side length or channels,height,width
+predict job.json --image -1 -> training.image: '-1' is not a side length or channels,height,width
+predict job.json --image "" -> training.image: '' is not a side length or channels,height,width
 predict job.json --sequence 0 -> job.json: training.sequence: 0 is not a number greater than zero
 predict job.json --classes 0 -> job.json: training.classes: 0 is not a number greater than zero
 predict job.json --samples 0 -> job.json: training.samples: 0 is not a number greater than zero
@@ -402,7 +401,7 @@ predict job.json --catalog cat_missing.toml -> cat_missing.toml: devices.mine.me
 predict job.json --catalog cat_text.toml -> cat_text.toml: devices.mine.fp32: 'fast' is not a number
 predict job.json --catalog cat_negative.toml -> cat_negative.toml: devices.mine.fp32: -1.0 is not a number above 0
 predict job.json --catalog cat_key.toml -> cat_key.toml: devices.mine.tensor_cores: 'tensor_cores' is not a known key; allowed are 36
-predict job.json --catalog cat_node.toml -> cat_node.toml: nodes.n.device: 'nope' is not one of foretrain catalog devices, which has 136
+predict job.json --catalog cat_node.toml -> cat_node.toml: nodes.n.device: 'nope' is not one of foretrain catalog devices
 predict job.json --catalog cat_empty_node.toml -> cat_empty_node.toml: nodes.n.devices: 0 is not a number above 0
 predict job.json --catalog cat_price.toml -> cat_price.toml: prices.h100-sxm-80gb.per_hour: 'cheap' is not a price per hour such as
 predict job.json --catalog cat_negative_price.toml -> cat_negative_price.toml: prices.h100-sxm-80gb.per_hour: -3.0 is not a number of at least 0
@@ -480,7 +479,7 @@ predict g_no_samples.json.zst -> g_no_samples.json.zst: not a foretrain graph fi
 predict g_no_ops.json.zst -> g_no_ops.json.zst: not a foretrain graph file (it has no operators)
 predict g_odd_ops.json.zst -> g_odd_ops.json.zst: not a foretrain graph file
 predict g_no_buffers.json.zst -> g_no_buffers.json.zst: not a foretrain graph file (an operator uses a buffer that is not one
-predict missing.json.zst -> missing.json.zst: cannot be read (No such file or directory)
+predict missing.json.zst -> model.name: 'missing.json.zst' cannot be read: there is no such file
 predict graph.json.zst --batch 5 -> training.global_batch: the graph graph.json.zst holds 4 samples per micro-batch, the job asks
 predict graph.json.zst --precision bf16 -> training.precision: the graph graph.json.zst was captured with 'fp32', not 'bf16'
 predict graph.json.zst --optimizer adamw -> training.optimizer: the graph graph.json.zst was captured with 'sgd', not 'adamw'
@@ -504,9 +503,9 @@ explain job.json job.toml --predictor nope -> predictor: 'nope' is not one of ch
 explain job.json job.toml --predictor roofline --catalog missing.toml -> missing.toml: the catalogue cannot be read (No such file or directory)
 explain job.json job.toml --predictor ernest -> job.json: ernest: has learned from no runs yet; fit it first
 catalog gpus -> kind: 'gpus' is not one of 'devices', 'nodes', 'models', 'prices'
-catalog devices nope -> devices: 'nope' is not one of foretrain catalog devices, which has 136 known names
-catalog nodes nope -> nodes: 'nope' is not one of foretrain catalog nodes, which has 116 known names
-catalog models nope -> models: 'nope' is not one of bert-base, bert-large, gpt2, gpt2-large, gpt2-medium, gpt2-xl
+catalog devices nope -> devices: 'nope' is not one of foretrain catalog devices
+catalog nodes nope -> nodes: 'nope' is not one of foretrain catalog nodes
+catalog models nope -> models: 'nope' is not one of
 catalog prices nope -> prices: 'nope' is not one of 106 known names
 catalog devices h100 extra -> Got unexpected extra argument(s) (extra)
 catalog --catalog cat_broken.toml -> cat_broken.toml: not TOML
@@ -580,7 +579,7 @@ fit deletepop not.parquet -o out -> not.parquet: cannot be read as Parquet
 fit deletepop empty.parquet -o out -> empty.parquet: cannot be read as Parquet
 fit deletepop other.parquet -o out -> other.parquet: not an operator dataset; it has no column key, name, precision, flops, bytes
 fit deletepop folder.parquet -o out -> folder.parquet: is a folder, not a file
-fit deletepop other.parquet -o out --device nope -> --device: 'nope' is not one of foretrain catalog devices, which has 136 known names
+fit deletepop other.parquet -o out --device nope -> --device: 'nope' is not one of foretrain catalog devices
 fit deletepop other.parquet -o out --device h100 -> other.parquet: not an operator dataset; it has no column key, name, precision, flops, bytes
 fit deletepop other.parquet -o out --device h100 --published folder -> other.parquet: not an operator dataset; it has no column key, name, precision, flops, bytes
 fit ernest other.parquet -o out -> other.parquet: ernest learns from runs (.jsonl), not from operator datasets
@@ -620,7 +619,7 @@ advise cpu_runs.jsonl --deadline 1h --workers 0 --epochs 1 -> workers: '0' has a
 advise cpu_runs.jsonl --deadline 1h --workers x --epochs 1 -> workers: 'x' is not whole numbers with commas between them
 advise cpu_runs.jsonl --deadline 1h --cores 0 --epochs 1 -> cores: '0' has a number below 1
 advise runs.jsonl --deadline 1h --cores 2 --epochs 1 --samples 10 -> runs: no model has 3 runs with a time; ray_models learns each model from runs of its own
-advise cpu_runs.jsonl --deadline 1h --instances nope --epochs 1 -> instances: 'nope' is not one of foretrain catalog nodes, which has 116 known names
+advise cpu_runs.jsonl --deadline 1h --instances nope --epochs 1 -> instances: 'nope' is not one of foretrain catalog nodes
 advise cpu_runs.jsonl --deadline 1h --batch 0 --epochs 1 -> --batch: '0' is not greater than or equal to 1
 advise cpu_runs.jsonl --deadline 1h --top 0 --epochs 1 -> --top: '0' is not greater than or equal to 1
 advise cpu_runs.jsonl --deadline 1h --predictor nope --epochs 1 -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
@@ -768,7 +767,7 @@ measure pack m_failed.jsonl -o p.parquet --device cpu -> operators: the files ho
 measure pack measured.jsonl -o folder.parquet --device cpu -> folder.parquet: cannot be written (Is a directory)
 measure pack measured.jsonl -o empty.json/p.parquet --device cpu -> empty.json/p.parquet: cannot be written (empty.json is not a directory)
 measure pack measured.jsonl -o p.parquet -> --device: missing; the files do not say what they were measured on
-measure pack measured.jsonl -o p.parquet --device nope -> --device: 'nope' is not one of foretrain catalog devices, which has 136 known names
+measure pack measured.jsonl -o p.parquet --device nope -> --device: 'nope' is not one of foretrain catalog devices
 measure steps -> Missing argument 'TARGET...'
 measure steps missing.jsonl -o s.jsonl --device cpu -> missing.jsonl: cannot be read (No such file or directory)
 measure steps empty.jsonl -o s.jsonl --device cpu -> empty.jsonl: does not begin with a line of JSON; measure steps takes jobs or runs
@@ -812,7 +811,7 @@ measure campaign c_ok.toml -o c.jsonl --image x -> image: 'x' is not a side leng
 measure campaign c_ok.toml -o c.jsonl --image "" -> image: '' is not a side length or channels,height,width
 measure campaign c_ok.toml -o c.jsonl --precision fp31 -> training.precision: 'fp31' is not one of amp-bf16, amp-fp16, bf16, fp16, fp32, fp8, tf32
 measure campaign c_ok.toml -o c.jsonl --optimizer nope -> training.optimizer: 'nope' is not one of adadelta, adafactor, adagrad, adam, adam-fused
-measure campaign c_ok.toml -o c.jsonl --device nope -> device: 'nope' is not one of foretrain catalog devices, which has 136 known names
+measure campaign c_ok.toml -o c.jsonl --device nope -> device: 'nope' is not one of foretrain catalog devices
 measure campaign c_ok.toml -o c.jsonl --device h100 -> device: 'h100-sxm-80gb' needs an NVIDIA GPU, and there is none here
 measure campaign c_ok.toml -o c.jsonl --address x:1 -> address: 'x:1' is for --on ray, not for --on local
 measure campaign c_ok.toml -o c.jsonl --on torchrun --ray -> --ray stands for --on ray and its --address; give one or the other
@@ -884,7 +883,7 @@ schedule trace.csv --cluster 2x4xv100 --format gavel -> trace.csv: holds no jobs
 schedule trace.csv --cluster 2x4xv100 --format swf -> trace.csv: holds no jobs in the format swf (3 lines: a field is not a number (first in line 1))
 schedule trace.csv --cluster 2x4 -> cluster: '2x4' is not a TOML file with [cluster], a CSV file of nodes (gpu, model)
 schedule trace.csv --cluster 0x4xv100 -> cluster: '0x4xv100' is not at least one node with at least one GPU
-schedule trace.csv --cluster 2x4xnope -> cluster: 'nope' is not one of foretrain catalog devices, which has 136 known names
+schedule trace.csv --cluster 2x4xnope -> cluster: 'nope' is not one of foretrain catalog devices
 schedule trace.csv --cluster "" -> cluster: '' is not a TOML file with [cluster], a CSV file of nodes (gpu, model), "64x8xv100"
 schedule trace.csv --cluster missing.toml -> missing.toml: cannot be read (No such file or directory)
 schedule trace.csv --cluster folder.toml -> folder.toml: cannot be read (Is a directory)
@@ -1080,7 +1079,7 @@ indent.py:build -> model indent.py: SyntaxError: expected an indented block afte
 raises.py:build -> model raises.py: RuntimeError: on import
 imports.py:build -> model imports.py: No module named 'not_there'
 exits.py:build -> model exits.py: it calls sys.exit(3)
-exits_quietly.py:build -> model exits_quietly.py: it calls sys.exit('')
+exits_quietly.py:build -> model exits_quietly.py: it calls sys.exit()
 asks.py:build -> model asks.py: EOFError: EOF when reading a line
 recurses.py:build -> model recurses.py: RecursionError: maximum recursion depth exceeded
 none.py:build -> model none.py:build: returned NoneType; a module, (module, inputs) or (module, inputs, loss)
@@ -1138,8 +1137,8 @@ needs.py:Net -> model.args.width: missing; the class Net needs width
 other.py:Net -> model other.py:Net: the class is no torch.nn.Module; name one, or a function that takes batch
 noisy.py:build -> model noisy.py:build: returned int; a module, (module, inputs) or (module, inputs, loss) is
 fine.py:biuld -> model.name: 'biuld' is not a name of fine.py; it has build
-missing.py:build -> model.name: 'missing.py' is not a file
-folder.py:build -> model.name: 'folder.py' is not a file
+missing.py:build -> model.name: 'missing.py' cannot be read: there is no such file
+folder.py:build -> model.name: 'folder.py' cannot be read: it is a folder
 fine.py:build --image 32 -> training.image: [3, 32, 32] is not what model fine.py:build is given: inputs of [32, 8]
 fine.py:build --sequence 32 -> training.sequence: 32 is not what model fine.py:build is given: inputs of [32, 8]
 fine.py:build --classes 33 -> training.classes: 33 is not what model fine.py:build has: no weight is 33 wide
@@ -1147,17 +1146,17 @@ fine.py:build --batch 0 -> training.global_batch: 0 is not a number greater than
 fine.py:build --source graph -> fine.py:build: cannot be read (No such file or directory)
 empty.onnx -> empty.onnx: holds no ONNX graph
 cut.onnx -> cut.onnx: cannot be read as an ONNX file: Error parsing message with type 'onnx.ModelProto':
-missing.onnx -> model.name: 'missing.onnx' cannot be read (No such file or directory)
-folder.onnx -> model.name: 'folder.onnx' cannot be read (Is a directory)
+missing.onnx -> model.name: 'missing.onnx' cannot be read: there is no such file
+folder.onnx -> model.name: 'folder.onnx' cannot be read: it is a folder
 """
 PYTHON_ROWS = r"""
 foretrain.predict("graph.json.zst", batch=0) -> training.global_batch: 0 is not a number greater than zero
-foretrain.predict("graph.json.zst", device="nope") -> cluster.device: 'nope' is not one of foretrain catalog devices, which has 136 known names
+foretrain.predict("graph.json.zst", device="nope") -> cluster.device: 'nope' is not one of foretrain catalog devices
 foretrain.predict("graph.json.zst", predictor="nope") -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
 foretrain.predict("graph.json.zst", predictor="s_broken") -> s_broken/predictor.json: not JSON
-foretrain.predict("graph.json.zst", devices=-1) -> cluster.devices_per_node: -1 is not a whole number of at least 1
-foretrain.predict("graph.json.zst", nodes=0) -> nodes: 0 is not 1 or more
-foretrain.predict("missing.json.zst") -> missing.json.zst: cannot be read (No such file or directory)
+foretrain.predict("graph.json.zst", devices=-1) -> devices: -1 is not a whole number of at least 1
+foretrain.predict("graph.json.zst", nodes=0) -> cluster.nodes: 0 is not a whole number of at least 1
+foretrain.predict("missing.json.zst") -> model.name: 'missing.json.zst' cannot be read: there is no such file
 Job.load(Path("missing.toml")) -> missing.toml: cannot be read (No such file or directory)
 Job.load(Path("folder.json")) -> folder.json: cannot be read (Is a directory)
 Job.load(Path("deep.json")) -> deep.json: not JSON (it is nested too deeply)
@@ -1171,7 +1170,7 @@ foretrain.graph.OpGraph.load(Path("missing.json.zst")) -> missing.json.zst: cann
 foretrain.graph.OpGraph.load(Path("g_cut.json.zst")) -> g_cut.json.zst: not a foretrain graph file
 foretrain.graph.OpGraph.load(Path("g_old.json.zst")) -> g_old.json.zst: format 'foretrain-graph/0' is not 'foretrain-graph/1'; capture the model again
 foretrain.catalog.Catalog.load(Path("cat_broken.toml")) -> cat_broken.toml: not TOML
-foretrain.catalog.Catalog.load().device("nope") -> cluster.device: 'nope' is not one of foretrain catalog devices, which has 136 known names
+foretrain.catalog.Catalog.load().device("nope") -> cluster.device: 'nope' is not one of foretrain catalog devices
 foretrain.units.parse_seconds("soon", "deadline") -> deadline: 'soon' is not a time such as "3h", "1d 12h" or "90 min"
 foretrain.units.parse_bytes("lots", "memory") -> memory: 'lots' is not a size such as "80 GiB" or "25 MB"
 foretrain.units.parse_rate("400", "bandwidth") -> bandwidth: '400' is not a rate such as "900 GB/s" or "400 Gb/s"
