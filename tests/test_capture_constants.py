@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from foretrain.capture import capture
+from foretrain.capture.tracing.constants import assume
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph
 
@@ -230,3 +231,24 @@ class Steps(nn.Module):
 
 def test_a_scratch_tensor_that_is_gone_makes_no_other_tensor_unknown() -> None:
     assert capture(Steps(), ROWS, total).info["assumptions"]
+
+
+def test_numbers_that_a_model_writes_down_are_known_on_its_device() -> None:
+    def places(x: Tensor) -> float:
+        scale = torch.tensor([2.0, 3.0], device=x.device)
+        return float(torch.as_tensor([1.0, 2.0], device=x.device).add(scale).sum())
+
+    assert ask(places, ROWS) == 8.0
+
+
+def test_a_random_order_is_an_order() -> None:
+    assert ask(lambda x: int(torch.randperm(5, device=x.device).sort()[0][3]), ROWS) == 3
+
+
+def test_what_a_loader_assumes_is_answered_and_shapes_follow_from_it() -> None:
+    def kept(x: Tensor) -> int:
+        scores = x.sum(1)
+        assume(scores, torch.tensor([0.1, 0.9, 0.8, 0.2]))
+        return len(scores[scores > 0.5])
+
+    assert ask(kept, ROWS) == 2

@@ -468,9 +468,59 @@ def test_an_unknown_name_of_a_library_is_answered_with_near_ones(base: Path, sou
         trace(base, {"source": source, "name": "resnet5O"})
 
 
-def test_an_argument_that_the_library_lacks_is_one_line(base: Path) -> None:
-    with pytest.raises(CaptureError, match=r"^model squeezenet1_1: TypeError: [^\n]*'depth'$"):
-        trace(base, {"source": "torchvision", "name": "squeezenet1_1", "args": {"depth": 3}})
+@pytest.mark.parametrize(
+    ("source", "name", "args", "message"),
+    [
+        (
+            "torchvision",
+            "squeezenet1_1",
+            {"drop": 0.1},
+            r"SqueezeNet: dropout, num_classes, version \(did you mean",
+        ),
+        ("timm", "resnet10t", {"num_class": 3}, r"ResNet: \d+ known names \(did you mean num_classes"),
+        (
+            "timm",
+            "vit_tiny_patch16_224",
+            {"depht": 3},
+            r"VisionTransformer: \d+ known names \(did you mean depth",
+        ),
+    ],
+)
+def test_an_argument_that_the_library_lacks_is_answered_with_those_it_has(
+    base: Path, source: str, name: str, args: dict[str, Any], message: str
+) -> None:
+    (argument,) = args
+    with pytest.raises(InputError, match=rf"^model\.args: '{argument}' is not an argument of {message}"):
+        trace(base, {"source": source, "name": name, "args": args})
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [("timm", "vit_tiny_patch16_224"), ("torchvision", "vit_b_32"), ("timm", "resnet10t")]
+)
+def test_a_model_of_one_image_size_is_made_for_the_jobs(base: Path, source: str, name: str) -> None:
+    graph = trace(base, {"source": source, "name": name}, image=96)
+    first = next(op.operator for op in graph.ops if op.operator.name == "convolution")
+    assert first.inputs[0].shape == (4, 3, 96, 96)
+
+
+def test_timm_models_take_the_jobs_channels(base: Path) -> None:
+    graph = trace(base, {"source": "timm", "name": "resnet10t"}, image=[1, 28, 28])
+    first = next(op.operator for op in graph.ops if op.operator.name == "convolution")
+    assert first.inputs[0].shape == (4, 1, 28, 28)
+
+
+@pytest.mark.parametrize(("name", "own"), [("levit_128s", 224), ("swinv2_tiny_window8_256", 256)])
+def test_an_image_that_a_model_cannot_take_is_one_line(base: Path, name: str, own: int) -> None:
+    size = rf"its own size is \[3, {own}, {own}\]$"
+    with pytest.raises(
+        CaptureError, match=rf"^training\.image: \[3, 100, 100\] is not what {name} takes .*{size}"
+    ):
+        trace(base, {"source": "timm", "name": name}, image=100)
+
+
+def test_pretrained_weights_are_not_fetched(base: Path) -> None:
+    graph = trace(base, {"source": "timm", "name": "resnet10t", "args": {"pretrained": True}}, image=32)
+    assert "pretrained weights are not loaded: they change no shape" in graph.info["assumptions"]
 
 
 # Transformers

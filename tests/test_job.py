@@ -302,7 +302,7 @@ def test_what_cannot_be_is_refused_by_field_value_and_what_is_allowed(
             "training.globalbatch: 'globalbatch' is not a known key",
             "global_batch",
         ),
-        ("model", {"source": "tim"}, "model.source: 'tim' is not one of graph, onnx,", "timm"),
+        ("model", {"source": "tim"}, "model.source: 'tim' is not one of diffusion, graph, onnx,", "timm"),
         ("plan", {"schedule": "1f1"}, "plan.schedule: '1f1' is not one of 1f1b, gpipe, interleaved", "1f1b"),
         (
             "cluster",

@@ -49,7 +49,7 @@ def test_a_name_is_of_one_kind_and_every_kind_has_names() -> None:
         ("_fused_adamw_", "optimizer"),
         ("slice", "view"),
         ("slice_backward", "copy"),
-        ("torchvision.nms", "unknown"),
+        ("torchvision.nms", "sort"),
         ("unheard_of_backward", "unknown"),
         ("", "unknown"),
     ],

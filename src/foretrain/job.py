@@ -21,7 +21,7 @@ from foretrain.schema import convert, read
 from foretrain.spellings import Spellings
 from foretrain.units import parse_seconds
 
-Source = Literal["timm", "torchvision", "transformers", "python", "onnx", "graph"]
+Source = Literal["timm", "torchvision", "transformers", "diffusion", "python", "onnx", "graph"]
 Precision = Literal["fp32", "tf32", "amp-bf16", "amp-fp16", "bf16", "fp16", "fp8"]
 Framework = Literal[
     "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"
@@ -307,7 +307,7 @@ class Workload:
     base: Path = Path()
 
     def __post_init__(self) -> None:
-        if self.model.source in ("timm", "torchvision") and self.training.sequence is not None:
+        if self.model.source in ("timm", "torchvision", "diffusion") and self.training.sequence is not None:
             raise InputError(
                 f"training.sequence: {self.training.sequence} is not used by a {self.model.source} model"
             )

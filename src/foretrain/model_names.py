@@ -17,7 +17,7 @@ from foretrain.errors import InputError, unknown
 from foretrain.job import SPELLED
 from foretrain.library_names import LIBRARIES, all_names, installed_names, library_of
 
-_PREFIXES = ("timm", "torchvision", "transformers", "onnx", "graph")
+_PREFIXES = ("timm", "torchvision", "transformers", "diffusion", "onnx", "graph")
 _ON_HUB = re.compile(r"^(?:(?:hf[-_]hub:)?timm/|hf[-_]hub:)", re.IGNORECASE)
 """In front of names by which the model hub knows timm's models."""
 
@@ -148,6 +148,8 @@ def model_section(model: str, source: str | None) -> tuple[dict[str, Any], dict[
     source = None if source is None else SPELLED["source"](source, "model.source")
     if source == "transformers":
         return _of_transformers(model)
+    if source == "diffusion" and (preset := _exact(model)) is not None and preset[0] == source:
+        return _section_of(preset, model)
     if source is not None:
         _check_library(source, model)
         return {"source": source, "name": model}, {}
@@ -204,11 +206,14 @@ def check_file(model: str) -> None:
 def _section_of(preset: tuple[str, str], asked: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The section of a preset; weights in fewer bits are told to what builds the model, which notes it."""
     entry = _preset(*preset)
+    defaults = {"optimizer": "adamw", **{name: entry[name] for name in _TRAINING if name in entry}}
+    if entry["source"] == "diffusion":
+        return {"source": "diffusion", "name": preset[1]}, defaults
     section = {name: entry[name] for name in ("source", "task", "config")}
+    section["title"] = preset[1].rpartition("/")[2]
     if methods := [word for word in _words(asked) if word in _QUANTISED and word not in preset[1].lower()]:
         section["config"] = {**section["config"], "quantization_config": {"quant_method": methods[0]}}
-    defaults = {name: entry[name] for name in _TRAINING if name in entry}
-    return section, {"optimizer": "adamw", **defaults}
+    return section, defaults
 
 
 def _of_preset(model: str) -> tuple[dict[str, Any], dict[str, Any]] | None:

@@ -60,7 +60,7 @@ class JobOptions:
     source: Annotated[
         str | None,
         typer.Option(
-            help="Where MODEL comes from: timm, torchvision, transformers, python, onnx, graph.",
+            help="Where MODEL comes from: timm, torchvision, transformers, diffusion, python, onnx, graph.",
             autocompletion=completion.setting("Source"),
         ),
     ]

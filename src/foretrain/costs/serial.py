@@ -24,6 +24,10 @@ _RECURRENT_STEP_S = {False: 4e-6, True: 8e-6}
 _RECURRENT_SHARE = 0.5
 """Of the fp32 rate: recurrences run on few multiprocessors."""
 
+_SUPPRESSED_BOX_S = 0.2e-6
+"""Of each box of a non-maximum suppression, which waits for those that score better: as ``_EQUAL_INDEX_S``, a
+dependent load; not measured."""
+
 
 def serial_s(call: Call, device: Device) -> float:
     """Seconds that work in turn takes at the least; 0 for all other operators."""
@@ -32,6 +36,8 @@ def serial_s(call: Call, device: Device) -> float:
         return _bilinear_s(call, device)
     if name == "index_put" and call.args.get("accumulate"):
         return _scatter_s(call)
+    if name == "torchvision.nms":
+        return _SUPPRESSED_BOX_S * call.inputs[0].shape[0]
     if of.kind == "recurrence":
         latency_s = _RECURRENT_STEP_S[of.backward] * _recurrent_steps(call)
         return latency_s + call.flops / (_RECURRENT_SHARE * device.peak_flops("fp32"))

@@ -133,7 +133,7 @@ _NAMES: dict[Kind, str] = {
         trace
         """,
     "scan": "cumsum cumprod logcumsumexp cummax cummin",
-    "sort": "sort argsort topk kthvalue msort",
+    "sort": "sort argsort topk kthvalue msort torchvision.nms",
     "histogram": "histc bincount searchsorted bucketize",
     "embedding": "embedding embedding_dense_backward _embedding_bag _embedding_bag_dense_backward",
     "gather": "index _unsafe_index index_select gather take",
@@ -166,7 +166,10 @@ _NAMES: dict[Kind, str] = {
         """,
     "interpolation": """
         _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d grid_sampler_3d
-        affine_grid_generator
+        affine_grid_generator torchvision.roi_align torchvision._roi_align_backward torchvision.roi_pool
+        torchvision._roi_pool_backward torchvision.ps_roi_align torchvision._ps_roi_align_backward
+        torchvision.ps_roi_pool torchvision._ps_roi_pool_backward torchvision.deform_conv2d
+        torchvision._deform_conv2d_backward
         """,
     "activation": """
         relu relu6 gelu silu hardswish hardsigmoid hardtanh sigmoid tanh softplus elu selu celu mish

@@ -1,1 +1,1 @@
-"""Where models come from: timm, torchvision, transformers, Python files, ONNX files."""
+"""Where models come from: timm, torchvision, transformers, diffusion models, Python files, ONNX files."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from foretrain.capture.sources.diffusion import load_diffusion
 from foretrain.capture.sources.inputs import check_classes, check_inputs
 from foretrain.capture.sources.loaded import LoadedModel, build_on, building, classifier_loss
 from foretrain.capture.sources.transformers_models import load_transformers
@@ -75,6 +76,7 @@ _SOURCES: dict[str, Callable[[Workload, int, str], LoadedModel]] = {
     "timm": load_timm,
     "torchvision": load_torchvision,
     "transformers": _transformers,
+    "diffusion": load_diffusion,
     "python": load_python,
     "onnx": _onnx,
 }

@@ -3,59 +3,139 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import importlib
 import importlib.abc
 import importlib.util
 import inspect
+import re
 import sys
-from collections.abc import Iterator, Mapping
+import unittest.mock
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from foretrain.capture.sources.loaded import LoadedModel, build_on, building, classifier_loss, numbers
-from foretrain.errors import CaptureError, InputError, first_line, unknown
+from foretrain.capture.sources.torchvision_ops import follow_operators, import_with_operators
+from foretrain.capture.sources.vision_tasks import Size, Task, load_task
+from foretrain.errors import CaptureError, ForetrainError, InputError, first_line, unknown
 from foretrain.job import Training, Workload
 
-# Image libraries
+_NOT_LOADED = "pretrained weights are not loaded: they change no shape"
 
-
-def _image(training: Training, default: tuple[int, int, int]) -> tuple[int, int, int]:
-    return training.image_shape or default
+# timm
 
 
 def load_timm(workload: Workload, batch: int, device: str) -> LoadedModel:
     timm = import_zoo("timm")
-    model = workload.model
-    assert model.name is not None
-    if not timm.is_model(model.name):
-        raise unknown("model.name", model.name, timm.list_models(), "a timm model;")
-    with building(f"model {model.name}"):
-        module = build_on(
-            lambda: timm.create_model(model.name, **_class_argument(model.args, workload.training)), device
-        )
-    defaults: Mapping[str, Any] = getattr(module, "default_cfg", None) or {}
-    size = _image(workload.training, tuple(defaults.get("input_size", (3, 224, 224))))
-    return LoadedModel(module=module, inputs=(numbers((batch, *size), device),), loss=classifier_loss())
+    name, training = workload.model.name, workload.training
+    assert name is not None
+    if not timm.is_model(name):
+        raise unknown("model.name", name, timm.list_models(), "a timm model;")
+    arguments = _class_argument(workload.model.args, training)
+    notes = (_NOT_LOADED,) if arguments.pop("pretrained", False) else ()
+    usual = _timm_size(timm, name, arguments)
+    size = training.image_shape or usual
+    if size[0] != usual[0]:
+        arguments = {"in_chans": size[0], **arguments}
+    with building(f"model {name}"), _named_arguments(timm.model_entrypoint(name)):
+        module = _timm_module(timm, name, arguments, size, usual, device)
+    if size != usual:
+        _explain_size(module, name, size, usual)
+    return LoadedModel(
+        module=module, inputs=(numbers((batch, *size), device),), loss=classifier_loss(), notes=notes
+    )
+
+
+def _timm_size(timm: Any, name: str, arguments: Mapping[str, Any]) -> Size:
+    """The image that a model is made for: what its arguments say, else its configuration."""
+    config = timm.get_pretrained_cfg(name)
+    channels, height, width = config.input_size if config is not None else (3, 224, 224)
+    if (given := arguments.get("img_size")) is not None:
+        height, width = (given, given) if isinstance(given, int) else given
+    return arguments.get("in_chans", channels), height, width
+
+
+def _timm_module(
+    timm: Any, name: str, arguments: dict[str, Any], size: Size, usual: Size, device: str
+) -> torch.nn.Module:
+    """The model, made for images of another size where that is a question of its constructor."""
+
+    def build(**more: Any) -> torch.nn.Module:
+        return build_on(lambda: timm.create_model(name, **{**arguments, **more}), device)
+
+    if size[1:] != usual[1:] and "img_size" not in arguments:
+        try:
+            return build(img_size=size[1:])
+        except (AssertionError, RuntimeError, ValueError) as error:
+            raise _wrong_size(name, size, usual, error) from error
+        except TypeError as error:
+            if _unexpected(error)[1] != "img_size":
+                raise
+    return build()
+
+
+# torchvision
 
 
 def load_torchvision(workload: Workload, batch: int, device: str) -> LoadedModel:
     models = import_zoo("torchvision").models
-    model = workload.model
-    assert model.name is not None
-    if model.name not in models.list_models():
-        raise unknown("model.name", model.name, models.list_models(), "a torchvision model;")
-    arguments = _class_argument(model.args, workload.training)
-    if model.name in ("googlenet", "inception_v3"):
-        arguments = {"init_weights": False, **arguments}
-    if "image_size" in inspect.signature(
-        models.get_model_builder(model.name)
-    ).parameters or model.name.startswith("vit_"):
-        arguments = {"image_size": _image(workload.training, (3, 224, 224))[-1], **arguments}
-    with building(f"model {model.name}"):
-        module = build_on(lambda: models.get_model(model.name, **arguments), device)
-    size = _image(workload.training, (3, 299, 299) if model.name == "inception_v3" else (3, 224, 224))
-    return LoadedModel(module=module, inputs=(numbers((batch, *size), device),), loss=classifier_loss())
+    name, training = workload.model.name, workload.training
+    assert name is not None
+    if name not in models.list_models():
+        raise unknown("model.name", name, models.list_models(), "a torchvision model;")
+    builder = models.get_model_builder(name)
+    arguments = _class_argument(workload.model.args, training)
+    task = Task.of(name, builder.__module__, arguments)
+    arguments.pop("frames", None)
+    arguments = {**_size_arguments(name, task, training.image_shape), **arguments}
+    with building(f"model {name}"), _named_arguments(builder), _no_downloads(models):
+        module = build_on(lambda: builder(**arguments), device)
+    if training.image_shape not in (None, task.image):
+        _explain_size(module, name, training.image_shape, task.image)
+    loaded = load_task(task, module, batch, training.image_shape, training.mode, device)
+    notes = _weight_notes(module, arguments, training.mode)
+    return dataclasses.replace(loaded, notes=(*notes, *loaded.notes))
+
+
+def _size_arguments(name: str, task: Task, image: Size | None) -> dict[str, Any]:
+    """What a constructor must be told of the images; those of the inceptions would fill their weights."""
+    size = image or task.image
+    if name.startswith("vit_"):
+        return {"image_size": size[-1]}
+    if name == "maxvit_t":
+        return {"input_size": size[1:]}
+    return {"init_weights": False} if name.endswith(("googlenet", "inception_v3")) else {}
+
+
+def _weight_notes(module: torch.nn.Module, arguments: Mapping[str, Any], mode: str) -> Iterator[str]:
+    """What pretrained weights, which are not loaded, leave in a model."""
+    if any(arguments.get(name) for name in _WEIGHTS):
+        yield _NOT_LOADED
+    frozen = sum(one.numel() for one in module.parameters() if not one.requires_grad)
+    if frozen and mode == "train":
+        yield (
+            f"{frozen:,} parameters of the pretrained backbone are frozen, as torchvision does"
+            " (model.args.trainable_backbone_layers)"
+        )
+
+
+_WEIGHTS = ("weights", "weights_backbone", "pretrained", "pretrained_backbone")
+
+
+@contextlib.contextmanager
+def _no_downloads(models: Any) -> Iterator[None]:
+    """Weights that a constructor asks for are neither fetched nor read."""
+    with (
+        unittest.mock.patch.object(models.WeightsEnum, "get_state_dict", return_value={}),
+        unittest.mock.patch.object(torch.nn.Module, "load_state_dict", return_value=None),
+    ):
+        yield
+
+
+# Both
 
 
 def _class_argument(args: Mapping[str, Any], training: Training) -> dict[str, Any]:
@@ -69,26 +149,63 @@ def _class_argument(args: Mapping[str, Any], training: Training) -> dict[str, An
     return {"num_classes": training.classes, **args}
 
 
-def import_zoo(name: str) -> Any:
-    """Import torchvision or timm; a torchvision built for another torch lacks two operator schemas, which are
-    then defined."""
+def _unexpected(error: TypeError) -> tuple[str, str]:
+    """Which function refused which argument: ("ResNet", "depth")."""
+    found = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    return (found[1], found[2]) if found else ("", "")
+
+
+@contextlib.contextmanager
+def _named_arguments(builder: Callable[..., Any]) -> Iterator[None]:
+    """An argument that a model does not have, as one line with those that it has."""
     try:
-        return importlib.import_module(name)
+        yield
+    except TypeError as error:
+        refused_by, argument = _unexpected(error)
+        home = sys.modules[builder.__module__]
+        refused = getattr(home, refused_by, None)
+        if refused is None:
+            raise
+        allowed = [name for name in inspect.signature(refused).parameters if name not in ("self", "kwargs")]
+        raise unknown("model.args", argument, allowed, f"an argument of {refused_by}:") from error
+
+
+def _explain_size(module: torch.nn.Module, name: str, size: Size, usual: Size) -> None:
+    """Let a model that stops at an image of another size than its own say so."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def explained(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(*args, **kwargs)
+        except (ForetrainError, torch.OutOfMemoryError, NotImplementedError):
+            raise
+        except (AssertionError, RuntimeError, ValueError) as error:
+            raise _wrong_size(name, size, usual, error) from error
+
+    module.forward = explained
+
+
+def _wrong_size(name: str, size: Size, usual: Size, error: Exception) -> CaptureError:
+    return CaptureError(
+        f"training.image: {list(size)} is not what {name} takes ({first_line(error)}); "
+        f"its own size is {list(usual)}"
+    )
+
+
+def import_zoo(name: str) -> Any:
+    """Import torchvision or timm; where torchvision is built for another torch, with stand-ins for its
+    operators."""
+    try:
+        library = importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise CaptureError(f"model.source: {name} is not installed; install foretrain[zoo]") from error
     except RuntimeError as error:
         if "torchvision::nms" not in str(error):
             raise CaptureError(f"model.source: {name} does not import ({first_line(error)})") from error
-    for partial in [module for module in sys.modules if module.split(".")[0] in (name, "torchvision")]:
-        del sys.modules[partial]
-    library = torch.library.Library("torchvision", "DEF")
-    for operator in ("nms", "qnms"):
-        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _KEPT.append(library)
-    return importlib.import_module(name)
-
-
-_KEPT: list[torch.library.Library] = []
+        library = import_with_operators(name)
+    follow_operators()
+    return library
 
 
 def installed(package: str) -> bool:

@@ -8,6 +8,7 @@ as any other.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections import UserDict
@@ -24,6 +25,8 @@ from foretrain.errors import CaptureError
 aten = torch.ops.aten
 _LARGEST = 2**22
 """Elements beyond which a value is not kept."""
+_LARGEST_ASSUMED = 2**28
+"""The same where a model's outputs are assumed: the scores of all anchors of a batch, say."""
 
 _MOST_VALUES = 10**9
 """Weights and inputs that are given values at most."""
@@ -83,6 +86,19 @@ SHAPED_BY_DATA = {
 }  # fmt: skip
 """Operators whose output shape is a question to the data."""
 
+_following: list[Constants] = []
+
+
+def assume(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Let the trace that runs take a tensor on meta to have this value; a real tensor keeps its own."""
+    if tensor.is_meta and _following:
+        _following[-1].assume(tensor, value)
+
+
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What the trace that runs knows of a tensor on meta; a real tensor itself."""
+    return _following[-1].value(tensor) if _following else None
+
 
 class Constants:
     """Real values of some of the meta tensors of a trace.
@@ -98,7 +114,24 @@ class Constants:
         self._twins: Any = WeakTensorKeyDictionary()
         self._spoilt: set[int] = set()
         self._guessed = False
+        self._largest = _LARGEST
         self.assumptions: list[str] = []
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Within, ``assume`` tells these constants."""
+        _following.append(self)
+        try:
+            yield
+        finally:
+            _following.remove(self)
+
+    def assume(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Know a value that depends on weights, as whoever built the model says what it is like."""
+        if value.shape != tensor.shape:
+            raise CaptureError(f"assumed values: {list(value.shape)} for a tensor of {list(tensor.shape)}")
+        self._largest = _LARGEST_ASSUMED
+        self.know(tensor, value.to(tensor.dtype))
 
     def know(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """``tensor`` (on meta) has this value."""
@@ -150,6 +183,8 @@ class Constants:
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs, on meta, of an operator whose output shape depends on data; None when the data is not
         known."""
+        if func._schema.name == "torchvision::nms":
+            return self._without_suppression(args[1])
         if any(self.value(tensor) is None for tensor in tensors_in((args, kwargs))):
             return None
         if self._guessed:
@@ -158,6 +193,17 @@ class Constants:
             *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
         )
         return tree_map(self._known_on_meta, values)
+
+    def _without_suppression(self, scores: torch.Tensor) -> torch.Tensor:
+        """All boxes, the best first: how many overlap is a question to a trained model."""
+        note = "non-maximum suppression is taken to keep every box"
+        if note not in self.assumptions:
+            self.assumptions.append(note)
+        known = self.value(scores)
+        if known is None:
+            return torch.empty(scores.shape, dtype=torch.long, device="meta")
+        order: torch.Tensor = self._known_on_meta(known.argsort(descending=True, stable=True))
+        return order
 
     def without_masks(self, func: Any, args: Any) -> Any:
         """The arguments of an indexing call with known boolean masks written as the positions they select."""
@@ -190,6 +236,9 @@ class Constants:
         into."""
         known = [self.value(tensor) for tensor in tensors_in((args, kwargs))]
         outputs = [tensor for tensor in tensors_in(output) if tensor.is_meta]
+        if func is aten.randperm.default and output.is_meta:  # any permutation is as good
+            self.know(output, torch.randperm(args[0], generator=torch.Generator().manual_seed(args[0])))
+            return
         makes = func in _FACTORIES or (func in _SETS and _fills_its_storage(args[0]))
         if not makes and (not known or any(value is None for value in known)):
             if func._schema.is_mutable and func not in _LEAVE_KNOWN:
@@ -205,6 +254,8 @@ class Constants:
             return
         if not outputs or not self._may_be_computed(func, outputs):
             return
+        if func is aten.view.default:  # a value may be laid out otherwise than its tensor
+            func = aten.reshape.default
         try:
             values = _ON_CPU.get(func, func)(
                 *tree_map(self._real, args), **{name: self._real(value) for name, value in kwargs.items()}
@@ -217,14 +268,17 @@ class Constants:
     def _may_be_computed(self, func: Any, outputs: list[torch.Tensor]) -> bool:
         if self.everything:
             return "empty" not in func._schema.name
-        return sum(tensor.numel() for tensor in outputs) <= _LARGEST and _repeatable(func)
+        return sum(tensor.numel() for tensor in outputs) <= self._largest and _repeatable(func)
 
     def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Which of several options unknown data selects: each in turn."""
+        """Which of several options unknown data selects: each in turn; where a model's outputs are assumed,
+        no option is guessed."""
         if func in _ABOUT_NUMBERS:
             for tensor in tensors_in(output):
                 if tensor.is_meta and tensor.numel() <= _LARGEST:
                     self.know(tensor, torch.full(tensor.shape, _ABOUT_NUMBERS[func], dtype=torch.bool))
+            return
+        if self._largest != _LARGEST:
             return
         if func is aten.argmax.default:
             chosen, dim = output, args[1] if len(args) > 1 else kwargs.get("dim")

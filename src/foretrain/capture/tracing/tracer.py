@@ -150,6 +150,7 @@ def _run(
     recorder.phase = "forward"
     with (
         _Answers(recorder.constants),
+        recorder.constants.followed(),
         cuda_behaviour(low_dtype),
         torch.set_grad_enabled(step is not None),
         recorder.layers(),

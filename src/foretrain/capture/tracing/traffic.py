@@ -15,6 +15,10 @@ def launches(name: str) -> bool:
     return traits(name).kind not in ("allocation", "wait")
 
 
+_TOUCHED = 16
+"""Elements of a map that one element of a pooled region reads: four samples of four neighbours."""
+
+
 def bytes_moved(
     name: str,
     args: Mapping[str, Any],
@@ -31,6 +35,12 @@ def bytes_moved(
     ):  # only what is selected of the first operand, however large it is
         rest = sum(spec.size_bytes for spec in inputs[1:])
         return rest + write, write
+    if name == "torchvision.nms":  # a bit for each pair of boxes is written, then read
+        pairs = inputs[0].shape[0] ** 2 // 8
+        return sum(spec.size_bytes for spec in inputs) + pairs, write + pairs
+    if name in ("torchvision.roi_align", "torchvision.roi_pool"):  # of a large map only what lies in a region
+        touched = outputs[0].size_bytes * _TOUCHED
+        return min(inputs[0].size_bytes, touched) + inputs[1].size_bytes, write
     if name == "embedding_dense_backward":
         return sum(spec.size_bytes for spec in inputs), write + inputs[0].numel * ITEM_BYTES[inputs[0].dtype]
     return sum(spec.size_bytes for spec in inputs), write
