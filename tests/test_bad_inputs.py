@@ -34,12 +34,12 @@ from foretrain.job import Job
 from made_up import one_product
 
 JOB_ROWS = r"""
-model.source = "tim" -> model.source: 'tim' is not one of graph, onnx, python, timm, torchvision, transformers
-model.source = "" -> model.source: '' is not one of graph, onnx, python, timm, torchvision, transformers
-model.source = 3 -> model.source: 3 is not one of graph, onnx, python, timm, torchvision, transformers
-model.source = null -> model.source: None is not one of graph, onnx, python, timm, torchvision, transformers
-model.source = ["timm"] -> model.source: ['timm'] is not one of graph, onnx, python, timm, torchvision, transformers
-model.source = true -> model.source: True is not one of graph, onnx, python, timm, torchvision, transformers
+model.source = "tim" -> model.source: 'tim' is not one of diffusion, graph, onnx, python, timm, torchvision
+model.source = "" -> model.source: '' is not one of diffusion, graph, onnx, python, timm, torchvision, transformers
+model.source = 3 -> model.source: 3 is not one of diffusion, graph, onnx, python, timm, torchvision, transformers
+model.source = null -> model.source: None is not one of diffusion, graph, onnx, python, timm, torchvision
+model.source = ["timm"] -> model.source: ['timm'] is not one of diffusion, graph, onnx, python, timm, torchvision
+model.source = true -> model.source: True is not one of diffusion, graph, onnx, python, timm, torchvision
 model.name = - -> model.name: missing; a graph model is given by name
 model.name = "" -> model.name: missing; a graph model is given by name
 model.name = 3 -> model.name: 3 is not a text
@@ -392,7 +392,7 @@ predict job.json --recompute nope -> job.json: plan.recompute: 'nope' is not one
 predict job.json --schedule nope -> job.json: plan.schedule: 'nope' is not one of 1f1b, gpipe, interleaved
 predict job.json --framework nope -> job.json: training.framework: 'nope' is not one of adaptdl, fms-fsdp, internevo, llm-foundry
 predict job.json --cores-per-device 4 -> job.json: cluster.cores_per_device: 4 is not allowed, because 'h100-sxm-80gb' is not a CPU
-predict job.json --source nope -> job.json: model.source: 'nope' is not one of graph, onnx, python, timm, torchvision
+predict job.json --source nope -> job.json: model.source: 'nope' is not one of diffusion, graph, onnx, python, timm
 predict job.json --catalog missing.toml -> missing.toml: the catalogue cannot be read (No such file or directory)
 predict job.json --catalog folder.toml -> folder.toml: the catalogue cannot be read (Is a directory)
 predict job.json --catalog cat_broken.toml -> cat_broken.toml: not TOML
