@@ -49,6 +49,11 @@ def model_presets() -> dict[str, dict[str, Any]]:
     return {name: _preset(kind, name) for kind, sections in _kinds().items() for name in sections}
 
 
+def preset_spellings() -> list[str]:
+    """All that presets are called, in lower case."""
+    return sorted(_index()[0])
+
+
 def _preset(kind: str, name: str) -> dict[str, Any]:
     entry = _kinds()[kind][name]
     entry["config"] |= dict.fromkeys(entry.pop("none", ()))

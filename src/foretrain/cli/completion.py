@@ -32,10 +32,11 @@ def predictor_names(incomplete: str) -> list[str]:
 
 
 def models(incomplete: str) -> list[str]:
-    """Short names; where none begins so, the shell goes on with files."""
-    from foretrain.model_names import model_presets
+    """Names of presets, with and without their organisation; where none begins so, the shell goes on with
+    files."""
+    from foretrain.model_names import preset_spellings
 
-    return _matching(model_presets(), incomplete)
+    return _matching(preset_spellings(), incomplete)
 
 
 def optimizers(incomplete: str) -> list[str]:
