@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from foretrain.duration import duration
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
+from foretrain.estimate import WIDER_95
 from foretrain.forecast import Estimate, Forecast, ModelSize, whole_training
 from foretrain.job import Job, Run
 from foretrain.predictors.conformal import Factors, factors
@@ -203,10 +204,10 @@ DATA_NUMBERS = frozenset({"samples"})
 
 _SAME = math.log(1.01)
 """Numbers that are this near, in e-folds, are the same."""
-_UNVARIED_IN_LAW, _UNVARIED = 1 / 1.53, 1.0
+_UNVARIED_IN_LAW, _UNVARIED = 1 / WIDER_95, 1.0
 """How an 80 % interval grows, in e-folds of time per e-fold, with a number that was the same in all runs:
-where a law tells what it does, proportion in either direction is the 95 % interval (1.53 times as long as
-that of 80 % in a normal distribution); where none does, the 80 % interval."""
+where a law tells what it does, proportion in either direction is the 95 % interval; where none does, the
+80 % interval."""
 _UNVARIED_DATA = 0.13
 """The same for the size of the data: step times of ``data/ray_campaign.jsonl.zst`` that differ in it alone
 are up to 1.44 times apart, over 16 times the data."""
@@ -216,8 +217,6 @@ _FEWEST_LEFT_OUT = 4
 """Left-out runs from which on there is an 80 % quantile."""
 _MOST_INNER = 2
 """Inner values of a number that are left out, to calibrate the gaps between values."""
-_WIDER_95 = 1.53
-"""The 95 % interval of a normal distribution over its 80 % interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,7 +327,7 @@ class Reach:
             *(self.gaps.get(name, distance * unknown(name) / 2) for name, distance in away.gaps.items()),
             *(distance * beyond(name) for name, distance in away.beyond.items()),
         ]
-        return spread_by(spread, math.hypot(*parts))
+        return spread.longer(math.hypot(*parts))
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         return {"gaps": dict(self.gaps), "beyond": dict(self.beyond)}
@@ -337,12 +336,6 @@ class Reach:
 def quantile_80(values: Sequence[float]) -> float:
     """What 80 % stay below, the next one too."""
     return sorted(values)[min(math.ceil(0.8 * (len(values) + 1)), len(values)) - 1]
-
-
-def spread_by(spread: Factors, efolds: float) -> Factors:
-    """The interval with so many e-folds more on either side of the 80 %, and the 95 % in proportion."""
-    inner, outer = math.exp(efolds), math.exp(_WIDER_95 * efolds)
-    return Factors(spread.low_95 / outer, spread.low / inner, spread.high * inner, spread.high_95 * outer)
 
 
 Along = tuple[str, Part]
@@ -511,7 +504,7 @@ def forecast_around(
     job: Job, predictor: str, median_s: float, spread: Factors, notes: Sequence[str] = ()
 ) -> Forecast:
     """The step time with its intervals, and what follows from it."""
-    step_time, size = estimate_around(median_s, spread), size_of(job)
+    step_time, size = Estimate.around(median_s, spread), size_of(job)
     whole = duration(job, step_time, size)
     return Forecast(
         job=job,
@@ -532,21 +525,6 @@ def size_of(job: Job) -> ModelSize | None:
         return model_size(job, step_graph(job))
     graph = possible_step_graph(job) if training.compile else None
     return None if graph is None else model_size(job, graph)
-
-
-def estimate_around(median: float, spread: Factors) -> Estimate:
-    return Estimate.around(median, spread)
-
-
-def joined(one: Factors, other: Factors) -> Factors:
-    """The interval of a product of two that are unsure, neither because of the other."""
-    pairs = [math.hypot(math.log(left), math.log(right)) for left, right in zip(one, other, strict=True)]
-    return Factors(math.exp(-pairs[0]), math.exp(-pairs[1]), math.exp(pairs[2]), math.exp(pairs[3]))
-
-
-def widened(spread: Factors, power: float) -> Factors:
-    """The interval with its logarithms that many times as long."""
-    return Factors(*(factor**power for factor in spread))
 
 
 def numbers(document: Mapping[str, Any], name: str) -> Array:

@@ -31,7 +31,6 @@ from foretrain.predictors.blackbox import (
     quantile_80,
     sklearn,
     step_times,
-    widened,
     workload_of,
 )
 from foretrain.predictors.conformal import Factors
@@ -181,7 +180,7 @@ def _told(process: Process, jobs: Sequence[Job], scale: float = 1.0) -> list[tup
     means, deviations = process(np.array([configuration(job) for job in jobs]))
     spreads = np.maximum(deviations, _LEAST_SPREAD)
     return [
-        (float(np.exp(mean)), widened(Factors(*(float(np.exp(z * spread)) for z in _NORMAL)), scale))
+        (float(np.exp(mean)), Factors(*(float(np.exp(z * spread)) for z in _NORMAL)).power(scale))
         for mean, spread in zip(means, spreads, strict=True)
     ]
 

@@ -29,7 +29,6 @@ from foretrain.predictors.blackbox import (
     number_row,
     numbers,
     row_of,
-    spread_by,
     spread_of,
     step_times,
     usable,
@@ -98,7 +97,7 @@ class FlopsPredictor(Predictor):
         notes = seen.notes(away, row)
         for name in _BY_PEAK_RATE:
             if not seen.has(job, name):
-                spread = spread_by(spread, _OTHER_PEAK_RATE)
+                spread = spread.longer(_OTHER_PEAK_RATE)
                 notes.append(seen.unseen_note(job, name, "told by its peak rate alone"))
         (median_s,) = _times_s(rows, self.weights_)
         return forecast_around(job, self.name, median_s, spread, notes)

@@ -136,10 +136,8 @@ class DriplePredictor(NeuralPredictor[Learned]):
         }
         if any(name in quantities for name in _SPANS):
             window_s = whitebox.window_s(job)
-            quantities.update(
-                {name: _product(quantities[name], window_s) for name in _SPANS if name in quantities}
-            )
-        quantities.update({name: _at_most(quantities[name], link) for name in _RATES if name in quantities})
+            quantities.update({name: quantities[name] * window_s for name in _SPANS if name in quantities})
+        quantities.update({name: quantities[name].at_most(link) for name in _RATES if name in quantities})
         return Forecast(job=job, predictor=self.name, quantities=quantities, assumptions=tuple(notes))
 
     def _unseen(self, job: Job) -> tuple[list[str], float]:
@@ -509,23 +507,6 @@ def _spread(residuals: Array) -> Array:
     return np.array(rows)
 
 
-def _product(share: Estimate, whole: Estimate) -> Estimate:
-    """A share of a whole, of which neither is certain."""
-    ends = [
-        None if one is None or other is None else one * other
-        for one, other in zip(_ends(share), _ends(whole), strict=True)
-    ]
-    median, low, high, *outer = ends
-    assert median is not None
-    assert low is not None
-    assert high is not None
-    return Estimate(median, low, high, *outer)
-
-
-def _ends(estimate: Estimate) -> tuple[float | None, ...]:
-    return estimate.median, estimate.low, estimate.high, estimate.low_95, estimate.high_95
-
-
 def _estimate(figure: int, values: Array, spread: Array) -> Estimate:
     ends = np.tile(np.nan_to_num(values), (5, 1))
     ends[:, figure] = values[figure] + np.array([spread[0], spread[1], 0.0, spread[2], spread[3]])
@@ -546,11 +527,3 @@ def _no_narrower(spread: Array, others: Mapping[str, Estimate]) -> Array:
         away = np.array(bounds) - median
         wide[i] = [*np.minimum(wide[i][:2], away[:2]), *np.maximum(wide[i][2:], away[2:])]
     return wide
-
-
-def _at_most(estimate: Estimate, limit: float) -> Estimate:
-    median, low, high, low_95, high_95 = (None if end is None else min(end, limit) for end in _ends(estimate))
-    assert median is not None
-    assert low is not None
-    assert high is not None
-    return Estimate(median, low, high, low_95, high_95)

@@ -22,9 +22,7 @@ from foretrain.predictors.blackbox import (
     LINKS,
     QUANTITIES,
     Reach,
-    estimate_around,
     forecast_around,
-    joined,
     notes_of,
     number_row,
     size_of,
@@ -351,7 +349,7 @@ class _Asked:
         training = self.job.workload.training
         quantities, whole = dict(forecast.quantities), None
         steps, time_s, spread, start = self._steps(kind)
-        step_time = estimate_around(time_s / steps, spread)
+        step_time = Estimate.around(time_s / steps, spread)
         if training.steps_per_epoch:
             quantities["epoch_time_s"] = paced(self.job, step_time) * training.steps_per_epoch
         if training.total_steps:
@@ -410,6 +408,5 @@ def _corrected(model: ScaleModel, table: Table, physics: Estimate | None) -> tup
     assert model.table.forecast_s is not None
     misses = np.log(model.table.forecast_s / model.times_s)
     middle = float(np.median(misses))
-    outer = physics.low_95 or physics.low, physics.high_95 or physics.high
-    own = Factors(*(bound / physics.median for bound in (outer[0], physics.low, physics.high, outer[1])))
-    return float(table.forecast_s[0]) * math.exp(-middle), joined(spread_of_misses(misses - middle), own)
+    spread = spread_of_misses(misses - middle).joined(Factors.of(physics))
+    return float(table.forecast_s[0]) * math.exp(-middle), spread
