@@ -16,24 +16,26 @@ from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.blackbox import (
     QUANTITIES,
-    Array,
-    LeftOut,
-    Reach,
-    Seen,
     by_workload,
     check_data_parallel,
     forecast_around,
-    left_out_along,
-    number_columns,
-    number_row,
     numbers,
     of_workload,
-    quantile_80,
     sklearn,
     step_times,
     workload_of,
 )
 from foretrain.predictors.conformal import Factors
+from foretrain.predictors.seen import (
+    Array,
+    LeftOut,
+    Reach,
+    Seen,
+    left_out_along,
+    number_columns,
+    number_row,
+    quantile_80,
+)
 from foretrain.splits import Part
 
 COLUMNS = ("log workers", "log batch per worker", "log nodes", "log cores per device")

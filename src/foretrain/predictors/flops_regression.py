@@ -16,24 +16,26 @@ from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor, take_runs
 from foretrain.predictors.blackbox import (
-    NUMBERS,
     QUANTITIES,
-    Array,
-    LeftOut,
-    Reach,
-    Seen,
     check_data_parallel,
     forecast_around,
-    left_out_along,
-    number_columns,
-    number_row,
     numbers,
-    row_of,
     spread_of,
     step_times,
     usable,
 )
 from foretrain.predictors.conformal import Factors
+from foretrain.predictors.seen import (
+    NUMBERS,
+    Array,
+    LeftOut,
+    Reach,
+    Seen,
+    left_out_along,
+    number_columns,
+    number_row,
+    row_of,
+)
 from foretrain.splits import Part
 
 COLUMNS = ("log FLOPs", "log parameters", "log workers", "parameter servers")

@@ -18,7 +18,7 @@ from foretrain.errors import ForetrainError, InputError, UnsupportedJob, invalid
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit, take_runs
-from foretrain.predictors.blackbox import DATA_NUMBERS, NUMBERS, SETTINGS, Numbers, Seen, check_data_parallel
+from foretrain.predictors.blackbox import check_data_parallel
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple.cases import Cases, deletepop, network_module
 from foretrain.predictors.driple.features import (
@@ -42,6 +42,7 @@ from foretrain.predictors.driple.features import (
 from foretrain.predictors.driple.whitebox import THRESHOLD, Levels, Use, Whitebox, figures_in
 from foretrain.predictors.neural import NeuralPredictor
 from foretrain.predictors.physics import link_bytes_per_s
+from foretrain.predictors.seen import DATA_NUMBERS, NUMBERS, SETTINGS, Numbers, Seen
 from foretrain.units import format_count
 
 if TYPE_CHECKING:

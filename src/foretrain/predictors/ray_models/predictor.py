@@ -18,19 +18,12 @@ from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor, Progress, Report
 from foretrain.predictors.base import Table as Figures
-from foretrain.predictors.blackbox import (
-    LINKS,
-    QUANTITIES,
-    Reach,
-    forecast_around,
-    notes_of,
-    number_row,
-    size_of,
-)
+from foretrain.predictors.blackbox import QUANTITIES, forecast_around, size_of
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, Table, has_graphs
 from foretrain.predictors.ray_models.scaling import MOST_START, Check, ScaleModel, check, spread_of_misses
 from foretrain.predictors.ray_models.search import Budget
+from foretrain.predictors.seen import LINKS, Reach, notes_of, number_row
 
 Kind = Literal["step", "epoch", "training"]
 _WHOLES: tuple[Kind, ...] = ("epoch", "training")
