@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import reading
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.sources.zoo import import_zoo
 from foretrain.capture.tracing.tracer import trace_step
@@ -156,7 +157,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=sources)
-    parser.add_argument("--data", type=Path, default=Path("data/h200_steps.jsonl"), help="file with runs")
+    parser.add_argument(
+        "--data", type=reading.existing, default=Path("data/h200_steps.jsonl"), help="file with runs"
+    )
     parser.add_argument("--every", type=int, default=1, help="take every n-th model only")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
@@ -175,4 +178,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

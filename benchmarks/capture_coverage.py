@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import reading
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.job import Model, Training, Workload, read_lines
@@ -162,9 +163,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("runs", "timm", "torchvision", "transformers"))
-    parser.add_argument("--data", type=Path, help="folder with runs (*.jsonl)")
+    parser.add_argument("--data", type=reading.existing, help="folder with runs (*.jsonl)")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
+    if options.what == "runs" and options.data is None:
+        parser.error("--data: missing; runs are read from a folder")
     items = list(
         {
             "runs": lambda: from_runs(options.data),
@@ -188,4 +191,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import reading
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.sources.zoo import import_zoo
 from foretrain.capture.tracing.tracer import Recorder, trace_step
@@ -115,7 +116,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, default=Path("data/h200_steps.jsonl"), help="file with runs")
+    parser.add_argument(
+        "--data", type=reading.existing, default=Path("data/h200_steps.jsonl"), help="file with runs"
+    )
     options = parser.parse_args()
     models = differ = 0
     for label, work in (*from_transformers(), *from_runs(options.data)):
@@ -140,4 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

@@ -25,6 +25,7 @@ import pandas as pd
 import zstandard
 from scipy.optimize import least_squares
 
+import reading
 from foretrain.cluster import Cluster
 from foretrain.costs.collectives import SERVER, TRANSPORTS, Collectives, Kind, Team, Transport
 
@@ -450,7 +451,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=reading.existing, required=True)
     parser.add_argument("--fit", action="store_true", help="print the constants that fit all systems best")
     parser.add_argument("--each", action="store_true", help="print predicted over measured for every curve")
     options = parser.parse_args()
@@ -463,4 +464,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

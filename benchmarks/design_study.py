@@ -22,6 +22,7 @@ import lightgbm
 import numpy as np
 import pandas as pd
 
+import reading
 from foretrain.catalog import Catalog
 from foretrain.costs.measured import load_columns
 from foretrain.measure.candidates import Array, Candidates, operator_candidates, table_candidates
@@ -491,7 +492,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, default=Path(), help="folder with ops/neusight_fp32.csv.gz")
+    parser.add_argument(
+        "--data", type=reading.existing, default=Path(), help="folder with ops/neusight_fp32.csv.gz"
+    )
     parser.add_argument(
         "--device", default="h200", help="h200: data/ops_h200.parquet; else a device of the file in --data"
     )
@@ -525,4 +528,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
+import reading
 from foretrain.errors import ForetrainError
 from foretrain.evaluate import Comparison
 from foretrain.job import Job, Run, read_runs
@@ -81,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=reading.existing, required=True)
     parser.add_argument("--only", nargs="*", default=[*FILES, "speed"])
     parser.add_argument("--limit", type=int, default=0, help="runs of each file, drawn at random; 0 for all")
     parser.add_argument("--seed", type=int, default=1)
@@ -207,4 +208,4 @@ def job_with(**plan: Any) -> Job:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+import reading
 from foretrain.architectures import family
 from foretrain.capture import capture_job
 from foretrain.forecast import Forecast
@@ -439,8 +440,8 @@ def main() -> None:
     for command in (scoring, gpu):
         command.add_argument("methods", nargs="+", choices=METHODS)
         command.add_argument("--seeds", type=int, nargs="+", default=[0])
-    for command in (scoring, listing):
-        command.add_argument("--results", type=Path, required=True)
+    for command, kind in ((scoring, Path), (listing, reading.existing)):
+        command.add_argument("--results", type=kind, required=True)
         command.add_argument(
             "--by",
             choices=("family", "model", "run"),
@@ -453,4 +454,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+import reading
 from driple import CAMPAIGN, SHOWN, Study, errors, folds, read, remembering
 from foretrain.measure.design import d_optimal
 from foretrain.predictors.driple.cases import Cases, network_module
@@ -145,4 +146,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

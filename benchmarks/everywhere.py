@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import reading
 from foretrain import predictors
 from foretrain.errors import ForetrainError
 from foretrain.evaluate import Result, evaluate
@@ -50,7 +51,7 @@ def main() -> None:
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--predictor", action="append")
-    parser.add_argument("--runs", type=Path, nargs="*")
+    parser.add_argument("--runs", type=reading.existing, nargs="*")
     options = parser.parse_args()
     files = options.runs or sorted(
         path for path in DATA.iterdir() if path.name.endswith((".jsonl", ".jsonl.zst"))
@@ -101,4 +102,4 @@ def stem(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
+import reading
 from foretrain.errors import ForetrainError
 from foretrain.evaluate import split_runs
 from foretrain.evaluate.folds import Fold
@@ -108,8 +109,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=Path, nargs="+", required=True)
-    parser.add_argument("--public", type=Path, nargs="*", default=[])
+    parser.add_argument("--runs", type=reading.existing, nargs="+", required=True)
+    parser.add_argument("--public", type=reading.existing, nargs="*", default=[])
     parser.add_argument("--work", type=Path, default=Path("scratch/evidence"))
     parser.add_argument("--most", type=int, default=100, help="runs of a public file, from first to last")
     parser.add_argument("--out", type=Path, default=SHIPPED)
@@ -371,4 +372,4 @@ def _kind(low: Key, high: Key) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

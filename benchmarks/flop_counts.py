@@ -8,6 +8,7 @@ torch's counter does not divide it by the number of groups, so those calls are c
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import Counter
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import reading
 from foretrain.api import make_job
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.tracing.tracer import trace_step
@@ -48,6 +50,7 @@ def grouped_excess(graph: OpGraph) -> int:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     wrong = 0
     for name, options in MODELS:
         job = make_job(name, **options)
@@ -85,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

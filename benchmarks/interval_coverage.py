@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+import reading
 from foretrain.costs.measured import load_measured
 from foretrain.errors import ForetrainError
 from foretrain.evaluate import split_runs
@@ -98,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=reading.existing, required=True)
     parser.add_argument("--only", nargs="*", help="files by name; all by default")
     parser.add_argument("--limit", type=int, default=180, help="runs of each file, drawn at random")
     parser.add_argument("--rows", type=Path, help="where forecasts are kept (JSON lines)")
@@ -245,4 +246,4 @@ def coverage(rows: Sequence[Row], widths: Matrix) -> tuple[float, float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+import reading
 from foretrain.costs.measured import MeasuredOperator, load_measured
 from foretrain.evaluate import Comparison, evaluate
 from foretrain.measure.published import read_published
@@ -37,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=reading.existing, required=True)
     parser.add_argument(
         "--limit", type=int, default=400, help="runs scored of each public file, drawn at random; 0 for all"
     )
@@ -188,4 +189,4 @@ def show(title: str, rows: Iterable[Comparison], quantities: Sequence[str]) -> l
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

@@ -11,6 +11,7 @@ import argparse
 import statistics
 from pathlib import Path
 
+import reading
 from foretrain.capture import capture_job
 from foretrain.costs.measured import load_columns, matmul_precision, operator_key
 from foretrain.job import read_runs
@@ -20,8 +21,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=Path, default=Path("data/h200_steps.jsonl"))
-    parser.add_argument("--ops", type=Path, default=Path("data/ops_h200.parquet"))
+    parser.add_argument("--runs", type=reading.existing, default=Path("data/h200_steps.jsonl"))
+    parser.add_argument("--ops", type=reading.existing, default=Path("data/ops_h200.parquet"))
     options = parser.parse_args()
     columns = load_columns(options.ops)
     measured = dict(
@@ -76,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

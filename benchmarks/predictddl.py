@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+import reading
 from foretrain.architectures import family
 from foretrain.capture import cache, capture_job
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
@@ -415,7 +416,7 @@ def main() -> None:
     for name, what in (("embed", embed), ("score", score), ("speed", speed)):
         command = commands.add_parser(name)
         command.set_defaults(what=what)
-        command.add_argument("--runs", type=Path, required=True)
+        command.add_argument("--runs", type=reading.existing, required=True)
         if name == "embed":
             command.add_argument("--out", type=Path, required=True)
             command.add_argument("--sketches", type=int, default=600)
@@ -448,4 +449,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import reading
+
 DEVICE = "h200-sxm-141gb"
 TEXT: dict[str, dict[str, Any]] = {
     "llama": {
@@ -77,21 +79,23 @@ def workload(draw: random.Random, architectures: Sequence[str]) -> dict[str, Any
 
 
 def main() -> None:
-    import timm
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
-    draw = random.Random(given.seed)
+    arguments = parser.parse_args()
+    from foretrain.capture.sources.zoo import import_zoo, quiet_zoo_import
+
+    quiet_zoo_import()
+    timm = import_zoo("timm")
+    draw = random.Random(arguments.seed)
     names = sorted({name.split(".")[0] for name in timm.list_models(pretrained=False)})
     small = [
         name for name in names if not any(word in name for word in ("huge", "giant", "gigantic", "xxl", "7b"))
     ]
-    jobs = [workload(draw, small) for _ in range(given.count)]
-    given.out.write_text("".join(json.dumps(job) + "\n" for job in jobs))
+    jobs = [workload(draw, small) for _ in range(arguments.count)]
+    arguments.out.write_text("".join(json.dumps(job) + "\n" for job in jobs))
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+import reading
 from foretrain.fanout import fan_out
 from foretrain.job import read_runs
 from foretrain.predictors.conformal import Factors
@@ -254,7 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=reading.existing, required=True)
     parser.add_argument("--only", default="", help="starts of the names of sources, with commas")
     parser.add_argument("--along", default="workers,steps,cores,work,nodes", help="dimensions, with commas")
     parser.add_argument("--runs", type=int, default=20)
@@ -282,4 +283,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.ensemble import ExtraTreesRegressor
 
+import reading
 from foretrain.architectures import family
 from foretrain.evaluate import split_runs
 from foretrain.job import Run, read_runs
@@ -253,7 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=Path, default=Path("data/h200_steps.jsonl"))
+    parser.add_argument("--runs", type=reading.existing, default=Path("data/h200_steps.jsonl"))
     parser.add_argument("--cache", type=Path, help="folder that keeps the operator models of the folds")
     parser.add_argument("--results", type=Path, help="write every forecast (JSON)")
     options = parser.parse_args()
@@ -264,4 +265,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+import reading
 from foretrain.scheduling import Simulation, metrics, policies
 from foretrain.scheduling.clusters import read_machines
 from foretrain.scheduling.programmes import has_ecos
@@ -90,7 +91,7 @@ def gavel(data: Path, seeds: int) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", choices=("speed", "gavel"))
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=reading.existing, required=True)
     parser.add_argument("--cluster", default="60x8xv100")
     parser.add_argument("--policy", default="fifo,srtf,backfill,tiresias")
     parser.add_argument("--jobs", default="10000,20000,40000,80000,0")
@@ -109,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

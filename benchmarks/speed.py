@@ -5,12 +5,15 @@ python benchmarks/speed.py
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+import reading
 
 CAPTURE = """
 import json, resource, sys, time
@@ -64,6 +67,7 @@ def python(code: str, *arguments: str) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     print(
         f"{'model':14s} {'capture':>9s} {'at most':>8s} {'peak RSS':>10s} "
         f"{'ops':>7s} {'distinct':>8s} {'forecast':>9s}"
@@ -117,4 +121,4 @@ def many(count: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

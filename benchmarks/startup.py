@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+import reading
 from foretrain.costs.startup import Started, StartUp
 from foretrain.job import Run
 from foretrain.measure.store import open_runs
@@ -44,7 +45,7 @@ def source(path: Path) -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("runs", type=reading.existing, nargs="+")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     runs = [run for path in options.runs for _, run in open_runs(path) if tells(run)]
@@ -63,4 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    reading.run(main)

@@ -15,7 +15,7 @@ import pyarrow.parquet
 from foretrain.cluster import Catalog, Device
 from foretrain.costs.features import describe
 from foretrain.costs.measured import MeasuredOperator, matmul_precision, operator_key
-from foretrain.graph import Operator, TensorSpec
+from foretrain.graph import Buffer, Op, Operator, OpGraph, TensorSpec
 from foretrain.graph.flops import flops
 from foretrain.job import Job, Run
 from foretrain.predictors.deletepop import DeletePopPredictor
@@ -43,6 +43,24 @@ def call(
 
 def product(m: int, k: int, n: int, dtype: str = "float32") -> Operator:
     return call("mm", spec(m, k, dtype=dtype), spec(k, n, dtype=dtype), outputs=(spec(m, n, dtype=dtype),))
+
+
+def one_product(samples: int = 4) -> OpGraph:
+    """A step of one matrix product."""
+    operator = product(samples, 4, 4)
+    return OpGraph(
+        ops=(Op(operator, "forward", "layer", (0, 1), (2,)),),
+        buffers=(
+            Buffer(64, "weights", -1, 1),
+            Buffer(16 * samples, "inputs", -1, 1),
+            Buffer(16 * samples, "temporaries", 0, 1),
+        ),
+        samples=samples,
+        tokens=0,
+        parameters=16,
+        accumulates=False,
+        info={"mode": "train", "precision": "fp32", "optimizer": "sgd"},
+    )
 
 
 def measured(

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from foretrain.capture import capture_job  # noqa: E402
 from foretrain.capture.sources.zoo import import_zoo  # noqa: E402
 from foretrain.errors import InputError  # noqa: E402
 from foretrain.evaluate import evaluate  # noqa: E402
@@ -112,6 +113,26 @@ def test_a_training_is_recorded_and_scored(
     assert scored.measured == run.measured["step_time_s"]
 
 
+def test_without_a_job_the_step_itself_is_traced(fit: Callable[..., None], tmp_path: Path) -> None:
+    fit(None, accumulate_grad_batches=2)
+    run = only_run(tmp_path / "runs.jsonl")
+    model, training = run.job.workload.model, run.job.workload.training
+    assert model.source == "graph"
+    assert str(model.name).startswith("runs.graphs/Net-")
+    assert (training.global_batch, training.optimizer, run.job.micro_batch) == (16, "adamw", 8)
+    graph = capture_job(run.job)
+    assert (graph.samples, graph.parameters, graph.accumulates) == (8, 192 * 16 + 16 + 16 * 10 + 10, True)
+    assert {"addmm", "_log_softmax", "nll_loss_forward"} <= {op.operator.name for op in graph.ops}
+    assert evaluate([tmp_path / "runs.jsonl"], predictors=["roofline"]).runs
+
+
+def test_a_job_that_cannot_be_found_is_one_line(fit: Callable[..., None]) -> None:
+    with pytest.raises(
+        InputError, match=r"^job: the training step of Net cannot be traced \(.*no more.*\); name"
+    ):
+        fit(None, fail_at=0)
+
+
 def test_a_training_that_fails_is_recorded_at_once(
     fit: Callable[..., None], job: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -139,14 +160,6 @@ def test_a_forecast_that_fails_only_warns(
     fit(job, predictor=str(tmp_path / "nowhere"))
     assert [line for line in caplog.messages if line.startswith("no forecast (")]
     assert "total_time_s" in only_run(tmp_path / "runs.jsonl").measured
-
-
-def test_a_job_without_a_model_is_one_line_before_the_training(
-    fit: Callable[..., None], tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match="job: missing; say which model is trained"):
-        fit({"training": {"image": 8}})
-    assert not (tmp_path / "runs.jsonl").exists()
 
 
 def test_the_callback_is_one_of_lightnings_and_can_be_sent_to_another_process(

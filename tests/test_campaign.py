@@ -431,7 +431,7 @@ def test_a_task_survives_json(folder: Path) -> None:
             "threshold: 2.0 is not a share of the maximum",
         ),
         (["--models", "resnet18", "--batch", "8", "--budget", "soon"], "budget: 'soon' is not a time"),
-        (["--models", "resnet18", "--batch", "8", "--links", "fast"], "links: 'fast/s' is not a rate"),
+        (["--models", "resnet18", "--batch", "8", "--links", "fast"], "links: 'fast' is not a rate"),
         (
             ["--models", "resnet18", "--batch", "8", "--on", "torchrun", "--links", "1Gbit"],
             "links: only --on local limits links",

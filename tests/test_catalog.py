@@ -318,7 +318,7 @@ def test_the_environment_names_a_catalogue_too(tmp_path: Path, monkeypatch: pyte
         ),
         ("[prices.t5]\nper_hour = 3", r"prices\.t5: 't5' is not"),
         ("[device.t4]\ntdp_w = 3", r"device: 'device' is not a known table"),
-        ("[devices", r"catalog\.toml' cannot be read"),
+        ("[devices", r"catalog\.toml: not TOML \(Expected"),
     ],
 )
 def test_mistakes_in_a_users_file_are_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
@@ -327,7 +327,7 @@ def test_mistakes_in_a_users_file_are_one_clear_line(tmp_path: Path, text: str, 
 
 
 def test_a_missing_file_is_an_input_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.toml' cannot be read"):
+    with pytest.raises(InputError, match=r"none\.toml: the catalogue cannot be read"):
         Catalog.load(tmp_path / "none.toml")
 
 

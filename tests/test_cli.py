@@ -286,10 +286,15 @@ def test_mistakes_in_a_job_file(folder: Path, text: str, parts: list[str]) -> No
         ["fly"],
     ],
 )
-def test_usage_errors_exit_with_2(words: list[str]) -> None:
-    result = run(*words)
-    assert result.exit_code == 2
-    assert "Usage:" in result.stderr
+def test_usage_errors_are_one_line_with_exit_code_2(words: list[str]) -> None:
+    assert "(see foretrain " in fails(*words)
+
+
+def test_no_words_at_all_get_the_help() -> None:
+    for words in ([], ["measure"], ["runs"]):
+        result = run(*words)
+        assert result.exit_code == 2
+        assert "Usage:" in result.output
 
 
 def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_strict_imports_all_or_nothing() -> None:
     result = run("import", "--strict", "a.jsonl", "--store", "runs.db")
     assert result.exit_code == 2
     assert "a.jsonl:301: run: a run is a table" in result.stderr
-    assert "0 new, 0 known, 0 failed of 302" in result.stderr
+    assert result.stderr.count("\n") == 1
     with Store.open("runs.db") as store:
         assert store.count() == 0
     write("b.jsonl", *(document(i) for i in range(300)))

@@ -130,7 +130,7 @@ def test_every_comparison_is_listed_with_its_line(tmp_path: Path) -> None:
 def test_the_json_has_exactly_the_documented_keys(tmp_path: Path) -> None:
     path = write(tmp_path / "runs.jsonl", line(step_time_s=1), line(2000, step_time_s=1))
     data = json.loads(json.dumps(evaluate([path], predictors=[Fake()]).to_dict(), allow_nan=False))
-    assert list(data) == ["results", "runs", "unsupported", "failures"]
+    assert list(data) == ["results", "runs", "unsupported", "failures", "reasons"]
     figures = ["n", "mape", "median_ape", "p90_ape", "bias", "coverage", "unsupported", "failed"]
     assert list(data["results"][0]) == ["predictor", "quantity", "runs_file", "split", *figures]
     assert list(data["runs"][0]) == [
@@ -693,6 +693,25 @@ def test_ones_own_devices_are_known_and_forgotten_after_the_command(tmp_path: Pa
     assert os.environ.get("FORETRAIN_CATALOG", "") == before
 
 
+def test_the_command_tells_why_runs_are_unsupported(tmp_path: Path) -> None:
+    rows = [line(batch, step_time_s=1.0, kernels=5) for batch in (8, 16, 32)]
+    path = write(tmp_path / "runs.jsonl", *rows)
+    result = command("evaluate", str(path), "--predictor", "ernest", "--predictor", "roofline")
+    assert result.exit_code == 0, result.output
+    assert (
+        f"unsupported: {path}:1: ernest: ernest: has learned from no runs yet; fit it first" in result.stderr
+    )
+    assert result.stderr.count("(2 more like it)") >= 1
+
+
+def test_a_command_whose_forecasts_all_fail_says_why_once_and_exits_with_1(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.jsonl", *(line(300, step_time_s=1) for _ in range(9)))
+    result = command("evaluate", str(path), "--predictor", own(tmp_path))
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "(8 more like it)" in result.stderr
+
+
 def test_the_command_tells_what_failed(tmp_path: Path) -> None:
     path = write(tmp_path / "runs.jsonl", *(line(batch, step_time_s=1) for batch in [100] + [300] * 6))
     path.write_text("{\n" + path.read_text())
@@ -701,7 +720,14 @@ def test_the_command_tells_what_failed(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0
     assert f"failed: {path}:1: not JSON" in result.stderr
-    assert "failed: 2 more; --json OUT lists them all" in result.stderr
-    assert len(json.loads((tmp_path / "out.json").read_text())["failures"]) == 7
+    assert result.stderr.count("failed: ") == 2
+    assert f"failed: {path}:3: {own(tmp_path)}: " in result.stderr
+    assert "(5 more like it)" in result.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert len(found["failures"]) == 7
+    assert [(one["kind"], one["count"], one["line"]) for one in found["reasons"]] == [
+        ("failed", 6, 3),
+        ("failed", 1, 1),
+    ]
     (tmp_path / "none.txt").write_text("no\njson\n")
     assert "none.txt:1: not JSON" in fails("evaluate", str(tmp_path / "none.txt"))

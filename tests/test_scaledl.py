@@ -222,7 +222,7 @@ def test_without_the_extra_it_says_what_to_install(runs: list[Run], monkeypatch:
     monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
     neural._shipped_state.cache_clear()
     with pytest.raises(
-        ForetrainError, match=r"^torch_geometric is not installed; scaledl needs foretrain\[learn\]$"
+        ForetrainError, match=r"^scaledl: torch_geometric is not installed; install foretrain\[learn\]$"
     ):
         ScaleDLPredictor().predict(runs[0].job)
     with pytest.raises(ForetrainError, match="not installed"):

@@ -706,7 +706,7 @@ def test_compressed_files_are_read(tmp_path: Path) -> None:
     path.write_bytes(zstandard.compress(lines[0] + lines[1]) + zstandard.compress(lines[2]))
     assert [number for number, _ in open_runs(path)] == [1, 2, 3]
     path.write_bytes(b"plain")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="not a zstd file"):
         list(open_runs(path))
 
 

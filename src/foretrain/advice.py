@@ -205,6 +205,14 @@ def _scaled(
     return Job.read(sections, catalog=catalog, base=base.workload.base)
 
 
+def check_wanted(deadline_s: float, risk: float) -> None:
+    """Refuse what no configuration can meet."""
+    if not deadline_s > 0:
+        raise InputError(f"deadline: {deadline_s:g} s is not more than zero")
+    if not 0 < risk < 1:
+        raise InputError(f"risk: {risk:g} is not between 0 and 1")
+
+
 def advise(
     predictor: Predictor,
     jobs: Sequence[Job],
@@ -216,10 +224,7 @@ def advise(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Advice:
     """Forecast every configuration; the cheapest whose chance to be late is at most ``risk`` comes first."""
-    if not deadline_s > 0:
-        raise InputError(f"deadline: {deadline_s:g} s is not more than zero")
-    if not 0 < risk < 1:
-        raise InputError(f"risk: {risk:g} is not between 0 and 1")
+    check_wanted(deadline_s, risk)
     options, without = [], dict(refused or {})
     for done, job in enumerate(jobs, start=1):
         try:

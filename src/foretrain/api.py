@@ -217,8 +217,9 @@ def _data_ranks(tables: Mapping[str, Any], catalog: Catalog) -> int:
 def _follow_graph(path: Path, tables: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """What a graph was captured with, put into the job; an option that contradicts it is an error."""
     from foretrain.graph import OpGraph
+    from foretrain.graph.ir import checked
 
-    graph, training = OpGraph.load(path), tables["training"]
+    graph, training = checked(OpGraph.load(path), path), tables["training"]
     held = {name: graph.info[name] for name in ("mode", "precision", "optimizer") if name in graph.info}
     for name, value in held.items():
         if options.get(name, value) != value:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from foretrain.errors import InputError
-from foretrain.files import read_text
+from foretrain.files import parse_json, read_text
 
 _FILE = "config.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz")
@@ -60,7 +59,7 @@ def is_checkpoint(path: Path) -> bool:
     if path.suffix != ".json" or not is_file(path):
         return False
     try:
-        held = json.loads(read_text(path))
+        held = parse_json(read_text(path))
     except (InputError, ValueError):
         return False
     return isinstance(held, Mapping) and not {"model", "training", "cluster"} & set(held)
@@ -73,7 +72,7 @@ def checkpoint_section(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     path = path / _FILE if is_file(path / _FILE) else path
     try:
-        held = json.loads(read_text(path))
+        held = parse_json(read_text(path))
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error})") from error
     if not isinstance(held, Mapping):
@@ -168,7 +167,7 @@ def explain_path(path: Path) -> str | None:
         adapter = path / "adapter_config.json"
         if is_file(adapter):
             try:
-                held = json.loads(read_text(adapter))
+                held = parse_json(read_text(adapter))
             except (InputError, ValueError):
                 held = {}
             base = held.get("base_model_name_or_path") if isinstance(held, Mapping) else None

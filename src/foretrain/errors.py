@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import importlib.util
+from collections.abc import Iterable, Iterator
 
 
 class ForetrainError(Exception):
@@ -20,6 +22,43 @@ class UnsupportedJob(ForetrainError):
 
 class CaptureError(ForetrainError):
     """A model that could not be traced: names the module and the line where it stopped."""
+
+
+class MissingLibrary(ForetrainError, ImportError):
+    """A library that the base install does without, and the extra that brings it."""
+
+
+EXTRAS = {
+    "torch": "capture", "timm": "zoo", "torchvision": "zoo", "transformers": "zoo", "onnx": "onnx",
+    "plotly": "report", "torch_geometric": "learn", "lightgbm": "learn", "networkx": "learn",
+    "optuna": "learn", "pyarrow": "learn", "scipy": "learn", "sklearn": "learn", "ray": "ray",
+    "accelerate": "huggingface", "lightning": "lightning", "pytorch_lightning": "lightning",
+    "ecos": "gavel", "sqlalchemy": "store", "psycopg": "store",
+}  # fmt: skip
+"""The extra of pyproject.toml that each library comes with."""
+
+
+@contextlib.contextmanager
+def libraries_named(what: str = "", extra: str = "") -> Iterator[None]:
+    """Say in one line what to install, where the block imports a library that is not there.
+
+    ``what`` needs it; ``extra`` is the one that brings all that it needs, where that is not the library's.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = str(error.name).partition(".")[0]
+        if library not in EXTRAS or importlib.util.find_spec(library) is not None:
+            raise
+        raise missing(library, what, extra) from error
+
+
+def missing(library: str, what: str = "", extra: str = "") -> MissingLibrary:
+    """The standard message: ``fit: scipy is not installed; install foretrain[learn]``."""
+    whose = f"{what}: " if what else ""
+    return MissingLibrary(
+        f"{whose}{library} is not installed; install foretrain[{extra or EXTRAS[library]}]", name=library
+    )
 
 
 def first_line(error: BaseException) -> str:
@@ -39,11 +78,15 @@ def invalid(field: str, value: object, allowed: str) -> InputError:
     return InputError(f"{field}: {value!r} is not {allowed}")
 
 
+_LISTED = 32
+"""Names that are listed at most."""
+
+
 def unknown(field: str, value: object, names: Iterable[str], what: str = "one of") -> InputError:
     """A name that is not in a closed set, with the nearest one as a suggestion when there is a near one."""
     known = sorted(names)
     whatever_case = {name.lower(): name for name in known}
     near = difflib.get_close_matches(str(value).lower(), whatever_case, n=3, cutoff=0.55)
     hint = f" (did you mean {' or '.join(whatever_case[name] for name in near)}?)" if near else ""
-    listed = ", ".join(known) if len(known) <= 16 else f"{len(known)} known names"
+    listed = (", ".join(known) or "none") if len(known) <= _LISTED else f"{len(known)} known names"
     return InputError(f"{field}: {value!r} is not {what} {listed}{hint}")

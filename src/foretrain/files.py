@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from foretrain.errors import InputError
 
@@ -13,20 +15,46 @@ from foretrain.errors import InputError
 def read_text(path: Path) -> str:
     """The text of a file, decompressed when its name ends in ``.zst``."""
     try:
-        return _decompressed(path) if path.suffix == ".zst" else path.read_text(encoding="utf-8")
+        content = decompressed(path) if path.suffix == ".zst" else path.read_bytes()
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 
-def _decompressed(path: Path) -> str:
+def decompressed(path: Path) -> bytes:
+    """What the frames of a zstd file hold."""
     import zstandard
 
+    rest, plain = path.read_bytes(), []
     try:
-        with path.open("rb") as file:
-            plain = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-            return plain.read().decode("utf-8")
+        while rest:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            plain.append(frame.decompress(rest))
+            if not frame.eof:
+                raise InputError(f"{path}: not a whole zstd file (it ends within a frame)")
+            rest = frame.unused_data
     except zstandard.ZstdError as error:
         raise InputError(f"{path}: not a zstd file ({error})") from error
+    return b"".join(plain)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text; whatever is wrong with it is a ``ValueError``."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def check_target(path: Path, *, folder: bool = False) -> None:
+    """Refuse, before the work for it begins, a file (or a folder) that could not be written."""
+    if path.is_dir() and not folder:
+        raise InputError(f"{path}: cannot be written (Is a directory)")
+    above = path if folder else path.parent
+    while not above.exists() and above != above.parent:
+        above = above.parent
+    if not above.is_dir():
+        raise InputError(f"{path}: cannot be written ({above} is not a directory)")
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args
 from foretrain import spellings
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
-from foretrain.files import read_text
+from foretrain.files import parse_json, read_text
 from foretrain.schema import convert, read
 from foretrain.spellings import Spellings
 from foretrain.units import parse_seconds
@@ -30,6 +30,9 @@ Shard = Literal["none", "zero1", "zero2", "zero3"]
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "full"]
 Mode = Literal["train", "infer"]
+
+TENSOR_ROLES = ("column", "row", "vocab", "replicate")
+"""How a layer is cut under tensor parallelism."""
 
 OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", "adafactor", "lamb",
 "adagrad", "rmsprop", "sparse-adam",
@@ -285,6 +288,9 @@ class Plan:
             raise InputError(
                 f"plan.servers: {self.servers} hold the optimizer state already; leave out {held}"
             )
+        for pattern, role in (self.tensor_plan or {}).items():
+            if role not in TENSOR_ROLES:
+                raise unknown(f"plan.tensor_plan.{pattern}", role, TENSOR_ROLES)
         if self.virtual_stages is not None and self.schedule != "interleaved":
             raise InputError(
                 f"plan.virtual_stages: {self.virtual_stages} needs "
@@ -451,9 +457,13 @@ class Job:
         """A job from a ``.toml`` or ``.json`` file; errors start with the file's name."""
         text = read_text(path)
         try:
-            data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+            data = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
+        except ValueError as error:
+            kind = "JSON" if path.suffix == ".json" else "TOML"
+            raise InputError(f"{path}: not {kind} ({error})") from error
+        try:
             return cls.read(edit(data), catalog=catalog, base=path.parent)
-        except (InputError, ValueError) as error:
+        except InputError as error:
             raise InputError(f"{path}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
@@ -557,7 +567,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """The JSON values of a ``.jsonl`` file with their line numbers; blank lines are skipped."""
     for number, line in text_lines(path):
         try:
-            yield number, json.loads(line)
+            yield number, parse_json(line)
         except ValueError as error:
             raise InputError(f"{path}:{number}: not JSON ({error})") from error
 
@@ -568,7 +578,7 @@ def parse_job(
     """The job on a line of a file that lies in ``base``: a bare one, or that of a run whose measured part is
     ignored."""
     try:
-        data = json.loads(line)
+        data = parse_json(line)
     except ValueError as error:
         raise InputError(f"not JSON ({error})") from error
     bare = data["job"] if isinstance(data, Mapping) and "job" in data else data

@@ -199,6 +199,8 @@ def check_file(model: str) -> None:
     """Refuse the path of a model where there is no file, with the names of those that are near."""
     path = Path(re.sub(r"(?<=\.py):.*", "", model))
     if _source_of_file(model) is not None and not is_file(path):
+        if path.is_dir():
+            raise InputError(f"model.name: {str(path)!r} cannot be read: it is a folder")
         names = [str(other) for other in _files(path.parent) if other.suffix == path.suffix]
         near = difflib.get_close_matches(str(path), names, n=_SUGGESTED, cutoff=0.6)
         raise InputError(

@@ -100,7 +100,12 @@ def _convert_union(value: Any, choices: tuple[Any, ...], where: str) -> Any:
             if len(choices) == 1:
                 raise
     allowed = " or ".join(
-        "a list" if get_origin(choice) is tuple else _NAMES.get(choice, str(choice)) for choice in choices
+        "a list"
+        if get_origin(choice) is tuple
+        else "a table"
+        if get_origin(choice) is Mapping
+        else _NAMES.get(choice, str(choice))
+        for choice in choices
     )
     raise invalid(where, value, allowed)
 

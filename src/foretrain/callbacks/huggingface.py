@@ -5,19 +5,19 @@ trainer = Trainer(model, args, train_dataset=data, callbacks=[ForetrainCallback(
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import transformers
-
-from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name
+from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name, same_random_numbers
 from foretrain.callbacks.recorder import Recorder
-from foretrain.capture.sources.transformers_models import ignored_keys
-from foretrain.errors import InputError
+from foretrain.errors import InputError, libraries_named
+
+with libraries_named("ForetrainCallback", "huggingface"):
+    import transformers
+
+    from foretrain.capture.sources.transformers_models import ignored_keys
 
 _TASKS = {
     "causal-lm": "CAUSAL_LM",
@@ -174,7 +174,7 @@ def _shapes(loader: Any, batch: int) -> dict[str, Any]:
     """Sequence length or image size of the first samples as a batch; the training sees nothing of it."""
     try:
         count = min(batch, len(loader.dataset))
-        with _same_random_numbers():
+        with same_random_numbers():
             inputs = loader.collate_fn([loader.dataset[i] for i in range(count)])
         for name in ("input_ids", "input_values"):
             if name in inputs:
@@ -182,18 +182,3 @@ def _shapes(loader: Any, batch: int) -> dict[str, Any]:
         return {"image": list(inputs["pixel_values"].shape[-3:])} if "pixel_values" in inputs else {}
     except Exception:
         return {}
-
-
-@contextlib.contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """What is drawn in this block does not change what the training draws."""
-    import numpy as np
-    import torch
-
-    state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        random.setstate(state)
-        np.random.set_state(numpy_state)

@@ -1,19 +1,23 @@
-"""Records every training of a Lightning ``Trainer``; the job names the model, the trainer knows the rest.
+"""Records every training of a Lightning ``Trainer``, from which the job follows.
 
-trainer = Trainer(callbacks=[ForetrainCallback("runs.jsonl", job="vit_tiny_patch16_224")])
+trainer = Trainer(callbacks=[ForetrainCallback("runs.jsonl")])
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import os
 import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name
+from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name, same_random_numbers
 from foretrain.callbacks.recorder import Recorder
-from foretrain.errors import InputError
+from foretrain.errors import InputError, first_line, missing
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _PRECISION = {
@@ -42,18 +46,20 @@ def _package() -> Any:
             return importlib.import_module(package)
         except ModuleNotFoundError:
             continue
-    raise InputError("lightning: not installed; install foretrain[lightning]")
+    raise missing("lightning", "ForetrainCallback")
 
 
 class Hooks:
     """Records every ``fit`` of a Lightning ``Trainer`` into ``runs``.
 
-    ``job`` names the model and the size of its input; batch, precision, optimizer, length and cluster come
-    from the trainer where the job leaves them out. Further options are those of ``Recorder``.
+    ``job`` names the model and the size of its input; without it the module's own ``training_step`` is traced
+    on the first samples, and its graph is kept beside the runs. Batch, precision, optimizer, length and
+    cluster come from the trainer where the job leaves them out. Further options are those of ``Recorder``.
     """
 
-    def __init__(self, runs: str | os.PathLike[str], job: JobLike, **options: Any) -> None:
+    def __init__(self, runs: str | os.PathLike[str], job: JobLike | None = None, **options: Any) -> None:
         package = _package()
+        self._runs = str(runs)
         self.recorder = Recorder(runs, job=job, framework=f"lightning {package.__version__}", **options)
         self.recorder.end_with(self)
         self._in_step = False
@@ -64,7 +70,10 @@ class Hooks:
             return
         self._total, self._in_step = trainer.estimated_stepping_batches, False
         total = int(self._total) if 0 < self._total < math.inf else None
-        self.recorder.begin(_observed(trainer, total), total_steps=total, done=_steps(trainer), main=True)
+        observed = _observed(trainer, total)
+        if not self.recorder.names_model:
+            observed["model"] = _traced(trainer, pl_module, observed["training"], _graphs_beside(self._runs))
+        self.recorder.begin(observed, total_steps=total, done=_steps(trainer), main=True)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self.recorder.epoch_begin()
@@ -118,6 +127,63 @@ def _observed(trainer: Any, total: int | None) -> dict[str, dict[str, Any]]:
     }
     cluster = cluster_here(trainer.world_size, trainer.num_nodes, on_gpu=on_gpu)
     return {"training": training, "cluster": cluster, "plan": plan}
+
+
+# The model
+
+
+def _graphs_beside(runs: str) -> Path:
+    """The folder that keeps graphs for a file of runs; for a database, that of all graphs."""
+    from foretrain.capture import cache_folder
+    from foretrain.measure.store import is_database
+
+    return cache_folder() if is_database(runs) else Path(runs).absolute().with_suffix(".graphs")
+
+
+def _traced(trainer: Any, module: Any, training: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The [model] section for the step that a module makes of the first samples; the training sees nothing
+    of it."""
+    from foretrain.capture import capture
+
+    name, example = type(module).__name__, 'ForetrainCallback(..., job={"model": ...})'
+    step, loader, samples = _one_step(module), trainer.train_dataloader, training.get("global_batch")
+    try:
+        samples = samples // (trainer.world_size * trainer.accumulate_grad_batches)
+        with same_random_numbers(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            batch = loader.collate_fn([loader.dataset[i % len(loader.dataset)] for i in range(samples)])
+            graph = capture(
+                step, (batch,), _loss, precision=training["precision"], optimizer=training["optimizer"],
+                accumulate=trainer.accumulate_grad_batches > 1, samples=samples,
+            )  # fmt: skip
+    except Exception as error:
+        raise InputError(
+            f"job: the training step of {name} cannot be traced ({first_line(error)}); "
+            f"name the model: {example}"
+        ) from error
+    path = folder / f"{name}-{graph.digest()[:12]}.json.zst"
+    graph.save(path)
+    return {"source": "graph", "name": str(path)}
+
+
+def _one_step(module: Any) -> Any:
+    """A module whose forward pass is the training step of a LightningModule."""
+    import torch
+
+    class Step(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, batch: Any) -> Any:
+            own = self.module
+            return own.training_step(*(batch, 0)[: len(inspect.signature(own.training_step).parameters)])
+
+    return Step()
+
+
+def _loss(output: Any) -> Any:
+    return output["loss"] if isinstance(output, Mapping) else output
 
 
 def _precision(name: str, on_gpu: bool) -> str:

@@ -16,12 +16,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import ray
-from ray.train.v2._internal.execution import callback as hooks
-
 from foretrain.callbacks.jobs import JobLike, cluster_here, cuda
 from foretrain.callbacks.recorder import Recorder, Times, log
-from foretrain.errors import InputError, first_line, invalid
+from foretrain.errors import InputError, first_line, invalid, libraries_named
+
+with libraries_named("ForetrainCallback", "ray"):
+    import ray
+    from ray.train.v2._internal.execution import callback as hooks
 
 _ANSWER_S = 30.0
 

@@ -3,19 +3,24 @@ then."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
+import io
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretrain.capture.cache import cache_folder, found_or_traced, read_graph
 from foretrain.capture.keys import accumulates, library_versions
 from foretrain.capture.programs import settings as programs
-from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line
+from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line, missing
 from foretrain.graph import OpGraph, Weight
+from foretrain.graph.ir import checked
 from foretrain.job import Job, Plan, Training
 from foretrain.progress import tell
 
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
 
     from foretrain.capture.tracing.constants import Constants
 
-__all__ = ["cache_folder", "capture", "capture_job", "capture_rank"]
+__all__ = ["cache_folder", "capture", "capture_job", "capture_rank", "needs_torch"]
 
 _RANK_REVISION = 3
 """Raised when what ``capture_rank`` adds to a graph changes, so that older cached ones are made anew."""
@@ -56,6 +61,7 @@ def capture(
     the length of the first input. ``optimizer_settings`` are keyword arguments in place of those that the
     optimizer's name stands for; ``updated`` names the parameters that it was given, where these are not all.
     """
+    needs_torch("capture")
     import torch
 
     from foretrain.capture.sources.loaded import classifier_loss, parameter_counts
@@ -181,7 +187,7 @@ def _given_graph(job: Job) -> OpGraph:
         changed = path.stat().st_mtime_ns
     except OSError as error:
         raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error
-    graph, name = read_graph(path, changed), job.workload.model.label
+    graph, name = checked(read_graph(path, changed), path), job.workload.model.label
     if graph.accumulates != accumulates(job):
         held = "adds to gradients of earlier micro-batches" if graph.accumulates else "is a whole step"
         raise InputError(
@@ -221,12 +227,28 @@ def _check_shapes(graph: OpGraph, training: Training, name: str) -> None:
         raise InputError(f"training.classes: {classes}, but no tensor of the graph {name} is as wide")
 
 
+OLDEST_TORCH = (2, 6)
+"""The oldest that tracing was tried with."""
+
+
+def needs_torch(what: str) -> None:
+    """Refuse, in one line, what needs torch where it is not installed or too old."""
+    if importlib.util.find_spec("torch") is None:
+        raise missing("torch", what)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
+        version = importlib.metadata.version("torch")
+        if tuple(map(int, version.split(".")[:2])) < OLDEST_TORCH:
+            oldest = ".".join(map(str, OLDEST_TORCH))
+            raise CaptureError(f"{what}: torch {version} is too old; it needs torch {oldest} or newer")
+
+
 def _needs_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise CaptureError(
             "model: this graph is not in the cache and torch "
             "is not installed; install foretrain[capture,zoo] or give a captured graph"
         )
+    needs_torch("model")
 
 
 def _trace(job: Job, batch: int) -> OpGraph:
@@ -237,11 +259,24 @@ def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
     _needs_torch()
     if "torch" not in sys.modules:
         tell("importing torch")
-    if programs.is_program(job.workload):
-        return _trace_program(job, batch)
-    from foretrain.capture.parallel.ranks import trace_rank
+    with _quiet():
+        if programs.is_program(job.workload):
+            return _trace_program(job, batch)
+        from foretrain.capture.parallel.ranks import trace_rank
 
-    return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)
+        return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What a model's code prints and warns of is not the forecast, and nobody answers what it asks."""
+    before, sys.stdin = sys.stdin, io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.stdin = before
 
 
 def _trace_program(job: Job, batch: int) -> OpGraph:

@@ -302,8 +302,12 @@ class Catalog:
             entries, other = _entries(kind, self.files), {"devices": "node", "nodes": "device"}.get(kind)
             if other and plain(str(name)) in _index(f"{other}s", self.files):
                 raise InputError(f"{field}: {name!r} is a {other} of the catalogue; give it as {other}")
+            if kind == "prices":
+                entries = {**_entries("devices", self.files), **_entries("nodes", self.files)}
             aliases = (alias for entry in entries.values() for alias in _aliases(entry))
-            raise unknown(field, name, [*entries, *aliases])
+            shown = "devices or nodes" if kind == "prices" else kind
+            what = "one of" if kind == "links" else f"one of foretrain catalog {shown}, which has"
+            raise unknown(field, name, [*entries, *aliases], what)
         return _build(kind, found, self.files)
 
     def _device_as_sold(self, name: str) -> str | None:
@@ -323,11 +327,14 @@ class Catalog:
 
     def _check(self, path: Path) -> None:
         """Mistakes in a user's file show when it is loaded, not when an entry happens to be used."""
-        for kind, table in _own(path).items():
-            for name in table:
-                self._entry(kind, name, f"{kind}.{name}")
-                if kind == "nodes":
-                    self.device(self.node(name).device, f"nodes.{name}.device")
+        try:
+            for kind, table in _own(path).items():
+                for name in table:
+                    self._entry(kind, name, f"{kind}.{name}")
+                    if kind == "nodes":
+                        self.device(self.node(name).device, f"nodes.{name}.device")
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
 
 
 @functools.cache
@@ -356,15 +363,18 @@ def _builtin(kind: str) -> Mapping[str, dict[str, Any]]:
 @functools.cache
 def _own(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"catalogue {str(path)!r} cannot be read: {error}") from error
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"the catalogue cannot be read ({why})") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"not TOML ({error})") from error
     for kind, table in tables.items():
         if kind not in _KINDS:
-            raise unknown(f"{path.name}: {kind}", kind, _KINDS, "a known table; allowed are")
+            raise unknown(kind, kind, _KINDS, "a known table; allowed are")
         for name, entry in table.items() if isinstance(table, dict) else [("", table)]:
             if not isinstance(entry, dict):
-                raise invalid(f"{path.name}: {kind}.{name}".rstrip("."), entry, "a table of keys and values")
+                raise invalid(f"{kind}.{name}".rstrip("."), entry, "a table of keys and values")
     return tables
 
 

@@ -3,6 +3,7 @@ meets it."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,6 +65,9 @@ def advise(
     from foretrain.units import parse_seconds
 
     limit_s, known = parse_seconds(deadline, "deadline"), Catalog.load(catalog)
+    advice.check_wanted(limit_s, risk)
+    if epochs is not None and not 0 < epochs < math.inf:
+        raise invalid("epochs", epochs, "a number greater than zero")
     found = [run for path in runs for _, run in read_runs(path)]
     base = advice.template(found, model)
     wishes = advice.Wishes(
@@ -107,11 +111,13 @@ def _show(told: Advice, top: int) -> None:
 
 def _learned(name: str, runs: list[Run]) -> Predictor:
     from foretrain import predictors
+    from foretrain.report.screen import progress
 
     found = predictors.get(name)
     if predictors.folder_of(name) is not None or not found.learns:
         return found
-    learned = found.fit(runs)
+    with progress("learning") as found.progress:
+        learned = found.fit(runs)
     for line in learned.left_out_[:3]:
         say(f"left out: {line}")
     return learned
@@ -122,7 +128,7 @@ def _numbers(name: str, text: str | None) -> tuple[int, ...]:
         return ()
     try:
         values = tuple(int(float(word)) for word in text.split(","))
-    except ValueError as error:
+    except (OverflowError, ValueError) as error:
         raise invalid(name, text, "whole numbers with commas between them") from error
     if any(value < 1 for value in values):
         raise InputError(f"{name}: {text!r} has a number below 1")

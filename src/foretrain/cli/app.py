@@ -7,14 +7,14 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from foretrain.errors import ForetrainError
+from foretrain.errors import ForetrainError, InputError, libraries_named
 from foretrain.interrupts import ended_as_interrupted, exit_code
 from foretrain.progress import tell
 
@@ -67,7 +67,8 @@ class _Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _lighten(self, ctx)
-        return super().parse_args(ctx, _with_debug_first(args))
+        with _usage_in_one_line():
+            return super().parse_args(ctx, _with_debug_first(args))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -76,7 +77,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with ended_as_interrupted():
             try:
-                with _told(ctx):
+                with _usage_in_one_line(), libraries_named(str(ctx.invoked_subcommand or "")), _told(ctx):
                     return super().invoke(ctx)
             except ForetrainError as error:
                 if debugging(ctx):
@@ -142,7 +143,12 @@ def _loaded(name: str) -> Any:
 
 
 def _lighten(command: Any, ctx: Any) -> None:
-    for parameter in command.get_params(ctx):
+    lighten(command.get_params(ctx))
+
+
+def lighten(parameters: Iterable[Any]) -> None:
+    """Convert the values of options by ``_AsItIs``."""
+    for parameter in parameters:
         convert = getattr(parameter, "get_runtime_param", None)
         if convert is not None and not isinstance(convert, functools.partial):
             parameter.get_runtime_param = functools.partial(_AsItIs, convert)
@@ -160,7 +166,19 @@ class _AsItIs:
             return () if param.multiple or param.nargs == -1 else None
         if value is param.default or (isinstance(value, str) and param.type_descriptor.annotation is str):
             return value
-        return self._convert().coerce(value, param=param, ctx=ctx)
+        try:
+            return self._convert().coerce(value, param=param, ctx=ctx)
+        except _UsageError as error:
+            raise InputError(_wrong_value(param, value, str(error.message))) from error
+
+
+def _wrong_value(param: Any, value: Any, message: str) -> str:
+    """What the parser says of a value, with the option's name and the value before it."""
+    name = max(param.opts, key=len) if str(param.opts[0]).startswith("-") else param.name
+    message = message.removeprefix("Value error, ").partition(", unable")[0].rstrip(".")
+    if message.startswith("Input should be "):
+        message = f"{value!r} is not {message.removeprefix('Input should be ')}"
+    return f"{name}: {message}"
 
 
 def _version(wanted: bool) -> None:
@@ -189,6 +207,23 @@ def _foretrain(
     ] = False,
 ) -> None:
     pass
+
+
+_UsageError: Any = typer.BadParameter.__base__
+
+
+@contextlib.contextmanager
+def _usage_in_one_line() -> Iterator[None]:
+    """Print what is wrong with the words of a command as other mistakes are; no words at all get the help."""
+    try:
+        yield
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        words = "" if error.ctx is None else str(error.ctx.command_path).partition(" ")[2]
+        message = " ".join(error.format_message().split()).removesuffix(".").removeprefix("Invalid value: ")
+        say(f"{message} (see foretrain {words + ' ' if words else ''}--help)")
+        raise typer.Exit(2) from error
 
 
 def say(message: str) -> None:

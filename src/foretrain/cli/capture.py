@@ -30,8 +30,10 @@ def capture(
 ) -> None:
     """Write the operator graph of one step, for machines without torch."""
     from foretrain.capture import capture_job
+    from foretrain.files import check_target
     from foretrain.report.tables import graph_table
 
+    check_target(out)
     graph = capture_job(job_from(target, options))
     graph.save(out)
     show(graph_table(graph))

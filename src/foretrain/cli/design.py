@@ -17,7 +17,7 @@ import typer
 
 from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
-from foretrain.errors import ForetrainError, InputError, first_line, invalid, unknown
+from foretrain.errors import ForetrainError, InputError, first_line, invalid, missing, unknown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -113,6 +113,7 @@ def design(
     as_json: JsonFlag = False,
 ) -> None:
     """Choose what to measure next: the candidates that tell most for their cost."""
+    from foretrain.files import check_target
     from foretrain.measure import design as choose
     from foretrain.units import parse_seconds
 
@@ -121,6 +122,8 @@ def design(
     if (budget is None) == (count is None):
         raise typer.BadParameter("give --budget or --count (and only one of them)")
     budget_s = None if budget is None else parse_seconds(budget, "budget")
+    if out is not None:
+        check_target(out)
     before = measured or []
     if cluster is not None or _holds_jobs(str(file)):
         if features is not None or log or operators:
@@ -391,9 +394,9 @@ def _table(
     names = list(dict.fromkeys(name for row in rows for name in row if name != cost_column))
     if features is not None:
         wanted = [name.strip() for name in features.split(",")]
-        missing = [name for name in wanted if name not in names]
-        if missing:
-            raise unknown("--features", missing[0], names)
+        lacking = [name for name in wanted if name not in names]
+        if lacking:
+            raise unknown("--features", lacking[0], names)
     else:
         wanted = [name for name in names if any(_number(row.get(name)) is not None for row in rows)]
         if not wanted:
@@ -509,7 +512,7 @@ def _read_parquet(path: Path) -> Rows:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise ForetrainError("parquet: pyarrow is not installed; install foretrain[learn]") from error
+        raise missing("pyarrow", "parquet") from error
     try:
         rows: Rows = parquet.read_table(path).to_pylist()
     except (OSError, ArrowException) as error:

@@ -14,7 +14,7 @@ from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
 
 _TOLD = 5
-"""Lines that failed are named up to this number."""
+"""Reasons of each kind are told up to this number."""
 
 
 @registry.command(cls=ScaleOut)
@@ -44,13 +44,18 @@ def evaluate(
     ] = None,
 ) -> None:
     """Errors of predictors on measured runs."""
+    if train_runs is not None and split is None:
+        raise typer.BadParameter("--train-runs is for --split, which says what is learned from")
     hush_ray()
     one_thread()
     from foretrain import predictors
     from foretrain.evaluate import evaluate as score
+    from foretrain.files import check_target
     from foretrain.report.screen import progress
     from foretrain.report.tables import evaluation_table
 
+    if json_out is not None:
+        check_target(json_out)
     with progress("fits") as learning, progress("forecasts") as advance:
         document = score(
             runs,
@@ -69,12 +74,18 @@ def evaluate(
         write_atomically(json_out, dump(document))
         say(f"{len(document['results']):,} results, {len(document['runs']):,} comparisons in {json_out}")
     show(evaluation_table(document["results"]))
-    _tell(document["failures"])
+    for kind in ("failed", "unsupported"):
+        _tell(kind, [reason for reason in document["reasons"] if reason["kind"] == kind])
+    if document["failures"] and not document["runs"]:
+        raise typer.Exit(1)
 
 
-def _tell(failures: Sequence[Mapping[str, Any]]) -> None:
-    for one in failures[:_TOLD]:
+def _tell(kind: str, reasons: Sequence[Mapping[str, Any]]) -> None:
+    """Each reason with its first run, and how many more there are like it."""
+    for one in reasons[:_TOLD]:
         whose = f"{one['predictor']}: " if one["predictor"] else ""
-        say(f"failed: {one['runs_file']}:{one['line']}: {whose}{' '.join(one['reason'].splitlines())}")
-    if len(failures) > _TOLD:
-        say(f"failed: {len(failures) - _TOLD:,} more; --json OUT lists them all")
+        more = f" ({one['count'] - 1:,} more like it)" if one["count"] > 1 else ""
+        say(f"{kind}: {one['runs_file']}:{one['line']}: {whose}{' '.join(one['reason'].splitlines())}{more}")
+    if len(reasons) > _TOLD:
+        left = sum(reason["count"] for reason in reasons[_TOLD:])
+        say(f"{kind}: {left:,} more for {len(reasons) - _TOLD:,} other reasons; --json OUT lists them all")

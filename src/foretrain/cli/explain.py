@@ -35,7 +35,8 @@ def explain(
     from foretrain.report import dump
     from foretrain.report.explain import explain as compare
 
-    known, chosen = Catalog.load(catalog), predictors.get(predictor or predictors.DEFAULT)
+    known = Catalog.load(catalog)
+    chosen = predictors.get(predictors.DEFAULT if predictor is None else predictor)
     found = compare(_forecast(first, known, chosen), _forecast(second, known, chosen))
     if as_json:
         typer.echo(dump(found.to_dict()))
@@ -48,11 +49,13 @@ def explain(
 def _forecast(path: Path, catalog: Catalog, predictor: Predictor) -> Forecast:
     """The forecast of a job file; what stands against it is told with the file's name."""
     from foretrain.job import Job
+    from foretrain.predictors.plugins import told_in_one_line
 
     if path.suffix not in (".toml", ".json"):
         raise InputError(f"{path}: explain compares job files (.toml or .json)")
     job = Job.load(path, catalog=catalog)
     try:
-        return predictor.predict(job)
+        with told_in_one_line(type(predictor)):
+            return predictor.predict(job)
     except ForetrainError as error:
         raise InputError(f"{path}: {error}") from error

@@ -61,11 +61,14 @@ def fit(
 ) -> None:
     """Calibrate a predictor to measured runs, or learn its operator models from an operator dataset."""
     from foretrain import predictors
+    from foretrain.files import check_target
     from foretrain.job import read_runs
     from foretrain.predictors.base import OperatorPredictor, source_of
     from foretrain.predictors.evidence import of_learned
+    from foretrain.report.screen import progress
 
     datasets, runs = _sort(files)
+    check_target(out, folder=True)
     if (device or published) and not datasets:
         raise InputError(
             f"{'--device' if device else '--published'}: is "
@@ -87,7 +90,8 @@ def fit(
         operators, sources = _operators(datasets, device, published)
         _relearn(predictor, operators, found, [*sources, *map(source_of, runs)])
     else:
-        predictor.fit(_watched(found))
+        with progress("learning") as predictor.progress:
+            predictor.fit(_watched(found))
     _tell_left_out(predictor, len(found))
     predictor.records_ = of_learned(predictor, found)
     predictor.save(out)
@@ -112,7 +116,7 @@ def _sort(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """Operator datasets and files of runs, all of which are there."""
     for path in files:
         if not path.is_file():
-            raise InputError(f"{path}: no such file")
+            raise InputError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
         if not path.name.endswith((".parquet", ".jsonl", ".jsonl.zst")):
             raise InputError(f"{path}: neither runs (.jsonl, .jsonl.zst) nor an operator dataset (.parquet)")
     datasets = [path for path in dict.fromkeys(files) if path.suffix == ".parquet"]

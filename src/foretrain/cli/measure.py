@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -55,6 +56,8 @@ def conclude(summary: Summary, out: Path) -> None:
     say(f"{summary}; in {out}")
     if summary.failed or summary.failed_before:
         say(f"failures in {failures_file(out)}")
+    if summary.failed and not summary.measured:
+        raise typer.Exit(1)
 
 
 # One device
@@ -92,6 +95,9 @@ def ops(
         save_instances(out, instances)
         say(f"{len(instances):,} operators in {out}")
         return
+    from foretrain.capture import needs_torch
+
+    needs_torch("measure ops")
     from foretrain.measure.ops import measure_operators
 
     limit_s = budget_s(budget)
@@ -123,17 +129,20 @@ def pack(
 ) -> None:
     """Put measured operators into one Parquet dataset, which ``foretrain fit deletepop`` learns from."""
     from foretrain.catalog import Catalog
+    from foretrain.files import check_target
     from foretrain.measure.dataset import device_of
     from foretrain.measure.dataset import pack as write
 
     for path in files:
         if not path.is_file():
-            raise InputError(f"{path}: no such file")
+            raise InputError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
+    check_target(out)
     name, said = device_of(files, device, Catalog.load(catalog))
+    facts = {"catalog_device": name, **({} if said is None else {"device": said})}
+    count = write(files, out, facts)
     if said is None:
         say(f"the files do not say what they were measured on; taken as {name}")
-    facts = {"catalog_device": name, **({} if said is None else {"device": said})}
-    say(f"{write(files, out, facts):,} operators of {name} in {out}")
+    say(f"{count:,} operators of {name} in {out}")
 
 
 @measure.command()
@@ -149,9 +158,14 @@ def steps(
 ) -> None:
     """Run real training steps of jobs on one device and write them as runs; a job that fails does not stop
     the rest."""
-    from foretrain.measure.steps import measure_jobs
+    from foretrain.capture import needs_torch
     from foretrain.report.screen import progress
 
+    needs_torch("measure steps")
+    from foretrain.measure.steps import measure_jobs
+
+    if not 0 < seconds < math.inf:
+        raise invalid("--seconds", seconds, "a time above 0")
     jobs, limit_s = list(_jobs(targets, "measure steps")), budget_s(budget)
     with kept_in(out), progress("jobs") as advance:
         done = measure_jobs(
@@ -276,6 +290,8 @@ def campaign(
         "device": device},
         image=image,
     )  # fmt: skip
+    if not (timeout_s := parse_seconds(timeout, "timeout")) > 0:
+        raise invalid("timeout", timeout, "a time above 0")
     on, address = _where(on, address, ray)
     if file is not None and file.suffix != ".toml":
         if options:
@@ -296,7 +312,7 @@ def campaign(
         summary = run_campaign(
             wanted, out, chosen, protocol=protocol, interface=interface or ("auto" if address else "lo"),
             progress=advance, say=say,
-            timeout_s=parse_seconds(timeout, "timeout"), retry_failed=retry_failed,
+            timeout_s=timeout_s, retry_failed=retry_failed,
             budget_s=budget_s(budget),
         )  # fmt: skip
     conclude(summary, out)
@@ -338,6 +354,8 @@ def _list(name: str, text: str, parse: Callable[[str, str], Any]) -> list[Any]:
 
 def _image(text: str) -> int | list[int]:
     sides: list[int] = _list("image", text.replace("x", ","), _whole)
+    if len(sides) not in (1, 3):
+        raise invalid("image", text, "a side length or channels,height,width")
     return sides[0] if len(sides) == 1 else sides
 
 

@@ -79,6 +79,8 @@ def predict(
 ) -> None:
     """Forecast time, memory and cost of a job file or a model; options override the file."""
     from foretrain import predictors
+    from foretrain.files import check_target
+    from foretrain.predictors.plugins import told_in_one_line
 
     if (target is None) == (jobs is None):
         raise typer.BadParameter("give a job file, a model, or --jobs (and only one of them)")
@@ -98,7 +100,10 @@ def predict(
         )
     if jobs is None and (ray is not None or processes > 1):
         raise typer.BadParameter("--processes and --ray are for --jobs")
-    name = predictor or predictors.DEFAULT
+    for written in (trace, html, out):
+        if written is not None:
+            check_target(written)
+    name = predictors.DEFAULT if predictor is None else predictor
     if jobs is not None:
         _predict_many(jobs, out, options, name, processes, ray)
         return
@@ -106,7 +111,9 @@ def predict(
     if compare:
         _compare(job, as_json)
         return
-    forecast = _with_remedies(_forecast(chosen := predictors.get(name), job), chosen)
+    chosen = predictors.get(name)
+    with told_in_one_line(type(chosen)):
+        forecast = _with_remedies(_forecast(chosen, job), chosen)
     use = _resources(forecast) if resources else None
     _write_files(forecast, trace, html, use)
     if as_json:
@@ -222,6 +229,8 @@ def _predict_many(
     if out is not None and out.exists() and out.samefile(path):
         raise InputError(f"--out: {str(out)!r} is the file of jobs itself")
     lines = list(text_lines(path))
+    if not lines:
+        raise InputError(f"{path}: empty; a file of jobs has one job per line")
     asked = _Asked(
         portable=Portable.of(predictor),
         catalog=Catalog.load(options.get("catalog")),

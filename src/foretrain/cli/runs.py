@@ -138,7 +138,8 @@ def import_(
         )
         raise typer.Exit(exit_code()) from None
     except ForetrainError:
-        say(f"stopped: {tally} of {len(lines):,} in {hide_password(target)}")
+        if tally.done:
+            say(f"stopped: {tally} of {len(lines):,} in {hide_password(target)}")
         raise
     say(f"{tally} in {hide_password(target)}")
     if tally.failed:

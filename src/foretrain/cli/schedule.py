@@ -125,14 +125,18 @@ def schedule(
     """Simulate a cluster under scheduling policies, with predictions in the loop."""
     hush_ray()
     one_thread()
+    from foretrain.files import check_target
     from foretrain.report.screen import progress
     from foretrain.scheduling.programmes import has_ecos
-    from foretrain.scheduling.study import run_all, runnable
+    from foretrain.scheduling.study import check_failures, run_all, runnable
 
     if processes is not None and processes < 1:
         raise invalid("processes", processes, "a whole number of at least 1")
     if log is not None and log.suffix not in (".csv", ".parquet"):
         raise unknown("--log", str(log), (".csv", ".parquet"), "a file that ends in one of")
+    for target in (html, log, perfetto):
+        if target is not None:
+            check_target(target)
     jobs = _jobs(trace, generate, format, first)
     scenarios = _scenarios(
         jobs, policy.split(","), cluster=cluster, rack=rack, placement=placement, rounds=rounds,
@@ -147,6 +151,7 @@ def schedule(
         },
     )  # fmt: skip
     jobs = runnable(jobs, scenarios[0])
+    check_failures(jobs, scenarios[0])
     if not has_ecos() and any(scenario.in_rounds and scenario.policy != "fifo" for scenario in scenarios):
         say(
             "shares of time by our own solver, which may serve "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.main import get_command
 
+from foretrain.cli.app import lighten
 from foretrain.cli.scale_out import ScaleOut
 from foretrain.errors import ForetrainError, InputError
 
@@ -123,4 +124,6 @@ def _options(kind: type[Predictor]) -> list[Any]:
     vars(nothing)["__signature__"] = inspect.Signature(parameters)
     app = typer.Typer(add_completion=False)
     app.command()(nothing)
-    return list(get_command(app).params)
+    options = list(get_command(app).params)
+    lighten(options)
+    return options

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,12 +18,13 @@ from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.evaluate.folds import DIMENSIONS, SPLITS, Fold, job_key, split_runs, thinned
 from foretrain.evaluate.forecasts import Answer, Asked, answer_all
 from foretrain.fanout import Progress
+from foretrain.files import parse_json
 from foretrain.job import QUANTITIES, Run, text_lines
 from foretrain.predictors import DEFAULT, get
 from foretrain.predictors.base import Predictor
 
 __all__ = [
-    "DIMENSIONS", "SPLITS", "Comparison", "Evaluation", "Failure", "Fold", "Result", "Unsupported",
+    "DIMENSIONS", "SPLITS", "Comparison", "Evaluation", "Failure", "Fold", "Reason", "Result", "Unsupported",
     "evaluate", "job_key", "leaderboard",
     "split_runs",
 ]  # fmt: skip
@@ -91,6 +92,20 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why runs, or quantities of them, have no error figure; reasons that differ in numbers, or in the
+    quantity, are one."""
+
+    kind: Literal["unsupported", "failed"]
+    predictor: str | None
+    reason: str
+    """That of the first of them."""
+    count: int
+    runs_file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The figures, and every run that they come from or that has none."""
 
@@ -99,12 +114,39 @@ class Evaluation:
     unsupported: tuple[Unsupported, ...]
     failures: tuple[Failure, ...]
 
+    @property
+    def reasons(self) -> list[Reason]:
+        """What went wrong, then what is unsupported, the most frequent first."""
+        return [*_reasons("failed", self.failures), *_reasons("unsupported", self.unsupported)]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
+        rows = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
-            field.name: [dataclasses.asdict(row) for row in getattr(self, field.name)]
-            for field in dataclasses.fields(self)
+            name: [dataclasses.asdict(row) for row in each]
+            for name, each in {**rows, "reasons": self.reasons}.items()
         }
+
+
+def _reasons(
+    kind: Literal["unsupported", "failed"], rows: Sequence[Unsupported] | Sequence[Failure]
+) -> list[Reason]:
+    alike: dict[tuple[str, str], list[Unsupported | Failure]] = {}
+    for row in rows:
+        quantity, _, rest = row.reason.partition(": ")
+        text = re.sub(r"\d[\d.,]*", "0", rest if quantity in QUANTITIES else row.reason)
+        alike.setdefault((row.predictor or "", text), []).append(row)
+    return [
+        Reason(
+            kind=kind,
+            predictor=group[0].predictor,
+            reason=group[0].reason,
+            count=len(group),
+            runs_file=group[0].runs_file,
+            line=group[0].line,
+        )
+        for group in sorted(alike.values(), key=len, reverse=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +222,7 @@ def _read(paths: Sequence[Path], catalog: Catalog) -> tuple[list[_Case], list[Fa
         known, unread = len(cases), len(failures)
         for line, text in text_lines(path):
             try:
-                run = Run.read(json.loads(text), catalog=catalog, base=path.parent)
+                run = Run.read(parse_json(text), catalog=catalog, base=path.parent)
                 cases.append(_Case(runs_file=str(path), line=line, run=run))
             except Exception as error:
                 failures.append(Failure(runs_file=str(path), line=line, predictor=None, reason=_why(error)))
@@ -195,7 +237,7 @@ def _why(error: Exception) -> str:
     """Why a line is no run."""
     if isinstance(error, ForetrainError):
         return str(error)
-    if isinstance(error, json.JSONDecodeError):
+    if isinstance(error, ValueError):
         return f"not JSON ({error})"
     return f"not a run ({type(error).__name__}: {first_line(error)})"
 

@@ -296,9 +296,11 @@ def read_compressed(path: Path, expected_format: str, build: Callable[[Mapping[s
                     f"{path}: format {data['format']!r} is not {expected_format!r}; capture the model again"
                 )
             return build(data)
+    except KeyError as error:
+        raise InputError(f"{path}: not a foretrain graph file (it has no {error.args[0]})") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except (zstandard.ZstdError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (zstandard.ZstdError, ValueError, IndexError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: not a foretrain graph file ({error})") from error
 
 
@@ -360,6 +362,24 @@ def from_json(data: Mapping[str, Any]) -> OpGraph:
         for shape, dtype, strides in data["specs"]
     ]
     return assemble(data, [operator_from(row, specs) for row in data["operators"]], data["buffers"])
+
+
+def checked(graph: OpGraph, path: Path) -> OpGraph:
+    """A graph that a user gave as a file, unless it holds what no capture writes."""
+    why, known = "", len(graph.buffers)
+    for name, least in (("samples", 1), ("tokens", 0), ("parameters", 0)):
+        value = getattr(graph, name)
+        if not isinstance(value, int) or value < least:
+            why = f"{name}: {value!r} is not a whole number of at least {least}"
+    if not graph.ops:
+        why = "it has no operators"
+    elif any(not 0 <= number < known for op in graph.ops for number in (*op.reads, *op.writes)):
+        why = f"an operator uses a buffer that is not one of its {known}"
+    elif any(not -1 <= one.born <= one.dies <= len(graph.ops) for one in graph.buffers):
+        why = "a buffer lives outside of its operators"
+    if why:
+        raise InputError(f"{path}: not a foretrain graph file ({why})")
+    return graph
 
 
 def operator_from(row: Sequence[Any], specs: Sequence[TensorSpec]) -> Operator:

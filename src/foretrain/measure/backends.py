@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from foretrain.capture import needs_torch
 from foretrain.errors import ForetrainError, InputError, unknown
 from foretrain.fanout import TRIES
 from foretrain.fanout.cluster import check_installed
@@ -170,7 +171,9 @@ def backend(name: str, *, address: str | None = None, cpus: int | None = None) -
         raise unknown("on", name, BACKENDS)
     if address is not None and name != "ray":
         raise InputError(f"address: {address!r} is for --on ray, not for --on {name}")
-    return BACKENDS[name](address, cpus)
+    made = BACKENDS[name](address, cpus)
+    needs_torch("measure campaign")
+    return made
 
 
 # Processes

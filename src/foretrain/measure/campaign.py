@@ -116,8 +116,9 @@ def read_campaign(path: Path, options: Mapping[str, Any]) -> list[Grid]:
 
     ``options`` replace what the file says.
     """
+    text = read_text(path)
     try:
-        data = tomllib.loads(read_text(path))
+        data = tomllib.loads(text)
         grids = data.pop("grid", [{}])
         if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
             raise invalid("grid", grids, "tables [[grid]]")

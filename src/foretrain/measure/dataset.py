@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from foretrain.catalog import Catalog, Device
 from foretrain.costs.measured import parquet_library
 from foretrain.errors import InputError, first_line
-from foretrain.files import write_atomically
+from foretrain.files import parse_json, write_atomically
 from foretrain.measure.kinds import kind_of
 from foretrain.measure.nvml import same_gpu
 
@@ -22,6 +24,31 @@ _COLUMNS = (
     *("key", "name", "overload", "phase", "precision", "inputs", "args", "flops", "bytes", "uses"),
     *("cold_s", "warm_s", "host_s", "kernels", "kernel_names"),
 )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+_ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("key", "name", "overload", "phase", "precision"), (_is_text, "a text")),
+    **dict.fromkeys(
+        ("flops", "bytes", "uses", "cold_s", "warm_s", "host_s", "kernels"),
+        (_is_amount, "a finite number of at least 0"),
+    ),
+    "inputs": (lambda value: isinstance(value, list), "a list of [shape, dtype, strides]"),
+    "args": (lambda value: isinstance(value, dict), "a table of keys and values"),
+    "kernel_names": (
+        lambda value: isinstance(value, list) and all(map(_is_text, value)),
+        "a list of texts",
+    ),
+    "device": (lambda value: value is None or _is_text(value), "a text"),
+}
+"""What the columns of a measured operator hold."""
 
 
 def read_measured(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
@@ -39,14 +66,18 @@ def _rows(path: Path, about: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             for number, text in enumerate(file, start=1):
-                row = json.loads(text)
+                row = parse_json(text)
                 if (kind := kind_of(row)) == "failures":
                     continue
                 if kind != "measured operators" or (lacks := [name for name in _COLUMNS if name not in row]):
                     what = f"without {lacks[0]}" if kind == "measured operators" else f"one of {kind}"
                     raise InputError(f"{path}:{number}: not a measured operator but {what}")
-                yield {"device": about.get("device"), **row}
-    except (OSError, ValueError) as error:
+                row = {"device": about.get("device"), **row}
+                for name, (fits, allowed) in _ALLOWED.items():
+                    if not fits(row[name]):
+                        raise InputError(f"{path}:{number}: {name}: {row[name]!r} is not {allowed}")
+                yield row
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read as measured operators ({first_line(error)})") from error
 
 

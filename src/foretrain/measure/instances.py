@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,8 +15,9 @@ from typing import Any
 from foretrain.costs.measured import matmul_precision, operator_key
 from foretrain.errors import InputError, first_line
 from foretrain.files import write_atomically
-from foretrain.graph import OpGraph, TensorSpec
+from foretrain.graph import PHASES, OpGraph, TensorSpec
 from foretrain.graph.fusion import FUSED
+from foretrain.graph.ir import ITEM_BYTES
 from foretrain.job import read_lines
 
 _SAME = ("name", "overload", "inputs", "args", "flops", "bytes")
@@ -54,12 +56,39 @@ class Instance:
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Instance:
-        inputs = tuple(
-            TensorSpec(tuple(shape), dtype, None if strides is None else tuple(strides))
-            for shape, dtype, strides in data["inputs"]
+        """An operator from its line; a ``ValueError`` says what of it is wrong."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        fields = {name: value for name, value in data.items() if name in known}
+        for name in ("name", "overload", "phase", "precision"):
+            if not isinstance(fields.get(name, ""), str):
+                raise ValueError(f"{name}: {fields[name]!r} is not a text")
+        for name in ("flops", "bytes", "uses"):
+            if not isinstance(fields.get(name, 0), int | float) or not 0 <= fields.get(name, 0) < math.inf:
+                raise ValueError(f"{name}: {fields[name]!r} is not a number of at least 0")
+        if not isinstance(fields["args"], Mapping):
+            raise ValueError(f"args: {fields['args']!r} is not a table of keys and values")
+        if fields["phase"] not in PHASES:
+            raise ValueError(f"phase: {fields['phase']!r} is not one of {', '.join(PHASES)}")
+        if not isinstance(fields["inputs"], list):
+            raise ValueError(f"inputs: {fields['inputs']!r} is not a list")
+        return cls(**{**fields, "inputs": tuple(map(_input, fields["inputs"]))})
+
+
+def _input(row: Any) -> TensorSpec:
+    """A tensor as [shape, dtype, strides]."""
+
+    def whole(values: Any) -> bool:
+        return isinstance(values, list | tuple) and all(
+            isinstance(value, int) and value >= 0 for value in values
         )
-        names = {field.name for field in dataclasses.fields(cls)} - {"inputs"}
-        return cls(inputs=inputs, **{name: data[name] for name in names if name in data})
+
+    if not isinstance(row, list | tuple) or len(row) != 3 or not whole(row[0]) or row[1] not in ITEM_BYTES:
+        raise ValueError(
+            f"inputs: {row!r} is not [shape, dtype, strides] with whole numbers and a known dtype"
+        )
+    if row[2] is not None and not (whole(row[2]) and len(row[2]) == len(row[0])):
+        raise ValueError(f"inputs: strides {row[2]!r} are not {len(row[0])} whole numbers")
+    return TensorSpec(tuple(row[0]), row[1], None if row[2] is None else tuple(row[2]))
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Instance))

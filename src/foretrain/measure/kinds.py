@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from foretrain.errors import InputError
+from foretrain.files import parse_json
 from foretrain.job import text_lines
 
 Kind = Literal["operators", "measured operators", "jobs", "runs", "failures", "cluster sizes", "other lines"]
@@ -47,7 +47,7 @@ def first_kind(path: Path) -> Kind | None:
     """Of the first line of a ``.jsonl`` file; None where it has none, or where that is not JSON."""
     for _, text in text_lines(path):
         try:
-            return kind_of(json.loads(text))
+            return kind_of(parse_json(text))
         except ValueError:
             return None
     return None

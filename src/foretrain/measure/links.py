@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Self
 
-from foretrain.errors import InputError
+from foretrain.errors import InputError, invalid
 from foretrain.units import parse_rate
 
 INTERFACE = "eth0"
@@ -27,7 +27,10 @@ _QUEUE_S = 0.05
 
 def link_rate(text: str) -> float:
     """Bytes per second of "1Gbit", "10 Gbit/s" or "100 MB/s"."""
-    return parse_rate(text if "/" in text or text.endswith("bps") else f"{text}/s", "links")
+    try:
+        return parse_rate(text if "/" in text or text.endswith("bps") else f"{text}/s", "links")
+    except InputError as error:
+        raise invalid("links", text, 'a rate such as "1Gbit" or "100 MB/s"') from error
 
 
 def link_text(rate_bytes_per_s: float) -> str:

@@ -46,8 +46,11 @@ def get(name: str | Path = DEFAULT) -> Predictor:
     ``name`` is that of a predictor, ``file.py:Class`` for one of the user's own, or the folder of a saved
     one. A folder never says which file to run, so a saved one of the user's own is ``file.py:Class@FOLDER``.
     """
+    from foretrain.predictors.plugins import told_in_one_line
+
     kind, folder = class_of(name), folder_of(name)
-    return kind() if folder is None else kind.load(folder)
+    with told_in_one_line(kind):
+        return kind() if folder is None else kind.load(folder)
 
 
 def class_of(name: str | Path) -> type[Predictor]:

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from foretrain.costs.measured import MeasuredOperator
-from foretrain.errors import ForetrainError, InputError
-from foretrain.files import read_text, write_atomically
+from foretrain.errors import ForetrainError, InputError, first_line, libraries_named
+from foretrain.files import check_target, parse_json, read_text, write_atomically
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 
@@ -93,6 +93,8 @@ class Predictor(ABC):
     neither outlives a ``fit``."""
     benefits_: Mapping[str, Benefit] = MappingProxyType({})
     """Of the last ``fit``, by device, where the predictor can tell."""
+    progress: Progress = staticmethod(lambda done, total: None)
+    """Hears how far a ``fit`` has come, where it takes long and the predictor can tell."""
     left_out_: Sequence[str] = ()
     """Runs that the last ``fit`` could not learn from, and why."""
 
@@ -148,6 +150,7 @@ class Predictor(ABC):
         """Keep what was learned; the file that makes the folder a predictor is written last."""
         if not self.learns:
             raise InputError(f"{self.name}: has nothing to learn, so there is nothing to save")
+        check_target(folder, folder=True)
         (folder / EVIDENCE).unlink(missing_ok=True)
         document = {"format": FORMAT, "predictor": self.name, **self._write(folder)}
         if self.records_ is not None and self.records_ != "shipped":
@@ -164,7 +167,12 @@ class Predictor(ABC):
             raise InputError(f"{folder / FILE}: a saved {document['predictor']}, not {cls.name}")
         if not cls.learns:
             raise InputError(f"{folder / FILE}: {cls.name}: has nothing to learn, so nothing was saved")
-        made = cls._read(folder, document)
+        try:
+            with libraries_named(cls.name, "learn"):
+                made = cls._read(folder, document)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else first_line(error)
+            raise InputError(f"{folder}: not a {cls.name} of this version ({why}); fit it again") from error
         made.records_ = None
         if (folder / EVIDENCE).exists():
             from foretrain.predictors.evidence import Records
@@ -190,7 +198,11 @@ def _possible(predict: Callable[[Any, Job], Forecast]) -> Callable[[Any, Job], F
     def checked(self: Any, job: Job) -> Forecast:
         from foretrain.predictors.physics import possible
 
-        return possible(predict(self, job))
+        with libraries_named(self.name, "learn"):
+            forecast = predict(self, job)
+        if not isinstance(forecast, Forecast):
+            raise InputError(f"{self.name}: predict gave {type(forecast).__name__}; a Forecast is allowed")
+        return possible(forecast)
 
     return checked
 
@@ -201,7 +213,8 @@ def _without_records(learn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(learn)
     def anew(self: Any, *given: Any, **options: Any) -> Any:
         self.records_ = None
-        return learn(self, *given, **options)
+        with libraries_named(self.name, "learn"):
+            return learn(self, *given, **options)
 
     return anew
 
@@ -252,12 +265,16 @@ def read_saved(folder: Path) -> dict[str, Any]:
     """The ``predictor.json`` of a folder, of this version."""
     path = folder / FILE
     try:
-        document = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
+        document = parse_json(read_text(path))
+    except ValueError as error:
         raise InputError(f"{path}: not JSON ({error})") from error
     found = document.get("format") if isinstance(document, dict) else None
-    if found != FORMAT or not isinstance(document.get("predictor"), str):
+    if found != FORMAT:
         raise InputError(f"{path}: format {found!r} is not {FORMAT!r}; fit the predictor again")
+    if not isinstance(document.get("predictor"), str):
+        raise InputError(
+            f"{path}: predictor: {document.get('predictor')!r} is not a name; fit the predictor again"
+        )
     return dict(document)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from foretrain.duration import duration
-from foretrain.errors import ForetrainError, InputError, UnsupportedJob
+from foretrain.errors import InputError, UnsupportedJob, missing
 from foretrain.forecast import Estimate, Forecast, ModelSize, whole_training
 from foretrain.job import Job, Run
 from foretrain.predictors.conformal import Factors, factors
@@ -173,4 +173,4 @@ def sklearn(part: str, predictor: str) -> ModuleType:
     try:
         return importlib.import_module(f"sklearn.{part}")
     except ModuleNotFoundError as error:
-        raise ForetrainError(f"sklearn is not installed; {predictor} needs foretrain[learn]") from error
+        raise missing("sklearn", predictor) from error

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
-from foretrain.errors import ForetrainError, InputError, UnsupportedJob
+from foretrain.errors import InputError, UnsupportedJob, missing
 from foretrain.files import write_atomically
 from foretrain.predictors.base import Predictor
 
@@ -76,7 +76,7 @@ def neural_module(name: str, predictor: str) -> ModuleType:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         library = str(error.name).partition(".")[0]
-        raise ForetrainError(f"{library} is not installed; {predictor} needs foretrain[learn]") from error
+        raise missing(library, predictor, "learn") from error
 
 
 # Weights

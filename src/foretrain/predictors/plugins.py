@@ -3,17 +3,20 @@ package installed."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
 import inspect
 import re
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from foretrain.errors import InputError, first_line
+from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.predictors.base import Predictor
+from foretrain.tracebacks import raised_at
 
 GROUP = "foretrain.predictors"
 """The entry points by which packages offer predictors."""
@@ -60,6 +63,23 @@ def class_in_file(name: str) -> type[Predictor]:
     if not hasattr(module, attribute):
         raise InputError(f"predictor {name}: {path} has no {attribute}{_offers(module)}")
     return _checked(f"predictor {name}", getattr(module, attribute))
+
+
+@contextlib.contextmanager
+def told_in_one_line(kind: type[Predictor]) -> Iterator[None]:
+    """What the code of a class that does not come with foretrain raises in the block, with its line."""
+    try:
+        yield
+    except ForetrainError:
+        raise
+    except Exception as error:
+        if kind.__module__.partition(".")[0] == "foretrain":
+            raise
+        where = raised_at(error)
+        at = f" (at {where})" if where else ""
+        raise InputError(
+            f"predictor {kind.__name__}: {type(error).__name__}: {first_line(error)}{at}"
+        ) from error
 
 
 def file_of(kind: type[Predictor]) -> Path | None:

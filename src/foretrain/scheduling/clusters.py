@@ -11,7 +11,7 @@ from typing import Any
 
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid
-from foretrain.files import read_text
+from foretrain.files import parse_json, read_text
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.traces.rows import dictionaries, lines_of
 
@@ -98,10 +98,13 @@ def sections_of(text: str) -> dict[str, dict[str, Any]]:
 
 
 def _cluster_of(path: Path) -> Cluster:
+    text = read_text(path)
     try:
-        document = tomllib.loads(read_text(path))
+        document = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
+        if not isinstance(document, dict):
+            raise invalid("cluster", document, "a table of keys and values")
         return Cluster.read(document.get("cluster", document), Catalog.load())
-    except (InputError, tomllib.TOMLDecodeError) as error:
+    except (InputError, ValueError) as error:
         raise InputError(f"{path}: {error}") from error
 
 

@@ -89,7 +89,8 @@ def read_outages(path: Path) -> list[Outage]:
             raise InputError(
                 f"{path}:{number}: not an outage with time_s, node and repair_s ({error})"
             ) from error
-        if outage.time_s < 0 or outage.repair_s <= 0 or outage.node < 0:
-            raise InputError(f"{path}:{number}: time_s and node must be at least 0 and repair_s above 0")
+        if not (0 <= outage.time_s < math.inf and 0 < outage.repair_s < math.inf and outage.node >= 0):
+            allowed = "time_s and node must be at least 0 and repair_s above 0, all of them finite"
+            raise InputError(f"{path}:{number}: {allowed}")
         outages.append(outage)
     return sorted(outages, key=lambda outage: (outage.time_s, outage.node))

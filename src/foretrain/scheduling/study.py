@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain import predictors
-from foretrain.errors import InputError
+from foretrain.errors import InputError, invalid
 from foretrain.fanout import fan_out
 from foretrain.job import Job
 from foretrain.scheduling import policies
@@ -24,6 +25,7 @@ from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
 from foretrain.scheduling.rounds import ROUND_S, Rounds
 from foretrain.scheduling.simulator import Settings, Simulation
 from foretrain.scheduling.speeds import PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
+from foretrain.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class SpeedSource:
         if (self.predictor is None) != (self.templates is None):
             needs = "a folder with a job file for each job type (and templates need a predictor)"
             raise InputError(f"predictor: needs templates, {needs}")
+        if not 0 <= self.slowdown_per_node < math.inf:
+            raise invalid("slowdown_per_node", self.slowdown_per_node, "a number of at least 0")
 
     def make(self) -> Speeds:
         table: Speeds = TraceSpeeds(slowdown_per_node=self.slowdown_per_node)
@@ -145,6 +149,27 @@ def runnable(trace: Trace, scenario: Scenario) -> Trace:
     first = next(number for number, job in enumerate(trace.jobs, start=1) if not table.knows(job, devices))
     counts, firsts = {**trace.malformed.counts, reason: lost}, {**trace.malformed.first, reason: first}
     return dataclasses.replace(trace, jobs=known, malformed=Malformed(counts=counts, first=firsts))
+
+
+_MOST_FAILURES = 10_000
+"""Of one job between two of its checkpoints: with more of them a simulation does not end."""
+
+
+def check_failures(trace: Trace, scenario: Scenario) -> None:
+    """Refuse failures so frequent that jobs hardly ever reach their next checkpoint."""
+    model, every_s = scenario.settings.failures, scenario.settings.checkpoint_every_s
+    in_node = max(machine.gpus for machine in scenario.machines)
+    for job in trace.jobs:
+        nodes, stretch_s = math.ceil(job.gpus / in_node), min(every_s, job.duration_s or math.inf)
+        rates = {"job_mtbf": job.gpus / model.job_mtbf_gpu_s, "node_mtbf": nodes / model.node_mtbf_s}
+        if sum(rates.values()) * stretch_s > math.log(_MOST_FAILURES):
+            name = max(rates, key=lambda which: rates[which])
+            given_s = model.job_mtbf_gpu_s if name == "job_mtbf" else model.node_mtbf_s
+            raise InputError(
+                f"{name}: {format_seconds(given_s)} is too short: in the {format_seconds(stretch_s)} between "
+                f"two checkpoints job {job.name!r} on {job.gpus} GPUs fails more than {_MOST_FAILURES:,} "
+                "times; give a longer one, or a shorter checkpoint_every"
+            )
 
 
 def run_scenario(

@@ -7,10 +7,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from foretrain.errors import InputError, invalid
+from foretrain.errors import invalid
 from foretrain.scheduling.jobs import Trace, TraceJob
 from foretrain.units import parse_seconds
 
+_WIDEST = 10
+"""Sigma beyond which durations are no numbers any more."""
 _SIZES: dict[int, float] = {1: 0.72, 2: 0.08, 4: 0.1, 8: 0.1}
 """GPUs of a job and how often: roughly what public traces show."""
 
@@ -34,9 +36,10 @@ class TraceGenerator:
         for name in ("jobs", "gap_s", "median_s", "groups"):
             if not getattr(self, name) > 0:
                 raise invalid(f"generate.{name}", getattr(self, name), "above zero")
-        if not 0 <= self.elastic <= 1 or self.spread < 0:
-            values = f"elastic = {self.elastic} and spread = {self.spread}"
-            raise InputError(f"generate: {values} are not a share and a number of at least 0")
+        if not 0 <= self.elastic <= 1:
+            raise invalid("generate.elastic", self.elastic, "a share from 0 to 1")
+        if not 0 <= self.spread <= _WIDEST:
+            raise invalid("generate.spread", self.spread, f"a number from 0 to {_WIDEST}")
 
     @classmethod
     def read(cls, text: str) -> TraceGenerator:
@@ -47,8 +50,8 @@ class TraceGenerator:
         """
         fields: dict[str, Callable[[str], float]] = {
             "jobs": int,
-            "gap": parse_seconds,
-            "median": parse_seconds,
+            "gap": lambda text: parse_seconds(text, "generate.gap"),
+            "median": lambda text: parse_seconds(text, "generate.median"),
             "spread": float,
             "groups": int,
             "elastic": float,

@@ -11,8 +11,9 @@ from typing import Any
 from torch import nn
 
 from foretrain.errors import invalid
+from foretrain.job import TENSOR_ROLES
 
-ROLES = ("column", "row", "vocab", "replicate")
+ROLES = TENSOR_ROLES
 
 _COLUMN = frozenset("""
 q_proj k_proj v_proj qkv_proj qkv Wqkv c_attn q_attn query key value query_key_value q k v q_lin k_lin v_lin

@@ -126,9 +126,12 @@ def building(what: str) -> Iterator[None]:
         raise CaptureError(f"{what}: {error}{_at(error)}") from error
     except Exception as error:
         raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}{_at(error)}") from error
+    except SystemExit as stop:
+        code = "" if stop.code is None else repr(stop.code)
+        raise CaptureError(f"{what}: it calls sys.exit({code}){_at(stop)}") from stop
 
 
-def _at(error: Exception) -> str:
+def _at(error: BaseException) -> str:
     """The line of the user's own code, where the error came out of it."""
     where = raised_at(error)
     return f" (at {where})" if where else ""

@@ -107,12 +107,24 @@ def _made(
     parts = made if isinstance(made, tuple) else (made,)
     if type(parts[0]).__name__ == "ExportedProgram":
         parts = (parts[0].module(), *parts[1:])
+    if inspect.iscoroutine(made):
+        made.close()
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], torch.nn.Module):
         raise CaptureError(
             f"{what}: returned {type(made).__name__}; "
             "a module, (module, inputs) or (module, inputs, loss) is allowed"
         )
     module, inputs, loss = (*parts, None, None)[:3]
+    if isinstance(inputs, torch.nn.Module | str | bytes | int | float | complex | type):
+        raise CaptureError(
+            f"{what}: returned inputs of type {type(inputs).__name__}; "
+            "a tensor, a tuple or a dict of tensors is allowed"
+        )
+    if loss is not None and not callable(loss):
+        raise CaptureError(
+            f"{what}: returned a loss of type {type(loss).__name__}; "
+            "a function of the module's output is allowed"
+        )
     return module, (inputs,) if isinstance(inputs, torch.Tensor) else inputs, loss
 
 

@@ -390,7 +390,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def _is_graph_data(value: Any) -> bool:
     """Whether it is a graph of PyTorch Geometric, or a batch of them."""
-    return hasattr(value, "stores") and hasattr(value, "apply")
+    return any(kind.__module__.startswith("torch_geometric.data") for kind in type(value).__mro__)
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:

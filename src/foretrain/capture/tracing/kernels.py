@@ -161,7 +161,7 @@ CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
     aten._ctc_loss.Tensor: _ctc,
     aten._ctc_loss_backward.default: _ctc_backward,
     aten._ctc_loss_backward.Tensor: _ctc_backward,
-    aten._grouped_mm.default: _grouped_mm,
+    **({aten._grouped_mm.default: _grouped_mm} if hasattr(aten, "_grouped_mm") else {}),
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.native_layer_norm.default: _layer_norm,

@@ -141,6 +141,8 @@ class _AnyAnswer(TorchDispatchMode):
 
 def _muon(_name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Muon for matrices, AdamW for the rest, as it is meant to be used."""
+    if not hasattr(torch.optim, "Muon"):
+        raise CaptureError(f"training.optimizer: 'muon' needs torch 2.9 or newer, not {torch.__version__}")
     matrices, others = [p for p in parameters if p.dim() == 2], [p for p in parameters if p.dim() != 2]
     parts = [torch.optim.Muon(matrices, lr=1e-3)] if matrices else []
     return _Joined(*parts, *([torch.optim.AdamW(others, lr=1e-3, foreach=True)] if others else []))

@@ -170,6 +170,7 @@ def _run(
         return
     if value is None:
         raise CaptureError("loss: missing; the model's output has no .loss and no loss was given")
+    _check_loss(value)
     del output
     recorder.end_forward()
     recorder.phase = "backward"
@@ -606,6 +607,16 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(kwargs[argument.name])
 
 
+def _check_loss(value: Any) -> None:
+    """Refuse what no backward pass can start from."""
+    if not isinstance(value, torch.Tensor):
+        raise CaptureError(f"loss: it gives {type(value).__name__}; a tensor of one number is allowed")
+    if value.numel() != 1:
+        raise CaptureError(f"loss: it gives a tensor of shape {list(value.shape)}; one number is allowed")
+    if not value.requires_grad:
+        raise CaptureError("loss: it does not depend on any weight that is trained, so there is no gradient")
+
+
 @contextlib.contextmanager
 def error_context(recorder: Recorder) -> Iterator[None]:
     """Turn whatever a model raises while it is traced into one line that names the module and the line of its
@@ -623,6 +634,10 @@ def error_context(recorder: Recorder) -> Iterator[None]:
         where = raised_at(error) or (place(frames[-1]) if frames else "torch")
         layer = recorder.failed or recorder.layer or "(the model itself)"
         raise CaptureError(f"module {layer}: {_reason(error)} (at {where})") from error
+    except SystemExit as stop:
+        layer, code = recorder.failed or recorder.layer, "" if stop.code is None else repr(stop.code)
+        at = f" (at {where})" if (where := raised_at(stop)) else ""
+        raise CaptureError(f"module {layer or '(the model itself)'}: it calls sys.exit({code}){at}") from stop
 
 
 FOLLOWED = "control flow depends on data: it was followed for one set of weights and inputs"

@@ -16,6 +16,7 @@ from typing import Any, final
 
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
+from foretrain.files import decompressed
 from foretrain.job import Run
 from foretrain.measure.store.entries import (
     EVERYTHING,
@@ -115,19 +116,16 @@ def _is_object(line: bytes) -> bool:
 
 def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a ``.jsonl`` or ``.jsonl.zst`` file with their numbers, blank ones skipped."""
-    import zstandard
-
     try:
         with path.open("rb") as file:
-            lines: Iterable[bytes] = _until_now(file)
-            if path.suffix == ".zst":
-                plain = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-                lines = io.BufferedReader(plain)
+            lines: Iterable[bytes] = (
+                io.BytesIO(decompressed(path)) if path.suffix == ".zst" else _until_now(file)
+            )
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, line
-    except (OSError, zstandard.ZstdError) as error:
-        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _until_now(file: io.BufferedReader) -> Iterator[bytes]:

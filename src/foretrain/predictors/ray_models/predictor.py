@@ -92,6 +92,7 @@ class RayModelsPredictor(Predictor):
             except UnsupportedJob as error:
                 left_out.append(f"{run.job.workload.model.label}: {error}")
         self.workloads_ = {}
+        models = sum(len(mine) >= _FEWEST for mine in by_model.values())
         for key, mine in by_model.items():
             if len(mine) < _FEWEST:
                 left_out += [
@@ -99,7 +100,7 @@ class RayModelsPredictor(Predictor):
                     for run in mine
                 ]
             else:
-                self.workloads_[key] = self._learn(mine)
+                self.workloads_[key] = self._learn(mine, models)
         self.left_out_ = tuple(left_out)
         if not self.workloads_:
             raise InputError(
@@ -177,12 +178,16 @@ class RayModelsPredictor(Predictor):
             self._physics, self._own_physics = self._predictor().without(families, devices), True
         return self
 
-    def _learn(self, runs: Sequence[Run]) -> ScaledWorkload:
+    def _learn(self, runs: Sequence[Run], of: int) -> ScaledWorkload:
+        """One of so many models."""
         encoding, tables = self.tables(runs)
-        models = {
-            kind: ScaleModel.fit(table, times_s, self.budget, self.progress)
-            for kind, (table, times_s) in tables.items()
-        }
+        before, models = len(self.workloads_) * len(tables), {}
+        for number, (kind, (table, times_s)) in enumerate(tables.items(), start=before):
+
+            def tell(done: int, total: int, number: int = number) -> None:
+                self.progress(number * total + done, of * len(tables) * total)
+
+            models[kind] = ScaleModel.fit(table, times_s, self.budget, tell)
         physics = any(table.forecast_s is not None for table, _ in tables.values())
         return ScaledWorkload(
             label=runs[0].job.workload.model.label, encoding=encoding, physics=physics, models=models

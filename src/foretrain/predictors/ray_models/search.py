@@ -161,10 +161,16 @@ def search(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Trial]:
     """The starters, and then what Optuna's sampler proposes in the light of them, a batch at a time."""
+    first = len(budget.starters)
+    total = first + budget.trials
     with Crew(try_recipes, shared=(table, times_s), processes=budget.processes, ray=budget.ray) as crew:
-        trials = [trial for batch in crew.run(_dealt(budget.starters)) for trial in batch]
+        trials: list[Trial] = []
+        for batch in crew.run(_dealt(budget.starters)):
+            trials += batch
+            progress(min(len(trials), first), total)
         if budget.trials:
-            trials += _proposed(crew, _study(table, times_s, budget.study), table, budget, progress)
+            study = _study(table, times_s, budget.study)
+            trials += _proposed(crew, study, table, budget, lambda done, _: progress(first + done, total))
     return list({json.dumps(trial.recipe.to_dict(), sort_keys=True): trial for trial in trials}.values())
 
 
