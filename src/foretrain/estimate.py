@@ -54,6 +54,8 @@ class Factors(NamedTuple):
         return Factors(math.exp(-low_95), math.exp(-low), math.exp(high), math.exp(high_95))
 
 
+SHARES = (0.025, 0.1, 0.9, 0.975)
+"""Of values, what lies below each bound of ``Factors``."""
 CERTAIN = Factors(1.0, 1.0, 1.0, 1.0)
 """Of a figure that is known."""
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from foretrain.errors import InputError
-from foretrain.estimate import CERTAIN, Estimate, Factors
+from foretrain.estimate import CERTAIN, SHARES, Estimate, Factors
 from foretrain.files import read_text, write_atomically
 from foretrain.job import FILE_SOURCES
 
@@ -182,4 +182,4 @@ def _line(sizes: Sequence[float], times_s: Sequence[float]) -> tuple[float, floa
 
 def _spread(ratios: Sequence[float]) -> Factors:
     """What holds 80 % and 95 % of the ratios, and always the forecast itself."""
-    return Factors(*np.quantile(ratios, (0.025, 0.1, 0.9, 0.975)).tolist()).widest(CERTAIN)
+    return Factors(*np.quantile(ratios, SHARES).tolist()).widest(CERTAIN)

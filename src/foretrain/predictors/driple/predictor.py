@@ -15,6 +15,7 @@ import numpy as np
 from foretrain.architectures import family
 from foretrain.capture import capture_job
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, invalid
+from foretrain.estimate import SHARES
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit, take_runs
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).parent / "fitted"
 _SCHEDULES = "schedules"
 """The folder beside ``predictor.json`` with the operator models, when they are not those of the package."""
-_QUANTILES = (0.025, 0.1, 0.9, 0.975)
 _FEW = 4
 """Families below which intervals cannot be learned; they are then as wide as this many tenths of a figure."""
 _DRAWN_STEPS = 3
@@ -84,7 +84,7 @@ class Learned:
     """The settings and numbers of the runs of each network."""
     spread: Array
     """For each figure, how far runs lay from forecasts that had not seen their family, in scaled units:
-    ``_QUANTILES``."""
+    ``SHARES``."""
 
 
 @final
@@ -494,9 +494,7 @@ def _spread(residuals: Array) -> Array:
     rows = []
     for column in residuals.T:
         known = column[np.isfinite(column)]
-        bounds = (
-            np.quantile(known, _QUANTILES) if len(known) >= 2 * _FEW else np.array([-0.8, -0.4, 0.4, 0.8])
-        )
+        bounds = np.quantile(known, SHARES) if len(known) >= 2 * _FEW else np.array([-0.8, -0.4, 0.4, 0.8])
         rows.append(
             [
                 min(bounds[0], bounds[1], 0.0),

@@ -18,7 +18,8 @@ from foretrain.architectures import family
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts
 from foretrain.errors import InputError, UnsupportedJob
-from foretrain.forecast import Factors, Forecast
+from foretrain.estimate import SHARES, Factors
+from foretrain.forecast import Forecast
 from foretrain.graph import PHASES
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit, take_runs
@@ -272,7 +273,7 @@ def _node_of_op(layers: Sequence[str], phases: Sequence[str]) -> npt.NDArray[np.
 def intervals(ratios: npt.NDArray[np.float64]) -> Factors:
     """Measured over forecast, as bounds of the 95 % and the 80 % interval; few runs leave them wide."""
     widen = 1.0 + 2.0 / np.sqrt(len(ratios))
-    ends = np.exp(widen * np.quantile(np.log(ratios), [0.025, 0.1, 0.9, 0.975]))
+    ends = np.exp(widen * np.quantile(np.log(ratios), SHARES))
     return Factors(*ends.tolist()).widest(_NARROWEST)
 
 
