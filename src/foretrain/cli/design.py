@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from foretrain.cli.app import JsonFlag, registry, say, show
+from foretrain.cli.app import JsonFlag, registry, say, say_left_out, show
 from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
 from foretrain.errors import ForetrainError, InputError, invalid
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from foretrain.measure.design import Design, Gain
     from foretrain.measure.tables import CandidateTable, Rows
     from foretrain.predictors.base import Predictor
-
-_TOLD = 3
-"""Candidates that are left out are named up to this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,10 +185,7 @@ def _jobs(
             cells, predictor, measured=[run.job for run in runs], row=row if name is None else None,
             step_s=_Expected(predictor), labels=labels, quadratic=quadratic, progress=advance,
         )  # fmt: skip
-    for reason in found.left_out[:_TOLD]:
-        say(f"left out: {reason}")
-    if len(found.left_out) > _TOLD:
-        say(f"left out: {len(found.left_out) - _TOLD:,} more")
+    say_left_out(found.left_out, 3)
     priced = found.unpriced is None
     if not priced:
         say(f"how long the measurements take is not known ({found.unpriced})")

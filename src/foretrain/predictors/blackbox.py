@@ -16,6 +16,7 @@ from foretrain.duration import duration
 from foretrain.errors import InputError, UnsupportedJob, missing
 from foretrain.forecast import Estimate, Forecast, ModelSize, whole_training
 from foretrain.job import Job, Run
+from foretrain.predictors.base import take_runs
 from foretrain.predictors.conformal import Factors, factors
 from foretrain.predictors.seen import LINKS, SETTINGS, Array, Seen, unseen, workload_key
 from foretrain.step.graph import possible_step_graph, step_graph
@@ -91,16 +92,14 @@ def workload_of(job: Job, seen: Mapping[str, Seen], predictor: str) -> str:
 
 def usable(runs: Iterable[Run], predictor: str) -> tuple[list[Run], tuple[str, ...]]:
     """The runs with a step time that plain data parallelism took, and why the others are none."""
-    kept, left_out = [], []
-    for run in runs:
-        try:
-            check_data_parallel(run.job, predictor)
-            if not 0 < run.measured.get("step_time_s", 0.0) < math.inf:
-                raise UnsupportedJob("no step_time_s")
-            kept.append(run)
-        except UnsupportedJob as error:
-            left_out.append(f"{run.job.workload.model.label}: {error}")
-    return kept, tuple(left_out)
+
+    def checked(run: Run) -> Run:
+        check_data_parallel(run.job, predictor)
+        if not 0 < run.measured.get("step_time_s", 0.0) < math.inf:
+            raise UnsupportedJob("no step_time_s")
+        return run
+
+    return take_runs(runs, checked)
 
 
 def check_data_parallel(job: Job, predictor: str) -> None:

@@ -16,7 +16,7 @@ from foretrain.duration import START, STEPS, Part, of_steps, paced, start_up
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor, Progress, Report
+from foretrain.predictors.base import Predictor, Progress, Report, take_runs
 from foretrain.predictors.base import Table as Figures
 from foretrain.predictors.blackbox import QUANTITIES, forecast_around, size_of
 from foretrain.predictors.conformal import Factors
@@ -81,16 +81,10 @@ class RayModelsPredictor(Predictor):
         self.budget = settings
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        by_model: dict[str, list[Run]] = {}
-        left_out = []
-        for run in runs:
-            try:
-                _check(run.job)
-                if all(_measured(run, kind) is None for kind in get_args(Kind)):
-                    raise UnsupportedJob("no step_time_s, epoch_time_s or total_time_s")
-                by_model.setdefault(run.job.workload.model.key, []).append(run)
-            except UnsupportedJob as error:
-                left_out.append(f"{run.job.workload.model.label}: {error}")
+        timed, refused = take_runs(runs, _timed)
+        by_model, left_out = dict[str, list[Run]](), list(refused)
+        for run in timed:
+            by_model.setdefault(run.job.workload.model.key, []).append(run)
         self.workloads_ = {}
         models = sum(len(mine) >= _FEWEST for mine in by_model.values())
         for key, mine in by_model.items():
@@ -271,6 +265,14 @@ class RayModelsPredictor(Predictor):
 def _check(job: Job) -> None:
     if len({group.device.name for group in job.cluster.groups}) > 1:
         raise UnsupportedJob("cluster.groups: several devices; ray_models forecasts clusters of one")
+
+
+def _timed(run: Run) -> Run:
+    """A run that something can be learned from."""
+    _check(run.job)
+    if all(_measured(run, kind) is None for kind in get_args(Kind)):
+        raise UnsupportedJob("no step_time_s, epoch_time_s or total_time_s")
+    return run
 
 
 def _measured(run: Run, kind: Kind) -> tuple[float, float] | None:
