@@ -16,19 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import reading
+from evidence import LEARNED, label
 from foretrain import predictors
 from foretrain.errors import ForetrainError
 from foretrain.evaluate import Result, evaluate
 
 DATA = Path("data")
-CPU_FILES = ("cpu16_campaign", "cpu16_ddp", "links_campaign", "ray_campaign")
-HOMES = {
-    "deletepop": ("h200_steps",),
-    "scaledl": ("h200_steps",),
-    "predictddl": CPU_FILES,
-    "driple": ("cpu16_campaign", "h200_load"),
-}
-"""What a shipped predictor learned from: there it is scored with families left out, in all files together."""
 LEARNERS = {"ernest": "random", "cherrypick": "random", "ray_models": "random", "flops": "leave-model-out"}
 """Predictors that come with nothing learned, and the split they are scored with, in each file by itself."""
 FARTHER = {"ernest", "ray_models"}
@@ -66,7 +59,7 @@ def main() -> None:
 
 def tasks(name: str, files: list[Path]) -> Iterator[tuple[list[Path], str | None]]:
     """Files that are scored together, and how they are split."""
-    home = [path for path in files if stem(path) in HOMES.get(name, ())]
+    home = [path for path in files if label(path) in LEARNED.get(name, ())]
     if home:
         yield home, "leave-model-out"
     for path in files:
@@ -81,7 +74,7 @@ def rows(name: str, paths: list[Path], split: str | None, processes: int) -> Ite
     try:
         document = evaluate(paths, predictors=[name], split=split, processes=processes)
     except ForetrainError as error:
-        print(f"{name}, {', '.join(map(stem, paths))}, {split}: {error}", file=sys.stderr)
+        print(f"{name}, {', '.join(map(label, paths))}, {split}: {error}", file=sys.stderr)
         return
     for path in paths:
         for quantity in RESOURCES if name == "driple" else QUANTITIES:
@@ -93,12 +86,8 @@ def rows(name: str, paths: list[Path], split: str | None, processes: int) -> Ite
 def row(one: Result, name: str, path: Path) -> str:
     shares = [one.mape, one.median_ape, one.coverage]
     figures = ["" if share is None else f"{share:.1%}" for share in shares]
-    cells = [name, stem(path), _SPLITS[one.split], f"`{one.quantity}`", str(one.n), str(one.unsupported)]
+    cells = [name, label(path), _SPLITS[one.split], f"`{one.quantity}`", str(one.n), str(one.unsupported)]
     return "| " + " | ".join([*cells, *figures]) + " |"
-
-
-def stem(path: Path) -> str:
-    return path.name.split(".")[0]
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ from foretrain.measure.candidates import Candidates
 from foretrain.measure.design import design
 from foretrain.predictors import get
 from foretrain.predictors.base import Predictor
-from foretrain.predictors.blackbox import workload_key
 from foretrain.predictors.cherrypick import CherryPickPredictor
 from foretrain.predictors.ernest import TERMS, ErnestPredictor, terms
 from foretrain.predictors.flops_regression import FlopsPredictor
@@ -48,6 +47,7 @@ from foretrain.predictors.predictddl.predictor import (
     load_embedding,
 )
 from foretrain.predictors.predictddl.random import sketch
+from foretrain.predictors.seen import workload_key
 
 Array = npt.NDArray[np.float64]
 Groups = Callable[[Run], str]

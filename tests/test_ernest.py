@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from foretrain import predictors
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Run
-from foretrain.predictors.blackbox import LeftOut, Numbers, Reach
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ernest import TERMS, ErnestPredictor, law, terms
+from foretrain.predictors.seen import LeftOut, Numbers, Reach
 
 
 def job(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 import sys
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 import steps
 from foretrain.duration import Duration, Part, duration
 from foretrain.errors import ForetrainError, InputError
+from foretrain.estimate import CERTAIN, Factors
 from foretrain.forecast import Estimate, Forecast, RankMemory, whole_training
 from foretrain.job import Job
 
@@ -105,6 +107,64 @@ def test_both_intervals_stay_in_order(estimate: Estimate, factor: float, numerat
         assert bounds == sorted(bounds)  # type: ignore[type-var]
     again = estimate.inverse(numerator).inverse(numerator)
     assert (again.low_95, again.high_95) == pytest.approx((estimate.low_95, estimate.high_95))
+
+
+def test_limits_cut_bounds_on_either_side() -> None:
+    estimate = Estimate(2, 1, 4, 0.5, 8)
+    assert estimate.at_most(3) == Estimate(2, 1, 3, 0.5, 3)
+    assert estimate.at_most(0.1) == Estimate(0.1, 0.1, 0.1, 0.1, 0.1)
+    assert estimate.at_least(3) == Estimate(3, 3, 4, 3, 8)
+
+
+def test_what_falls_only_far_from_one_swaps_the_bounds_all_the_same() -> None:
+    """What is left until ten: of one and of two it is the same where nothing below five counts."""
+    left = Estimate(6, 4, 8, 3, 12).mapped(lambda value: max(0.0, 10 - max(value, 5)))
+    assert left == Estimate(4, 2, 5, 0, 5)
+
+
+@given(WIDE, WIDE)
+def test_the_product_of_two_is_bound_by_bound(share: Estimate, whole: Estimate) -> None:
+    product = share * whole
+    assert (product.low, product.median) == (share.low * whole.low, share.median * whole.median)
+    assert (share * Estimate(2, 1, 3)).high_95 is None
+
+
+# Multiples of a median
+
+SPREADS = st.lists(st.floats(0.01, 0.99), min_size=4, max_size=4).map(
+    lambda values: Factors(min(values[:2]), max(values[:2]), 1 / max(values[2:]), 1 / min(values[2:]))
+)
+
+
+@given(SPREADS, POSITIVE)
+def test_an_estimate_has_the_multiples_it_was_made_of(spread: Factors, median: float) -> None:
+    estimate = Estimate.around(median, spread)
+    assert Factors.of(estimate) == pytest.approx(spread)
+    assert Factors.of(estimate.inverse()) == pytest.approx(spread.inverse())
+
+
+def test_the_multiples_of_an_estimate_without_the_wider_interval_are_those_of_the_narrower() -> None:
+    assert Factors.of(Estimate(2, 1, 4)) == Factors(0.5, 0.5, 2.0, 2.0)
+
+
+@given(SPREADS, SPREADS)
+def test_of_two_spreads_the_product_is_wider_than_either(one: Factors, other: Factors) -> None:
+    joined, widest = one.joined(other), one.widest(other)
+    for low, high in ((0, 3), (1, 2)):
+        assert joined[low] <= widest[low] * (1 + 1e-9)
+        assert joined[high] >= widest[high] * (1 - 1e-9)
+    assert joined == pytest.approx(other.joined(one))
+    assert one.joined(one) == pytest.approx(one.power(2**0.5))
+    assert one.joined(CERTAIN) == pytest.approx(one)
+    assert one.widest(CERTAIN) == one
+
+
+def test_spreads_by_hand() -> None:
+    spread = Factors(0.25, 0.5, 2.0, 8.0)
+    assert spread.inverse() == Factors(0.125, 0.5, 2.0, 4.0)
+    assert spread.power(2) == Factors(0.0625, 0.25, 4.0, 64.0)
+    assert spread.widest(Factors(0.3, 0.4, 1.5, 9.0)) == Factors(0.25, 0.4, 2.0, 9.0)
+    assert spread.longer(math.log(2)) == pytest.approx((0.25 / 2**1.53, 0.25, 4.0, 8.0 * 2**1.53))
 
 
 # Chances

@@ -143,15 +143,9 @@ def _waiting(job: Job, step_time: Estimate, steps: int) -> Part | None:
     loading_s = _loading_s(job)
     if loading_s is None:
         return None
-    ends = (step_time.median, step_time.high, step_time.low, step_time.high_95, step_time.low_95)
-    median, low, high, low_95, high_95 = (
-        None if end is None else steps * max(0.0, loading_s - end) for end in ends
-    )
-    assert median is not None
-    assert low is not None
-    assert high is not None
+    time_s = step_time.mapped(lambda step_s: steps * max(0.0, loading_s - step_s))
     source = f"loaders deliver a batch in {format_seconds(loading_s)}"
-    return Part(name=DATA, time_s=Estimate(median, low, high, low_95, high_95), source=source)
+    return Part(name=DATA, time_s=time_s, source=source)
 
 
 def _evaluation(job: Job, step_time: Estimate, steps: int, forward_s: float | None) -> Part | None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _NORMAL_90 = statistics.NormalDist().inv_cdf(0.9)
+WIDER_95 = 1.53
+"""The 95 % interval of a normal distribution over its 80 % interval."""
 
 
 class Factors(NamedTuple):
@@ -19,6 +21,43 @@ class Factors(NamedTuple):
     low: float
     high: float
     high_95: float
+
+    @classmethod
+    def of(cls, estimate: Estimate) -> Factors:
+        """Those of an estimate; where the 95 % interval is not known, it is as long as the 80 % interval."""
+        low_95 = estimate.low if estimate.low_95 is None else estimate.low_95
+        high_95 = estimate.high if estimate.high_95 is None else estimate.high_95
+        return cls(*(bound / estimate.median for bound in (low_95, estimate.low, estimate.high, high_95)))
+
+    def inverse(self) -> Factors:
+        """Those of one over the figure."""
+        return Factors(*(1 / factor for factor in reversed(self)))
+
+    def power(self, exponent: float) -> Factors:
+        """The intervals with their logarithms that many times as long."""
+        return Factors(*(factor**exponent for factor in self))
+
+    def longer(self, efolds: float) -> Factors:
+        """The intervals with so many e-folds more on either side of the 80 %, and the 95 % in proportion."""
+        inner, outer = math.exp(efolds), math.exp(WIDER_95 * efolds)
+        return Factors(self.low_95 / outer, self.low / inner, self.high * inner, self.high_95 * outer)
+
+    def widest(self, other: Factors) -> Factors:
+        """On each side the bound that is farther out."""
+        low_95, low, high, high_95 = zip(self, other, strict=True)
+        return Factors(min(low_95), min(low), max(high), max(high_95))
+
+    def joined(self, other: Factors) -> Factors:
+        """Those of a product of two that are unsure, neither because of the other."""
+        pairs = zip(self, other, strict=True)
+        low_95, low, high, high_95 = (math.hypot(math.log(one), math.log(two)) for one, two in pairs)
+        return Factors(math.exp(-low_95), math.exp(-low), math.exp(high), math.exp(high_95))
+
+
+SHARES = (0.025, 0.1, 0.9, 0.975)
+"""Of values, what lies below each bound of ``Factors``."""
+CERTAIN = Factors(1.0, 1.0, 1.0, 1.0)
+"""Of a figure that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +95,11 @@ class Estimate:
         """
         return format(self.median, spec) if spec else str(self)
 
-    def __mul__(self, factor: float) -> Estimate:
-        return self._map(lambda value: value * factor)
+    def __mul__(self, factor: float | Estimate) -> Estimate:
+        """The product with a number, or of two that are high and low together and not negative."""
+        if isinstance(factor, Estimate):
+            return self._with(factor, lambda a, b: a * b)
+        return self.mapped(lambda value: value * factor)
 
     def __add__(self, other: Estimate) -> Estimate:
         """The sum of two that are high and low together."""
@@ -84,7 +126,11 @@ class Estimate:
 
     def at_least(self, limit: float) -> Estimate:
         """What it is where nothing below the limit counts."""
-        return self._map(lambda value: max(value, limit))
+        return self.mapped(lambda value: max(value, limit))
+
+    def at_most(self, limit: float) -> Estimate:
+        """What it is where nothing above the limit counts."""
+        return self.mapped(lambda value: min(value, limit))
 
     def _with(self, other: Estimate, join: Callable[[float, float], float]) -> Estimate:
         """Bound by bound; those of the 95 % interval where both have them."""
@@ -106,15 +152,16 @@ class Estimate:
 
     def inverse(self, numerator: float = 1.0) -> Estimate:
         """``numerator`` divided by the estimate: throughput from time."""
-        return self._map(lambda value: numerator / value)
+        return self.mapped(lambda value: numerator / value)
 
-    def _map(self, change: Callable[[float], float]) -> Estimate:
-        """Each bound changed; a falling function swaps them."""
+    def mapped(self, change: Callable[[float], float]) -> Estimate:
+        """Each bound changed by a function that only rises or only falls, which swaps them."""
         ends = [
             None if end is None else change(end)
             for end in (self.low_95, self.low, self.median, self.high, self.high_95)
         ]
-        low_95, low, median, high, high_95 = ends if change(1.0) <= change(2.0) else reversed(ends)
+        known = [end for end in ends if end is not None]
+        low_95, low, median, high, high_95 = ends if known[0] <= known[-1] else reversed(ends)
         assert low is not None
         assert median is not None
         assert high is not None

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -230,6 +230,14 @@ def say(message: str) -> None:
     """A line for people, beside the results."""
     tell("")
     typer.echo(f"foretrain: {message}", err=True)
+
+
+def say_left_out(reasons: Sequence[str], first: int = 5) -> None:
+    """The first reasons why something is left out, and how many more there are."""
+    for reason in reasons[:first]:
+        say(f"left out: {reason}")
+    if len(reasons) > first:
+        say(f"left out: {len(reasons) - first:,} more")
 
 
 @contextlib.contextmanager

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from foretrain.cli.app import JsonFlag, registry, say, show
+from foretrain.cli.app import JsonFlag, registry, say, say_left_out, show
 from foretrain.cli.job_options import PREDICTOR_HELP, CatalogOption
-from foretrain.errors import ForetrainError, InputError, first_line, invalid, missing, unknown
+from foretrain.errors import ForetrainError, InputError, invalid
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,15 +24,8 @@ if TYPE_CHECKING:
     from foretrain.measure.campaign import Cell
     from foretrain.measure.candidates import Array, Candidates
     from foretrain.measure.design import Design, Gain
+    from foretrain.measure.tables import CandidateTable, Rows
     from foretrain.predictors.base import Predictor
-
-Rows = list[dict[str, Any]]
-
-_TOLD = 3
-"""Candidates that are left out are named up to this number."""
-_SETUP_S, _REPEATS = 0.005, 100
-_USUAL_FLOPS, _USUAL_BYTES_PER_S = 1e14, 1e12
-"""What operators cost whose rows do not say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,10 +185,7 @@ def _jobs(
             cells, predictor, measured=[run.job for run in runs], row=row if name is None else None,
             step_s=_Expected(predictor), labels=labels, quadratic=quadratic, progress=advance,
         )  # fmt: skip
-    for reason in found.left_out[:_TOLD]:
-        say(f"left out: {reason}")
-    if len(found.left_out) > _TOLD:
-        say(f"left out: {len(found.left_out) - _TOLD:,} more")
+    say_left_out(found.left_out, 3)
     priced = found.unpriced is None
     if not priced:
         say(f"how long the measurements take is not known ({found.unpriced})")
@@ -227,8 +215,9 @@ def _scaled(
     from foretrain.cli.job_options import job_from
     from foretrain.measure.candidates import ernest_row
     from foretrain.measure.job_candidates import cells_of_jobs, scaled
+    from foretrain.measure.tables import READERS
 
-    if Path(file).suffix in _READERS:
+    if Path(file).suffix in READERS:
         raise InputError(f"{file}: with --cluster the file is the job to scale (.toml, or a model's name)")
     job = job_from(file, {})
     points = [(count, share) for count in _counts(cluster) for share in _numbers("scale", scale)]
@@ -301,27 +290,29 @@ def _rows(
     path: Path, budgeted: bool, predictor: str | None, before: Sequence[Path], operators: bool,
     features: str | None, cost_column: str, log: bool, quadratic: bool,
 ) -> _Choices:  # fmt: skip
-    rows = _read(path)
-    priced = any(cost_column in row for row in rows)
+    from foretrain.measure.tables import CandidateTable, replay_s
+
+    table = CandidateTable.read(path)
+    priced = table.has(cost_column)
     if operators:
-        costs = _costs(path, rows, cost_column, needed=False) if priced else list(map(_replay_s, rows))
-        return _operator_choices(path, rows, costs, predictor, before, quadratic)
-    costs = _costs(path, rows, cost_column, needed=budgeted)
+        costs = table.column(cost_column) if priced else list(map(replay_s, table.rows))
+        return _operator_choices(table, costs, predictor, before, quadratic)
+    costs = table.costs(cost_column, needed=budgeted)
     for option, given in (("--predictor", predictor), ("--measured", before)):
         if given:
             raise InputError(f"{option}: is for jobs, campaigns and --operators, not for the table {path}")
-    found = _table(path, rows, costs, features, cost_column, log, quadratic)
-    return _Choices(candidates=found, rows=rows, priced=priced)
+    found = table.candidates(costs, cost_column=cost_column, features=features, log=log, quadratic=quadratic)
+    return _Choices(candidates=found, rows=table.rows, priced=priced)
 
 
 def _operator_choices(
-    path: Path, rows: Rows, costs: Sequence[float], name: str | None, before: Sequence[Path],
-    quadratic: bool,
-) -> _Choices:  # fmt: skip
+    table: CandidateTable, costs: Sequence[float], name: str | None, before: Sequence[Path], quadratic: bool
+) -> _Choices:
     """The operators that were not measured before; they are written as ``measure ops`` reads them."""
     from foretrain import predictors
     from foretrain.measure.instances import NEEDED
     from foretrain.measure.kinds import expect
+    from foretrain.measure.tables import CandidateTable, operator_key, operator_of, operators
     from foretrain.predictors.base import OperatorPredictor
 
     if name is not None and not issubclass(predictors.class_of(name), OperatorPredictor):
@@ -329,43 +320,23 @@ def _operator_choices(
     for file in before:
         if file.suffix != ".parquet":
             expect(file, "measured operators", command="design --measured, for operators,")
-    old = [row for file in before for row in map(_instance, _read(file))]
-    seen = {_operator_key(row) for row in old}
-    own = zip(map(_instance, rows), costs, strict=True)
-    new = [(row, cost) for row, cost in own if _operator_key(row) not in seen]
+    old = [row for file in before for row in map(operator_of, CandidateTable.read(file).rows)]
+    seen = {operator_key(row) for row in old}
+    own = zip(map(operator_of, table.rows), costs, strict=True)
+    new = [(row, cost) for row, cost in own if operator_key(row) not in seen]
     if not new:
-        raise InputError(f"{path}: all of its operators were measured before")
+        raise InputError(f"{table.path}: all of its operators were measured before")
     lines = [row for row, _ in new]
-    every = _operators(path, [*lines, *old], [*(cost for _, cost in new), *[1.0] * len(old)], quadratic)
+    every_cost = [*(cost for _, cost in new), *[1.0] * len(old)]
+    every = operators(table.path, [*lines, *old], every_cost, quadratic=quadratic)
     if lacking := [field for field in NEEDED if any(field not in row for row in lines)]:
-        say(f"{path}: the operators lack {', '.join(lacking)}, so foretrain measure ops cannot replay them")
+        lacks = f"{table.path}: the operators lack {', '.join(lacking)}"
+        say(f"{lacks}, so foretrain measure ops cannot replay them")
     return _Choices(
         candidates=every.take(range(len(lines))),
         rows=[{**row, "source": "foretrain design"} for row in lines],
         known=every.features[len(lines) :] if old else None,
     )
-
-
-def _replay_s(row: Mapping[str, Any]) -> float:
-    """Seconds that measuring an operator takes: its set-up, and repeats at the roofline of a usual GPU."""
-    flops, size = (_number(row.get(name)) or 0.0 for name in ("flops", "bytes"))
-    return _SETUP_S + _REPEATS * max(flops / _USUAL_FLOPS, size / _USUAL_BYTES_PER_S)
-
-
-def _instance(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The operator of a row, without what was measured of it; tables have inputs and arguments as text."""
-    from foretrain.measure.instances import FIELDS
-
-    kept = {name: row[name] for name in FIELDS if name in row}
-    with contextlib.suppress(ValueError):  # what is not JSON is refused where it is read
-        for name in ("inputs", "args"):
-            if isinstance(kept.get(name), str):
-                kept[name] = json.loads(kept[name])
-    return kept
-
-
-def _operator_key(row: Mapping[str, Any]) -> str:
-    return json.dumps([row.get(name) for name in ("name", "inputs", "args", "precision")], sort_keys=True)
 
 
 def _numbers(field: str, text: str) -> list[float]:
@@ -376,155 +347,6 @@ def _numbers(field: str, text: str) -> list[float]:
     if not all(map(math.isfinite, numbers)):
         raise invalid(f"--{field}", text, "a list of numbers such as 1,2,4")
     return numbers
-
-
-def _table(
-    path: Path,
-    rows: Rows,
-    costs: Sequence[float],
-    features: str | None,
-    cost_column: str,
-    log: bool,
-    quadratic: bool,
-) -> Candidates:
-    import numpy as np
-
-    from foretrain.measure.candidates import table_candidates
-
-    names = list(dict.fromkeys(name for row in rows for name in row if name != cost_column))
-    if features is not None:
-        wanted = [name.strip() for name in features.split(",")]
-        lacking = [name for name in wanted if name not in names]
-        if lacking:
-            raise unknown("--features", lacking[0], names)
-    else:
-        wanted = [name for name in names if any(_number(row.get(name)) is not None for row in rows)]
-        if not wanted:
-            raise InputError(f"{path}: no column of numbers to model (columns: {', '.join(names)})")
-    columns = {name: np.array(_column(path, rows, name)) for name in wanted}
-    if log:
-        for name, column in columns.items():
-            if column.min() <= 0:
-                raise InputError(
-                    f"{path}: {name} of row {column.argmin() + 1} "
-                    f"is {column.min():g}: --log is for positive features"
-                )
-        columns = {f"log {name}": np.log(column) for name, column in columns.items()}
-    return table_candidates(columns, np.array(costs), rows, quadratic=quadratic)
-
-
-def _operators(path: Path, rows: Rows, costs: Sequence[float], quadratic: bool) -> Candidates:
-    """Lines of operator instances: name, input tensors as (shape, dtype, strides), precision, FLOPs and
-    bytes."""
-    from foretrain.measure.candidates import operator_candidates
-
-    described = []
-    for number, (row, cost) in enumerate(zip(rows, costs, strict=True), start=1):
-        try:
-            inputs = json.loads(row["inputs"]) if isinstance(row["inputs"], str) else row["inputs"]
-            tensors = [(shape, dtype) for shape, dtype, *_ in inputs]
-            dims = [int(dim) for shape, _ in tensors[:2] for dim in shape][:6]
-            work = {name: row[name] for name in ("flops", "bytes")}
-            described.append(
-                {
-                    "op": row["name"],
-                    "dtype": f"{tensors[0][1] if tensors else ''}{row.get('precision', '')}",
-                    "dims": dims,
-                    **{
-                        name: value if isinstance(value, int) else float(value)
-                        for name, value in work.items()
-                    },
-                    "cost_s": cost,
-                }
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f"{path}: row {number} is not an operator with name, inputs, flops and bytes ({error})"
-            ) from error
-    return operator_candidates(described, quadratic=quadratic)
-
-
-def _costs(path: Path, rows: Rows, name: str, *, needed: bool) -> list[float]:
-    if any(name in row for row in rows):
-        return _column(path, rows, name)
-    if needed:
-        raise InputError(
-            f"{path}: no column {name!r} with the seconds that "
-            "each measurement takes; name it with --cost-column, or use --count"
-        )
-    return [1.0] * len(rows)
-
-
-def _column(path: Path, rows: Rows, name: str) -> list[float]:
-    values = []
-    for number, row in enumerate(rows, start=1):
-        value = _number(row.get(name))
-        if value is None or not math.isfinite(value):
-            raise InputError(f"{path}: {name} of row {number} is {row.get(name)!r}, not a number")
-        values.append(value)
-    return values
-
-
-def _number(value: Any) -> float | None:
-    """The number that a cell holds, if it holds one."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except ValueError:
-        return None
-
-
-# Files
-
-
-def _read(path: Path) -> Rows:
-    if path.suffix not in _READERS:
-        raise unknown("candidates", path.suffix or path.name, _READERS, "a file of")
-    rows = _READERS[path.suffix](path)
-    if not rows:
-        raise InputError(f"{path}: holds no candidates")
-    return rows
-
-
-def _read_csv(path: Path) -> Rows:
-    from foretrain.files import read_text
-
-    rows: Rows = list(csv.DictReader(read_text(path).splitlines()))
-    for number, row in enumerate(rows, start=1):
-        if None in row or None in row.values():
-            raise InputError(f"{path}: row {number} does not have as many cells as the heading")
-    return rows
-
-
-def _read_jsonl(path: Path) -> Rows:
-    from foretrain.job import read_lines
-
-    rows = []
-    for number, row in read_lines(path):
-        if not isinstance(row, Mapping):
-            raise InputError(f"{path}:{number}: not a JSON object")
-        rows.append(dict(row))
-    return rows
-
-
-def _read_parquet(path: Path) -> Rows:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise missing("pyarrow", "parquet") from error
-    try:
-        rows: Rows = parquet.read_table(path).to_pylist()
-    except (OSError, ArrowException) as error:
-        raise InputError(f"{path}: cannot be read ({first_line(error)})") from error
-    return rows
-
-
-_READERS: dict[str, Callable[[Path], Rows]] = {
-    ".csv": _read_csv,
-    ".jsonl": _read_jsonl,
-    ".parquet": _read_parquet,
-}
 
 
 def _write(path: Path, rows: Rows) -> None:

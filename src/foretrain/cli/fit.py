@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretrain.cli.app import registry, say, show
+from foretrain.cli.app import registry, say, say_left_out, show
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import hush_ray
 from foretrain.cli.settings import WithSettings, apply
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from foretrain.costs.measured import MeasuredOperator
     from foretrain.job import Run
     from foretrain.predictors.base import OperatorPredictor, Predictor
-
-_TOLD = 5
-"""Runs that are left out are named up to this number."""
 
 
 @registry.command(cls=WithSettings)
@@ -146,10 +143,7 @@ def _watched(runs: Sequence[Run]) -> Iterator[Run]:
 
 def _tell_left_out(predictor: Predictor, given: int) -> None:
     left_out = predictor.left_out_
-    for line in left_out[:_TOLD]:
-        say(f"left out: {line}")
-    if len(left_out) > _TOLD:
-        say(f"left out: {len(left_out) - _TOLD:,} more")
+    say_left_out(left_out)
     if given:
         say(f"learned from {given - len(left_out):,} of {given:,} runs")
 

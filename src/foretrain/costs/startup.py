@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from foretrain.errors import InputError
-from foretrain.estimate import Estimate, Factors
+from foretrain.estimate import CERTAIN, SHARES, Estimate, Factors
 from foretrain.files import read_text, write_atomically
 from foretrain.job import FILE_SOURCES
 
@@ -140,9 +140,8 @@ class StartUp:
         median_s += GROUP_S + GROUP_S_PER_RANK * ranks if ranks > 1 else 0.0
         measured = self.compiled_spread if compiled else self.spread
         known = library in self.build_s and (operators is not None or not compiled)
-        return Estimate.around(
-            median_s, measured if known and ranks == 1 and device in self.devices else _wider(measured)
-        )
+        as_measured = known and ranks == 1 and device in self.devices
+        return Estimate.around(median_s, measured if as_measured else measured.widest(UNMEASURED))
 
 
 @functools.cache
@@ -183,11 +182,4 @@ def _line(sizes: Sequence[float], times_s: Sequence[float]) -> tuple[float, floa
 
 def _spread(ratios: Sequence[float]) -> Factors:
     """What holds 80 % and 95 % of the ratios, and always the forecast itself."""
-    low_95, low, high, high_95 = (float(np.quantile(ratios, share)) for share in (0.025, 0.1, 0.9, 0.975))
-    return Factors(min(low_95, 1.0), min(low, 1.0), max(high, 1.0), max(high_95, 1.0))
-
-
-def _wider(spread: Factors) -> Factors:
-    """No narrower than what was measured, nor than what is usual where nothing was."""
-    low_95, low, high, high_95 = zip(spread, UNMEASURED, strict=True)
-    return Factors(min(low_95), min(low), max(high), max(high_95))
+    return Factors(*np.quantile(ratios, SHARES).tolist()).widest(CERTAIN)

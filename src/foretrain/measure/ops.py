@@ -35,8 +35,7 @@ def measure_operators(
     progress: Progress = lambda done, total: None,
 ) -> Summary:
     """Measure what ``out`` does not hold yet, in order; each batch is on disk before the next begins."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
+    check_available(device)
     about, here = machine(device), device_name(device)
 
     def key_of(line: Any) -> str:
@@ -52,6 +51,12 @@ def measure_operators(
         todo.write(*({**_line(instance, result), **facts} for instance, result in _time(group, device)))
         _check_context(device, group)
     return todo.summary
+
+
+def check_available(device: str) -> None:
+    """Refuse a GPU where there is none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
 
 
 def _key(instance: Instance) -> str:

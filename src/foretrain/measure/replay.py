@@ -270,13 +270,19 @@ def time_on_cpu(instance: Instance, repeats: int = 5) -> Timing:
     call = build_call(instance, "cpu")
     with torch.no_grad():
         call()
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
+        times = _host_times_s(call, repeats)
     middle = sorted(times)[len(times) // 2]
     return Timing(cold_s=max(times), warm_s=middle, host_s=middle, kernels=1)
+
+
+def _host_times_s(call: Call, calls: int) -> list[float]:
+    """Of each of so many calls, by the host's clock."""
+    times = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return times
 
 
 class CudaTimer:
@@ -292,11 +298,7 @@ class CudaTimer:
     def host_time_s(self, call: Call, calls: int = 5) -> float:
         """How long the host takes to issue a call, while the device's queue is far from full."""
         torch.cuda.synchronize()
-        times = []
-        for _ in range(calls):
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
+        times = _host_times_s(call, calls)
         torch.cuda.synchronize()
         return sorted(times)[len(times) // 2]
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line
+from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
 from foretrain.measure.models import autocast, real_model, real_optimizer
 from foretrain.measure.nvml import Gpu, gpu_count, same_gpu
-from foretrain.measure.ops import machine
+from foretrain.measure.ops import check_available, machine
 from foretrain.measure.replay import is_kernel
 from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
@@ -101,8 +101,7 @@ def _forget_jobs() -> None:
 
 def _check_machine(job: Job, device: str) -> None:
     """A run must say what it ran on and how: no other kind of device, no option that is not carried out."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
+    check_available(device)
     named = job.cluster.device
     names = f"cluster.device: the job names {named.name!r}"
     if named.is_cpu != (device == "cpu"):
@@ -296,8 +295,7 @@ def measure_jobs(
     progress: Progress = lambda done, total: None,
 ) -> Summary:
     """Measure the jobs that ``out`` does not hold yet; each run is on disk before the next begins."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("device: 'cuda' is not available: torch finds no GPU; use --device cpu")
+    check_available(device)
     seen = [job.seen_from(out.parent) for job in jobs]
     todo = Resumed(seen, out, _key, _key_of, retry_failed=retry_failed, progress=progress)
     for job in todo.within(budget_s, todo.wanted):

@@ -16,25 +16,26 @@ from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.blackbox import (
     QUANTITIES,
+    by_workload,
+    check_data_parallel,
+    forecast_around,
+    numbers,
+    of_workload,
+    sklearn,
+    step_times,
+    workload_of,
+)
+from foretrain.predictors.conformal import Factors
+from foretrain.predictors.seen import (
     Array,
     LeftOut,
     Reach,
     Seen,
-    by_workload,
-    check_data_parallel,
-    forecast_around,
     left_out_along,
     number_columns,
     number_row,
-    numbers,
-    of_workload,
     quantile_80,
-    sklearn,
-    step_times,
-    widened,
-    workload_of,
 )
-from foretrain.predictors.conformal import Factors
 from foretrain.splits import Part
 
 COLUMNS = ("log workers", "log batch per worker", "log nodes", "log cores per device")
@@ -181,7 +182,7 @@ def _told(process: Process, jobs: Sequence[Job], scale: float = 1.0) -> list[tup
     means, deviations = process(np.array([configuration(job) for job in jobs]))
     spreads = np.maximum(deviations, _LEAST_SPREAD)
     return [
-        (float(np.exp(mean)), widened(Factors(*(float(np.exp(z * spread)) for z in _NORMAL)), scale))
+        (float(np.exp(mean)), Factors(*(float(np.exp(z * spread)) for z in _NORMAL)).power(scale))
         for mean, spread in zip(means, spreads, strict=True)
     ]
 

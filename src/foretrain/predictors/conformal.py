@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foretrain.forecast import Factors
+from foretrain.estimate import CERTAIN, SHARES, Factors
 
 __all__ = ["Factors", "factors", "shipped"]
 
@@ -28,8 +28,7 @@ def factors(ratios: Sequence[float]) -> Factors | None:
     if len(ratios) < _LEAST:
         return None
     ordered = np.sort(np.asarray(ratios, dtype=np.float64))
-    low_95, low, high, high_95 = (float(_quantile(ordered, share)) for share in (0.025, 0.1, 0.9, 0.975))
-    return Factors(min(low_95, 1.0), min(low, 1.0), max(high, 1.0), max(high_95, 1.0))
+    return Factors(*(_quantile(ordered, share) for share in SHARES)).widest(CERTAIN)
 
 
 def _quantile(ordered: np.ndarray[tuple[int], np.dtype[np.float64]], share: float) -> float:

@@ -15,23 +15,17 @@ from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.blackbox import (
     QUANTITIES,
-    Array,
-    Indices,
-    LeftOut,
-    Reach,
-    Seen,
     by_workload,
     check_data_parallel,
     forecast_around,
-    left_out_along,
-    number_columns,
-    number_row,
     of_workload,
     spread_of,
     step_times,
     workload_of,
 )
 from foretrain.predictors.conformal import Factors
+from foretrain.predictors.seen import Array, LeftOut, Reach, Seen, left_out_along, number_columns, number_row
+from foretrain.splits import Part
 
 TERMS = ("1", "scale / machines", "log machines", "machines")
 _LEAST_S = 1e-9
@@ -142,17 +136,18 @@ def _left_out_in_turn(runs: Sequence[Run], pooled: bool) -> list[tuple[float, fl
     pairs = []
     for fold in np.unique(folds):
         known, held_out = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        pairs += list(zip(times_s[held_out], _told_s(runs, known, held_out), strict=True))
+        pairs += list(zip(times_s[held_out], _told_s(runs, (known, held_out)), strict=True))
     return pairs
 
 
 def _left_out_along(runs: Sequence[Run], spread: Factors) -> list[LeftOut]:
     columns = number_columns([run.job for run in runs])
     return left_out_along(
-        columns, step_times(runs), lambda part: [(told, spread) for told in _told_s(runs, *part)]
+        columns, step_times(runs), lambda part: [(told, spread) for told in _told_s(runs, part)]
     )
 
 
-def _told_s(runs: Sequence[Run], known: Indices, asked: Indices) -> list[float]:
+def _told_s(runs: Sequence[Run], part: Part) -> list[float]:
+    known, asked = part
     coefficients = law([runs[i].job for i in known], step_times([runs[i] for i in known]))
     return [_time_s(runs[i].job, coefficients) for i in asked]

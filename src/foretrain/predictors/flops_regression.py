@@ -16,25 +16,26 @@ from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor, take_runs
 from foretrain.predictors.blackbox import (
-    NUMBERS,
     QUANTITIES,
-    Array,
-    LeftOut,
-    Reach,
-    Seen,
     check_data_parallel,
     forecast_around,
-    left_out_along,
-    number_columns,
-    number_row,
     numbers,
-    row_of,
-    spread_by,
     spread_of,
     step_times,
     usable,
 )
 from foretrain.predictors.conformal import Factors
+from foretrain.predictors.seen import (
+    NUMBERS,
+    Array,
+    LeftOut,
+    Reach,
+    Seen,
+    left_out_along,
+    number_columns,
+    number_row,
+    row_of,
+)
 from foretrain.splits import Part
 
 COLUMNS = ("log FLOPs", "log parameters", "log workers", "parameter servers")
@@ -98,7 +99,7 @@ class FlopsPredictor(Predictor):
         notes = seen.notes(away, row)
         for name in _BY_PEAK_RATE:
             if not seen.has(job, name):
-                spread = spread_by(spread, _OTHER_PEAK_RATE)
+                spread = spread.longer(_OTHER_PEAK_RATE)
                 notes.append(seen.unseen_note(job, name, "told by its peak rate alone"))
         (median_s,) = _times_s(rows, self.weights_)
         return forecast_around(job, self.name, median_s, spread, notes)

@@ -107,14 +107,9 @@ def _within(estimate: Estimate, limit: Limit, predictor: str) -> Estimate:
         raise UnsupportedJob(
             f"{limit.quantity}: {predictor} forecasts {estimate.median:.4g}, which cannot be: {limit.why}"
         )
-    ends = (estimate.median, estimate.low, estimate.high, estimate.low_95, estimate.high_95)
-    inner = min(limit.value, estimate.median) if limit.least else max(limit.value, estimate.median)
-    cut = max if limit.least else min
-    median, low, high, low_95, high_95 = (None if end is None else cut(end, inner) for end in ends)
-    assert median is not None
-    assert low is not None
-    assert high is not None
-    return Estimate(median, low, high, low_95, high_95)
+    if limit.least:
+        return estimate.at_least(min(limit.value, estimate.median))
+    return estimate.at_most(max(limit.value, estimate.median))
 
 
 # Time

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.errors import ForetrainError
 from foretrain.files import write_atomically
 from foretrain.forecast import Forecast, RankMemory
 from foretrain.graph import CATEGORIES, OpGraph
+from foretrain.pages import drawn, graph_objects, whole_page
 from foretrain.report import figures
 from foretrain.report.breakdown import What, breakdown, device_time
 from foretrain.step.play import Step
@@ -51,44 +51,14 @@ def write_html(forecast: Forecast, path: Path, resources: Resources | None = Non
 
 def page(forecast: Forecast, resources: Resources | None = None) -> str:
     """The page as text; with ``resources``, how they are used over a few steps."""
-    offline, _ = _plotly()
-    # Only maps fetch anything, and none is drawn: without their addresses the page names no other host to
-    # load from.
-    script = offline.get_plotlyjs().replace("https://cdn.", "https://offline.invalid/")
-    title = html.escape(figures.describe_model(forecast.job))
-    heading = filter(None, (figures.describe_work(forecast), figures.describe_cluster(forecast.job)))
-    below = "<br>".join(map(html.escape, heading))
-    body = "\n".join(
-        f"<section><h2>{heading}</h2>\n{content}</section>"
-        for heading, content in _sections(forecast, resources)
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta '
-        'name="viewport" content="width=device-width">'
-        f"<title>foretrain: {title}</title><style>{_STYLE}</style><script>{script}</script></head>\n"
-        "<body><main>\n"
-        f"<h1>{title}</h1><p>{below}</p>\n{body}\n"
-        "</main></body></html>\n"
-    )
+    about = filter(None, (figures.describe_work(forecast), figures.describe_cluster(forecast.job)))
+    title, sections = figures.describe_model(forecast.job), _sections(forecast, resources)
+    return whole_page(title, about, sections, style=_STYLE)
 
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff; margin: 0 }
-main { max-width: 1100px; margin: 2rem auto; padding: 0 1.5rem }
-h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
-table { border-collapse: collapse }
-td, th { padding: .2rem 1.5rem .2rem 0; text-align: left; vertical-align: top }
-tr { border-bottom: 1px solid #e6e9ee } .dim { color: #69727f } .part { padding-left: 1.2rem }
+td, th { padding: .2rem 1.5rem .2rem 0; text-align: left; vertical-align: top } .part { padding-left: 1.2rem }
 """
-
-
-def _plotly() -> tuple[Any, Any]:
-    try:
-        import plotly.graph_objects as objects
-        import plotly.offline as offline
-    except ImportError as error:
-        raise ForetrainError("html: plotly is not installed; install foretrain[report]") from error
-    return offline, objects
 
 
 def _sections(forecast: Forecast, resources: Resources | None) -> Iterator[tuple[str, str]]:
@@ -99,7 +69,7 @@ def _sections(forecast: Forecast, resources: Resources | None) -> Iterator[tuple
         from foretrain.report.resources import burst_figure, definitions
 
         words = "".join(map(_note, definitions(resources)))
-        yield "Use of resources over a few steps", _draw(burst_figure(resources, _plotly()[1])) + words
+        yield "Use of resources over a few steps", _draw(burst_figure(resources, graph_objects())) + words
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in figures.notes(forecast))
     yield "Assumptions", f'<ul class="dim">{notes}</ul>'
 
@@ -182,10 +152,7 @@ def _draw(figure: Any) -> str:
     figure.update_layout(
         template="plotly_white", margin={"l": 10, "r": 10, "t": 40, "b": 40}, font={"size": 13}, autosize=True
     )
-    drawn: str = figure.to_html(
-        full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True}
-    )
-    return drawn
+    return drawn(figure)
 
 
 def _composition(forecast: Forecast, what: What) -> Any:
@@ -200,7 +167,7 @@ def _parts_figure(parts: Mapping[str, float]) -> Any:
 
 def _bars(parts: Mapping[str, float], title: str, unit: str) -> Any:
     """Horizontal bars, the first at the top."""
-    _, objects = _plotly()
+    objects = graph_objects()
     total = sum(parts.values())
     names = list(parts)[::-1]
     bar = objects.Bar(
@@ -247,7 +214,7 @@ def thin(total: Column, points: int) -> npt.NDArray[np.int64]:
 
 
 def _memory_figure(timeline: Timeline, capacity_bytes: float | None) -> Any:
-    _, objects = _plotly()
+    objects = graph_objects()
     times, live = memory_over_time(timeline)
     total = np.sum(list(live.values()), axis=0) if live else np.zeros(len(times))
     chosen = thin(total, _MAX_POINTS)
@@ -268,7 +235,7 @@ def _memory_figure(timeline: Timeline, capacity_bytes: float | None) -> Any:
 
 def _stages_figure(ranks: Sequence[RankMemory], capacity_bytes: float | None) -> Any:
     """A bar per stage, of its categories."""
-    _, objects = _plotly()
+    objects = graph_objects()
     figure = objects.Figure()
     stages = [f"stage {rank.stage}" for rank in ranks]
     for category in dict.fromkeys(name for rank in ranks for name in rank.by_category):
@@ -313,7 +280,7 @@ def _add_capacity(figure: Any, peak_bytes: float, capacity_bytes: float) -> None
 
 def _timeline_figure(timeline: Timeline) -> tuple[Any, int, int]:
     """The figure, how many calls are drawn, and how many there are."""
-    _, objects = _plotly()
+    objects = graph_objects()
     events = [event for event in timeline.events() if event["ph"] == "X"]
     shown = sorted(
         sorted(events, key=lambda event: -event["dur"])[:MAX_EVENTS], key=lambda event: event["ts"]
@@ -340,7 +307,7 @@ def _timeline_figure(timeline: Timeline) -> tuple[Any, int, int]:
 
 def _slots_figure(slots: Sequence[Slot]) -> tuple[Any, int]:
     """The stages below one another, and how many of their parts are drawn."""
-    _, objects = _plotly()
+    objects = graph_objects()
     shown = sorted(
         sorted(slots, key=lambda slot: slot.start_s - slot.end_s)[:MAX_EVENTS],
         key=lambda slot: slot.start_s,

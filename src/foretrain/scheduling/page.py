@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from foretrain.errors import ForetrainError
 from foretrain.files import write_atomically
+from foretrain.pages import drawn, graph_objects, whole_page
 from foretrain.scheduling.metrics import Metrics, metrics, utilization_over_time
 from foretrain.scheduling.result import Column, Result
 from foretrain.units import format_dollars, format_seconds
@@ -38,13 +38,8 @@ _TICKS = {
     "1 y": 31536000,
 }
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff; margin: 0 }
-main { max-width: 1100px; margin: 2rem auto; padding: 0 1.5rem }
-h1 { font-size: 1.5rem; margin-bottom: 0 } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
-table { border-collapse: collapse; font-size: .85rem }
-td, th { padding: .25rem 1rem .25rem 0; text-align: right; white-space: nowrap }
+table { font-size: .85rem } td, th { padding: .25rem 1rem .25rem 0; text-align: right; white-space: nowrap }
 td:first-child, th:first-child { text-align: left }
-tr { border-bottom: 1px solid #e6e9ee } .dim { color: #69727f }
 """
 
 
@@ -55,30 +50,18 @@ def write_page(results: Sequence[Result], title: str, path: Path) -> None:
 
 def page(results: Sequence[Result], title: str) -> str:
     """The page as text."""
-    offline, _ = _plotly()
-    # Only maps fetch anything, and none is drawn: without their addresses the page names no other host.
-    script = offline.get_plotlyjs().replace("https://cdn.", "https://offline.invalid/")
     first = results[0]
     about = f"{len(first.jobs):,} jobs on {first.size:,} GPUs of {len(first.machines):,} nodes"
-    body = "\n".join(
-        f"<section><h2>{heading}</h2>\n{content}</section>" for heading, content in _sections(results)
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>foretrain: {html.escape(title)}</title><style>{_STYLE}</style>"
-        f"<script>{script}</script></head>\n<body><main>\n"
-        f"<h1>{html.escape(title)}</h1><p>{html.escape(about)}</p>\n{body}\n</main></body></html>\n"
-    )
+    return whole_page(title, [about], _sections(results), style=_STYLE)
 
 
 def _sections(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
     yield "Policies", _table(results)
-    yield "Utilisation", _drawn(_utilization(results))
-    yield "Completion times", _drawn(_completions(results))
-    yield "Queueing", _drawn(_waits(results))
+    yield "Utilisation", drawn(_utilization(results))
+    yield "Completion times", drawn(_completions(results))
+    yield "Queueing", drawn(_waits(results))
     for result in results:
-        yield f"GPUs under {html.escape(result.policy)}", _drawn(_gantt(result)) + _note(result)
+        yield f"GPUs under {html.escape(result.policy)}", drawn(_gantt(result)) + _note(result)
 
 
 def figures(of: Metrics) -> dict[str, str]:
@@ -181,8 +164,7 @@ def _note(result: Result) -> str:
 
 
 def _figure(x: str, y: str) -> Any:
-    _, objects = _plotly()
-    figure = objects.Figure()
+    figure = graph_objects().Figure()
     figure.update_layout(
         template="plotly_white",
         height=360,
@@ -192,18 +174,3 @@ def _figure(x: str, y: str) -> Any:
     figure.update_xaxes(title=x)
     figure.update_yaxes(title=y)
     return figure
-
-
-def _drawn(figure: Any) -> str:
-    config = {"displaylogo": False, "responsive": True}
-    text: str = figure.to_html(full_html=False, include_plotlyjs=False, config=config)
-    return text
-
-
-def _plotly() -> tuple[Any, Any]:
-    try:
-        import plotly.graph_objects as objects
-        import plotly.offline as offline
-    except ImportError as error:
-        raise ForetrainError("html: plotly is not installed; install foretrain[report]") from error
-    return offline, objects

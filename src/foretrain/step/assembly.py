@@ -54,11 +54,10 @@ class Spread:
             kind = self.count
         factors = self.quantities.get(quantity, kind)
         if quantity in _PER_SECOND and quantity not in self.quantities:
-            factors = Factors(*(1 / factor for factor in reversed(factors)))
-        bounds = [median * factor for factor in factors]
-        if quantity in ("device_utilization", "memory_busy"):
-            bounds = [min(bound, max(median, 1.0)) for bound in bounds]
-        return Estimate(median, bounds[1], bounds[2], bounds[0], bounds[3])
+            factors = factors.inverse()
+        estimate = Estimate.around(median, factors)
+        is_share = quantity in ("device_utilization", "memory_busy")
+        return estimate.at_most(max(median, 1.0)) if is_share else estimate
 
 
 def assemble(step: Step, spread: Spread, *, predictor: str, notes: tuple[str, ...] = ()) -> Forecast:

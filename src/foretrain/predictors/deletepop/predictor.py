@@ -195,8 +195,7 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         found = {"step_time_s": bounds(parts, widths)}
         if "device_busy_s" in table:
             busy = bounds(computing_parts(step, self.costs, tier, unmeasured), widths)
-            sides = zip(table["device_busy_s"], busy, (min, min, max, max), strict=True)
-            found["device_busy_s"] = Factors(*(choose(one, other) for one, other, choose in sides))
+            found["device_busy_s"] = table["device_busy_s"].widest(busy)
         return found
 
     def tier(self, job: Job) -> Tier:

@@ -169,9 +169,6 @@ class Groups:
     """How much of the step's traffic each group has."""
 
 
-REFERENCE_COLUMNS = ("output tensor sizes", "operators", "frequency of their types")
-
-
 def reference_groups(graph: OpGraph, *, groups: int = GROUPS, seed: int = 42) -> Groups:
     """Driple's: launched operators, the largest connected component, groups by asynchronous fluid
     communities, three sums for each."""

@@ -15,10 +15,11 @@ import numpy as np
 from foretrain.architectures import family
 from foretrain.capture import capture_job
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob, invalid
+from foretrain.estimate import SHARES
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import Benefit, take_runs
-from foretrain.predictors.blackbox import DATA_NUMBERS, NUMBERS, SETTINGS, Numbers, Seen, check_data_parallel
+from foretrain.predictors.blackbox import check_data_parallel
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.driple.cases import Cases, deletepop, network_module
 from foretrain.predictors.driple.features import (
@@ -42,6 +43,7 @@ from foretrain.predictors.driple.features import (
 from foretrain.predictors.driple.whitebox import THRESHOLD, Levels, Use, Whitebox, figures_in
 from foretrain.predictors.neural import NeuralPredictor
 from foretrain.predictors.physics import link_bytes_per_s
+from foretrain.predictors.seen import DATA_NUMBERS, NUMBERS, SETTINGS, Numbers, Seen
 from foretrain.units import format_count
 
 if TYPE_CHECKING:
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).parent / "fitted"
 _SCHEDULES = "schedules"
 """The folder beside ``predictor.json`` with the operator models, when they are not those of the package."""
-_QUANTILES = (0.025, 0.1, 0.9, 0.975)
 _FEW = 4
 """Families below which intervals cannot be learned; they are then as wide as this many tenths of a figure."""
 _DRAWN_STEPS = 3
@@ -83,7 +84,7 @@ class Learned:
     """The settings and numbers of the runs of each network."""
     spread: Array
     """For each figure, how far runs lay from forecasts that had not seen their family, in scaled units:
-    ``_QUANTILES``."""
+    ``SHARES``."""
 
 
 @final
@@ -136,10 +137,8 @@ class DriplePredictor(NeuralPredictor[Learned]):
         }
         if any(name in quantities for name in _SPANS):
             window_s = whitebox.window_s(job)
-            quantities.update(
-                {name: _product(quantities[name], window_s) for name in _SPANS if name in quantities}
-            )
-        quantities.update({name: _at_most(quantities[name], link) for name in _RATES if name in quantities})
+            quantities.update({name: quantities[name] * window_s for name in _SPANS if name in quantities})
+        quantities.update({name: quantities[name].at_most(link) for name in _RATES if name in quantities})
         return Forecast(job=job, predictor=self.name, quantities=quantities, assumptions=tuple(notes))
 
     def _unseen(self, job: Job) -> tuple[list[str], float]:
@@ -495,9 +494,7 @@ def _spread(residuals: Array) -> Array:
     rows = []
     for column in residuals.T:
         known = column[np.isfinite(column)]
-        bounds = (
-            np.quantile(known, _QUANTILES) if len(known) >= 2 * _FEW else np.array([-0.8, -0.4, 0.4, 0.8])
-        )
+        bounds = np.quantile(known, SHARES) if len(known) >= 2 * _FEW else np.array([-0.8, -0.4, 0.4, 0.8])
         rows.append(
             [
                 min(bounds[0], bounds[1], 0.0),
@@ -507,23 +504,6 @@ def _spread(residuals: Array) -> Array:
             ]
         )
     return np.array(rows)
-
-
-def _product(share: Estimate, whole: Estimate) -> Estimate:
-    """A share of a whole, of which neither is certain."""
-    ends = [
-        None if one is None or other is None else one * other
-        for one, other in zip(_ends(share), _ends(whole), strict=True)
-    ]
-    median, low, high, *outer = ends
-    assert median is not None
-    assert low is not None
-    assert high is not None
-    return Estimate(median, low, high, *outer)
-
-
-def _ends(estimate: Estimate) -> tuple[float | None, ...]:
-    return estimate.median, estimate.low, estimate.high, estimate.low_95, estimate.high_95
 
 
 def _estimate(figure: int, values: Array, spread: Array) -> Estimate:
@@ -546,11 +526,3 @@ def _no_narrower(spread: Array, others: Mapping[str, Estimate]) -> Array:
         away = np.array(bounds) - median
         wide[i] = [*np.minimum(wide[i][:2], away[:2]), *np.maximum(wide[i][2:], away[2:])]
     return wide
-
-
-def _at_most(estimate: Estimate, limit: float) -> Estimate:
-    median, low, high, low_95, high_95 = (None if end is None else min(end, limit) for end in _ends(estimate))
-    assert median is not None
-    assert low is not None
-    assert high is not None
-    return Estimate(median, low, high, low_95, high_95)

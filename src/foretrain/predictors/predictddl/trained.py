@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from foretrain.errors import unknown
 from foretrain.job import Job
-from foretrain.predictors.blackbox import spread_of, widened
+from foretrain.predictors.blackbox import spread_of
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.predictddl.baseline import BASELINE, MACHINE_DEVIATION, machine_of
 from foretrain.predictors.predictddl.features import dataset_type
@@ -31,7 +31,7 @@ _GUESSED_MACHINES = 2
 """Machines that the guess of how far they lie apart counts as."""
 _GUESSED_RUNS = 4
 """Runs that the guess that a machine is no more noisy than the others counts as."""
-_DEVIATIONS = (1.96, 1.28, 1.28, 1.96)
+_DEVIATIONS = (-1.96, -1.28, 1.28, 1.96)
 """At which the ends of ``Factors`` lie."""
 _COLUMN_UNIT = 1.0
 """The distance of two jobs in a column that never varied among the runs, for each unit (columns are
@@ -134,8 +134,9 @@ class Trained:
                 f"{math.expm1(self.machine_deviation):.0%} or so"
             )
         usual = float(np.mean(list(self.noise.values())))
-        near = widened(self.spread, self.noise.get(host, usual))
-        spread = _joined_spread(widened(near, min(power, _WIDEST)), math.hypot(*deviations))
+        near = self.spread.power(self.noise.get(host, usual))
+        beyond = Factors(*(math.exp(at * math.hypot(*deviations)) for at in _DEVIATIONS))
+        spread = near.power(min(power, _WIDEST)).joined(beyond)
         if notes:
             times = math.log(spread.high / spread.low) / max(math.log(near.high / near.low), 1e-9)
             notes.append(f"for that, the interval is {times:.1f} times as wide")
@@ -260,15 +261,6 @@ def _noise(left: Array, hosts: npt.NDArray[np.str_]) -> dict[str, float]:
         host: float((_GUESSED_RUNS + size.sum()) / (_GUESSED_RUNS + len(size)))
         for host, size in sizes.items()
     }
-
-
-def _joined_spread(spread: Factors, deviation: float) -> Factors:
-    """The interval with an independent deviation of the logarithm added."""
-    ends = [
-        math.copysign(math.hypot(math.log(factor), at * deviation), side)
-        for factor, at, side in zip(spread, _DEVIATIONS, (-1, -1, 1, 1), strict=True)
-    ]
-    return Factors(*(math.exp(end) for end in ends))
 
 
 def _joined(several: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from foretrain.capture import capture_job
 from foretrain.errors import ForetrainError
 from foretrain.job import Job
-from foretrain.predictors.blackbox import SETTINGS, Seen
+from foretrain.predictors.seen import SETTINGS, Seen
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]

@@ -16,23 +16,14 @@ from foretrain.duration import START, STEPS, Part, of_steps, paced, start_up
 from foretrain.errors import ForetrainError, InputError, UnsupportedJob
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Run
-from foretrain.predictors.base import Predictor, Progress, Report
+from foretrain.predictors.base import Predictor, Progress, Report, take_runs
 from foretrain.predictors.base import Table as Figures
-from foretrain.predictors.blackbox import (
-    LINKS,
-    QUANTITIES,
-    Reach,
-    estimate_around,
-    forecast_around,
-    joined,
-    notes_of,
-    number_row,
-    size_of,
-)
+from foretrain.predictors.blackbox import QUANTITIES, forecast_around, size_of
 from foretrain.predictors.conformal import Factors
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Encoding, Table, has_graphs
 from foretrain.predictors.ray_models.scaling import MOST_START, Check, ScaleModel, check, spread_of_misses
 from foretrain.predictors.ray_models.search import Budget
+from foretrain.predictors.seen import LINKS, Reach, notes_of, number_row
 
 Kind = Literal["step", "epoch", "training"]
 _WHOLES: tuple[Kind, ...] = ("epoch", "training")
@@ -90,16 +81,10 @@ class RayModelsPredictor(Predictor):
         self.budget = settings
 
     def fit(self, runs: Iterable[Run]) -> Self:
-        by_model: dict[str, list[Run]] = {}
-        left_out = []
-        for run in runs:
-            try:
-                _check(run.job)
-                if all(_measured(run, kind) is None for kind in get_args(Kind)):
-                    raise UnsupportedJob("no step_time_s, epoch_time_s or total_time_s")
-                by_model.setdefault(run.job.workload.model.key, []).append(run)
-            except UnsupportedJob as error:
-                left_out.append(f"{run.job.workload.model.label}: {error}")
+        timed, refused = take_runs(runs, _timed)
+        by_model, left_out = dict[str, list[Run]](), list(refused)
+        for run in timed:
+            by_model.setdefault(run.job.workload.model.key, []).append(run)
         self.workloads_ = {}
         models = sum(len(mine) >= _FEWEST for mine in by_model.values())
         for key, mine in by_model.items():
@@ -282,6 +267,14 @@ def _check(job: Job) -> None:
         raise UnsupportedJob("cluster.groups: several devices; ray_models forecasts clusters of one")
 
 
+def _timed(run: Run) -> Run:
+    """A run that something can be learned from."""
+    _check(run.job)
+    if all(_measured(run, kind) is None for kind in get_args(Kind)):
+        raise UnsupportedJob("no step_time_s, epoch_time_s or total_time_s")
+    return run
+
+
 def _measured(run: Run, kind: Kind) -> tuple[float, float] | None:
     """Steps and seconds: of one step, of an epoch, or of the whole training where no epoch was timed."""
     training = run.job.workload.training
@@ -356,7 +349,7 @@ class _Asked:
         training = self.job.workload.training
         quantities, whole = dict(forecast.quantities), None
         steps, time_s, spread, start = self._steps(kind)
-        step_time = estimate_around(time_s / steps, spread)
+        step_time = Estimate.around(time_s / steps, spread)
         if training.steps_per_epoch:
             quantities["epoch_time_s"] = paced(self.job, step_time) * training.steps_per_epoch
         if training.total_steps:
@@ -415,6 +408,5 @@ def _corrected(model: ScaleModel, table: Table, physics: Estimate | None) -> tup
     assert model.table.forecast_s is not None
     misses = np.log(model.table.forecast_s / model.times_s)
     middle = float(np.median(misses))
-    outer = physics.low_95 or physics.low, physics.high_95 or physics.high
-    own = Factors(*(bound / physics.median for bound in (outer[0], physics.low, physics.high, outer[1])))
-    return float(table.forecast_s[0]) * math.exp(-middle), joined(spread_of_misses(misses - middle), own)
+    spread = spread_of_misses(misses - middle).joined(Factors.of(physics))
+    return float(table.forecast_s[0]) * math.exp(-middle), spread

@@ -12,21 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.fanout import fan_out
-from foretrain.predictors.blackbox import (
-    UNSURE,
-    Along,
-    Away,
-    LeftOut,
-    Numbers,
-    Reach,
-    aways,
-    inner_parts,
-    row_of,
-)
+from foretrain.predictors.blackbox import UNSURE
 from foretrain.predictors.conformal import Factors, factors
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Table
 from foretrain.predictors.ray_models.search import FEW, Budget, Trial, misses_of, parts_beyond, search
 from foretrain.predictors.ray_models.techniques import MEANS, Recipe, learn, means_of
+from foretrain.predictors.seen import Along, Away, LeftOut, Numbers, Reach, aways, inner_parts, row_of
 from foretrain.splits import Part, extrapolation, interpolation
 
 _MOST_RECIPES = 5

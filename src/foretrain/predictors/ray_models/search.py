@@ -16,9 +16,9 @@ import numpy as np
 from foretrain.errors import InputError
 from foretrain.fanout import Crew
 from foretrain.predictors.base import option
-from foretrain.predictors.blackbox import Along, beyond_parts
 from foretrain.predictors.ray_models.columns import NUMBERS, Array, Table
 from foretrain.predictors.ray_models.techniques import MEANS, TECHNIQUES, Mean, Recipe, learn, means_of
+from foretrain.predictors.seen import Along, beyond_parts
 from foretrain.splits import Part
 from foretrain.units import parse_seconds
 

@@ -1,0 +1,384 @@
+"""Says what runs have shown, how far a job is from that, and how intervals grow with the distance."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrain.errors import InputError, UnsupportedJob
+from foretrain.estimate import WIDER_95, Factors
+from foretrain.job import Job
+from foretrain.splits import Part, extrapolation, interpolation
+from foretrain.units import format_count
+
+Array = npt.NDArray[np.float64]
+
+_SAME = math.log(1.01)
+"""Numbers that are this near, in e-folds, are the same."""
+_UNVARIED_IN_LAW, _UNVARIED = 1 / WIDER_95, 1.0
+"""How an 80 % interval grows, in e-folds of time per e-fold, with a number that was the same in all runs:
+where a law tells what it does, proportion in either direction is the 95 % interval; where none does, the
+80 % interval."""
+_UNVARIED_DATA = 0.13
+"""The same for the size of the data: step times of ``data/ray_campaign.jsonl.zst`` that differ in it alone
+are up to 1.44 times apart, over 16 times the data."""
+_LEAST_GROWTH = 0.05
+"""However well left-out runs were forecast: the far is less known than the near."""
+_FEWEST_LEFT_OUT = 4
+"""Left-out runs from which on there is an 80 % quantile."""
+_MOST_INNER = 2
+"""Inner values of a number that are left out, to calibrate the gaps between values."""
+
+
+# What describes a job
+
+LINKS = ("cluster.intra_node", "cluster.inter_node")
+"""The settings that only a job with something to exchange over the link has."""
+
+
+def _intra_link(job: Job) -> str | None:
+    group = job.cluster.groups[0]
+    link = group.intra_node
+    return f"{link.kind} {link.bandwidth_bytes_per_s:.3g} B/s" if group.devices_per_node > 1 else None
+
+
+def _inter_link(job: Job) -> str | None:
+    link = job.cluster.groups[0].inter_node
+    return f"{link.kind} {link.bandwidth_bytes_per_s:.3g} B/s" if job.over_network else None
+
+
+def _place_of_servers(job: Job) -> str | None:
+    own = "the workers' nodes" if job.cluster.servers is None else "nodes of their own"
+    return own if job.plan.servers else None
+
+
+SETTINGS: Mapping[str, Callable[[Job], Any]] = {
+    "cluster.device": lambda job: job.cluster.device.name,
+    "cluster.intra_node": _intra_link,
+    "cluster.inter_node": _inter_link,
+    "training.mode": lambda job: job.workload.training.mode,
+    "training.precision": lambda job: job.workload.training.precision,
+    "training.master_weights": lambda job: job.workload.training.master_weights,
+    "training.optimizer": lambda job: job.workload.training.optimizer,
+    "training.channels_last": lambda job: job.workload.training.channels_last,
+    "training.compile": lambda job: job.workload.training.compile,
+    "training.framework": lambda job: job.workload.training.framework,
+    "plan.tensor": lambda job: job.plan.tensor,
+    "plan.pipeline": lambda job: job.plan.pipeline,
+    "plan.context": lambda job: job.plan.context,
+    "plan.expert": lambda job: job.plan.expert,
+    "plan.shard": lambda job: job.plan.shard,
+    "plan.recompute": lambda job: job.plan.recompute,
+    "plan.offload": lambda job: job.plan.offload,
+    "plan.schedule": lambda job: job.plan.schedule if job.plan.pipeline > 1 else None,
+    "plan.sequence_parallel": lambda job: job.plan.sequence_parallel if job.plan.tensor > 1 else None,
+    "plan.servers": lambda job: "parameter servers" if job.plan.servers else "all-reduce",
+    "plan.asynchronous": lambda job: job.plan.asynchronous if job.plan.servers else None,
+    "cluster.servers": _place_of_servers,
+}
+"""What is no number but may differ between runs of one model; None where it does not matter. A job must have
+settings that some run has."""
+
+NUMBERS: Mapping[str, Callable[[Job], float | None]] = {
+    "workers": lambda job: job.cluster.world_size,
+    "nodes": lambda job: job.cluster.nodes,
+    "cores": lambda job: job.cluster.device.cores if job.cluster.device.is_cpu else None,
+    "batch of a worker": lambda job: job.workload.training.global_batch / (job.plan.data or 1),
+    "micro-batches": lambda job: job.accumulation,
+    "parameter servers": lambda job: job.plan.servers or None,
+    "nodes of servers": lambda job: job.cluster.servers.nodes if job.cluster.servers else None,
+    "samples": lambda job: job.workload.training.samples,
+}
+"""What may lie between or beyond the values that runs have, all above zero."""
+
+DATA_NUMBERS = frozenset({"samples"})
+"""Numbers that a step should not depend on."""
+
+
+def workload_key(job: Job) -> str:
+    """A text that jobs share when they train the same thing in the same way, at whatever batch and scale and
+    over whatever links."""
+    training = job.workload.training
+    what = [training.image, training.sequence, training.classes]
+    how = {name: setting(job) for name, setting in SETTINGS.items() if name not in LINKS}
+    return json.dumps([job.workload.model.key, what, how], sort_keys=True, default=str)
+
+
+def number_row(job: Job) -> dict[str, float | None]:
+    return {name: number(job) for name, number in NUMBERS.items()}
+
+
+def number_columns(jobs: Sequence[Job]) -> dict[str, Array]:
+    """A row for each job; not a number where it does not say."""
+    rows = [number_row(job) for job in jobs]
+    return {name: np.array([row[name] for row in rows], dtype=np.float64) for name in NUMBERS}
+
+
+def row_of(columns: Mapping[str, Array], place: int | np.integer[Any]) -> dict[str, float | None]:
+    """One row of columns."""
+    return {name: float(column[place]) for name, column in columns.items()}
+
+
+# What runs have, and how far a job is from it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Away:
+    """How far one job is from the values of runs, in e-folds by number: in gaps between values, and beyond
+    all."""
+
+    gaps: Mapping[str, float]
+    beyond: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """The distinct values of each number that runs have."""
+
+    values: Mapping[str, tuple[float, ...]]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Array]) -> Numbers:
+        """From columns with a row for each run; what a run does not say is not a number."""
+        found = {name: np.unique(column[np.isfinite(column)]) for name, column in columns.items()}
+        return cls(values={name: tuple(column.tolist()) for name, column in found.items()})
+
+    def varied(self, name: str) -> bool:
+        return len(self.values[name]) > 1
+
+    def away(self, row: Mapping[str, float | None]) -> Away:
+        """Of a job with these numbers; where it, or no run, has a number, nothing is told."""
+        gaps: dict[str, float] = {}
+        beyond: dict[str, float] = {}
+        for name, known in self.values.items():
+            value = row.get(name)
+            if value is None or not math.isfinite(value) or not known:
+                continue
+            nearest = min(abs(math.log(value / other)) for other in known)
+            if nearest > _SAME:
+                (gaps if known[0] < value < known[-1] else beyond)[name] = nearest
+        return Away(gaps=gaps, beyond=beyond)
+
+
+def notes_of(numbers: Numbers, away: Away, row: Mapping[str, float | None]) -> list[str]:
+    """What lies outside of the runs, and where they end; the interval is wider for it."""
+    notes = []
+    for name in away.beyond:
+        known, value = numbers.values[name], row[name]
+        assert value is not None
+        ends = [format_count(end) for end in dict.fromkeys((known[0], known[-1]))]
+        notes.append(f"beyond the runs in {name}: {format_count(value)}, they have {' to '.join(ends)}")
+    return notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the runs that something was learned from have: the values of every setting and number."""
+
+    workload: str
+    """What they are runs of, but for the links; empty where several are pooled."""
+    settings: Mapping[str, tuple[Any, ...]]
+    numbers: Numbers
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job], columns: Mapping[str, Array] | None = None) -> Seen:
+        """``columns``: other numbers than ``NUMBERS``."""
+        workloads = {workload_key(job) for job in jobs}
+        return cls(
+            workload=workloads.pop() if len(workloads) == 1 else "",
+            settings={name: _values(setting, jobs) for name, setting in SETTINGS.items()},
+            numbers=Numbers.of(number_columns(jobs) if columns is None else columns),
+        )
+
+    def check(self, job: Job, predictor: str, *, but: Collection[str] = ()) -> None:
+        """Refuse a job with a setting that no run has."""
+        for name in SETTINGS:
+            if name not in but and not self.has(job, name):
+                raise unseen(name, SETTINGS[name](job), self.settings[name], predictor)
+
+    def has(self, job: Job, name: str) -> bool:
+        value = SETTINGS[name](job)
+        return value is None or value in self.settings[name]
+
+    def unseen_note(self, job: Job, name: str, how: str) -> str:
+        known = ", ".join(map(str, self.settings[name]))
+        return f"{name}: {SETTINGS[name](job)}, which no run has ({known}), is {how}"
+
+    def model_notes(self, job: Job) -> list[str]:
+        """What to know where several workloads were pooled, or one stands for another."""
+        if self.workload == workload_key(job):
+            return []
+        return [f"model: a law of all runs together, whatever they train, for {job.workload.model.label}"]
+
+    def notes(self, away: Away, row: Mapping[str, float | None]) -> list[str]:
+        """What lies outside of the runs, and where they end."""
+        return notes_of(self.numbers, away, row)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "workload": self.workload,
+            "settings": {name: list(values) for name, values in self.settings.items()},
+            "numbers": {name: list(values) for name, values in self.numbers.values.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        settings, numbers = (
+            {name: tuple(values) for name, values in document[part].items()}
+            for part in ("settings", "numbers")
+        )
+        if missing := sorted(set(SETTINGS) - set(settings)):
+            raise InputError(f"seen.settings: does not say {', '.join(missing)} of its runs; fit it again")
+        return cls(workload=document["workload"], settings=settings, numbers=Numbers(values=numbers))
+
+
+def _values(setting: Callable[[Job], Any], jobs: Sequence[Job]) -> tuple[Any, ...]:
+    values = {str(value): value for value in map(setting, jobs) if value is not None}
+    return tuple(values[text] for text in sorted(values))
+
+
+def unseen(name: str, value: Any, known: Sequence[Any], predictor: str) -> UnsupportedJob:
+    """The refusal of a setting that no run has."""
+    if not known:
+        return UnsupportedJob(
+            f"{name}: {value!r}; no run of this model goes over it, and {predictor} cannot tell"
+        )
+    return UnsupportedJob(f"{name}: {value!r}; the runs of this model have {', '.join(map(repr, known))}")
+
+
+# How intervals grow with the distance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A run that was left out with all of its like along a number, and forecast by the others: how far it is
+    from them, and by how many e-folds it lies outside of the interval that holds at no distance."""
+
+    along: str
+    away: Away
+    excess: float
+
+    @classmethod
+    def of(cls, along: str, away: Away, miss: float, spread: Factors) -> LeftOut:
+        """``miss`` is the logarithm of measured over forecast."""
+        held = math.log(spread.high) if miss > 0 else -math.log(spread.low)
+        return cls(along=along, away=away, excess=max(abs(miss) - held, 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How an interval grows with the distance from what was seen, in e-folds of time: by so much in a gap
+    between the values of a number, and for each e-fold beyond them. What left-out runs do not tell is
+    missing."""
+
+    gaps: Mapping[str, float] = field(default_factory=dict)
+    beyond: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, left_out: Sequence[LeftOut]) -> Reach:
+        """So that what was left out lies in its interval as often as that says (split conformal prediction of
+        the error over the distance)."""
+        gaps: dict[str, list[float]] = {}
+        beyond: dict[str, list[float]] = {}
+        for one in left_out:
+            if one.along in one.away.beyond:
+                distance = math.hypot(*one.away.beyond.values())
+                beyond.setdefault(one.along, []).append(one.excess / distance)
+            elif one.along in one.away.gaps and not one.away.beyond:
+                gaps.setdefault(one.along, []).append(one.excess)
+        return cls(
+            gaps={name: quantile_80(some) for name, some in gaps.items() if len(some) >= _FEWEST_LEFT_OUT},
+            beyond={
+                name: max(quantile_80(some), _LEAST_GROWTH)
+                for name, some in beyond.items()
+                if len(some) >= _FEWEST_LEFT_OUT
+            },
+        )
+
+    def grown(
+        self,
+        spread: Factors,
+        away: Away,
+        numbers: Numbers,
+        in_law: Iterable[str] | None = None,
+        data: Collection[str] = DATA_NUMBERS,
+    ) -> Factors:
+        """The interval of a job. ``in_law`` are the numbers that the predictor has a law for (None: all),
+        ``data`` those of the size of the data."""
+        lawful = frozenset(numbers.values) if in_law is None else frozenset(in_law)
+
+        def unknown(name: str) -> float:
+            if name in data:
+                return _UNVARIED_DATA
+            return _UNVARIED_IN_LAW if name in lawful else _UNVARIED
+
+        def beyond(name: str) -> float:
+            return self.beyond.get(name, unknown(name)) if numbers.varied(name) else unknown(name)
+
+        parts = [
+            *(self.gaps.get(name, distance * unknown(name) / 2) for name, distance in away.gaps.items()),
+            *(distance * beyond(name) for name, distance in away.beyond.items()),
+        ]
+        return spread.longer(math.hypot(*parts))
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        return {"gaps": dict(self.gaps), "beyond": dict(self.beyond)}
+
+
+def quantile_80(values: Sequence[float]) -> float:
+    """What 80 % stay below, the next one too."""
+    return sorted(values)[min(math.ceil(0.8 * (len(values) + 1)), len(values)) - 1]
+
+
+Along = tuple[str, Part]
+"""A part of runs, and the number along which it was left out."""
+
+
+def beyond_parts(columns: Mapping[str, Array]) -> list[Along]:
+    """Along each number of three values or more, the largest third of them."""
+    return [(name, part) for name, column in _several(columns) for part in extrapolation(column)]
+
+
+def inner_parts(columns: Mapping[str, Array]) -> list[Along]:
+    """Along each number of three values or more, some inner values, one at a time."""
+    found = []
+    for name, column in _several(columns):
+        parts = interpolation(column)
+        places = np.linspace(0, len(parts) - 1, min(len(parts), _MOST_INNER)).round().astype(int)
+        found += [(name, parts[place]) for place in places]
+    return found
+
+
+def _several(columns: Mapping[str, Array]) -> list[tuple[str, Array]]:
+    return [
+        (name, column)
+        for name, column in columns.items()
+        if np.isfinite(column).all() and len(np.unique(column)) > 2
+    ]
+
+
+def aways(columns: Mapping[str, Array], part: Part) -> list[Away]:
+    """How far the runs of a part that are forecast are from the others."""
+    known, asked = part
+    numbers = Numbers.of({name: column[known] for name, column in columns.items()})
+    return [numbers.away(row_of(columns, i)) for i in asked]
+
+
+def left_out_along(
+    columns: Mapping[str, Array],
+    times_s: Array,
+    forecast: Callable[[Part], Sequence[tuple[float, Factors]]],
+) -> list[LeftOut]:
+    """Runs that are left out with all of their like: the largest of each number, and inner ones.
+    ``forecast`` gives medians and intervals of those asked, by those known."""
+    return [
+        LeftOut.of(along, away, math.log(times_s[i] / median_s), spread)
+        for along, part in (*beyond_parts(columns), *inner_parts(columns))
+        for i, away, (median_s, spread) in zip(part[1], aways(columns, part), forecast(part), strict=True)
+    ]
