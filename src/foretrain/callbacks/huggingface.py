@@ -16,7 +16,7 @@ import transformers
 
 from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name
 from foretrain.callbacks.recorder import Recorder
-from foretrain.capture.sources.transformers_models import ignored_keys
+from foretrain.capture.sources.transformers.configuration import ignored_keys
 from foretrain.errors import InputError
 
 _TASKS = {

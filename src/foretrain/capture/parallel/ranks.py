@@ -17,7 +17,7 @@ from foretrain.capture.parallel.stacks import CallOrder, find_stack, truncate
 from foretrain.capture.parallel.tensor import TensorParallel
 from foretrain.capture.sources.loaded import WEIGHT_DTYPES, LoadedModel
 from foretrain.capture.sources.models import load_model
-from foretrain.capture.sources.transformers_models import check_positions
+from foretrain.capture.sources.transformers.configuration import check_positions
 from foretrain.capture.tracing.tracer import DTYPES, trace_step
 from foretrain.errors import CaptureError, InputError
 from foretrain.graph import OpGraph, Stack, Weight

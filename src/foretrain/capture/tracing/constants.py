@@ -29,6 +29,8 @@ _FACTORIES = {
 }  # fmt: skip
 
 
+_CHECKS_PASS = "checks of values (finite, ordered) in the model's code are taken as passed"
+
 SHAPED_BY_DATA = {
     getattr(getattr(aten, packet), overload)
     for packet, overload in (("nonzero", "default"), ("masked_select", "default"), ("bincount", "default"),
@@ -44,6 +46,7 @@ class Constants:
         self._values: Any = WeakTensorKeyDictionary()
         self._spoilt: set[int] = set()
         self._guessed = False
+        self._checks: Any = WeakTensorKeyDictionary()
         self.assumptions: list[str] = []
 
     def know(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -62,6 +65,8 @@ class Constants:
         value = self.value(tensor)
         if value is not None and tensor.is_meta and self._guessed:
             self._assume_balance()
+        if value is None and (value := self._checks.get(tensor)) is not None:
+            self._assume(_CHECKS_PASS)
         return value
 
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -98,7 +103,9 @@ class Constants:
         return tensor
 
     def _assume_balance(self) -> None:
-        note = "choices that depend on data (the routing to experts) are taken as balanced"
+        self._assume("choices that depend on data (the routing to experts) are taken as balanced")
+
+    def _assume(self, note: str) -> None:
         if note not in self.assumptions:
             self.assumptions.append(note)
 
@@ -131,7 +138,9 @@ class Constants:
             self.know(tensor, value)
 
     def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Which of several options unknown data selects: each in turn."""
+        """Which of several options unknown data selects: each in turn; whether it passes a check: it does."""
+        if func._schema.name in ("aten::all", "aten::any") and output.numel() == 1:
+            self._checks[output] = torch.full(output.shape, func._schema.name == "aten::all")
         if func is aten.argmax.default:
             chosen, dim = output, args[1] if len(args) > 1 else kwargs.get("dim")
         elif func is aten.topk.default:
