@@ -113,9 +113,7 @@ def shallow(transformers: Any, model_type: str, layers: int) -> dict[str, Any]:
 
 def _cuts(config: Any, layers: int) -> dict[str, Any]:
     cuts: dict[str, Any] = {
-        name: layers
-        for name in _DEPTHS
-        if type(value := vars(config).get(name)) is int and value > layers
+        name: layers for name in _DEPTHS if type(value := vars(config).get(name)) is int and value > layers
     }
     for name in config.sub_configs:
         part = getattr(config, name, None)
@@ -128,6 +126,15 @@ def attempt(item: tuple[str, dict[str, Any], Path]) -> tuple[str, str | None]:
     """None when the job captures, else the reason; a language model of transformers is given a sequence, as
     long as it needs one."""
     label, job, base = item
+    reason = _attempt(job, base)
+    config = job["model"].get("config") or {}
+    if reason is not None and len(config) > 1:  # cut to what does not hold together: as it is, then
+        model = {**job["model"], "config": {"model_type": config["model_type"]}}
+        reason = _attempt({**job, "model": model}, base)
+    return label, reason
+
+
+def _attempt(job: dict[str, Any], base: Path) -> str | None:
     training = job["training"]
     for _ in range(3):
         reason = trace(job["model"], training, base)
@@ -141,7 +148,7 @@ def attempt(item: tuple[str, dict[str, Any], Path]) -> tuple[str, str | None]:
             training = {**training, "sequence": int(limit[1])}
         else:
             break
-    return label, reason
+    return reason
 
 
 def trace(model: dict[str, Any], training: dict[str, Any], base: Path) -> str | None:

@@ -29,12 +29,15 @@ _FACTORIES = {
 }  # fmt: skip
 
 
+_SELECTING = {aten.nonzero.default, aten.masked_select.default}
+_MASKS_SELECT = "masks that depend on data are taken to select everything"
 _CHECKS_PASS = "checks of values (finite, ordered) in the model's code are taken as passed"
 
 SHAPED_BY_DATA = {
     getattr(getattr(aten, packet), overload)
     for packet, overload in (("nonzero", "default"), ("masked_select", "default"), ("bincount", "default"),
-                             ("repeat_interleave", "Tensor"), ("_unique2", "default"))
+                             ("repeat_interleave", "Tensor"), ("_unique2", "default"),
+                             ("unique_consecutive", "default"), ("unique_dim", "default"))
 }  # fmt: skip
 """Operators whose output shape is a question to the data."""
 
@@ -54,6 +57,11 @@ class Constants:
         self._spoilt.discard(tensor.untyped_storage()._cdata)
         self._values[tensor] = value
 
+    def know_data(self, func: Any, args: Any, kwargs: Any, output: torch.Tensor) -> None:
+        """``output`` (on meta) was made of Python's numbers, or of tensors that have values."""
+        if all(self.value(tensor) is not None for tensor in tensors_in(args)):
+            self.know(output, func(*tree_map(self._real, args), **{**kwargs, "device": "cpu"}))
+
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if not tensor.is_meta:
             return tensor
@@ -69,9 +77,19 @@ class Constants:
             self._assume(_CHECKS_PASS)
         return value
 
+    def are_equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Whether two tensors are the same; those that depend on weights are not."""
+        values = self.answer(one), self.answer(other)
+        return values[0] is not None and values[1] is not None and torch.equal(*values)
+
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs, on meta, of an operator whose output shape depends on data; None when the data is not
         known."""
+        if func in _SELECTING and (mask := args[-1]).dtype == torch.bool and self.value(mask) is None:
+            self._select_all(mask)
+        if func is aten.masked_select.default and self.value(args[0]) is None:
+            mask = self.value(args[1])
+            return None if mask is None else args[0].new_empty(int(mask.expand_as(args[0]).sum()))
         if any(self.value(tensor) is None for tensor in tensors_in((args, kwargs))):
             return None
         if self._guessed:
@@ -87,6 +105,8 @@ class Constants:
             return args
         indices: list[Any] = []
         for index in args[1]:
+            if isinstance(index, torch.Tensor) and index.dtype == torch.bool and self.value(index) is None:
+                self._select_all(index)
             mask = (
                 self.answer(index) if isinstance(index, torch.Tensor) and index.dtype == torch.bool else None
             )
@@ -94,6 +114,12 @@ class Constants:
                 [index] if mask is None else [self._known_on_meta(one) for one in mask.nonzero(as_tuple=True)]
             )
         return (args[0], indices, *args[2:])
+
+    def _select_all(self, mask: torch.Tensor) -> None:
+        """Take a mask that depends on data to select everything."""
+        if mask.numel() <= _LARGEST:
+            self._assume(_MASKS_SELECT)
+            self.know(mask, torch.ones(mask.shape, dtype=torch.bool))
 
     def _known_on_meta(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -114,6 +140,9 @@ class Constants:
         into."""
         known = [self.value(tensor) for tensor in tensors_in((args, kwargs))]
         outputs = [tensor for tensor in tensors_in(output) if tensor.is_meta]
+        if "empty" in func._schema.name and not known:
+            self._know_empty(outputs)
+            return
         if func not in _FACTORIES and (not known or any(value is None for value in known)):
             if func._schema.is_mutable:
                 written = (
@@ -126,7 +155,9 @@ class Constants:
                 )
             self._guess(func, args, kwargs, output)
             return
-        if not outputs or sum(tensor.numel() for tensor in outputs) > _LARGEST or not _repeatable(func):
+        if not outputs or not _repeatable(func):
+            return
+        if sum(tensor.numel() for tensor in outputs) > _LARGEST and not _is_view(func):
             return
         try:
             values = func(
@@ -136,6 +167,12 @@ class Constants:
             return
         for tensor, value in zip(outputs, tensors_in(values), strict=False):
             self.know(tensor, value)
+
+    def _know_empty(self, outputs: list[torch.Tensor]) -> None:
+        """Whole numbers that are about to be written: nobody reads them before."""
+        for tensor in outputs:
+            if not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel() <= _LARGEST:
+                self.know(tensor, torch.zeros(tensor.shape, dtype=tensor.dtype))
 
     def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Which of several options unknown data selects: each in turn; whether it passes a check: it does."""
@@ -164,15 +201,21 @@ class Answering(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._constants = Constants()
+        self.constants = Constants()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is aten._local_scalar_dense.default and (value := self._constants.value(args[0])) is not None:
+        if func is aten._local_scalar_dense.default and (value := self.constants.value(args[0])) is not None:
             return value.item()
         output = func(*args, **kwargs)
-        self._constants.follow(func, args, kwargs, output)
+        self.constants.follow(func, args, kwargs, output)
         return output
+
+
+def _is_view(func: Any) -> bool:
+    """Whether the output shares the memory of an input, so that its values cost nothing."""
+    aliases = [value.alias_info for value in func._schema.arguments if value.alias_info is not None]
+    return bool(aliases) and not func._schema.is_mutable
 
 
 def _repeatable(func: Any) -> bool:

@@ -128,8 +128,36 @@ def _grouped_mm(
     return a.new_empty((a.shape[-2], b.shape[-1]))
 
 
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, *_rest: Any, **_more: Any
+) -> tuple[torch.Tensor, ...]:
+    """A loss per sample, and the forward variables for every step and every target with blanks between.
+
+    Targets in one dimension are taken as of equal length.
+    """
+    steps, batch, _ = log_probs.shape
+    longest = targets.shape[1] if targets.dim() == 2 else -(-targets.shape[0] // max(batch, 1))
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, steps, 2 * longest + 1))
+
+
+def _ctc_loss_backward(_gradient: torch.Tensor, log_probs: torch.Tensor, *_rest: Any) -> torch.Tensor:
+    return torch.empty_like(log_probs)
+
+
+def _masked_fill(x: torch.Tensor, mask: torch.Tensor, _value: torch.Tensor) -> torch.Tensor:
+    """The value may be a number on the host, which the meta kernel refuses."""
+    if x.shape == torch.broadcast_shapes(x.shape, mask.shape):
+        return torch.empty_like(x)
+    return x.new_empty(torch.broadcast_shapes(x.shape, mask.shape))
+
+
 CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
     aten._grouped_mm.default: _grouped_mm,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    aten.masked_fill.Tensor: _masked_fill,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.native_layer_norm.default: _layer_norm,

@@ -101,6 +101,10 @@ def _prepare(
     if channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
+    for buffer in module.buffers():
+        if (known := getattr(buffer, "known_value", None)) is not None:
+            constants.know(buffer, known)
+
     def place(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
@@ -162,8 +166,14 @@ class _Answers(OnMeta):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _QUESTIONS and args[0].is_meta and (value := self._constants.answer(args[0])) is not None:
             return func(value, *args[1:], **(kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs)
+        output = super().__torch_function__(func, types, args, kwargs)
+        if func in _FROM_DATA and output.is_meta:
+            self._constants.know_data(func, args, kwargs or {}, output)
+        return output
 
+
+_FROM_DATA = {torch.tensor, torch.as_tensor}
+"""Functions that make a tensor of Python's numbers."""
 
 _QUESTIONS = {
     torch.Tensor.__format__,
@@ -277,6 +287,8 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             value = self.constants.answer(args[0])
             return value.item() if value is not None else 1.0 if self.phase == "optimizer" else func(*args)
+        if func is torch.ops.aten.equal.default and any(tensor.is_meta for tensor in args[:2]):
+            return self.constants.are_equal(*args[:2])
         if func is torch.ops.aten.embedding.default:
             self._check_indices(args[0], args[1])
         if func in SHAPED_BY_DATA and (shaped := self.constants.shaped(func, args, kwargs)) is not None:

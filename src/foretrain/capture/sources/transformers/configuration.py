@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,8 +12,10 @@ from typing import Any
 
 import torch
 
+from foretrain.capture.sources.transformers.completions import completed
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.job import Model, Training
+
 
 def read_config(
     transformers: Any, model: Model, training: Training
@@ -30,8 +33,10 @@ def read_config(
     for name, value in asked.items():
         if given.get(name, value) != value:
             raise InputError(f"training.classes: {value} contradicts model.config.{name} = {given[name]}")
-    config = transformers.AutoConfig.for_model(model_type, **{**given, **asked})
+    whole, added = completed(model_type, given)
+    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy({**whole, **asked}))
     ignored = list(_check_config(config, given))
+    _fit_parts(config, given)
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if part is not None:
             part.dtype = None
@@ -43,7 +48,18 @@ def read_config(
     ):
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     notes = [*_notes(model_type, model.config or {}, ignored), *_beyond(config, training)]
+    if added:
+        notes.append(f"model.config: {', '.join(added)} of a published {model_type} taken")
     return config, attention, tuple(notes)
+
+
+def _fit_parts(config: Any, given: Mapping[str, Any]) -> None:
+    """Let the vision tower of a default configuration end as wide as the text model is."""
+    vision, text = (getattr(config, name, None) for name in ("vision_config", "text_config"))
+    width = getattr(text, "hidden_size", None)
+    asked = given.get("vision_config") or {}
+    if "out_hidden_size" not in asked and width and getattr(vision, "out_hidden_size", None):
+        vision.out_hidden_size = width
 
 
 def _beyond(config: Any, training: Training) -> Iterator[str]:

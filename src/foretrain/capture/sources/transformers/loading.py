@@ -13,6 +13,7 @@ from foretrain.capture.sources.transformers.inputs import TARGETS, make_inputs
 from foretrain.capture.sources.transformers.losses import fix_matching
 from foretrain.capture.sources.transformers.shapes import Shapes
 from foretrain.capture.sources.transformers.tasks import CLASSIFIES, build_class, choose_task
+from foretrain.capture.tracing.probing import know_buffers
 from foretrain.errors import InputError
 from foretrain.job import Model, Training
 
@@ -29,12 +30,18 @@ def load_transformers(
 
     transformers.logging.set_verbosity_error()
     config, attention, notes = read_config(transformers, model, training)
-    task = choose_task(transformers, config, model.task)
+    task, others = choose_task(transformers, config, model.task)
+    if model.task is None and len(set(others) - {"base", "pretraining", "text-encoding"}) > 1:
+        notes = (*notes, f"model.task: {task} taken")
     options = {} if attention is None else {"attn_implementation": attention}
     if training.classes is not None and task not in CLASSIFIES:
         raise InputError(f"training.classes: {training.classes} is not used by task = {task!r}")
     module = build(lambda: build_class(transformers, config, task, **options))
     fix_matching()
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0
+    if device == "meta":
+        know_buffers(module, lambda: build_class(transformers, config, task, **options))
     check_positions(module, training.sequence)
     shapes = Shapes(module, config, training, batch, task, device)
     inputs = make_inputs(shapes)

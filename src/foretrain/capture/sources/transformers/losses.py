@@ -47,5 +47,7 @@ def own_or_mean(output: Any) -> torch.Tensor:
 def _tensors(output: Any) -> list[torch.Tensor]:
     if isinstance(output, torch.Tensor):
         return [output] if output.is_floating_point() else []
-    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else ()
+    values = (
+        output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else ()
+    )
     return [tensor for value in values for tensor in _tensors(value)]

@@ -18,9 +18,8 @@ OBJECTS = 7
 _SIDE = 224
 _DETECTION_SIDE = 640
 _DOCUMENT_SIDE = 448
+_LINE_OF_TEXT = (48, 320)
 _CAPTION = 77
-_SAMPLE_RATE = 16_000
-_FRAMES_PER_SECOND = 100
 
 
 class Shapes:
@@ -168,38 +167,36 @@ class Shapes:
             ),
             3,
         )
-        side: Any = getattr(vision, "image_size", None) or getattr(self.config, "image_size", None)
+        side: Any = getattr(self.config, "image_size", None)
+        if side is None and self.task not in DETECTS:
+            side = getattr(vision, "image_size", None)
         if isinstance(side, dict):
             side = (side["height"], side["width"])
         if side is None or side == 0:
-            side = self._usual_side()
+            side = self._side_of_parts() or self._usual_side()
             self.note(f"training.image: {side} taken")
         height, width = side if isinstance(side, list | tuple) else (side, side)
         return channels, int(height), int(width)
 
-    def _usual_side(self) -> int:
+    def _side_of_parts(self) -> Any:
+        """The side that a part made for images of one size tells, or that the smallest of its copies needs."""
+        if (ratios := self.size("scaled_images_ratios")) is not None:
+            return int(self.config.patch_size / min(ratios))
+        fixed = (getattr(module, "img_size", None) for module in self.module.modules())
+        return self.size("max_img_size") or next(
+            (tuple(size) for size in fixed if isinstance(size, tuple)), None
+        )
+
+    def _usual_side(self) -> Any:
+        if self.task == "text-recognition":
+            return _LINE_OF_TEXT
         if self.task in DETECTS:
-            return _DETECTION_SIDE
+            windows = self.size("num_windows", default=1) * self.size("patch_size", default=1)
+            return _DETECTION_SIDE // windows * windows if isinstance(windows, int) else _DETECTION_SIDE
         return _DOCUMENT_SIDE if self.size("image_token_id", "image_token_index") is not None else _SIDE
 
     def pixels(self) -> torch.Tensor:
         return self.numbers(self.batch, *self.image)
-
-    # Sound
-
-    def audio(self) -> torch.Tensor:
-        """Raw samples, or mel frames where the model starts from a spectrogram."""
-        length = self.training.sequence or _SAMPLE_RATE
-        if hasattr(self.config, "num_mel_bins"):
-            if getattr(self.config, "max_source_positions", 0) and self.config.model_type == "whisper":
-                return self.numbers(
-                    self.batch, self.config.num_mel_bins, 2 * self.config.max_source_positions
-                )
-            if (frames := getattr(self.config, "max_length", None)) is None:
-                self.used.add("sequence")
-            return self.numbers(self.batch, frames or length, self.config.num_mel_bins)
-        self.used.add("sequence")
-        return self.numbers(self.batch, length)
 
 
 DETECTS = frozenset(

@@ -17,6 +17,7 @@ AUTO_CLASSES = {
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "masked-lm": "AutoModelForMaskedLM",
     "causal-lm": "AutoModelForCausalLM",
+    "zero-shot-image-classification": "AutoModelForZeroShotImageClassification",
     "image-classification": "AutoModelForImageClassification",
     "video-classification": "AutoModelForVideoClassification",
     "object-detection": "AutoModelForObjectDetection",
@@ -41,7 +42,6 @@ AUTO_CLASSES = {
     "audio-classification": "AutoModelForAudioClassification",
     "time-series-prediction": "AutoModelForTimeSeriesPrediction",
     "text-to-spectrogram": "AutoModelForTextToSpectrogram",
-    "zero-shot-image-classification": "AutoModelForZeroShotImageClassification",
     "zero-shot-object-detection": "AutoModelForZeroShotObjectDetection",
     "multimodal-lm": "AutoModelForMultimodalLM",
     "visual-question-answering": "AutoModelForVisualQuestionAnswering",
@@ -74,60 +74,98 @@ CLASSIFIES = frozenset(task for task in AUTO_CLASSES if task.endswith("-classifi
 
 def tasks_of(transformers: Any, config: Any) -> list[str]:
     """The tasks that a configuration has a class for, the usual one first."""
-    named = [task for task in AUTO_CLASSES if _auto(transformers, task, config) is not None]
-    if getattr(config, "is_encoder_decoder", False) and "seq2seq-lm" in named:
+    own = _made_for(transformers, config)
+    named = [
+        task
+        for task in AUTO_CLASSES
+        if _auto(transformers, task, config) is not None or _own_class(own, config, task) is not None
+    ]
+    if getattr(config, "is_encoder_decoder", False):
         named.sort(key=lambda task: task not in ("speech-seq2seq", "seq2seq-lm"))
-    if "base" not in named and _own_class(config) is not None:
-        named.append("base")
+    elif "multimodal-lm" in named:
+        named.sort(key=lambda task: task == "seq2seq-lm")
     return named
 
 
-def choose_task(transformers: Any, config: Any, asked: str | None) -> str:
-    """The task that is asked for, or the usual one of the model type."""
+def choose_task(transformers: Any, config: Any, asked: str | None) -> tuple[str, list[str]]:
+    """The task that is asked for, or the usual one of the model type; and all that it has."""
     if asked is not None and asked not in AUTO_CLASSES:
         raise unknown("model.task", asked, AUTO_CLASSES)
     tasks = tasks_of(transformers, config)
     if not tasks:
         raise InputError(
-            f"model.config.model_type: {config.model_type} is a part of other models and no model by itself; "
-            f"name the model type that holds it"
+            f"model.config.model_type: {config.model_type} has no forward pass of its own; name the type of the "
+            "model that it is a part of, or of its part that is trained"
         )
     if asked is not None and asked not in tasks:
-        raise InputError(f"model.task: {asked!r} is not a task of {config.model_type}; it has {', '.join(tasks)}")
-    return asked or tasks[0]
+        raise InputError(
+            f"model.task: {asked!r} is not a task of {config.model_type}; it has {', '.join(tasks)}"
+        )
+    return asked or tasks[0], tasks
 
 
 def build_class(transformers: Any, config: Any, task: str, **options: Any) -> torch.nn.Module:
     """The model of a configuration for a task."""
+    module: torch.nn.Module
     auto = _auto(transformers, task, config)
-    if auto is not None:
-        module: torch.nn.Module = auto.from_config(config, **options)
+    if auto is not None and type(config) not in auto._model_mapping:  # a type with two names
+        module = auto._model_mapping[type(config)]._from_config(config, **options)
         return module
-    own: torch.nn.Module = _own_class(config)._from_config(config, **options)
-    return own
+    if auto is not None:
+        classes = auto._model_mapping[type(config)]
+        if isinstance(classes, tuple) and not config.architectures:
+            config.architectures = [classes[0].__name__]
+        module = auto.from_config(config, **options)
+        return module
+    own = _own_class(_made_for(transformers, config), config, task)
+    module = own._from_config(config, **options)
+    return module
 
 
 def _auto(transformers: Any, task: str, config: Any) -> Any:
     """The library's automatic class for the task where it knows this configuration."""
     auto = getattr(transformers, AUTO_CLASSES[task], None)
     try:
-        known = auto is not None and auto._model_mapping.get(type(config), None) is not None
+        known = auto is not None and auto._model_mapping.get(type(config), None)
     except ValueError:  # the library's table names a class that it does not have
         return None
-    return auto if known else None
+    first = known[0] if isinstance(known, tuple) else known
+    return auto if first and _computes(first) else None
 
 
-def _own_class(config: Any) -> Any:
-    """The class beside the configuration that is made for it and that no automatic class knows: a tower or a
-    decoder of a larger model."""
-    import transformers
+def _computes(model: Any) -> bool:
+    """Whether a class has a forward pass of its own; one that another library must be installed for tells so
+    when it is built."""
+    try:
+        return bool(model.forward is not torch.nn.Module.forward)
+    except ImportError:
+        return True
 
+
+def _own_class(own: list[Any], config: Any, task: str) -> Any:
+    """The class that no automatic class knows: a tower or a decoder of a larger model, a head for a task."""
+    if task == "base":
+        stem = type(config).__name__.removesuffix("Config")
+        usual = (f"{stem}Model", stem, f"{stem}ForConditionalGeneration", f"{stem}ForRetrieval")
+        own = sorted(own, key=lambda one: usual.index(one.__name__) if one.__name__ in usual else len(usual))
+        return next(iter(own), None)
+    endings = _HEADS.get(task, ())
+    return next((one for one in own if endings and one.__name__.endswith(endings)), None)
+
+
+_HEADS = {"time-series-prediction": ("ForPrediction",)}
+"""How classes for a task are named that the library lists nowhere."""
+
+
+def _made_for(transformers: Any, config: Any) -> list[Any]:
+    """The classes beside a configuration that are built from it and compute something."""
     package = importlib.import_module(type(config).__module__.rpartition(".")[0])
     folder = Path(inspect.getfile(type(config))).parent
     modules = [
-        importlib.import_module(f"{package.__name__}.{path.stem}") for path in sorted(folder.glob("modeling_*.py"))
+        importlib.import_module(f"{package.__name__}.{path.stem}")
+        for path in sorted(folder.glob("modeling_*.py"))
     ]
-    made_for = [
+    return [
         value
         for module in modules
         for value in vars(module).values()
@@ -136,15 +174,11 @@ def _own_class(config: Any) -> Any:
         and value.__module__ == module.__name__
         and _is_made_for(value, type(config))
     ]
-    stem = type(config).__name__.removesuffix("Config")
-    usual = (f"{stem}Model", stem, f"{stem}ForConditionalGeneration", f"{stem}ForRetrieval")
-    made_for.sort(key=lambda one: (usual.index(one.__name__) if one.__name__ in usual else len(usual)))
-    return next(iter(made_for), None)
 
 
 def _is_made_for(model: Any, config: type) -> bool:
     """Whether a class computes something and is built from this very configuration."""
-    if model.forward is torch.nn.Module.forward:
+    if not _computes(model):
         return False
     annotation = inspect.signature(model.__init__).parameters.get("config")
     return annotation is not None and (
