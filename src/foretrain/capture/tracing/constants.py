@@ -79,8 +79,8 @@ class Constants:
 
     def are_equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Whether two tensors are the same; those that depend on weights are not."""
-        values = self.answer(one), self.answer(other)
-        return values[0] is not None and values[1] is not None and torch.equal(*values)
+        first, second = self.answer(one), self.answer(other)
+        return first is not None and second is not None and torch.equal(first, second)
 
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs, on meta, of an operator whose output shape depends on data; None when the data is not

@@ -29,8 +29,9 @@ _DEEPSEEK_OCR_TEXT = {
     "mlp_layer_types": ["dense", *["sparse"] * 11],
 }  # fmt: skip
 _GRANITE_PROJECTOR = {
-    "model_type": "blip_2_qformer", "hidden_size": 1024, "encoder_hidden_size": 1024, "intermediate_size": 4096,
-    "num_attention_heads": 16, "num_hidden_layers": 2, "cross_attention_frequency": 1,
+    "model_type": "blip_2_qformer", "hidden_size": 1024, "encoder_hidden_size": 1024,
+    "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 2,
+    "cross_attention_frequency": 1,
 }  # fmt: skip
 _FORECAST = {"prediction_length": 24}
 

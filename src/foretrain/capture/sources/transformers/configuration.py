@@ -58,7 +58,8 @@ def _fit_parts(config: Any, given: Mapping[str, Any]) -> None:
     vision, text = (getattr(config, name, None) for name in ("vision_config", "text_config"))
     width = getattr(text, "hidden_size", None)
     asked = given.get("vision_config") or {}
-    if "out_hidden_size" not in asked and width and getattr(vision, "out_hidden_size", None):
+    given_width = getattr(vision, "out_hidden_size", None)
+    if vision is not None and given_width and width and "out_hidden_size" not in asked:
         vision.out_hidden_size = width
 
 

@@ -1,5 +1,5 @@
-"""Builds a model of the transformers library from a configuration alone, with inputs and labels on meta or on a
-device."""
+"""Builds a model of the transformers library from a configuration alone, with inputs and labels, on meta or
+on a device."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from foretrain.capture.sources.transformers.configuration import check_positions, read_config
-from foretrain.capture.sources.transformers.inputs import TARGETS, make_inputs
+from foretrain.capture.sources.transformers.inputs import make_inputs
 from foretrain.capture.sources.transformers.losses import fix_matching
 from foretrain.capture.sources.transformers.shapes import Shapes
+from foretrain.capture.sources.transformers.targets import TARGETS
 from foretrain.capture.sources.transformers.tasks import CLASSIFIES, build_class, choose_task
 from foretrain.capture.tracing.probing import know_buffers
 from foretrain.errors import InputError

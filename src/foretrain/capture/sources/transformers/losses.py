@@ -1,4 +1,4 @@
-"""Losses of transformers' models where tracing needs help: matching of objects, and outputs without a loss."""
+"""Gives transformers' models losses that can be traced: objects are matched, and every output gets one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from foretrain.errors import CaptureError
 
 
 def fix_matching() -> None:
-    """Let detection losses match objects to the first queries on meta, where there are no costs to compare."""
+    """Let detection losses match objects to the first queries on meta, which has no costs to compare."""
     for name, module in list(sys.modules.items()):
         found = vars(module).get("linear_sum_assignment") if name.startswith("transformers.") else None
         if found is not None and found is not _assign:

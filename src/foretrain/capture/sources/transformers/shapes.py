@@ -29,7 +29,7 @@ class Shapes:
     """
 
     def __init__(
-        self, module: torch.nn.Module, config: Any, training: Training, batch: int, task: str, device: str
+        self, module: Any, config: Any, training: Training, batch: int, task: str, device: str
     ) -> None:
         self.module, self.config, self.training, self.batch, self.task, self.device = (
             module,
@@ -179,7 +179,7 @@ class Shapes:
         return channels, int(height), int(width)
 
     def _side_of_parts(self) -> Any:
-        """The side that a part made for images of one size tells, or that the smallest of its copies needs."""
+        """The side that a part made for images of one size tells, or that its smallest copy needs."""
         if (ratios := self.size("scaled_images_ratios")) is not None:
             return int(self.config.patch_size / min(ratios))
         fixed = (getattr(module, "img_size", None) for module in self.module.modules())

@@ -61,8 +61,8 @@ AUTO_CLASSES = {
     "audio-tokenization": "AutoModelForAudioTokenization",
     "base": "AutoModel",
 }
-"""The library's class for each task; of those that a model type has, the first is what it is trained for where
-the job names none."""
+"""The library's class for each task; of those that a model type has, the first is what it is trained for
+where the job names none."""
 
 CLASSIFIES = frozenset(task for task in AUTO_CLASSES if task.endswith("-classification")) | {
     "semantic-segmentation",
@@ -94,8 +94,8 @@ def choose_task(transformers: Any, config: Any, asked: str | None) -> tuple[str,
     tasks = tasks_of(transformers, config)
     if not tasks:
         raise InputError(
-            f"model.config.model_type: {config.model_type} has no forward pass of its own; name the type of the "
-            "model that it is a part of, or of its part that is trained"
+            f"model.config.model_type: {config.model_type} has no forward pass of its own; name the type of "
+            "the model that it is a part of, or of its part that is trained"
         )
     if asked is not None and asked not in tasks:
         raise InputError(
