@@ -31,6 +31,9 @@ _FACTORIES = {
 
 _SELECTING = {aten.nonzero.default, aten.masked_select.default}
 _MASKS_SELECT = "masks that depend on data are taken to select everything"
+_CHECKS = {"aten::all": True, "aten::any": False, "aten::_is_all_true": True, "aten::_is_any_true": False}
+"""What a check of values gives that finds nothing wrong."""
+
 _CHECKS_PASS = "checks of values (finite, ordered) in the model's code are taken as passed"
 
 SHAPED_BY_DATA = {
@@ -50,12 +53,17 @@ class Constants:
         self._spoilt: set[int] = set()
         self._guessed = False
         self._checks: Any = WeakTensorKeyDictionary()
+        self._drawn: Any = WeakTensorKeyDictionary()
         self.assumptions: list[str] = []
 
     def know(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """``tensor`` (on meta) has this value."""
         self._spoilt.discard(tensor.untyped_storage()._cdata)
         self._values[tensor] = value
+
+    def draw(self, tensor: torch.Tensor) -> None:
+        """``tensor`` (on meta) holds numbers of which none is exactly a given one: pixels, say."""
+        self._drawn[tensor] = True
 
     def know_data(self, func: Any, args: Any, kwargs: Any, output: torch.Tensor) -> None:
         """``output`` (on meta) was made of Python's numbers, or of tensors that have values."""
@@ -121,6 +129,17 @@ class Constants:
             self._assume(_MASKS_SELECT)
             self.know(mask, torch.ones(mask.shape, dtype=torch.bool))
 
+    def listed(self, key: Any) -> Any:
+        """An index with its lists of whole numbers as tensors that have values."""
+        if not isinstance(key, tuple):
+            return key
+        return tuple(
+            self._known_on_meta(torch.tensor(one, device="cpu"))
+            if isinstance(one, list) and one and all(type(item) is int for item in one)
+            else one
+            for one in key
+        )
+
     def _known_on_meta(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
@@ -154,6 +173,8 @@ class Constants:
                     tensor.untyped_storage()._cdata for tensor in (*outputs, *tensors_in(tuple(written)))
                 )
             self._guess(func, args, kwargs, output)
+            if args and isinstance(args[0], torch.Tensor) and args[0] in self._drawn:
+                self._follow_drawn(func, outputs)
             return
         if not outputs or not _repeatable(func):
             return
@@ -168,6 +189,13 @@ class Constants:
         for tensor, value in zip(outputs, tensors_in(values), strict=False):
             self.know(tensor, value)
 
+    def _follow_drawn(self, func: Any, outputs: list[torch.Tensor]) -> None:
+        for tensor in outputs:
+            if _is_view(func):
+                self.draw(tensor)
+            elif func is aten.eq.Scalar:
+                self.know(tensor, torch.zeros((), dtype=torch.bool).expand(tensor.shape))
+
     def _know_empty(self, outputs: list[torch.Tensor]) -> None:
         """Whole numbers that are about to be written: nobody reads them before."""
         for tensor in outputs:
@@ -176,8 +204,8 @@ class Constants:
 
     def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Which of several options unknown data selects: each in turn; whether it passes a check: it does."""
-        if func._schema.name in ("aten::all", "aten::any") and output.numel() == 1:
-            self._checks[output] = torch.full(output.shape, func._schema.name == "aten::all")
+        if func._schema.name in _CHECKS and output.numel() == 1:
+            self._checks[output] = torch.full(output.shape, _CHECKS[func._schema.name])
         if func is aten.argmax.default:
             chosen, dim = output, args[1] if len(args) > 1 else kwargs.get("dim")
         elif func is aten.topk.default:

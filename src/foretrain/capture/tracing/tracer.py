@@ -111,6 +111,8 @@ def _prepare(
         real, value = value, value.to("meta")
         if not real.is_meta and not real.is_floating_point():
             constants.know(value, real)
+        elif real.is_floating_point():
+            constants.draw(value)
         if dtype is not None and value.is_floating_point():
             value = value.to(dtype)
         return value.to(memory_format=torch.channels_last) if channels_last and value.dim() == 4 else value
@@ -166,6 +168,8 @@ class _Answers(OnMeta):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _QUESTIONS and args[0].is_meta and (value := self._constants.answer(args[0])) is not None:
             return func(value, *args[1:], **(kwargs or {}))
+        if func is torch.Tensor.__getitem__ and args[0].is_meta:
+            args = (args[0], self._constants.listed(args[1]))
         output = super().__torch_function__(func, types, args, kwargs)
         if func in _FROM_DATA and output.is_meta:
             self._constants.know_data(func, args, kwargs or {}, output)
@@ -289,6 +293,9 @@ class Recorder(TorchDispatchMode):
             return value.item() if value is not None else 1.0 if self.phase == "optimizer" else func(*args)
         if func is torch.ops.aten.equal.default and any(tensor.is_meta for tensor in args[:2]):
             return self.constants.are_equal(*args[:2])
+        if func is torch.ops.aten.copy_.default and args[1].is_meta and not args[0].is_meta:
+            value = self.constants.answer(args[1])
+            return func(*args) if value is None else func(args[0], value)
         if func is torch.ops.aten.embedding.default:
             self._check_indices(args[0], args[1])
         if func in SHAPED_BY_DATA and (shaped := self.constants.shaped(func, args, kwargs)) is not None:

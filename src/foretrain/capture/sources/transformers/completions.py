@@ -33,11 +33,13 @@ _GRANITE_PROJECTOR = {
     "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 2,
     "cross_attention_frequency": 1,
 }  # fmt: skip
+_QWEN3_HEADS = {"num_attention_heads": 32, "head_dim": 128}
 _FORECAST = {"prediction_length": 24}
 
 COMPLETIONS: Mapping[str, Mapping[str, Any]] = {
     "aria": {"vision_config": {"model_type": "idefics3_vision", "image_size": 490, "patch_size": 14}},
     "autoformer": _FORECAST,
+    "chameleon": {"vocabulary_map": {"<image>": 8711}},
     "cohere_compass": {"text_config": {"rope_parameters": _TWO_ROTARIES}},
     "cohere_compass_text": {"rope_parameters": _TWO_ROTARIES},
     "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8, "clip_qkv": 8}},
@@ -45,6 +47,7 @@ COMPLETIONS: Mapping[str, Mapping[str, Any]] = {
     "deepseek_ocr2": {"text_config": _DEEPSEEK_OCR_TEXT},
     "deepseek_ocr2_text": _DEEPSEEK_OCR_TEXT,
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "emu3": {"vocabulary_map": {"<image>": 151643}},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "gemma3": {"vision_config": _SIGLIP_896},
     "glm4v": {"text_config": {"rope_parameters": _HALF_ROTARY}},
@@ -73,6 +76,8 @@ COMPLETIONS: Mapping[str, Mapping[str, Any]] = {
     "ovis2": {"text_config": _OVIS2_TEXT},
     "qwen2_audio": {"ignore_index": -100},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 151652},
+    "qwen3_omni_moe_text": _QWEN3_HEADS,
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 151652, "text_config": _QWEN3_HEADS},
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 768},
     "qwen2_vl": {"vision_config": {"hidden_size": 8192}},
     "shieldgemma2": {"vision_config": _SIGLIP_896},
@@ -80,7 +85,7 @@ COMPLETIONS: Mapping[str, Mapping[str, Any]] = {
     "step3p5": {"sliding_window": 512},
     "step3p7": {"text_config": {"sliding_window": 512}},
     "t5gemma2_decoder": {"dropout_rate": 0.0},
-    "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
+    "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}, "vision_config": _SIGLIP_896},
     "t5gemma2_text": {"dropout_rate": 0.0},
     "timm_backbone": {"backbone": "resnet50"},
     "time_series_transformer": _FORECAST,

@@ -54,13 +54,12 @@ def read_config(
 
 
 def _fit_parts(config: Any, given: Mapping[str, Any]) -> None:
-    """Let the vision tower of a default configuration end as wide as the text model is."""
-    vision, text = (getattr(config, name, None) for name in ("vision_config", "text_config"))
-    width = getattr(text, "hidden_size", None)
-    asked = given.get("vision_config") or {}
-    given_width = getattr(vision, "out_hidden_size", None)
-    if vision is not None and given_width and width and "out_hidden_size" not in asked:
-        vision.out_hidden_size = width
+    """Let the towers of a default configuration end as wide as the text model is."""
+    width = getattr(getattr(config, "text_config", None), "hidden_size", None)
+    for name, key in (("vision_config", "out_hidden_size"), ("audio_config", "output_dim")):
+        part = getattr(config, name, None)
+        if part is not None and getattr(part, key, None) and width and key not in (given.get(name) or {}):
+            setattr(part, key, width)
 
 
 def _beyond(config: Any, training: Training) -> Iterator[str]:

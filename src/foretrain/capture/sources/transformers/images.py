@@ -15,7 +15,7 @@ from foretrain.capture.tracing.probing import probe
 from foretrain.errors import InputError
 
 _FRAMES = 8
-_REGIONS = 36
+REGIONS = 36
 """Regions of an image that a detector has described."""
 
 
@@ -60,6 +60,9 @@ def _pixel_values(shapes: Shapes) -> torch.Tensor | None:
     names = set(shapes.signature)
     if getattr(shapes.config, "vision_config", 0) is None:
         return None
+    if shapes.config.model_type in _UNSEEN:
+        shapes.note("text alone: the tokens of an image depend on data")
+        return None
     pixels = shapes.image
     if {"image_grid_thw", "grid_thw"} & names:
         packed = _packed(shapes)
@@ -91,6 +94,9 @@ def _pixel_values(shapes: Shapes) -> torch.Tensor | None:
         return shapes.numbers(shapes.batch, crops, *pixels)
     return shapes.pixels()
 
+
+_UNSEEN = ("chameleon", "emu3")
+"""Types that write an image as tokens of their vocabulary."""
 
 _PADDED = ("colqwen2",)
 """Types whose packed patches have a dimension for images again."""
@@ -242,11 +248,17 @@ IMAGES: dict[str, Callable[[Shapes], Any]] = {
     "image": Shapes.pixels,
     "prompt_pixel_values": _half,
     "prompt_masks": _half,
-    "image_attention_mask": lambda shapes: shapes.ones(shapes.batch, shapes.length, 1),
-    "visual_feats": lambda shapes: shapes.numbers(
-        shapes.batch, _REGIONS, int(shapes.size("visual_feat_dim"))
+    "image_attention_mask": lambda shapes: (
+        shapes.ones(shapes.batch, shapes.length, 1) if "perceiver_embeddings" in shapes.signature else None
     ),
-    "visual_pos": lambda shapes: shapes.numbers(shapes.batch, _REGIONS, 4),
+    "visual_embeds": lambda shapes: shapes.numbers(
+        shapes.batch, REGIONS, int(shapes.size("visual_embedding_dim", default=512))
+    ),
+    "visual_attention_mask": lambda shapes: (
+        shapes.ones(shapes.batch, REGIONS) if "visual_embeds" in shapes.signature else None
+    ),
+    "visual_feats": lambda shapes: shapes.numbers(shapes.batch, REGIONS, int(shapes.size("visual_feat_dim"))),
+    "visual_pos": lambda shapes: shapes.numbers(shapes.batch, REGIONS, 4),
     "high_res_pixel_values": lambda shapes: shapes.numbers(shapes.batch, 3, 1024, 1024),
     "target_sizes": lambda shapes: shapes.known([_target(shapes)] * shapes.batch),
     "image_position_ids": _patch_places,
@@ -268,9 +280,15 @@ def image_tokens(shapes: Shapes, features: Mapping[str, Any]) -> list[tuple[int,
         names = (f"{kind}_token_id", f"{kind}_token_index")
         if first not in features or not any(hasattr(part, name) for part in shapes.parts for name in names):
             continue
-        if (method := tower(shapes, kind)) is not None:
+        if kind == "audio" and shapes.config.model_type in _HALVED:
+            found.append((_token(shapes, kind, names), int(shapes.size("max_source_positions")) // 2))
+        elif (method := tower(shapes, kind)) is not None:
             found.append((_token(shapes, kind, names), _rows(shapes, method, features) // shapes.batch))
     return found
+
+
+_HALVED = ("qwen2_audio",)
+"""Types without a method for sound, which give a row for every second position of their encoder."""
 
 
 def tower(shapes: Shapes, kind: str) -> Callable[..., Any] | None:

@@ -40,6 +40,8 @@ def make_inputs(shapes: Shapes) -> Inputs:
     if _decodes(shapes) and ("labels" not in targets or shapes.task in _TOLD):
         targets["decoder_input_ids"] = _decoded(shapes)
     inputs = {**features, **targets}
+    if "visual_attention_mask" in features:
+        inputs["attention_mask"] = torch.ones_like(features["input_ids"])
     if shapes.task in _MASKED and "decoder_input_ids" not in targets and "input_ids" in features:
         ids = features["input_ids"]
         if _takes(shapes, "attention_mask"):
@@ -115,12 +117,12 @@ _ALWAYS = frozenset(
     "input_features input_values input_features_mask feature_attention_mask past_values past_time_features "
     "future_time_features static_categorical_features static_real_features aspect_ratio_ids "
     "aspect_ratio_mask cross_attention_mask target_sizes image_position_ids image_embeds_position_mask "
-    "image_attention_mask visual_feats visual_pos states actions rewards returns_to_go timesteps "
-    "feature_lens is_longer".split()
+    "image_attention_mask visual_feats visual_pos visual_embeds states actions rewards returns_to_go "
+    "timesteps visual_attention_mask feature_lens is_longer".split()
 )
 """Inputs that a model is given where it takes them, though its code has a default."""
 
-_BESIDE_TEXT = frozenset(("input_ids",))
+_BESIDE_TEXT = frozenset(("input_ids", "visual_feats", "visual_pos"))
 
 
 def _is_fed_by_decoder(shapes: Shapes) -> bool:

@@ -41,6 +41,9 @@ _STACKED = {
 }
 """Frames, or frames and their changes, that stand in one row."""
 
+_MASKED_LATER = ("granite_speech", "granite_speech_plus")
+"""Types whose mask is one of the rows that their tower gives."""
+
 _USUAL_MELS = 128
 
 
@@ -61,6 +64,8 @@ def _samples(shapes: Shapes) -> torch.Tensor | None:
     if _is_beside_images(shapes):
         return None
     names = shapes.signature
+    if "input_values_cutoffs" in names:  # a text to speak, without an example of the voice
+        return None
     if names.keys() >= {"inputs", "input_features"} and shapes.size(*_MELS) is not None:
         return None
     frames, mels = (getattr(shapes.config, name, None) for name in ("max_length", "num_mel_bins"))
@@ -112,7 +117,9 @@ def _spectrogram(shapes: Shapes) -> torch.Tensor | None:
 
 
 def _frame_mask(shapes: Shapes) -> torch.Tensor | None:
-    return None if _is_beside_images(shapes) else shapes.ones(shapes.batch, frames_and_mels(shapes)[0])
+    if _is_beside_images(shapes) or shapes.config.model_type in _MASKED_LATER:
+        return None
+    return shapes.ones(shapes.batch, frames_and_mels(shapes)[0])
 
 
 def _is_beside_images(shapes: Shapes) -> bool:

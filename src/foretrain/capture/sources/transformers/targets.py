@@ -23,8 +23,13 @@ def make_targets(shapes: Shapes, features: Mapping[str, Any]) -> Inputs:
     """The targets of the task that the model has a place for; none where its code refuses them."""
     if _cannot_learn(shapes):
         return {}
-    pairs = "return_loss" in shapes.signature and "codebook_pixel_values" not in shapes.signature
-    if pairs and shapes.task in ("zero-shot-image-classification", "base", "pretraining"):
+    if "codebook_pixel_values" in shapes.signature:  # a loss needs another model's tokens of the image
+        return {"return_loss": False}
+    if "return_loss" in shapes.signature and shapes.task in (
+        "zero-shot-image-classification",
+        "base",
+        "pretraining",
+    ):
         return {"return_loss": True}
     maker = _TARGETS.get(shapes.task)
     made = maker(shapes, features) if maker else {}
@@ -39,9 +44,19 @@ def _cannot_learn(shapes: Shapes) -> bool:
 
 
 def _language(shapes: Shapes, features: Mapping[str, Any]) -> Inputs:
+    if "input_values_cutoffs" in shapes.signature:  # sound is written, a token for each codebook
+        return {"labels": shapes.ones(shapes.batch, shapes.length, int(shapes.size("num_codebooks")))}
+    if "visual_attention_mask" in features:  # regions of the image stand behind the text
+        return {"labels": shapes.tokens(shapes.length + features["visual_attention_mask"].shape[1])}
+    if shapes.config.model_type in _PADDED:
+        return {"labels": shapes.tokens(shapes.config.max_position_embeddings)}
     if "input_ids" in features and features["input_ids"].dim() == 2:
         return {"labels": features["input_ids"]}
     return {"labels": shapes.ids()}
+
+
+_PADDED = ("perceiver",)
+"""Types that answer for every position they have, whatever the length of a text is."""
 
 
 def _token_labels(shapes: Shapes, features: Mapping[str, Any]) -> Inputs:
