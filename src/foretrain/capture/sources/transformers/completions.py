@@ -34,6 +34,10 @@ _GRANITE_PROJECTOR = {
     "cross_attention_frequency": 1,
 }  # fmt: skip
 _QWEN3_HEADS = {"num_attention_heads": 32, "head_dim": 128}
+_HUNYUAN_VL = {
+    "head_dim": 128,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [16, 16, 16, 16]},
+}
 _FORECAST = {"prediction_length": 24}
 
 COMPLETIONS: Mapping[str, Mapping[str, Any]] = {
@@ -62,8 +66,8 @@ COMPLETIONS: Mapping[str, Mapping[str, Any]] = {
     "granite_speech_plus": {"projector_config": _GRANITE_PROJECTOR},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
-    "hunyuan_vl": {"text_config": {"head_dim": 128}},
-    "hunyuan_vl_text": {"head_dim": 128},
+    "hunyuan_vl": {"text_config": _HUNYUAN_VL},
+    "hunyuan_vl_text": _HUNYUAN_VL,
     "idefics3": {"vision_config": _IDEFICS_364},
     "informer": _FORECAST,
     "janus": {"text_config": _JANUS_TEXT},

@@ -72,6 +72,10 @@ def _pixel_values(shapes: Shapes) -> torch.Tensor | None:
         side = _side(shapes.vision.patch_size)
         patches = (pixels[1] // side) * (pixels[2] // side)
         return shapes.numbers(shapes.batch, patches, pixels[0] * side**2)
+    if shapes.config.model_type.startswith(_CUBES):
+        side, depth = _side(shapes.vision.patch_size), int(shapes.size("temporal_patch_size", default=1))
+        patches = shapes.batch * (pixels[1] // side) * (pixels[2] // side)
+        return shapes.numbers(patches, depth, side, side, pixels[0])
     if "prompt_pixel_values" in names:
         return _half(shapes)
     if {"target_sizes"} & names:
@@ -103,6 +107,9 @@ _PADDED = ("colqwen2",)
 
 _ROWS = ("fuyu", "molmo2_vision")
 """Types that take the patches of an image as rows."""
+
+_CUBES = ("inkling",)
+"""Types that take patches as short videos, colours last."""
 
 _FRAMES_APART = ("xclip_vision_model",)
 """Types that take the frames of a video as images."""

@@ -91,10 +91,17 @@ def _features(shapes: Shapes) -> Inputs:
         if "lang_ids" in shapes.signature and getattr(shapes.config, "languages", None):
             features["lang_ids"] = shapes.known([0] * shapes.batch)
         features.update(_token_kinds(shapes, features))
+    if shapes.config.model_type in _CROSS and "encoder_hidden_states" in shapes.signature:
+        width = int(shapes.size("encoder_hidden_size", "cross_hidden_size", default=shapes.hidden))
+        features["encoder_hidden_states"] = shapes.numbers(shapes.batch, shapes.length, width)
     missing = [name for name in required if name not in features and _is_required(shapes.signature[name])]
     for name in missing:
         features[name] = _required(shapes, name)
     return features
+
+
+_CROSS = ("blip_2_qformer", "t5gemma2_decoder", "dia_decoder")
+"""Parts that look at what another part gives, though their code has a default for it."""
 
 
 def _asked_by_towers(shapes: Shapes) -> list[str]:
