@@ -3,6 +3,7 @@ where they do."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,11 @@ def total(output: Tensor) -> Tensor:
         (lambda x: torch.unique(torch.arange(4, device=x.device) // 2).shape[0], 2),
         (lambda x: torch.zeros(2, device=x.device).fill_(3).sum().item(), 6),
         (lambda x: torch.full((x.shape[0],), 2, device=x.device).cumsum(0)[-1].item(), 8),
+        (lambda x: torch.tensor([3, 4], device=x.device).sum().item(), 7),
+        (lambda x: torch.tensor([torch.arange(3, device=x.device)[2], 1], device=x.device).sum().item(), 3),
+        (lambda x: torch.arange(6, device=x.device).view(2, 3)[:, [0, 2]].sum().item(), 10),
+        (lambda x: torch.unique_consecutive(torch.arange(4, device=x.device) // 2).shape[0], 2),
+        (lambda x: torch.zeros(3, device="cpu").copy_(torch.arange(3.0, device=x.device)).sum().item(), 3),
     ],
 )
 def test_questions_to_positions_and_masks_are_answered(
@@ -117,6 +123,42 @@ def test_a_shape_that_depends_on_unknown_data_is_called_that(question: Callable[
         match=r"^module 0: control flow that depends on data .* \(at .*test_capture_constants\.py:\d+\)$",
     ):
         ask(question, ROWS)
+
+
+class Library(Ask):
+    """A model whose code is that of a library that is known."""
+
+    __module__ = "transformers.models.made_up"
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "assumed"),
+    [
+        (lambda x: 2 if (x * x).isfinite().all() else 3, 2, "checks of values .* are taken as passed"),
+        (lambda x: 2 if (x * x).isnan().any() else 3, 3, "checks of values .* are taken as passed"),
+        (lambda x: x[x > 1].shape[0], 32, "masks that depend on data are taken to select everything"),
+        (
+            lambda x: torch.nonzero(x > 1).shape[0],
+            32,
+            "masks that depend on data are taken to select everything",
+        ),
+        (lambda x: 2 if torch.equal(x, x + 1) else 3, 3, None),
+        (lambda x: 2 if ((x == 0.0).sum() == x.numel()).item() else 3, 3, None),
+        (lambda x: torch.empty(2, dtype=torch.long, device=x.device).fill_(4).sum().item(), 8, None),
+    ],
+)
+def test_questions_of_a_known_library_are_answered_and_what_is_assumed_is_named(
+    question: Callable[[Tensor], Any], answer: int, assumed: str | None
+) -> None:
+    graph = capture(Library(question), (ROWS,), total)
+    (given,) = [
+        op.operator.args["other"]
+        for op in graph.ops
+        if op.operator.name == "mul" and op.phase == "forward" and isinstance(op.operator.args["other"], int)
+    ]
+    notes = " ".join(graph.info.get("assumptions", ()))
+    assert given == answer
+    assert re.search(assumed, notes) if assumed else not notes
 
 
 # Writes

@@ -599,6 +599,17 @@ def test_a_time_series_is_as_long_as_its_context_and_lags(base: Path) -> None:
     assert not any("no loss" in note for note in graph.info.get("assumptions", ()))
 
 
+def test_speech_is_learnt_by_ctc(base: Path) -> None:
+    config = {
+        "model_type": "wav2vec2", **TINY, "conv_dim": [8, 8], "conv_kernel": [10, 3], "conv_stride": [5, 2],
+        "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2,
+    }  # fmt: skip
+    graph = transformer(base, config, "ctc", sequence=1600)
+    (loss,) = [op.operator for op in graph.ops if op.operator.name == "_ctc_loss"]
+    assert loss.outputs[0].shape == (4,)
+    assert "_ctc_loss_backward" in launched(graph)
+
+
 def test_a_video_has_frames(base: Path) -> None:
     config = {"model_type": "videomae", **TOWER, "num_frames": 4, "tubelet_size": 2}
     graph = transformer(base, config, classes=5)

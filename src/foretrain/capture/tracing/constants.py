@@ -46,9 +46,15 @@ SHAPED_BY_DATA = {
 
 
 class Constants:
-    """Real values of some of the meta tensors of a trace."""
+    """Real values of some of the meta tensors of a trace.
 
-    def __init__(self) -> None:
+    With ``guesses``, questions of a library's own code that do not shape its work are answered too: its
+    checks pass, masks that depend on data select everything, memory is written before it is read. What is
+    assumed is named.
+    """
+
+    def __init__(self, guesses: bool = False) -> None:
+        self.guesses = guesses
         self._values: Any = WeakTensorKeyDictionary()
         self._spoilt: set[int] = set()
         self._guessed = False
@@ -85,16 +91,18 @@ class Constants:
             self._assume(_CHECKS_PASS)
         return value
 
-    def are_equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Whether two tensors are the same; those that depend on weights are not."""
+    def are_equal(self, one: torch.Tensor, other: torch.Tensor) -> bool | None:
+        """Whether two tensors are the same; those that depend on weights are not, if anything is guessed."""
         first, second = self.answer(one), self.answer(other)
-        return first is not None and second is not None and torch.equal(first, second)
+        if first is None or second is None:
+            return False if self.guesses else None
+        return torch.equal(first, second)
 
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs, on meta, of an operator whose output shape depends on data; None when the data is not
         known."""
-        if func in _SELECTING and (mask := args[-1]).dtype == torch.bool and self.value(mask) is None:
-            self._select_all(mask)
+        if func in _SELECTING:
+            self._select_all(args[-1])
         if func is aten.masked_select.default and self.value(args[0]) is None:
             mask = self.value(args[1])
             return None if mask is None else args[0].new_empty(int(mask.expand_as(args[0]).sum()))
@@ -113,7 +121,7 @@ class Constants:
             return args
         indices: list[Any] = []
         for index in args[1]:
-            if isinstance(index, torch.Tensor) and index.dtype == torch.bool and self.value(index) is None:
+            if isinstance(index, torch.Tensor):
                 self._select_all(index)
             mask = (
                 self.answer(index) if isinstance(index, torch.Tensor) and index.dtype == torch.bool else None
@@ -125,7 +133,8 @@ class Constants:
 
     def _select_all(self, mask: torch.Tensor) -> None:
         """Take a mask that depends on data to select everything."""
-        if mask.numel() <= _LARGEST:
+        unknown = mask.dtype == torch.bool and self.value(mask) is None
+        if self.guesses and unknown and mask.numel() <= _LARGEST:
             self._assume(_MASKS_SELECT)
             self.know(mask, torch.ones(mask.shape, dtype=torch.bool))
 
@@ -159,7 +168,7 @@ class Constants:
         into."""
         known = [self.value(tensor) for tensor in tensors_in((args, kwargs))]
         outputs = [tensor for tensor in tensors_in(output) if tensor.is_meta]
-        if "empty" in func._schema.name and not known:
+        if self.guesses and "empty" in func._schema.name and not known:
             self._know_empty(outputs)
             return
         if func not in _FACTORIES and (not known or any(value is None for value in known)):
@@ -173,7 +182,7 @@ class Constants:
                     tensor.untyped_storage()._cdata for tensor in (*outputs, *tensors_in(tuple(written)))
                 )
             self._guess(func, args, kwargs, output)
-            if args and isinstance(args[0], torch.Tensor) and args[0] in self._drawn:
+            if self.guesses and args and isinstance(args[0], torch.Tensor) and args[0] in self._drawn:
                 self._follow_drawn(func, outputs)
             return
         if not outputs or not _repeatable(func):
@@ -204,7 +213,7 @@ class Constants:
 
     def _guess(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Which of several options unknown data selects: each in turn; whether it passes a check: it does."""
-        if func._schema.name in _CHECKS and output.numel() == 1:
+        if self.guesses and func._schema.name in _CHECKS and output.numel() == 1:
             self._checks[output] = torch.full(output.shape, _CHECKS[func._schema.name])
         if func is aten.argmax.default:
             chosen, dim = output, args[1] if len(args) > 1 else kwargs.get("dim")

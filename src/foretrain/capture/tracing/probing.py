@@ -9,12 +9,12 @@ import torch
 
 from foretrain.capture.tracing.constants import Answering, Constants
 from foretrain.capture.tracing.cuda import cuda_behaviour
-from foretrain.capture.tracing.tracer import Recorder, _Answers, _prepare
+from foretrain.capture.tracing.tracer import Recorder, _Answers, _prepare, is_of_library
 
 
 def probe(module: torch.nn.Module, call: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
     """What ``call(**inputs)``, a method of the module, gives on meta; nothing is recorded."""
-    constants = Constants()
+    constants = Constants(guesses=is_of_library(module))
     _, placed = _prepare(module, inputs, "fp32", False, constants)
     assert isinstance(placed, Mapping)
     with (
