@@ -146,6 +146,8 @@ def _attempt(job: dict[str, Any], base: Path) -> str | None:
             training = {**training, "sequence": int(needed[1]) + _SEQUENCE}
         elif limit := re.search(r"training.sequence: .* is beyond the (\d+) positions", reason):
             training = {**training, "sequence": int(limit[1])}
+        elif exact := re.search(r"training.sequence: .*; give (\d+), or", reason):
+            training = {**training, "sequence": int(exact[1])}
         else:
             break
     return reason

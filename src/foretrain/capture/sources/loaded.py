@@ -89,7 +89,7 @@ def building(what: str) -> Iterator[None]:
     except ForetrainError:
         raise
     except ImportError as error:
-        raise CaptureError(f"{what}: {error}") from error
+        raise CaptureError(f"{what}: {first_line(error)}") from error
     except Exception as error:
         raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}") from error
 

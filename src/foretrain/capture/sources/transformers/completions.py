@@ -77,6 +77,7 @@ COMPLETIONS: Mapping[str, Mapping[str, Any]] = {
     "lw_detr": {"projector_scale_factors": [1.0]},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
+    "oneformer": {"is_training": True},
     "ovis2": {"text_config": _OVIS2_TEXT},
     "qwen2_audio": {"ignore_index": -100},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 151652},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -194,6 +195,11 @@ def check_positions(module: torch.nn.Module, sequence: int | None) -> None:
     config = getattr(module, "config", None)
     if sequence is None or config is None:
         return
+    if getattr(config, "axial_pos_embds", False) and sequence != (whole := math.prod(config.axial_pos_shape)):
+        raise InputError(
+            f"training.sequence: {sequence} is not the product of model.config.axial_pos_shape = "
+            f"{list(config.axial_pos_shape)}; give {whole}, or another shape"
+        )
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     limit = getattr(text, "max_position_embeddings", None)
     for path, table in module.named_modules():

@@ -222,6 +222,11 @@ def _merges(shapes: Shapes) -> torch.Tensor:
     return shapes.known([int(shapes.size("spatial_merge_size", default=2))] * shapes.batch)
 
 
+def _texts(shapes: Shapes) -> int:
+    """Texts that a model of tasks compares its queries with, beside those that it has learnt."""
+    return int(shapes.size("num_queries")) - int(shapes.size("text_encoder_n_ctx", default=16))
+
+
 def _latent_places(shapes: Shapes) -> torch.Tensor:
     """The tokens whose places the vectors of an image take."""
     count = int(shapes.size("latent_query_num", default=64))
@@ -273,6 +278,11 @@ IMAGES: dict[str, Callable[[Shapes], Any]] = {
     "merge_sizes": _merges,
     "image_merge_sizes": _merges,
     "image_embeds_position_mask": _latent_places,
+    "text_inputs": lambda shapes: (
+        shapes.ones(shapes.batch, _texts(shapes), int(shapes.size("task_seq_len", default=77)))
+        if "task_inputs" in shapes.signature
+        else None
+    ),
     "task_inputs": lambda shapes: shapes.known(
         torch.ones(shapes.batch, int(shapes.size("task_seq_len", default=77)))
     ),

@@ -125,7 +125,7 @@ _ALWAYS = frozenset(
     "future_time_features static_categorical_features static_real_features aspect_ratio_ids "
     "aspect_ratio_mask cross_attention_mask target_sizes image_position_ids image_embeds_position_mask "
     "image_attention_mask visual_feats visual_pos visual_embeds states actions rewards returns_to_go "
-    "timesteps visual_attention_mask feature_lens is_longer".split()
+    "timesteps text_inputs visual_attention_mask feature_lens is_longer".split()
 )
 """Inputs that a model is given where it takes them, though its code has a default."""
 

@@ -168,7 +168,8 @@ class Shapes:
             3,
         )
         side: Any = getattr(self.config, "image_size", None)
-        if side is None and self.task not in DETECTS:
+        of_backbone = vision is getattr(self.config, "backbone_config", None)  # trained on other sizes
+        if side is None and not (self.task in DETECTS and of_backbone):
             side = getattr(vision, "image_size", None)
         if isinstance(side, dict):
             side = (side["height"], side["width"])

@@ -109,6 +109,8 @@ def _objects(shapes: Shapes, features: Mapping[str, Any]) -> Inputs:
     shapes.note(f"{OBJECTS} objects in each image, matched to the model's first queries")
     classes = [shapes.integers(shapes.labels, OBJECTS) for _ in range(shapes.batch)]
     masks = [shapes.numbers(OBJECTS, *_pixel_shape(_pixels(features))) for _ in range(shapes.batch)]
+    if "pixel_values_videos" in features:
+        return {}
     if "mask_labels" in shapes.signature:
         return {"mask_labels": masks, "class_labels": classes}
     boxes = [shapes.numbers(OBJECTS, 4).abs() for _ in range(shapes.batch)]
@@ -144,6 +146,12 @@ def _speech(shapes: Shapes, features: Mapping[str, Any]) -> Inputs:
 _FRAMES_PER_TOKEN = 2
 
 
+def _waveform(shapes: Shapes, features: Mapping[str, Any]) -> Inputs:
+    if "duration_labels" in shapes.signature:
+        return _speech(shapes, features)
+    return {} if "labels_mask" in shapes.signature else _language(shapes, features)
+
+
 def _series(shapes: Shapes, _features: Mapping[str, Any]) -> Inputs:
     return {"future_values": future_values(shapes)}
 
@@ -167,9 +175,7 @@ _TARGETS: dict[str, Callable[[Shapes, Mapping[str, Any]], Inputs]] = {
     "speech-seq2seq": _transcript(TRANSCRIPT),
     "time-series-prediction": _series,
     "text-to-spectrogram": _speech,
-    "text-to-waveform": lambda shapes, features: (
-        _speech(shapes, features) if "duration_labels" in shapes.signature else _language(shapes, features)
-    ),
+    "text-to-waveform": _waveform,
     **dict.fromkeys(DETECTS, _objects),
 }  # fmt: skip
 
