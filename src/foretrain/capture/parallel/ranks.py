@@ -115,7 +115,7 @@ def _both(tensor: TensorParallel, context: ContextParallel, mode: str) -> Iterat
 
 
 def _assumptions(plan: Plan, graph: OpGraph, loaded: LoadedModel) -> list[str]:
-    notes = [*loaded.notes, *graph.info.get("assumptions", ())]
+    notes = [*loaded.notes, *getattr(loaded.loss, "notes", ()), *graph.info.get("assumptions", ())]
     if plan.expert > 1:
         notes.append("every expert rank gets as many tokens as it sends")
     if plan.context > 1:

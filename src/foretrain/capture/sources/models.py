@@ -10,7 +10,7 @@ import torch
 from foretrain.capture.sources.inputs import check_classes, check_inputs
 from foretrain.capture.sources.loaded import LoadedModel, build_on, building, classifier_loss
 from foretrain.capture.sources.transformers.loading import load_transformers
-from foretrain.capture.sources.transformers.losses import own_or_mean
+from foretrain.capture.sources.transformers.losses import OwnOrMean
 from foretrain.capture.sources.user_files import load_python
 from foretrain.capture.sources.zoo import load_timm, load_torchvision, quiet_zoo_import
 from foretrain.errors import InputError
@@ -34,7 +34,8 @@ def _transformers(workload: Workload, batch: int, device: str) -> LoadedModel:
         module, inputs, tokens, notes = load_transformers(
             workload.model, workload.training, batch, lambda build: build_on(build, device), device
         )
-    return LoadedModel(module=module, inputs=inputs, loss=own_or_mean, tokens=tokens, notes=notes)
+    loss = OwnOrMean(type(module).__name__)
+    return LoadedModel(module=module, inputs=inputs, loss=loss, tokens=tokens, notes=notes)
 
 
 def _onnx(workload: Workload, batch: int, device: str) -> LoadedModel:

@@ -52,8 +52,6 @@ def load_transformers(
     tokens = batch * training.sequence if training.sequence else 0
     if training.mode != "train":
         return module, _served(inputs, config, task), tokens, (*notes, *shapes.notes)
-    if not any(name in TARGETS and value is not False for name, value in inputs.items()):
-        shapes.note(f"{type(module).__name__} has no loss; the mean of its output is taken")
     return module, inputs, tokens, (*notes, *shapes.notes)
 
 

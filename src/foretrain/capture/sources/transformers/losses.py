@@ -33,15 +33,24 @@ def _assign(costs: Any, *args: Any, **kwargs: Any) -> Any:
     return pairs, pairs
 
 
-def own_or_mean(output: Any) -> torch.Tensor:
-    """The loss that a model computes itself; where it has none, the mean of its main output."""
-    own = getattr(output, "loss", None)
-    if isinstance(own, torch.Tensor):
-        return own if own.dim() == 0 else own.mean()
-    learnt = [tensor for tensor in _tensors(output) if tensor.requires_grad]
-    if not learnt:
-        raise CaptureError(f"loss: no output of type {type(output).__name__} depends on a weight")
-    return learnt[0].float().mean()
+class OwnOrMean:
+    """The loss that a model computes itself; where it has none, the mean of its main output, and a note."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self.notes: list[str] = []
+
+    def __call__(self, output: Any) -> torch.Tensor:
+        own = getattr(output, "loss", None)
+        if isinstance(own, torch.Tensor):
+            return own if own.dim() == 0 else own.mean()
+        learnt = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+        if not learnt:
+            raise CaptureError(f"loss: no output of {self._model} depends on a weight")
+        note = f"{self._model} has no loss; the mean of its output is taken"
+        if note not in self.notes:
+            self.notes.append(note)
+        return learnt[0].float().mean()
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
