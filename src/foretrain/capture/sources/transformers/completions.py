@@ -97,7 +97,7 @@ COMPLETIONS: Mapping[str, Mapping[str, Any]] = {
     "wav2vec2-bert": {"vocab_size": 32},
     "wav2vec2-conformer": {"vocab_size": 32},
 }
-"""Keys by model type, with the values of a published model of the type."""
+"""Keys by model type with which its default can be built and called; sizes are those usual for the type."""
 
 
 def completed(model_type: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -50,7 +50,7 @@ def read_config(
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     notes = [*_notes(model_type, model.config or {}, ignored), *_beyond(config, training)]
     if added:
-        notes.append(f"model.config: {', '.join(added)} of a published {model_type} taken")
+        notes.append(f"model.config: {', '.join(added)} filled in, as the library's default does not build")
     return config, attention, tuple(notes)
 
 
