@@ -190,6 +190,7 @@ def trace(model: dict[str, Any], training: dict[str, Any], base: Path) -> str | 
             precision=workload.training.precision,
             optimizer=workload.training.optimizer,
             channels_last=workload.training.channels_last,
+            constants=loaded.constants,
         )
     except Exception as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -70,6 +70,8 @@ def total(output: Tensor) -> Tensor:
         (lambda x: torch.tensor([3, 4], device=x.device).sum().item(), 7),
         (lambda x: torch.tensor([torch.arange(3, device=x.device)[2], 1], device=x.device).sum().item(), 3),
         (lambda x: torch.arange(6, device=x.device).view(2, 3)[:, [0, 2]].sum().item(), 10),
+        (lambda x: torch.arange(6, device=x.device)[[1, 4]].sum().item(), 5),
+        (lambda x: torch.arange(2, device=x.device).expand(2**22, 2).view(-1, 2, 2)[-1].sum().item(), 2),
         (lambda x: torch.unique_consecutive(torch.arange(4, device=x.device) // 2).shape[0], 2),
         (lambda x: torch.zeros(3, device="cpu").copy_(torch.arange(3.0, device=x.device)).sum().item(), 3),
     ],

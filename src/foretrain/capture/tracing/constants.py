@@ -69,7 +69,7 @@ _ABOUT_NUMBERS = {
 }
 """Questions whether numbers are as they should be, which nobody asks who expects another answer."""
 
-_FINDS_FAULTS = {aten.any.default, aten.any.dim, aten._is_any_true.default}
+_FINDS_FAULTS = {aten.any.default, aten._is_any_true.default}
 """Ask, in a library's code, whether some of the numbers are not as they should be."""
 
 _SETS = {aten.zero_.default, aten.fill_.Scalar}
@@ -208,6 +208,8 @@ class Constants:
 
     def listed(self, key: Any) -> Any:
         """An index with its lists of whole numbers as tensors that have values."""
+        if isinstance(key, list):
+            return self.listed((key,))
         if not isinstance(key, tuple):
             return key
         return tuple(
@@ -322,7 +324,9 @@ class Constants:
         if not outputs or not self._may_be_computed(func, outputs):
             self._forget_written(func, args, outputs)
             return
-        if func is aten.view.default:  # a value may be laid out otherwise than its tensor
+        if func is aten.view.default and self._are_few(
+            outputs
+        ):  # a value may lie otherwise than its tensor
             func = aten.reshape.default
         try:
             values = _ON_CPU.get(func, func)(
@@ -337,15 +341,15 @@ class Constants:
 
     def _passes_check(self, func: Any, operands: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
         """Whether the call asks if numbers are as they should be, of data nobody knows: then they are."""
-        finds_faults = func in _FINDS_FAULTS and self.of_library
+        finds_faults = self.of_library and func in _FINDS_FAULTS
         if not finds_faults and func not in _ABOUT_NUMBERS:
             return False
         guessed = self._assumed(operands) == COMPARED
         if not guessed and all(self.value(tensor) is not None for tensor in operands):
             return False
         for tensor in outputs:
-            passed = everywhere(_ABOUT_NUMBERS.get(func, False), tensor.shape)
-            self._learn(tensor, passed, CHECKED if guessed or finds_faults else None)
+            if (passed := everywhere(_ABOUT_NUMBERS.get(func, False), tensor.shape)) is not None:
+                self._learn(tensor, passed, CHECKED if guessed or finds_faults else None)
         return True
 
     def _know_empty(self, outputs: list[torch.Tensor]) -> None:
@@ -354,8 +358,11 @@ class Constants:
                 self.know(tensor, torch.zeros(tensor.shape, dtype=tensor.dtype))
 
     def _may_be_computed(self, func: Any, outputs: list[torch.Tensor]) -> bool:
-        few = self.everything or sum(tensor.numel() for tensor in outputs) <= self._largest
-        return (few or _is_view(func)) and "empty" not in func._schema.name  # memory that nobody wrote
+        free = self._are_few(outputs) or _is_view(func)
+        return free and "empty" not in func._schema.name  # memory that nobody wrote
+
+    def _are_few(self, outputs: list[torch.Tensor]) -> bool:
+        return self.everything or sum(tensor.numel() for tensor in outputs) <= self._largest
 
     def _forget_written(self, func: Any, args: Any, outputs: list[torch.Tensor]) -> None:
         """What an operator wrote and nobody knows."""
@@ -401,6 +408,7 @@ def together(constants: Constants, func: Any, args: Any, kwargs: Any) -> tuple[A
     """
     if (
         func is aten.copy_.default
+        and args[1].is_meta
         and not args[0].is_meta
         and (value := constants.answer(args[1])) is not None
     ):

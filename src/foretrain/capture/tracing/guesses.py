@@ -18,6 +18,8 @@ import torch
 aten = torch.ops.aten
 LARGEST = 2**22
 """Elements beyond which a value is not kept."""
+_LARGEST_NO = 2**28
+"""Elements beyond which nobody is told that none of them (pixels of a batch) is like another."""
 
 BALANCED = "choices that depend on data (the routing to experts) are taken as balanced"
 UNEQUAL = "comparisons of unknown data for equality are taken to fail"
@@ -36,7 +38,8 @@ def guess(func: Any, args: Any, kwargs: Any, output: Any) -> tuple[torch.Tensor,
     if not isinstance(output, torch.Tensor) or output.dtype != torch.bool:
         return None
     if name in _EQUALITIES:
-        return output, _equal(name, args, output), UNEQUAL
+        equal = _equal(name, args, output)
+        return None if equal is None else (output, equal, UNEQUAL)
     if name in _SIZES and output.dim() and output.numel() <= LARGEST:
         return output, _in_turn(output.numel(), 2).eq(0).view(output.shape), COMPARED
     return None
@@ -122,22 +125,20 @@ def _chosen(func: Any, args: Any, kwargs: Any, output: Any) -> tuple[torch.Tenso
 
 _EQUALITIES = {"eq": False, "ne": True, "isnan": False, "isinf": False}
 _SIZES = ("lt", "le", "gt", "ge")
+"""Which of two single numbers is the larger is not guessed."""
 
 
-"""Which of two numbers is the larger is not guessed."""
-
-
-def _equal(name: str, args: Any, output: torch.Tensor) -> torch.Tensor:
+def _equal(name: str, args: Any, output: torch.Tensor) -> torch.Tensor | None:
     """A value is equal to itself and to no other."""
     itself = len(args) > 1 and args[1] is args[0]
     return everywhere(_EQUALITIES[name] is not itself, output.shape)
 
 
-def everywhere(answer: bool, shape: torch.Size) -> torch.Tensor:
-    """The same answer for every element, in memory that can be written where it is kept."""
+def everywhere(answer: bool, shape: torch.Size) -> torch.Tensor | None:
+    """The same answer for every element; beyond what is kept, a no without memory, which selects nothing."""
     if shape.numel() <= LARGEST:
         return torch.full(shape, answer)
-    return torch.tensor(answer).expand(shape)
+    return None if answer or shape.numel() > _LARGEST_NO else torch.tensor(False).expand(shape)
 
 
 @contextlib.contextmanager
