@@ -738,6 +738,16 @@ def test_speech_is_learnt_by_ctc(base: Path) -> None:
     assert "_ctc_loss_backward" in launched(graph)
 
 
+def test_what_a_constructor_computes_is_known_when_the_model_asks_its_buffers(base: Path) -> None:
+    config = {
+        "model_type": "encodec", "num_filters": 2, "hidden_size": 8, "num_lstm_layers": 1, "codebook_size": 16,
+        "upsampling_ratios": [2], "target_bandwidths": [1.5], "sampling_rate": 240,
+    }  # fmt: skip
+    graph = transformer(base, config, sequence=64)
+    padded = next(op.operator for op in graph.ops if op.operator.name == "reflection_pad1d")
+    assert padded.outputs[0].shape == (4, 1, 64 + 6)  # a kernel of 7, whose size is a buffer
+
+
 def test_a_video_has_frames(base: Path) -> None:
     config = {"model_type": "videomae", **TOWER, "num_frames": 4, "tubelet_size": 2}
     graph = transformer(base, config, classes=5)
