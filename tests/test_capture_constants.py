@@ -4,6 +4,7 @@ where they do."""
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,13 @@ def total(output: Tensor) -> Tensor:
         (lambda x: torch.unique(torch.arange(4, device=x.device) // 2).shape[0], 2),
         (lambda x: torch.zeros(2, device=x.device).fill_(3).sum().item(), 6),
         (lambda x: torch.full((x.shape[0],), 2, device=x.device).cumsum(0)[-1].item(), 8),
+        (lambda x: torch.tensor([3, 4], device=x.device).sum().item(), 7),
+        (lambda x: torch.tensor([torch.arange(3, device=x.device)[2], 1], device=x.device).sum().item(), 3),
+        (lambda x: torch.arange(6, device=x.device).view(2, 3)[:, [0, 2]].sum().item(), 10),
+        (lambda x: torch.arange(6, device=x.device)[[1, 4]].sum().item(), 5),
+        (lambda x: torch.arange(2, device=x.device).expand(2**22, 2).view(-1, 2, 2)[-1].sum().item(), 2),
+        (lambda x: torch.unique_consecutive(torch.arange(4, device=x.device) // 2).shape[0], 2),
+        (lambda x: torch.zeros(3, device="cpu").copy_(torch.arange(3.0, device=x.device)).sum().item(), 3),
     ],
 )
 def test_questions_to_positions_and_masks_are_answered(
@@ -145,6 +153,8 @@ IDS = torch.empty(6, dtype=torch.long, device="meta")
         (lambda x: x[x[:, 0] != 1].shape[0], 4),
         (lambda x: x[~(x[:, 0] == 1)].shape[0], 4),
         (lambda x: 3 if x.isnan().any() or x.isinf().any() else 2, 2),
+        (lambda x: 2 if (x[:, 1:] >= x[:, :-1]).all() else 3, 2),
+        (lambda x: 2 if ((x.expand(2**18, 4, 8) == 0.0).sum() == x.numel()).item() else 3, 3),
         (lambda x: torch.masked_select(x, torch.arange(8, device=x.device) < 3).shape[0], 12),
         (lambda x: x.max(1)[1].bincount(minlength=4).max().item(), 1),
         (lambda x: (x.argsort(1).sum(1) == 28).sum().item(), 4),
@@ -224,6 +234,37 @@ def test_chance_is_the_same_in_every_trace_and_goes_on_as_it_was() -> None:
 def test_an_index_made_of_a_real_mask_is_never_read_from_memory_that_nobody_wrote() -> None:
     mask = torch.tensor([True, False, True, True])
     assert ask(lambda x: torch.arange(4)[mask].sum().item(), ROWS) == 5
+
+
+class Library(Ask):
+    """A model whose code is that of a library that is known."""
+
+    __module__ = "transformers.models.made_up"
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "assumed"),
+    [
+        (lambda x: 2 if (x * x).isfinite().all() else 3, 2, "for equality"),
+        (lambda x: 2 if (x * x).isnan().any() else 3, 3, None),
+        (lambda x: 2 if (x * x).bool().any() else 3, 3, "checks of values .* are taken as passed"),
+        (lambda x: 2 if (x * x > 1).any() else 3, 3, "checks of values .* are taken as passed"),
+        (lambda x: 2 if torch.equal(x, x + 1) else 3, 3, None),
+        (lambda x: torch.empty(2, dtype=torch.long, device=x.device).fill_(4).sum().item(), 8, None),
+    ],
+)
+def test_questions_of_a_known_library_are_answered_and_what_is_assumed_is_named(
+    question: Callable[[Tensor], Any], answer: int, assumed: str | None
+) -> None:
+    graph = capture(Library(question), (ROWS,), total)
+    (given,) = [
+        op.operator.args["other"]
+        for op in graph.ops
+        if op.operator.name == "mul" and op.phase == "forward" and isinstance(op.operator.args["other"], int)
+    ]
+    notes = " ".join(graph.info.get("assumptions", ()))
+    assert given == answer
+    assert re.search(assumed, notes) if assumed else not notes
 
 
 # Writes

@@ -155,6 +155,34 @@ T5 = {
     "vocab_size": 100,
 }
 VIT = {"model_type": "vit", **LAYERS, "patch_size": 8}
+TOWER = {**LAYERS, "image_size": 32, "patch_size": 8}
+LLAVA = {
+    "model_type": "llava",
+    "text_config": {"model_type": "llama", **TINY, "num_key_value_heads": 2},
+    "vision_config": {"model_type": "clip_vision_model", **TOWER},
+}
+QWEN_VL = {
+    "model_type": "qwen2_vl",
+    "text_config": {
+        **TINY,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
+    },
+    "vision_config": {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 8},
+    "image_token_id": 9,
+    "video_token_id": 10,
+    "vision_start_token_id": 11,
+    "vision_end_token_id": 12,
+}
+CLIP = {
+    "model_type": "clip",
+    "text_config": {**TINY, "max_position_embeddings": 16},
+    "vision_config": TOWER,
+}
+SERIES = {
+    "model_type": "informer", "prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "d_model": 16,
+    "encoder_layers": 1, "decoder_layers": 1, "num_time_features": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -653,6 +681,98 @@ def test_vit_takes_its_image_from_the_configuration_or_the_job(
     assert graph.tokens == 0
 
 
+@pytest.mark.parametrize(("config", "image", "tokens"), [(LLAVA, {}, 16), (QWEN_VL, {"image": 64}, 16)])
+def test_an_image_takes_as_many_tokens_of_a_text_as_its_tower_gives_rows(
+    base: Path, config: dict[str, Any], image: dict[str, int], tokens: int
+) -> None:
+    model = {"source": "transformers", "config": config}
+    inputs = load_model(a_job(base, model, sequence=24, **image).workload, 2).inputs
+    special = load_model(a_job(base, model, sequence=24, **image).workload, 2).module.config.image_token_id
+    assert isinstance(inputs, dict)
+    assert (inputs["input_ids"] == special).sum(dim=1).tolist() == [tokens, tokens]
+    graph = transformer(base, config, sequence=24, **image)
+    assert graph.tokens == 4 * 24
+    assert of_layers(graph, "masked_scatter") == 1
+    assert of_layers(graph, "nll_loss") == 1
+
+
+def test_packed_patches_are_those_of_all_images(base: Path) -> None:
+    inputs = load_model(
+        a_job(base, {"source": "transformers", "config": QWEN_VL}, sequence=24, image=64).workload, 2
+    ).inputs
+    assert isinstance(inputs, dict)
+    assert inputs["image_grid_thw"].tolist() == [[1, 8, 8]] * 2
+    assert inputs["pixel_values"].shape == (2 * 64, 3 * 2 * 8 * 8)
+
+
+def test_a_detector_matches_objects_to_its_first_queries(base: Path) -> None:
+    config = {"model_type": "yolos", **TOWER, "image_size": [32, 32], "num_detection_tokens": 10}
+    graph = transformer(base, config)
+    assert "7 objects in each image, matched to the model's first queries" in graph.info["assumptions"]
+    matched = [op.operator.outputs[0].shape for op in graph.ops if op.operator.name == "index"]
+    assert (4 * 7, 4) in matched  # the boxes of all objects
+    assert any("bbox_predictor" in op.layer and op.phase == "backward" for op in graph.ops)
+
+
+def test_clip_learns_from_pairs(base: Path) -> None:
+    graph = transformer(base, CLIP)
+    assert "training.sequence: 16 tokens of text taken" in graph.info["assumptions"]
+    logits = [op.operator.outputs[0].shape for op in graph.ops if op.operator.name == "_log_softmax"]
+    assert logits == [(4, 4), (4, 4)]
+
+
+def test_a_time_series_is_as_long_as_its_context_and_lags(base: Path) -> None:
+    graph = transformer(base, SERIES)
+    assert any(spec.shape == (4, 10) for op in graph.ops for spec in op.operator.inputs)
+    assert not any("no loss" in note for note in graph.info.get("assumptions", ()))
+
+
+def test_speech_is_learnt_by_ctc(base: Path) -> None:
+    config = {
+        "model_type": "wav2vec2", **TINY, "conv_dim": [8, 8], "conv_kernel": [10, 3], "conv_stride": [5, 2],
+        "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2,
+    }  # fmt: skip
+    graph = transformer(base, config, "ctc", sequence=1600)
+    (loss,) = [op.operator for op in graph.ops if op.operator.name == "_ctc_loss"]
+    assert loss.outputs[0].shape == (4,)
+    assert "_ctc_loss_backward" in launched(graph)
+
+
+def test_what_a_constructor_computes_is_known_when_the_model_asks_its_buffers(base: Path) -> None:
+    config = {
+        "model_type": "encodec", "num_filters": 2, "hidden_size": 8, "num_lstm_layers": 1, "codebook_size": 16,
+        "upsampling_ratios": [2], "target_bandwidths": [1.5], "sampling_rate": 240,
+    }  # fmt: skip
+    graph = transformer(base, config, sequence=64)
+    padded = next(op.operator for op in graph.ops if op.operator.name == "reflection_pad1d")
+    assert padded.outputs[0].shape == (4, 1, 64 + 6)  # a kernel of 7, whose size is a buffer
+
+
+def test_a_video_has_frames(base: Path) -> None:
+    config = {"model_type": "videomae", **TOWER, "num_frames": 4, "tubelet_size": 2}
+    graph = transformer(base, config, classes=5)
+    (tubes,) = [op.operator for op in graph.ops if op.operator.name == "convolution"]
+    assert tubes.inputs[0].shape == (4, 3, 4, 32, 32)
+    assert any(spec.shape == (4, 5) for op in graph.ops for spec in op.operator.outputs)
+
+
+def test_a_tower_of_a_larger_model_is_a_model_and_its_loss_is_said(base: Path) -> None:
+    graph = transformer(base, {"model_type": "blip_vision_model", **TOWER})
+    assert "BlipVisionModel has no loss; the mean of its output is taken" in graph.info["assumptions"]
+
+
+@pytest.mark.parametrize(
+    ("config", "task"),
+    [({"model_type": "llama", **TINY}, "causal-lm"), ({"model_type": "bert", **TINY}, "masked-lm")],
+)
+def test_the_usual_task_of_a_type_is_taken_where_the_job_names_none(
+    base: Path, config: dict[str, Any], task: str
+) -> None:
+    taken, named = (transformer(base, config, one, sequence=8) for one in (None, task))
+    assert f"model.task: {task} taken" in taken.info["assumptions"]
+    assert dataclasses.replace(taken, info={}).digest() == dataclasses.replace(named, info={}).digest()
+
+
 @pytest.mark.parametrize(
     ("config", "task", "training", "message"),
     [
@@ -670,9 +790,21 @@ def test_vit_takes_its_image_from_the_configuration_or_the_job(
         ),
         (
             {"model_type": "llama", **TINY},
-            None,
+            "ctc",
             {"sequence": 8},
-            r"^model\.task: missing; allowed are causal-lm, ",
+            r"^model\.task: 'ctc' is not a task of llama; it has causal-lm, sequence-classification, ",
+        ),
+        (
+            {"model_type": "sam_mask_decoder"},
+            None,
+            {},
+            r"^model\.config\.model_type: sam_mask_decoder has no forward pass of its own; name the type of ",
+        ),
+        (
+            LLAVA,
+            None,
+            {"sequence": 16},
+            r"^training\.sequence: 16 is too short for the 16 tokens that images .*; give 17 or more$",
         ),
         ({"model_type": "llama", **TINY}, "causal-lm", {}, r"^training\.sequence: missing"),
         (
@@ -755,7 +887,7 @@ def test_vit_takes_its_image_from_the_configuration_or_the_job(
         ),
     ],
     ids=[
-        "type", "task", "no task", "no sequence", "typo", "unknown", "another's", "nested typo", "negative", "zero", "two names",
+        "type", "task", "another's task", "a part", "no room", "no sequence", "typo", "unknown", "another's", "nested typo", "negative", "zero", "two names",
         "positions", "padded positions", "classes", "image", "sequence", "labels",
     ],
 )  # fmt: skip

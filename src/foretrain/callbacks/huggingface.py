@@ -17,7 +17,7 @@ from foretrain.errors import InputError, libraries_named
 with libraries_named("ForetrainCallback", "huggingface"):
     import transformers
 
-    from foretrain.capture.sources.transformers_models import ignored_keys
+    from foretrain.capture.sources.transformers.configuration import ignored_keys
 
 _TASKS = {
     "causal-lm": "CAUSAL_LM",

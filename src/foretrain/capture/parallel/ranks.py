@@ -18,7 +18,7 @@ from foretrain.capture.parallel.tensor import TensorParallel
 from foretrain.capture.parallel.tensor_plan import is_of_library
 from foretrain.capture.sources.loaded import WEIGHT_DTYPES, LoadedModel, parameter_counts
 from foretrain.capture.sources.models import load_model
-from foretrain.capture.sources.transformers_models import check_positions
+from foretrain.capture.sources.transformers.configuration import check_positions
 from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.guesses import same_draws
 from foretrain.capture.tracing.tracer import DTYPES, trace_step
@@ -144,7 +144,8 @@ def _both(tensor: TensorParallel, context: ContextParallel, mode: str) -> Iterat
 
 
 def _assumptions(plan: Plan, graph: OpGraph, loaded: LoadedModel, tensor: TensorParallel) -> list[str]:
-    notes = [*dict.fromkeys(loaded.notes), *graph.info.get("assumptions", ()), *tensor.notes]
+    of_loss = getattr(loaded.loss, "notes", ())
+    notes = [*dict.fromkeys(loaded.notes), *of_loss, *graph.info.get("assumptions", ()), *tensor.notes]
     if plan.expert > 1:
         notes.append("every expert rank gets as many tokens as it sends")
     if plan.context > 1:

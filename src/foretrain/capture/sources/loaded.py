@@ -123,7 +123,7 @@ def building(what: str) -> Iterator[None]:
     except ForetrainError:
         raise
     except ImportError as error:
-        raise CaptureError(f"{what}: {error}{_at(error)}") from error
+        raise CaptureError(f"{what}: {first_line(error)}{_at(error)}") from error
     except Exception as error:
         raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}{_at(error)}") from error
     except SystemExit as stop:
@@ -151,11 +151,13 @@ def build_on_meta(build: Callable[[], T], constants: Constants | None = None) ->
         return build()
 
 
-def build_on(build: Callable[[], torch.nn.Module], device: str) -> torch.nn.Module:
+def build_on(
+    build: Callable[[], torch.nn.Module], device: str, constants: Constants | None = None
+) -> torch.nn.Module:
     """On the device itself, so that weights and buffers are those of the constructor; on the CPU first where
-    it computes with numpy."""
+    it computes with numpy. On meta, ``constants`` learn what is known."""
     if device == "meta":
-        return build_on_meta(build)
+        return build_on_meta(build, constants)
     try:
         with torch.device(device):
             return build().to(device)

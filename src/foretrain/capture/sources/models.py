@@ -10,10 +10,12 @@ import torch
 
 from foretrain.capture.sources.diffusion import load_diffusion
 from foretrain.capture.sources.inputs import check_classes, check_inputs
-from foretrain.capture.sources.loaded import LoadedModel, build_on, building, classifier_loss
-from foretrain.capture.sources.transformers_models import load_transformers
+from foretrain.capture.sources.loaded import LoadedModel, building, classifier_loss
+from foretrain.capture.sources.transformers.loading import load_transformers
+from foretrain.capture.sources.transformers.losses import OwnOrMean
 from foretrain.capture.sources.user_files import load_python
 from foretrain.capture.sources.zoo import load_timm, load_torchvision, quiet_zoo_import
+from foretrain.capture.tracing.constants import Constants
 from foretrain.errors import InputError
 from foretrain.job import Workload
 from foretrain.progress import tell
@@ -37,11 +39,19 @@ def load_model(workload: Workload, batch: int, device: str = "meta") -> LoadedMo
 
 def _transformers(workload: Workload, batch: int, device: str) -> LoadedModel:
     quiet_zoo_import()
+    constants = Constants(of_library=True)
     with building(f"model {workload.model.label}"):
         module, inputs, tokens, notes = load_transformers(
-            workload.model, workload.training, batch, lambda build: build_on(build, device), device
+            workload.model, workload.training, batch, device, constants
         )
-    return LoadedModel(module=module, inputs=inputs, loss=classifier_loss(), tokens=tokens, notes=notes)
+    return LoadedModel(
+        module=module,
+        inputs=inputs,
+        loss=OwnOrMean(type(module).__name__),
+        tokens=tokens,
+        notes=notes,
+        constants=constants,
+    )
 
 
 def _onnx(workload: Workload, batch: int, device: str) -> LoadedModel:

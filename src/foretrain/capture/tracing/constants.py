@@ -20,7 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from foretrain.capture.tracing.guesses import LARGEST, MASKED, guess, selected
+from foretrain.capture.tracing.guesses import (
+    CHECKED,
+    COMPARED,
+    LARGEST,
+    MASKED,
+    everywhere,
+    guess,
+    selected,
+)
 from foretrain.errors import CaptureError
 
 aten = torch.ops.aten
@@ -57,9 +65,12 @@ _ABOUT_NUMBERS = {
     aten.isfinite.default: True,
     aten.all.default: True,
     aten.all.dim: True,
-    aten.equal.default: True,
+    aten._is_all_true.default: True,
 }
 """Questions whether numbers are as they should be, which nobody asks who expects another answer."""
+
+_FINDS_FAULTS = {aten.any.default, aten._is_any_true.default}
+"""Ask, in a library's code, whether some of the numbers are not as they should be."""
 
 _SETS = {aten.zero_.default, aten.fill_.Scalar}
 """Write every element of a tensor, whatever stood there."""
@@ -107,10 +118,14 @@ class Constants:
 
     With ``everything``, weights and inputs get random values where they have none, and all that the forward
     pass computes is computed for real: for models whose way depends on data.
+
+    With ``of_library``, the code is that of a library that is known to work: it finds nothing wrong with its
+    data, tensors that depend on weights are not the same, and whole numbers are written before they are read.
     """
 
-    def __init__(self, *, everything: bool = False) -> None:
+    def __init__(self, *, everything: bool = False, of_library: bool = False) -> None:
         self.everything = everything
+        self.of_library = of_library
         self._random = torch.Generator().manual_seed(0)
         self._values: Any = WeakTensorKeyDictionary()
         self._twins: Any = WeakTensorKeyDictionary()
@@ -184,6 +199,25 @@ class Constants:
             if self._answers > _MOST_ANSWERS:
                 raise CaptureError("control flow that depends on data cannot be traced (a loop does not end)")
         return value
+
+    def are_equal(self, one: torch.Tensor, other: torch.Tensor) -> bool | None:
+        """Whether two tensors are the same; None where nobody can tell."""
+        if (first := self.answer(one)) is None or (second := self.answer(other)) is None:
+            return False if self.of_library else None
+        return torch.equal(first, second)
+
+    def listed(self, key: Any) -> Any:
+        """An index with its lists of whole numbers as tensors that have values."""
+        if isinstance(key, list):
+            return self.listed((key,))
+        if not isinstance(key, tuple):
+            return key
+        return tuple(
+            self._known_on_meta(torch.tensor(one, device="cpu"))
+            if isinstance(one, list) and one and all(type(item) is int for item in one)
+            else one
+            for one in key
+        )
 
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The outputs, on meta, of an operator whose output shape depends on data; None when the data is not
@@ -272,15 +306,16 @@ class Constants:
     def follow(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Compute the same call on values where every operand has one; forget what unknown data was written
         into."""
-        known = [self.value(tensor) for tensor in tensors_in((args, kwargs))]
+        operands = list(tensors_in((args, kwargs)))
+        known = [self.value(tensor) for tensor in operands]
         outputs = [tensor for tensor in tensors_in(output) if tensor.is_meta]
+        if self._passes_check(func, operands, outputs):
+            return
         makes = func in _FACTORIES or (func in _SETS and _fills_its_storage(args[0]))
         if not makes and (not known or any(value is None for value in known)):
             self._forget_written(func, args, outputs)
-            if func in _ABOUT_NUMBERS:
-                for tensor in outputs:
-                    if tensor.numel() <= LARGEST:
-                        self.know(tensor, torch.full(tensor.shape, _ABOUT_NUMBERS[func], dtype=torch.bool))
+            if "empty" in func._schema.name and self.of_library:
+                self._know_empty(outputs)
             elif self._largest == LARGEST:  # where a model's outputs are assumed, nothing else is guessed
                 guessed = guess(func, args, kwargs, output)
                 if guessed is not None and guessed[0].is_meta:
@@ -289,7 +324,9 @@ class Constants:
         if not outputs or not self._may_be_computed(func, outputs):
             self._forget_written(func, args, outputs)
             return
-        if func is aten.view.default:  # a value may be laid out otherwise than its tensor
+        if func is aten.view.default and self._are_few(
+            outputs
+        ):  # a value may lie otherwise than its tensor
             func = aten.reshape.default
         try:
             values = _ON_CPU.get(func, func)(
@@ -298,13 +335,34 @@ class Constants:
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
             self._forget_written(func, args, outputs)
             return
-        assumption = self._assumed(list(tensors_in((args, kwargs))))
+        assumption = self._assumed(operands)
         for tensor, value in zip(outputs, tensors_in(values), strict=False):
             self._learn(tensor, value, assumption)
 
+    def _passes_check(self, func: Any, operands: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+        """Whether the call asks if numbers are as they should be, of data nobody knows: then they are."""
+        finds_faults = self.of_library and func in _FINDS_FAULTS
+        if not finds_faults and func not in _ABOUT_NUMBERS:
+            return False
+        guessed = self._assumed(operands) == COMPARED
+        if not guessed and all(self.value(tensor) is not None for tensor in operands):
+            return False
+        for tensor in outputs:
+            if (passed := everywhere(_ABOUT_NUMBERS.get(func, False), tensor.shape)) is not None:
+                self._learn(tensor, passed, CHECKED if guessed or finds_faults else None)
+        return True
+
+    def _know_empty(self, outputs: list[torch.Tensor]) -> None:
+        for tensor in outputs:
+            if not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel() <= LARGEST:
+                self.know(tensor, torch.zeros(tensor.shape, dtype=tensor.dtype))
+
     def _may_be_computed(self, func: Any, outputs: list[torch.Tensor]) -> bool:
-        few = self.everything or sum(tensor.numel() for tensor in outputs) <= self._largest
-        return few and "empty" not in func._schema.name  # memory that nobody wrote
+        free = self._are_few(outputs) or _is_view(func)
+        return free and "empty" not in func._schema.name  # memory that nobody wrote
+
+    def _are_few(self, outputs: list[torch.Tensor]) -> bool:
+        return self.everything or sum(tensor.numel() for tensor in outputs) <= self._largest
 
     def _forget_written(self, func: Any, args: Any, outputs: list[torch.Tensor]) -> None:
         """What an operator wrote and nobody knows."""
@@ -345,8 +403,16 @@ class Answering(TorchDispatchMode):
 def together(constants: Constants, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments of a call on one device: real tensors that meet some on meta move there.
 
-    A number on the CPU goes with tensors of any device, as it does with those of a GPU.
+    A number on the CPU goes with tensors of any device, as it does with those of a GPU. What is copied to the
+    host and known arrives there.
     """
+    if (
+        func is aten.copy_.default
+        and args[1].is_meta
+        and not args[0].is_meta
+        and (value := constants.answer(args[1])) is not None
+    ):
+        return (args[0], value, *args[2:]), kwargs
     tensors = list(tensors_in((args, kwargs)))
     strays = [tensor for tensor in tensors if tensor.dim() and not tensor.is_meta]
     if not strays or not any(tensor.is_meta for tensor in tensors) or _takes_lengths(func):
@@ -361,6 +427,12 @@ def together(constants: Constants, func: Any, args: Any, kwargs: Any) -> tuple[A
 
 def _takes_lengths(func: Any) -> bool:
     return getattr(func, "__name__", "").partition(".")[0] in _WITH_LENGTHS
+
+
+def _is_view(func: Any) -> bool:
+    """Whether the output shares the memory of an input, so that its values cost nothing."""
+    shared = any(argument.alias_info is not None for argument in func._schema.arguments)
+    return shared and not func._schema.is_mutable
 
 
 def _fills_its_storage(tensor: torch.Tensor) -> bool:

@@ -360,6 +360,7 @@ def _attention(
 def _fits_fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     return (
         query.dim() == 4
+        and query.shape[0] == key.shape[0]
         and query.shape[-1] == key.shape[-1]
         and all(t.stride(-1) == 1 for t in (query, key, value))
     )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from foretrain.capture.tracing.constants import Constants, tensors_in
+from foretrain.capture.tracing.constants import Constants, map_tensors, tensors_in
 
 
 class OnMeta(TorchFunctionMode):
@@ -38,12 +38,18 @@ class OnMeta(TorchFunctionMode):
 
     def _of_numbers(self, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
         wants_gradient = kwargs.pop("requires_grad", False)
+        if is_meta_in(args):
+            args = map_tensors(self._answered, args)
         real = func(*args, **{**kwargs, "device": None if is_meta_in(args) else "cpu"})
         if real.is_meta:
             return real.requires_grad_(wants_gradient) if wants_gradient else real  # type: ignore[no-any-return]
         tensor = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         self._constants.learn(tensor, real)
         return tensor.requires_grad_(wants_gradient)
+
+    def _answered(self, tensor: torch.Tensor) -> torch.Tensor:
+        value = self._constants.answer(tensor)
+        return tensor if value is None else value
 
 
 class Unfilled(OnMeta):

@@ -1,8 +1,8 @@
 """What data that nobody knows is taken to be where the shapes of a model depend on it.
 
 Random numbers are drawn, the same ones in every trace. The options of a choice (argmax, topk) come in turn. A
-comparison for equality fails, one of size holds for every second element, and a mask of unknown origin
-selects everything.
+comparison for equality fails, one of size holds for every second element or, where a check asks for all, for
+all, and a mask of unknown origin selects everything.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ import torch
 aten = torch.ops.aten
 LARGEST = 2**22
 """Elements beyond which a value is not kept."""
+_LARGEST_NO = 2**28
+"""Elements beyond which nobody is told that none of them (pixels of a batch) is like another."""
 
 BALANCED = "choices that depend on data (the routing to experts) are taken as balanced"
-COMPARED = "of comparisons of unknown data those for equality fail, and every second one of size holds"
+UNEQUAL = "comparisons of unknown data for equality are taken to fail"
+COMPARED = "of comparisons of unknown data by size every second one is taken to hold"
+CHECKED = "checks of values (finite, ordered) in the model's code are taken as passed"
 MASKED = "a mask whose values are not known selects everything"
 DISTINCT = "integers whose values are not known are taken as different from each other"
 
@@ -31,10 +35,13 @@ def guess(func: Any, args: Any, kwargs: Any, output: Any) -> tuple[torch.Tensor,
     if func in _CHOICES:
         return _chosen(func, args, kwargs, output)
     name = func._schema.name.partition("::")[2]
-    is_mask = isinstance(output, torch.Tensor) and output.dtype == torch.bool and output.numel() <= LARGEST
-    if is_mask and (name in _EQUALITIES or name in _SIZES):
-        value = _compared(name, args, output)
-        return None if value is None else (output, value, COMPARED)
+    if not isinstance(output, torch.Tensor) or output.dtype != torch.bool:
+        return None
+    if name in _EQUALITIES:
+        equal = _equal(name, args, output)
+        return None if equal is None else (output, equal, UNEQUAL)
+    if name in _SIZES and output.dim() and output.numel() <= LARGEST:
+        return output, _in_turn(output.numel(), 2).eq(0).view(output.shape), COMPARED
     return None
 
 
@@ -118,14 +125,20 @@ def _chosen(func: Any, args: Any, kwargs: Any, output: Any) -> tuple[torch.Tenso
 
 _EQUALITIES = {"eq": False, "ne": True, "isnan": False, "isinf": False}
 _SIZES = ("lt", "le", "gt", "ge")
+"""Which of two single numbers is the larger is not guessed."""
 
 
-def _compared(name: str, args: Any, output: torch.Tensor) -> torch.Tensor | None:
-    """A value is equal to itself and to no other; which of two numbers is the larger is not guessed."""
-    if name in _SIZES:
-        return _in_turn(output.numel(), 2).eq(0).view(output.shape) if output.dim() else None
+def _equal(name: str, args: Any, output: torch.Tensor) -> torch.Tensor | None:
+    """A value is equal to itself and to no other."""
     itself = len(args) > 1 and args[1] is args[0]
-    return torch.full(output.shape, _EQUALITIES[name] is not itself)
+    return everywhere(_EQUALITIES[name] is not itself, output.shape)
+
+
+def everywhere(answer: bool, shape: torch.Size) -> torch.Tensor | None:
+    """The same answer for every element; beyond what is kept, a no without memory, which selects nothing."""
+    if shape.numel() <= LARGEST:
+        return torch.full(shape, answer)
+    return None if answer or shape.numel() > _LARGEST_NO else torch.tensor(False).expand(shape)
 
 
 @contextlib.contextmanager

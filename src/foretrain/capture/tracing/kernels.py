@@ -128,18 +128,6 @@ def _grouped_mm(
     return a.new_empty((a.shape[-2], b.shape[-1]))
 
 
-def _ctc(log_probs: torch.Tensor, targets: torch.Tensor, *_rest: Any, **_more: Any) -> tuple[Any, ...]:
-    """Of each sample the loss, and the table of its prefixes for the backward pass: time by twice the labels
-    and one."""
-    steps, samples = log_probs.shape[:2]
-    longest = targets.shape[1] if targets.dim() == 2 else -(-targets.shape[0] // samples)
-    return log_probs.new_empty(samples), log_probs.new_empty(samples, steps, 2 * longest + 1)
-
-
-def _ctc_backward(_gradient: torch.Tensor, log_probs: torch.Tensor, *_rest: Any) -> torch.Tensor:
-    return torch.empty_like(log_probs)
-
-
 def _ctc_loss(
     log_probs: torch.Tensor, targets: torch.Tensor, _inputs: Any, lengths: Any, *_rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,11 +144,13 @@ def _ctc_loss_backward(_gradient: torch.Tensor, log_probs: torch.Tensor, *_rest:
     return torch.empty_like(log_probs)
 
 
+def _masked_fill(x: torch.Tensor, mask: torch.Tensor, _value: torch.Tensor) -> torch.Tensor:
+    """The value may be a number on the host, which the meta kernel refuses."""
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    return torch.empty_like(x) if x.shape == shape else x.new_empty(shape)
+
+
 CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
-    aten._ctc_loss.default: _ctc,
-    aten._ctc_loss.Tensor: _ctc,
-    aten._ctc_loss_backward.default: _ctc_backward,
-    aten._ctc_loss_backward.Tensor: _ctc_backward,
     **({aten._grouped_mm.default: _grouped_mm} if hasattr(aten, "_grouped_mm") else {}),
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
@@ -170,6 +160,7 @@ CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    aten.masked_fill.Tensor: _masked_fill,
     aten._cudnn_rnn.default: _rnn,
     aten._cudnn_rnn_backward.default: _rnn_backward,
 }

@@ -73,7 +73,8 @@ def trace_step(
     of its parameter. ``constants`` are the values that are known from building it.
     """
     constants = constants or Constants()
-    module, inputs = _prepare(module, inputs, precision, channels_last, constants)
+    constants.of_library = constants.of_library or _is_of_library(module)
+    module, inputs = prepare(module, inputs, precision, channels_last, constants)
     with contextlib.suppress(NotImplementedError):  # an exported module runs as it was exported
         module.train(mode == "train")
     if constants.everything:
@@ -116,7 +117,12 @@ def trace_step(
     return graph
 
 
-def _prepare(
+def _is_of_library(module: torch.nn.Module) -> bool:
+    """Whether the code of a model is that of transformers, whose questions to data are known."""
+    return type(module).__module__.partition(".")[0] == "transformers"
+
+
+def prepare(
     module: torch.nn.Module,
     inputs: tuple[Any, ...] | Mapping[str, Any],
     precision: str,
@@ -157,7 +163,7 @@ def _run(
 ) -> None:  # fmt: skip
     recorder.phase = "forward"
     with (
-        _Answers(recorder.constants),
+        Answers(recorder.constants),
         recorder.constants.followed(),
         cuda_behaviour(low_dtype),
         torch.set_grad_enabled(step is not None),
@@ -175,7 +181,7 @@ def _run(
     recorder.end_forward()
     recorder.phase = "backward"
     with (
-        _Answers(recorder.constants),
+        Answers(recorder.constants),
         recorder.layers(recompute=functools.partial(cuda_behaviour, low_dtype)),
     ):
         value.backward()
@@ -187,13 +193,15 @@ def _run(
     del value
 
 
-class _Answers(OnMeta):
+class Answers(OnMeta):
     """Python-level questions to a tensor (``f"{index}"``, ``.tolist()``) are answered where its value is
     known."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _QUESTIONS and args[0].is_meta and (value := self._constants.answer(args[0])) is not None:
             return func(value, *args[1:], **(kwargs or {}))
+        if func is torch.Tensor.__getitem__ and args[0].is_meta:
+            args = (args[0], self._constants.listed(args[1]))
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -366,6 +374,9 @@ class Recorder(TorchDispatchMode):
             if value is None and (free or self.phase == "optimizer"):
                 return _made_up(args[0])
             return func(*args) if value is None else value.item()
+        if func is torch.ops.aten.equal.default and any(tensor.is_meta for tensor in args):
+            same = self.constants.are_equal(*args)
+            return func(*args) if same is None else same
         if func is torch.ops.aten.embedding.default:
             self._check_indices(args[0], args[1])
         if func in SHAPED_BY_DATA and (shaped := self.constants.shaped(func, args, kwargs)) is not None:
