@@ -69,11 +69,9 @@ class Square(nn.Linear):
 
 class Plain: pass
 
-def unnamed(width=8): return nn.Linear(width, width), (torch.zeros(4, width),)
 def last(width=8, *, batch_size): return nn.Linear(width, 3), (torch.zeros(batch_size, width),)
 def normed(use_batch_norm=False, batch=32):
     return (nn.BatchNorm1d(8) if use_batch_norm else nn.Linear(8, 3)), (torch.zeros(batch, 8),)
-def norm_only(use_batch_norm=False): return nn.Linear(8, 3)
 def by_size(n=3, batch_size=2): return nn.Linear(8, n), (torch.zeros(batch_size, 8),)
 def by_n(n, width=8): return nn.Linear(width, 3), (torch.zeros(n, width),)
 def at_first(batch, /, width=8): return nn.Linear(width, 3), (torch.zeros(batch, width),)
@@ -294,7 +292,7 @@ def test_a_constructor_may_compute_with_real_numbers(base: Path) -> None:
         (
             "user.py:pairs",
             InputError,
-            r"^model\.name: 'pairs' is not a function of .*user\.py.*\(did you mean pair",
+            r"^model\.name: 'pairs' is not a name of .*user\.py; .*\(did you mean pair",
         ),
         ("user.py:nn", InputError, r"^model\.name: 'nn' is not a function of"),
         (
@@ -304,17 +302,20 @@ def test_a_constructor_may_compute_with_real_numbers(base: Path) -> None:
         ),
         ("user.py:four", CaptureError, r"^model user\.py:four: returned tuple; a module"),
         ("user.py:nothing", CaptureError, r"^model user\.py:nothing: returned NoneType; a module"),
-        ("user.py:fails", CaptureError, r"^model user\.py:fails: RuntimeError: no weights$"),
+        (
+            "user.py:fails",
+            CaptureError,
+            r"^model user\.py:fails: RuntimeError: no weights \(at .*user\.py:\d+ in fails\)$",
+        ),
         ("user.py:Sized", InputError, r"^model\.args\.width: missing; the class Sized needs width, depth$"),
         ("user.py:Plain", CaptureError, r"^model user\.py:Plain: the class is no torch\.nn\.Module"),
-        ("user.py:unnamed", InputError, r"^model\.name: user\.py:unnamed takes width; .* takes batch is"),
         (
             "user.py:deaf",
             InputError,
             r"^training\.global_batch: model user\.py:deaf returns inputs of shape \[8, 8\] whatever the batch",
         ),
         ("syntax.py:make", CaptureError, r"^model .*syntax\.py: SyntaxError: .*line 1"),
-        ("raises.py:make", CaptureError, r"^model .*raises\.py: ZeroDivisionError: division by zero$"),
+        ("raises.py:make", CaptureError, r"^model .*raises\.py: ZeroDivisionError: division by zero"),
         ("imports.py:make", CaptureError, r"^model .*imports\.py: No module named 'no_such_library'"),
     ],
 )
@@ -322,8 +323,9 @@ def test_what_is_wrong_with_a_function_is_said_in_one_line(
     base: Path, name: str, kind: type[ForetrainError], message: str
 ) -> None:
     (base / "syntax.py").write_text("def make(:\n")
-    (base / "raises.py").write_text("1 / 0\n")
-    (base / "imports.py").write_text("import no_such_library\n")
+    make = "def make(batch): ...\n"
+    (base / "raises.py").write_text(f"1 / 0\n{make}")
+    (base / "imports.py").write_text(f"import no_such_library\n{make}")
     with pytest.raises(kind, match=message) as error:
         python(base, name)
     assert "\n" not in str(error.value)
@@ -383,11 +385,6 @@ def test_the_batch_is_one_parameter_and_no_other(
             "wide",
             {"batch": 8},
             r"^model\.args\.batch: 8 stands where model user\.py:wide takes the job's batch",
-        ),
-        (
-            "norm_only",
-            {},
-            r"^model\.name: user\.py:norm_only takes use_batch_norm; a function that takes batch",
         ),
     ],
 )
@@ -583,7 +580,7 @@ def test_an_unknown_name_of_a_library_is_answered_with_near_ones(base: Path, sou
             {"drop": 0.1},
             r"SqueezeNet: dropout, num_classes, version \(did you mean",
         ),
-        ("timm", "resnet10t", {"num_class": 3}, r"ResNet: \d+ known names \(did you mean num_classes"),
+        ("timm", "resnet10t", {"num_class": 3}, r"ResNet: .*\(did you mean num_classes"),
         (
             "timm",
             "vit_tiny_patch16_224",
