@@ -560,3 +560,78 @@ def test_a_missing_package_is_one_line(tmp_path: Path) -> None:
         CaptureError, match=r"model train.py: No module named 'not_here_at_all' \(at .*train.py:5\)"
     ):
         traced(path)
+
+
+def test_a_program_that_waits_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "LONGEST_S", 0.5)
+    text = "import os, time\nwhile not os.path.exists('ready'):\n    time.sleep(60)\nloss.backward()\n"
+    with pytest.raises(
+        CaptureError, match=r"model train.py: no whole step within 0 s \(at .*train.py:[67]\)"
+    ):
+        traced(written(tmp_path, text))
+
+
+def test_trackers_and_checkpoints_that_are_not_here(tmp_path: Path) -> None:
+    path = written(tmp_path, f"""
+import wandb
+from torch.utils.tensorboard import SummaryWriter
+from torch.profiler import ProfilerActivity, profile
+{DATA}{NET}{STEPS}
+run = wandb.init(project="p", config={{"lr": 0.1}})
+writer = SummaryWriter("logs")
+kept = torch.load("missing.pt", map_location="cuda")
+model = Net().cuda()
+model.load_state_dict({{name.replace("module.", ""): value for name, value in kept["model"].items()}})
+optimizer = torch.optim.Adam(model.parameters(), lr=wandb.config.lr)
+optimizer.load_state_dict(kept["optimizer"])
+wandb.watch(model)
+first = kept["epoch"] + 1
+with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    for epoch in range(first, 3):
+        wandb.log({{"epoch": epoch}})
+        writer.add_scalar("epoch", epoch)
+        profiler.step()
+        steps(model, optimizer, "cuda")
+""")  # fmt: skip
+    modules = set(sys.modules)
+    graph = traced(path)
+    assert graph.info["training"]["optimizer"] == "adam"
+    assert graph.info["assumptions"] == ["missing.pt is not here: the weights in it do not change a step"]
+    assert not any(name.startswith("wandb") for name in set(sys.modules) - modules)
+
+
+def test_hooks_of_a_lightning_module_are_called(tmp_path: Path) -> None:
+    pytest.importorskip("lightning_utilities")
+    path = written(tmp_path, f"""
+import lightning as L
+from lightning.pytorch.loggers import WandbLogger
+{DATA}{NET}
+class Lit(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+    def setup(self, stage):
+        self.loader = loader
+    def train_dataloader(self):
+        return self.loader
+    def on_train_start(self):
+        self.scale = 2.0
+    def on_after_batch_transfer(self, batch, index):
+        return batch[0] * self.scale, batch[1]
+    def on_train_batch_start(self, batch, number):
+        self.rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+    def training_step(self, batch):
+        self.logger.experiment.add_scalar("rate", self.rate)
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+    def on_before_zero_grad(self, optimizer):
+        self.seen = True
+    def on_train_batch_end(self, output, batch, number):
+        assert self.seen
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.max_epochs)]
+L.Trainer(max_epochs=3, logger=WandbLogger(project="p")).fit(Lit())
+""")  # fmt: skip
+    graph = traced(path)
+    assert graph.samples == 8
+    assert calls(graph, "forward")["mul"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import inspect
@@ -11,6 +12,9 @@ import io
 import itertools
 import runpy
 import sys
+import threading
+import time
+import unittest.mock
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -43,6 +47,8 @@ from foretrain.graph import OpGraph
 from foretrain.job import Training
 from foretrain.tracebacks import raised_at
 
+LONGEST_S = 300.0
+"""After which a program that has made no whole step is given up."""
 _MOST_FILES = 100
 _MOST_CALLS = 64
 """Calls of a step function without a step of an optimizer, after which it is given up."""
@@ -80,7 +86,8 @@ def trace_program(
         decided = Settings()
         launch = _Launch(path, target, kind, dict(args), training, samples, program, decided)
         where = building(f"model {info['model']}")
-        with recording(path), beside(path), _quiet(), mended_imports(), nothing_written(), where:
+        limit = _within(LONGEST_S, str(info["model"]))
+        with recording(path), beside(path), _quiet(), mended_imports(), nothing_written(), limit, where:
             graph = program.trace(launch.run, info)
         known = {**graph.info["training"], **decided}
         return dataclasses.replace(graph, info={**graph.info, "training": known}), program.data.batch
@@ -102,11 +109,43 @@ def trace_program(
 def _quiet() -> Iterator[None]:
     """What a program prints is not the forecast; its arguments are not the command's."""
     argv, sys.argv = sys.argv, sys.argv[:1]
+    typed, sys.stdin = sys.stdin, io.StringIO()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        sys.argv = argv
+        sys.argv, sys.stdin = argv, typed
+
+
+class _TooLong(BaseException):
+    """Ends a program that makes no step."""
+
+
+@contextlib.contextmanager
+def _within(limit_s: float, name: str) -> Iterator[None]:
+    """End what this block runs after a time, wherever it is; what it would sleep through is skipped."""
+    thread, sleep = threading.get_ident(), time.sleep
+    running = ctypes.c_ulong(thread)
+
+    def sleeping(seconds: float) -> None:
+        if threading.get_ident() != thread:
+            sleep(seconds)
+
+    timer = threading.Timer(
+        limit_s, ctypes.pythonapi.PyThreadState_SetAsyncExc, (running, ctypes.py_object(_TooLong))
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        with unittest.mock.patch("time.sleep", sleeping):
+            yield
+    except _TooLong as late:
+        where = raised_at(late)
+        raise CaptureError(
+            f"model {name}: no whole step within {limit_s:.0f} s{f' (at {where})' if where else ''}"
+        ) from late
+    finally:
+        timer.cancel()
 
 
 class _Launch:

@@ -95,6 +95,30 @@ class _Anything:
         return self
 
 
+class Quiet:
+    """Something that is told what a training does, and need not know: every part of it is another."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Quiet()
+
+    def __call__(self, *args: Any, **_kwargs: Any) -> Any:
+        return Quiet() if not args or not callable(args[0]) else args[0]  # a decorator's function
+
+    def __enter__(self) -> Quiet:
+        return self
+
+    def __exit__(self, *_error: Any) -> None:
+        pass
+
+    def __setitem__(self, _name: Any, _value: Any) -> None:
+        pass
+
+
 class OneReplica(torch.nn.Module):
     """A module where a script wraps it for several processes; replicas are the plan's affair."""
 

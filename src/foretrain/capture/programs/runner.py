@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import time
 import unittest.mock
 import weakref
 from collections import Counter
@@ -33,8 +32,6 @@ from foretrain.job import OPTIMIZERS
 
 _MOST_STEPS = 24
 """Steps of optimizers after which those that have not stepped are taken to be unused."""
-LONGEST_S = 300.0
-"""After which a program that has made no whole step is given up."""
 
 
 class StepSeen(BaseException):
@@ -90,7 +87,6 @@ class Program:
         self._graph: OpGraph | None = None
         self._foreign: set[int] = set()
         self._own_optimizer: torch.optim.Optimizer | None = None
-        self._began = time.monotonic()
 
     def trace(self, run: Callable[[], Any], info: Mapping[str, Any]) -> OpGraph:
         """Run the program until a whole step is seen, and give its graph."""
@@ -205,8 +201,6 @@ class Program:
             self._recorder.enter(module)
         if self._recorder.on and (dtype := casting_to()) is not None:
             self._habits.casts.add(dtype)
-        if time.monotonic() - self._began > LONGEST_S:
-            raise CaptureError(f"model: no whole step within {LONGEST_S:.0f} s")
 
     def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
         self._depth -= 1
