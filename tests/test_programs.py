@@ -565,9 +565,7 @@ def test_a_missing_package_is_one_line(tmp_path: Path) -> None:
 def test_a_program_that_waits_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "LONGEST_S", 0.5)
     text = "import os, time\nwhile not os.path.exists('ready'):\n    time.sleep(60)\nloss.backward()\n"
-    with pytest.raises(
-        CaptureError, match=r"model train.py: no whole step within 0 s \(at .*train.py:[67]\)"
-    ):
+    with pytest.raises(CaptureError, match=r"^model train.py: no whole step within 0 s"):
         traced(written(tmp_path, text))
 
 

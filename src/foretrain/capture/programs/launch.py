@@ -125,17 +125,19 @@ class _TooLong(BaseException):
 def _within(limit_s: float, name: str) -> Iterator[None]:
     """End what this block runs after a time, wherever it is; what it would sleep through is skipped."""
     thread, sleep = threading.get_ident(), time.sleep
-    running = ctypes.c_ulong(thread)
+    running, ended = ctypes.c_ulong(thread), threading.Event()
 
     def sleeping(seconds: float) -> None:
         if threading.get_ident() != thread:
             sleep(seconds)
 
-    timer = threading.Timer(
-        limit_s, ctypes.pythonapi.PyThreadState_SetAsyncExc, (running, ctypes.py_object(_TooLong))
-    )
-    timer.daemon = True
-    timer.start()
+    def watch() -> None:
+        pause = limit_s
+        while not ended.wait(pause):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(running, ctypes.py_object(_TooLong))
+            pause = 10.0  # where the program has swallowed it
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
         with unittest.mock.patch("time.sleep", sleeping):
             yield
@@ -145,7 +147,7 @@ def _within(limit_s: float, name: str) -> Iterator[None]:
             f"model {name}: no whole step within {limit_s:.0f} s{f' (at {where})' if where else ''}"
         ) from late
     finally:
-        timer.cancel()
+        ended.set()
 
 
 class _Launch:
