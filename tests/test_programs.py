@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -433,3 +435,201 @@ if __name__ == "__main__":
     assert graph.info["training"]["precision"] == "amp-bf16"
     again = sum(op.phase == "backward" and op.operator.name == "addmm" for op in graph.ops)
     assert again >= 2 * 2 * 4, "the layers are computed again in the backward pass"
+
+
+STEPS = """
+def steps(model, optimizer, place):
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.to(place)), y.to(place)).backward()
+        optimizer.step()
+"""
+
+
+def test_nothing_of_the_users_is_written_or_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"""
+import os, pickle, shutil, sys
+from pathlib import Path
+{DATA}{NET}{STEPS}
+shutil.rmtree("runs")
+out = Path("runs") / "one"
+out.mkdir(parents=True, exist_ok=True)
+(out / "args.txt").write_text("x")
+with open("metrics.csv", "wb") as metrics:
+    pickle.dump([1], metrics)
+with open("log.txt", "a") as log:
+    log.write("b")
+assert Path("log.txt").read_text() == "ab" and (out / "args.txt").exists() and os.listdir(out) == ["args.txt"]
+os.rename(out / "args.txt", out / "moved.txt")
+os.remove("log.txt")
+os.environ["OF_THE_SCRIPT"] = "1"
+sys.path.append("of_the_script")
+torch.set_default_device("cuda")
+os.chdir("/")
+assert os.path.isabs(__file__)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3), capturable=True)
+torch.set_default_device(None)
+steps(model, optimizer, torch.accelerator.current_accelerator())
+"""
+    written(tmp_path, text)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "old.pt").write_text("kept")
+    (tmp_path / "metrics.csv").write_text("kept")
+    (tmp_path / "log.txt").write_text("a")
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")}
+    folders, place, variables = list(sys.path), Path.cwd(), dict(os.environ)
+    assert traced(Path("train.py")).parameters == WEIGHTS
+    assert {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")} == before
+    assert (sys.path, Path.cwd(), dict(os.environ)) == (folders, place, variables)
+    assert torch.empty(0).device.type == "cpu"
+
+
+def test_a_script_of_a_package_is_run_as_its_module(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    (package / "parts").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    written(package / "parts", NET, "nets.py")
+    text = f"from .parts.nets import Net\nfrom package.parts import nets\n{DATA}{STEPS}"
+    path = written(
+        package, f"{text}model = Net().cuda()\nsteps(model, torch.optim.Adam(model.parameters()), 'cuda')\n"
+    )
+    assert traced(path).parameters == WEIGHTS
+
+
+def test_scripts_for_several_processes_run_as_one(tmp_path: Path) -> None:
+    path = written(tmp_path, f"""
+import os
+import torch.distributed as dist, torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+{DATA}{NET}{STEPS}
+def worker(rank, ways):
+    dist.init_process_group("nccl", rank=rank, world_size=ways)
+    model = WRAPPED
+    x = torch.randn(4, 4).cuda()
+    x.record_stream(torch.cuda.current_stream())
+    steps(model, torch.optim.Adam(model.parameters()), rank)
+if __name__ == "__main__":
+    mp.spawn(worker, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count())
+""")  # fmt: skip
+    text = path.read_text()
+    wrapped = {
+        "DistributedDataParallel(Net().to(rank), device_ids=[rank])": "fp32",
+        "FullyShardedDataParallel(Net().to(rank), mixed_precision=MixedPrecision(torch.bfloat16))": "amp-bf16",
+        'fully_shard(Net().to(rank), mesh=init_device_mesh("cuda", (ways,)), '
+        "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))": "amp-bf16",
+    }
+    for code, precision in wrapped.items():
+        path.write_text(text.replace("WRAPPED", code))
+        assert pick(path) == "", "the function that is handed to spawn trains"
+        graph = traced(path)
+        assert (graph.samples, graph.parameters) == (8, WEIGHTS)
+        assert graph.info["training"]["precision"] == precision
+    assert not torch.distributed.is_initialized()
+
+
+def test_copies_that_a_step_makes_and_drops_are_counted_once(tmp_path: Path) -> None:
+    """The inner loop of Reptile: a new copy, with a new optimizer, in every step."""
+    path = written(tmp_path, f"""
+import copy
+{NET}
+model = Net().cuda()
+meta = torch.optim.SGD(model.parameters(), 1.0)
+for _ in range(20):
+    fast = copy.deepcopy(model)
+    inner = torch.optim.SGD(fast.parameters(), 0.02)
+    for _ in range(5):
+        inner.zero_grad()
+        fast(torch.randn(10, 16, device="cuda")).sum().backward()
+        inner.step()
+    for slow, quick in zip(model.parameters(), fast.parameters()):
+        slow.grad = slow.data - quick.data
+    meta.step()
+""")  # fmt: skip
+    graph = traced(path)
+    assert graph.samples == 50
+    assert graph.parameters == 2 * WEIGHTS
+
+
+def test_a_missing_package_is_one_line(tmp_path: Path) -> None:
+    path = written(tmp_path, "import not_here_at_all\nloss.backward()\n")
+    with pytest.raises(
+        CaptureError, match=r"model train.py: No module named 'not_here_at_all' \(at .*train.py:5\)"
+    ):
+        traced(path)
+
+
+def test_a_program_that_waits_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "LONGEST_S", 0.5)
+    text = "import os, time\nwhile not os.path.exists('ready'):\n    time.sleep(60)\nloss.backward()\n"
+    with pytest.raises(CaptureError, match=r"^model train.py: no whole step within 0 s"):
+        traced(written(tmp_path, text))
+
+
+def test_trackers_and_checkpoints_that_are_not_here(tmp_path: Path) -> None:
+    path = written(tmp_path, f"""
+import wandb
+from torch.utils.tensorboard import SummaryWriter
+from torch.profiler import ProfilerActivity, profile
+{DATA}{NET}{STEPS}
+run = wandb.init(project="p", config={{"lr": 0.1}})
+writer = SummaryWriter("logs")
+kept = torch.load("missing.pt", map_location="cuda")
+model = Net().cuda()
+model.load_state_dict({{name.replace("module.", ""): value for name, value in kept["model"].items()}})
+optimizer = torch.optim.Adam(model.parameters(), lr=wandb.config.lr)
+optimizer.load_state_dict(kept["optimizer"])
+wandb.watch(model)
+first = kept["epoch"] + 1
+with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    for epoch in range(first, 3):
+        wandb.log({{"epoch": epoch}})
+        writer.add_scalar("epoch", epoch)
+        profiler.step()
+        steps(model, optimizer, "cuda")
+""")  # fmt: skip
+    modules = set(sys.modules)
+    graph = traced(path)
+    assert graph.info["training"]["optimizer"] == "adam"
+    assert graph.info["assumptions"] == ["missing.pt is not here: the weights in it do not change a step"]
+    assert not any(name.startswith("wandb") for name in set(sys.modules) - modules)
+
+
+def test_hooks_of_a_lightning_module_are_called(tmp_path: Path) -> None:
+    pytest.importorskip("lightning_utilities")
+    path = written(tmp_path, f"""
+import lightning as L
+from lightning.pytorch.loggers import WandbLogger
+{DATA}{NET}
+class Lit(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+    def setup(self, stage):
+        self.loader = loader
+    def train_dataloader(self):
+        return self.loader
+    def on_train_start(self):
+        self.scale = 2.0
+    def on_after_batch_transfer(self, batch, index):
+        return batch[0] * self.scale, batch[1]
+    def on_train_batch_start(self, batch, number):
+        self.rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+    def training_step(self, batch):
+        self.logger.experiment.add_scalar("rate", self.rate)
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+    def on_before_zero_grad(self, optimizer):
+        self.seen = True
+    def on_train_batch_end(self, output, batch, number):
+        assert self.seen
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.max_epochs)]
+L.Trainer(max_epochs=3, logger=WandbLogger(project="p")).fit(Lit())
+""")  # fmt: skip
+    graph = traced(path)
+    assert graph.samples == 8
+    assert calls(graph, "forward")["mul"] == 1

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from foretrain.capture.programs.pretence import Quiet
 from foretrain.capture.sources.loaded import own_loss
 from foretrain.capture.sources.zoo import installed
 from foretrain.capture.tracing.constants import map_tensors
@@ -52,11 +53,18 @@ def watched_trainers(text: str, settings: Settings) -> Iterator[None]:
                 trainer = importlib.import_module(package).Trainer
                 stack.enter_context(_patched(trainer, "__init__", _remember))
                 stack.enter_context(_patched(trainer, "fit", _fit(settings)))
+                loggers = vars(importlib.import_module(f"{package}.loggers")).values()
+                for kind in (one for one in loggers if isinstance(one, type)):
+                    stack.enter_context(_patched(kind, "__init__", _anyhow))
         if "transformers" in text and installed("transformers"):
             trainer = _hugging_face_trainer()
             if trainer is not None:
                 run = _train(settings)
                 stack.enter_context(_patched(trainer, "train", run))
+        if ("accelerate" in text or "transformers" in text) and installed("accelerate"):
+            state = importlib.import_module("accelerate.state")
+            for kind in (state.PartialState, state.AcceleratorState, state.GradientState):
+                stack.enter_context(unittest.mock.patch.dict(kind._shared_state, clear=True))
         yield
 
 
@@ -65,6 +73,10 @@ def _patched(kind: Any, name: str, replacement: Any) -> Any:
 
 
 # Lightning
+
+
+def _anyhow(_logger: Any, *_args: Any, **_kwargs: Any) -> None:
+    """What is logged, and where, does not change a step."""
 
 
 def _remember(trainer: Any, *_args: Any, **given: Any) -> None:
@@ -92,6 +104,7 @@ def _fit(settings: Settings) -> Callable[..., None]:
         run_lightning(
             model,
             loader,
+            trainer=_LightningTrainer(datamodule, given),
             cast=_LIGHTNING_CASTS.get(str(given.get("precision", "")).removesuffix("-true")),
             dtype={"bf16-true": torch.bfloat16, "16-true": torch.float16}.get(str(given.get("precision"))),
             accumulate=given.get("accumulate_grad_batches", 1),
@@ -102,11 +115,10 @@ def _fit(settings: Settings) -> Callable[..., None]:
 
 
 def _loader_of(model: Any, datamodule: Any) -> Any:
-    if datamodule is not None:
-        datamodule.prepare_data()
-        datamodule.setup("fit")
-        return datamodule.train_dataloader()
-    return model.train_dataloader()
+    source = model if datamodule is None else datamodule
+    source.prepare_data()
+    source.setup("fit")
+    return source.train_dataloader()
 
 
 class _LightningTrainer:
@@ -122,12 +134,17 @@ class _LightningTrainer:
     num_training_batches = 100
     training = True
     sanity_checking = validating = testing = predicting = False
-    logger = None
-    loggers = callbacks = ()
+    callbacks = ()
     gradient_clip_val = None
 
-    def __init__(self, datamodule: Any = None) -> None:
+    def __init__(self, datamodule: Any = None, given: Mapping[str, Any] | None = None) -> None:
         self.datamodule = datamodule
+        self.logger = Quiet()
+        self.loggers, self.optimizers = [self.logger], list[Any]()
+        self.callback_metrics: dict[str, Any] = {}
+        for name in ("max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val"):
+            if (value := (given or {}).get(name)) is not None:
+                setattr(self, name, value)
 
 
 def run_lightning(
@@ -138,9 +155,10 @@ def run_lightning(
     dtype: torch.dtype | None = None,
     accumulate: int = 1,
     clip: float | None = None,
+    trainer: _LightningTrainer | None = None,
 ) -> None:
     """Train a LightningModule on batches, for ever, as Lightning's loop does."""
-    model._trainer = _LightningTrainer()
+    model._trainer = trainer = trainer or _LightningTrainer()
     for quiet in ("log", "log_dict", "print", "toggle_optimizer", "untoggle_optimizer"):
         setattr(model, quiet, lambda *_, **__: None)
     model.to("cuda")
@@ -149,31 +167,40 @@ def run_lightning(
     with contextlib.suppress(AttributeError):
         model.configure_model()
     optimizers, schedulers = _configured(model.configure_optimizers())
+    trainer.optimizers = optimizers
     model.optimizers = lambda *_, **__: optimizers[0] if len(optimizers) == 1 else optimizers
     model.lr_schedulers = lambda *_, **__: schedulers[0] if len(schedulers) == 1 else schedulers or None
     model.manual_backward = lambda loss, *args, **kwargs: loss.backward(*args, **kwargs)
     model.clip_gradients = _clip
     model.train()
+    for hook in (model.on_fit_start, model.on_train_start, model.on_train_epoch_start):
+        hook()
     for number, batch in enumerate(endless(batches)):
-        data = on_device(batch)
+        data = model.on_after_batch_transfer(on_device(model.on_before_batch_transfer(batch, 0)), 0)
+        model.on_train_batch_start(data, number)
         with _cast(cast):
             output = model.training_step(*_arguments(model.training_step, data, number))
-        if not model.automatic_optimization:
-            continue
         loss = output["loss"] if isinstance(output, Mapping) else output
-        if loss is None:
-            continue
-        (loss / accumulate if accumulate > 1 else loss).backward()
-        if (number + 1) % accumulate:
-            continue
-        optimizer = optimizers[0]
-        if clip:
-            _clip(optimizer, clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        for scheduler in schedulers:
-            with contextlib.suppress(TypeError):  # one that waits for a metric
-                scheduler.step()
+        if model.automatic_optimization and loss is not None:
+            loss = loss / accumulate if accumulate > 1 else loss
+            model.on_before_backward(loss)
+            loss.backward()
+            model.on_after_backward()
+            if (number + 1) % accumulate == 0:
+                _update(model, optimizers[0], schedulers, clip)
+        model.on_train_batch_end(output, data, number)
+
+
+def _update(model: Any, optimizer: Any, schedulers: list[Any], clip: float | None) -> None:
+    model.on_before_optimizer_step(optimizer)
+    if clip:
+        _clip(optimizer, clip)
+    optimizer.step()
+    model.on_before_zero_grad(optimizer)
+    optimizer.zero_grad()
+    for scheduler in schedulers:
+        with contextlib.suppress(TypeError):  # one that waits for a metric
+            scheduler.step()
 
 
 def _arguments(step: Any, batch: Any, number: int) -> tuple[Any, ...]:

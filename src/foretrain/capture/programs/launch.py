@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import inspect
@@ -10,6 +12,9 @@ import io
 import itertools
 import runpy
 import sys
+import threading
+import time
+import unittest.mock
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -26,8 +31,9 @@ from foretrain.capture.programs.frameworks import (
     watched_trainers,
 )
 from foretrain.capture.programs.runner import Program
+from foretrain.capture.programs.scratch import nothing_written
 from foretrain.capture.programs.stand_ins import standing_in
-from foretrain.capture.programs.targets import BATCH_NAMES, Kind, is_data, kind_of, read_source
+from foretrain.capture.programs.targets import BATCH_NAMES, Kind, imported, is_data, kind_of, read_source
 from foretrain.capture.recording import recording
 from foretrain.capture.sources.inputs import default_inputs
 from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, building, own_loss
@@ -36,10 +42,13 @@ from foretrain.capture.sources.zoo import mended_imports
 from foretrain.capture.tracing.optimizers import optimizer_of
 from foretrain.capture.tracing.tracer import FOLLOWED
 from foretrain.capture.tracing.values import with_values_if_needed
-from foretrain.errors import CaptureError, InputError
+from foretrain.errors import CaptureError, InputError, first_line
 from foretrain.graph import OpGraph
 from foretrain.job import Training
+from foretrain.tracebacks import raised_at
 
+LONGEST_S = 300.0
+"""After which a program that has made no whole step is given up."""
 _MOST_FILES = 100
 _MOST_CALLS = 64
 """Calls of a step function without a step of an optimizer, after which it is given up."""
@@ -76,7 +85,9 @@ def trace_program(
             program.note(FOLLOWED)
         decided = Settings()
         launch = _Launch(path, target, kind, dict(args), training, samples, program, decided)
-        with recording(path), beside(path), _quiet(), mended_imports(), building(f"model {info['model']}"):
+        where = building(f"model {info['model']}")
+        limit = _within(LONGEST_S, str(info["model"]))
+        with recording(path), beside(path), _quiet(), mended_imports(), nothing_written(), limit, where:
             graph = program.trace(launch.run, info)
         known = {**graph.info["training"], **decided}
         return dataclasses.replace(graph, info={**graph.info, "training": known}), program.data.batch
@@ -98,11 +109,45 @@ def trace_program(
 def _quiet() -> Iterator[None]:
     """What a program prints is not the forecast; its arguments are not the command's."""
     argv, sys.argv = sys.argv, sys.argv[:1]
+    typed, sys.stdin = sys.stdin, io.StringIO()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        sys.argv = argv
+        sys.argv, sys.stdin = argv, typed
+
+
+class _TooLong(BaseException):
+    """Ends a program that makes no step."""
+
+
+@contextlib.contextmanager
+def _within(limit_s: float, name: str) -> Iterator[None]:
+    """End what this block runs after a time, wherever it is; what it would sleep through is skipped."""
+    thread, sleep = threading.get_ident(), time.sleep
+    running, ended = ctypes.c_ulong(thread), threading.Event()
+
+    def sleeping(seconds: float) -> None:
+        if threading.get_ident() != thread:
+            sleep(seconds)
+
+    def watch() -> None:
+        pause = limit_s
+        while not ended.wait(pause):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(running, ctypes.py_object(_TooLong))
+            pause = 10.0  # where the program has swallowed it
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        with unittest.mock.patch("time.sleep", sleeping):
+            yield
+    except _TooLong as late:
+        where = raised_at(late)
+        raise CaptureError(
+            f"model {name}: no whole step within {limit_s:.0f} s{f' (at {where})' if where else ''}"
+        ) from late
+    finally:
+        ended.set()
 
 
 class _Launch:
@@ -128,6 +173,11 @@ class _Launch:
         with watched_trainers(text, self.settings), standing_in(text, self.program.note):
             try:
                 getattr(self, f"_{self.kind}")()
+            except ModuleNotFoundError as error:
+                raise CaptureError(
+                    f"model {self.path.name}: {first_line(error)} (at {raised_at(error)}); install it here, "
+                    "or name a function of the file that returns the model and needs no more than is here"
+                ) from error
             except SystemExit as stop:
                 code = 0 if stop.code is None else stop.code
                 last = sys.stderr.getvalue().strip().splitlines()[-1:] if _is_kept(sys.stderr) else []
@@ -139,8 +189,16 @@ class _Launch:
     # Kinds
 
     def _script(self) -> None:
+        path = self.path.resolve()
         sys.argv = [str(self.path), *_command_line(self.args)]
-        runpy.run_path(str(self.path), run_name="__main__")
+        source = read_source(self.path)
+        sys.path.append(str(source.root))
+        if source.relative:
+            runpy.run_module(
+                ".".join(path.relative_to(source.root).with_suffix("").parts), run_name="__main__"
+            )
+        else:
+            runpy.run_path(str(path), run_name="__main__")
 
     def _step(self) -> None:
         module = loaded_file(self.path)
@@ -284,9 +342,26 @@ def _is_kept(stream: Any) -> TypeGuard[io.StringIO]:
 
 
 def _texts(path: Path) -> Iterator[str]:
-    """The file and those beside it, which it may import."""
-    for file in (path, *sorted(path.parent.glob("*.py"))[:_MOST_FILES]):
-        yield file.read_text(encoding="utf-8", errors="replace")
+    """The file, and those of its folder that it imports, directly or by others."""
+    files = [path.resolve()]
+    folders = {files[0].parent, read_source(path).root}
+    for file in files:  # which grows
+        text = file.read_text(encoding="utf-8", errors="replace")
+        yield text
+        with contextlib.suppress(SyntaxError, ValueError):
+            names = imported(ast.parse(text))
+            found = {
+                one for name in names for folder in {*folders, file.parent} for one in _named(folder, name)
+            }
+            files += sorted(found.difference(files))[: _MOST_FILES - len(files)]
+
+
+def _named(folder: Path, name: str) -> Iterator[Path]:
+    """The files that a dotted name may stand for."""
+    parts = name.split(".")
+    for size in range(1, len(parts) + 1):
+        place = folder.joinpath(*parts[:size])
+        yield from (one for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file())
 
 
 def _is_count(name: str) -> bool:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import time
 import unittest.mock
 import weakref
 from collections import Counter
@@ -33,8 +32,6 @@ from foretrain.job import OPTIMIZERS
 
 _MOST_STEPS = 24
 """Steps of optimizers after which those that have not stepped are taken to be unused."""
-LONGEST_S = 300.0
-"""After which a program that has made no whole step is given up."""
 
 
 class StepSeen(BaseException):
@@ -46,6 +43,7 @@ class _Mark:
     optimizer: int
     position: int
     backward_passes: int
+    root_calls: int
     samples: int
 
 
@@ -58,8 +56,8 @@ class _Habits:
     backward_passes: int = 0
     first_input: torch.Size | None = None
     first_is_tokens: bool = False
-    root: Any = None
-    roots: set[torch.nn.Module] = field(default_factory=set)
+    root: weakref.ref[torch.nn.Module] | None = None
+    roots: weakref.WeakSet[torch.nn.Module] = field(default_factory=weakref.WeakSet)
     root_calls: int = 0
 
 
@@ -89,7 +87,6 @@ class Program:
         self._graph: OpGraph | None = None
         self._foreign: set[int] = set()
         self._own_optimizer: torch.optim.Optimizer | None = None
-        self._began = time.monotonic()
 
     def trace(self, run: Callable[[], Any], info: Mapping[str, Any]) -> OpGraph:
         """Run the program until a whole step is seen, and give its graph."""
@@ -141,9 +138,7 @@ class Program:
         hooks = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
-            torch.nn.modules.module.register_module_forward_pre_hook(
-                self._enter,
-            ),
+            torch.nn.modules.module.register_module_forward_pre_hook(self._enter),
             torch.nn.modules.module.register_module_forward_hook(self._leave, always_call=True),
         ]
         patches = (
@@ -206,8 +201,6 @@ class Program:
             self._recorder.enter(module)
         if self._recorder.on and (dtype := casting_to()) is not None:
             self._habits.casts.add(dtype)
-        if time.monotonic() - self._began > LONGEST_S:
-            raise CaptureError(f"model: no whole step within {LONGEST_S:.0f} s")
 
     def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
         self._depth -= 1
@@ -216,10 +209,10 @@ class Program:
     def _name(self, module: torch.nn.Module) -> None:
         """The paths of a module that runs on its own: those of the first one as they are, of others behind
         the name of their class."""
-        if self._habits.root is None:
-            self._habits.root = module
+        if self._habits.root is None or self._habits.root() is None:
+            self._habits.root = weakref.ref(module)
         inner = module.module if isinstance(module, OneReplica) else module
-        prefix = "" if module is self._habits.root else type(inner).__name__
+        prefix = "" if module is self._habits.root() else type(inner).__name__
         self._recorder.name_modules(
             {child: ".".join(filter(None, (prefix, path))) for path, child in inner.named_modules()}
         )
@@ -227,7 +220,7 @@ class Program:
     def _note_root(self, module: torch.nn.Module) -> None:
         if self._recorder.on:
             self._habits.roots.add(module)
-            self._habits.root_calls += module is self._habits.root
+            self._habits.root_calls += self._habits.root is not None and module is self._habits.root()
 
     def _note_input(self, module: torch.nn.Module, args: Any) -> None:
         """What the first module that learns is given; a recurrence may have time before samples."""
@@ -260,9 +253,11 @@ class Program:
         self._optimizers.add(optimizer)
         if not self._recorder.on:
             self._begin()
+        habits = self._habits
         self._marks.append(
-            _Mark(id(optimizer), self._recorder.position, self._habits.backward_passes, self.data.samples)
-        )
+            _Mark(id(optimizer), self._recorder.position, habits.backward_passes, habits.root_calls,
+                  self.data.samples)
+        )  # fmt: skip
         steps = Counter(mark.optimizer for mark in self._marks)
         waited_for = () if len(self._marks) >= _MOST_STEPS else map(id, self._optimizers)
         fewest = min(steps.values())
@@ -310,10 +305,8 @@ class Program:
         shape = habits.first_input or torch.Size((1,))
         samples = last.samples - first.samples
         if not samples:
-            steps = sum(mark.optimizer == last.optimizer for mark in self._marks) - 1
-            passes = (last.backward_passes - self._marks[0].backward_passes) / max(1, steps)
-            calls = habits.root_calls / max(1, steps)
-            samples = shape[0] * (round(passes) if passes == calls else 1)
+            passes = last.backward_passes - first.backward_passes
+            samples = shape[0] * (passes if passes == last.root_calls - first.root_calls else 1)
         tokens = samples * shape[1] if habits.first_is_tokens else 0
         return max(1, samples), tokens
 
@@ -357,9 +350,10 @@ class Program:
         return low.get(common, "tf32" if tf32 else "fp32")
 
     def _optimizer_name(self) -> str | None:
+        steps = Counter(mark.optimizer for mark in self._marks)
         of_most = max(
             self._used(),
-            key=lambda one: sum(parameter.numel() for parameter in _parameters([one])),
+            key=lambda one: (sum(parameter.numel() for parameter in _parameters([one])), steps[id(one)]),
             default=None,
         )
         return None if of_most is None else optimizer_name(of_most)

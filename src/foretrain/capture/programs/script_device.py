@@ -49,7 +49,8 @@ class InScript(OnMeta):
 
     def _place(self, kwargs: dict[str, Any]) -> None:
         wanted = kwargs.get("device")
-        if is_of(wanted, "cuda") or (wanted is None and (kwargs.get("requires_grad") or _in_constructor())):
+        on_meta = kwargs.get("requires_grad") or torch.get_default_device().type == "meta"
+        if is_of(wanted, "cuda") or (wanted is None and (on_meta or _in_constructor())):
             kwargs["device"] = "meta"
         if is_of(kwargs.get("device"), "meta"):
             kwargs.pop("generator", None)

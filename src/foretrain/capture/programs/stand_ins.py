@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from foretrain.capture.programs.surroundings import checkpoints, trackers
 from foretrain.capture.sources.zoo import installed
 from foretrain.errors import InputError
 
@@ -29,9 +30,10 @@ _DATASETS: dict[str, tuple[int, int, tuple[int, int], str, int]] = {
     "Food101": (75_750, 25_250, (512, 512), "RGB", 101),
     "OxfordIIITPet": (3_680, 3_669, (500, 375), "RGB", 37),
     "ImageNet": (1_281_167, 50_000, (500, 375), "RGB", 1000),
+    "ImageFolder": (1_281_167, 50_000, (500, 375), "RGB", 1000),
 }
 """Images for training and testing, their width and height, mode and classes, as torchvision's documentation
-and the datasets' papers give them; where sizes differ, a usual one."""
+and the datasets' papers give them; where sizes differ, a usual one. A folder of images is like ImageNet."""
 
 
 @contextlib.contextmanager
@@ -42,6 +44,7 @@ def standing_in(text: str, note: Callable[[str], None]) -> Iterator[None]:
         unittest.mock.patch("torch.hub.load_state_dict_from_url", _no_weights),
         unittest.mock.patch("torch.hub.download_url_to_file", _no_weights),
     ]
+    patches += [*trackers(text), *checkpoints(note)]
     if "torchvision" in text and installed("torchvision"):
         patches += _torchvision(note)
     if "timm" in text and installed("timm"):
@@ -90,7 +93,10 @@ def _absent_or_own(kind: Any, name: str, note: Callable[[str], None]) -> Callabl
             self.target_transform = kwargs.get("target_transform")
             self.transforms, self.root = None, root
             self.classes = [str(number) for number in range(classes)]
-            note(f"{name} is not here: images of its size and number stand in for it")
+            self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+            self.targets = [number % classes for number in range(self.made_up[0])]
+            missing, whose = (root, "ImageNet's") if name == "ImageFolder" else (name, "its")
+            note(f"{missing} is not here: images of {whose} size and number stand in for it")
 
     return init
 
@@ -203,7 +209,13 @@ def _configurations(note: Callable[[str], None]) -> Callable[[Any, Any, Mapping[
             )
         fields = dict(found["config"])
         note(f"{name}: made from its configuration, without its weights")
-        return transformers.AutoConfig.for_model(fields.pop("model_type"), **{**fields, **more})
+        made = transformers.AutoConfig.for_model(fields.pop("model_type"), **{**fields, **more})
+        if (
+            getattr(made, "is_encoder_decoder", False)
+            and getattr(made, "decoder_start_token_id", None) is None
+        ):
+            made.decoder_start_token_id = getattr(made, "pad_token_id", None) or 0
+        return made
 
     return configuration
 
@@ -247,9 +259,10 @@ class Tokenizer:
 
     def __call__(
         self,
-        text: Any,
+        text: Any = None,
         _pair: Any = None,
         *,
+        text_target: Any = None,
         padding: Any = False,
         truncation: Any = False,
         max_length: int | None = None,
@@ -258,6 +271,15 @@ class Tokenizer:
     ) -> Any:
         from transformers import BatchEncoding
 
+        if text_target is not None:
+            asked = {"padding": padding, "truncation": truncation, "max_length": max_length,
+                     "return_tensors": return_tensors}  # fmt: skip
+            target = self(text_target, **asked)
+            return (
+                target
+                if text is None
+                else BatchEncoding({**self(text, **asked), "labels": target["input_ids"]})
+            )
         texts = [text] if isinstance(text, str) else list(text)
         longest = max_length or self.model_max_length
         lengths = [self._tokens(one) for one in texts]

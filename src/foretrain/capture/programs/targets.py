@@ -31,6 +31,7 @@ BATCH_NAMES = tuple(
 """Whole names that functions take the batch by; of several, the one that comes first here."""
 
 _TRAINS = frozenset({"backward", "manual_backward", "fit"})
+_OPTIMIZERS = re.compile(r"(^|[._])(o|opt|optim|optimi[sz]er)\w*\.step$", re.IGNORECASE)
 _TRAINERS = re.compile(r"(\w*Trainer)$")
 
 
@@ -44,6 +45,18 @@ class SourceFile:
     assigned: dict[str, ast.expr] = field(default_factory=dict)
     body: list[ast.stmt] = field(default_factory=list)
     """What runs when the file is run, the part under ``__name__ == "__main__"`` included."""
+
+    relative: int = 0
+    """The most folders that a relative import goes up."""
+
+    @property
+    def root(self) -> Path:
+        """The folder from which the file is run: its own, or the one above its package, where it is in one
+        (``python -m package.train``)."""
+        folder, up = self.path.resolve().parent, self.relative
+        while up > 0 or (folder / "__init__.py").is_file():
+            folder, up = folder.parent, up - 1
+        return folder
 
     def kind(self, name: str) -> Kind:
         """What ``name`` is; no name is the file itself."""
@@ -80,12 +93,20 @@ class SourceFile:
                 return True
             if last == "train" and not call.args and "trainer" in name.lower():
                 return True
-            own = self.functions.get(name) or (
-                None if name not in self.classes or self.is_module(name) else self.classes[name]
-            )
-            if own is not None and name not in seen and self.trains(own, seen | {name}):
+            if last == "step" and not call.args and _OPTIMIZERS.search(name):
+                return True
+            given = (*call.args, *(keyword.value for keyword in call.keywords))
+            handed = [one.id for one in given if isinstance(one, ast.Name)]
+            if any(self._trains_when_called(one, seen) for one in (name, *handed)):
                 return True
         return False
+
+    def _trains_when_called(self, name: str, seen: frozenset[str]) -> bool:
+        """Whether a function or class of this file trains; one that is handed on is taken to be called."""
+        own = self.functions.get(name) or (
+            None if name not in self.classes or self.is_module(name) else self.classes[name]
+        )
+        return own is not None and name not in seen and self.trains(own, seen | {name})
 
     def is_script(self) -> bool:
         """Whether running the file trains something."""
@@ -133,7 +154,8 @@ def _read(path: Path, _changed: int) -> SourceFile:
         raise CaptureError(f"model {path}: SyntaxError: {error.msg} (line {error.lineno})") from error
     except ValueError as error:
         raise CaptureError(f"model {path}: is no text of Python ({error})") from error
-    source = SourceFile(path=path)
+    levels = (node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    source = SourceFile(path=path, relative=max(levels, default=0))
     for node in _top_level(tree.body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             source.functions[node.name] = node
@@ -210,6 +232,15 @@ def _has_imports_of(path: Path, target: str) -> bool:
 def batch_parameter(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
     names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     return next((name for pattern in BATCH_NAMES for name in names if pattern.fullmatch(name)), None)
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """The dotted names of all that a file imports, relative ones without their dots."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{one.name}" if node.module else one.name for one in node.names)
 
 
 def is_data(node: ast.FunctionDef | ast.AsyncFunctionDef, parameter: str) -> bool:

@@ -254,7 +254,9 @@ class Recorder(TorchDispatchMode):
         self._error: BaseException | None = None
         self.failed = ""
         """The innermost layer that an error came out of."""
-        self._names = {} if module is None else {child: name for name, child in module.named_modules()}
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        if module is not None:
+            self.name_modules({child: name for name, child in module.named_modules()})
         self._owners = _owners(module) if own_gradients and module is not None else {}
         self._sequence: list[int] = []  # autograd sequence numbers of forward ops, ascending ...
         self._sequence_layer: list[str] = []  # ... and the layer each belongs to
@@ -275,12 +277,12 @@ class Recorder(TorchDispatchMode):
 
     def path(self, module: torch.nn.Module) -> str:
         """Where a module stands among those that are known by name."""
-        path: str = self._names.get(module, "")
-        return path
+        return self._names.get(module, "")
 
     def name_modules(self, names: Mapping[torch.nn.Module, str]) -> None:
         """Further modules that may run, by the paths that they go by."""
-        self._names = {**names, **self._names}
+        for module, name in names.items():
+            self._names.setdefault(module, name)
 
     # While tracing
 
