@@ -105,7 +105,7 @@ def _made(
             first, named = _call_arguments(what, build, args, batch)
             made = _call_on(device, constants, lambda: build(*first, **named))
     parts = made if isinstance(made, tuple) else (made,)
-    if type(parts[0]).__name__ == "ExportedProgram":
+    if parts and type(parts[0]).__name__ == "ExportedProgram":
         parts = (parts[0].module(), *parts[1:])
     if inspect.iscoroutine(made):
         made.close()
