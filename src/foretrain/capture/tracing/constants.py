@@ -324,9 +324,7 @@ class Constants:
         if not outputs or not self._may_be_computed(func, outputs):
             self._forget_written(func, args, outputs)
             return
-        if func is aten.view.default and self._are_few(
-            outputs
-        ):  # a value may lie otherwise than its tensor
+        if func is aten.view.default and self._are_few(outputs):  # a value may lie otherwise than its tensor
             func = aten.reshape.default
         try:
             values = _ON_CPU.get(func, func)(
