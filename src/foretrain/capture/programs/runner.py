@@ -356,7 +356,12 @@ class Program:
             key=lambda one: (sum(parameter.numel() for parameter in _parameters([one])), steps[id(one)]),
             default=None,
         )
-        return None if of_most is None else optimizer_name(of_most)
+        if of_most is None:
+            return None
+        name = optimizer_name(of_most)
+        if name is None:
+            self.note(f"its optimizer is {type(of_most).__name__}, traced as it is; a job has no name for it")
+        return name
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer) -> str | None:
