@@ -112,7 +112,9 @@ def test_a_step_leaves_its_results_to_the_next(tmp_path: Path) -> None:
 
 
 def test_the_loader_gives_the_batch_that_the_job_asks_for(tmp_path: Path) -> None:
-    path = written(tmp_path, SCRIPT)
+    looks = "\nfor x, y in DataLoader(TensorDataset(data.tensors[0][:8], data.tensors[1][:8])):\n    break\n"
+    path = written(tmp_path, SCRIPT.replace("def main", f"{looks}def main"))
+    assert traced(path).info["training"]["samples"] == 96, "not of the data that is only looked at"
     assert traced(path, samples=24).samples == 24
     forecast = foretrain.predict(str(path), devices=4, device="h100")
     assert forecast.job.workload.training.global_batch == 32, "each device takes what the script does"

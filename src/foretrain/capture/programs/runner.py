@@ -268,7 +268,7 @@ class Program:
     def _begin(self) -> None:
         """Begin to write down, with all that exists now: weights, gradients, the state of optimizers."""
         recorder = self._recorder
-        recorder.on = True
+        recorder.on = self.data.trains = True
         trained = list(_parameters(self._optimizers))
         recorder.hold([parameter for parameter in trained if parameter.is_meta], "weights")
         recorder.hold([p.grad for p in trained if p.grad is not None], "gradients")
