@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 import textwrap
 from collections import Counter
@@ -111,7 +112,9 @@ def test_a_step_leaves_its_results_to_the_next(tmp_path: Path) -> None:
 
 
 def test_the_loader_gives_the_batch_that_the_job_asks_for(tmp_path: Path) -> None:
-    path = written(tmp_path, SCRIPT)
+    looks = "\nfor x, y in DataLoader(TensorDataset(data.tensors[0][:8], data.tensors[1][:8])):\n    break\n"
+    path = written(tmp_path, SCRIPT.replace("def main", f"{looks}def main"))
+    assert traced(path).info["training"]["samples"] == 96, "not of the data that is only looked at"
     assert traced(path, samples=24).samples == 24
     forecast = foretrain.predict(str(path), devices=4, device="h100")
     assert forecast.job.workload.training.global_batch == 32, "each device takes what the script does"
@@ -252,6 +255,7 @@ def test_one_name_of_a_file_is_picked(tmp_path: Path) -> None:
         )
         == "Whole"
     )
+    assert pick(written(tmp_path, "def run(data):\n    Trainer(data).train()\nrun(1)\n")) == ""
     with pytest.raises(InputError, match=r"several that may be meant: train.py:make, train.py:build"):
         pick(written(tmp_path, "def make(batch):\n    return 1\ndef build(batch):\n    return 2\n"))
     with pytest.raises(InputError, match=r"defines no model, training step or trainer"):
@@ -363,6 +367,8 @@ def test_downloads_are_stood_in_for(tmp_path: Path) -> None:
 import torchvision
 from torchvision import transforms
 data = torchvision.datasets.CIFAR10("data", train=True, download=True, transform=transforms.ToTensor())
+assert torchvision.datasets.FashionMNIST("data", download=True).class_to_idx
+assert len(torchvision.datasets.ImageFolder("not/here").classes) == 1000
 model = torchvision.models.resnet18(weights="DEFAULT")
 model.fc = nn.Linear(512, 10)
 model.to(device)
@@ -444,6 +450,21 @@ def steps(model, optimizer, place):
         F.cross_entropy(model(x.to(place)), y.to(place)).backward()
         optimizer.step()
 """
+
+
+def test_an_optimizer_without_a_name_is_said(tmp_path: Path) -> None:
+    path = written(tmp_path, f"""
+import signal
+{DATA}{NET}{STEPS}
+class Lion(torch.optim.SGD):
+    pass
+signal.signal(signal.SIGTERM, lambda *_: None)
+model = Net().cuda()
+steps(model, Lion(model.parameters(), 0.1), "cuda")
+""")  # fmt: skip
+    before = signal.getsignal(signal.SIGTERM)
+    assert any("its optimizer is Lion" in note for note in traced(path).info["assumptions"])
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_nothing_of_the_users_is_written_or_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

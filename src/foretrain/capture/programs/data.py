@@ -37,6 +37,8 @@ class Data:
         self.batch: int | None = None
         """What the loader that is used gives at once."""
         self._loader: Any = None
+        self.trains = False
+        """Whether a step was made."""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -53,15 +55,23 @@ class Data:
             _INIT(loader, dataset, batch_size, *args, **kwargs)
 
         def draw(loader: Any) -> Iterator[Any]:
-            for batch in _ITER(loader):
-                data._drawn(loader, batch)
-                yield batch
+            try:
+                for batch in _ITER(loader):
+                    data._drawn(loader, batch)
+                    yield batch
+            finally:
+                data._left(loader)
 
         with (
             unittest.mock.patch.object(DataLoader, "__init__", init),
             unittest.mock.patch.object(DataLoader, "__iter__", draw),
         ):
             yield
+
+    def _left(self, loader: Any) -> None:
+        """A loader that is looked into, or gone through, before anything is trained is not the one."""
+        if not self.trains and loader is self._loader:
+            self._loader, self.samples, self.size, self.batch = None, 0, None, None
 
     def _drawn(self, loader: Any, batch: Any) -> None:
         self._loader = self._loader or loader

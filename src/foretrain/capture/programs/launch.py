@@ -123,7 +123,8 @@ class _TooLong(BaseException):
 
 @contextlib.contextmanager
 def _within(limit_s: float, name: str) -> Iterator[None]:
-    """End what this block runs after a time, wherever it is; what it would sleep through is skipped."""
+    """End what this block runs after a time, wherever it is; what it would sleep through is skipped, and
+    the process keeps its signals and its end."""
     thread, sleep = threading.get_ident(), time.sleep
     running, ended = ctypes.c_ulong(thread), threading.Event()
 
@@ -139,7 +140,11 @@ def _within(limit_s: float, name: str) -> Iterator[None]:
 
     threading.Thread(target=watch, daemon=True).start()
     try:
-        with unittest.mock.patch("time.sleep", sleeping):
+        with (
+            unittest.mock.patch("time.sleep", sleeping),
+            unittest.mock.patch("signal.signal"),
+            unittest.mock.patch("atexit.register", lambda function, *_args, **_kwargs: function),
+        ):
             yield
     except _TooLong as late:
         where = raised_at(late)

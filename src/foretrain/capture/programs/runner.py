@@ -268,7 +268,7 @@ class Program:
     def _begin(self) -> None:
         """Begin to write down, with all that exists now: weights, gradients, the state of optimizers."""
         recorder = self._recorder
-        recorder.on = True
+        recorder.on = self.data.trains = True
         trained = list(_parameters(self._optimizers))
         recorder.hold([parameter for parameter in trained if parameter.is_meta], "weights")
         recorder.hold([p.grad for p in trained if p.grad is not None], "gradients")
@@ -356,7 +356,12 @@ class Program:
             key=lambda one: (sum(parameter.numel() for parameter in _parameters([one])), steps[id(one)]),
             default=None,
         )
-        return None if of_most is None else optimizer_name(of_most)
+        if of_most is None:
+            return None
+        name = optimizer_name(of_most)
+        if name is None:
+            self.note(f"its optimizer is {type(of_most).__name__}, traced as it is; a job has no name for it")
+        return name
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer) -> str | None:

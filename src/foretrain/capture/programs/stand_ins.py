@@ -92,9 +92,14 @@ def _absent_or_own(kind: Any, name: str, note: Callable[[str], None]) -> Callabl
             self.transform = kwargs.get("transform")
             self.target_transform = kwargs.get("target_transform")
             self.transforms, self.root = None, root
-            self.classes = [str(number) for number in range(classes)]
-            self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
-            self.targets = [number % classes for number in range(self.made_up[0])]
+            labels = [str(number) for number in range(classes)]
+            for field, value in (
+                ("classes", labels),
+                ("class_to_idx", {name: number for number, name in enumerate(labels)}),
+                ("targets", [number % classes for number in range(self.made_up[0])]),
+            ):
+                with contextlib.suppress(AttributeError):  # a property, which is made of the others
+                    setattr(self, field, value)
             missing, whose = (root, "ImageNet's") if name == "ImageFolder" else (name, "its")
             note(f"{missing} is not here: images of {whose} size and number stand in for it")
 

@@ -270,9 +270,11 @@ def _called(node: ast.expr) -> str:
 
 
 def _dotted(node: ast.expr) -> str:
-    """``a.b.c`` of a name or an attribute; of the attributes of anything else, the last ones."""
+    """``a.b.c`` of a name, an attribute, or a call; of the attributes of anything else, the last ones."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.Call):
+        return _dotted(node.func)
     return ""
