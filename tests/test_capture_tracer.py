@@ -538,3 +538,37 @@ def test_flops_are_those_of_torchs_counter(module: nn.Module, inputs: Tensor, pr
     ours = {name: sum(graph.ops[i].operator.flops for i in named(graph, name)) for name in theirs}
     assert ours == theirs
     assert graph.total("flops") == counter.get_total_flops() > 0
+
+
+def test_modules_that_other_threads_run_are_not_part_of_the_trace() -> None:
+    import threading
+
+    inside, may_end = threading.Event(), threading.Event()
+
+    class Slow(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.set()
+            may_end.wait(10)
+            return x
+
+    class First(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.other = threading.Thread(target=Slow(), args=(torch.ones(1),))
+            self.other.start()
+            inside.wait(10)
+            return x + 1
+
+    class Whole(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = First(), torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x) * 2
+            may_end.set()
+            self.first.other.join()
+            return self.last(x).sum()
+
+    graph = trace_step(Whole().to("meta"), (torch.empty(2, 4, device="meta"),), lambda out: out, samples=2)
+    layers = {op.operator.name: op.layer for op in graph.ops if op.phase == "forward"}
+    assert (layers["add"], layers["mul"], layers["addmm"]) == ("first", "", "last")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from foretrain import library_names
+from foretrain import library_names, model_names
 from foretrain.api import make_job
 from foretrain.architectures import family
 from foretrain.checkpoints import is_checkpoint
@@ -58,7 +58,7 @@ def test_no_name_is_claimed_by_two_presets() -> None:
     claimed: dict[str, str] = {}
     for name, preset in PRESETS.items():
         for spelling in (name, *preset.get("aliases", ())):
-            short = spelling.rpartition("/")[2].lower()
+            short = model_names._short(spelling)
             assert claimed.setdefault(short, name) == name, spelling
 
 

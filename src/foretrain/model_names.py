@@ -81,7 +81,8 @@ def _index() -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
 
 def _short(name: str) -> str:
     """Without the organisation: Qwen/Qwen3-8B is qwen3-8b."""
-    return name.rpartition("/")[2].lower()
+    last = name.rpartition("/")[2]
+    return (name if last.isdigit() else last).lower()
 
 
 def _squeezed(name: str) -> str:

@@ -185,6 +185,8 @@ class Program:
                 forget_casts()
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        if not self._recorder.is_traced():
+            return
         if self._depth == 0 and self._recorder.phase == "forward":
             self._recorder.updating = False
             self._name(module)
@@ -202,9 +204,10 @@ class Program:
         if self._recorder.on and (dtype := casting_to()) is not None:
             self._habits.casts.add(dtype)
 
-    def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
-        self._depth -= 1
-        self._recorder.leave()
+    def _leave(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
+        if self._recorder.is_traced():
+            self._depth -= 1
+            self._recorder.leave()
 
     def _name(self, module: torch.nn.Module) -> None:
         """The paths of a module that runs on its own: those of the first one as they are, of others behind

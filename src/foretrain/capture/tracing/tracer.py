@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import gc
 import sys
+import threading
 import traceback
 import weakref
 from bisect import bisect_left
@@ -251,6 +252,7 @@ class Recorder(TorchDispatchMode):
         self._collecting = False
         self._layer = [""]
         self._around = contextlib.ExitStack()
+        self._thread = threading.get_ident()
         self._error: BaseException | None = None
         self.failed = ""
         """The innermost layer that an error came out of."""
@@ -306,10 +308,12 @@ class Recorder(TorchDispatchMode):
         """
 
         def enter(module: torch.nn.Module, _args: Any) -> None:
-            self.enter(module, recompute)
+            if self.is_traced():
+                self.enter(module, recompute)
 
         def leave(_module: torch.nn.Module, _args: Any, _output: Any) -> None:
-            self.leave()
+            if self.is_traced():
+                self.leave()
 
         hooks = [
             torch.nn.modules.module.register_module_forward_pre_hook(enter),
@@ -321,6 +325,10 @@ class Recorder(TorchDispatchMode):
             self._around.close()
             for hook in hooks:
                 hook.remove()
+
+    def is_traced(self) -> bool:
+        """Whether it is the traced thread that runs: hooks of modules hear of those of others too."""
+        return threading.get_ident() == self._thread
 
     def enter(
         self,

@@ -309,6 +309,9 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
     def without(self, families: frozenset[str] = frozenset(), devices: frozenset[str] = frozenset()) -> Self:
         from foretrain.costs.fitting import dispatch_costs, fit_costs
 
+        if not families and not devices:
+            self.calibrations_ = {}
+            return self
         kept = [one for one in self._operators() if one.known_without(families) and one.device not in devices]
         if not kept:
             raise InputError(
