@@ -22,7 +22,8 @@ from typing import Any
 import reading
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.sources.zoo import import_zoo
-from foretrain.capture.tracing.tracer import Recorder, trace_step
+from foretrain.capture.tracing.recorder import Recorder
+from foretrain.capture.tracing.tracer import trace_step
 from foretrain.graph import OpGraph
 from foretrain.job import Model, Training, Workload, read_lines
 from foretrain.schema import read

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from foretrain.capture import _trace, _trace_rank, capture
-from foretrain.capture.tracing.tracer import Recorder
+from foretrain.capture.tracing.recorder import Recorder
 from foretrain.graph import OpGraph
 from foretrain.job import Job
 

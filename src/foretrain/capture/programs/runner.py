@@ -25,7 +25,7 @@ from foretrain.capture.programs.pretence import OneReplica, pretending
 from foretrain.capture.programs.script_device import InScript
 from foretrain.capture.tracing.constants import Constants, tensors_in
 from foretrain.capture.tracing.cuda import casting, casting_to, cuda_behaviour, forget_casts
-from foretrain.capture.tracing.tracer import DTYPES, Recorder, error_context
+from foretrain.capture.tracing.recorder import DTYPES, Recorder, error_context
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph, Weight
 from foretrain.job import OPTIMIZERS

@@ -9,7 +9,8 @@ import torch
 
 from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.cuda import cuda_behaviour
-from foretrain.capture.tracing.tracer import Answers, Recorder, prepare
+from foretrain.capture.tracing.recorder import Recorder
+from foretrain.capture.tracing.tracer import Answers, prepare
 
 
 def probe(
