@@ -654,3 +654,21 @@ L.Trainer(max_epochs=3, logger=WandbLogger(project="p")).fit(Lit())
     graph = traced(path)
     assert graph.samples == 8
     assert calls(graph, "forward")["mul"] == 1
+
+
+def test_a_program_may_trace_its_model_itself(tmp_path: Path) -> None:
+    """torch.fx looks at all functions of torch, those that stand in for others too."""
+    path = written(
+        tmp_path,
+        f"{DATA}{NET}"
+        + """
+model = torch.fx.symbolic_trace(Net()).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in loader:
+    F.cross_entropy(model(x.to(device)), y.to(device)).backward()
+    torch.overrides.get_testing_overrides()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    )
+    assert traced(path).parameters == WEIGHTS

@@ -257,7 +257,7 @@ def pretending(text: str, compiled: Callable[[], None]) -> Iterator[None]:
         unittest.mock.patch.object(torch.nn.Module, "compile", _telling(compiled)),
         unittest.mock.patch.object(torch.nn.Module, "load_state_dict", _no_state),
         unittest.mock.patch.object(torch.nn.Parameter, "__new__", _weight),
-        unittest.mock.patch.object(torch.Tensor, "record_stream", _Anything()),
+        unittest.mock.patch.object(torch.Tensor, "record_stream", _no_stream),
         unittest.mock.patch("torch.set_default_device", _on_meta(torch.set_default_device)),
         unittest.mock.patch("torch.multiprocessing.spawn", _spawn),
         unittest.mock.patch("torch.save", _Anything()),
@@ -364,6 +364,10 @@ def _unsharded(text: str) -> list[Any]:
         unittest.mock.patch.object(mesh, "init_device_mesh", _Mesh),
         unittest.mock.patch("torch.distributed.init_device_mesh", _Mesh, create=True),
     ]
+
+
+def _no_stream(*_args: Any) -> None:
+    """There is one."""
 
 
 def _no_state(*_args: Any, **_kwargs: Any) -> Any:
