@@ -86,9 +86,13 @@ def trace_program(
         decided = Settings()
         launch = _Launch(path, target, kind, dict(args), training, samples, program, decided)
         where = building(f"model {info['model']}")
-        limit = _within(LONGEST_S, str(info["model"]))
-        with recording(path), beside(path), _quiet(), mended_imports(), nothing_written(), limit, where:
-            graph = program.trace(launch.run, info)
+
+        def run_launched() -> None:
+            with _within(LONGEST_S, str(info["model"])):
+                launch.run()
+
+        with recording(path), beside(path), _quiet(), mended_imports(), nothing_written(), where:
+            graph = program.trace(run_launched, info)
         known = {**graph.info["training"], **decided}
         return dataclasses.replace(graph, info={**graph.info, "training": known}), program.data.batch
 
