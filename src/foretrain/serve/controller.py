@@ -248,7 +248,7 @@ class Controller:
     ) -> None:
         self.predictor = predictor if isinstance(predictor, Predictor) else get(predictor)
         self.resources, self.records = resources, records
-        self._writing, self._collecting = threading.Lock(), threading.Lock()
+        self._writing, self._collecting, self._forecasting = (threading.Lock() for _ in range(3))
 
     def ask(
         self, job: Job | Mapping[str, Any], *, device: str | None = None, cores_per_device: int = 1
@@ -276,9 +276,11 @@ class Controller:
         return answer
 
     def _forecast(self, job: Job) -> Forecast:
+        """One at a time: torch traces and embeds with state of the whole process."""
         self.predictor.check(job)  # before a model is traced for nothing
-        forecast = self.predictor.predict(job)
-        return with_evidence(forecast, self.predictor.knows(forecast))
+        with self._forecasting:
+            forecast = self.predictor.predict(job)
+            return with_evidence(forecast, self.predictor.knows(forecast))
 
     def _complete(
         self, data: Mapping[str, Any], device: str | None, cores_per_device: int
