@@ -12,12 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from foretrain.capture.sources.diffusion import NETWORKS
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.tracing.tracer import trace_step
-from foretrain.catalog.diffusion import diffusion_model, diffusion_models
 from foretrain.errors import ForetrainError
 from foretrain.graph import OpGraph
 from foretrain.job import Model, Training, Workload
-from foretrain.model_names import model_section
+from foretrain.model_names import exact_preset, model_presets, model_section
 
+DIFFUSION = {name: preset for name, preset in model_presets().items() if preset["source"] == "diffusion"}
 SMALL: dict[str, dict[str, Any]] = {
     "stable-diffusion-v1-5": {"width": 32, "context": 16},
     "stabilityai/stable-diffusion-xl-base-1.0": {"width": 64, "context": 16, "pooled": 8, "depths": [0, 1, 1], "middle_depth": 1},
@@ -42,9 +42,9 @@ def traced(work: Workload) -> OpGraph:
     return trace_step(loaded.module, loaded.inputs, loaded.loss, samples=2, mode=mode, precision=precision)
 
 
-@pytest.mark.parametrize("name", diffusion_models())
+@pytest.mark.parametrize("name", DIFFUSION)
 def test_a_network_has_as_many_parameters_as_published(name: str) -> None:
-    entry = diffusion_models()[name]
+    entry = DIFFUSION[name]
     with torch.device("meta"):
         network = NETWORKS[entry["network"]](**entry["config"])
     assert sum(one.numel() for one in network.parameters()) == pytest.approx(entry["parameters"], rel=0.005)
@@ -88,7 +88,9 @@ def test_latents_are_an_eighth_of_the_image_and_pixels_are_pixels() -> None:
 
 
 def test_names_that_people_have() -> None:
-    assert diffusion_model("runwayml/stable-diffusion-v1-5") == "stable-diffusion-v1-5/stable-diffusion-v1-5"
+    meant = exact_preset("runwayml/stable-diffusion-v1-5")
+    assert meant is not None
+    assert meant["name"] == "stable-diffusion-v1-5/stable-diffusion-v1-5"
     assert model_section("black-forest-labs/flux.1-dev", None) == (
         {"source": "diffusion", "name": "black-forest-labs/FLUX.1-dev"}, {"optimizer": "adamw", "image": 1024}
     )  # fmt: skip

@@ -130,7 +130,17 @@ def find_preset(name: str) -> dict[str, Any] | None:
     meta-llama/Llama-3.1-70B
     """
     found = _exact(name) or _loose(name)
-    return None if found is None else {"name": found[1], **_preset(*found)}
+    return None if found is None else _whole(found)
+
+
+def exact_preset(name: str) -> dict[str, Any] | None:
+    """The preset that goes by this very name, in any case and without its organisation."""
+    found = _exact(name)
+    return None if found is None else _whole(found)
+
+
+def _whole(found: tuple[str, str]) -> dict[str, Any]:
+    return {"name": found[1], **_preset(*found)}
 
 
 def _exact(name: str) -> tuple[str, str] | None:

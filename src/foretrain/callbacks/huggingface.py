@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name, same_random_numbers
+from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name
 from foretrain.callbacks.recorder import Recorder
 from foretrain.errors import InputError, libraries_named
 
@@ -172,9 +172,11 @@ def _length(args: Any, state: Any, loader: Any, batch: int) -> dict[str, Any]:
 
 def _shapes(loader: Any, batch: int) -> dict[str, Any]:
     """Sequence length or image size of the first samples as a batch; the training sees nothing of it."""
+    from foretrain.capture.tracing.guesses import draws_kept
+
     try:
         count = min(batch, len(loader.dataset))
-        with same_random_numbers():
+        with draws_kept():
             inputs = loader.collate_fn([loader.dataset[i] for i in range(count)])
         for name in ("input_ids", "input_values"):
             if name in inputs:

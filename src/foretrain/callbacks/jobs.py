@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
 import os
-import random
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -193,18 +191,3 @@ def optimizer_name(optimizer: Any) -> str:
 
 
 # Data
-
-
-@contextlib.contextmanager
-def same_random_numbers() -> Iterator[None]:
-    """What is drawn in this block does not change what the training draws."""
-    import numpy as np
-    import torch
-
-    state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        random.setstate(state)
-        np.random.set_state(numpy_state)

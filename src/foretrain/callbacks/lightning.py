@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name, same_random_numbers
+from foretrain.callbacks.jobs import JobLike, cluster_here, optimizer_name
 from foretrain.callbacks.recorder import Recorder
 from foretrain.errors import InputError, first_line, missing
 
@@ -144,12 +144,13 @@ def _traced(trainer: Any, module: Any, training: Mapping[str, Any], folder: Path
     """The [model] section for the step that a module makes of the first samples; the training sees nothing
     of it."""
     from foretrain.capture import capture
+    from foretrain.capture.tracing.guesses import draws_kept
 
     name, example = type(module).__name__, 'ForetrainCallback(..., job={"model": ...})'
     step, loader, samples = _one_step(module), trainer.train_dataloader, training.get("global_batch")
     try:
         samples = samples // (trainer.world_size * trainer.accumulate_grad_batches)
-        with same_random_numbers(), warnings.catch_warnings():
+        with draws_kept(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             batch = loader.collate_fn([loader.dataset[i % len(loader.dataset)] for i in range(samples)])
             graph = capture(

@@ -100,7 +100,11 @@ def _fit(settings: Settings) -> Callable[..., None]:
         if (steps := given.get("max_steps")) and steps > 0:
             settings["steps"] = steps
             settings.pop("epochs", None)
-        loader = train_dataloaders if train_dataloaders is not None else _loader_of(model, datamodule)
+        loader = (
+            train_dataloaders
+            if train_dataloaders is not None
+            else loader_of(model if datamodule is None else datamodule)
+        )
         run_lightning(
             model,
             loader,
@@ -114,8 +118,8 @@ def _fit(settings: Settings) -> Callable[..., None]:
     return fit
 
 
-def _loader_of(model: Any, datamodule: Any) -> Any:
-    source = model if datamodule is None else datamodule
+def loader_of(source: Any) -> Any:
+    """What a module, or a data module, trains on."""
     source.prepare_data()
     source.setup("fit")
     return source.train_dataloader()

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from foretrain.capture.programs.frameworks import (
     Settings,
     endless,
+    loader_of,
     on_device,
     run_hugging_face,
     run_lightning,
@@ -33,7 +34,7 @@ from foretrain.capture.programs.frameworks import (
 from foretrain.capture.programs.runner import Program
 from foretrain.capture.programs.scratch import nothing_written
 from foretrain.capture.programs.stand_ins import standing_in
-from foretrain.capture.programs.targets import BATCH_NAMES, Kind, imported, is_data, kind_of, read_source
+from foretrain.capture.programs.targets import Kind, imported, is_batch_name, is_data, kind_of, read_source
 from foretrain.capture.recording import recording
 from foretrain.capture.sources.inputs import default_inputs
 from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, building, own_loss
@@ -281,7 +282,7 @@ class _Launch:
         for one in parameters:
             if one.name in self.args:
                 given[one.name] = self.args[one.name]
-            elif _is_count(one.name) and not is_data(node, one.name):
+            elif is_batch_name(one.name) and not is_data(node, one.name):
                 given[one.name] = self.samples
             elif one.name in known and not inspect.isroutine(known[one.name]):
                 given[one.name] = known[one.name]
@@ -322,7 +323,7 @@ class _Launch:
         inputs = default_inputs(training, rows, "cpu")[0]
         labels = inputs if training.sequence else torch.zeros(rows, dtype=torch.long)
         values = [inputs, labels, *([labels] * len(wanted))][: len(wanted)]
-        if len(wanted) == 1 and _is_count(wanted[0]):
+        if len(wanted) == 1 and is_batch_name(wanted[0]):
             return [on_device((inputs, labels))]
         return list(map(on_device, values))
 
@@ -336,10 +337,7 @@ class _Launch:
             if kind.__module__ == module.__name__ and not issubclass(kind, torch.nn.Module):
                 if not hasattr(kind, "train_dataloader"):
                     continue
-                data: Any = kind()
-                data.prepare_data()
-                data.setup("fit")
-                return data.train_dataloader()
+                return loader_of(kind())
         for one in vars(module).values():
             if isinstance(one, DataLoader):
                 return one
@@ -371,10 +369,6 @@ def _named(folder: Path, name: str) -> Iterator[Path]:
     for size in range(1, len(parts) + 1):
         place = folder.joinpath(*parts[:size])
         yield from (one for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file())
-
-
-def _is_count(name: str) -> bool:
-    return any(pattern.fullmatch(name) for pattern in BATCH_NAMES)
 
 
 def _command_line(args: Mapping[str, Any]) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import random
 import sys
 import types
 import unittest.mock
@@ -13,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from foretrain.capture.tracing.devices import is_of
+from foretrain.capture.tracing.guesses import draws_kept
 
 _MEMORY_BYTES = 80 * 2**30
 _PROPERTIES = types.SimpleNamespace(
@@ -289,9 +288,8 @@ def _settings_kept() -> Iterator[None]:
     deterministic, anomalies = torch.are_deterministic_algorithms_enabled(), torch.is_anomaly_enabled()
     folders, place, set_default_device = list(sys.path), Path.cwd(), torch.set_default_device
     held = torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    numbers, own = np.random.get_state(), random.getstate()
     try:
-        with torch.random.fork_rng(devices=[]), cudnn(*held):
+        with draws_kept(), cudnn(*held):
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
@@ -303,8 +301,6 @@ def _settings_kept() -> Iterator[None]:
             set_default_device(None)
         sys.path[:] = folders
         os.chdir(place)
-        np.random.set_state(numbers)
-        random.setstate(own)
 
 
 def _told(text: str) -> dict[str, str]:

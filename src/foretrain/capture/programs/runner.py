@@ -29,6 +29,7 @@ from foretrain.capture.tracing.recorder import DTYPES, Recorder, error_context
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph, Weight
 from foretrain.job import OPTIMIZERS
+from foretrain.options import optimizer_name
 
 _MOST_STEPS = 24
 """Steps of optimizers after which those that have not stepped are taken to be unused."""
@@ -100,7 +101,6 @@ class Program:
                 f"model {info['model']}: it ended after {made or 'no'} optimizer step{'s' * (made != 1)}; "
                 "a step is traced from the end of one to the end of the next, so it has to make two"
             )
-        assert self._graph is not None
         return dataclasses.replace(self._graph, info={**info, **self._graph.info})
 
     def begin_anew(self) -> None:
@@ -361,21 +361,11 @@ class Program:
         )
         if of_most is None:
             return None
-        name = optimizer_name(of_most)
-        if name is None:
-            self.note(f"its optimizer is {type(of_most).__name__}, traced as it is; a job has no name for it")
-        return name
-
-
-def optimizer_name(optimizer: torch.optim.Optimizer) -> str | None:
-    """What an optimizer is called in a job, where it has a name there."""
-    name = type(optimizer).__name__.lower()
-    first = optimizer.param_groups[0]
-    if name == "sgd":
-        return "sgd" if first.get("momentum") else "sgd-plain"
-    if name in ("adam", "adamw") and first.get("fused"):
-        return f"{name}-fused"
-    return name if name in OPTIMIZERS else None
+        kind = type(of_most).__name__
+        if kind.lower() in OPTIMIZERS:
+            return optimizer_name(of_most)
+        self.note(f"its optimizer is {kind}, traced as it is; a job has no name for it")
+        return None
 
 
 def _alive() -> Iterator[torch.Tensor]:

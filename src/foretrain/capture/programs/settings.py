@@ -40,9 +40,9 @@ def own_training(model: Model, base: Path, asked: Mapping[str, Any]) -> dict[str
     """
     workload = Workload(model=model, training=Training(**{"global_batch": 32, **asked}), base=base)
     path, target = located(str(model.name), base)
-    if not is_program(workload):
+    if kind_of(path, target) == "builder":
         return _of_builder(workload, path, target)
-    key = _key(workload, path)
+    key = _key(workload)
     names = cache_folder() / f"{key}.reads.json"
     with contextlib.suppress(InputError, ValueError):
         kept: dict[str, Any] = json.loads(read_text(_note(key, Reads.load(names), path)))
@@ -66,7 +66,7 @@ def trace(workload: Workload, samples: int | None) -> OpGraph:
     model = workload.model
     path, target = located(str(model.name), workload.base)
     training = workload.training
-    key = f"{_key(workload, path)} {digest(path)}"
+    key = f"{_key(workload)} {digest(path)}"
     for before in (_traced.get((key, samples)), _traced.get((key, None))):
         if before is not None and samples in (None, before.samples) and _is_cast(before, training):
             return before
@@ -110,7 +110,7 @@ def _of_builder(workload: Workload, path: Path, target: str) -> dict[str, Any]:
     return {} if rows is None else {"global_batch": rows}
 
 
-def _key(workload: Workload, path: Path) -> str:
+def _key(workload: Workload) -> str:
     model, training = workload.model, workload.training
     content = [
         "program", _REVISION, model.name, model.args, library_versions(model), training.image_shape,

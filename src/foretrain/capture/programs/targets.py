@@ -234,6 +234,10 @@ def batch_parameter(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
     return next((name for pattern in BATCH_NAMES for name in names if pattern.fullmatch(name)), None)
 
 
+def is_batch_name(name: str) -> bool:
+    return any(pattern.fullmatch(name) for pattern in BATCH_NAMES)
+
+
 def imported(tree: ast.AST) -> Iterator[str]:
     """The dotted names of all that a file imports, relative ones without their dots."""
     for node in ast.walk(tree):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 aten = torch.ops.aten
@@ -142,22 +142,25 @@ def everywhere(answer: bool, shape: torch.Size) -> torch.Tensor | None:
 
 
 @contextlib.contextmanager
-def same_draws() -> Iterator[None]:
-    """Random numbers of torch, Python and numpy are the same ones each time, and go on as they were
-    afterwards."""
-    numpy = sys.modules.get("numpy")
-    python, arrays = random.getstate(), numpy.random.get_state() if numpy is not None else None
+def draws_kept() -> Iterator[None]:
+    """Random numbers of torch, Python and numpy go on afterwards as they were."""
+    python, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
-        random.seed(_SEED)
-        if numpy is not None:
-            numpy.random.seed(_SEED)
         try:
             yield
         finally:
             random.setstate(python)
-            if numpy is not None:
-                numpy.random.set_state(arrays)
+            np.random.set_state(arrays)
+
+
+@contextlib.contextmanager
+def same_draws() -> Iterator[None]:
+    """Random numbers are the same ones each time, and go on afterwards as they were."""
+    with draws_kept():
+        torch.manual_seed(_SEED)
+        random.seed(_SEED)
+        np.random.seed(_SEED)
+        yield
 
 
 _SEED = 0

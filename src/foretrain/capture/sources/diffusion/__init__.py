@@ -14,9 +14,9 @@ from foretrain.capture.sources.diffusion.layers import Denoiser
 from foretrain.capture.sources.diffusion.mmdit import Flux, MMDiT
 from foretrain.capture.sources.diffusion.unet import UNet
 from foretrain.capture.sources.loaded import LoadedModel, build_on, building, numbers
-from foretrain.catalog.diffusion import diffusion_model, diffusion_models
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.job import Workload
+from foretrain.model_names import exact_preset, model_presets
 
 NETWORKS: Mapping[str, type[Denoiser]] = {
     "unet": UNet,
@@ -33,13 +33,13 @@ def load_diffusion(workload: Workload, batch: int, device: str) -> LoadedModel:
     """The network of a diffusion model with a batch of noisy latents; its loss is the error of the noise."""
     name, training = workload.model.name, workload.training
     assert name is not None
-    known = diffusion_model(name)
-    if known is None:
-        raise unknown("model.name", name, diffusion_models(), "a diffusion model;")
-    entry = diffusion_models()[known]
+    entry = exact_preset(name)
+    if entry is None or entry["source"] != "diffusion":
+        known = [name for name, preset in model_presets().items() if preset["source"] == "diffusion"]
+        raise unknown("model.name", name, known, "a diffusion model;")
     network = NETWORKS[entry["network"]]
     arguments = {**entry["config"], **_checked(network, workload)}
-    with building(f"model {known}"):
+    with building(f"model {entry['name']}"):
         module = build_on(lambda: network(**arguments), device)
     assert isinstance(module, Denoiser)
     height, width = _places(module, training.image_shape or (3, entry["image"], entry["image"]))
