@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -37,22 +38,32 @@ class Timing:
 
 def build_call(instance: Instance, device: str) -> Call:
     """A function that runs the operator once, on tensors of the instance's shapes, dtypes and strides."""
+    import foretrain.measure.special_calls  # noqa: F401  its builders join those below
+
     builder = _BUILDERS.get(instance.name)
     if builder is not None:
         return builder(instance, device)
-    overload = getattr(getattr(aten, instance.name, None), instance.overload, None)
+    return call_of(instance, make_tensors(instance, device), device)
+
+
+def call_of(instance: Instance, tensors: Sequence[torch.Tensor], device: str) -> Call:
+    """A function that runs the operator once on these tensors."""
+    namespace, _, name = instance.name.rpartition(".")
+    if namespace == "torchvision":
+        import torchvision  # noqa: F401  its operators are there once it is imported
+    overload = getattr(getattr(getattr(torch.ops, namespace or "aten"), name, None), instance.overload, None)
     if overload is None:
         raise InputError(
             f"operator: {instance.name}.{instance.overload} does not exist in torch {torch.__version__}"
         )
-    tensors = make_tensors(instance, device)
     args, kwargs = _arguments(overload, instance, tensors, device)
     return lambda: overload(*args, **kwargs)
 
 
-def make_tensors(instance: Instance, device: str) -> list[torch.Tensor]:
+def make_tensors(instance: Instance, device: str, most: int | None = None) -> list[torch.Tensor]:
+    """The inputs, or the first so many."""
     limit = _index_limit(instance)
-    return [_tensor(spec, device, limit) for spec in instance.inputs]
+    return [_tensor(spec, device, limit) for spec in instance.inputs[:most]]
 
 
 def _tensor(spec: TensorSpec, device: str, limit: int) -> torch.Tensor:
@@ -67,7 +78,7 @@ def _tensor(spec: TensorSpec, device: str, limit: int) -> torch.Tensor:
 
 
 def _fill(tensor: torch.Tensor, limit: int) -> torch.Tensor:
-    if tensor.is_floating_point():
+    if tensor.is_floating_point() or tensor.is_complex():
         return tensor.normal_() if tensor.element_size() > 1 else tensor
     return tensor.random_(0, 2 if tensor.dtype == torch.bool else max(limit, 1))
 
@@ -80,11 +91,14 @@ def _index_limit(instance: Instance) -> int:
     if of.kind == "row loss":
         scores = instance.inputs[int(of.backward)]
         return scores.shape[1] if len(scores.shape) > 1 else scores.shape[0]
+    if instance.name.startswith(("max_pool3d", "adaptive_max_pool")) and of.backward:
+        return math.prod(instance.inputs[1].shape[2:])  # places in a plane, whose gradients are added up
     if of.kind not in ("embedding", "gather", "scatter") or not instance.inputs[0].shape:
         return 1
     indexed = instance.inputs[0].shape
-    by_tensors = instance.name.removesuffix("_") in ("index", "index_put")  # one for any of the dimensions
-    return min(indexed) if by_tensors else indexed[int(instance.args.get("dim", 0))]
+    if isinstance(places := instance.args.get("indices"), list):  # a tensor for some of the dimensions
+        return min(size for size, place in zip(indexed, places, strict=False) if place is not None)
+    return indexed[int(instance.args.get("dim", 0))]
 
 
 def _arguments(
@@ -211,45 +225,14 @@ def _attention_backward(instance: Instance, device: str) -> Call:
     query, key, value = (tensor.requires_grad_() for tensor in tensors[:3])
     bias = instance.args.get("attn_bias")
     mask = tensors[int(bias[1:]) - 1] if isinstance(bias, str) else None
+    wanted = [query, key, value]
+    if mask is not None and (instance.args.get("grad_input_mask") or [False])[-1]:
+        wanted.append(mask.requires_grad_())
     options = {**_plain_options(instance), "attn_mask": mask, "enable_gqa": key.shape[1] != query.shape[1]}
     with torch.enable_grad():
         output = torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
     gradient = _tensor(gradient_spec, device, 1)
-    return lambda: torch.autograd.grad(output, (query, key, value), gradient, retain_graph=True)
-
-
-@builds("_cudnn_rnn", "_cudnn_rnn_backward")
-def _recurrence(instance: Instance, device: str) -> Call:
-    args, x_spec = instance.args, instance.inputs[0]
-    kinds: dict[int, Any] = {2: torch.nn.LSTM, 3: torch.nn.GRU}
-    kind = kinds.get(args["mode"], torch.nn.RNN)
-    dtype = getattr(torch, x_spec.dtype)
-    if len(x_spec.shape) != 3 or args.get("proj_size"):
-        raise InputError("operator: recurrences over packed sequences or with projections are not replayed")
-    options: dict[str, Any] = {"nonlinearity": "relu"} if args["mode"] == 0 else {}
-    module = kind(
-        x_spec.shape[-1],
-        args["hidden_size"],
-        args["num_layers"],
-        batch_first=bool(args.get("batch_first")),
-        dropout=args.get("dropout", 0.0) or 0.0,
-        bidirectional=bool(args.get("bidirectional")),
-        device=device,
-        dtype=dtype,
-        **options,
-    )
-    x = _tensor(x_spec, device, 1).requires_grad_()
-    if instance.name == "_cudnn_rnn":
-
-        def forward() -> Any:
-            with torch.enable_grad():
-                return module(x)
-
-        return forward
-    with torch.enable_grad():
-        output = module(x)[0]
-    gradient = torch.randn_like(output)
-    return lambda: torch.autograd.grad(output, (x, *module.parameters()), gradient, retain_graph=True)
+    return lambda: torch.autograd.grad(output, wanted, gradient, retain_graph=True)
 
 
 # Timing
