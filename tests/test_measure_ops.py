@@ -15,7 +15,7 @@ from foretrain.errors import InputError
 from foretrain.graph import OpGraph, TensorSpec
 from foretrain.measure.instances import Instance, by_value, collect, load_instances, save_instances
 from foretrain.measure.ops import measure_operators
-from foretrain.measure.replay import _match, batch_by_memory, build_call
+from foretrain.measure.replay import _match, batch_by_memory, build_call, busy_s
 
 
 @pytest.fixture(scope="module")
@@ -178,11 +178,22 @@ def test_expanded_and_strided_inputs_keep_their_layout() -> None:
 def test_kernels_belong_to_the_label_during_which_they_were_launched() -> None:
     labels = [(0, 10, "cold 0 0"), (20, 30, "warm 0 0")]
     launched = {1: 5, 2: 15, 3: 25, 4: 29}
-    kernels = [(1, "a", 1.0), (2, "flush", 2.0), (3, "a", 3.0), (4, "b", 4.0), (5, "unknown", 5.0)]
+    kernels = [
+        (1, "a", 6, 7),
+        (2, "flush", 16, 18),
+        (3, "a", 26, 29),
+        (4, "b", 30, 34),
+        (5, "unknown", 35, 40),
+    ]
     assert _match(labels, launched, kernels) == {
-        "cold 0 0": [("a", 1.0)],
-        "warm 0 0": [("a", 3.0), ("b", 4.0)],
+        "cold 0 0": [("a", 6, 7)],
+        "warm 0 0": [("a", 26, 29), ("b", 30, 34)],
     }
+
+
+def test_kernels_side_by_side_keep_the_device_busy_once() -> None:
+    kernels = [("a", 1000, 4000), ("b", 2000, 3000), ("c", 3500, 5000), ("d", 7000, 8000)]
+    assert busy_s(kernels) == pytest.approx(5e-6)
 
 
 def test_batches_stay_within_the_memory() -> None:

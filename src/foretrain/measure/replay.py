@@ -328,7 +328,7 @@ class CudaTimer:
             failed[number] = _why(error)
 
     def _summary(
-        self, kernels: dict[str, list[tuple[str, float]]], number: int, host_s: float
+        self, kernels: dict[str, list[tuple[str, int, int]]], number: int, host_s: float
     ) -> Timing | str:
         runs = {
             kind: [kernels.get(f"{kind} {number} {repeat}", []) for repeat in range(self.repeats)]
@@ -336,12 +336,12 @@ class CudaTimer:
         }
         if not any(runs["warm"]):
             return "no kernel ran"
-        sums = {kind: sorted(sum(time_s for _, time_s in run) for run in each) for kind, each in runs.items()}
+        times = {kind: sorted(map(busy_s, each)) for kind, each in runs.items()}
         middle = self.repeats // 2
-        names = tuple(name[:80] for name, _ in runs["warm"][-1])
+        names = tuple(name[:80] for name, _, _ in runs["warm"][-1])
         return Timing(
-            cold_s=sums["cold"][middle],
-            warm_s=sums["warm"][middle],
+            cold_s=times["cold"][middle],
+            warm_s=times["warm"][middle],
             host_s=host_s,
             kernels=len(names),
             kernel_names=names,
@@ -368,15 +368,26 @@ def is_kernel(event: Any) -> bool:
     )
 
 
-def _kernels_by_label(profile: Any) -> dict[str, list[tuple[str, float]]]:
+def busy_s(kernels: Sequence[tuple[str, int, int]]) -> float:
+    """Seconds with any of the kernels (name, start and end in ns) on the device: cuDNN runs some side by
+    side."""
+    busy_ns, until = 0, 0
+    for _, start, end in sorted(kernels, key=lambda kernel: kernel[1]):
+        busy_ns += max(0, end - max(start, until))
+        until = max(until, end)
+    return busy_ns * 1e-9
+
+
+def _kernels_by_label(profile: Any) -> dict[str, list[tuple[str, int, int]]]:
     """The kernels that ran for each label, matched by when the host launched them."""
     labels: list[tuple[int, int, str]] = []
     launched: dict[int, int] = {}
-    kernels: list[tuple[int, str, float]] = []
+    kernels: list[tuple[int, str, int, int]] = []
     for event in profile.profiler.kineto_results.events():
         name = event.name()
         if is_kernel(event):
-            kernels.append((event.correlation_id(), name, event.duration_ns() * 1e-9))
+            start = event.start_ns()
+            kernels.append((event.correlation_id(), name, start, start + event.duration_ns()))
         elif "CUDA" in str(event.device_type()):
             continue
         elif name.startswith(("cold ", "warm ")):
@@ -387,15 +398,17 @@ def _kernels_by_label(profile: Any) -> dict[str, list[tuple[str, float]]]:
 
 
 def _match(
-    labels: list[tuple[int, int, str]], launched: dict[int, int], kernels: list[tuple[int, str, float]]
-) -> dict[str, list[tuple[str, float]]]:
+    labels: list[tuple[int, int, str]],
+    launched: dict[int, int],
+    kernels: list[tuple[int, str, int, int]],
+) -> dict[str, list[tuple[str, int, int]]]:
     starts = [start for start, _, _ in labels]
-    found: dict[str, list[tuple[str, float]]] = {}
-    for correlation, name, time_s in kernels:
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    for correlation, name, start, end in kernels:
         when = launched.get(correlation)
         position = -1 if when is None else bisect_right(starts, when) - 1
         if position >= 0 and when is not None and when <= labels[position][1]:
-            found.setdefault(labels[position][2], []).append((name, time_s))
+            found.setdefault(labels[position][2], []).append((name, start, end))
     return found
 
 
