@@ -84,6 +84,19 @@ def _alignment(value: int) -> float:
     return float(min((value & -value).bit_length() - 1, 6)) if value else 6.0
 
 
+def _touched_bytes(call: Call) -> int:
+    """The traffic; of a loss that picks a class from each row, only what is picked."""
+    of = traits(call.name)
+    if of.kind == "row loss" and not of.backward and len(call.inputs) > 1:
+        rows: int = call.inputs[1].numel
+        return min(call.bytes, rows * _SECTOR_BYTES)
+    return call.bytes
+
+
+_SECTOR_BYTES = 64
+"""Least traffic for one element that lies alone, and its index."""
+
+
 class _Scene:
     """One operator on one device, with the quantities that several figures share."""
 
@@ -96,7 +109,8 @@ class _Scene:
         self.bandwidth = device.memory_bytes_per_s * device.sustained_memory
         self.sms = float(device.sms or 100)
         self.compute_s = call.flops / self.peak
-        self.memory_s = call.bytes / self.bandwidth
+        self.bytes = _touched_bytes(call)
+        self.memory_s = self.bytes / self.bandwidth
         self.item = ITEM_BYTES[call.inputs[0].dtype] if call.inputs else 4
         self.convolution = _sizes(call) if traits(call.name).kind == "convolution" else None
         self.conversion_s = 0.0
@@ -112,7 +126,7 @@ class _Scene:
             _log(compute_s / 1e-6),
             _log(memory_s / 1e-6),
             _log(compute_s / memory_s),
-            _log(max(self.call.bytes, 1) / (device.l2_bytes or 4 << 20)),
+            _log(max(self.bytes, 1) / (device.l2_bytes or 4 << 20)),
             float(self.item),
             _KINDS.get(self.kind, 0.0),
             _log(self.peak / self.bandwidth),
