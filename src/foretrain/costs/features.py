@@ -416,7 +416,7 @@ _TRAFFIC = tuple(
 def _norms(scene: _Scene) -> list[float]:
     """Rows that are brought to mean 0 each: of a channel, a group of them, or the last dimensions."""
     args, of = scene.call.args, traits(scene.call.name)
-    x = max(scene.call.inputs, key=lambda spec: spec.numel)
+    x = max(scene.call.inputs, key=lambda spec: spec.numel, default=TensorSpec((1,), "float32"))
     if of.kind == "row norm":
         rows = x.numel // max(1, math.prod(args.get("normalized_shape") or x.shape[-1:]))
     elif "group" in args:
