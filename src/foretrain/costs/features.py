@@ -9,9 +9,10 @@ from typing import Any
 
 from foretrain.cluster import Device
 from foretrain.costs.base import Call
-from foretrain.costs.roofline import arithmetic
+from foretrain.costs.roofline import SCALED, arithmetic
 from foretrain.costs.serial import serial_s
 from foretrain.graph import ITEM_BYTES, TensorSpec
+from foretrain.graph.ir import PACKED
 from foretrain.graph.opset import KINDS, Kind, traits
 
 SERIAL = "serial"
@@ -134,7 +135,7 @@ class _Scene:
         return [*map(_log, sizes), *(figure for waves, fill in tiled for figure in (_log(waves), fill))]
 
 
-_KINDS = {"fp64": -1.0, "fp32": 0.0, "tf32": 1.0, "bf16": 2.0, "fp16": 2.0, "fp8": 3.0}
+_KINDS = {"fp64": -1.0, "fp32": 0.0, "tf32": 1.0, "bf16": 2.0, "fp16": 2.0, "fp8": 3.0, "fp4": 4.0}
 _COMMON = tuple("compute memory balance l2 item kind ridge bandwidth_per_sm sms capability".split())
 _PRODUCT = tuple("m n k batch least depth waves64 fill64 waves128 fill128 waves256 fill256".split())
 
@@ -144,20 +145,38 @@ def _transposed(spec: TensorSpec) -> bool:
 
 
 def _products(scene: _Scene) -> list[float]:
-    """mm, addmm, bmm, baddbmm: the last two inputs are the matrices."""
-    inputs = scene.call.inputs
-    a, b = inputs[-2], inputs[-1]
+    """mm, addmm, bmm, baddbmm: the last two inputs are the matrices; of a scaled product the first two."""
+    inputs, scaled = scene.call.inputs, scene.call.name == SCALED
+    a, b = inputs[:2] if scaled else inputs[-2:]
     batched = len(a.shape) == 3
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    marks = (_transposed(a), _transposed(b), len(inputs) > 2, batched)
+    m, k, n = a.shape[-2], b.shape[-2] * (2 if b.dtype == PACKED else 1), b.shape[-1]
+    marks = (_transposed(a), _transposed(b), len(inputs) > 2 and not scaled, batched)
     return [
         *scene.product(m, n, k, a.shape[0] if batched else 1),
         *map(float, marks),
         *map(_alignment, (m, n, k)),
+        _scaling(scene.call) if scaled else 0.0,
+        float(scaled and ITEM_BYTES[a.dtype] > 1),
+        float(_LIBRARIES.index(scene.call.args.get("library", "cublas"))),
     ]
 
 
-_PRODUCT_COLUMNS = (*_PRODUCT, *"transposed_a transposed_b bias batched align_m align_n align_k".split())
+def _scaling(call: Call) -> float:
+    """How finely a product is scaled: by tensor, by row, by block of 128, by 16 numbers."""
+    a, scale = call.inputs[0], call.inputs[2] if len(call.inputs) > 2 else None
+    if scale is None or scale.numel <= 1:
+        return 1.0
+    if scale.numel <= a.shape[0]:
+        return 2.0
+    return 3.0 if scale.numel * 32 < a.numel else 4.0
+
+
+_LIBRARIES = ("cublas", "cutlass", "deepgemm", "cutedsl")
+"""Whose kernel a scaled product is, in ``args`` where it is not torch's own."""
+_PRODUCT_COLUMNS = (
+    *_PRODUCT,
+    *"transposed_a transposed_b bias batched align_m align_n align_k scaling casts library".split(),
+)
 
 
 @dataclass(frozen=True, slots=True)

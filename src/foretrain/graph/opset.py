@@ -105,7 +105,7 @@ def waits(name: str) -> bool:
 # The table
 
 _NAMES: dict[Kind, str] = {
-    "product": "mm addmm",
+    "product": "mm addmm _scaled_mm",
     "batched product": "bmm baddbmm",
     "grouped product": "_grouped_mm",
     "vector product": "mv addmv dot vdot addr ger",
@@ -129,7 +129,7 @@ _NAMES: dict[Kind, str] = {
         """,
     "sum": "sum mean var var_mean std std_mean nansum",
     "reduction": """
-        amax amin max min aminmax all any prod argmax argmin logsumexp median nanmedian mode count_nonzero
+        te.amax amax amin max min aminmax all any prod argmax argmin logsumexp median nanmedian mode count_nonzero
         trace
         """,
     "scan": "cumsum cumprod logcumsumexp cummax cummin",
@@ -146,7 +146,7 @@ _NAMES: dict[Kind, str] = {
         repeat_interleave multinomial randperm
         """,
     "copy": """
-        clone copy _to_copy cat stack constant_pad_nd repeat roll flip tril triu diag_embed slice_backward
+        te.cast_transpose clone copy _to_copy cat stack constant_pad_nd repeat roll flip tril triu diag_embed slice_backward
         select_backward diagonal_backward split_backward slice_scatter select_scatter diagonal_scatter
         as_strided_scatter pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
         """,
