@@ -24,6 +24,8 @@ from foretrain.units import parse_seconds
 Source = Literal["timm", "torchvision", "transformers", "diffusion", "python", "onnx", "graph"]
 Precision = Literal["fp32", "tf32", "amp-bf16", "amp-fp16", "bf16", "fp16", "fp8"]
 Fp8 = Literal["tensorwise", "rowwise", "rowwise-gw-hp", "delayed", "current", "blockwise", "mxfp8"]
+TORCHAO: tuple[Fp8, ...] = ("tensorwise", "rowwise", "rowwise-gw-hp")
+"""Ways of fp8 that are operators of torch; the others are kernels of Transformer Engine."""
 Framework = Literal[
     "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"
 ]

@@ -17,6 +17,8 @@ from foretrain.graph.opset import KINDS, Kind, traits
 
 SERIAL = "serial"
 """The family of operators whose work is done in turn (``serial.py``); there are no figures to learn from."""
+SCALED_PRODUCT = "scaled product"
+"""The family of products in fp8 and fp4."""
 KERNEL_FLOOR_S = 2e-6
 """About the shortest time that a kernel takes."""
 
@@ -42,7 +44,10 @@ def describe(call: Call, device: Device, precision: str) -> Described:
         return Described(SERIAL, in_turn_s, [])
     channels_last = any(spec.channels_last for spec in call.inputs[:2])
     _, figures = _FAMILIES[family]
-    return Described(family, ideal_s + scene.conversion_s, [*scene.common(), *figures(scene)], channels_last)
+    common = scene.common()
+    if family in _WITHOUT_BALANCE:
+        common = [one for name, one in zip(_COMMON, common, strict=True) if name not in _BALANCE]
+    return Described(family, ideal_s + scene.conversion_s, [*common, *figures(scene)], channels_last)
 
 
 # Families
@@ -68,6 +73,8 @@ def family_of(call: Call) -> str:
     """The family of operators that share a learned model; what is of no other kind counts as pointwise."""
     of = traits(call.name)
     family = "optimizer" if of.multi_tensor else _FAMILY_OF[of.kind]
+    if call.name == SCALED:
+        return SCALED_PRODUCT
     if family == "convolution" and 1 < call.args.get("groups", 1) == call.inputs[int(of.backward)].shape[1]:
         family = "depthwise"
     return f"{family}_backward" if of.backward and family in _WITH_GRADIENTS else family
@@ -137,6 +144,11 @@ class _Scene:
 
 _KINDS = {"fp64": -1.0, "fp32": 0.0, "tf32": 1.0, "bf16": 2.0, "fp16": 2.0, "fp8": 3.0, "fp4": 4.0}
 _COMMON = tuple("compute memory balance l2 item kind ridge bandwidth_per_sm sms capability".split())
+_WITHOUT_BALANCE = frozenset({SCALED_PRODUCT})
+"""Families known of four devices: what a device has of bandwidth would only tell which one it is, and an H100
+would be taken for a B200, whose balance is the same."""
+
+_BALANCE = ("ridge", "bandwidth_per_sm")
 _PRODUCT = tuple("m n k batch least depth waves64 fill64 waves128 fill128 waves256 fill256".split())
 
 
@@ -145,24 +157,39 @@ def _transposed(spec: TensorSpec) -> bool:
 
 
 def _products(scene: _Scene) -> list[float]:
-    """mm, addmm, bmm, baddbmm: the last two inputs are the matrices; of a scaled product the first two."""
-    inputs, scaled = scene.call.inputs, scene.call.name == SCALED
-    a, b = inputs[:2] if scaled else inputs[-2:]
+    """mm, addmm, bmm, baddbmm: the last two inputs are the matrices."""
+    inputs = scene.call.inputs
+    a, b = inputs[-2], inputs[-1]
     batched = len(a.shape) == 3
-    m, k, n = a.shape[-2], b.shape[-2] * (2 if b.dtype == PACKED else 1), b.shape[-1]
-    marks = (_transposed(a), _transposed(b), len(inputs) > 2 and not scaled, batched)
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    marks = (_transposed(a), _transposed(b), len(inputs) > 2, batched)
     return [
         *scene.product(m, n, k, a.shape[0] if batched else 1),
         *map(float, marks),
         *map(_alignment, (m, n, k)),
-        _scaling(scene.call) if scaled else 0.0,
-        float(scaled and ITEM_BYTES[a.dtype] > 1),
-        float(_LIBRARIES.index(scene.call.args.get("library", "cublas"))),
+    ]
+
+
+_PRODUCT_COLUMNS = (*_PRODUCT, *"transposed_a transposed_b bias batched align_m align_n align_k".split())
+
+
+def _scaled_products(scene: _Scene) -> list[float]:
+    """_scaled_mm: two matrices in fp8 or fp4, then their scales."""
+    call = scene.call
+    a, b = call.inputs[:2]
+    m, k, n = a.shape[0], b.shape[0] * (2 if b.dtype == PACKED else 1), b.shape[1]
+    return [
+        *scene.product(m, n, k, 1),
+        *map(_alignment, (m, n, k)),
+        _scaling(call),
+        float(ITEM_BYTES[a.dtype] > 1),
+        float(bool(call.args.get("use_fast_accum"))),
+        float(_LIBRARIES.index(call.args.get("library", "cublas"))),
     ]
 
 
 def _scaling(call: Call) -> float:
-    """How finely a product is scaled: by tensor, by row, by block of 128, by 16 numbers."""
+    """How finely a product is scaled: by tensor, by row, by 128 numbers, by 32 or 16."""
     a, scale = call.inputs[0], call.inputs[2] if len(call.inputs) > 2 else None
     if scale is None or scale.numel <= 1:
         return 1.0
@@ -172,11 +199,8 @@ def _scaling(call: Call) -> float:
 
 
 _LIBRARIES = ("cublas", "cutlass", "deepgemm", "cutedsl")
-"""Whose kernel a scaled product is, in ``args`` where it is not torch's own."""
-_PRODUCT_COLUMNS = (
-    *_PRODUCT,
-    *"transposed_a transposed_b bias batched align_m align_n align_k scaling casts library".split(),
-)
+"""Whose kernel a scaled product is: in ``args`` where it is not torch's own."""
+_SCALED_COLUMNS = (*_PRODUCT, *"align_m align_n align_k scaling casts fast library".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,6 +483,7 @@ def _run(spec: TensorSpec) -> int:
 _Figures = Callable[[_Scene], list[float]]
 _FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
     "product": (_PRODUCT_COLUMNS, _products),
+    SCALED_PRODUCT: (_SCALED_COLUMNS, _scaled_products),
     "convolution": ((*_SHAPE, *_PRODUCT), _convolution),
     "depthwise": ((*_SHAPE, *_PRODUCT, "channels_last"), _depthwise),
     "convolution_backward": (_BACKWARD, _convolution_backward),
@@ -472,6 +497,11 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
 }
 FAMILIES = tuple(_FAMILIES)
 COLUMNS: dict[str, tuple[str, ...]] = {
-    name: (*_COMMON, *columns, "name_effect") for name, (columns, _) in _FAMILIES.items()
+    name: (
+        *(one for one in _COMMON if name not in _WITHOUT_BALANCE or one not in _BALANCE),
+        *columns,
+        "name_effect",
+    )
+    for name, (columns, _) in _FAMILIES.items()
 }
 """Names of each family's figures; the last is the effect of the operator's name, which the fit learns."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.catalog import Catalog, Device
-from foretrain.costs.features import SERIAL, Described, describe
+from foretrain.costs.features import SCALED_PRODUCT, SERIAL, Described, describe
 from foretrain.costs.kernels import kernel_kind
 from foretrain.costs.learned import GENERAL, LearnedCosts, Lookup, OperatorModel
 from foretrain.costs.measured import MeasuredOperator
@@ -65,9 +65,10 @@ def fit_costs(
             continue
         described = describe(one, device, one.precision)
         samples.setdefault(described.family, []).append(_Sample(one, described, one.device_s))
-        if one.key:
+        if one.key or described.family == SCALED_PRODUCT:
             for slower in _slower_memory(one, device):
                 samples.setdefault(slower.described.family, []).append(slower)
+        if one.key:
             keys.setdefault(device.name, {})[int(one.key[:16], 16)] = (one.device_s, one.kernels or 1)
     counts: dict[str, int] = {}
     for sample in (sample for group in samples.values() for sample in group):
@@ -77,7 +78,11 @@ def fit_costs(
         tell(f"{family}: {sum(not sample.virtual for sample in group):,} operators")
         models[GENERAL][family] = _fit(family, group, _FOR_ALL)
         for name in sorted(name for name, count in counts.items() if count >= _OWN and name in keys):
-            own = [sample for sample in group if sample.operator.device == name and not sample.virtual]
+            own = [
+                sample
+                for sample in group
+                if sample.operator.device == name and sample.operator.key and not sample.virtual
+            ]
             if len(own) >= _LEAST or (own and family == SERIAL):
                 models.setdefault(name, {})[family] = _fit(family, own, _FOR_ONE)
     lookups = {device: _lookup(table) for device, table in sorted(keys.items())}

@@ -60,8 +60,8 @@ SCALED = "_scaled_mm"
 """The product of matrices in fp8 or fp4 with their scales. Its second operand tells the format: the first is
 in bf16 where the kernel that casts it is timed with it."""
 _BY_CUDNN = ("convolution", "recurrence")
-_IN_FP8 = ("product", "grouped product")
-"""Of the matrix products: those between activations, in attention, stay in the format of their inputs."""
+_IN_FP8 = ("grouped product",)
+"""Experts are traced in bf16; other products of a step in fp8 have inputs in fp8."""
 _SHORT = {
     "float64": "fp64",
     "float32": "fp32",

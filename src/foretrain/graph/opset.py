@@ -129,8 +129,8 @@ _NAMES: dict[Kind, str] = {
         """,
     "sum": "sum mean var var_mean std std_mean nansum",
     "reduction": """
-        te.amax amax amin max min aminmax all any prod argmax argmin logsumexp median nanmedian mode count_nonzero
-        trace
+        amax amin max min aminmax all any prod argmax argmin logsumexp median nanmedian mode count_nonzero
+        trace te.amax
         """,
     "scan": "cumsum cumprod logcumsumexp cummax cummin",
     "sort": "sort argsort topk kthvalue msort torchvision.nms",
@@ -146,9 +146,10 @@ _NAMES: dict[Kind, str] = {
         repeat_interleave multinomial randperm
         """,
     "copy": """
-        te.cast_transpose clone copy _to_copy cat stack constant_pad_nd repeat roll flip tril triu diag_embed slice_backward
+        clone copy _to_copy cat stack constant_pad_nd repeat roll flip tril triu diag_embed slice_backward
         select_backward diagonal_backward split_backward slice_scatter select_scatter diagonal_scatter
         as_strided_scatter pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
+        te.cast_transpose
         """,
     "window": """
         im2col col2im unfold_backward reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d

@@ -297,7 +297,7 @@ def product_call(row: Mapping[str, str]) -> Made | None:
         scales = [_spec([m, blocks], "float32"), _spec([blocks, math.ceil(n / 128)], "float32")]
     else:
         return None
-    return "_scaled_mm", (a, b, *scales), out, {"library": library}
+    return "_scaled_mm", (a, b, *scales), out, {"library": library, "use_fast_accum": True}
 
 
 def _read_attention(path: Path) -> Iterator[MeasuredOperator]:
@@ -307,7 +307,9 @@ def _read_attention(path: Path) -> Iterator[MeasuredOperator]:
         b, s, heads, shared, d = (
             int(row[name]) for name in ("batch", "sequence", "heads", "kv_heads", "head_dim")
         )
-        query, key = (TensorSpec((b, h, s, d), row["dtype"], (s * h * d, d, h * d, 1)) for h in (heads, shared))
+        query, key = (
+            TensorSpec((b, h, s, d), row["dtype"], (s * h * d, d, h * d, 1)) for h in (heads, shared)
+        )
         library = "flash" if row["kernel"] == "vllm_flash_attn" else "cudnn"
         name = f"_scaled_dot_product_{library}_attention"
         made = name, (query, key, key), (query,), {"is_causal": True}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from foretrain.job import Fp8
+from foretrain.job import TORCHAO, Fp8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _MULTIPLE = 16
@@ -26,7 +26,6 @@ _HEADS = frozenset("lm_head output head fc classifier score embed_out output_pro
 """What models call the layer of their logits, which stays in bf16."""
 _SMALLEST = 1e-12
 """Below which a largest value is not divided by."""
-BY_TRANSFORMER_ENGINE: tuple[Fp8, ...] = ("delayed", "current", "blockwise", "mxfp8")
 
 
 def into_fp8(module: nn.Module, recipe: Fp8) -> int:
@@ -83,11 +82,11 @@ class _Float8Conv1D(nn.Module):
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: Fp8) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1])
-    if recipe in BY_TRANSFORMER_ENGINE:
-        y = _FusedCasts.apply(rows, weight, bias, recipe)
-    else:
+    if recipe in TORCHAO:
         y = _SeparateCasts.apply(rows, weight, recipe)
         y = y if bias is None else y + bias
+    else:
+        y = _FusedCasts.apply(rows, weight, bias, recipe)
     return y.reshape(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
 
 
@@ -243,7 +242,8 @@ def _library() -> torch.library.Library:
     library.define("amax(Tensor x) -> Tensor")
     library.impl("amax", lambda x: x.new_empty((), dtype=torch.float32), "Meta")
     library.define(
-        "cast_transpose(Tensor x, ScalarType dtype, int block, bool square) -> (Tensor, Tensor, Tensor, Tensor)"
+        "cast_transpose(Tensor x, ScalarType dtype, int block, bool square)"
+        " -> (Tensor, Tensor, Tensor, Tensor)"
     )
     library.impl("cast_transpose", _cast_transpose, "Meta")
     return library
