@@ -301,12 +301,16 @@ def product_call(row: Mapping[str, str]) -> Made | None:
 
 
 def _read_attention(path: Path) -> Iterator[MeasuredOperator]:
-    """Causal attention over whole sequences. FlashAttention 3 and 4 and TensorRT-LLM's kernels on Hopper and
-    Blackwell stand for cuDNN's, which torch calls there."""
+    """Causal attention over whole sequences, long and with few heads of keys alone: the times hold what a
+    server does around it (tens of microseconds, and writing keys and values to its cache), which is twice
+    the kernel's on short ones. FlashAttention 3 and 4 and TensorRT-LLM's kernels on Hopper and Blackwell
+    stand for cuDNN's, which torch calls there."""
     for row in _rows(path, lambda row: (row["device"], row["kernel"])):
         b, s, heads, shared, d = (
             int(row[name]) for name in ("batch", "sequence", "heads", "kv_heads", "head_dim")
         )
+        if float(row["latency_s"]) < _ATTENTION_S or heads < _SHARED_BY * shared:
+            continue
         query, key = (
             TensorSpec((b, h, s, d), row["dtype"], (s * h * d, d, h * d, 1)) for h in (heads, shared)
         )
@@ -317,6 +321,8 @@ def _read_attention(path: Path) -> Iterator[MeasuredOperator]:
 
 
 _FP8 = "float8_e4m3fn"
+_ATTENTION_S, _SHARED_BY = 5e-4, 4
+"""Seconds, and heads of queries for each of keys, from which on a server's attention is the kernel's."""
 _READERS: dict[str, Callable[[Path], Iterator[MeasuredOperator]]] = {
     "ets_t4.csv.gz": functools.partial(_read_ets, device="t4"),
     "ets_2080ti.csv.gz": functools.partial(_read_ets, device="rtx-2080-ti"),
