@@ -174,7 +174,8 @@ class _FusedCasts(torch.autograd.Function):
         )
         ctx.save_for_backward(columns, column_scale, weight_columns, weight_column_scale)
         ctx.recipe = recipe
-        return _scaled_mm(rows, of_weight.t(), scale, weight_scale.t(), bias, fast=True)
+        fast = recipe not in _BLOCKS
+        return _scaled_mm(rows, of_weight.t(), scale, weight_scale.t(), bias, fast=fast)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
