@@ -83,10 +83,10 @@ class _Float8Conv1D(nn.Module):
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: Fp8) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1])
     if recipe in TORCHAO:
-        y = _SeparateCasts.apply(rows, weight, recipe)
+        y = _SeparateCasts.apply(rows, weight, recipe)  # type: ignore[no-untyped-call]
         y = y if bias is None else y + bias
     else:
-        y = _FusedCasts.apply(rows, weight, bias, recipe)
+        y = _FusedCasts.apply(rows, weight, bias, recipe)  # type: ignore[no-untyped-call]
     return y.reshape(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
 
 
