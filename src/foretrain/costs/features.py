@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.cluster import Device
+from foretrain.costs import recurrences
 from foretrain.costs.base import Call
 from foretrain.costs.roofline import arithmetic
 from foretrain.costs.serial import serial_s
@@ -37,7 +38,9 @@ def describe(call: Call, device: Device, precision: str) -> Described:
     family = family_of(call)
     scene = _Scene(call, device, precision, family)
     ideal_s, in_turn_s = max(scene.compute_s, scene.memory_s, KERNEL_FLOOR_S), serial_s(call, device)
-    if in_turn_s > ideal_s:
+    if family == "recurrence":
+        ideal_s = max(ideal_s, in_turn_s)
+    elif in_turn_s > ideal_s:
         return Described(SERIAL, in_turn_s, [])
     channels_last = any(spec.channels_last for spec in call.inputs[:2])
     _, figures = _FAMILIES[family]
@@ -57,7 +60,7 @@ _FAMILY_OF: dict[Kind, str] = {
     **dict.fromkeys(("sum", "reduction", "vector norm", "scan", "sort"), "reduction"),
     **dict.fromkeys(("copy", "window", "wait"), "copy"),
     **dict.fromkeys(("embedding", "gather", "scatter"), "lookup"),
-    **dict.fromkeys(("pooling", "resampling"), "pooling"),
+    **dict.fromkeys(("pooling", "resampling", "interpolation"), "pooling"),
 }
 _WITH_GRADIENTS = ("convolution", "depthwise", "attention", "norm")
 """Families whose backward pass is one of its own."""
@@ -90,6 +93,9 @@ def _touched_bytes(call: Call) -> int:
     if of.kind == "row loss" and not of.backward and len(call.inputs) > 1:
         rows: int = call.inputs[1].numel
         return min(call.bytes, rows * _SECTOR_BYTES)
+    if call.name.startswith("_embedding_bag") and len(call.inputs) > 1:  # a row for each index, not bag
+        table, indices = call.inputs[:2]
+        return call.bytes + indices.numel * table.shape[-1] * ITEM_BYTES[table.dtype]
     return call.bytes
 
 
@@ -191,6 +197,8 @@ class _Convolution:
     channels_last: bool
     dilated: bool
     gradients: int
+    rank: int
+    """Dimensions of an image, a video or a signal."""
     biased: bool
     """A bias is added in a kernel of its own."""
     repacked: int
@@ -262,6 +270,7 @@ def _sizes(call: Call) -> _Convolution:
         channels_last=channels_last,
         dilated=max(dilations) > 1,
         gradients=sum(args["output_mask"][:2]) if backward else 0,
+        rank=len(window),
         biased=not backward and isinstance(args.get("bias"), str),
         repacked=sum(spec.numel for spec in operands if not _in_layout(spec, channels_last)),
     )
@@ -282,7 +291,8 @@ def _each(args: Mapping[str, Any], name: str, x: TensorSpec) -> Sequence[int]:
 def _shape(scene: _Scene, conv: _Convolution) -> list[float]:
     """Sizes, and how long each operand takes to be moved.
 
-    Not the layout: efficiencies carry over from NCHW to NHWC, the conversions do not.
+    Not the layout: efficiencies carry over from NCHW to NHWC, the conversions do not. But a 1x1 convolution
+    is one product over all samples where the channels lie side by side, else one for each.
     """
     per_us = scene.bandwidth / scene.item * 1e-6
     return [
@@ -296,12 +306,15 @@ def _shape(scene: _Scene, conv: _Convolution) -> list[float]:
         _log(1 + conv.added / per_us),
         _log(max(scene.compute_s, scene.memory_s) / conv.groups / 1e-6),
         _log(conv.n),
+        float(conv.plain_product and conv.channels_last),
+        float(conv.rank),
     ]
 
 
 _SHAPE = tuple(
     "input_us output_us weight_us convertible_us channels filters groups inside window stride dilated "
-    "align_channels align_filters align_inside repacked_us added_us group_us samples".split()
+    "align_channels align_filters align_inside repacked_us added_us group_us samples "
+    "one_product rank".split()
 )
 
 
@@ -413,6 +426,39 @@ _TRAFFIC = tuple(
 )
 
 
+def _recurrences(scene: _Scene) -> list[float]:
+    call, args, x = scene.call, scene.call.args, scene.call.inputs[0]
+    packed = args.get("batch_sizes") or ()
+    samples = packed[0] if packed else x.shape[0 if args.get("batch_first") else 1]
+    sizes = (recurrences.times(call), recurrences.layers(call), samples, args["hidden_size"], x.shape[-1])
+    return [
+        *map(_log, sizes),
+        float(args.get("mode", 0)),
+        float(bool(args.get("bidirectional"))),
+        float(bool(packed)),
+        float(recurrences.is_persistent(call)),
+        float(traits(call.name).backward),
+    ]
+
+
+_RECURRENCES = tuple("times layers samples hidden width mode both packed persistent backward".split())
+
+
+def _lookups(scene: _Scene) -> list[float]:
+    """With how many rows are looked up, and how wide one is: a block of threads for each."""
+    indices = max((spec.numel for spec in scene.call.inputs if spec.dtype in ("int64", "int32")), default=1)
+    table = scene.call.inputs[0].shape if scene.call.inputs else ()
+    return [
+        *_traffic(scene),
+        _log(indices / scene.sms),
+        _log(table[-1] if table else 1),
+        _log(table[0] if table else 1),
+    ]
+
+
+_LOOKUPS = (*_TRAFFIC, *"indices row_width rows".split())
+
+
 def _norms(scene: _Scene) -> list[float]:
     """Rows that are brought to mean 0 each: of a channel, a group of them, or the last dimensions."""
     args, of = scene.call.args, traits(scene.call.name)
@@ -502,9 +548,11 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
     "attention": (_ATTENTION, _attention),
     "attention_backward": (_ATTENTION, _attention),
     **dict.fromkeys(
-        "softmax reduction copy lookup pooling recurrence optimizer pointwise".split(),
+        "softmax reduction copy pooling optimizer pointwise".split(),
         (_TRAFFIC, _traffic),
     ),
+    "lookup": (_LOOKUPS, _lookups),
+    "recurrence": (_RECURRENCES, _recurrences),
     "norm": (_NORMS, _norms),
     "norm_backward": (_NORMS, _norms),
     "depthwise_backward": ((*_BACKWARD, "channels_last"), _depthwise),
