@@ -291,8 +291,9 @@ def _each(args: Mapping[str, Any], name: str, x: TensorSpec) -> Sequence[int]:
 def _shape(scene: _Scene, conv: _Convolution) -> list[float]:
     """Sizes, and how long each operand takes to be moved.
 
-    Not the layout: efficiencies carry over from NCHW to NHWC, the conversions do not. But a 1x1 convolution
-    is one product over all samples where the channels lie side by side, else one for each.
+    Not the layout of dense ones: efficiencies carry over from NCHW to NHWC, the conversions do not. But a 1x1
+    convolution is one product over all samples where the channels lie side by side, else one for each, and
+    groups and videos have kernels of their own in either layout.
     """
     per_us = scene.bandwidth / scene.item * 1e-6
     return [
@@ -306,15 +307,17 @@ def _shape(scene: _Scene, conv: _Convolution) -> list[float]:
         _log(1 + conv.added / per_us),
         _log(max(scene.compute_s, scene.memory_s) / conv.groups / 1e-6),
         _log(conv.n),
-        float(conv.plain_product and conv.channels_last),
+        float(conv.channels_last and (conv.plain_product or conv.groups > 1 or conv.rank != 2)),
         float(conv.rank),
+        _log(conv.k / conv.c),
+        float(bool(scene.call.args.get("transposed"))),
     ]
 
 
 _SHAPE = tuple(
     "input_us output_us weight_us convertible_us channels filters groups inside window stride dilated "
     "align_channels align_filters align_inside repacked_us added_us group_us samples "
-    "one_product rank".split()
+    "last rank widening transposed".split()
 )
 
 
