@@ -446,6 +446,26 @@ def test_a_loss_over_rows_reads_what_it_picks() -> None:
     assert describe(loss, H200, "fp32").ideal_s < 0.1 * loss.bytes / H200.memory_bytes_per_s
 
 
+def test_what_is_done_in_turn_has_a_time_whatever_the_device() -> None:
+    image, half = spec(8, 64, 28, 28), spec(8, 64, 28, 28, dtype="bfloat16")
+    up = [call("upsample_bicubic2d_backward", one, output_size=[28, 28]) for one in (image, half)]
+    assert [describe(one, H200, "fp32").family for one in up] == [SERIAL, SERIAL]
+    assert describe(up[1], H200, "fp32").ideal_s > 4 * describe(up[0], H200, "fp32").ideal_s
+    pooled = call("adaptive_max_pool2d", spec(8, 64, 112, 112), output_size=[1, 1])
+    assert describe(pooled, H200, "fp32").ideal_s > 1e-3
+
+
+def test_equal_indices_are_those_that_share_a_row() -> None:
+    def added(rows: int) -> float:
+        inputs = spec(rows, 8), spec(50000, dtype="int64"), spec(50000, 8)
+        return describe(call("index_put", *inputs, indices=["%1"], accumulate=True), H200, "fp32").ideal_s
+
+    assert added(10) > 5 * added(1000)
+    few = call("index_put", spec(6, 784), spec(50000, dtype="int64"), spec(6, 50000), accumulate=True)
+    columns = replace(few, args={**few.args, "indices": [None, "%1"]})
+    assert describe(columns, H200, "fp32").ideal_s < added(10) / 5
+
+
 def test_a_layout_that_needs_no_conversion_has_a_lower_roof() -> None:
     plain = convolution(32, 64, 64, 56, 3)
     x = plain.inputs[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.cluster import Device
+from foretrain.costs import recurrences
 from foretrain.costs.base import Call
 from foretrain.costs.roofline import SCALED, arithmetic
 from foretrain.costs.serial import serial_s
@@ -41,7 +42,9 @@ def describe(call: Call, device: Device, precision: str) -> Described:
     scene = _Scene(call, device, precision, family)
     traffic_s = scene.cached_s() if family == SCALED_PRODUCT else scene.memory_s
     ideal_s, in_turn_s = max(scene.compute_s, traffic_s, KERNEL_FLOOR_S), serial_s(call, device)
-    if in_turn_s > ideal_s:
+    if family == "recurrence":
+        ideal_s = max(ideal_s, in_turn_s)
+    elif in_turn_s > ideal_s:
         return Described(SERIAL, in_turn_s, [])
     channels_last = any(spec.channels_last for spec in call.inputs[:2])
     _, figures = _FAMILIES[family]
@@ -64,7 +67,7 @@ _FAMILY_OF: dict[Kind, str] = {
     **dict.fromkeys(("sum", "reduction", "vector norm", "scan", "sort"), "reduction"),
     **dict.fromkeys(("copy", "window", "wait"), "copy"),
     **dict.fromkeys(("embedding", "gather", "scatter"), "lookup"),
-    **dict.fromkeys(("pooling", "resampling"), "pooling"),
+    **dict.fromkeys(("pooling", "resampling", "interpolation"), "pooling"),
 }
 _WITH_GRADIENTS = ("convolution", "depthwise", "attention", "norm")
 """Families whose backward pass is one of its own."""
@@ -99,6 +102,9 @@ def _touched_bytes(call: Call) -> int:
     if of.kind == "row loss" and not of.backward and len(call.inputs) > 1:
         rows: int = call.inputs[1].numel
         return min(call.bytes, rows * _SECTOR_BYTES)
+    if call.name.startswith("_embedding_bag") and len(call.inputs) > 1:  # a row for each index, not bag
+        table, indices = call.inputs[:2]
+        return call.bytes + indices.numel * table.shape[-1] * ITEM_BYTES[table.dtype]
     return call.bytes
 
 
@@ -248,6 +254,7 @@ class _Convolution:
     window: int
     stride: int
     rank: int
+    """Dimensions of an image, a video or a signal."""
     transposed: bool
     channels_last: bool
     dilated: bool
@@ -270,6 +277,11 @@ class _Convolution:
     @property
     def plain_product(self) -> bool:
         return self.window == 1 and self.stride == 1
+
+    @property
+    def own_kernels(self) -> bool:
+        """Whether either layout has kernels of its own, on every device."""
+        return self.plain_product or self.groups > 1 or self.rank != 2
 
     @property
     def added(self) -> int:
@@ -343,7 +355,11 @@ def _each(args: Mapping[str, Any], name: str, x: TensorSpec) -> Sequence[int]:
 
 
 def _shape(scene: _Scene, conv: _Convolution) -> list[float]:
-    """Sizes, layout, and how long each operand takes to be moved."""
+    """Sizes, layout, and how long each operand takes to be moved.
+
+    A 1x1 convolution is one product over all samples where the channels lie side by side, else one for each,
+    and groups and videos have kernels of their own in either layout.
+    """
     per_us = scene.bandwidth / scene.item * 1e-6
     return [
         *(_log(elements / per_us) for elements in conv.moved),
@@ -356,21 +372,22 @@ def _shape(scene: _Scene, conv: _Convolution) -> list[float]:
         _log(1 + conv.added / per_us),
         _log(max(scene.compute_s, scene.memory_s) / conv.groups / 1e-6),
         _log(conv.n),
+        float(conv.channels_last and conv.own_kernels),
+        float(conv.channels_last and not conv.own_kernels),
         float(conv.rank),
+        _log(conv.k / conv.c),
         float(conv.transposed),
-        float(conv.channels_last and conv.groups > 1),
-        float(conv.channels_last and conv.groups == 1),
     ]
 
 
 _SHAPE = tuple(
     "input_us output_us weight_us convertible_us channels filters groups inside window stride dilated "
-    "align_channels align_filters align_inside repacked_us added_us group_us samples rank transposed "
-    "groups_last dense_last".split()
+    "align_channels align_filters align_inside repacked_us added_us group_us samples "
+    "last dense_last rank widening transposed".split()
 )
 ONE_DEVICE = frozenset({"dense_last"})
 """Figures that hold on the device alone that they were measured on: what dense convolutions gain in NHWC is
-another thing on each generation; grouped ones have slow kernels there on all."""
+another thing on each generation."""
 
 
 def _convolution(scene: _Scene) -> list[float]:
@@ -481,6 +498,39 @@ _TRAFFIC = tuple(
 )
 
 
+def _recurrences(scene: _Scene) -> list[float]:
+    call, args, x = scene.call, scene.call.args, scene.call.inputs[0]
+    packed = args.get("batch_sizes") or ()
+    samples = packed[0] if packed else x.shape[0 if args.get("batch_first") else 1]
+    sizes = (recurrences.times(call), recurrences.layers(call), samples, args["hidden_size"], x.shape[-1])
+    return [
+        *map(_log, sizes),
+        float(args.get("mode", 0)),
+        float(bool(args.get("bidirectional"))),
+        float(bool(packed)),
+        float(recurrences.is_persistent(call)),
+        float(traits(call.name).backward),
+    ]
+
+
+_RECURRENCES = tuple("times layers samples hidden width mode both packed persistent backward".split())
+
+
+def _lookups(scene: _Scene) -> list[float]:
+    """With how many rows are looked up, and how wide one is: a block of threads for each."""
+    indices = max((spec.numel for spec in scene.call.inputs if spec.dtype in ("int64", "int32")), default=1)
+    table = scene.call.inputs[0].shape if scene.call.inputs else ()
+    return [
+        *_traffic(scene),
+        _log(indices / scene.sms),
+        _log(table[-1] if table else 1),
+        _log(table[0] if table else 1),
+    ]
+
+
+_LOOKUPS = (*_TRAFFIC, *"indices row_width rows".split())
+
+
 def _norms(scene: _Scene) -> list[float]:
     """Rows that are brought to mean 0 each: of a channel, a group of them, or the last dimensions."""
     args, of = scene.call.args, traits(scene.call.name)
@@ -571,9 +621,11 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
     "attention": (_ATTENTION, _attention),
     "attention_backward": (_ATTENTION, _attention),
     **dict.fromkeys(
-        "softmax reduction copy lookup pooling recurrence optimizer pointwise".split(),
+        "softmax reduction copy pooling optimizer pointwise".split(),
         (_TRAFFIC, _traffic),
     ),
+    "lookup": (_LOOKUPS, _lookups),
+    "recurrence": (_RECURRENCES, _recurrences),
     "norm": (_NORMS, _norms),
     "norm_backward": (_NORMS, _norms),
     "depthwise_backward": ((*_BACKWARD, "channels_last"), _depthwise),

@@ -32,11 +32,12 @@ _SETTINGS = {"num_leaves": 31, "feature_fraction": 0.7, "bagging_fraction": 0.8,
 _FOR_ALL = {**_SETTINGS, "trees": 220, "learning_rate": 0.07, "max_depth": 9, "min_data_in_leaf": 20}
 _FOR_ONE = {**_SETTINGS, "trees": 400, "learning_rate": 0.045, "max_depth": 12, "min_data_in_leaf": 4}
 _FOR_CHOICES = {
-    **_FOR_ONE, "trees": 600, "learning_rate": 0.03, "num_leaves": 63, "min_data_in_leaf": 8, "feature_fraction": 0.5,
+    **_FOR_ONE, "trees": 600, "learning_rate": 0.03, "num_leaves": 63, "min_data_in_leaf": 8,
+    "feature_fraction": 0.5,
 }  # fmt: skip
 _CHOSEN = ("convolution", "convolution_backward", "depthwise", "depthwise_backward")
-"""How trees are grown for all devices together, coarsely so that they carry over, and for one device; finer for
-the families whose kernels a library chooses among by shape."""
+"""How trees are grown for all devices together, coarsely so that they carry over, and for one device; finer
+for the families whose kernels a library chooses among by shape."""
 _OF_RANDOM_LAYERS = 0.3
 """What an operator of layers of random shapes counts beside one of a model: steps are made of the latter."""
 _SLOWER = (0.5, 0.25)

@@ -32,6 +32,13 @@ class DispatchHost:
     speed: float = 1.0
     """How much faster the host is than the one these figures come from."""
 
+    def dispatch_s(self, operator: Operator) -> float:
+        """Seconds to dispatch one call outside of a model: of recurrences by their kernels, of others as they
+        were measured by name."""
+        if traits(operator.name).kind == "recurrence":
+            return issue_s(operator)
+        return self.names.get(operator.name, self.other_s)
+
     def issue_time_s(self, operators: Sequence[Operator], phases: Sequence[str]) -> Column:
         calls = zip(operators, phases, strict=True)
         return np.array([self._one(operator, phase) for operator, phase in calls]) / self.speed
@@ -41,8 +48,7 @@ class DispatchHost:
             return self.optimizer_s + self.optimizer_tensor_s * len(operator.inputs)
         if not operator.launches:
             return self.view_s if phase == "forward" else 0.0
-        recurrent = traits(operator.name).kind == "recurrence"
-        dispatch = issue_s(operator) if recurrent else self.names.get(operator.name, self.other_s)
+        dispatch = self.dispatch_s(operator)
         if phase == "forward":
             return self.forward_factor * dispatch + self.forward_s
         return self.backward_factor * dispatch + self.backward_s

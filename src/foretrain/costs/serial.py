@@ -19,11 +19,16 @@ _THREADS_PER_SM = 2048
 _SCATTER_S = 60e-6
 """Of adding at indices: sorting them, and a few small kernels."""
 _EQUAL_INDEX_S = 0.19e-6
-"""For each index, as equal ones are summed in turn, where a row is one element wide."""
-_RECURRENT_STEP_S = {False: 4e-6, True: 8e-6}
-"""Of each time step, layer and direction of cuDNN's recurrences, forward and backward."""
-_RECURRENT_SHARE = 0.5
-"""Of the fp32 rate: recurrences run on few multiprocessors."""
+"""For each of the indices that are equal, as they are summed in turn."""
+_CELL_S = {False: 4e-6, True: 0.3e-6}
+"""Of each time step, layer and direction of cuDNN's recurrences: two kernels or more, or a turn of the one
+kernel that goes over all."""
+_BICUBIC_S = {False: 0.5e-6, True: 2.3e-6}
+"""As ``_PLANE_S``, of bicubic upsampling and its gradient, which is added up."""
+_HALF_ADDED = 8.0
+"""How much longer numbers of two bytes take to be added up, by comparing and swapping."""
+_POOLED_S = {"adaptive_max_pool2d": 0.12e-6, "_adaptive_avg_pool2d": 2e-6}
+"""Of each element of a region, which one thread goes over; of averages in channels-last layout alone."""
 
 _SUPPRESSED_BOX_S = 0.2e-6
 """Of each box of a non-maximum suppression, which waits for those that score better: as ``_EQUAL_INDEX_S``, a
@@ -39,9 +44,16 @@ def serial_s(call: Call, device: Device) -> float:
         return _scatter_s(call)
     if name == "torchvision.nms":
         return _SUPPRESSED_BOX_S * call.inputs[0].shape[0]
+    if name.removesuffix("_backward") == "upsample_bicubic2d":
+        half = _HALF_ADDED if of.backward and call.inputs[0].dtype != "float32" else 1.0
+        return _BICUBIC_S[of.backward] * half * math.prod(call.inputs[0].shape[:2])
+    if name in _POOLED_S and (name == "adaptive_max_pool2d" or call.inputs[0].channels_last):
+        return _POOLED_S[name] * math.prod(
+            math.ceil(side / max(1, kept))
+            for side, kept in zip(call.inputs[0].shape[2:], call.args.get("output_size") or (), strict=False)
+        )
     if of.kind == "recurrence":
-        latency_s = _RECURRENT_STEP_S[of.backward] * recurrences.cells(call)
-        return latency_s + call.flops / (_RECURRENT_SHARE * device.peak_flops("fp32"))
+        return _CELL_S[recurrences.is_persistent(call)] * recurrences.cells(call)
     return 0.0
 
 
@@ -53,6 +65,8 @@ def _bilinear_s(call: Call, device: Device) -> float:
 
 
 def _scatter_s(call: Call) -> float:
-    indices = max((spec.numel for spec in call.inputs if spec.dtype == "int64"), default=0)
-    columns: int = max(1, call.inputs[-1].numel // max(1, indices))
-    return _SCATTER_S + _EQUAL_INDEX_S * indices / columns
+    """As if every row were met as often."""
+    indices = max((spec.numel for spec in call.inputs[1:] if spec.dtype == "int64"), default=0)
+    places = call.args.get("indices") or [None]
+    sizes = [size for size, place in zip(call.inputs[0].shape, places, strict=False) if place is not None]
+    return _SCATTER_S + _EQUAL_INDEX_S * indices / max(1, math.prod(sizes or call.inputs[0].shape[:1]))

@@ -109,5 +109,5 @@ def _counts(host: DispatchHost, op: Op) -> list[float]:
         return [0, 0, 0, 0, 0, 1, len(op.operator.inputs), 0]
     if not op.operator.launches:
         return [0, 0, float(op.phase == "forward"), 0, 0, 0, 0, 0]
-    dispatch = host.names.get(op.operator.name, host.other_s)
+    dispatch = host.dispatch_s(op.operator)
     return [dispatch, 1, 0, 0, 0, 0, 0, 0] if op.phase == "forward" else [0, 0, 0, dispatch, 1, 0, 0, 0]
