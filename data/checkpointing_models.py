@@ -65,14 +65,13 @@ class Decoder(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         x = self.embedding(tokens)
         if self.way == "sequential":
             x = checkpoint_sequential(self.blocks, 4, x, use_reentrant=False)
         for block in self.blocks if self.way != "sequential" else ():
             x = self._run(block, x)
-        result: Tensor = self.head(self.norm(x))
-        return result
+        return self.head(self.norm(x)), tokens
 
     def _run(self, block: Block, x: Tensor) -> Any:
         if self.way == "reentrant":
@@ -86,20 +85,11 @@ class Decoder(nn.Module):
         return block(x)
 
 
-def decoder(
-    batch: int,
-    way: str = "policy",
-    layers: int = 16,
-    width: int = 1536,
-    heads: int = 12,
-    sequence: int = 2048,
-) -> Any:
+def decoder(batch: int, way: str = "policy", layers: int = 16, width: int = 1536, heads: int = 12) -> Any:
     """The decoder, its tokens, and the loss of predicting the next one."""
-    tokens = torch.randint(VOCABULARY, (batch, sequence))
+    return Decoder(way, layers, width, heads), (torch.randint(VOCABULARY, (batch, 2048)),), _next_token
 
-    def loss(logits: Tensor) -> Tensor:
-        return F.cross_entropy(
-            logits[:, :-1].flatten(0, 1).float(), tokens.to(logits.device)[:, 1:].flatten()
-        )
 
-    return Decoder(way, layers, width, heads), (tokens,), loss
+def _next_token(output: tuple[Tensor, Tensor]) -> Tensor:
+    logits, tokens = output
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
