@@ -490,7 +490,12 @@ SPELLINGS = {
         "zero3": "fsdp FSDP FULL_SHARD zero-3 deepspeed_stage_3 fsdp2 stage3",
     },
     ("plan", "schedule"): {"1f1b": "1F1B Schedule1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"},
-    ("plan", "recompute"): {"full": "gradient_checkpointing Full", "selective": "SELECTIVE", "operators": "op", "none": "off"},
+    ("plan", "recompute"): {
+        "full": "gradient_checkpointing Full",
+        "selective": "SELECTIVE",
+        "operators": "op",
+        "none": "off",
+    },
     ("model", "source"): {"transformers": "HF huggingface"},
 }
 

@@ -15,6 +15,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from foretrain.capture.parallel.stacks import largest_list
 from foretrain.job import Plan
 
+OWN_SWITCH = "its own checkpointing"
+"""What was switched on where the module's library has a switch."""
+_FLAG = "gradient_checkpointing"
+"""The attribute by which a layer of transformers knows that it is a checkpoint."""
 Contexts = tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]
 
 
@@ -22,9 +26,9 @@ def recompute_layers(module: nn.Module, plan: Plan) -> str | None:
     """Let a module recompute its layers as the plan says, and say what was switched on; None where it has
     neither a switch of its own nor a list of blocks."""
     if plan.recompute == "full" and plan.recompute_every == 1 and _own_switch(module):
-        return "its own checkpointing"
+        return OWN_SWITCH
     if _transformers_layers(module, plan):
-        return "its own checkpointing"
+        return OWN_SWITCH
     if (path := largest_list(module)) is None:
         return None
     chosen = list(module.get_submodule(path).children())[:: plan.recompute_every]
@@ -57,7 +61,7 @@ def _transformers_layers(module: nn.Module, plan: Plan) -> bool:
     except ValueError:  # not supported
         return False
     for number, layer in enumerate(layers):
-        layer.gradient_checkpointing = number % plan.recompute_every == 0  # type: ignore[assignment]
+        setattr(layer, _FLAG, number % plan.recompute_every == 0)
     return True
 
 
@@ -66,9 +70,7 @@ def _checkpoints_itself(module: nn.Module) -> bool:
 
 
 def _checkpoint(block: nn.Module, plan: Plan) -> None:
-    block.forward = functools.partial(  # type: ignore[method-assign]
-        checkpoint, block.forward, use_reentrant=False, **_kwargs(plan)
-    )
+    block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, **_kwargs(plan))
 
 
 def _kwargs(plan: Plan) -> dict[str, Any]:

@@ -117,6 +117,8 @@ class Op:
     layer: str
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    recomputed: bool = False
+    """It runs in the backward pass for the second time, as what it gave was not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,16 @@ class OpGraph:
         position = {phase: i for i, phase in enumerate(PHASES)}
         return np.fromiter((position[op.phase] for op in self.ops), dtype=np.int64, count=len(self.ops))
 
+    @functools.cached_property
+    def recomputed(self) -> npt.NDArray[np.bool_]:
+        """For each op, whether it runs for the second time."""
+        return np.fromiter((op.recomputed for op in self.ops), dtype=np.bool_, count=len(self.ops))
+
+    @functools.cached_property
+    def recomputes(self) -> bool:
+        """Whether it holds what the model computes again."""
+        return bool(self.recomputed.any())
+
     def column(self, attribute: str) -> npt.NDArray[np.float64]:
         """A numeric attribute of every op's operator (``flops``, ``bytes``, ``launches``) as one array."""
         per_operator = np.array(
@@ -323,7 +335,10 @@ def to_json(graph: OpGraph) -> dict[str, Any]:
         for o in graph.operators
     ]
     ops = [
-        [kind, PHASES.index(op.phase), layers.setdefault(op.layer, len(layers)), op.reads, op.writes]
+        [
+            *(kind, PHASES.index(op.phase), layers.setdefault(op.layer, len(layers)), op.reads, op.writes),
+            *((1,) if op.recomputed else ()),
+        ]
         for kind, op in zip(graph.operator_index.tolist(), graph.ops, strict=True)
     ]
     return {
@@ -395,8 +410,8 @@ def assemble(
     """The graph of these operators and buffers; all else is taken from the data of a graph."""
     layers: Sequence[str] = data["layers"]
     ops = [
-        Op(operators[kind], PHASES[phase], layers[layer], tuple(reads), tuple(writes))
-        for kind, phase, layer, reads, writes in data["ops"]
+        Op(operators[kind], PHASES[phase], layers[layer], tuple(reads), tuple(writes), bool(again))
+        for kind, phase, layer, reads, writes, *again in data["ops"]
     ]
     return OpGraph(
         ops=tuple(ops),

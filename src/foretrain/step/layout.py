@@ -200,8 +200,10 @@ def cost_calls(
 
 
 def _issue_s(graph: OpGraph, host: HostModel) -> Column:
-    """Host seconds of every op, by its operator and phase."""
-    pairs, which = np.unique(graph.operator_index * len(PHASES) + graph.phase_index, return_inverse=True)
+    """Host seconds of every op, by its operator and phase; what is computed again runs as it did in the
+    forward pass."""
+    phase = np.where(graph.recomputed, PHASES.index("forward"), graph.phase_index)
+    pairs, which = np.unique(graph.operator_index * len(PHASES) + phase, return_inverse=True)
     issued = [divmod(pair, len(PHASES)) for pair in pairs.tolist()]
     operators = [graph.operators[operator] for operator, _ in issued]
     return host.issue_time_s(operators, [PHASES[phase] for _, phase in issued])[which]

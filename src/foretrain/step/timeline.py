@@ -166,7 +166,8 @@ class Timeline:
     def holds_all_buffers(self) -> bool:
         """Whether the buffers of the graph are those of the step: every layer is traced, and runs once."""
         job = self.step.layout.job
-        return job.cluster.world_size == 1 and job.plan.recompute == "none" and not job.plan.offload
+        once = job.plan.recompute == "none" or self.graph.recomputes
+        return job.cluster.world_size == 1 and once and not job.plan.offload
 
 
 # Use of device and network

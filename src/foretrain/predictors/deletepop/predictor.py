@@ -175,7 +175,8 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         if not on_one_gpu(job):
             return Spread(time=times["step_time_s"], memory=times["reserved_memory_bytes"], count=_COUNTS)
         memory = {name: times.get(name, known["device-bound"][name]) for name in sorted(MEMORY_QUANTITIES)}
-        if job.plan.recompute != "none" or job.plan.offload:  # estimated, not traced
+        estimated = job.plan.recompute != "none" and not step.layout.graph.recomputes
+        if estimated or job.plan.offload:
             memory = dict.fromkeys(memory, known["many devices"]["reserved_memory_bytes"])
         if job.workload.training.compile:
             memory = dict.fromkeys(memory, _COMPILED_MEMORY)
