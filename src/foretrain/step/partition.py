@@ -44,6 +44,8 @@ class Block:
     piece: Piece
     weights: tuple[Weight, ...]
     is_layer: bool
+    name: str = ""
+    """The path of the layer; empty outside of layers."""
     number: int | None = None
     """Its place among the layers of the model."""
 
@@ -105,6 +107,7 @@ def blocks(graph: OpGraph) -> tuple[Block, ...]:
                 piece=piece,
                 weights=tuple(placed[key]),
                 is_layer=bool(key),
+                name=key,
                 number=layers.index(key) if key else None,
             )
             for key, piece in zip(keys, pieces, strict=True)
@@ -114,7 +117,13 @@ def blocks(graph: OpGraph) -> tuple[Block, ...]:
         by_layer.setdefault(stack.layer_of(weight.name), []).append(weight)
     before, after = _around_stack(by_layer.get(None, []), graph, stack.path)
     stacked = [
-        Block(piece=pieces[1 + equal], weights=tuple(by_layer.get(layer, ())), is_layer=True, number=layer)
+        Block(
+            piece=pieces[1 + equal],
+            weights=tuple(by_layer.get(layer, ())),
+            is_layer=True,
+            name=f"{stack.path}.{layer}",
+            number=layer,
+        )
         for layer, equal in enumerate(stack.stands_for)
     ]
     first = Block(piece=pieces[0], weights=tuple(before), is_layer=False)

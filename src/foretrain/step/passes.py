@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from foretrain.graph import PHASES, OpGraph
 from foretrain.graph.opset import communicates, is_product, traits
@@ -94,6 +95,12 @@ def runs_again(plan: Plan, graph: OpGraph, block: Block) -> bool:
     """Whether a plan has calls of a block run again; of a graph that holds what is recomputed, none."""
     chosen = block.is_layer and (block.number or 0) % plan.recompute_every == 0
     return plan.recompute != "none" and chosen and len(block.piece.backward) > 0 and not graph.recomputes
+
+
+def is_recomputed(graph: OpGraph, calls: Index) -> npt.NDArray[np.bool_]:
+    """Which calls of a backward pass run for the second time: traced so, or of the forward pass."""
+    again: npt.NDArray[np.bool_] = graph.recomputed | (graph.phase_index == PHASES.index("forward"))
+    return again[calls]
 
 
 def optimizer_pass(layout: Layout, stage: Stage) -> Pass:

@@ -21,6 +21,7 @@ from foretrain.step.passes import (
     Pass,
     backward_pass,
     forward_pass,
+    is_recomputed,
     optimizer_pass,
     recomputed,
     runs_again,
@@ -236,14 +237,15 @@ def _tensors_share(layout: Layout, stage: Stage) -> float:
 
 def _names(layout: Layout, phase: Phase, block: Block | None, calls: Pass, what: str) -> Iterator[str]:
     """What each call of a pass counts as, and then what the pass has beside them."""
-    for i in calls.op.tolist():
+    again = is_recomputed(layout.graph, calls.op) if phase == "backward" else np.zeros(len(calls.op))
+    for i, second in zip(calls.op.tolist(), again.tolist(), strict=True):
         op = layout.graph.ops[i]
         if what == "layer":
             yield layer_of(layout, block, op.layer) or f"({phase})"
         elif what == "operator":
             yield op.operator.name
         else:
-            yield RECOMPUTED if op.recomputed or op.phase != phase else phase
+            yield RECOMPUTED if second else phase
     yield phase if what == "phase" else f"({phase})"
 
 

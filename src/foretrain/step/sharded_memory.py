@@ -201,7 +201,7 @@ def _passes(
     plan = job.plan
     counts = in_flight(plan, stage.index, len(stage.chunks), job.accumulation)
     everything = sum(
-        count * sum(_kept(graph, block, plan, profile) for block in chunk)
+        count * sum(kept_bytes(graph, block, plan, profile) for block in chunk)
         for count, chunk in zip(counts, stage.chunks, strict=True)
     )
     best = (everything, 0.0, 0.0)
@@ -218,7 +218,7 @@ def _backward(
     moments, gradients = [], 0.0
     for block in reversed(chunk):
         moments.append((left, _working(graph, block, plan, profile), gradients))
-        left -= _kept(graph, block, plan, profile)
+        left -= kept_bytes(graph, block, plan, profile)
         gradients += sizes.fleeting_gradient * (block.dense + block.experts)
     return [*moments, (left, 0.0, gradients)]
 
@@ -227,7 +227,8 @@ def _recomputed(graph: OpGraph, block: Block, plan: Plan) -> bool:
     return plan.recompute == "full" and runs_again(plan, graph, block)
 
 
-def _kept(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> float:
+def kept_bytes(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> float:
+    """What a block keeps of a micro-batch from its forward to its backward pass."""
     if _recomputed(graph, block, plan):
         return float(block.piece.handed_on_bytes)
     by_operators = plan.recompute == "operators" or (
