@@ -540,9 +540,19 @@ def test_a_checkpoint_keeps_its_input_and_computes_the_rest_again(
         b.size_bytes for b in graph.buffers if b.category == "activations" and b.born < end <= b.dies
     ]
     assert sum(held_then) - 4 == kept  # and the loss
-    assert [op.recomputed for op in from_json(json.loads(json.dumps(to_json(graph)))).ops] == [
-        op.recomputed for op in graph.ops
+    again_read = from_json(json.loads(json.dumps(to_json(graph))))
+    assert [(op.recomputed, op.hooks) for op in again_read.ops] == [
+        (op.recomputed, op.hooks) for op in graph.ops
     ]
+
+
+@pytest.mark.parametrize(
+    ("way", "hooks"),
+    [("none", 0), ("plain", 11 + 20 + 3 * 5), ("reentrant", 11 + 20)],  # five tensors: packed twice, unpacked
+)
+def test_checkpoints_keep_the_host_busy(way: str, hooks: int) -> None:
+    graph = capture(Checkpoints(way), torch.zeros(32, 8), total)
+    assert sum(op.hooks for op in graph.ops) == hooks
 
 
 @pytest.mark.parametrize("way", ["plain", "reentrant"])

@@ -14,6 +14,8 @@ import pytest
 
 import golden
 from foretrain import predictors
+from foretrain.costs.host import PLAIN_HOST
+from foretrain.costs.roofline import Roofline
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
@@ -24,6 +26,7 @@ from foretrain.report import html, to_json, write_trace
 from foretrain.report.breakdown import What, breakdown
 from foretrain.step.exchange import sent_bytes
 from foretrain.step.graph import step_graph
+from foretrain.step.layout import lay_out
 from foretrain.step.partition import blocks
 from foretrain.step.play import Step
 from foretrain.step.timeline import StepUse, Timeline
@@ -257,6 +260,16 @@ def test_fewer_recomputed_layers_hold_more_and_take_less(cluster: dict[str, Any]
     peaks = [one["peak_memory_bytes"].median for one in found]
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[0] > peaks[2] > peaks[3]
+
+
+def test_hooks_of_checkpoints_take_the_time_of_the_host() -> None:
+    layout = DeletePopPredictor().layout(job(plan={"recompute": "full"}))
+    hooks = sum(op.hooks for op in layout.graph.ops)
+    assert hooks > 6 * 3 * 20  # six layers that save more than twenty tensors each
+    without = dataclasses.replace(PLAIN_HOST, hook_s=0.0)
+    with_hooks, bare = (lay_out(layout.job, Roofline(), host) for host in (PLAIN_HOST, without))
+    more_s = float(with_hooks.calls.host_s.sum() - bare.calls.host_s.sum())
+    assert more_s == pytest.approx(hooks * PLAIN_HOST.hook_s)
 
 
 def test_a_forecast_says_what_recomputation_saves_and_costs() -> None:

@@ -119,6 +119,8 @@ class Op:
     writes: tuple[int, ...]
     recomputed: bool = False
     """It runs in the backward pass for the second time, as what it gave was not kept."""
+    hooks: int = 0
+    """Python functions of checkpoints that the host runs before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +339,7 @@ def to_json(graph: OpGraph) -> dict[str, Any]:
     ops = [
         [
             *(kind, PHASES.index(op.phase), layers.setdefault(op.layer, len(layers)), op.reads, op.writes),
-            *((1,) if op.recomputed else ()),
+            *((int(op.recomputed), op.hooks) if op.recomputed or op.hooks else ()),
         ]
         for kind, op in zip(graph.operator_index.tolist(), graph.ops, strict=True)
     ]
@@ -410,8 +412,8 @@ def assemble(
     """The graph of these operators and buffers; all else is taken from the data of a graph."""
     layers: Sequence[str] = data["layers"]
     ops = [
-        Op(operators[kind], PHASES[phase], layers[layer], tuple(reads), tuple(writes), bool(again))
-        for kind, phase, layer, reads, writes, *again in data["ops"]
+        Op(operators[kind], PHASES[phase], layers[layer], tuple(reads), tuple(writes), *_again(*rest))
+        for kind, phase, layer, reads, writes, *rest in data["ops"]
     ]
     return OpGraph(
         ops=tuple(ops),
@@ -424,6 +426,10 @@ def assemble(
         weights=tuple(Weight(*fields) for fields in data.get("weights", ())),
         stack=_stack(data["stack"]) if "stack" in data else None,
     )
+
+
+def _again(recomputed: int = 0, hooks: int = 0) -> tuple[bool, int]:
+    return bool(recomputed), hooks
 
 
 def _stack(fields: Sequence[Any]) -> Stack:

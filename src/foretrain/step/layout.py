@@ -200,13 +200,15 @@ def cost_calls(
 
 
 def _issue_s(graph: OpGraph, host: HostModel) -> Column:
-    """Host seconds of every op, by its operator and phase; what is computed again runs as it did in the
-    forward pass."""
+    """Host seconds of every op, by its operator and phase, with the hooks of checkpoints; what is computed
+    again runs as it did in the forward pass."""
     phase = np.where(graph.recomputed, PHASES.index("forward"), graph.phase_index)
     pairs, which = np.unique(graph.operator_index * len(PHASES) + phase, return_inverse=True)
     issued = [divmod(pair, len(PHASES)) for pair in pairs.tolist()]
     operators = [graph.operators[operator] for operator, _ in issued]
-    return host.issue_time_s(operators, [PHASES[phase] for _, phase in issued])[which]
+    hooks = np.fromiter((op.hooks for op in graph.ops), dtype=np.float64, count=len(graph.ops))
+    calls = host.issue_time_s(operators, [PHASES[phase] for _, phase in issued])[which]
+    return calls + hooks * host.hook_time_s
 
 
 def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column) -> None:

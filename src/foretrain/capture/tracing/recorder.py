@@ -80,6 +80,8 @@ class Recorder(TorchDispatchMode):
         self._collecting = False
         self._layer = [""]
         self._recomputing = 0
+        self.hooks = 0
+        """Python functions of checkpoints that ran since the last operator."""
         self._around = contextlib.ExitStack()
         self._thread = threading.get_ident()
         self._error: BaseException | None = None
@@ -282,8 +284,8 @@ class Recorder(TorchDispatchMode):
             )
         )
         operator = self._operator(func, named, inputs, outputs, written, changes=bool(writes))
-        again = self._runs_again()
-        self._ops.append(Op(operator, self._phase_now(), self._current_layer(), reads, writes, again))
+        again, hooks, self.hooks = self._runs_again(), self.hooks, 0
+        self._ops.append(Op(operator, self._phase_now(), self._current_layer(), reads, writes, again, hooks))
         if index % _TOLD_EVERY == 0 and is_heard():
             where = f"layer {self.layer}" if self.phase == "forward" and self.layer else self.phase
             tell(f"tracing: {index:,} operators, {where}")
