@@ -64,7 +64,7 @@ def test_modes_and_precisions_run(tmp_path: Path, changes: dict[str, object]) ->
     ],
 )
 def test_layers_are_recomputed_as_the_plan_says(plan: Plan, blocks_again: int, products_again: int) -> None:
-    from collections import Counter
+    from collections import Counter, OrderedDict
 
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -81,7 +81,8 @@ def test_layers_are_recomputed_as_the_plan_says(plan: Plan, blocks_again: int, p
         wide, narrow = torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 8, bias=False)
         return torch.nn.Sequential(wide, torch.nn.Tanh(), narrow, torch.nn.Tanh())
 
-    body = torch.nn.Sequential(torch.nn.Sequential(*(block() for _ in range(4))))
+    blocks = torch.nn.Sequential(OrderedDict((f"block_{i}", block()) for i in range(4)))
+    body = torch.nn.Sequential(blocks)
     assert recompute_layers(body, plan) == f"a checkpoint around each of {blocks_again} blocks of 0"
     with Counting():
         loss = body(torch.ones(2, 8, requires_grad=True)).sum()

@@ -51,7 +51,7 @@ def with_recomputation(forecast: Forecast, predictor: Predictor) -> Forecast:
     kept = dataclasses.replace(job, plan=dataclasses.replace(job.plan, recompute="none", recompute_every=1))
     with contextlib.suppress(ForetrainError):
         plain = predictor.predict(kept)
-        if plain.step is not None:
+        if plain.step is not None and not plain.step.layout.graph.recomputes:  # its own code does not
             found = Recomputation(
                 saved_bytes=_more(plain, forecast, "peak_memory_bytes"),
                 added_s=_more(forecast, plain, "step_time_s"),

@@ -33,17 +33,15 @@ def find_stack(module: nn.Module) -> Stack | None:
     """The list that holds most of the model's weights beside its embeddings, if only a few of its blocks are
     distinct."""
     path = largest_list(module)
-    return None if path is None else _stack_of(path, list(module.get_submodule(path).children()))
+    if path is None or not _is_numbered(blocks := module.get_submodule(path)):
+        return None
+    return _stack_of(path, list(blocks.children()))
 
 
 def largest_list(module: nn.Module) -> str | None:
     """The path of the list of blocks that holds most of the model's weights beside its embeddings; None where
     none does."""
-    sizes = {
-        path: _elements(blocks)
-        for path, blocks in block_lists(module).items()
-        if len(blocks) >= _LEAST and _is_numbered(blocks)
-    }
+    sizes = {path: _elements(blocks) for path, blocks in block_lists(module).items() if len(blocks) >= _LEAST}
     if not sizes:
         return None
     path = max(sizes, key=sizes.__getitem__)

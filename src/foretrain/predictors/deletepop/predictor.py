@@ -389,7 +389,9 @@ def _checked_for_host(run: Run) -> Run:
 def _check_measured(run: Run) -> None:
     """One line where a run has nothing that a calibration can use."""
     plan = run.job.plan
-    if on_one_gpu(run.job) and (plan.recompute != "none" or plan.offload):
+    if on_one_gpu(run.job) and (
+        plan.offload or (plan.recompute != "none" and not step_graph(run.job).recomputes)
+    ):
         raise InputError("recomputation and offload are estimated, so operators are not calibrated to them")
     usable = tuple(TIMES) if on_one_gpu(run.job) else ("step_time_s", *sorted(MEMORY_QUANTITIES))
     if not any(run.measured.get(name, 0) > 0 for name in usable):
