@@ -127,6 +127,7 @@ class Timeline:
             op = self.graph.ops[index]
             host_us, device_us = self.host_s[position] * 1e6, self.busy_s[position] * 1e6
             details: dict[str, Any] = {"layer": self.layers[position], "phase": op.phase}
+            details |= {"recomputed": True} if op.recomputed else {}
             if host_us:
                 start_us = stream.issued[position] * 1e6 - host_us
                 yield _event(op.operator.name, op.phase, 0, start_us, host_us, details)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import types
 import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,17 +32,18 @@ def followed_checkpoints(recorder: Recorder, region: Region) -> Iterator[None]:
         return functools.partial(_run, recorder, region, recorder.layer, casting_to(), function)
 
     plain, reentrant = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
+    run = getattr(reentrant.apply, "__func__")  # noqa: B009 (the stubs take it for a plain function)
     patch = unittest.mock.patch.object
 
     def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return plain(told(function), *args, **kwargs)
 
-    def apply(function: Callable[..., Any], *args: Any) -> Any:
-        return reentrant.apply(told(function), *args)
+    def apply(kind: type, function: Callable[..., Any], *args: Any) -> Any:
+        return run(kind, told(function), *args)
 
     with contextlib.ExitStack() as patches:
         patches.enter_context(patch(checkpoints, "_checkpoint_without_reentrant_generator", generator))
-        patches.enter_context(patch(checkpoints, "CheckpointFunction", types.SimpleNamespace(apply=apply)))
+        patches.enter_context(patch(reentrant, "apply", classmethod(apply)))
         for name in ("_checkpoint_hook", "_recomputation_hook"):
             patches.enter_context(patch(checkpoints, name, _counted_hooks(recorder, name)))
         for mode in (checkpoints._CachingTorchDispatchMode, checkpoints._CachedTorchDispatchMode):
