@@ -304,7 +304,9 @@ plan.shard = "zero4" -> plan.shard: 'zero4' is not one of none, zero1, zero2, ze
 plan.shard = null -> plan.shard: None is not one of none, zero1, zero2, zero3
 plan.schedule = "2f2b" -> plan.schedule: '2f2b' is not one of 1f1b, gpipe, interleaved
 plan.schedule = 1 -> plan.schedule: 1 is not one of 1f1b, gpipe, interleaved
-plan.recompute = "some" -> plan.recompute: 'some' is not one of full, none, selective
+plan.recompute = "some" -> plan.recompute: 'some' is not one of full, none, operators, selective
+plan.recompute_every = 2 -> plan.recompute_every: 2 needs what is recomputed; give plan.recompute
+plan.recompute = "full" ; plan.recompute_every = 0 -> plan.recompute_every: 0 is not 1 or more
 plan.sequence_parallel = "yes" -> plan.sequence_parallel: 'yes' is not true or false
 plan.sequence_parallel = 1 -> plan.sequence_parallel: 1 is not true or false
 plan.tensor_plan = 3 -> plan.tensor_plan: 3 is not a table of keys and values
@@ -390,7 +392,7 @@ predict job.json --pipeline 0 -> job.json: plan.pipeline: 0 is not 1 or more
 predict job.json --context 0 -> job.json: plan.context: 0 is not 1 or more
 predict job.json --expert 0 -> job.json: plan.expert: 0 is not 1 or more
 predict job.json --shard nope -> job.json: plan.shard: 'nope' is not one of none, zero1, zero2, zero3
-predict job.json --recompute nope -> job.json: plan.recompute: 'nope' is not one of full, none, selective
+predict job.json --recompute nope -> job.json: plan.recompute: 'nope' is not one of full, none, operators, selective
 predict job.json --schedule nope -> job.json: plan.schedule: 'nope' is not one of 1f1b, gpipe, interleaved
 predict job.json --framework nope -> job.json: training.framework: 'nope' is not one of adaptdl, fms-fsdp, internevo, llm-foundry
 predict job.json --cores-per-device 4 -> job.json: cluster.cores_per_device: 4 is not allowed, because 'h100-sxm-80gb' is not a CPU

@@ -1090,3 +1090,29 @@ def test_a_whole_graph_is_a_batch_of_one(tmp_path: Path) -> None:
         InputError, match=r"whatever the batch is; .* \(a whole dataset at once is a batch of 1\)$"
     ):
         python(tmp_path, "graphs.py:whole", global_batch=2)
+
+
+# Recomputation
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "again", "note"),
+    [
+        ("vit_tiny_patch16_224", {"depth": 2, "img_size": 32}, 2, None),
+        ("resnet18", {}, 8, None),
+        ("vgg11", {}, 0, "plan.recompute: no checkpoint of the model could be traced"),
+    ],
+)
+def test_timm_checkpoints_what_its_switch_covers(
+    name: str, args: dict[str, Any], again: int, note: str | None
+) -> None:
+    """A transformer and a residual network checkpoint each block."""
+    model = {"source": "timm", "name": name, "args": args}
+    training = {"global_batch": 2, "image": 32}
+    asked = {"model": model, "training": training, "cluster": {"device": "h100"}}
+    graph = _trace(Job.read({**asked, "plan": {"recompute": "full"}}), 2)
+    at = [i for i, op in enumerate(graph.ops) if op.recomputed]
+    regions = sum(1 for i in at if i - 1 not in at)
+    assert regions == again
+    notes = [one for one in graph.info.get("assumptions", ()) if "recompute" in one]
+    assert [one.startswith(note or "") for one in notes] == ([True] if note else [])

@@ -14,15 +14,20 @@ import pytest
 
 import golden
 from foretrain import predictors
+from foretrain.costs.host import PLAIN_HOST
+from foretrain.costs.roofline import Roofline
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.deletepop import DeletePopPredictor
+from foretrain.predictors.recomputation import with_recomputation
 from foretrain.predictors.scaledl import ScaleDLPredictor
 from foretrain.report import html, to_json, write_trace
 from foretrain.report.breakdown import What, breakdown
 from foretrain.step.exchange import sent_bytes
 from foretrain.step.graph import step_graph
+from foretrain.step.layout import lay_out
+from foretrain.step.partition import blocks
 from foretrain.step.play import Step
 from foretrain.step.timeline import StepUse, Timeline
 
@@ -215,6 +220,88 @@ def test_recomputation_runs_the_forward_pass_again_and_holds_less() -> None:
     assert full["peak_memory_bytes"].median < plain["peak_memory_bytes"].median
     assert full["peak_memory_bytes"].median > plain.memory_by_category["weights"] * 3
     assert full["device_busy_s"].median > 1.1 * plain["device_busy_s"].median
+
+
+def recomputed(plan: dict[str, Any]) -> tuple[int, list[str]]:
+    """How many layers compute something again, and the operators of the first of them that do."""
+    again = [op for op in step_graph(job(plan=plan)).ops if op.recomputed and op.operator.launches]
+    layers = sorted({op.layer.split(".")[2] for op in again})
+    names = [op.operator.name for op in again if op.layer.startswith(f"model.layers.{layers[0]}")]
+    return len(layers), names
+
+
+def test_one_device_runs_the_checkpoints_of_the_library_itself() -> None:
+    (all_layers, full), (half, same), (by_operators, fewer) = map(
+        recomputed,
+        (
+            {"recompute": "full"},
+            {"recompute": "full", "recompute_every": 2},
+            {"recompute": "operators"},
+        ),
+    )
+    assert (all_layers, half, by_operators) == (6, 3, 6)
+    assert same == full
+    assert full.count("mm") == 6  # of seven products the last is not asked for
+    assert fewer.count("mm") == 3  # q, v, gate and down are kept
+    assert [name for name in full if "attention" in name]
+    assert not [name for name in fewer if "attention" in name]
+
+
+@pytest.mark.parametrize("cluster", [{"device": "h200"}, {"device": "h200", "devices_per_node": 4}])
+def test_fewer_recomputed_layers_hold_more_and_take_less(cluster: dict[str, Any]) -> None:
+    plans: list[dict[str, Any]] = [
+        {}, {"recompute": "full", "recompute_every": 3}, {"recompute": "full", "recompute_every": 2},
+        {"recompute": "full"},
+    ]  # fmt: skip
+    found = [DeletePopPredictor().predict(job(cluster, plan)) for plan in plans]
+    kernels = [one["kernels"].median for one in found]
+    assert kernels == sorted(set(kernels))
+    assert kernels[2] - kernels[0] == pytest.approx((kernels[3] - kernels[0]) / 2, rel=0.02)
+    peaks = [one["peak_memory_bytes"].median for one in found]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[0] > peaks[2] > peaks[3]
+
+
+def test_hooks_of_checkpoints_take_the_time_of_the_host() -> None:
+    layout = DeletePopPredictor().layout(job(plan={"recompute": "full"}))
+    hooks = sum(op.hooks for op in layout.graph.ops)
+    assert hooks > 6 * 3 * 20  # six layers that save more than twenty tensors each
+    without = dataclasses.replace(PLAIN_HOST, hook_s=0.0)
+    with_hooks, bare = (lay_out(layout.job, Roofline(), host) for host in (PLAIN_HOST, without))
+    more_s = float(with_hooks.calls.host_s.sum() - bare.calls.host_s.sum())
+    assert more_s == pytest.approx(hooks * PLAIN_HOST.hook_s)
+
+
+def test_a_forecast_says_what_recomputation_saves_and_costs() -> None:
+    predictor = DeletePopPredictor()
+    plain, full = (predictor.predict(job(plan=plan)) for plan in ({}, {"recompute": "full"}))
+    found = with_recomputation(full, predictor).recomputation
+    assert found is not None
+    assert found.saved_bytes == plain["peak_memory_bytes"].median - full["peak_memory_bytes"].median > 0
+    assert found.added_s == full["step_time_s"].median - plain["step_time_s"].median
+    assert [layer.name for layer in found.layers] == [f"model.layers.{i}" for i in range(6)]
+    seconds = sum(layer.recomputed_s for layer in found.layers)
+    assert seconds == pytest.approx(full.inside("phases").by("phase")["recomputed"])
+    hidden = 16 * 256 * 256 * 2  # bytes of a layer's input, which is all that it keeps
+    kept = [block.piece.kept_bytes for block in blocks(plain.inside("graph").layout.graph) if block.is_layer]
+    assert found.layers[2].saved_bytes == pytest.approx(kept[2] - hidden, rel=0.01)
+    text = str(with_recomputation(full, predictor))
+    assert "recomputation" in text
+    assert "each of 6" in text
+    assert with_recomputation(plain, predictor).recomputation is None
+
+
+def test_a_model_without_layers_to_checkpoint_is_estimated_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n\ndef net(batch):\n"
+        "    parts = (torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))\n"
+        "    return torch.nn.Sequential(*parts), (torch.randn(batch, 8),)\n"
+    )
+    own = {"model": {"source": "python", "name": "net.py:net"}, "training": {"global_batch": 4}}
+    asked = Job.read({**own, "cluster": {"device": "h200"}, "plan": {"recompute": "full"}}, base=tmp_path)
+    found = DeletePopPredictor().predict(asked)
+    assert any(note.startswith("plan.recompute: no checkpoint") for note in found.assumptions)
+    assert found.inside("phases").by("phase")["recomputed"] > 0
 
 
 def test_an_offloaded_optimizer_leaves_its_state_on_the_host() -> None:

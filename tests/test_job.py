@@ -91,7 +91,7 @@ PLANS = st.fixed_dictionaries(
     optional={
         "shard": st.sampled_from(["none", "zero1", "zero2", "zero3"]),
         "schedule": st.sampled_from(["gpipe", "1f1b", "interleaved"]),
-        "recompute": st.sampled_from(["none", "selective", "full"]),
+        "recompute": st.sampled_from(["none", "selective", "operators", "full"]),
         "sequence_parallel": st.booleans(),
         "micro_batch": st.integers(1, 4),
     },
@@ -490,7 +490,12 @@ SPELLINGS = {
         "zero3": "fsdp FSDP FULL_SHARD zero-3 deepspeed_stage_3 fsdp2 stage3",
     },
     ("plan", "schedule"): {"1f1b": "1F1B Schedule1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"},
-    ("plan", "recompute"): {"full": "gradient_checkpointing Full", "selective": "SELECTIVE", "none": "off"},
+    ("plan", "recompute"): {
+        "full": "gradient_checkpointing Full",
+        "selective": "SELECTIVE",
+        "operators": "op",
+        "none": "off",
+    },
     ("model", "source"): {"transformers": "HF huggingface"},
 }
 

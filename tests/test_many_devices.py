@@ -64,6 +64,7 @@ def peak(forecast: Forecast) -> float:
         {"shard": "zero3"},
         {"recompute": "full"},
         {"recompute": "selective"},
+        {"recompute": "operators", "recompute_every": 2},
         {"offload": True},
         {"servers": 2},
         {"servers": 2, "asynchronous": True},

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretrain.errors import InputError, UnsupportedJob
-from foretrain.job import Job, read_runs
+from foretrain.job import Job, Plan, read_runs
 from foretrain.measure import steps
 from foretrain.measure.steps import measure_jobs, measure_step, process_start
 
@@ -53,6 +53,44 @@ def test_a_step_is_measured_as_a_run(tmp_path: Path) -> None:
 )
 def test_modes_and_precisions_run(tmp_path: Path, changes: dict[str, object]) -> None:
     assert measure_step(a_job(tmp_path, **changes), device="cpu", seconds=0.01).measured["step_time_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "blocks_again", "products_again"),
+    [
+        (Plan(recompute="full"), 4, 4),
+        (Plan(recompute="full", recompute_every=2), 2, 2),
+        (Plan(recompute="operators"), 4, 4),
+    ],
+)
+def test_layers_are_recomputed_as_the_plan_says(plan: Plan, blocks_again: int, products_again: int) -> None:
+    from collections import Counter, OrderedDict
+
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from foretrain.capture.recomputing import recompute_layers
+
+    seen: Counter[str] = Counter()
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen[func.__name__] += 1
+            return func(*args, **(kwargs or {}))
+
+    def block() -> torch.nn.Module:
+        wide, narrow = torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 8, bias=False)
+        return torch.nn.Sequential(wide, torch.nn.Tanh(), narrow, torch.nn.Tanh())
+
+    blocks = torch.nn.Sequential(OrderedDict((f"block_{i}", block()) for i in range(4)))
+    body = torch.nn.Sequential(blocks)
+    assert recompute_layers(body, plan) == f"a checkpoint around each of {blocks_again} blocks of 0"
+    with Counting():
+        loss = body(torch.ones(2, 8, requires_grad=True)).sum()
+        seen.clear()
+        loss.backward()
+    kept = blocks_again if plan.recompute == "operators" else 0  # of two products, the first
+    assert seen["tanh.default"] == 2 * blocks_again
+    assert seen["mm.default"] - 16 == 2 * blocks_again - kept == 2 * products_again - kept
 
 
 def test_a_start_is_measured_where_the_library_of_the_model_is_new(
@@ -127,7 +165,16 @@ def test_several_devices_are_for_campaigns(tmp_path: Path) -> None:
     ("section", "options", "said"),
     [
         ("plan", {"servers": 2}, "plan.servers: 2 cannot be measured here"),
-        ("plan", {"recompute": "full"}, "plan.recompute: 'full' cannot be measured here"),
+        (
+            "plan",
+            {"recompute": "full"},
+            "plan.recompute: 'full' cannot be measured here; models.py:small has neither a switch for it nor a list of blocks",
+        ),
+        (
+            "plan",
+            {"recompute": "selective"},
+            "plan.recompute: 'selective' cannot be measured here; full and operators can",
+        ),
         ("training", {"compile": True}, "training.compile: True cannot be measured here"),
         ("training", {"loader_rate": 9.0}, "training.loader_rate: 9.0 cannot be measured here"),
         (

@@ -199,6 +199,30 @@ for step in range(100):
 """
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_script_checkpoints_its_activations(tmp_path: Path, reentrant: bool) -> None:
+    text = f"""
+        import torch
+        from torch.utils.checkpoint import checkpoint
+        first, body, head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
+        net = torch.nn.ModuleList([first, body, head]).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            with torch.autocast("cuda", torch.bfloat16):
+                x = first(torch.ones(16, 8, device="cuda"))
+                x = checkpoint(lambda x: torch.tanh(torch.nn.functional.linear(x, body.weight)), x, use_reentrant={reentrant})
+                loss = head(x).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """
+    graph = traced(written(tmp_path, text))
+    again = [op for op in graph.ops if op.recomputed and op.operator.launches]
+    assert [op.operator.name for op in again] == ["_to_copy", "mm", "tanh"]
+    assert {spec.dtype for spec in again[1].operator.inputs} == {"bfloat16"}
+    assert graph.samples == 16
+
+
 def test_optimizers_that_take_turns_make_one_step_together(tmp_path: Path) -> None:
     graph = traced(written(tmp_path, GAN))
     updates = [op for op in graph.ops if op.operator.name == "_foreach_addcdiv_"]

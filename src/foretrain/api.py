@@ -71,6 +71,7 @@ def predict(
     from foretrain import predictors
     from foretrain.predictors.evidence import with_evidence
     from foretrain.predictors.fitting_changes import with_remedies
+    from foretrain.predictors.recomputation import with_recomputation
 
     check_names(options, beside=("inputs", "loss", "targets", "predictor", "catalog"))
     known = (
@@ -90,6 +91,7 @@ def predict(
     )
     forecast = chosen.predict(job)
     forecast = with_remedies(with_evidence(forecast, chosen.knows(forecast)), chosen)
+    forecast = with_recomputation(forecast, chosen)
     return forecast if _is_module(model) else _saying_what_is_left_out(forecast, options.get("optimizer"))
 
 

@@ -18,6 +18,7 @@ from foretrain.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from foretrain.predictors.evidence import Evidence
     from foretrain.predictors.fitting_changes import Remedy
+    from foretrain.predictors.recomputation import Recomputation
     from foretrain.step.play import Step
 
 __all__ = [
@@ -117,6 +118,8 @@ class Forecast:
     """What measured runs say of it; None where nobody has asked, or none are kept."""
 
     remedies: tuple[Remedy, ...] | None = field(default=None, repr=False)
+    recomputation: Recomputation | None = field(default=None, repr=False)
+    """What it saves and costs, where the plan recomputes and somebody asked."""
     """Changes that make a job fit that does not, the smallest first; None where it fits or nobody has
     asked."""
 
@@ -292,6 +295,7 @@ class Forecast:
             "fits": self.fits,
             "out_of_memory_chance": self.out_of_memory_chance,
             "fits_with": None if self.remedies is None else [one.to_dict() for one in self.remedies],
+            "recomputation": None if self.recomputation is None else self.recomputation.to_dict(),
             "memory_capacity_bytes": self.memory_capacity_bytes,
             "memory_by_category_bytes": self.memory_by_category,
             "memory_by_stage_bytes": [rank.allocated_bytes for rank in self.ranks],

@@ -31,7 +31,7 @@ Framework = Literal[
 ]
 Shard = Literal["none", "zero1", "zero2", "zero3"]
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "operators", "full"]
 Mode = Literal["train", "infer"]
 
 TENSOR_ROLES = ("column", "row", "vocab", "replicate")
@@ -273,6 +273,8 @@ class Plan:
     micro_batch: int | None = None
     schedule: Schedule = "1f1b"
     recompute: Recompute = "none"
+    recompute_every: int = 1
+    """Of so many layers the first is recomputed; the others keep their activations."""
     sequence_parallel: bool = False
     tensor_plan: Mapping[str, str] | None = None
     """How layers are split under tensor parallelism, by patterns of their names: column, row, vocab or
@@ -289,10 +291,17 @@ class Plan:
     """Workers of a parameter server do not wait for one another."""
 
     def __post_init__(self) -> None:
-        for name in ("data", "tensor", "pipeline", "context", "expert", "micro_batch", "virtual_stages"):
+        for name in (
+            "data", "tensor", "pipeline", "context", "expert", "micro_batch", "virtual_stages",
+            "recompute_every",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise invalid(f"plan.{name}", value, "1 or more")
+        if self.recompute_every > 1 and self.recompute == "none":
+            raise InputError(
+                f"plan.recompute_every: {self.recompute_every} needs what is recomputed; give plan.recompute"
+            )
         if self.servers < 0:
             raise invalid("plan.servers", self.servers, "0 (all-reduce) or more")
         if self.asynchronous and not self.servers:

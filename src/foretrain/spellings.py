@@ -163,7 +163,8 @@ UNCLEAR_SCHEDULES = {_OTHER_SCHEDULES: "is not modelled; give gpipe, 1f1b or int
 RECOMPUTE = {
     "none": "no off false never disabled",
     "selective": "recompute-activations selective-ac selective-activation-checkpointing sac core-attn "
-    "core-attention op",
+    "core-attention",
+    "operators": "op ops operator per-op per-op-sac every-second-product",
     "full": "true yes on gradient-checkpointing activation-checkpointing checkpoint checkpointing fullac "
     "full-ac uniform block all",
 }

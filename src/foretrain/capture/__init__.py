@@ -135,8 +135,22 @@ def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:
     now."""
     if job.workload.model.source == "graph":
         return _with_weights(_given_graph(job))
-    whole = {"whole": _RANK_REVISION, "framework": job.workload.training.framework}
+    plan = job.plan
+    again = {"recompute": [plan.recompute, plan.recompute_every]} if _traces_recomputation(job) else {}
+    whole = {"whole": _RANK_REVISION, "framework": job.workload.training.framework, **again}
     return found_or_traced(functools.partial(_trace, job), job, whole, refresh=refresh)
+
+
+def _traces_recomputation(job: Job) -> bool:
+    """Whether what the plan recomputes is traced: on one device, where torch's own checkpointing does it."""
+    training = job.workload.training
+    return (
+        job.cluster.world_size == 1
+        and training.mode == "train"
+        and training.framework == "pytorch"
+        and job.plan.recompute in ("full", "operators")
+        and not programs.is_program(job.workload)
+    )
 
 
 def _alone(job: Job) -> Job:
@@ -146,7 +160,11 @@ def _alone(job: Job) -> Job:
     return Job(
         workload=dataclasses.replace(job.workload, training=training),
         cluster=dataclasses.replace(job.cluster, groups=(group,)),
-        plan=Plan(micro_batch=job.micro_batch),
+        plan=Plan(
+            micro_batch=job.micro_batch,
+            recompute=job.plan.recompute,
+            recompute_every=job.plan.recompute_every,
+        ),
     )
 
 
@@ -258,7 +276,18 @@ def _needs_torch() -> None:
 
 
 def _trace(job: Job, batch: int) -> OpGraph:
-    return _trace_rank(_alone(job), batch, by_layers=False, own_gradients=False)
+    trace = functools.partial(_trace_rank, _alone(job), batch, by_layers=False, own_gradients=False)
+    if not _traces_recomputation(job):
+        return trace()
+    try:
+        graph = trace(recomputes=True)
+    except CaptureError:  # a checkpoint may come to something else the second time
+        graph = trace()
+    if graph.recomputes:
+        return graph
+    note = "plan.recompute: no checkpoint of the model could be traced; its blocks are taken to run again"
+    notes = [*graph.info.get("assumptions", ()), note]
+    return dataclasses.replace(graph, info={**graph.info, "assumptions": notes})
 
 
 def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:

@@ -15,7 +15,7 @@ from foretrain.capture.programs.targets import split_name
 from foretrain.errors import InputError
 from foretrain.job import Job, Model
 
-_REVISIONS = {"timm": 3, "torchvision": 4, "transformers": 6, "diffusion": 2, "python": 7, "onnx": 4}
+_REVISIONS = {"timm": 3, "torchvision": 4, "transformers": 6, "diffusion": 2, "python": 8, "onnx": 4}
 """Raised when what is traced of a source's models changes, so that older cached graphs are made anew."""
 
 _FP8_REVISION = 1

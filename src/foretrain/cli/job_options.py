@@ -126,8 +126,11 @@ class JobOptions:
     ]
     recompute: Annotated[
         str | None,
-        typer.Option(help="none, selective or full.", autocompletion=completion.setting("Recompute")),
+        typer.Option(
+            help="none, selective, operators or full.", autocompletion=completion.setting("Recompute")
+        ),
     ]
+    recompute_every: Annotated[int | None, typer.Option(help="Of so many layers, one is recomputed.")]
     schedule: Annotated[
         str | None,
         typer.Option(help="gpipe, 1f1b or interleaved.", autocompletion=completion.setting("Schedule")),

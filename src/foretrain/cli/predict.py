@@ -142,10 +142,11 @@ def _forecast(predictor: Predictor, job: Job) -> Forecast:
 
 
 def _with_remedies(forecast: Forecast, predictor: Predictor) -> Forecast:
-    """With what would make the job fit, where it does not."""
+    """With what would make the job fit, where it does not, and what recomputation does to it."""
     from foretrain.predictors.fitting_changes import with_remedies
+    from foretrain.predictors.recomputation import with_recomputation
 
-    return with_remedies(forecast, predictor)
+    return with_recomputation(with_remedies(forecast, predictor), predictor)
 
 
 def _compare(job: Job, as_json: bool) -> None:

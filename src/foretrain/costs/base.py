@@ -45,6 +45,11 @@ class HostModel(Protocol):
     def issue_time_s(self, operators: Sequence[Operator], phases: Sequence[str]) -> Column: ...
 
     @property
+    def hook_time_s(self) -> float:
+        """Of a Python function that a checkpoint has autograd call."""
+        ...
+
+    @property
     def step_overhead_s(self) -> float:
         """Host time per step that belongs to no operator."""
         ...

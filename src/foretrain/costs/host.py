@@ -29,6 +29,8 @@ class DispatchHost:
     optimizer_s: float = 50e-6
     optimizer_tensor_s: float = 1e-6
     step_overhead_s: float = 300e-6
+    hook_s: float = 4.2e-6
+    """Of packing or unpacking a tensor in Python, as checkpoints do (``capture/tracing/checkpoints.py``)."""
     speed: float = 1.0
     """How much faster the host is than the one these figures come from."""
 
@@ -42,6 +44,10 @@ class DispatchHost:
     def issue_time_s(self, operators: Sequence[Operator], phases: Sequence[str]) -> Column:
         calls = zip(operators, phases, strict=True)
         return np.array([self._one(operator, phase) for operator, phase in calls]) / self.speed
+
+    @property
+    def hook_time_s(self) -> float:
+        return self.hook_s / self.speed
 
     def _one(self, operator: Operator, phase: str) -> float:
         if phase == "optimizer":

@@ -480,7 +480,8 @@ class _Rebuild:
         )
         operator = self._operators.setdefault((fields[:4], tuple(names), fields[5:]), Operator(*fields))
         layer = min((op.layer for op in members), key=len) if run.kind == "chain" else members[0].layer
-        return Op(operator, run.phase, layer, tuple(inputs), tuple(outputs))
+        recomputed = all(op.recomputed for op in members)
+        return Op(operator, run.phase, layer, tuple(inputs), tuple(outputs), recomputed)
 
     # Lifetimes
 

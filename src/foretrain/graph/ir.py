@@ -120,6 +120,10 @@ class Op:
     layer: str
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    recomputed: bool = False
+    """It runs in the backward pass for the second time, as what it gave was not kept."""
+    hooks: int = 0
+    """Python functions of checkpoints that the host runs before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +230,16 @@ class OpGraph:
         position = {phase: i for i, phase in enumerate(PHASES)}
         return np.fromiter((position[op.phase] for op in self.ops), dtype=np.int64, count=len(self.ops))
 
+    @functools.cached_property
+    def recomputed(self) -> npt.NDArray[np.bool_]:
+        """For each op, whether it runs for the second time."""
+        return np.fromiter((op.recomputed for op in self.ops), dtype=np.bool_, count=len(self.ops))
+
+    @functools.cached_property
+    def recomputes(self) -> bool:
+        """Whether it holds what the model computes again."""
+        return bool(self.recomputed.any())
+
     def column(self, attribute: str) -> npt.NDArray[np.float64]:
         """A numeric attribute of every op's operator (``flops``, ``bytes``, ``launches``) as one array."""
         per_operator = np.array(
@@ -326,7 +340,10 @@ def to_json(graph: OpGraph) -> dict[str, Any]:
         for o in graph.operators
     ]
     ops = [
-        [kind, PHASES.index(op.phase), layers.setdefault(op.layer, len(layers)), op.reads, op.writes]
+        [
+            *(kind, PHASES.index(op.phase), layers.setdefault(op.layer, len(layers)), op.reads, op.writes),
+            *((int(op.recomputed), op.hooks) if op.recomputed or op.hooks else ()),
+        ]
         for kind, op in zip(graph.operator_index.tolist(), graph.ops, strict=True)
     ]
     return {
@@ -398,8 +415,8 @@ def assemble(
     """The graph of these operators and buffers; all else is taken from the data of a graph."""
     layers: Sequence[str] = data["layers"]
     ops = [
-        Op(operators[kind], PHASES[phase], layers[layer], tuple(reads), tuple(writes))
-        for kind, phase, layer, reads, writes in data["ops"]
+        Op(operators[kind], PHASES[phase], layers[layer], tuple(reads), tuple(writes), *_again(*rest))
+        for kind, phase, layer, reads, writes, *rest in data["ops"]
     ]
     return OpGraph(
         ops=tuple(ops),
@@ -412,6 +429,10 @@ def assemble(
         weights=tuple(Weight(*fields) for fields in data.get("weights", ())),
         stack=_stack(data["stack"]) if "stack" in data else None,
     )
+
+
+def _again(recomputed: int = 0, hooks: int = 0) -> tuple[bool, int]:
+    return bool(recomputed), hooks
 
 
 def _stack(fields: Sequence[Any]) -> Stack:

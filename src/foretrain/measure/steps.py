@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from foretrain.capture.recomputing import recompute_layers
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
 from foretrain.measure.models import autocast, real_model, real_optimizer
@@ -108,7 +109,8 @@ def _check_machine(job: Job, device: str) -> None:
         raise UnsupportedJob(f"{names}, but the steps would run on {device!r}")
     if device == "cuda" and not same_gpu(named.name, here := torch.cuda.get_device_name(0)):
         raise UnsupportedJob(f"{names}, but this machine has {here!r}")
-    if (option := not_carried_out(job, plan={"servers": 0})) is not None:
+    more = {"servers": 0, "recompute": job.plan.recompute}
+    if (option := not_carried_out(job, plan=more)) is not None:
         raise UnsupportedJob(f"{option} cannot be measured here")
 
 
@@ -119,6 +121,8 @@ class Stepper:
         self.training, self.device, self.accumulation = job.workload.training, device, job.accumulation
         torch.backends.cuda.matmul.allow_tf32 = self.training.precision == "tf32"
         self.model = real_model(job.workload, job.micro_batch, device)
+        if job.plan.recompute != "none":
+            _recompute(self.model.module, job)
         trained = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
         trains = self.training.mode == "train"
         self.optimizer = real_optimizer(self.training.optimizer, trained) if trains else None
@@ -150,6 +154,16 @@ class Stepper:
                 self.backward()
         if self.optimizer is not None:
             self.update()
+
+
+def _recompute(module: torch.nn.Module, job: Job) -> None:
+    """Switch activation checkpointing on; refuse what a module of torch cannot do."""
+    what = f"plan.recompute: {job.plan.recompute!r} cannot be measured here"
+    if job.plan.recompute == "selective":
+        raise UnsupportedJob(f"{what}; full and operators can")
+    if recompute_layers(module, job.plan) is None:
+        label = job.workload.model.label
+        raise UnsupportedJob(f"{what}; {label} has neither a switch for it nor a list of blocks")
 
 
 def _measure(

@@ -14,6 +14,7 @@ from foretrain.units import format_bytes, format_count, format_dollars, format_s
 
 if TYPE_CHECKING:
     from foretrain.predictors.fitting_changes import Remedy
+    from foretrain.predictors.recomputation import LayerRecomputation
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +276,27 @@ def remedies(forecast: Forecast) -> list[Figure]:
         Figure("" if number else "would fit with", one.change, _remedy(forecast, one))
         for number, one in enumerate(found)
     ] or none
+
+
+def recomputation(forecast: Forecast) -> Iterator[Figure]:
+    """What recomputation saves and costs: of the whole step, and of a layer of each kind."""
+    found = forecast.recomputation
+    if found is None:
+        return
+    before_s = forecast["step_time_s"].median - found.added_s
+    costs = f"costs {format_seconds(found.added_s)} of a step"
+    share = f" ({_slower(found.added_s / before_s)})" if before_s > 0 else ""
+    yield Figure("recomputation", f"saves {format_bytes(found.saved_bytes)}", costs + share)
+    kinds: dict[str, list[LayerRecomputation]] = {}
+    for layer in found.layers:
+        kind = ".".join("*" if part.isdigit() else part for part in layer.name.split("."))
+        kinds.setdefault(kind, []).append(layer)
+    for kind, layers in kinds.items():
+        saved = sum(layer.saved_bytes for layer in layers) / len(layers)
+        seconds = sum(layer.recomputed_s for layer in layers) / len(layers)
+        each = f"costs {format_seconds(seconds)} on the device"
+        many = f", each of {len(layers)}" if len(layers) > 1 else ""
+        yield Figure(f"  {kind}", f"saves {format_bytes(saved)}", each + many)
 
 
 def _remedy(forecast: Forecast, one: Remedy) -> str:

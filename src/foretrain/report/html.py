@@ -131,6 +131,7 @@ def summary_table(forecast: Forecast) -> str:
     rows += [figures.Figure("peak by stage", ", ".join(stages))] if stages else []
     verdict = figures.fits(forecast)
     rows += [verdict[1]] if verdict else []
+    rows += figures.recomputation(forecast)
     rows += figures.remedies(forecast)
     rows += figures.training_figures(forecast)
     return f"<table>{''.join(_table_row(row) for row in rows)}</table>"

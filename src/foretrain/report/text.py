@@ -92,6 +92,8 @@ def _memory(forecast: Forecast, layout: _Layout) -> Iterator[RenderableType]:
     verdict = figures.fits(forecast)
     if verdict is not None:
         yield layout.line(verdict[1].label, Text(verdict[1].value, style=_VERDICT_STYLES[verdict[0]]))
+    for one in figures.recomputation(forecast):
+        yield layout.grid([one])
     for one in figures.remedies(forecast):
         cost = Text(f" ({one.detail})" if one.detail else "", style="dim")
         yield layout.line(one.label, Text(one.value, style="bold") + cost)

@@ -9,7 +9,7 @@ import numpy as np
 from foretrain.costs.roofline import arithmetic
 from foretrain.graph import Operator, OpGraph
 from foretrain.graph.opset import traits
-from foretrain.job import Job, Recompute
+from foretrain.job import Job, Plan
 from foretrain.model_flops import ModelFlops
 from foretrain.step.frameworks import profile
 from foretrain.step.partition import blocks
@@ -24,7 +24,8 @@ TF32_SHARE = 0.1
 def model_flops(job: Job, graph: OpGraph) -> ModelFlops:
     """Of the whole job, whose ranks each run such a graph."""
     plan, training = job.plan, job.workload.training
-    rank, again, tf32 = _of_micro_batch(graph, plan.recompute, profile(job).selective_recompute)
+    again_by = Plan(recompute=plan.recompute, recompute_every=plan.recompute_every)
+    rank, again, tf32 = _of_micro_batch(graph, again_by, profile(job).selective_recompute)
     passes = job.accumulation * (plan.data or 1) * plan.tensor * plan.context
     parameters, trainable = _parameters(job, graph)
     peak_format = training.precision.removeprefix("amp-")
@@ -60,7 +61,7 @@ def _parameters(job: Job, graph: OpGraph) -> tuple[int, int | None]:
 
 
 @functools.lru_cache(maxsize=256)
-def _of_micro_batch(graph: OpGraph, recompute: Recompute, selective: str) -> tuple[float, float, float]:
+def _of_micro_batch(graph: OpGraph, plan: Plan, selective: str) -> tuple[float, float, float]:
     """FLOPs of a rank's micro-batch, those that are computed again, and the share of them that runs in TF32
     where fp32 is asked for."""
     operators, which = graph.operators, graph.operator_index
@@ -68,12 +69,14 @@ def _of_micro_batch(graph: OpGraph, recompute: Recompute, selective: str) -> tup
         return 0.0, 0.0, 0.0
     flops = np.array([_model_share(operator) * operator.flops for operator in operators])[which]
     in_tf32 = np.array([arithmetic(operator, "fp32") == "tf32" for operator in operators])[which]
+    once = flops * ~graph.recomputed
     total = again = tf32 = 0.0
     for block in blocks(graph):
         for calls in (block.piece.forward, block.piece.backward):
-            total += float(flops[calls].sum())
-            tf32 += float((flops * in_tf32)[calls].sum())
-        again += float(flops[run_again(recompute, selective, graph, block)].sum())
+            total += float(once[calls].sum())
+            tf32 += float((once * in_tf32)[calls].sum())
+            again += float((flops - once)[calls].sum())
+        again += float(flops[run_again(plan, selective, graph, block)].sum())
     return total, again, tf32 / (total or 1.0)
 
 

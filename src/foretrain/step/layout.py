@@ -174,7 +174,7 @@ def cost_calls(
     least_s = habits.tensor_message_s if on_efa(job) else 0.0
     for i in np.flatnonzero(moving).tolist():
         device_s[i] = collective_s(operators[i], network, teams, least_s)
-    host_s = _issue_s(graph, host) * habits.host
+    host_s = _issue_s(graph, host, hooks=not job.workload.training.compile) * habits.host
     which = graph.operator_index
     host_s[moving[which]] = COLLECTIVE_HOST_S
     if device.is_cpu:  # the thread that issues an operator also runs it
@@ -199,12 +199,16 @@ def cost_calls(
     )
 
 
-def _issue_s(graph: OpGraph, host: HostModel) -> Column:
-    """Host seconds of every op, by its operator and phase."""
-    pairs, which = np.unique(graph.operator_index * len(PHASES) + graph.phase_index, return_inverse=True)
+def _issue_s(graph: OpGraph, host: HostModel, *, hooks: bool) -> Column:
+    """Host seconds of every op, by its operator and phase; what is computed again runs as it did in the
+    forward pass. With ``hooks``, checkpoints have theirs called: compiled code has none."""
+    phase = np.where(graph.recomputed, PHASES.index("forward"), graph.phase_index)
+    pairs, which = np.unique(graph.operator_index * len(PHASES) + phase, return_inverse=True)
     issued = [divmod(pair, len(PHASES)) for pair in pairs.tolist()]
     operators = [graph.operators[operator] for operator, _ in issued]
-    return host.issue_time_s(operators, [PHASES[phase] for _, phase in issued])[which]
+    calls = host.issue_time_s(operators, [PHASES[phase] for _, phase in issued])[which]
+    called = np.array([op.hooks for op in graph.ops], dtype=np.float64)
+    return calls + called * host.hook_time_s if hooks else calls
 
 
 def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column) -> None:

@@ -44,8 +44,10 @@ class Block:
     piece: Piece
     weights: tuple[Weight, ...]
     is_layer: bool
+    name: str = ""
+    """The path of the layer; empty outside of layers."""
     number: int | None = None
-    """Its place among the repeated layers of the model."""
+    """Its place among the layers of the model."""
 
     @functools.cached_property
     def dense(self) -> int:
@@ -99,21 +101,34 @@ def blocks(graph: OpGraph) -> tuple[Block, ...]:
     stack = graph.stack
     if stack is None:
         placed = _place_by_name(graph.weights, keys)
+        layers = [key for key in keys if key]
         return tuple(
-            Block(piece=piece, weights=tuple(placed[key]), is_layer=bool(key))
+            Block(
+                piece=piece,
+                weights=tuple(placed[key]),
+                is_layer=bool(key),
+                name=key,
+                number=layers.index(key) if key else None,
+            )
             for key, piece in zip(keys, pieces, strict=True)
         )
     by_layer: dict[int | None, list[Weight]] = {}
     for weight in graph.weights:
         by_layer.setdefault(stack.layer_of(weight.name), []).append(weight)
     before, after = _around_stack(by_layer.get(None, []), graph, stack.path)
-    layers = [
-        Block(piece=pieces[1 + equal], weights=tuple(by_layer.get(layer, ())), is_layer=True, number=layer)
+    stacked = [
+        Block(
+            piece=pieces[1 + equal],
+            weights=tuple(by_layer.get(layer, ())),
+            is_layer=True,
+            name=f"{stack.path}.{layer}",
+            number=layer,
+        )
         for layer, equal in enumerate(stack.stands_for)
     ]
     first = Block(piece=pieces[0], weights=tuple(before), is_layer=False)
     last = Block(piece=pieces[-1], weights=tuple(after), is_layer=False)
-    return (first, *layers, last)
+    return (first, *stacked, last)
 
 
 def _forward_order(graph: OpGraph) -> tuple[str, ...]:

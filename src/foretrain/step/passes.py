@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from foretrain.graph import PHASES, OpGraph
 from foretrain.graph.opset import communicates, is_product, traits
-from foretrain.job import Recompute
+from foretrain.job import Plan
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
 from foretrain.step.spans import Column, Span, span
@@ -76,17 +77,30 @@ def backward_pass(layout: Layout, block: Block) -> Pass:
 
 def recomputed(layout: Layout, block: Block) -> Index:
     """The calls of a block's forward pass that run again before its backward pass."""
-    return run_again(layout.job.plan.recompute, layout.profile.selective_recompute, layout.graph, block)
+    return run_again(layout.job.plan, layout.profile.selective_recompute, layout.graph, block)
 
 
-def run_again(recompute: Recompute, selective: str, graph: OpGraph, block: Block) -> Index:
+def run_again(plan: Plan, selective: str, graph: OpGraph, block: Block) -> Index:
     """The same by what a plan says, and what its framework takes ``selective`` for."""
     forward = block.piece.forward
-    if recompute == "none" or not block.is_layer or not len(block.piece.backward):
+    if not runs_again(plan, graph, block):
         return forward[:0]
-    if recompute == "full":
+    if plan.recompute == "full":
         return forward
-    return (_without_half_of_products if selective == "half" else _attention)(graph, forward)
+    by_operators = plan.recompute == "operators" or selective == "half"
+    return (_without_half_of_products if by_operators else _attention)(graph, forward)
+
+
+def runs_again(plan: Plan, graph: OpGraph, block: Block) -> bool:
+    """Whether a plan has calls of a block run again; of a graph that holds what is recomputed, none."""
+    chosen = block.is_layer and (block.number or 0) % plan.recompute_every == 0
+    return plan.recompute != "none" and chosen and len(block.piece.backward) > 0 and not graph.recomputes
+
+
+def is_recomputed(graph: OpGraph, calls: Index) -> npt.NDArray[np.bool_]:
+    """Which calls of a backward pass run for the second time: traced so, or of the forward pass."""
+    again: npt.NDArray[np.bool_] = graph.recomputed | (graph.phase_index == PHASES.index("forward"))
+    return again[calls]
 
 
 def optimizer_pass(layout: Layout, stage: Stage) -> Pass:

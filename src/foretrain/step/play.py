@@ -21,8 +21,10 @@ from foretrain.step.passes import (
     Pass,
     backward_pass,
     forward_pass,
+    is_recomputed,
     optimizer_pass,
     recomputed,
+    runs_again,
     traced_blocks,
     update_share,
 )
@@ -42,6 +44,8 @@ _TRAFFIC_POWER, _WAITING_POWER = 0.75, 0.35
 stages."""
 OUTSIDE = "(communication outside of layers)"
 """Of the device's time: it waits for gradients and parameters, or computes slower beside them."""
+RECOMPUTED = "recomputed"
+"""Of the device's time by phase: what the backward pass computes again."""
 _JITTER = 0.01
 """Standard deviation of the step time from rank to rank, as a share of it."""
 _ROUNDING = 1e-9
@@ -233,12 +237,15 @@ def _tensors_share(layout: Layout, stage: Stage) -> float:
 
 def _names(layout: Layout, phase: Phase, block: Block | None, calls: Pass, what: str) -> Iterator[str]:
     """What each call of a pass counts as, and then what the pass has beside them."""
-    for i in calls.op.tolist():
+    again = is_recomputed(layout.graph, calls.op) if phase == "backward" else np.zeros(len(calls.op))
+    for i, second in zip(calls.op.tolist(), again.tolist(), strict=True):
         op = layout.graph.ops[i]
         if what == "layer":
             yield layer_of(layout, block, op.layer) or f"({phase})"
+        elif what == "operator":
+            yield op.operator.name
         else:
-            yield phase if what == "phase" else op.operator.name
+            yield RECOMPUTED if second else phase
     yield phase if what == "phase" else f"({phase})"
 
 
@@ -252,14 +259,15 @@ def layer_of(layout: Layout, block: Block | None, path: str) -> str:
 
 
 def _works(layout: Layout) -> list[Work]:
-    pieces = {id(block.piece): block for stage in layout.stages for block in stage.blocks}
+    def kind(block: Block) -> tuple[int, bool]:
+        return id(block.piece), runs_again(layout.job.plan, layout.graph, block)
+
+    kinds = {kind(block): block for stage in layout.stages for block in stage.blocks}
     passes = {
-        piece: (forward_pass(layout, block).span, backward_pass(layout, block).span)
-        for piece, block in pieces.items()
+        one: (forward_pass(layout, block).span, backward_pass(layout, block).span)
+        for one, block in kinds.items()
     }
-    return [
-        _work(layout, stage, [passes[id(block.piece)] for block in stage.blocks]) for stage in layout.stages
-    ]
+    return [_work(layout, stage, [passes[kind(block)] for block in stage.blocks]) for stage in layout.stages]
 
 
 def _work(layout: Layout, stage: Stage, passes: Sequence[tuple[Span, Span]]) -> Work:
@@ -322,7 +330,8 @@ def _within_power(layout: Layout) -> Layout:
     works, count = _works(layout), layout.job.accumulation
     busiest = max(works, key=_device_s)
     stage = layout.stages[works.index(busiest)]
-    again = 1.0 + (layout.job.plan.recompute == "full") / 3
+    plan = layout.job.plan
+    again = 1.0 + (plan.recompute == "full" and not layout.graph.recomputes) / 3 / plan.recompute_every
     multiplies = layout.calls.multiplies[stage.calls]
     seconds = (layout.calls.device_s + layout.calls.gaps_s)[stage.calls]
     products = float(seconds[multiplies].sum()) * count * again

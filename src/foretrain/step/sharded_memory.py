@@ -13,6 +13,7 @@ from foretrain.graph.opset import traits
 from foretrain.job import Job, Plan
 from foretrain.step.frameworks import Profile
 from foretrain.step.partition import Block, Stage, blocks
+from foretrain.step.passes import runs_again
 
 _FP32 = 4
 _SHARDS_STATE = ("zero1", "zero2", "zero3")
@@ -200,7 +201,7 @@ def _passes(
     plan = job.plan
     counts = in_flight(plan, stage.index, len(stage.chunks), job.accumulation)
     everything = sum(
-        count * sum(_kept(block, plan, profile) for block in chunk)
+        count * sum(kept_bytes(graph, block, plan, profile) for block in chunk)
         for count, chunk in zip(counts, stage.chunks, strict=True)
     )
     best = (everything, 0.0, 0.0)
@@ -217,26 +218,30 @@ def _backward(
     moments, gradients = [], 0.0
     for block in reversed(chunk):
         moments.append((left, _working(graph, block, plan, profile), gradients))
-        left -= _kept(block, plan, profile)
+        left -= kept_bytes(graph, block, plan, profile)
         gradients += sizes.fleeting_gradient * (block.dense + block.experts)
     return [*moments, (left, 0.0, gradients)]
 
 
-def _recomputed(block: Block, plan: Plan) -> bool:
-    return plan.recompute == "full" and block.is_layer and len(block.piece.backward) > 0
+def _recomputed(graph: OpGraph, block: Block, plan: Plan) -> bool:
+    return plan.recompute == "full" and runs_again(plan, graph, block)
 
 
-def _kept(block: Block, plan: Plan, profile: Profile) -> float:
-    if _recomputed(block, plan):
+def kept_bytes(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> float:
+    """What a block keeps of a micro-batch from its forward to its backward pass."""
+    if _recomputed(graph, block, plan):
         return float(block.piece.handed_on_bytes)
-    halved = plan.recompute == "selective" and profile.selective_recompute == "half" and block.is_layer
+    by_operators = plan.recompute == "operators" or (
+        plan.recompute == "selective" and profile.selective_recompute == "half"
+    )
+    halved = by_operators and runs_again(plan, graph, block)
     return block.piece.kept_bytes * (_HALF_KEPT if halved else 1.0)
 
 
 def _working(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> float:
     """Temporaries of a block; a loss of the framework's own holds as many copies of the logits as it is known
     to."""
-    if _recomputed(block, plan):
+    if _recomputed(graph, block, plan):
         return float(block.piece.working_bytes + block.piece.kept_bytes)
     logits = _logits_bytes(graph, block) if profile.loss_copies is not None else 0
     return (

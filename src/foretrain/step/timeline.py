@@ -127,6 +127,7 @@ class Timeline:
             op = self.graph.ops[index]
             host_us, device_us = self.host_s[position] * 1e6, self.busy_s[position] * 1e6
             details: dict[str, Any] = {"layer": self.layers[position], "phase": op.phase}
+            details |= {"recomputed": True} if op.recomputed else {}
             if host_us:
                 start_us = stream.issued[position] * 1e6 - host_us
                 yield _event(op.operator.name, op.phase, 0, start_us, host_us, details)
@@ -166,7 +167,8 @@ class Timeline:
     def holds_all_buffers(self) -> bool:
         """Whether the buffers of the graph are those of the step: every layer is traced, and runs once."""
         job = self.step.layout.job
-        return job.cluster.world_size == 1 and job.plan.recompute == "none" and not job.plan.offload
+        once = job.plan.recompute == "none" or self.graph.recomputes
+        return job.cluster.world_size == 1 and once and not job.plan.offload
 
 
 # Use of device and network

@@ -16,6 +16,7 @@ from foretrain.capture.parallel.experts import route_tokens, split_experts
 from foretrain.capture.parallel.stacks import CallOrder, find_stack, truncate
 from foretrain.capture.parallel.tensor import TensorParallel
 from foretrain.capture.parallel.tensor_plan import is_of_library
+from foretrain.capture.recomputing import OWN_SWITCH, recompute_layers
 from foretrain.capture.sources.loaded import WEIGHT_DTYPES, LoadedModel, parameter_counts
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.sources.transformers.configuration import check_positions
@@ -37,13 +38,16 @@ def trace_rank(
     info: Mapping[str, Any],
     by_layers: bool = True,
     own_gradients: bool = True,
+    recomputes: bool = False,
 ) -> OpGraph:
     """Trace one rank of a job, at another micro-batch with ``batch``.
 
     ``by_layers`` off traces every layer of a deep model; with ``own_gradients``, adding to a gradient belongs
-    to the layer of its parameter.
+    to the layer of its parameter; with ``recomputes``, what the plan recomputes runs again.
     """
-    trace = functools.partial(_trace, job, batch or job.micro_batch, accumulate, info, own_gradients)
+    trace = functools.partial(
+        _trace, job, batch or job.micro_batch, accumulate, info, own_gradients, recomputes=recomputes
+    )
     if job.workload.model.source != "python" or job.plan.tensor == 1:
         return _by_layers(trace, by_layers)
     try:
@@ -73,6 +77,7 @@ def _trace(
     own_gradients: bool,
     *,
     by_layers: bool,
+    recomputes: bool = False,
     keeps_sizes: bool = False,
     with_values: bool = False,
 ) -> OpGraph:
@@ -91,6 +96,7 @@ def _trace(
         truncate(module, stack)
     elif stack is not None:
         stack = Stack(stack.path, stack.layers, stack.layers, tuple(range(stack.layers)))
+    switched = recompute_layers(module, plan) if recomputes else None
     order = CallOrder(module.get_submodule(stack.path)) if stack is not None else None
     context = ContextParallel(plan.context)
     tensor.bound_sequence()
@@ -123,7 +129,7 @@ def _trace(
     context.check(job.workload.model.label)
     info = (
         {**graph.info, "assumptions": notes}
-        if (notes := _assumptions(plan, graph, loaded, tensor))
+        if (notes := _assumptions(plan, graph, loaded, tensor, switched))
         else graph.info
     )
     info = {**info, "compile": True} if loaded.compiled else info
@@ -144,9 +150,13 @@ def _both(tensor: TensorParallel, context: ContextParallel, mode: str) -> Iterat
         yield
 
 
-def _assumptions(plan: Plan, graph: OpGraph, loaded: LoadedModel, tensor: TensorParallel) -> list[str]:
+def _assumptions(
+    plan: Plan, graph: OpGraph, loaded: LoadedModel, tensor: TensorParallel, switched: str | None
+) -> list[str]:
     of_loss = getattr(loaded.loss, "notes", ())
     notes = [*dict.fromkeys(loaded.notes), *of_loss, *graph.info.get("assumptions", ()), *tensor.notes]
+    if switched not in (None, OWN_SWITCH):
+        notes.append(f"plan.recompute: {switched}")
     if plan.expert > 1:
         notes.append("every expert rank gets as many tokens as it sends")
     if plan.context > 1:

@@ -3,6 +3,7 @@ ones."""
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -31,11 +32,16 @@ def block_lists(module: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
 def find_stack(module: nn.Module) -> Stack | None:
     """The list that holds most of the model's weights beside its embeddings, if only a few of its blocks are
     distinct."""
-    sizes = {
-        path: _elements(blocks)
-        for path, blocks in block_lists(module).items()
-        if len(blocks) >= _LEAST and _is_numbered(blocks)
-    }
+    path = largest_list(module)
+    if path is None or not _is_numbered(blocks := module.get_submodule(path)):
+        return None
+    return _stack_of(path, list(blocks.children()))
+
+
+def largest_list(module: nn.Module) -> str | None:
+    """The path of the list of blocks that holds most of the model's weights beside its embeddings; None where
+    none does."""
+    sizes = {path: _elements(blocks) for path, blocks in block_lists(module).items() if len(blocks) >= _LEAST}
     if not sizes:
         return None
     path = max(sizes, key=sizes.__getitem__)
@@ -45,9 +51,7 @@ def find_stack(module: nn.Module) -> Stack | None:
         if isinstance(child, nn.Embedding)
         for p in child.parameters()
     }
-    if 2 * sizes[path] < _elements(module) - sum(embeddings.values()):
-        return None
-    return _stack_of(path, list(module.get_submodule(path).children()))
+    return path if 2 * sizes[path] >= _elements(module) - sum(embeddings.values()) else None
 
 
 def _is_numbered(blocks: nn.Module) -> bool:
@@ -83,16 +87,20 @@ def truncate(module: nn.Module, stack: Stack) -> None:
 
 
 class CallOrder:
-    """Records in which order the blocks of a list are called, to see that each runs once, after the one
-    before it."""
+    """Records in which order the blocks of a list are called, to see that each runs once in the forward pass,
+    after the one before it."""
 
     def __init__(self, blocks: nn.Module) -> None:
         self._calls: list[int] = []
         self._members = len(list(blocks.children()))
         self._hooks = [
-            block.register_forward_pre_hook(lambda _module, _args, number=i: self._calls.append(number))
+            block.register_forward_pre_hook(functools.partial(self._note, i))
             for i, block in enumerate(blocks.children())
         ]
+
+    def _note(self, number: int, _module: nn.Module, _args: Any) -> None:
+        if torch._C._current_autograd_node() is None:  # not in the backward pass, where some run again
+            self._calls.append(number)
 
     def is_plain(self) -> bool:
         for hook in self._hooks:

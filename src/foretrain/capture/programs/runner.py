@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from foretrain.capture.programs.data import Data
 from foretrain.capture.programs.pretence import OneReplica, pretending
 from foretrain.capture.programs.script_device import InScript
+from foretrain.capture.tracing.checkpoints import cast_anew, followed_checkpoints
 from foretrain.capture.tracing.constants import Constants, tensors_in
 from foretrain.capture.tracing.cuda import casting, casting_to, cuda_behaviour, forget_casts
 from foretrain.capture.tracing.recorder import DTYPES, Recorder, error_context
@@ -146,6 +147,7 @@ class Program:
             unittest.mock.patch.object(torch.optim.Optimizer, "__init__", self._knowing_optimizers()),
             pretending(self._text, self._compiled),
             self.data.watching(),
+            followed_checkpoints(self._recorder, cast_anew),
         )
         try:
             with contextlib.ExitStack() as stack:
@@ -174,7 +176,7 @@ class Program:
         before = self._recorder.phase
         self._recorder.end_forward()
         self._recorder.phase = "backward"
-        self._habits.backward_passes += 1
+        self._habits.backward_passes += before != "backward"  # a checkpoint may run one inside of another
         try:
             with casting(None):
                 return _ENGINE(*args, **kwargs)

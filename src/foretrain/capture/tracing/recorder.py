@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretrain.capture.tracing import sparse, traffic
@@ -36,6 +37,10 @@ from foretrain.tracebacks import place, raised_at
 _TOLD_EVERY = 32
 """Operators between two reports of how far a trace is."""
 DTYPES = {getattr(torch, name): name for name in ITEM_BYTES if hasattr(torch, name)}
+ENOUGH_RECOMPUTED: tuple[type[BaseException], ...] = tuple(
+    filter(None, [getattr(torch.utils.checkpoint, "_StopRecomputationError", None)])
+)
+"""With what torch ends a recomputation as soon as it has all that is asked for; no error."""
 
 
 class Recorder(TorchDispatchMode):
@@ -74,6 +79,9 @@ class Recorder(TorchDispatchMode):
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._collecting = False
         self._layer = [""]
+        self._recomputing = 0
+        self.hooks = 0
+        """Python functions of checkpoints that ran since the last operator."""
         self._around = contextlib.ExitStack()
         self._thread = threading.get_ident()
         self._error: BaseException | None = None
@@ -159,7 +167,7 @@ class Recorder(TorchDispatchMode):
         around: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
     ) -> None:
         """A module begins to run; the outermost one inside the context ``around``."""
-        if around is not None and len(self._layer) == 1:
+        if around is not None and len(self._layer) == 1 and not self._recomputing:
             self._around.enter_context(around())
         self._layer.append(self._names.get(module, self.layer))
 
@@ -167,10 +175,24 @@ class Recorder(TorchDispatchMode):
         """The innermost module that runs has ended."""
         left = self._layer.pop()
         error = sys.exc_info()[1]
-        if error is not None and error is not self._error:
+        if error is not None and error is not self._error and not isinstance(error, ENOUGH_RECOMPUTED):
             self._error, self.failed = error, left
         if len(self._layer) == 1:
             self._around.close()
+
+    @contextlib.contextmanager
+    def recomputing(self, layer: str, around: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+        """What runs meanwhile, the outermost inside the context ``around``, is computed again of ``layer``;
+        what it leaves is kept for the backward pass."""
+        first, self._recomputing = len(self._buffers), self._recomputing + 1
+        self._layer.append(layer)
+        try:
+            with around if self._recomputing == 1 else contextlib.nullcontext():
+                yield
+        finally:
+            self._layer.pop()
+            self._recomputing -= 1
+            self._keep(self._buffers[first:])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -262,10 +284,17 @@ class Recorder(TorchDispatchMode):
             )
         )
         operator = self._operator(func, named, inputs, outputs, written, changes=bool(writes))
-        self._ops.append(Op(operator, self._phase_now(), self._current_layer(), reads, writes))
+        again, hooks, self.hooks = self._runs_again(), self.hooks, 0
+        self._ops.append(Op(operator, self._phase_now(), self._current_layer(), reads, writes, again, hooks))
         if index % _TOLD_EVERY == 0 and is_heard():
             where = f"layer {self.layer}" if self.phase == "forward" and self.layer else self.phase
             tell(f"tracing: {index:,} operators, {where}")
+
+    def _runs_again(self) -> bool:
+        """Whether a checkpoint recomputes; or code that does so by itself, which runs modules in the backward
+        pass."""
+        by_itself = len(self._layer) > 1 and torch.is_grad_enabled()
+        return self.phase == "backward" and (self._recomputing > 0 or by_itself)
 
     def _phase_now(self) -> Phase:
         without_gradients = self.updating and not torch.is_grad_enabled()
@@ -349,7 +378,7 @@ class Recorder(TorchDispatchMode):
     def _current_layer(self) -> str:
         """In the forward pass the running module; in the backward pass the one whose forward op made the
         autograd node."""
-        if self.phase == "forward":
+        if self.phase == "forward" or self._runs_again():
             number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
             if not self._sequence or number > self._sequence[-1]:
                 self._sequence.append(number)
@@ -367,7 +396,10 @@ class Recorder(TorchDispatchMode):
 
     def end_forward(self) -> None:
         """Whatever the forward pass made and has not released by now is kept for the backward pass."""
-        for buffer in self._buffers:
+        self._keep(self._buffers)
+
+    def _keep(self, buffers: Iterable[list[Any]]) -> None:
+        for buffer in buffers:
             if buffer[1] == "temporaries" and buffer[3] is None:
                 buffer[1] = "activations"
 

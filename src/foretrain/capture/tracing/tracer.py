@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Loss
+from foretrain.capture.tracing.checkpoints import followed_checkpoints
 from foretrain.capture.tracing.constants import (
     Constants,
     map_tensors,
@@ -83,7 +84,13 @@ def trace_step(
             for parameter in module.parameters():
                 adds = parameter.requires_grad and id(parameter) not in rows
                 parameter.grad = torch.empty_like(parameter) if adds else None
-    with recorder.reference_counting(), recorder, error_context(recorder), same_draws():
+    with (
+        recorder.reference_counting(),
+        recorder,
+        error_context(recorder),
+        same_draws(),
+        followed_checkpoints(recorder, cuda_behaviour),
+    ):
         _run(
             recorder,
             module,

@@ -175,7 +175,8 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         if not on_one_gpu(job):
             return Spread(time=times["step_time_s"], memory=times["reserved_memory_bytes"], count=_COUNTS)
         memory = {name: times.get(name, known["device-bound"][name]) for name in sorted(MEMORY_QUANTITIES)}
-        if job.plan.recompute != "none" or job.plan.offload:  # estimated, not traced
+        estimated = job.plan.recompute != "none" and not step.layout.graph.recomputes
+        if estimated or job.plan.offload:
             memory = dict.fromkeys(memory, known["many devices"]["reserved_memory_bytes"])
         if job.workload.training.compile:
             memory = dict.fromkeys(memory, _COMPILED_MEMORY)
@@ -388,7 +389,9 @@ def _checked_for_host(run: Run) -> Run:
 def _check_measured(run: Run) -> None:
     """One line where a run has nothing that a calibration can use."""
     plan = run.job.plan
-    if on_one_gpu(run.job) and (plan.recompute != "none" or plan.offload):
+    if on_one_gpu(run.job) and (
+        plan.offload or (plan.recompute != "none" and not step_graph(run.job).recomputes)
+    ):
         raise InputError("recomputation and offload are estimated, so operators are not calibrated to them")
     usable = tuple(TIMES) if on_one_gpu(run.job) else ("step_time_s", *sorted(MEMORY_QUANTITIES))
     if not any(run.measured.get(name, 0) > 0 for name in usable):
