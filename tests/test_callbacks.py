@@ -355,6 +355,24 @@ def test_on_a_gpu_steps_are_timed_from_idle_to_idle_and_now_and_then_only(
     assert 8 < run.provenance["timed_steps"] < 30
 
 
+@pytest.mark.parametrize(
+    ("setting", "recorded"),
+    [("expandable_segments:True", "expandable_segments:True"), ("backend:cudaMallocAsync", None), ("", None)],
+)
+def test_on_a_gpu_the_settings_of_the_allocator_are_recorded(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, setting: str, recorded: str | None
+) -> None:
+    monkeypatch.setattr(recording, "cuda", lambda: Gpu(clock))
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
+    own = recorder(make_job("resnet18", device="h100", batch=8), clock, tmp_path / "runs.jsonl")
+    own.begin()
+    take(own, clock, *[0.1] * 5)
+    run = own.end()
+    assert run is not None
+    assert run.job.workload.training.allocator == recorded
+
+
 # The forecast
 
 

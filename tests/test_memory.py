@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrain.allocator_settings import AllocatorSettings
 from foretrain.graph import CATEGORIES, Buffer
-from foretrain.step.allocator import CachingAllocator, Replay, replay
+from foretrain.step.allocator import CachingAllocator, OutOfMemory
+from foretrain.step.replay import Replay, least_capacity, replay
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (
@@ -24,8 +26,11 @@ ACTIONS = st.lists(SIZES | st.integers(0, 50).map(lambda position: -position), m
 """Above zero: allocate so many bytes; below: release the live block at that position."""
 
 
-def play(actions: list[int]) -> tuple[CachingAllocator, list[Any]]:
-    allocator, live = CachingAllocator(), []
+EXPANDABLE = AllocatorSettings(expandable_segments=True)
+
+
+def play(actions: list[int], settings: AllocatorSettings | None = None) -> tuple[CachingAllocator, list[Any]]:
+    allocator, live = CachingAllocator(settings), []
     for action in actions:
         if action > 0:
             live.append(allocator.allocate(action))
@@ -76,6 +81,106 @@ def test_free_neighbours_are_merged_and_free_lists_sorted(actions: list[int]) ->
     for pool in allocator._free:
         assert pool == sorted(pool)
         assert all(allocator._free_at[address].size == size for size, address in pool)
+
+
+@given(ACTIONS)
+def test_an_expandable_segment_keeps_the_same_books_in_whole_granules(actions: list[int]) -> None:
+    allocator, live = play(actions, EXPANDABLE)
+    assert allocator.allocated == sum(block.size for block in live) <= allocator.peak_allocated
+    assert allocator.allocated + sum(block.size for block in free_blocks(allocator)) == allocator.reserved
+    blocks = sorted([*live, *free_blocks(allocator)], key=lambda block: block.address)
+    for one, other in itertools.pairwise(blocks):
+        assert one.address + one.size <= other.address
+        assert not (one.free and one.next is other and other.free)
+    for block in live:
+        allocator.release(block)
+    assert len(free_blocks(allocator)) <= 2  # one for each pool
+    assert all(block.size % (20 * MIB if block.pool else 2 * MIB) == 0 for block in free_blocks(allocator))
+    allocator._return_cache()
+    assert allocator.reserved == 0
+
+
+def test_an_expandable_segment_grows_at_its_end_and_serves_any_size() -> None:
+    """What three segments of 30, 12 and 20 MiB could not: a request of all they have together."""
+    allocator = CachingAllocator(EXPANDABLE)
+    blocks = [allocator.allocate(size * MIB) for size in (30, 12, 20)]
+    assert allocator.reserved == 80 * MIB
+    assert blocks[2].address == 42 * MIB + blocks[0].address
+    for block in blocks:
+        allocator.release(block)
+    allocator.allocate(75 * MIB)
+    assert allocator.reserved == 80 * MIB
+    usual = CachingAllocator()
+    for block in [usual.allocate(size * MIB) for size in (30, 12, 20)]:
+        usual.release(block)
+    usual.allocate(60 * MIB)
+    assert usual.reserved == 122 * MIB
+
+
+def test_the_end_of_an_expandable_segment_is_taken_last() -> None:
+    """A hole of 19 MiB is filled before the 5 MiB that are left at the end, which can grow."""
+    allocator = CachingAllocator(EXPANDABLE)
+    first, _, _ = (allocator.allocate(size * MIB) for size in (19, 16, 20))
+    allocator.release(first)
+    assert allocator.reserved == 60 * MIB
+    assert allocator.allocate(4 * MIB).address == first.address
+
+
+def test_a_full_device_gets_back_what_is_free_whole() -> None:
+    allocator = CachingAllocator(capacity_bytes=70 * MIB)
+    small, large = allocator.allocate(20 * MIB), allocator.allocate(40 * MIB)
+    allocator.release(large)
+    allocator.allocate(44 * MIB)
+    assert (allocator.reserved, allocator.returns) == (64 * MIB, 1)
+    with pytest.raises(OutOfMemory):
+        allocator.allocate(20 * MIB)
+    allocator.release(small)
+    assert allocator.allocate(20 * MIB).size == 20 * MIB
+
+
+def test_a_full_device_gets_back_the_granules_of_an_expandable_segment() -> None:
+    allocator = CachingAllocator(EXPANDABLE, capacity_bytes=80 * MIB)
+    first, second, _ = (allocator.allocate(size * MIB) for size in (30, 10, 20))
+    allocator.release(first)
+    assert allocator.allocate(36 * MIB).address == second.address + 30 * MIB
+    assert (allocator.reserved, allocator.returns) == (80 * MIB, 1)
+
+
+def test_beyond_the_limit_blocks_are_not_split() -> None:
+    limited = CachingAllocator(AllocatorSettings.read("max_split_size_mb:40"))
+    limited.release(limited.allocate(60 * MIB))
+    assert limited.allocate(10 * MIB).size == 10 * MIB
+    assert limited.allocate(50 * MIB).size == 60 * MIB
+    assert limited.reserved == 70 * MIB
+
+
+def test_sizes_are_rounded_to_parts_of_powers_of_two() -> None:
+    allocator = CachingAllocator(AllocatorSettings.read("roundup_power2_divisions:4"))
+    assert [allocator.allocate(size).size for size in (512, 1200 * KIB, 1280 * KIB)] == [
+        512, 1280 * KIB, 1280 * KIB,
+    ]  # fmt: skip
+
+
+def test_a_step_can_do_with_less_than_it_reserves_where_the_device_has_no_more() -> None:
+    """Two segments that never serve at once: one is returned for the other, in each step."""
+    sizes = (100, 110, 55, 55)  # MiB; the last two are alive together
+    buffers = [Buffer(size * MIB, "temporaries", min(n, 2), min(n, 2)) for n, size in enumerate(sizes)]
+    free = replay(buffers, [0, 0, 0])
+    assert (free.reserved_bytes, free.returns) == (210 * MIB, 0)
+    least = least_capacity(buffers, [0, 0, 0], free=free)
+    assert 110 * MIB <= least <= 112 * MIB
+    expandable = replay(buffers, [0, 0, 0], settings=EXPANDABLE)
+    assert expandable.reserved_bytes == 120 * MIB
+
+
+def test_a_device_that_is_full_in_each_step_is_told() -> None:
+    """Many small tensors, then a large one: the pool of either is returned for that of the other."""
+    buffers = [Buffer(MIB, "temporaries", 0, 0)] * 40 + [Buffer(60 * MIB, "temporaries", 1, 1)]
+    assert replay(buffers, [0, 0]).reserved_bytes == 100 * MIB
+    full = replay(buffers, [0, 0], capacity_bytes=70 * MIB)
+    assert (full.reserved_bytes, full.returns) == (60 * MIB, 2)
+    with pytest.raises(OutOfMemory):
+        replay(buffers, [0, 0], capacity_bytes=59 * MIB)
 
 
 @given(st.integers(0, MIB))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foretrain.errors import invalid, unknown
 
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The environment variables that torch reads; of the newer name first."""
 _MIB = 1 << 20
 _SMALLEST_SPLIT_MB = 20
 """torch takes no limit on splitting up to the size of a usual segment."""
@@ -49,6 +53,11 @@ class AllocatorSettings:
             max_split_bytes=math.inf if split is None else int(split) * _MIB,
             power2_divisions=divisions,
         )
+
+
+def set_in_environment(environment: Mapping[str, str] = os.environ) -> str | None:
+    """What a process is started with; None where that is torch's defaults."""
+    return next((environment[name] for name in VARIABLES if environment.get(name)), None)
 
 
 _READERS = {

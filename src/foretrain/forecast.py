@@ -71,6 +71,8 @@ class RankMemory:
     returnable_bytes: float = 0.0
     """Of what is cached, as much as torch could do without on a device that is full; looked for where it
     matters."""
+    returns: int = 0
+    """How often a step finds its device full and returns what is cached to it, which takes time."""
     peak: PeakMoment | None = None
     """When the peak is reached; None where it is estimated without a moment."""
     capacity_bytes: float | None = None
@@ -299,9 +301,9 @@ class Forecast:
 
     @property
     def memory_short_of(self) -> Literal["tensors", "fragmentation", "cache"] | None:
-        """What of the fullest rank goes beyond its device, by medians: its tensors; what lies between them; or
-        only what is cached, which torch returns to the device and asks for again, step after step. None where
-        all of it fits, or it is not known."""
+        """What of the fullest rank goes beyond its device, by medians: its tensors; what lies between them;
+        or only what is cached, which torch returns to the device and asks for again in each step. None where
+        it runs without that, or it is not known."""
         if not self.ranks or self.fullest is None:
             return None
         rank, capacity = fullest_of(self.ranks), self.memory_capacity_bytes
@@ -309,7 +311,7 @@ class Forecast:
             return "tensors"
         if self.fullest.median > capacity:
             return "fragmentation"
-        return "cache" if rank.reserved_bytes > capacity else None
+        return "cache" if rank.returns else None
 
     @property
     def peak_moment(self) -> PeakMoment | None:

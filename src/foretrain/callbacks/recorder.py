@@ -18,7 +18,16 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from foretrain.callbacks.expectation import expected
-from foretrain.callbacks.jobs import JobLike, PartialJob, Tables, cuda, differences, whole_job, with_training
+from foretrain.callbacks.jobs import (
+    JobLike,
+    PartialJob,
+    Tables,
+    allocator_here,
+    cuda,
+    differences,
+    whole_job,
+    with_training,
+)
 from foretrain.callbacks.target import Target
 from foretrain.errors import first_line, invalid
 from foretrain.forecast import Estimate
@@ -137,6 +146,9 @@ class Recorder:
         self._gpu = None if self.job.cluster.groups[0].device.is_cpu else cuda()
         if self._gpu is not None:
             self._gpu.reset_peak_memory_stats()
+            training = self.job.workload.training
+            settings = training.allocator or allocator_here()
+            self.job = with_training(self.job, dataclasses.replace(training, allocator=settings))
         self._open, self._process = True, os.getpid()
         self.start()
         self._watch_sigterm()

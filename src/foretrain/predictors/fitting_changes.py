@@ -336,7 +336,8 @@ def _optimizer(search: _Search, start: _Change) -> Iterator[_Change]:
 
 
 _SINGLE: tuple[Changes, ...] = (
-    _allocator, _micro_batch, _recompute, _shard, _precision, _tensor, _offload, _larger_device, _more_devices,
+    _allocator, _micro_batch, _recompute, _shard, _precision, _tensor, _offload, _larger_device,
+    _more_devices,
 )  # fmt: skip
 """In the order in which they are tried: what changes nothing but time, then numbers, then machines."""
 _LAST: tuple[Changes, ...] = (_optimizer,)

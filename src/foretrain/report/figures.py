@@ -288,7 +288,7 @@ def _short_of(forecast: Forecast) -> str:
         return f"; its tensors alone are {tensors}"
     if short == "fragmentation":
         return f"; its tensors would fit ({tensors}), not what lies unused between them"
-    return f"; torch would hold {reserved}, so it must return memory and ask for it again, in every step"
+    return f"; torch would hold {reserved}, so it returns memory to the device {rank.returns}x in each step"
 
 
 def remedies(forecast: Forecast) -> list[Figure]:

@@ -11,10 +11,10 @@ from foretrain.cluster import Device
 from foretrain.costs.workspace import library_workspaces, operator_workspace
 from foretrain.forecast import PeakMoment, RankMemory
 from foretrain.graph import PHASES, Buffer, OpGraph
-from foretrain.step.allocator import Replay, least_capacity, replay
 from foretrain.step.layout import Layout
 from foretrain.step.partition import Stage, blocks
 from foretrain.step.passes import recomputed
+from foretrain.step.replay import Replay, least_capacity, replay
 from foretrain.step.sharded_memory import sharded_memory
 
 _NEARLY_FULL = 0.8
@@ -72,11 +72,16 @@ def _replayed(
     needed = peak.reserved_bytes
     if needed > _NEARLY_FULL * device.memory_bytes:
         needed = least_capacity(buffers, workspaces, libraries, settings=settings, free=peak)
+    capacity, returns = device.memory_bytes, 0
+    if needed <= capacity < peak.reserved_bytes:
+        full = replay(buffers, workspaces, libraries, settings=settings, capacity_bytes=capacity)
+        returns = full.returns
     return RankMemory(
         stage=0,
         by_category={name: float(size) for name, size in peak.by_category.items()},
         cached_bytes=float(peak.reserved_bytes - peak.allocated_bytes),
         returnable_bytes=float(peak.reserved_bytes - needed),
+        returns=returns,
         peak=_moment(graph, calls, peak),
     )
 
