@@ -15,7 +15,7 @@ from foretrain.cluster import Catalog, Device
 from foretrain.costs.host import PLAIN_HOST
 from foretrain.costs.kernels import kernel_count
 from foretrain.costs.roofline import Roofline, arithmetic
-from foretrain.costs.workspace import library_workspaces, operator_workspace
+from foretrain.costs.workspace import library_workspace, operator_workspace
 from foretrain.graph import Operator, TensorSpec
 
 CATALOG = Catalog()
@@ -212,9 +212,9 @@ def test_a_faster_host_issues_in_proportion(some: list[Operator], phase: str, sp
 
 
 def test_cublas_keeps_two_workspaces_on_nvidia_devices_only() -> None:
-    assert library_workspaces(H100) == (32 << 20, 32 << 20)
-    assert len(library_workspaces(CATALOG.device("t4"))) == 2
-    assert library_workspaces(CATALOG.device("mi100")) == ()
+    assert library_workspace(H100) == 32 << 20
+    assert library_workspace(CATALOG.device("t4")) == (8 << 20) + (128 << 10)
+    assert library_workspace(CATALOG.device("mi100")) == 0
 
 
 @given(st.sampled_from(["mm", "convolution", "sum", "_softmax_backward_data", "view"]))

@@ -3,6 +3,7 @@ moment."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -167,7 +168,7 @@ def test_a_step_can_do_with_less_than_it_reserves_where_the_device_has_no_more()
     buffers = [Buffer(size * MIB, "temporaries", min(n, 2), min(n, 2)) for n, size in enumerate(sizes)]
     free = replay(buffers, [0, 0, 0])
     assert (free.reserved_bytes, free.returns) == (210 * MIB, 0)
-    least = least_capacity(buffers, [0, 0, 0], free=free)
+    least = least_capacity(functools.partial(replay, buffers, [0, 0, 0]), free)
     assert 110 * MIB <= least <= 112 * MIB
     expandable = replay(buffers, [0, 0, 0], settings=EXPANDABLE)
     assert expandable.reserved_bytes == 120 * MIB
@@ -302,10 +303,19 @@ def test_rounding_is_told_apart() -> None:
 
 
 def test_workspaces_are_held_while_their_op_runs_and_libraries_keep_theirs() -> None:
-    profile = replay((WEIGHTS, Buffer(512, "activations", 2, 3)), (0, 4096, 0, 0), (1024, 2048))
+    profile = replay((WEIGHTS, Buffer(512, "activations", 2, 3)), (0, 4096, 0, 0), ((0, 1024), (1, 2048)))
     assert (profile.allocated_bytes, profile.peak) == (512 + 1024 + 2048 + 4096, 1)
     assert profile.by_category["workspaces"] == 1024 + 2048 + 4096
     assert profile.by_category["activations"] == 0
+
+
+def test_the_state_of_an_optimizer_is_made_by_the_first_update_among_what_is_cached() -> None:
+    """It splits the segment that activations will want again."""
+    state, activation = Buffer(30 * MIB, "optimizer_state", -1, 4), Buffer(100 * MIB, "activations", 0, 1)
+    assert replay((state, activation), [0] * 4).reserved_bytes == 130 * MIB
+    late = replay((state, activation), [0] * 4, update=3)
+    assert (late.allocated_bytes, late.reserved_bytes) == (130 * MIB, 200 * MIB)
+    assert late.by_category["optimizer_state"] == 30 * MIB
 
 
 def test_an_empty_step_holds_what_was_there_before() -> None:
@@ -331,7 +341,7 @@ def buffers(draw: st.DrawFn, largest: int = 40 * MIB) -> list[Buffer]:
 def test_categories_add_up_and_the_peak_is_at_least_what_is_alive(
     parts: list[Buffer], kept: tuple[int, ...], workspace: int
 ) -> None:
-    profile = replay(parts, [workspace] * 6, kept)
+    profile = replay(parts, [workspace] * 6, [(number, size) for number, size in enumerate(kept)])
     assert sum(profile.by_category.values()) == profile.allocated_bytes <= profile.reserved_bytes
     assert all(size >= 0 for size in profile.by_category.values())
     alive = [sum(part.size_bytes for part in parts if part.born <= index <= part.dies) for index in range(6)]

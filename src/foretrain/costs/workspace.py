@@ -17,15 +17,15 @@ _HOPPER_BYTES = 32 << 20
 _OTHER_BYTES = (8 << 20) + (128 << 10)
 
 
-def library_workspaces(device: Device, mode: str = "train") -> tuple[int, ...]:
-    """torch gives cuBLAS a workspace for the thread of the forward and one for that of the backward pass.
+def library_workspace(device: Device) -> int:
+    """What torch gives cuBLAS for each thread that multiplies: that of the forward and that of the backward
+    pass.
 
     Its size is torch's default: 32 MiB on compute capability 9, 8 MiB and 128 KiB on other NVIDIA devices.
     """
     if device.vendor != "nvidia":
-        return ()
-    size = _HOPPER_BYTES if (device.capability or "").startswith("9") else _OTHER_BYTES
-    return (size,) if mode == "infer" else (size, size)
+        return 0
+    return _HOPPER_BYTES if (device.capability or "").startswith("9") else _OTHER_BYTES
 
 
 Rule = Callable[[Operator, Device], float]

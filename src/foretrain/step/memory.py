@@ -8,15 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from foretrain.allocator_settings import AllocatorSettings
 from foretrain.cluster import Device
-from foretrain.costs.workspace import library_workspaces, operator_workspace
+from foretrain.costs.workspace import library_workspace, operator_workspace
 from foretrain.forecast import PeakMoment, RankMemory
 from foretrain.graph import PHASES, Buffer, OpGraph
+from foretrain.graph.opset import PRODUCTS, traits
 from foretrain.step.layout import Layout
 from foretrain.step.partition import Stage, blocks
 from foretrain.step.passes import recomputed
-from foretrain.step.replay import Replay, least_capacity, replay
+from foretrain.step.replay import Lasting, Replay, least_capacity, replay
 from foretrain.step.sharded_memory import sharded_memory
 
+_CUBLAS = PRODUCTS | {"vector product"}
 _NEARLY_FULL = 0.8
 """Share of a device's memory that may be reserved before it is asked what a step can do with."""
 
@@ -67,15 +69,21 @@ def _replayed(
         calls, buffers = calls[:kept], tuple(_without_update(buffers, kept))
     needs = {id(operator): operator_workspace(operator, device) for operator in graph.operators}
     workspaces = [needs[id(graph.ops[op].operator)] for op, _ in calls]
-    libraries = library_workspaces(device, mode)
-    peak = replay(buffers, workspaces, libraries, settings=settings)
+    play = functools.partial(
+        replay,
+        buffers,
+        workspaces,
+        tuple(_libraries(graph, device, calls)),
+        update=next((n for n, (op, _) in enumerate(calls) if graph.ops[op].phase == "optimizer"), -1),
+        settings=settings,
+    )
+    peak = play()
     needed = peak.reserved_bytes
     if needed > _NEARLY_FULL * device.memory_bytes:
-        needed = least_capacity(buffers, workspaces, libraries, settings=settings, free=peak)
+        needed = least_capacity(play, peak)
     capacity, returns = device.memory_bytes, 0
     if needed <= capacity < peak.reserved_bytes:
-        full = replay(buffers, workspaces, libraries, settings=settings, capacity_bytes=capacity)
-        returns = full.returns
+        returns = play(capacity_bytes=capacity).returns
     return RankMemory(
         stage=0,
         by_category={name: float(size) for name, size in peak.by_category.items()},
@@ -84,6 +92,18 @@ def _replayed(
         returns=returns,
         peak=_moment(graph, calls, peak),
     )
+
+
+def _libraries(graph: OpGraph, device: Device, calls: Sequence[Call]) -> Iterator[Lasting]:
+    """The workspaces of cuBLAS, each made at the first product of its thread: of the forward pass, and of the
+    backward pass with what is computed again."""
+    size = library_workspace(device)
+    threads: dict[bool, int] = {}
+    for position, (op, again) in enumerate(calls):
+        one = graph.ops[op]
+        if traits(one.operator.name).kind in _CUBLAS:
+            threads.setdefault(again or one.phase == "backward", position)
+    return ((position, size) for position in threads.values() if size)
 
 
 def _moment(graph: OpGraph, calls: Sequence[Call], peak: Replay) -> PeakMoment:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from foretrain.allocator_settings import AllocatorSettings
 from foretrain.graph import CATEGORIES, Buffer
 from foretrain.step.allocator import Block, CachingAllocator, OutOfMemory
 
+MOST_STEPS = 5
+"""That are played for the cache to settle; most do in the second."""
 _CAPACITY_STEP = 0.01
 """Share of the memory to which the smallest device is found."""
+
+
+Lasting = tuple[int, int]
+"""The call that first needs something which then stays, -1 for before the first, and its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,28 +37,43 @@ class Replay:
 def replay(
     buffers: Sequence[Buffer],
     workspaces: Sequence[int],
-    persistent_bytes: Sequence[int] = (),
+    lasting: Sequence[Lasting] = (),
     *,
+    update: int = -1,
     settings: AllocatorSettings | None = None,
     capacity_bytes: float = math.inf,
-    steps: int = 2,
+    steps: int = MOST_STEPS,
 ) -> Replay:
-    """Play the buffers of ``steps`` steps (the second finds the cache as the first left it); the peak of the
-    last. Raises OutOfMemory where the device has too little.
+    """Play the buffers of up to ``steps`` steps, each of which finds the cache as the one before left it,
+    until one needs nothing more of the device; the peak of the last. Raises OutOfMemory where that has too
+    little.
 
-    Buffers are born and die at calls, each of which needs its workspace while it runs. ``persistent_bytes``
-    are library workspaces that stay allocated, one size each.
+    Buffers are born and die at calls, each of which needs its workspace while it runs. What the first step
+    makes and no step lets go, it makes where it comes to it, between its tensors: ``lasting`` workspaces of
+    libraries, and the optimizer's state at the call of the first ``update``.
     """
     allocator = CachingAllocator(settings, capacity_bytes=capacity_bytes)
-    held = {n: allocator.allocate(b.size_bytes) for n, b in enumerate(buffers) if b.born < 0 and b.size_bytes}
-    for size in persistent_bytes:
-        allocator.allocate(size)
+    held, made = dict[int, Block](), dict[int, list[int]]()
+    for number, buffer in enumerate(buffers):
+        if buffer.born < 0 and buffer.size_bytes:
+            if buffer.category == "optimizer_state" and update >= 0:
+                made.setdefault(update, []).append(buffer.size_bytes)
+            else:
+                held[number] = allocator.allocate(buffer.size_bytes)
+    for call, size in lasting:
+        made.setdefault(call, []).append(size)
     events, inherited = _events(buffers, len(workspaces)), _inherited(buffers, len(workspaces))
     peak, left = -1, dict[int, Block]()
-    for _ in range(steps):
+    for size in made.pop(-1, ()):
+        allocator.allocate(size)
+    for number in range(steps):
         allocator.peak_allocated, allocator.returns = allocator.allocated, 0
-        peak = _play(buffers, events, inherited, workspaces, allocator, held, left)
-    beside = sum(persistent_bytes) + (workspaces[peak] if peak >= 0 else 0)
+        before = allocator.reserved
+        peak = _play(buffers, events, inherited, workspaces, allocator, held, left, made)
+        made = {}
+        if number and allocator.reserved == before:
+            break
+    beside = sum(size for _, size in lasting) + (workspaces[peak] if peak >= 0 else 0)
     return Replay(
         allocated_bytes=allocator.peak_allocated,
         reserved_bytes=allocator.reserved,
@@ -62,16 +83,9 @@ def replay(
     )
 
 
-def least_capacity(
-    buffers: Sequence[Buffer],
-    workspaces: Sequence[int],
-    persistent_bytes: Sequence[int] = (),
-    *,
-    settings: AllocatorSettings | None = None,
-    free: Replay,
-) -> int:
-    """The memory of the smallest device on which the steps run, to a hundredth; ``free`` is their replay on a
-    device without bounds.
+def least_capacity(play: Callable[..., Replay], free: Replay) -> int:
+    """The memory of the smallest device on which the steps run, to a hundredth; ``play`` is their replay with
+    given ``capacity_bytes``, ``free`` that on a device without bounds.
 
     Where room is short, torch returns what is cached: tensors and what lies between them must fit.
     """
@@ -79,7 +93,7 @@ def least_capacity(
     while high - low > _CAPACITY_STEP * high:
         middle = (low + high) // 2
         try:
-            replay(buffers, workspaces, persistent_bytes, settings=settings, capacity_bytes=middle)
+            play(capacity_bytes=middle)
         except OutOfMemory:
             low = middle
         else:
@@ -114,12 +128,16 @@ def _play(
     allocator: CachingAllocator,
     held: dict[int, Block],
     left: dict[int, Block],
+    made: Mapping[int, list[int]],
 ) -> int:
-    """Play one step, which finds what the one before ``left``; the call at which the peak was reached."""
+    """Play one step, which finds what the one before ``left`` and begins calls with what is ``made`` for
+    good; the call at which the peak was reached."""
     sizes = [buffer.size_bytes for buffer in buffers]
     allocate, release = allocator.allocate, allocator.release
     peak = -1
     for index, (born, dying) in enumerate(events):
+        for size in made.get(index, ()):
+            allocate(size)
         if born or workspaces[index]:
             before = allocator.peak_allocated
             for number in born:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foretrain.allocator_settings import AllocatorSettings
-from foretrain.costs.workspace import library_workspaces
+from foretrain.costs.workspace import library_workspace
 from foretrain.forecast import PeakMoment, RankMemory
 from foretrain.graph import ITEM_BYTES, OpGraph
 from foretrain.graph.opset import traits
@@ -84,7 +84,7 @@ def sharded_memory(
         "activations": kept,
         "temporaries": working,
         "buffers": _gathered_bytes(job, stage, profile, held) + _bucket_bytes(plan, profile, held, own),
-        "workspaces": float(max(sum(library_workspaces(group.device)) for group in job.cluster.groups)),
+        "workspaces": 2.0 * max(library_workspace(group.device) for group in job.cluster.groups),
     }
     return RankMemory(
         stage=stage.index,
