@@ -14,6 +14,7 @@ _SMALL_SEGMENT = 2 << 20
 _LARGE_SEGMENT = 20 << 20
 _LARGE = 10 << 20  # requests from here on get a segment of their own
 _LARGE_UNIT = 2 << 20
+_REGION = 32 << 20  # in whole numbers of which the driver takes addresses
 _ROOM = _LARGE_SEGMENT << 26
 """Addresses that an expandable segment reserves: more than any device has memory, and whole granules."""
 
@@ -53,7 +54,8 @@ class CachingAllocator:
         self._free: tuple[list[tuple[int, int]], ...] = ([], [])  # (size, address), ascending, per pool
         self._free_at: dict[int, Block] = {}
         self._unmapped: tuple[dict[int, Block], ...] = ({}, {})  # by address, per pool
-        self._top = 0
+        self._rests: dict[int, int] = {}  # bytes that are left of the driver's regions, by address
+        self._lowest = _LARGE_SEGMENT << 38
 
     def allocate(self, size_bytes: int) -> Block:
         size = self._rounded(size_bytes)
@@ -169,8 +171,23 @@ class CachingAllocator:
         if self.reserved + length > self.capacity_bytes:
             return None
         self.reserved += length
-        self._top += length
-        return Block(self._top - length, length, pool)
+        return Block(self._address(length), length, pool)
+
+    def _address(self, length: int) -> int:
+        """Where the driver puts a segment: in the smallest rest of an earlier region that has room, else in a
+        new region below all others. Of free blocks of one size torch takes the one with the lowest address.
+        """
+        fitting = [(room, start) for start, room in self._rests.items() if room >= length]
+        if fitting:
+            room, start = min(fitting)
+            del self._rests[start]
+        else:
+            room = -(-length // _REGION) * _REGION
+            self._lowest -= room
+            start = self._lowest
+        if room > length:
+            self._rests[start + length] = room - length
+        return start
 
     def _expand(self, size: int, pool: int) -> Block | None:
         """Room in the lowest gap of an expandable segment that is large enough, with the free block before
@@ -182,8 +199,8 @@ class CachingAllocator:
             if self._room_from(block) >= size:
                 break
         else:
-            block = Block(self._top, _ROOM, pool, free=True, mapped=False)
-            self._top += _ROOM
+            self._lowest -= _ROOM
+            block = Block(self._lowest, _ROOM, pool, free=True, mapped=False)
             self._unmapped[pool][block.address] = block
         if not block.mapped:
             if (mapped := self._map(block, min(block.size, size))) is None:
