@@ -69,7 +69,8 @@ def convolution(operator: Operator, device: Device) -> float:
     half = ITEM_BYTES[x.dtype] == 2
     padding = -(-channels // 8) * 8 / channels if half and groups == 1 else 1.0
     partial = _partial_sums(weight, groups, device) if backward and half else 0.0
-    return padding * (x.size_bytes + weight.size_bytes) + y.size_bytes + partial
+    kernels = weight.size_bytes if kernel > 1 else 0.0  # one of 1x1 is the same in either layout
+    return padding * (x.size_bytes + kernels) + y.size_bytes + partial + _BOOKKEEPING
 
 
 _FEW_CHANNELS = 4
@@ -81,13 +82,15 @@ _LARGE_WEIGHT = 1 << 19
 
 def _partial_sums(weight: TensorSpec, groups: int, device: Device) -> float:
     """The gradient of a weight in fp32, once for each part of the pixels: as many as fill the device with
-    tiles of 128 x 128."""
+    tiles of 128 x 256, and few where there is one value for each pair of channels."""
     rows, columns = weight.shape[0] // groups, math.prod(weight.shape[1:])
-    tiles = -(-rows // _TILE) * -(-columns // _TILE)
-    return 4.0 * weight.numel * ((device.sms or 100) // tiles)
+    tiles = -(-rows // 128) * -(-columns // 256) * groups
+    parts = (device.sms or 100) // tiles
+    return 4.0 * weight.numel * (min(parts, 3) if math.prod(weight.shape[2:]) == 1 else parts)
 
 
-_TILE = 128
+_BOOKKEEPING = 256
+"""Bytes of a workspace beside the operands; they decide whether it fits where an operand was."""
 
 
 def _pointwise(x: TensorSpec, y: TensorSpec, weight: TensorSpec, *, backward: bool) -> float:
@@ -101,7 +104,7 @@ def _pointwise(x: TensorSpec, y: TensorSpec, weight: TensorSpec, *, backward: bo
         return 0.6 * (converted + weight.size_bytes) if backward else 0.0
     if pixels % 8 == 0:
         return min(converted, 4.0 * x.shape[0] * weight.numel) if backward else 0.0
-    return converted if backward or weight.numel >= _LARGE_WEIGHT else 0.0
+    return converted + _BOOKKEEPING if backward or weight.numel >= _LARGE_WEIGHT else 0.0
 
 
 def _has_matrix_units(x: TensorSpec, device: Device) -> bool:
