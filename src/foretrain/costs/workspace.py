@@ -68,7 +68,7 @@ def convolution(operator: Operator, device: Device) -> float:
         return 0.0
     half = ITEM_BYTES[x.dtype] == 2
     padding = -(-channels // 8) * 8 / channels if half and groups == 1 else 1.0
-    partial = _partial_sums(weight, groups, device) if backward and half else 0.0
+    partial = _partial_sums(weight, groups, device) if backward else 0.0
     kernels = weight.size_bytes if kernel > 1 else 0.0  # one of 1x1 is the same in either layout
     return padding * (x.size_bytes + kernels) + y.size_bytes + partial + _BOOKKEEPING
 
