@@ -6,8 +6,10 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from foretrain.graph import CATEGORIES, Buffer
 from foretrain.step.allocator import CachingAllocator, OutOfMemory
 from foretrain.step.replay import Replay, least_capacity, replay
 
+DATA = Path(__file__).parents[1] / "data"
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (
     st.integers(1, 4 * KIB)
@@ -145,6 +148,39 @@ def test_a_full_device_gets_back_the_granules_of_an_expandable_segment() -> None
     allocator.release(first)
     assert allocator.allocate(36 * MIB).address == second.address + 30 * MIB
     assert (allocator.reserved, allocator.returns) == (80 * MIB, 1)
+
+
+def test_of_blocks_of_one_size_the_one_of_the_youngest_segment_is_taken() -> None:
+    """The driver puts each new region below the others, and torch takes the lowest address."""
+    allocator = CachingAllocator()
+    blocks = [allocator.allocate(100 * MIB) for _ in range(3)]
+    assert blocks[0].address > blocks[1].address > blocks[2].address
+    small = allocator.allocate(20 * MIB)
+    assert small.address == blocks[2].address + 100 * MIB  # in what is left of a region of 128 MiB
+    for block in blocks:
+        allocator.release(block)
+    assert allocator.allocate(100 * MIB).address == blocks[2].address
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "reserved"), [("", None, 9158), ("_expandable", EXPANDABLE, 8444)]
+)
+def test_the_events_of_a_training_are_replayed_to_the_byte(
+    file: str, settings: AllocatorSettings | None, reserved: int
+) -> None:
+    events = np.load(DATA / f"h200_events{file}.npz")
+    names = events["actions"].tolist()
+    allocator, live, segments = CachingAllocator(settings), {}, 0
+    for action, address, size in zip(
+        *(events[name].tolist() for name in ("action", "address", "size")), strict=True
+    ):
+        if names[action] == "alloc":
+            live[address] = allocator.allocate(size)
+        elif names[action] == "free_completed":
+            allocator.release(live.pop(address))
+        elif names[action] in ("segment_alloc", "segment_map"):
+            segments += size
+    assert allocator.reserved == segments == reserved * MIB
 
 
 def test_beyond_the_limit_blocks_are_not_split() -> None:
