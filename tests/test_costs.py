@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.cluster import Catalog, Device
-from foretrain.costs.host import PLAIN_HOST
+from foretrain.costs.host import PLAIN_HOST, DispatchHost
 from foretrain.costs.kernels import kernel_count
+from foretrain.costs.recurrences import is_persistent
 from foretrain.costs.roofline import Roofline, arithmetic
 from foretrain.costs.workspace import library_workspace, operator_workspace
 from foretrain.graph import Operator, TensorSpec
@@ -290,3 +291,35 @@ def test_a_convolution_takes_the_workspace_that_was_measured(
         inputs = (specs[2], *specs[:2])
         backward = Operator("convolution_backward", "default", inputs, (*specs[:2],), args, 0, 0, 0, True)
         assert operator_workspace(backward, H200) == pytest.approx(backward_mib * MIB, rel=0.09)
+
+
+def recurrence(
+    times: int, hidden: int, *, dtype: str = "float32", backward: bool = False, **args: Any
+) -> Operator:
+    name = "_cudnn_rnn_backward" if backward else "_cudnn_rnn"
+    usual = {"mode": 2, "hidden_size": hidden, "num_layers": 1, "bidirectional": False, "batch_first": True}
+    call = operator(name, **{**usual, **args})
+    return replace(call, inputs=(TensorSpec((8, times, 64), dtype), *call.inputs[1:]))
+
+
+def test_a_recurrence_launches_kernels_for_each_cell_unless_a_layer_stays_in_place() -> None:
+    short, long = (kernel_count(recurrence(times, 512)) for times in (10, 100))
+    assert 180 < long - short < 220
+    assert kernel_count(recurrence(10, 64)) == kernel_count(recurrence(100, 64)) < 10
+    assert kernel_count(recurrence(10, 512, bidirectional=True)) == 2 * kernel_count(recurrence(10, 512))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_stays_in_place_is_torch_s_choice(dtype: str, backward: bool) -> None:
+    most = 128 if backward else 192
+    inside, beyond = (recurrence(50, hidden, dtype=dtype, backward=backward) for hidden in (most, most + 1))
+    assert is_persistent(inside) == (dtype != "bfloat16")
+    assert not is_persistent(beyond)
+    assert not is_persistent(recurrence(50, 64, dtype=dtype, backward=backward, batch_sizes=[8] * 50))
+
+
+def test_the_host_issues_a_recurrence_by_its_kernels_whatever_was_measured_by_name() -> None:
+    host = DispatchHost(names={"_cudnn_rnn": 4e-3}, forward_factor=1.0, forward_s=0.0)
+    short, long = host.issue_time_s([recurrence(5, 64), recurrence(100, 512)], ["forward"] * 2)
+    assert short < 3e-4 < 2e-3 < long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from foretrain.errors import InputError
 from foretrain.graph import OpGraph, TensorSpec
 from foretrain.measure.instances import Instance, by_value, collect, load_instances, save_instances
 from foretrain.measure.ops import measure_operators
-from foretrain.measure.replay import _match, batch_by_memory, build_call
+from foretrain.measure.replay import _match, batch_by_memory, build_call, busy_s
 
 
 @pytest.fixture(scope="module")
@@ -177,11 +178,22 @@ def test_expanded_and_strided_inputs_keep_their_layout() -> None:
 def test_kernels_belong_to_the_label_during_which_they_were_launched() -> None:
     labels = [(0, 10, "cold 0 0"), (20, 30, "warm 0 0")]
     launched = {1: 5, 2: 15, 3: 25, 4: 29}
-    kernels = [(1, "a", 1.0), (2, "flush", 2.0), (3, "a", 3.0), (4, "b", 4.0), (5, "unknown", 5.0)]
+    kernels = [
+        (1, "a", 6, 7),
+        (2, "flush", 16, 18),
+        (3, "a", 26, 29),
+        (4, "b", 30, 34),
+        (5, "unknown", 35, 40),
+    ]
     assert _match(labels, launched, kernels) == {
-        "cold 0 0": [("a", 1.0)],
-        "warm 0 0": [("a", 3.0), ("b", 4.0)],
+        "cold 0 0": [("a", 6, 7)],
+        "warm 0 0": [("a", 26, 29), ("b", 30, 34)],
     }
+
+
+def test_kernels_side_by_side_keep_the_device_busy_once() -> None:
+    kernels = [("a", 1000, 4000), ("b", 2000, 3000), ("c", 3500, 5000), ("d", 7000, 8000)]
+    assert busy_s(kernels) == pytest.approx(5e-6)
 
 
 def test_batches_stay_within_the_memory() -> None:
@@ -189,3 +201,45 @@ def test_batches_stay_within_the_memory() -> None:
     assert [len(group) for group in batch_by_memory(many, limit_bytes=40, most=3)] == [2] * 5
     assert [len(group) for group in batch_by_memory(many, limit_bytes=1e9, most=3)] == [3, 3, 3, 1]
     assert [len(group) for group in batch_by_memory(many, limit_bytes=1, most=3)] == [1] * 10
+
+
+def called(name: str, inputs: list[tuple[tuple[int, ...], str]], **args: object) -> Instance:
+    specs = tuple(TensorSpec(shape, dtype) for shape, dtype in inputs)
+    overload = "Tensor" if "ctc" in name else "default"
+    return Instance(name=name, overload=overload, inputs=specs, args=args, phase="forward")
+
+
+def test_bags_are_filled_evenly_and_their_gradient_is_that_of_the_table() -> None:
+    specs = [((50, 4), "float32"), ((30,), "int64"), ((6,), "int64")]
+    refs = {"weight": "%0", "indices": "%1", "offsets": "%2"}
+    output, _, sizes, _ = build_call(called("_embedding_bag", specs, **refs, mode=1), "cpu")()
+    assert output.shape == (6, 4)
+    assert sizes.tolist() == [5] * 6 or not sizes.numel()
+    gradient = called(
+        "_embedding_bag_backward", [((6, 4), "float32"), ((30,), "int64")], num_weights=50, mode=0
+    )
+    assert build_call(gradient, "cpu")()[0].shape == (50, 4)
+
+
+def test_packed_recurrences_are_replayed_over_the_steps_they_have() -> None:
+    args = {"mode": 2, "hidden_size": 5, "num_layers": 1, "bidirectional": True, "batch_sizes": [3, 2, 1]}
+    forward = build_call(called("_cudnn_rnn", [((6, 4), "float32")], **args), "cpu")
+    assert forward()[0].data.shape == (6, 10)
+    backward = build_call(called("_cudnn_rnn_backward", [((6, 4), "float32")], **args), "cpu")
+    assert backward()[0].shape == (6, 4)
+
+
+def test_label_sequences_have_their_full_length() -> None:
+    specs = [((20, 2, 8), "float32"), ((2, 5), "int64"), ((2,), "int64"), ((2,), "int64")]
+    loss, alpha = build_call(called("_ctc_loss", specs), "cpu")()
+    assert loss.shape == (2,)
+    assert alpha.shape == (2, 20, 11)
+    gradient = called("_ctc_loss_backward", [((2,), "float32"), *specs])
+    assert build_call(gradient, "cpu")().shape == (20, 2, 8)
+
+
+def test_an_index_reaches_every_row_of_the_dimension_that_it_picks_from() -> None:
+    args = {"self": "%0", "indices": ["%1"]}
+    gathered = called("index", [((4000, 2), "float32"), ((2000,), "int64")], **args)
+    gathered = dataclasses.replace(gathered, overload="Tensor")
+    assert len(build_call(gathered, "cpu")().unique(dim=0)) > 1000

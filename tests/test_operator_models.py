@@ -368,6 +368,47 @@ def test_every_operator_of_a_captured_model_is_described(model: str, captured: d
             check(describe(operator, device, "fp32"))
 
 
+def figure(operator: Operator, name: str) -> float:
+    described = describe(operator, H200, "fp32")
+    return described.figures[COLUMNS[described.family].index(name)]
+
+
+def test_a_bias_is_added_by_a_kernel_of_its_own() -> None:
+    plain, x = convolution(8, 64, 128, 28, 1), spec(8, 64, 28, 28)
+    biased = call("convolution", x, spec(128, 64, 1, 1), spec(128), **{**plain.args, "bias": "%2"})
+    assert describe(biased, H200, "fp32").ideal_s > describe(plain, H200, "fp32").ideal_s
+    assert figure(biased, "added_us") > figure(plain, "added_us") == 0
+
+
+def test_gradients_of_a_product_of_each_sample_need_no_other_layout() -> None:
+    one, three = (convolution(8, 64, 128, 28, window, backward=True) for window in (1, 3))
+    assert figure(one, "convertible_us") == 0 < figure(three, "convertible_us")
+    assert figure(one, "added_us") > figure(three, "added_us") == 0
+
+
+def test_the_two_formats_of_two_bytes_are_told_apart() -> None:
+    assert [figure(call("relu", spec(64, dtype=dtype)), "fp16") for dtype in ("float16", "bfloat16")] == [
+        1,
+        0,
+    ]
+
+
+def test_norms_know_their_rows() -> None:
+    image = spec(8, 64, 28, 28)
+    rows = [
+        call("native_layer_norm", spec(32, 100, 768), normalized_shape=[768]),
+        call("native_group_norm", image, N=8, C=64, HxW=784, group=16),
+        call("cudnn_batch_norm", image, *[spec(64)] * 4, training=False),
+    ]
+    assert [round(2 ** figure(one, "row")) for one in rows] == [768, 4 * 784, 8 * 784]
+    assert [figure(one, "inference") for one in rows] == [0, 0, 1]
+
+
+def test_a_loss_over_rows_reads_what_it_picks() -> None:
+    loss = call("nll_loss_forward", spec(4096, 32000), spec(4096, dtype="int64"), outputs=(spec(),))
+    assert describe(loss, H200, "fp32").ideal_s < 0.1 * loss.bytes / H200.memory_bytes_per_s
+
+
 def test_a_layout_that_needs_no_conversion_has_a_lower_roof() -> None:
     plain = convolution(32, 64, 64, 56, 3)
     x = plain.inputs[0]

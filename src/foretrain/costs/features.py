@@ -84,6 +84,19 @@ def _alignment(value: int) -> float:
     return float(min((value & -value).bit_length() - 1, 6)) if value else 6.0
 
 
+def _touched_bytes(call: Call) -> int:
+    """The traffic; of a loss that picks a class from each row, only what is picked."""
+    of = traits(call.name)
+    if of.kind == "row loss" and not of.backward and len(call.inputs) > 1:
+        rows: int = call.inputs[1].numel
+        return min(call.bytes, rows * _SECTOR_BYTES)
+    return call.bytes
+
+
+_SECTOR_BYTES = 64
+"""Least traffic for one element that lies alone, and its index."""
+
+
 class _Scene:
     """One operator on one device, with the quantities that several figures share."""
 
@@ -96,13 +109,15 @@ class _Scene:
         self.bandwidth = device.memory_bytes_per_s * device.sustained_memory
         self.sms = float(device.sms or 100)
         self.compute_s = call.flops / self.peak
-        self.memory_s = call.bytes / self.bandwidth
+        self.bytes = _touched_bytes(call)
+        self.memory_s = self.bytes / self.bandwidth
         self.item = ITEM_BYTES[call.inputs[0].dtype] if call.inputs else 4
         self.convolution = _sizes(call) if traits(call.name).kind == "convolution" else None
         self.conversion_s = 0.0
         if (conv := self.convolution) is not None:
             on_units = family.startswith("convolution") and self.kind != "fp32"
-            for elements in (conv.convertible if on_units and not conv.channels_last else 0, conv.repacked):
+            converted = conv.convertible if on_units and not conv.channels_last else 0
+            for elements in (converted, conv.repacked, conv.added):
                 self.conversion_s += 2 * elements * self.item / self.bandwidth
 
     def common(self) -> list[float]:
@@ -111,13 +126,14 @@ class _Scene:
             _log(compute_s / 1e-6),
             _log(memory_s / 1e-6),
             _log(compute_s / memory_s),
-            _log(max(self.call.bytes, 1) / (device.l2_bytes or 4 << 20)),
+            _log(max(self.bytes, 1) / (device.l2_bytes or 4 << 20)),
             float(self.item),
             _KINDS.get(self.kind, 0.0),
             _log(self.peak / self.bandwidth),
             _log(self.bandwidth / self.sms / 1e9),
             _log(self.sms),
             float(device.capability or 0.0),
+            float(bool(self.call.inputs) and self.call.inputs[0].dtype == "float16"),
         ]
 
     def waves(self, rows: int, columns: int, batch: int, tile: tuple[int, int]) -> tuple[float, float]:
@@ -135,7 +151,7 @@ class _Scene:
 
 
 _KINDS = {"fp64": -1.0, "fp32": 0.0, "tf32": 1.0, "bf16": 2.0, "fp16": 2.0, "fp8": 3.0}
-_COMMON = tuple("compute memory balance l2 item kind ridge bandwidth_per_sm sms capability".split())
+_COMMON = tuple("compute memory balance l2 item kind ridge bandwidth_per_sm sms capability fp16".split())
 _PRODUCT = tuple("m n k batch least depth waves64 fill64 waves128 fill128 waves256 fill256".split())
 
 
@@ -175,6 +191,8 @@ class _Convolution:
     channels_last: bool
     dilated: bool
     gradients: int
+    biased: bool
+    """A bias is added in a kernel of its own."""
     repacked: int
     """Elements of operands that are copied first, as they have gaps or another layout than the result."""
 
@@ -189,12 +207,24 @@ class _Convolution:
         )
 
     @property
+    def plain_product(self) -> bool:
+        return self.window == 1 and self.stride == 1
+
+    @property
+    def added(self) -> int:
+        """Elements that a kernel of its own reads and writes again: where a bias is added, and the gradient
+        of the weight that each sample has, as numbers of twice the width."""
+        whole = self.n * self.groups * self.k * self.outside if self.biased else 0
+        by_sample = self.plain_product and self.gradients and not self.channels_last
+        return whole + (2 * self.n * self.groups * self.c * self.k if by_sample else 0)
+
+    @property
     def convertible(self) -> int:
         """Elements that cuDNN brings to NHWC for its matrix units, where they are in NCHW.
 
-        A 1x1 convolution is a plain product and needs no conversion.
+        A 1x1 convolution is a plain product of each sample and needs no conversion.
         """
-        if (self.window == 1 and self.stride == 1 and not self.gradients) or self.c * self.groups < 4:
+        if self.plain_product or self.c * self.groups < 4:
             return 0
         return sum(self.moved) * max(1, self.gradients)
 
@@ -232,6 +262,7 @@ def _sizes(call: Call) -> _Convolution:
         channels_last=channels_last,
         dilated=max(dilations) > 1,
         gradients=sum(args["output_mask"][:2]) if backward else 0,
+        biased=not backward and isinstance(args.get("bias"), str),
         repacked=sum(spec.numel for spec in operands if not _in_layout(spec, channels_last)),
     )
 
@@ -262,12 +293,15 @@ def _shape(scene: _Scene, conv: _Convolution) -> list[float]:
         float(conv.dilated),
         *map(_alignment, (conv.c, conv.k, conv.inside)),
         _log(1 + conv.repacked / per_us),
+        _log(1 + conv.added / per_us),
+        _log(max(scene.compute_s, scene.memory_s) / conv.groups / 1e-6),
+        _log(conv.n),
     ]
 
 
 _SHAPE = tuple(
     "input_us output_us weight_us convertible_us channels filters groups inside window stride dilated "
-    "align_channels align_filters align_inside repacked_us".split()
+    "align_channels align_filters align_inside repacked_us added_us group_us samples".split()
 )
 
 
@@ -379,6 +413,28 @@ _TRAFFIC = tuple(
 )
 
 
+def _norms(scene: _Scene) -> list[float]:
+    """Rows that are brought to mean 0 each: of a channel, a group of them, or the last dimensions."""
+    args, of = scene.call.args, traits(scene.call.name)
+    x = max(scene.call.inputs, key=lambda spec: spec.numel, default=TensorSpec((1,), "float32"))
+    if of.kind == "row norm":
+        rows = x.numel // max(1, math.prod(args.get("normalized_shape") or x.shape[-1:]))
+    elif "group" in args:
+        rows = int(args["N"]) * int(args["group"])
+    else:
+        rows = x.shape[1] if len(x.shape) > 1 else x.numel
+    return [
+        *_traffic(scene),
+        _log(x.numel / max(1, rows)),
+        _log(rows / scene.sms),
+        float(args.get("training", args.get("train", True)) is False),
+        float(sum(args.get("output_mask") or ())),
+    ]
+
+
+_NORMS = (*_TRAFFIC, *"row rows_per_sm inference gradients".split())
+
+
 def _dense(spec: TensorSpec) -> bool:
     """Without gaps or repeats in memory, in whatever order of dimensions."""
     if spec.strides is None:
@@ -446,9 +502,11 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
     "attention": (_ATTENTION, _attention),
     "attention_backward": (_ATTENTION, _attention),
     **dict.fromkeys(
-        "norm norm_backward softmax reduction copy lookup pooling recurrence optimizer pointwise".split(),
+        "softmax reduction copy lookup pooling recurrence optimizer pointwise".split(),
         (_TRAFFIC, _traffic),
     ),
+    "norm": (_NORMS, _norms),
+    "norm_backward": (_NORMS, _norms),
     "depthwise_backward": ((*_BACKWARD, "channels_last"), _depthwise),
 }
 FAMILIES = tuple(_FAMILIES)

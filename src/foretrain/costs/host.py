@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foretrain.costs.base import Column
+from foretrain.costs.recurrences import issue_s
 from foretrain.graph import Operator
+from foretrain.graph.opset import traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,8 @@ class DispatchHost:
             return self.optimizer_s + self.optimizer_tensor_s * len(operator.inputs)
         if not operator.launches:
             return self.view_s if phase == "forward" else 0.0
-        dispatch = self.names.get(operator.name, self.other_s)
+        recurrent = traits(operator.name).kind == "recurrence"
+        dispatch = issue_s(operator) if recurrent else self.names.get(operator.name, self.other_s)
         if phase == "forward":
             return self.forward_factor * dispatch + self.forward_s
         return self.backward_factor * dispatch + self.backward_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from foretrain.costs import recurrences
 from foretrain.graph import ITEM_BYTES, Operator, TensorSpec
 from foretrain.graph.opset import traits
 
@@ -16,7 +17,7 @@ _TENSORS_PER_LAUNCH = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 
 def kernel_count(operator: Operator) -> int:
     """None for calls that launch nothing, one per gradient of a convolution, one per launch over lists of
-    tensors.
+    tensors, those of all cells of a recurrence.
 
     A run of element-wise operators (``fusion.py``) that also sums columns does so in a second kernel, from
     partial sums.
@@ -29,6 +30,8 @@ def kernel_count(operator: Operator) -> int:
     if of.kind == "convolution" and of.backward:
         gradients: list[bool] = operator.args["output_mask"]
         return max(1, sum(gradients))
+    if of.kind == "recurrence":
+        return recurrences.kernels(operator)
     if of.kind == "fused":
         return 2 if operator.args["column_sums"] else 1
     return 1

@@ -129,7 +129,8 @@ class LearnedCosts:
 
     def _kernels(self, operator: Operator) -> float:
         usual = kernel_count(operator)
-        if not usual or traits(operator.name).multi_tensor:
+        of = traits(operator.name)
+        if not usual or of.multi_tensor or of.kind == "recurrence":
             return usual
         return self.kernel_kinds.get(
             kernel_kind(operator.name, operator.inputs), self.kernel_kinds.get(operator.name, usual)

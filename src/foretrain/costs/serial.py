@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from foretrain.cluster import Device
+from foretrain.costs import recurrences
 from foretrain.costs.base import Call
 from foretrain.graph.opset import traits
 
@@ -39,7 +40,7 @@ def serial_s(call: Call, device: Device) -> float:
     if name == "torchvision.nms":
         return _SUPPRESSED_BOX_S * call.inputs[0].shape[0]
     if of.kind == "recurrence":
-        latency_s = _RECURRENT_STEP_S[of.backward] * _recurrent_steps(call)
+        latency_s = _RECURRENT_STEP_S[of.backward] * recurrences.cells(call)
         return latency_s + call.flops / (_RECURRENT_SHARE * device.peak_flops("fp32"))
     return 0.0
 
@@ -55,10 +56,3 @@ def _scatter_s(call: Call) -> float:
     indices = max((spec.numel for spec in call.inputs if spec.dtype == "int64"), default=0)
     columns: int = max(1, call.inputs[-1].numel // max(1, indices))
     return _SCATTER_S + _EQUAL_INDEX_S * indices / columns
-
-
-def _recurrent_steps(call: Call) -> int:
-    args, x = call.args, call.inputs[0]
-    packed = args.get("batch_sizes")  # of each time step; all steps then lie in one dimension
-    times: int = len(packed) if packed else x.shape[1 if args.get("batch_first") else 0]
-    return times * int(args["num_layers"]) * (2 if args.get("bidirectional") else 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -37,22 +38,32 @@ class Timing:
 
 def build_call(instance: Instance, device: str) -> Call:
     """A function that runs the operator once, on tensors of the instance's shapes, dtypes and strides."""
+    import foretrain.measure.special_calls  # noqa: F401  its builders join those below
+
     builder = _BUILDERS.get(instance.name)
     if builder is not None:
         return builder(instance, device)
-    overload = getattr(getattr(aten, instance.name, None), instance.overload, None)
+    return call_of(instance, make_tensors(instance, device), device)
+
+
+def call_of(instance: Instance, tensors: Sequence[torch.Tensor], device: str) -> Call:
+    """A function that runs the operator once on these tensors."""
+    namespace, _, name = instance.name.rpartition(".")
+    if namespace == "torchvision":
+        import torchvision  # noqa: F401  its operators are there once it is imported
+    overload = getattr(getattr(getattr(torch.ops, namespace or "aten"), name, None), instance.overload, None)
     if overload is None:
         raise InputError(
             f"operator: {instance.name}.{instance.overload} does not exist in torch {torch.__version__}"
         )
-    tensors = make_tensors(instance, device)
     args, kwargs = _arguments(overload, instance, tensors, device)
     return lambda: overload(*args, **kwargs)
 
 
-def make_tensors(instance: Instance, device: str) -> list[torch.Tensor]:
+def make_tensors(instance: Instance, device: str, most: int | None = None) -> list[torch.Tensor]:
+    """The inputs, or the first so many."""
     limit = _index_limit(instance)
-    return [_tensor(spec, device, limit) for spec in instance.inputs]
+    return [_tensor(spec, device, limit) for spec in instance.inputs[:most]]
 
 
 def _tensor(spec: TensorSpec, device: str, limit: int) -> torch.Tensor:
@@ -67,7 +78,7 @@ def _tensor(spec: TensorSpec, device: str, limit: int) -> torch.Tensor:
 
 
 def _fill(tensor: torch.Tensor, limit: int) -> torch.Tensor:
-    if tensor.is_floating_point():
+    if tensor.is_floating_point() or tensor.is_complex():
         return tensor.normal_() if tensor.element_size() > 1 else tensor
     return tensor.random_(0, 2 if tensor.dtype == torch.bool else max(limit, 1))
 
@@ -80,11 +91,14 @@ def _index_limit(instance: Instance) -> int:
     if of.kind == "row loss":
         scores = instance.inputs[int(of.backward)]
         return scores.shape[1] if len(scores.shape) > 1 else scores.shape[0]
+    if instance.name.startswith(("max_pool3d", "adaptive_max_pool")) and of.backward:
+        return math.prod(instance.inputs[1].shape[2:])  # places in a plane, whose gradients are added up
     if of.kind not in ("embedding", "gather", "scatter") or not instance.inputs[0].shape:
         return 1
     indexed = instance.inputs[0].shape
-    by_tensors = instance.name.removesuffix("_") in ("index", "index_put")  # one for any of the dimensions
-    return min(indexed) if by_tensors else indexed[int(instance.args.get("dim", 0))]
+    if isinstance(places := instance.args.get("indices"), list):  # a tensor for some of the dimensions
+        return min(size for size, place in zip(indexed, places, strict=False) if place is not None)
+    return indexed[int(instance.args.get("dim", 0))]
 
 
 def _arguments(
@@ -211,45 +225,14 @@ def _attention_backward(instance: Instance, device: str) -> Call:
     query, key, value = (tensor.requires_grad_() for tensor in tensors[:3])
     bias = instance.args.get("attn_bias")
     mask = tensors[int(bias[1:]) - 1] if isinstance(bias, str) else None
+    wanted = [query, key, value]
+    if mask is not None and (instance.args.get("grad_input_mask") or [False])[-1]:
+        wanted.append(mask.requires_grad_())
     options = {**_plain_options(instance), "attn_mask": mask, "enable_gqa": key.shape[1] != query.shape[1]}
     with torch.enable_grad():
         output = torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
     gradient = _tensor(gradient_spec, device, 1)
-    return lambda: torch.autograd.grad(output, (query, key, value), gradient, retain_graph=True)
-
-
-@builds("_cudnn_rnn", "_cudnn_rnn_backward")
-def _recurrence(instance: Instance, device: str) -> Call:
-    args, x_spec = instance.args, instance.inputs[0]
-    kinds: dict[int, Any] = {2: torch.nn.LSTM, 3: torch.nn.GRU}
-    kind = kinds.get(args["mode"], torch.nn.RNN)
-    dtype = getattr(torch, x_spec.dtype)
-    if len(x_spec.shape) != 3 or args.get("proj_size"):
-        raise InputError("operator: recurrences over packed sequences or with projections are not replayed")
-    options: dict[str, Any] = {"nonlinearity": "relu"} if args["mode"] == 0 else {}
-    module = kind(
-        x_spec.shape[-1],
-        args["hidden_size"],
-        args["num_layers"],
-        batch_first=bool(args.get("batch_first")),
-        dropout=args.get("dropout", 0.0) or 0.0,
-        bidirectional=bool(args.get("bidirectional")),
-        device=device,
-        dtype=dtype,
-        **options,
-    )
-    x = _tensor(x_spec, device, 1).requires_grad_()
-    if instance.name == "_cudnn_rnn":
-
-        def forward() -> Any:
-            with torch.enable_grad():
-                return module(x)
-
-        return forward
-    with torch.enable_grad():
-        output = module(x)[0]
-    gradient = torch.randn_like(output)
-    return lambda: torch.autograd.grad(output, (x, *module.parameters()), gradient, retain_graph=True)
+    return lambda: torch.autograd.grad(output, wanted, gradient, retain_graph=True)
 
 
 # Timing
@@ -285,6 +268,10 @@ def _host_times_s(call: Call, calls: int) -> list[float]:
     return times
 
 
+_MANY_KERNELS_S = 5e-4
+"""Of a call that issues so many kernels that a few of them fill the device's queue."""
+
+
 class CudaTimer:
     """Kernel times of many calls from one profile: events would measure the gap before a small kernel."""
 
@@ -297,8 +284,11 @@ class CudaTimer:
 
     def host_time_s(self, call: Call, calls: int = 5) -> float:
         """How long the host takes to issue a call, while the device's queue is far from full."""
-        torch.cuda.synchronize()
-        times = _host_times_s(call, calls)
+        times: list[float] = []
+        for _ in range(calls):
+            if not times or times[-1] > _MANY_KERNELS_S:
+                torch.cuda.synchronize()
+            times += _host_times_s(call, 1)
         torch.cuda.synchronize()
         return sorted(times)[len(times) // 2]
 
@@ -345,7 +335,7 @@ class CudaTimer:
             failed[number] = _why(error)
 
     def _summary(
-        self, kernels: dict[str, list[tuple[str, float]]], number: int, host_s: float
+        self, kernels: dict[str, list[tuple[str, int, int]]], number: int, host_s: float
     ) -> Timing | str:
         runs = {
             kind: [kernels.get(f"{kind} {number} {repeat}", []) for repeat in range(self.repeats)]
@@ -353,12 +343,12 @@ class CudaTimer:
         }
         if not any(runs["warm"]):
             return "no kernel ran"
-        sums = {kind: sorted(sum(time_s for _, time_s in run) for run in each) for kind, each in runs.items()}
+        times = {kind: sorted(map(busy_s, each)) for kind, each in runs.items()}
         middle = self.repeats // 2
-        names = tuple(name[:80] for name, _ in runs["warm"][-1])
+        names = tuple(name[:80] for name, _, _ in runs["warm"][-1])
         return Timing(
-            cold_s=sums["cold"][middle],
-            warm_s=sums["warm"][middle],
+            cold_s=times["cold"][middle],
+            warm_s=times["warm"][middle],
             host_s=host_s,
             kernels=len(names),
             kernel_names=names,
@@ -385,15 +375,26 @@ def is_kernel(event: Any) -> bool:
     )
 
 
-def _kernels_by_label(profile: Any) -> dict[str, list[tuple[str, float]]]:
+def busy_s(kernels: Sequence[tuple[str, int, int]]) -> float:
+    """Seconds with any of the kernels (name, start and end in ns) on the device: cuDNN runs some side by
+    side."""
+    busy_ns, until = 0, 0
+    for _, start, end in sorted(kernels, key=lambda kernel: kernel[1]):
+        busy_ns += max(0, end - max(start, until))
+        until = max(until, end)
+    return busy_ns * 1e-9
+
+
+def _kernels_by_label(profile: Any) -> dict[str, list[tuple[str, int, int]]]:
     """The kernels that ran for each label, matched by when the host launched them."""
     labels: list[tuple[int, int, str]] = []
     launched: dict[int, int] = {}
-    kernels: list[tuple[int, str, float]] = []
+    kernels: list[tuple[int, str, int, int]] = []
     for event in profile.profiler.kineto_results.events():
         name = event.name()
         if is_kernel(event):
-            kernels.append((event.correlation_id(), name, event.duration_ns() * 1e-9))
+            start = event.start_ns()
+            kernels.append((event.correlation_id(), name, start, start + event.duration_ns()))
         elif "CUDA" in str(event.device_type()):
             continue
         elif name.startswith(("cold ", "warm ")):
@@ -404,15 +405,17 @@ def _kernels_by_label(profile: Any) -> dict[str, list[tuple[str, float]]]:
 
 
 def _match(
-    labels: list[tuple[int, int, str]], launched: dict[int, int], kernels: list[tuple[int, str, float]]
-) -> dict[str, list[tuple[str, float]]]:
+    labels: list[tuple[int, int, str]],
+    launched: dict[int, int],
+    kernels: list[tuple[int, str, int, int]],
+) -> dict[str, list[tuple[str, int, int]]]:
     starts = [start for start, _, _ in labels]
-    found: dict[str, list[tuple[str, float]]] = {}
-    for correlation, name, time_s in kernels:
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    for correlation, name, start, end in kernels:
         when = launched.get(correlation)
         position = -1 if when is None else bisect_right(starts, when) - 1
         if position >= 0 and when is not None and when <= labels[position][1]:
-            found.setdefault(labels[position][2], []).append((name, time_s))
+            found.setdefault(labels[position][2], []).append((name, start, end))
     return found
 
 
