@@ -19,7 +19,7 @@ from foretrain.api import make_job
 from foretrain.callbacks import Recorder
 from foretrain.callbacks.expectation import expected
 from foretrain.callbacks.jobs import PartialJob, device_name, optimizer_name, whole_job
-from foretrain.callbacks.recorder import Times
+from foretrain.callbacks.timing import Times
 from foretrain.errors import ForetrainError, InputError
 from foretrain.evaluate import evaluate
 from foretrain.forecast import Estimate
@@ -310,17 +310,18 @@ def test_a_run_that_cannot_be_added_is_put_aside(
 
 
 class Gpu:
-    """A device whose work is done 0.1 s after it was asked to be, unless something waits for it."""
+    """A device that works on what the host asks of it, which takes 0.01 s to ask, one after the other."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.busy_until, self.waits = clock, 0.0, 0
 
-    def synchronize(self) -> None:
-        self.clock.now, self.waits = max(self.clock.now, self.busy_until), self.waits + 1
+    def Event(self, *, enable_timing: bool) -> Mark:  # noqa: N802
+        assert enable_timing
+        return Mark(self)
 
-    def launch(self) -> None:
+    def launch(self, busy_s: float = 0.1) -> None:
         self.clock.now += 0.01
-        self.busy_until = max(self.busy_until, self.clock.now) + 0.1
+        self.busy_until = max(self.busy_until, self.clock.now) + busy_s
 
     def reset_peak_memory_stats(self) -> None: ...
 
@@ -334,25 +335,73 @@ class Gpu:
         return "NVIDIA H100 80GB HBM3"
 
 
-def test_on_a_gpu_steps_are_timed_from_idle_to_idle_and_now_and_then_only(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+class Mark:
+    """An event of a Gpu."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.at = gpu, 0.0
+
+    def record(self) -> None:
+        self.at = max(self.gpu.busy_until, self.gpu.clock.now)
+
+    def query(self) -> bool:
+        return self.at <= self.gpu.clock.now
+
+    def synchronize(self) -> None:
+        self.gpu.waits += 1
+        self.gpu.clock.now = max(self.gpu.clock.now, self.at)
+
+    def elapsed_time(self, later: Mark) -> float:
+        return 1e3 * (later.at - self.at)
+
+
+@pytest.mark.parametrize(
+    ("busy_s", "data_s", "step_s"),
+    [
+        (0.1, 0.0, 0.1),  # the device is behind: what the host does is hidden
+        (0.1, 0.05, 0.1),  # so is the wait for data
+        (0.001, 0.0, 0.01),  # the device waits for the host
+        (0.001, 0.05, 0.011),  # and for data, which is no part of a step
+    ],
+)
+def test_on_a_gpu_steps_are_timed_by_its_clock_and_nothing_waits(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, busy_s: float, data_s: float, step_s: float
 ) -> None:
     gpu = Gpu(clock)
     monkeypatch.setattr(recording, "cuda", lambda: gpu)
     own = recorder(make_job("resnet18", device="h100", batch=8), clock, tmp_path / "runs.jsonl")
     own.begin()
-    for _ in range(103):
+    for _ in range(43):
+        clock.now += data_s
         own.step_begin()
-        gpu.launch()
+        gpu.launch(busy_s)
         own.step_end()
+    assert gpu.waits == 0
     run = own.end()
     assert run is not None
-    assert run.measured["step_time_s"] == pytest.approx(0.11)
+    assert run.measured["step_time_s"] == pytest.approx(step_s)
+    assert run.provenance["timed_steps"] == 40
     assert run.measured["peak_memory_bytes"] == 3 * 2**30
     assert run.measured["reserved_memory_bytes"] == 4 * 2**30
     assert run.provenance["device"] == "NVIDIA H100 80GB HBM3"
-    assert gpu.waits == 2 * run.provenance["timed_steps"]
-    assert 8 < run.provenance["timed_steps"] < 30
+
+
+@pytest.mark.parametrize(
+    ("setting", "recorded"),
+    [("expandable_segments:True", "expandable_segments:True"), ("backend:cudaMallocAsync", None), ("", None)],
+)
+def test_on_a_gpu_the_settings_of_the_allocator_are_recorded(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, setting: str, recorded: str | None
+) -> None:
+    monkeypatch.setattr(recording, "cuda", lambda: Gpu(clock))
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
+    own = recorder(make_job("resnet18", device="h100", batch=8), clock, tmp_path / "runs.jsonl")
+    own.begin()
+    take(own, clock, *[0.1] * 5)
+    run = own.end()
+    assert run is not None
+    assert run.job.workload.training.allocator == recorded
 
 
 # The forecast

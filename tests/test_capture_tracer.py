@@ -20,7 +20,7 @@ from foretrain.capture.tracing.tracer import trace_step
 from foretrain.errors import CaptureError
 from foretrain.graph import Buffer, Category, OpGraph, Phase
 from foretrain.graph.ir import from_json, to_json
-from foretrain.step.allocator import replay
+from foretrain.step.replay import replay
 
 IMAGE = torch.zeros(2, 3, 8, 8)
 ROWS = torch.zeros(4, 8)

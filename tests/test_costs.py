@@ -16,7 +16,7 @@ from foretrain.costs.host import PLAIN_HOST, DispatchHost
 from foretrain.costs.kernels import kernel_count
 from foretrain.costs.recurrences import is_persistent
 from foretrain.costs.roofline import Roofline, arithmetic
-from foretrain.costs.workspace import library_workspaces, operator_workspace
+from foretrain.costs.workspace import library_workspace, operator_workspace
 from foretrain.graph import Operator, TensorSpec
 
 CATALOG = Catalog()
@@ -226,9 +226,9 @@ def test_a_faster_host_issues_in_proportion(some: list[Operator], phase: str, sp
 
 
 def test_cublas_keeps_two_workspaces_on_nvidia_devices_only() -> None:
-    assert library_workspaces(H100) == (32 << 20, 32 << 20)
-    assert len(library_workspaces(CATALOG.device("t4"))) == 2
-    assert library_workspaces(CATALOG.device("mi100")) == ()
+    assert library_workspace(H100) == 32 << 20
+    assert library_workspace(CATALOG.device("t4")) == (8 << 20) + (128 << 10)
+    assert library_workspace(CATALOG.device("mi100")) == 0
 
 
 @given(st.sampled_from(["mm", "convolution", "sum", "_softmax_backward_data", "view"]))
@@ -239,6 +239,71 @@ def test_a_cpu_or_a_call_that_launches_nothing_needs_no_workspace(name: str) -> 
 
 def test_an_operator_without_a_rule_needs_no_workspace() -> None:
     assert operator_workspace(operator("relu"), H100) == 0
+
+
+H200 = CATALOG.device("h200-sxm-141gb")
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "mib"),
+    [
+        ((50432, 768), "bfloat16", 132.0),
+        ((50432, 2304), "bfloat16", 132.75),
+        ((16384, 1024), "bfloat16", 128.0),
+        ((16384, 4096), "bfloat16", 132.0),
+        ((64, 256), "float32", 0.0),
+    ],
+)
+def test_blocks_that_share_a_column_keep_what_was_measured(
+    shape: tuple[int, int], dtype: str, mib: float
+) -> None:
+    total = TensorSpec((shape[1],), dtype)
+    one = Operator("sum", "dim_IntList", (TensorSpec(shape, dtype),), (total,), {"dim": [0]}, 0, 0, 0, True)
+    assert operator_workspace(one, H200) == mib * MIB
+
+
+def test_a_sum_of_two_needs_no_blocks_to_share_it() -> None:
+    x, total = TensorSpec((128, 2, 64, 56, 56), "bfloat16"), TensorSpec((128, 64, 56, 56), "bfloat16")
+    one = Operator("sum", "dim_IntList", (x,), (total,), {"dim": [1]}, 0, 0, 0, True)
+    assert operator_workspace(one, H200) == 0
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "stride", "groups", "dtype", "forward_mib", "backward_mib"),
+    [
+        ((128, 3, 224, 224), (64, 3, 7, 7), 2, 1, "bfloat16", 294.05, 299.9),  # channels padded to 8
+        ((128, 3, 224, 224), (32, 3, 3, 3), 2, 1, "bfloat16", 0.0, 197.1),
+        ((8, 3, 224, 224), (64, 3, 7, 7), 2, 1, "float32", 29.13, None),
+        ((128, 64, 56, 56), (64, 64, 3, 3), 1, 1, "bfloat16", 98.07, None),
+        ((128, 128, 56, 56), (128, 4, 3, 3), 1, 32, "bfloat16", 196.01, 198.5),
+        ((128, 256, 56, 56), (512, 256, 1, 1), 2, 1, "bfloat16", 294.0, 297.5),
+        ((128, 64, 56, 56), (256, 64, 1, 1), 1, 1, "bfloat16", 0.0, 8.0),  # a sum for each image
+        ((128, 512, 28, 28), (512, 512, 1, 1), 1, 1, "bfloat16", 0.0, 128.0),
+        ((128, 256, 14, 14), (1024, 256, 1, 1), 1, 1, "bfloat16", 0.0, 63.25),
+        ((128, 1024, 14, 14), (512, 1024, 1, 1), 1, 1, "bfloat16", 73.5, 79.5),
+        ((128, 1024, 7, 7), (2048, 1024, 1, 1), 1, 1, "bfloat16", 36.75, 36.75),
+        ((128, 64, 1, 1), (32, 64, 1, 1), 1, 1, "bfloat16", 0.0, 0.0),
+    ],
+)
+def test_a_convolution_takes_the_workspace_that_was_measured(
+    x: tuple[int, ...],
+    weight: tuple[int, ...],
+    stride: int,
+    groups: int,
+    dtype: str,
+    forward_mib: float,
+    backward_mib: float | None,
+) -> None:
+    sides = [side // stride for side in x[2:]]
+    specs = [TensorSpec(tuple(shape), dtype) for shape in (x, weight, (x[0], weight[0], *sides))]
+    args = {"stride": [stride, stride], "groups": groups}
+    forward = Operator("convolution", "default", (*specs[:2],), (specs[2],), args, 0, 0, 0, True)
+    assert operator_workspace(forward, H200) == pytest.approx(forward_mib * MIB, rel=0.001, abs=MIB // 64)
+    if backward_mib is not None:
+        inputs = (specs[2], *specs[:2])
+        backward = Operator("convolution_backward", "default", inputs, (*specs[:2],), args, 0, 0, 0, True)
+        assert operator_workspace(backward, H200) == pytest.approx(backward_mib * MIB, rel=0.09)
 
 
 def recurrence(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import golden
 from foretrain import predictors
 from foretrain.forecast import Forecast
+from foretrain.graph import Buffer, Op, Operator, OpGraph, TensorSpec
 from foretrain.job import Job
 from foretrain.predictors import fitting_changes
 from foretrain.predictors.fitting_changes import MOST_FORECASTS, SAFE_CHANCE, Remedy, with_remedies
@@ -37,14 +39,16 @@ def job(cluster: dict[str, Any] | None = None, plan: dict[str, Any] | None = Non
 def squeezed(forecast: Forecast, share: float) -> Job:
     """The job on devices with so much of the memory that it needs."""
     assert forecast.fullest is not None
+    return on_device(forecast.job, share * forecast.fullest.median)
+
+
+def on_device(wanted: Job, memory_bytes: float) -> Job:
+    """The job on devices with so much memory."""
     groups = [
-        dataclasses.replace(
-            group, device=dataclasses.replace(group.device, memory_bytes=share * forecast.fullest.median)
-        )
-        for group in forecast.job.cluster.groups
+        dataclasses.replace(group, device=dataclasses.replace(group.device, memory_bytes=memory_bytes))
+        for group in wanted.cluster.groups
     ]
-    cluster = dataclasses.replace(forecast.job.cluster, groups=tuple(groups))
-    return dataclasses.replace(forecast.job, cluster=cluster)
+    return dataclasses.replace(wanted, cluster=dataclasses.replace(wanted.cluster, groups=tuple(groups)))
 
 
 def found(wanted: Job, share: float) -> tuple[tuple[Remedy, ...], Asked]:
@@ -67,6 +71,39 @@ def test_nothing_is_asked_where_a_job_fits() -> None:
     forecast = asked.predict(job(global_batch=4))
     assert with_remedies(forecast, asked) is forecast  # type: ignore[arg-type]
     assert len(asked.jobs) == 1
+
+
+def fragmented(folder: Path, room_bytes: float) -> Job:
+    """A step whose tensors are 125 MiB at most, in segments of 210 MiB: one small one stays in the first."""
+    spec = TensorSpec((8, 8), "float32")
+    add = Operator("add", "Tensor", (spec, spec), (spec,), {"self": "%0", "other": "%1"}, 64, 512, 256, True)
+    ops = tuple(Op(add, "forward", "", (), ()) for _ in range(4))
+    lives = ((100, 0, 0), (15, 1, 3), (110, 2, 2))
+    buffers = tuple(Buffer(size << 20, "activations", born, dies) for size, born, dies in lives)
+    path = folder / "step.json.zst"
+    OpGraph(ops=ops, buffers=buffers, samples=1).save(path)
+    training = {"global_batch": 1, "precision": "fp32"}
+    wanted = Job.read(
+        {"model": {"source": "graph", "name": str(path)}, "training": training, "cluster": {"device": "a100"}}
+    )
+    return on_device(wanted, room_bytes)
+
+
+def test_what_only_lies_in_pieces_gets_segments_that_expand(tmp_path: Path) -> None:
+    asked = Asked()
+    forecast = asked.predict(fragmented(tmp_path, 180 << 20))
+    assert forecast.memory_short_of == "fragmentation"
+    remedies = with_remedies(forecast, asked).remedies  # type: ignore[arg-type]
+    assert remedies
+    assert remedies[0].change == "allocator expandable_segments:True"
+    assert remedies[0].fields == {"training.allocator": "expandable_segments:True"}
+    assert remedies[0].slower == pytest.approx(0.0)
+    assert remedies[0].memory.median < 150 << 20
+    small = asked.predict(fragmented(tmp_path, 100 << 20))
+    assert small.memory_short_of == "tensors"
+    others = with_remedies(small, asked).remedies  # type: ignore[arg-type]
+    assert others is not None
+    assert not any("allocator" in one.change for one in others)
 
 
 def test_the_largest_micro_batch_that_fits_comes_first() -> None:

@@ -16,7 +16,7 @@ from foretrain.costs.kernels import kernel_count
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Stack, TensorSpec
 from foretrain.graph.fusion import COMPILED, FUSED, Fusion, fuse
 from foretrain.job import Job
-from foretrain.step.allocator import replay
+from foretrain.step.replay import replay
 
 FUSIONS = {
     "norms": Fusion(norms=True),

@@ -228,6 +228,23 @@ def test_a_plan_with_another_product_is_refused_with_every_term(
         ("training", {"global_batch": 0}, "training.global_batch: 0 is not a number greater than zero"),
         (
             "training",
+            {"allocator": "max_split_size_mb:64,expandable:True"},
+            "training.allocator.expandable: 'expandable' is not one of expandable_segments, "
+            "garbage_collection_threshold, max_split_size_mb, roundup_power2_divisions "
+            "(did you mean expandable_segments?)",
+        ),
+        (
+            "training",
+            {"allocator": "max_split_size_mb:20"},
+            "training.allocator.max_split_size_mb: '20' is not above 20",
+        ),
+        (
+            "training",
+            {"allocator": "roundup_power2_divisions:3"},
+            "training.allocator.roundup_power2_divisions: 3 is not a power of two",
+        ),
+        (
+            "training",
             {"image": [224, 224]},
             "training.image: [224, 224] is not a side length or [channels, height, width]",
         ),

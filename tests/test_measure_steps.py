@@ -200,3 +200,27 @@ def test_a_missing_gpu_is_one_line(tmp_path: Path) -> None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(InputError, match="torch finds no GPU"):
         measure_step(a_job(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "here", "said"),
+    [
+        ("expandable_segments:True", None, "'expandable_segments:True' needs PYTORCH_CUDA_ALLOC_CONF=exp"),
+        (None, "max_split_size_mb:64", "in the environment, not 'max_split_size_mb:64'"),
+        ("expandable_segments:True", "expandable_segments:true,", None),
+    ],
+)
+def test_the_allocator_is_set_as_the_job_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str | None, here: str | None, said: str | None
+) -> None:
+    monkeypatch.setattr(steps, "check_available", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100 80GB HBM3")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", here or "")
+    document = a_job(tmp_path, **({} if wanted is None else {"allocator": wanted})).to_dict()
+    job = Job.read({**document, "cluster": {"device": "h100"}}, base=tmp_path)
+    if said is None:
+        steps._check_machine(job, "cuda")
+        return
+    with pytest.raises(UnsupportedJob, match=said):
+        steps._check_machine(job, "cuda")

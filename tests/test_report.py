@@ -129,6 +129,46 @@ def test_summary_says_how_likely_memory_runs_out(
     assert found[0] == verdict
 
 
+def test_a_peak_is_told_with_its_moment_on_every_screen(forecast: Forecast) -> None:
+    moment = forecast.peak_moment
+    assert moment is not None
+    assert (moment.phase, moment.operator) == ("forward", "mm")
+    words = "in the forward pass, in mm of model.layers.2.mlp.up"
+    assert words in " ".join(text(summary(forecast)).split())
+    assert words in html.page(forecast)
+    assert json.loads(to_json(forecast))["peak_moment"] == moment.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("changes", "short", "words"),
+    [
+        ({"cached_bytes": 0.0}, "tensors", "its tensors alone are 10 GiB"),
+        ({"cached_bytes": 2.0**33}, "fragmentation", "its tensors would fit (10 GiB), not what lies unused"),
+        (
+            {"cached_bytes": 2.0**33, "returnable_bytes": 1.8 * 2**32, "returns": 3},
+            "cache",
+            "torch would hold 18 GiB, so it returns memory to the device 3x in each step",
+        ),
+        ({"cached_bytes": 2.0**30}, None, ""),
+    ],
+)
+def test_what_of_the_memory_does_not_fit_is_told(
+    forecast: Forecast, changes: dict[str, Any], short: str | None, words: str
+) -> None:
+    gib = 2.0**30
+    rank = replace(forecast.ranks[0], by_category={"activations": 10 * gib}, **changes)
+    sizes = {"peak_memory_bytes": rank.allocated_bytes, "reserved_memory_bytes": rank.reserved_bytes}
+    quantities = {**forecast.quantities, **{name: Estimate(size, size, size) for name, size in sizes.items()}}
+    group = forecast.job.cluster.groups[0]
+    room = 9 * gib if short == "tensors" else 12 * gib
+    group = replace(group, device=replace(group.device, memory_bytes=room))
+    job = replace(forecast.job, cluster=replace(forecast.job.cluster, groups=(group,)))
+    tight = replace(forecast, job=job, ranks=(rank,), quantities=quantities)
+    assert tight.memory_short_of == json.loads(to_json(tight))["memory_short_of"] == short
+    assert words in " ".join(text(summary(tight)).split())
+    assert tight.fits is (short in ("cache", None))
+
+
 def remedy(change: str, **more: Any) -> Remedy:
     facts = {
         "fields": {}, "memory": Estimate(2**30, 2**30, 2**30), "capacity_bytes": 2**31, "chance": 0.0,

@@ -6,7 +6,7 @@ import difflib
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from foretrain.duration import Duration, ModelSize, duration, paced
 from foretrain.errors import ForetrainError, InputError
@@ -27,6 +27,7 @@ __all__ = [
     "Factors",
     "Forecast",
     "ModelSize",
+    "PeakMoment",
     "RankMemory",
     "fullest_of",
     "whole_training",
@@ -48,6 +49,19 @@ IDLE_POWER = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMoment:
+    """The moment of a step at which memory is fullest."""
+
+    phase: str
+    """forward, backward or optimizer; before a step where nothing in it takes more than what is held."""
+    operator: str = ""
+    layer: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        return {"phase": self.phase, "operator": self.operator, "layer": self.layer}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
     """Peak memory of one rank of a pipeline stage, by category, and what the allocator holds beside it."""
 
@@ -55,6 +69,13 @@ class RankMemory:
     by_category: Mapping[str, float]
     cached_bytes: float = 0.0
     """Held by the caching allocator and in no tensor at the peak."""
+    returnable_bytes: float = 0.0
+    """Of what is cached, as much as torch could do without on a device that is full; looked for where it
+    matters."""
+    returns: int = 0
+    """How often a step finds its device full and returns what is cached to it, which takes time."""
+    peak: PeakMoment | None = None
+    """When the peak is reached; None where it is estimated without a moment."""
     capacity_bytes: float | None = None
     """Of its device, where the ranks of a mixed cluster hold parts of the batch of their own size."""
 
@@ -65,6 +86,11 @@ class RankMemory:
     @property
     def reserved_bytes(self) -> float:
         return self.allocated_bytes + self.cached_bytes
+
+    @property
+    def needed_bytes(self) -> float:
+        """Of the smallest device on which it runs."""
+        return self.reserved_bytes - self.returnable_bytes
 
 
 _LEAST_IMPORTANT = ("traced with ",)
@@ -264,12 +290,36 @@ class Forecast:
 
     @property
     def fullest(self) -> Estimate | None:
-        """What the fullest rank needs; the quantities are of the rank whose memory the framework reports."""
+        """What the fullest rank needs; the quantities are of the rank whose memory the framework reports.
+
+        That is what the allocator holds; where the device has less, what is left when it has returned its
+        cache."""
         peak = self.quantities.get("reserved_memory_bytes") or self.quantities.get("peak_memory_bytes")
         allocated = self.quantities.get("peak_memory_bytes")
         if peak is None or allocated is None or not self.ranks:
             return peak
-        return peak * (fullest_of(self.ranks).allocated_bytes / allocated.median)
+        rank = fullest_of(self.ranks)
+        needed = rank.needed_bytes / rank.reserved_bytes if rank.returnable_bytes else 1.0
+        return peak * (needed * rank.allocated_bytes / allocated.median)
+
+    @property
+    def memory_short_of(self) -> Literal["tensors", "fragmentation", "cache"] | None:
+        """What of the fullest rank goes beyond its device, by medians: its tensors; what lies between them;
+        or only what is cached, which torch returns to the device and asks for again in each step. None where
+        it runs without that, or it is not known."""
+        if not self.ranks or self.fullest is None:
+            return None
+        rank, capacity = fullest_of(self.ranks), self.memory_capacity_bytes
+        if rank.allocated_bytes > capacity:
+            return "tensors"
+        if self.fullest.median > capacity:
+            return "fragmentation"
+        return "cache" if rank.returns else None
+
+    @property
+    def peak_moment(self) -> PeakMoment | None:
+        """When the fullest rank reaches its peak; None when it is not known."""
+        return fullest_of(self.ranks).peak if self.ranks else None
 
     @property
     def out_of_memory_chance(self) -> float | None:
@@ -297,6 +347,8 @@ class Forecast:
             "fits_with": None if self.remedies is None else [one.to_dict() for one in self.remedies],
             "recomputation": None if self.recomputation is None else self.recomputation.to_dict(),
             "memory_capacity_bytes": self.memory_capacity_bytes,
+            "memory_short_of": self.memory_short_of,
+            "peak_moment": None if self.peak_moment is None else self.peak_moment.to_dict(),
             "memory_by_category_bytes": self.memory_by_category,
             "memory_by_stage_bytes": [rank.allocated_bytes for rank in self.ranks],
             "total_time_parts": None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from foretrain import spellings
+from foretrain.allocator_settings import AllocatorSettings
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import parse_json, read_text
@@ -161,6 +162,8 @@ class Training:
     channels_last: bool = False
     compile: bool = False
     framework: Framework = "pytorch"
+    allocator: str | None = None
+    """Settings of torch's CUDA allocator, as in ``PYTORCH_CUDA_ALLOC_CONF``."""
     samples: int | None = None
     epochs: float | None = None
     steps: int | None = None
@@ -199,6 +202,7 @@ class Training:
             raise InputError(
                 "training.samples: missing; training.epochs needs the number of samples in an epoch"
             )
+        AllocatorSettings.read(self.allocator or "")
         self._check_interruptions()
         if self.fp8 is not None and self.precision != "fp8":
             raise InputError(f"training.fp8: {self.fp8!r} needs precision fp8, not {self.precision}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrain import options
+from foretrain.allocator_settings import AllocatorSettings, set_in_environment
 from foretrain.api import make_job
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
@@ -177,6 +178,16 @@ def _model_words(name: str) -> set[str]:
     """The words of a catalogue name that tell the model, without form and size of memory."""
     words = re.findall(r"[a-z0-9]+", name.lower())
     return {word for word in words if word not in _FORMS and not re.fullmatch(r"\d+gb", word)}
+
+
+def allocator_here() -> str | None:
+    """Settings of torch's allocator in this process, where a job can name them."""
+    text = set_in_environment()
+    try:
+        AllocatorSettings.read(text or "")
+    except InputError:
+        return None
+    return text
 
 
 # Optimizers

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from foretrain.callbacks.jobs import JobLike, cluster_here, cuda
-from foretrain.callbacks.recorder import Recorder, Times, log
+from foretrain.callbacks.recorder import Recorder, log
+from foretrain.callbacks.timing import Times
 from foretrain.errors import InputError, first_line, invalid, libraries_named
 
 with libraries_named("ForetrainCallback", "ray"):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import logging
 import os
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -18,8 +18,18 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from foretrain.callbacks.expectation import expected
-from foretrain.callbacks.jobs import JobLike, PartialJob, Tables, cuda, differences, whole_job, with_training
+from foretrain.callbacks.jobs import (
+    JobLike,
+    PartialJob,
+    Tables,
+    allocator_here,
+    cuda,
+    differences,
+    whole_job,
+    with_training,
+)
 from foretrain.callbacks.target import Target
+from foretrain.callbacks.timing import ClockTimer, DeviceTimer, Times
 from foretrain.errors import first_line, invalid
 from foretrain.forecast import Estimate
 from foretrain.job import QUANTITIES, Job, Run
@@ -30,35 +40,11 @@ from foretrain.units import format_seconds
 log = logging.getLogger("foretrain.callbacks")
 
 WARM_UP_STEPS = 3
-_AT_FIRST, _THEN_EVERY_S = 8, 0.5
-"""On a GPU so many steps are timed one after another, then one now and then: the device must be idle before
-and after."""
-
 Show = Callable[[str], None]
 
 
 def to_stderr(line: str) -> None:
     print(f"foretrain: {line}", file=sys.stderr, flush=True)
-
-
-@final
-class Times:
-    """The median of any number of times in bounded memory: whenever that is full, every second one goes."""
-
-    def __init__(self, room: int = 2048) -> None:
-        self.count, self.low, self.high = 0, float("inf"), 0.0
-        self._room, self._stride, self._kept = room, 1, list[float]()
-
-    def add(self, time_s: float) -> None:
-        if self.count % self._stride == 0:
-            self._kept.append(time_s)
-        self.count, self.low, self.high = self.count + 1, min(self.low, time_s), max(self.high, time_s)
-        if len(self._kept) >= self._room:
-            self._kept, self._stride = self._kept[::2], 2 * self._stride
-
-    @property
-    def median(self) -> float | None:
-        return statistics.median(self._kept) if self._kept else None
 
 
 @final
@@ -68,7 +54,7 @@ class Recorder:
     ``runs`` is a ``.jsonl`` file or a database. ``job`` is a Job, a job file, a model's name or the tables of
     a job; what it leaves out is filled in from what ``begin`` is told. ``predictor`` is a name or a folder,
     or None for no forecast. ``show`` gets a line every ``every_s`` seconds. The first ``warm_up`` steps are
-    not timed. On a GPU the timed steps begin and end with an idle device.
+    not timed. On a GPU they are timed by the device's clock, and nothing waits for it.
 
     >>> with Recorder("runs.jsonl", job="job.toml") as recorder:  # doctest: +SKIP
     ...     for batch in batches:
@@ -134,9 +120,9 @@ class Recorder:
         self._extra: dict[str, float] = {}
         self._about: dict[str, Any] = {}
         self._started = datetime.datetime.now(datetime.UTC)
-        self._gpu = None if self.job.cluster.groups[0].device.is_cpu else cuda()
-        if self._gpu is not None:
-            self._gpu.reset_peak_memory_stats()
+        self._gpu: Any = None
+        self._timer: ClockTimer | DeviceTimer = ClockTimer(self._clock, self._times)
+        self._find_gpu()
         self._open, self._process = True, os.getpid()
         self.start()
         self._watch_sigterm()
@@ -145,9 +131,9 @@ class Recorder:
         """The clock starts (anew): ``begin`` does so, and a framework that had more to set up since."""
         if not self._open:
             return
-        self._step_began: float | None = None
+        self._step_began: Any = None
         self._stopped: float | None = None
-        self._last_timed = self._last_shown = self._began = self._clock()
+        self._last_shown = self._began = self._clock()
         self._warm: tuple[int, float] | None = None
         self._epoch_began, self._epoch_steps = self._began, self._steps
 
@@ -160,10 +146,9 @@ class Recorder:
         """A step begins: its batch is there."""
         if not self._open:
             return
-        timed = self._timing_next()
-        if timed and self._gpu is not None:
-            self._gpu.synchronize()
-        self._step_began = self._clock() if timed else None
+        if self._gpu is None:
+            self._find_gpu()
+        self._step_began = self._timer.begin() if self._steps >= self.warm_up else None
 
     def step_end(self, *, samples: int | None = None) -> None:
         """A step has ended; one of fewer ``samples`` than the job's batch is counted and not timed."""
@@ -171,13 +156,11 @@ class Recorder:
             return
         assert self.job is not None
         began, self._step_began = self._step_began, None
-        if began is not None and self._gpu is not None:
-            self._gpu.synchronize()
-        now = self._clock()
-        if began is not None and (samples is None or samples >= self.job.workload.training.global_batch):
-            self._times.add(now - began)
-            self._last_timed = now
-        self._count(1, now)
+        whole = samples is None or samples >= self.job.workload.training.global_batch
+        if began is not None and whole:
+            self._timer.end(began)
+        self._timer.read()
+        self._count(1, self._clock())
 
     def step(self, *, samples: int | None = None) -> None:
         """A step has ended and the next one begins, for loops where nothing but the end of a step is seen."""
@@ -226,6 +209,8 @@ class Recorder:
         if isinstance(interrupted, BaseException):
             interrupted = f"{type(interrupted).__name__}: {first_line(interrupted)}"
         try:
+            with contextlib.suppress(RuntimeError):  # of a device that has failed
+                self._timer.read(wait=not interrupted)
             run = self._run(interrupted)
         except Exception as error:
             log.warning("nothing was recorded (%s: %s)", type(error).__name__, first_line(error))
@@ -252,13 +237,16 @@ class Recorder:
 
     # Time
 
-    def _timing_next(self) -> bool:
-        """Whether the step that begins now is timed."""
-        if self._steps < self.warm_up:
-            return False
-        if self._gpu is None or self._times.count < _AT_FIRST:
-            return True
-        return self._clock() - self._last_timed >= _THEN_EVERY_S
+    def _find_gpu(self) -> None:
+        """The device, once the training uses it."""
+        assert self.job is not None
+        self._gpu = None if self.job.cluster.groups[0].device.is_cpu else cuda()
+        if self._gpu is not None:
+            self._gpu.reset_peak_memory_stats()
+            self._timer = DeviceTimer(self._gpu, self._times)
+            training = self.job.workload.training
+            settings = training.allocator or allocator_here()
+            self.job = with_training(self.job, dataclasses.replace(training, allocator=settings))
 
     def _count(self, steps: int, now: float) -> None:
         self._steps += steps

@@ -160,6 +160,10 @@ class JobOptions:
     channels_last: Annotated[
         bool | None, typer.Option(help="Images in channels-last layout.", show_default=False)
     ]
+    allocator: Annotated[
+        str | None,
+        typer.Option(help="Of torch's memory, as PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True."),
+    ]
     master_weights: Annotated[
         bool | None, typer.Option(help="An fp32 copy of low-precision weights.", show_default=False)
     ]

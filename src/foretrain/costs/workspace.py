@@ -17,15 +17,15 @@ _HOPPER_BYTES = 32 << 20
 _OTHER_BYTES = (8 << 20) + (128 << 10)
 
 
-def library_workspaces(device: Device, mode: str = "train") -> tuple[int, ...]:
-    """torch gives cuBLAS a workspace for the thread of the forward and one for that of the backward pass.
+def library_workspace(device: Device) -> int:
+    """What torch gives cuBLAS for each thread that multiplies: that of the forward and that of the backward
+    pass.
 
     Its size is torch's default: 32 MiB on compute capability 9, 8 MiB and 128 KiB on other NVIDIA devices.
     """
     if device.vendor != "nvidia":
-        return ()
-    size = _HOPPER_BYTES if (device.capability or "").startswith("9") else _OTHER_BYTES
-    return (size,) if mode == "infer" else (size, size)
+        return 0
+    return _HOPPER_BYTES if (device.capability or "").startswith("9") else _OTHER_BYTES
 
 
 Rule = Callable[[Operator, Device], float]
@@ -49,23 +49,62 @@ def register(*names: str) -> Callable[[Rule], Rule]:
 @register("convolution", "convolution_backward")
 def convolution(operator: Operator, device: Device) -> float:
     """cuDNN's matrix-unit kernels read NHWC: operands in NCHW are converted into the workspace, results back
-    from it.
+    from it; channels are padded to 8 for 16-bit operands.
 
-    Depthwise and 3-channel forward convolutions run other kernels, on NCHW itself; so does a 1x1 forward
-    convolution, which is a matrix product, while of its two gradients about half are converted.
+    Depthwise convolutions and small kernels over few channels run other kernels, on NCHW itself; so do many
+    of 1x1, which are matrix products.
     """
     backward = traits(operator.name).backward
     x, weight = operator.inputs[int(backward)], operator.inputs[1 + int(backward)]
     y = operator.inputs[0] if backward else operator.outputs[0]
-    groups, channels = operator.args.get("groups", 1), x.shape[1]
+    groups, channels, kernel = operator.args.get("groups", 1), x.shape[1], math.prod(weight.shape[2:])
     if x.channels_last or (groups > 1 and groups == channels) or not _has_matrix_units(x, device):
         return 0.0
-    converted = x.size_bytes + y.size_bytes + weight.size_bytes
-    if channels % 4 or weight.shape[0] % 4:
-        return converted if backward else 0.0
-    if math.prod(weight.shape[2:]) == 1 and max(operator.args["stride"]) == 1:
-        return 0.6 * converted if backward else 0.0
-    return converted
+    if kernel == 1 and groups == 1 and max(operator.args["stride"]) == 1:
+        return _pointwise(x, y, weight, backward=backward)
+    if channels < _FEW_CHANNELS and kernel < _STEM_KERNEL and (channels == 1 or not backward):
+        return 0.0
+    if (channels % 4 or weight.shape[0] % 4) and channels >= _FEW_CHANNELS and not backward:
+        return 0.0
+    half = ITEM_BYTES[x.dtype] == 2
+    padding = -(-channels // 8) * 8 / channels if half and groups == 1 else 1.0
+    partial = _partial_sums(weight, groups, device) if backward else 0.0
+    kernels = weight.size_bytes if kernel > 1 else 0.0  # one of 1x1 is the same in either layout
+    return padding * (x.size_bytes + kernels) + y.size_bytes + partial + _BOOKKEEPING
+
+
+_FEW_CHANNELS = 4
+_STEM_KERNEL = 49
+"""Values of a kernel, 7 x 7, from which images of three channels are converted."""
+_LARGE_WEIGHT = 1 << 19
+"""Values of a 1x1 kernel from which operands are converted whose images are no whole vectors."""
+
+
+def _partial_sums(weight: TensorSpec, groups: int, device: Device) -> float:
+    """The gradient of a weight in fp32, once for each part of the pixels: as many as fill the device with
+    tiles of 128 x 256, and few where there is one value for each pair of channels."""
+    rows, columns = weight.shape[0] // groups, math.prod(weight.shape[1:])
+    tiles = -(-rows // 128) * -(-columns // 256) * groups
+    parts = (device.sms or 100) // tiles
+    return 4.0 * weight.numel * (min(parts, 3) if math.prod(weight.shape[2:]) == 1 else parts)
+
+
+_BOOKKEEPING = 256
+"""Bytes of a workspace beside the operands; they decide whether it fits where an operand was."""
+
+
+def _pointwise(x: TensorSpec, y: TensorSpec, weight: TensorSpec, *, backward: bool) -> float:
+    """A 1x1 convolution multiplies each image as it lies where its pixels are whole vectors of 8 values; the
+    gradient of the weight is then summed over the images in fp32. In fp32, of the two gradients about half
+    are converted."""
+    pixels, converted = math.prod(x.shape[2:]), float(x.size_bytes + y.size_bytes)
+    if pixels == 1:
+        return 0.0
+    if ITEM_BYTES[x.dtype] != 2:
+        return 0.6 * (converted + weight.size_bytes) if backward else 0.0
+    if pixels % 8 == 0:
+        return min(converted, 4.0 * x.shape[0] * weight.numel) if backward else 0.0
+    return converted + _BOOKKEEPING if backward or weight.numel >= _LARGE_WEIGHT else 0.0
 
 
 def _has_matrix_units(x: TensorSpec, device: Device) -> bool:
@@ -74,19 +113,44 @@ def _has_matrix_units(x: TensorSpec, device: Device) -> bool:
 
 @register("sum")
 def column_sum(operator: Operator, device: Device) -> float:
-    """Summing the rows of a matrix (the gradient of a bias): partial sums of blocks, up to a MiB per
-    multiprocessor."""
-    x, total = operator.inputs[0], operator.outputs[0].numel
-    dims = operator.args.get("dim")
-    if (
-        x.strides is not None
-        or not dims
-        or x.dtype == "bool"
-        or total < 32
-        or (len(x.shape) - 1) in [d % len(x.shape) for d in dims]
-    ):
+    """Summing the rows of a matrix (the gradient of a bias): what torch's blocks keep for one another where
+    several share a column, which they do when each thread would have many values to add.
+
+    As in torch's reductions: threads of a block take up to four columns each and rows by turns; blocks are
+    added until they fill the device or have few rows.
+    """
+    x, columns = operator.inputs[0], operator.outputs[0].numel
+    dims, rank = [d % len(x.shape) for d in operator.args.get("dim") or ()], len(x.shape)
+    if x.strides is not None or not dims or rank - 1 in dims or x.dtype == "bool":
         return 0.0
-    return min(8.0 * x.numel, max((device.sms or 100) * float(1 << 20), 2048.0 * total))
+    run = math.prod(x.shape[max(dims) + 1 :])
+    vector = next(size for size in (4, 2, 1) if run % size == 0)
+    threads = _BLOCK_THREADS // vector
+    width, height = (
+        min(threads, 1 << (max(1, n).bit_length() - 1)) for n in (columns // vector, x.numel // columns)
+    )
+    height = min(height, threads // min(width, _WARP))
+    width = min(width, threads // height)
+    values = x.numel // columns
+    if values < min(16 * height, _MOST_VALUES):
+        return 0.0
+    values = -(-values // height)
+    filled = (device.sms or 100) * (_threads_per_sm(device) // (width * height))
+    blocks = -(-columns // (vector * width))
+    if values < _MOST_VALUES or blocks > filled:
+        return 0.0
+    sharing = max(min(-(-filled // blocks), -(-values // 16)), -(-values // _MOST_VALUES))
+    return 4.0 * columns * sharing * width * vector if sharing > 1 else 0.0
+
+
+_BLOCK_THREADS, _WARP = 512, 32
+_MOST_VALUES = 256
+"""That a thread adds up before blocks share a column."""
+
+
+def _threads_per_sm(device: Device) -> int:
+    """By compute capability."""
+    return {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}.get(device.capability or "", 2048)
 
 
 @register("_softmax_backward_data")
@@ -111,8 +175,9 @@ def contiguous_copies(operator: Operator, device: Device) -> float:
 
 @register("_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_cudnn_attention_backward")
 def flash_backward(operator: Operator, device: Device) -> float:
-    """The gradient of the query is summed up in fp32."""
-    return 4.0 * operator.inputs[1].numel
+    """The gradient of the query is summed up in fp32, beside a product for each row of the scores."""
+    query = operator.inputs[1]
+    return 4.0 * (query.numel + query.numel / query.shape[-1])
 
 
 @register("_scaled_dot_product_efficient_attention_backward")

@@ -46,10 +46,20 @@ def real_model(workload: Workload, batch: int, device: str | torch.device) -> Re
     assert loaded.loss is not None
     module = loaded.module.train(training.mode == "train")
     if (dtype := WEIGHT_DTYPES.get(training.precision)) is not None:
-        module = module.to(dtype)
+        module = _compact(module.to(dtype), device)
     if training.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return RealModel(module, _prepared(loaded.inputs, training, device), loaded.loss)
+
+
+def _compact(module: torch.nn.Module, device: str | torch.device) -> torch.nn.Module:
+    """The module with its weights one after the other in memory, as if loaded so: what they were converted
+    from is returned to the device."""
+    if torch.device(device).type != "cuda":
+        return module
+    module = module.cpu()
+    torch.cuda.empty_cache()
+    return module.to(device)
 
 
 def autocast(precision: str, device: str | torch.device) -> contextlib.AbstractContextManager[Any]:

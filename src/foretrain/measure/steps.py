@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from foretrain.capture.recomputing import recompute_layers
+from foretrain.allocator_settings import VARIABLES, AllocatorSettings, set_in_environment
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
 from foretrain.measure.models import autocast, real_model, real_optimizer
@@ -112,6 +113,11 @@ def _check_machine(job: Job, device: str) -> None:
     more = {"servers": 0, "recompute": job.plan.recompute}
     if (option := not_carried_out(job, plan=more)) is not None:
         raise UnsupportedJob(f"{option} cannot be measured here")
+    wanted, here = job.workload.training.allocator or "", set_in_environment() or ""
+    if device == "cuda" and AllocatorSettings.read(wanted) != AllocatorSettings.read(here, VARIABLES[1]):
+        raise UnsupportedJob(
+            f"training.allocator: {wanted!r} needs {VARIABLES[1]}={wanted} in the environment, not {here!r}"
+        )
 
 
 class Stepper:

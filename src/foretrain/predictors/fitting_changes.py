@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from foretrain.allocator_settings import AllocatorSettings
 from foretrain.catalog import Catalog
 from foretrain.cluster import Cluster, Device
 from foretrain.errors import ForetrainError
-from foretrain.forecast import Estimate, Forecast
+from foretrain.forecast import Estimate, Forecast, fullest_of
 from foretrain.job import Job, Shard
 from foretrain.predictors.base import Predictor
 from foretrain.progress import tell
@@ -93,10 +94,15 @@ Changes = Callable[["_Search", _Change], Iterator[_Change]]
 
 def with_remedies(forecast: Forecast, predictor: Predictor) -> Forecast:
     """The forecast with the changes that would make its job fit, where it does not or may not."""
-    chance = forecast.out_of_memory_chance
-    if chance is None or chance <= SAFE_CHANCE:
+    if _fits(forecast) is not False:
         return forecast
     return dataclasses.replace(forecast, remedies=tuple(_Search(forecast, predictor).remedies()))
+
+
+def _fits(forecast: Forecast) -> bool | None:
+    """Whether a step runs, most likely, without torch returning memory in it; None when it is not known."""
+    chance = forecast.out_of_memory_chance
+    return None if chance is None else chance <= SAFE_CHANCE and forecast.memory_short_of is None
 
 
 class _Search:
@@ -124,7 +130,7 @@ class _Search:
         if not found:
             together = self._first_that_fits(_together(self, start), self._left)
             found += [together] if together is not None else []
-        return found
+        return sorted(found, key=_size_of_change)
 
     def _first_that_fits(self, changes: Iterator[_Change], tries: int) -> Remedy | None:
         for change in changes:
@@ -144,7 +150,7 @@ class _Search:
             return None
         self.last = changed
         memory, chance = changed.fullest, changed.out_of_memory_chance
-        if memory is None or chance is None or chance > SAFE_CHANCE:
+        if memory is None or chance is None or not _fits(changed):
             return None
         before, after = (one.quantities.get("samples_per_s") for one in (self.forecast, changed))
         return Remedy(
@@ -166,7 +172,28 @@ class _Search:
         return sum(size * shares.get(name, 1.0) for name, size in self.held.items())
 
 
+def _size_of_change(remedy: Remedy) -> tuple[int, float]:
+    """What changes nothing but time comes before what changes numbers, and that before other machines; among
+    these, what costs least time."""
+    fields = " ".join(remedy.fields)
+    machines, numbers = "cluster." in fields, "precision" in fields or "optimizer" in fields
+    return 2 * machines + numbers, 0.0 if machines or remedy.slower is None else max(0.0, remedy.slower)
+
+
 # One change
+
+
+def _allocator(search: _Search, start: _Change) -> Iterator[_Change]:
+    """Segments that expand, where tensors fit and only what lies between them does not."""
+    own, device = start.job.workload.training.allocator, start.job.cluster.groups[0].device
+    if device.vendor != "nvidia" or AllocatorSettings.read(own or "").expandable_segments:
+        return
+    ranks = search.forecast.ranks
+    if ranks and fullest_of(ranks).allocated_bytes <= search.capacity:
+        expandable = "expandable_segments:True"
+        kept = [part for part in (own or "").split(",") if part and "expandable_segments" not in part]
+        settings = {"allocator": ",".join([*kept, expandable])}
+        yield _changed(start, f"allocator {expandable}", training=settings)
 
 
 def _micro_batch(search: _Search, start: _Change) -> Iterator[_Change]:
@@ -309,7 +336,8 @@ def _optimizer(search: _Search, start: _Change) -> Iterator[_Change]:
 
 
 _SINGLE: tuple[Changes, ...] = (
-    _micro_batch, _recompute, _shard, _precision, _tensor, _offload, _larger_device, _more_devices,
+    _allocator, _micro_batch, _recompute, _shard, _precision, _tensor, _offload, _larger_device,
+    _more_devices,
 )  # fmt: skip
 """In the order in which they are tried: what changes nothing but time, then numbers, then machines."""
 _LAST: tuple[Changes, ...] = (_optimizer,)

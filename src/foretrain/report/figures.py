@@ -192,6 +192,18 @@ def memory_figures(forecast: Forecast) -> Iterator[Figure]:
             yield _figure(title, estimate, format_bytes)
 
 
+def peak_moment(forecast: Forecast) -> Figure | None:
+    """When the memory of the fullest rank is at its peak: the phase of the step, and what runs then."""
+    moment = forecast.peak_moment
+    if moment is None:
+        return None
+    names = {"forward": "in the forward pass", "backward": "in the backward pass",
+             "optimizer": "in the optimizer's update"}  # fmt: skip
+    runs = f"{moment.operator} of {moment.layer}" if moment.layer else moment.operator
+    words = names.get(moment.phase, moment.phase)
+    return Figure("peak reached", f"{words}, in {runs}" if runs else words)
+
+
 def fullest_stage(forecast: Forecast) -> RankMemory | None:
     """The stage with most memory; None without several stages."""
     return fullest_of(forecast.ranks) if len(forecast.ranks) > 1 else None
@@ -262,7 +274,22 @@ def fits(forecast: Forecast) -> tuple[Verdict, Figure] | None:
     if verdict == "no":
         needs = f"needs {format_bytes(need.median)} of {format_bytes(capacity)}"
         words = f"no: does not fit, {_chance(chance)} sure: {needs} ({need.median / capacity:.0%})"
+    words += _short_of(forecast)
     return verdict, Figure(f"fits, stage {fullest.stage}" if fullest else "fits", words)
+
+
+def _short_of(forecast: Forecast) -> str:
+    """What of the memory goes beyond the device: tensors, gaps between them, or the cache alone."""
+    short = forecast.memory_short_of
+    if short is None:
+        return ""
+    rank = fullest_of(forecast.ranks)
+    tensors, reserved = format_bytes(rank.allocated_bytes), format_bytes(rank.reserved_bytes)
+    if short == "tensors":
+        return f"; its tensors alone are {tensors}"
+    if short == "fragmentation":
+        return f"; its tensors would fit ({tensors}), not what lies unused between them"
+    return f"; torch would hold {reserved}, so it returns memory to the device {rank.returns}x in each step"
 
 
 def remedies(forecast: Forecast) -> list[Figure]:

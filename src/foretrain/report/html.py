@@ -126,6 +126,8 @@ def summary_table(forecast: Forecast) -> str:
     memory = list(figures.memory_figures(forecast))
     rows += memory[:1]
     rows += _share_rows(figures.category_sizes(forecast), format_bytes)
+    moment = figures.peak_moment(forecast)
+    rows += [moment] if moment else []
     rows += memory[1:]
     stages = figures.stage_sizes(forecast)
     rows += [figures.Figure("peak by stage", ", ".join(stages))] if stages else []

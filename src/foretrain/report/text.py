@@ -86,6 +86,8 @@ def _memory(forecast: Forecast, layout: _Layout) -> Iterator[RenderableType]:
         yield layout.grid([figure])
         if number == 0:
             yield layout.bars(figures.category_sizes(forecast), format_bytes)
+            moment = figures.peak_moment(forecast)
+            yield from [] if moment is None else [layout.line(moment.label, Text(moment.value))]
     stages = figures.stage_sizes(forecast)
     if stages:
         yield layout.line("peak by stage", Columns([Text(stage) for stage in stages], padding=(0, 2)))

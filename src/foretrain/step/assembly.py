@@ -69,6 +69,10 @@ def assemble(step: Step, spread: Spread, *, predictor: str, notes: tuple[str, ..
     quantities = whole_training(job, step_time, size, forward_s=forward_s)
     quantities["startup_time_s"] = start_up(job, size).time_s
     quantities.update({name: spread.around(name, value) for name, value in _medians(step).items()})
+    least = quantities["peak_memory_bytes"].low  # what is reserved holds what is allocated
+    quantities["reserved_memory_bytes"] = quantities["reserved_memory_bytes"].mapped(
+        lambda size: max(size, least)
+    )
     return Forecast(
         job=job,
         predictor=predictor,

@@ -6,15 +6,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from foretrain.allocator_settings import AllocatorSettings
 from foretrain.cluster import Device
-from foretrain.costs.workspace import library_workspaces, operator_workspace
-from foretrain.forecast import RankMemory
+from foretrain.costs.workspace import library_workspace, operator_workspace
+from foretrain.forecast import PeakMoment, RankMemory
 from foretrain.graph import PHASES, Buffer, OpGraph
-from foretrain.step.allocator import Replay, replay
+from foretrain.graph.opset import PRODUCTS, traits
 from foretrain.step.layout import Layout
 from foretrain.step.partition import Stage, blocks
 from foretrain.step.passes import recomputed
+from foretrain.step.replay import Lasting, Replay, least_capacity, replay
 from foretrain.step.sharded_memory import sharded_memory
+
+_CUBLAS = PRODUCTS | {"vector product"}
+_NEARLY_FULL = 0.8
+"""Share of a device's memory that may be reserved before it is asked what a step can do with."""
 
 Call = tuple[int, bool]
 """An op of the graph, and whether it runs again before the backward pass of its block."""
@@ -34,12 +40,8 @@ def rank_memory(layout: Layout, stage: Stage, *, stalled: bool = False) -> RankM
     job = layout.job
     device, mode = job.cluster.groups[0].device, job.workload.training.mode
     elsewhere = job.plan.offload or bool(job.plan.servers)
-    peak = _replayed(layout.graph, device, mode, again, elsewhere)
-    return RankMemory(
-        stage=0,
-        by_category={name: float(size) for name, size in peak.by_category.items()},
-        cached_bytes=float(peak.reserved_bytes - peak.allocated_bytes),
-    )
+    settings = AllocatorSettings.read(job.workload.training.allocator or "")
+    return _replayed(layout.graph, device, mode, again, elsewhere, settings)
 
 
 def _is_whole(layout: Layout) -> bool:
@@ -52,8 +54,13 @@ def _is_whole(layout: Layout) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _replayed(
-    graph: OpGraph, device: Device, mode: str, again: tuple[tuple[int, ...], ...], offload: bool
-) -> Replay:
+    graph: OpGraph,
+    device: Device,
+    mode: str,
+    again: tuple[tuple[int, ...], ...],
+    offload: bool,
+    settings: AllocatorSettings,
+) -> RankMemory:
     calls, buffers = _calls(graph, again), graph.buffers
     if any(again):
         buffers = tuple(_lives(graph, calls, again))
@@ -62,7 +69,50 @@ def _replayed(
         calls, buffers = calls[:kept], tuple(_without_update(buffers, kept))
     needs = {id(operator): operator_workspace(operator, device) for operator in graph.operators}
     workspaces = [needs[id(graph.ops[op].operator)] for op, _ in calls]
-    return replay(buffers, workspaces, library_workspaces(device, mode))
+    play = functools.partial(
+        replay,
+        buffers,
+        workspaces,
+        tuple(_libraries(graph, device, calls)),
+        update=next((n for n, (op, _) in enumerate(calls) if graph.ops[op].phase == "optimizer"), -1),
+        settings=settings,
+    )
+    peak = play()
+    needed = peak.reserved_bytes
+    if needed > _NEARLY_FULL * device.memory_bytes:
+        needed = least_capacity(play, peak)
+    capacity, returns = device.memory_bytes, 0
+    if needed <= capacity < peak.reserved_bytes:
+        returns = play(capacity_bytes=capacity).returns
+    return RankMemory(
+        stage=0,
+        by_category={name: float(size) for name, size in peak.by_category.items()},
+        cached_bytes=float(peak.reserved_bytes - peak.allocated_bytes),
+        returnable_bytes=float(peak.reserved_bytes - needed),
+        returns=returns,
+        peak=_moment(graph, calls, peak),
+    )
+
+
+def _libraries(graph: OpGraph, device: Device, calls: Sequence[Call]) -> Iterator[Lasting]:
+    """The workspaces of cuBLAS, each made at the first product of its thread: of the forward pass, and of the
+    backward pass with what is computed again."""
+    size = library_workspace(device)
+    threads: dict[bool, int] = {}
+    for position, (op, again) in enumerate(calls):
+        one = graph.ops[op]
+        if traits(one.operator.name).kind in _CUBLAS:
+            threads.setdefault(again or one.phase == "backward", position)
+    return ((position, size) for position in threads.values() if size)
+
+
+def _moment(graph: OpGraph, calls: Sequence[Call], peak: Replay) -> PeakMoment:
+    """When the peak is reached; what runs again belongs to the backward pass."""
+    if peak.peak < 0:
+        return PeakMoment(phase="before a step")
+    position, again = calls[peak.peak]
+    op = graph.ops[position]
+    return PeakMoment(phase="backward" if again else op.phase, operator=op.operator.name, layer=op.layer)
 
 
 def _calls(graph: OpGraph, again: Sequence[Sequence[int]]) -> list[Call]:

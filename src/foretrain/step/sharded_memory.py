@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from foretrain.costs.workspace import library_workspaces
-from foretrain.forecast import RankMemory
+from foretrain.allocator_settings import AllocatorSettings
+from foretrain.costs.workspace import library_workspace
+from foretrain.forecast import PeakMoment, RankMemory
 from foretrain.graph import ITEM_BYTES, OpGraph
 from foretrain.graph.opset import traits
 from foretrain.job import Job, Plan
@@ -84,12 +85,13 @@ def sharded_memory(
         "activations": kept,
         "temporaries": working,
         "buffers": _gathered_bytes(job, stage, profile, held) + _bucket_bytes(plan, profile, held, own),
-        "workspaces": float(max(sum(library_workspaces(group.device)) for group in job.cluster.groups)),
+        "workspaces": 2.0 * max(library_workspace(group.device) for group in job.cluster.groups),
     }
     return RankMemory(
         stage=stage.index,
         by_category=categories,
         cached_bytes=_cached_bytes(job, graph, stage, profile, kept, stalled=stalled),
+        peak=PeakMoment(phase="backward" if working or fleeting else "forward"),
     )
 
 
@@ -272,12 +274,14 @@ def _cached_bytes(
     job: Job, graph: OpGraph, stage: Stage, profile: Profile, kept: float, *, stalled: bool
 ) -> float:
     """Beside tensors: split blocks, blocks whose collectives have not run yet, and segments for what fits in
-    no block of activations."""
+    no block of activations. Segments that expand have neither the first nor the last."""
     logits = max((_logits_bytes(graph, block) for block in stage.blocks), default=0)
     largest = max((weight.elements * ITEM_BYTES[weight.dtype] for weight in stage.weights), default=0)
     scratch = profile.parameter_copies * largest if largest > logits else 0.0
     ahead = _passes_ahead(job, stage, stalled=stalled) if profile.gathers_on_own_stream else 0.0
     fetched = sum(_fetched_bytes(graph, block) for block in stage.blocks)
+    if AllocatorSettings.read(job.workload.training.allocator or "").expandable_segments:
+        return ahead * fetched
     return _SPLIT_LOSS * kept + scratch + ahead * fetched
 
 
