@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from foretrain import spellings
+from foretrain.adapter import Adapter, parse_adapter
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import parse_json, read_text
-from foretrain.schema import convert, read
+from foretrain.schema import convert, quantity, read
 from foretrain.spellings import Spellings
 from foretrain.units import parse_seconds
 
@@ -167,6 +168,8 @@ class Training:
     evaluate_samples: int | None = None
     checkpoint_every: int | str | None = None
     """As ``evaluate_every``."""
+    adapter: Adapter | None = quantity(parse_adapter, default=None)
+    """What is trained beside frozen weights; None where all weights are trained."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -199,6 +202,8 @@ class Training:
                 "training.master_weights: true needs precision "
                 f"bf16, fp16 or fp8; {self.precision} already keeps fp32 weights"
             )
+        if self.adapter is not None:
+            self.adapter.check(self.precision, master_weights=self.master_weights)
 
     def _check_interruptions(self) -> None:
         """Of what happens beside the steps."""
@@ -622,6 +627,7 @@ def _changed(noun: Any) -> dict[str, Any]:
         value = getattr(noun, item.name)
         default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
         if value != default:
+            value = _changed(value) if isinstance(value, Adapter) else value
             result[item.name] = list(value) if isinstance(value, tuple) else value
     return result
 

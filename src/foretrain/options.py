@@ -60,6 +60,7 @@ _MEANT = {
     "offload": "cpu_offload offload_optimizer",
     "compile": "torch_compile compiled",
     "channels_last": "memory_format",
+    "adapter": "lora qlora peft peft_config lora_config lora_rank lora_r adapters",
     "title": "name model_name label",
     "args": "kwargs model_args model_kwargs",
     "inputs": "x input args_example example_inputs example inputs_example batch_inputs",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretrain.adapter import Adapter
 from foretrain.capture.cache import cache_folder, found_or_traced, read_graph
 from foretrain.capture.keys import accumulates, library_versions
 from foretrain.capture.programs import settings as programs
@@ -48,6 +49,7 @@ def capture(
     master_weights: bool = False,
     channels_last: bool = False,
     accumulate: bool = False,
+    adapter: Adapter | None = None,
     samples: int | None = None,
     tokens: int = 0,
 ) -> OpGraph:
@@ -64,6 +66,7 @@ def capture(
     needs_torch("capture")
     import torch
 
+    from foretrain.capture.sources.adapters import with_adapter
     from foretrain.capture.sources.loaded import classifier_loss, parameter_counts
     from foretrain.capture.sources.wrapped import is_compiled, is_lazy, without_compile
     from foretrain.capture.tracing.constants import Constants, tensors_in
@@ -82,15 +85,19 @@ def capture(
 
     def trace(with_values: bool) -> OpGraph:
         constants = Constants(everything=with_values)
+        copied = without_compile(_on_meta(module, constants))
+        if adapter is not None:
+            constants.assumptions += with_adapter(copied, adapter, precision)
         return trace_step(
-            without_compile(_on_meta(module, constants)), arguments, loss or classifier_loss(),
+            copied, arguments, loss or classifier_loss(),
             samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
             optimizer_settings=optimizer_settings, updated=updated,
             master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
             constants=constants,
             info={
                 "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,
-                "versions": library_versions(), "model_parameters": parameter_counts(module),
+                "versions": library_versions(), "model_parameters": parameter_counts(copied),
+                **({} if adapter is None else {"adapter": adapter.words}),
                 **({"compile": True} if compiled else {}),
             },
         )  # fmt: skip
@@ -208,6 +215,8 @@ def _given_graph(job: Job) -> OpGraph:
                 f"training.{field}: the graph {name} was captured "
                 f"with {graph.info[field]!r}, the job asks for {getattr(job.workload.training, field)!r}"
             )
+    if job.workload.training.adapter is not None and not graph.info.get("adapter"):
+        raise InputError(f"training.adapter: the graph {name} was captured without; capture it with adapters")
     _check_shapes(graph, job.workload.training, name)
     return graph
 
@@ -291,6 +300,11 @@ def _trace_program(job: Job, batch: int) -> OpGraph:
     if accumulates(job):
         raise InputError(
             f"plan.micro_batch: {job.micro_batch}, but {job.workload.model.label} makes whole steps itself; "
+            "leave it out"
+        )
+    if job.workload.training.adapter is not None:
+        raise InputError(
+            f"training.adapter: {job.workload.model.label} is a whole program, which makes its adapters itself; "
             "leave it out"
         )
     graph = programs.trace(job.workload, batch)

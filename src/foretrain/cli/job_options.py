@@ -150,6 +150,10 @@ class JobOptions:
     channels_last: Annotated[
         bool | None, typer.Option(help="Images in channels-last layout.", show_default=False)
     ]
+    adapter: Annotated[
+        str | None,
+        typer.Option(help="Low-rank adapters: lora:16, or qlora:64,targets=q_proj+v_proj,dropout=0.05."),
+    ]
     master_weights: Annotated[
         bool | None, typer.Option(help="An fp32 copy of low-precision weights.", show_default=False)
     ]

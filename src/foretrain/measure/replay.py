@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from foretrain.capture.sources.quantised import dequantizers
 from foretrain.errors import InputError, first_line
 from foretrain.graph import TensorSpec
 from foretrain.graph.opset import traits
@@ -250,6 +251,15 @@ def _recurrence(instance: Instance, device: str) -> Call:
         output = module(x)[0]
     gradient = torch.randn_like(output)
     return lambda: torch.autograd.grad(output, (x, *module.parameters()), gradient, retain_graph=True)
+
+
+@builds("dequantize_4bit", "dequantize_blockwise")
+def _dequantise(instance: Instance, device: str) -> Call:
+    """By bitsandbytes, where the device is a GPU."""
+    scales, weights = dequantizers()
+    operator = weights if instance.name == "dequantize_4bit" else scales
+    args, kwargs = _arguments(operator, instance, make_tensors(instance, device), device)
+    return lambda: operator(*args, **kwargs)
 
 
 # Timing
