@@ -1,5 +1,4 @@
-"""Low-rank adapters beside frozen weights: LoRA (Hu et al. 2021) and QLoRA (Dettmers et al. 2023), as a field of
-a job."""
+"""Describes low-rank adapters beside frozen weights: LoRA (Hu et al. 2021), QLoRA (Dettmers et al. 2023)."""
 
 from __future__ import annotations
 
@@ -76,7 +75,9 @@ class Adapter:
     def check(self, precision: str, *, master_weights: bool) -> None:
         """Refuse what cannot go with the precision of the training."""
         if precision == "fp8":
-            raise InputError("training.adapter: is not modelled with precision = 'fp8'; give bf16 or amp-bf16")
+            raise InputError(
+                "training.adapter: is not modelled with precision = 'fp8'; give bf16 or amp-bf16"
+            )
         mixed = precision.startswith("amp-")
         if self.base is not None and not mixed:
             what = f"precision = {precision!r} says what weights are kept in"

@@ -18,7 +18,7 @@ from foretrain.adapter import Adapter, parse_adapter
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import parse_json, read_text
-from foretrain.schema import convert, quantity, read
+from foretrain.schema import convert, read
 from foretrain.spellings import Spellings
 from foretrain.units import parse_seconds
 
@@ -168,7 +168,7 @@ class Training:
     evaluate_samples: int | None = None
     checkpoint_every: int | str | None = None
     """As ``evaluate_every``."""
-    adapter: Adapter | None = quantity(parse_adapter, default=None)
+    adapter: Adapter | None = field(default=None, metadata={"parse": parse_adapter})
     """What is trained beside frozen weights; None where all weights are trained."""
 
     def __post_init__(self) -> None:

@@ -88,7 +88,7 @@ def capture(
         copied = without_compile(_on_meta(module, constants))
         if adapter is not None:
             constants.assumptions += with_adapter(copied, adapter, precision)
-        return trace_step(
+        graph = trace_step(
             copied, arguments, loss or classifier_loss(),
             samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
             optimizer_settings=optimizer_settings, updated=updated,
@@ -101,6 +101,7 @@ def capture(
                 **({"compile": True} if compiled else {}),
             },
         )  # fmt: skip
+        return dataclasses.replace(graph, parameters=parameter_counts(copied)[0])
 
     return with_values_if_needed(trace)
 
@@ -303,10 +304,8 @@ def _trace_program(job: Job, batch: int) -> OpGraph:
             "leave it out"
         )
     if job.workload.training.adapter is not None:
-        raise InputError(
-            f"training.adapter: {job.workload.model.label} is a whole program, which makes its adapters itself; "
-            "leave it out"
-        )
+        label = job.workload.model.label
+        raise InputError(f"training.adapter: {label} is a whole program, which has its own; leave it out")
     graph = programs.trace(job.workload, batch)
     programs.check(graph, job.workload.training, job.workload.model.label)
     return dataclasses.replace(graph, info={**graph.info, **_job_info(job)})

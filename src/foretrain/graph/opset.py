@@ -148,7 +148,8 @@ _NAMES: dict[Kind, str] = {
     "copy": """
         clone copy _to_copy cat stack constant_pad_nd repeat roll flip tril triu diag_embed slice_backward
         select_backward diagonal_backward split_backward slice_scatter select_scatter diagonal_scatter
-        dequantize_4bit dequantize_blockwise as_strided_scatter pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
+        as_strided_scatter pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
+        dequantize_4bit dequantize_blockwise
         """,
     "window": """
         im2col col2im unfold_backward reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d

@@ -29,7 +29,7 @@ def wire_bytes(layout: Layout, elements: float, *, gradients: bool, trained: boo
 
 @functools.lru_cache(maxsize=64)
 def _item_bytes(graph: OpGraph, *, trained: bool, most: int) -> float:
-    """Of the parameters as the rank holds them, on average, where none is sent in more bytes than ``most``."""
+    """Of the parameters as the rank holds them, on average; none is sent in more bytes than ``most``."""
     weights = [weight for weight in graph.weights if weight.trainable >= trained]
     elements = sum(weight.elements for weight in weights)
     held = sum(weight.elements * min(ITEM_BYTES[weight.dtype], most) for weight in weights)

@@ -131,9 +131,7 @@ def _trace(
         else graph.info
     )
     info = {**info, "compile": True} if loaded.compiled else info
-    return dataclasses.replace(
-        graph, weights=weights, stack=stack, parameters=parameters, info=info
-    )
+    return dataclasses.replace(graph, weights=weights, stack=stack, parameters=parameters, info=info)
 
 
 def _check_adapter(job: Job) -> None:

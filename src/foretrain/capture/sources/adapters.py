@@ -52,7 +52,11 @@ def with_adapter(module: nn.Module, adapter: Adapter, precision: str) -> list[st
 def _notes(adapter: Adapter, precision: str, layers: int) -> list[str]:
     weights = "fp32" if precision.startswith("amp-") else precision
     base = adapter.base or ("fp32" if weights == "tf32" else weights)
-    held = f"in 4 bits (NF4, blocks of 64), other frozen weights in {base}" if adapter.quantises else f"in {base}"
+    held = (
+        f"in 4 bits (NF4, blocks of 64), other frozen weights in {base}"
+        if adapter.quantises
+        else f"in {base}"
+    )
     return [
         f"adapters of rank {adapter.rank} on {layers} layers, in {adapter.precision}; frozen weights {held}",
         *(["4-bit weights are brought back before each product"] if adapter.quantises else []),
@@ -65,7 +69,7 @@ def _notes(adapter: Adapter, precision: str, layers: int) -> list[str]:
 def _conv1d() -> type[nn.Module]:
     """The linear layer of GPT-2, whose weight is transposed; transformers is not imported for it."""
     loaded = sys.modules.get("transformers.pytorch_utils")
-    return nn.Linear if loaded is None else loaded.Conv1D  # type: ignore[no-any-return]
+    return nn.Linear if loaded is None else loaded.Conv1D
 
 
 def _each(module: nn.Module, *kinds: type[nn.Module]) -> list[str]:
@@ -113,7 +117,7 @@ def _heads(module: nn.Module) -> tuple[str, ...]:
 
 
 def _keep_in(module: nn.Module, dtype: torch.dtype) -> None:
-    """Weights, and the statistics beside them, in another format; tables that are computed stay as they are."""
+    """Weights, and the statistics beside them, in another format; what is computed stays as it is."""
     for child in module.modules():
         own = [*child.parameters(recurse=False)]
         for tensor in (*own, *(child.buffers(recurse=False) if own else ())):
@@ -162,9 +166,7 @@ def _thin_convolutions(name: str, layer: Any, rank: int, made: Any) -> tuple[nn.
         what = f"{rank} does not divide over the {layer.groups} groups of {name}"
         raise InputError(f"training.adapter.rank: {what}; leave it out of the targets")
     kind = type(layer)
-    window = kind(
-        layer.in_channels, rank, layer.kernel_size, layer.stride, layer.padding, bias=False, **made
-    )
+    window = kind(layer.in_channels, rank, layer.kernel_size, layer.stride, layer.padding, bias=False, **made)
     return window, kind(rank, layer.out_channels, 1, groups=layer.groups, bias=False, **made)
 
 
@@ -201,6 +203,7 @@ class LowRank(_Beside):
     def __init__(self, layer: nn.Module, first: nn.Module, second: nn.Module, dropout: float) -> None:
         super().__init__(layer)
         self.lora_A, self.lora_B = first, second
+        nn.init.zeros_(second.weight)  # type: ignore[arg-type]
         self.lora_dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -209,7 +212,7 @@ class LowRank(_Beside):
         if low:
             result = result.clone()  # as peft does, beside 4-bit layers
         if not (low and _autocasts()):
-            x = x.to(self.lora_A.weight.dtype)
+            x = x.to(self.lora_A.weight.dtype)  # type: ignore[arg-type]
         added: torch.Tensor = self.lora_B(self.lora_A(self.lora_dropout(x))) * _SCALING
         if low:
             return result + (added if _autocasts() else added.to(dtype))
@@ -228,7 +231,7 @@ class LowRankEmbedding(_Beside):
     def __init__(self, layer: nn.Embedding, rank: int, made: dict[str, Any]) -> None:
         super().__init__(layer)
         self.lora_embedding_A = nn.Parameter(torch.zeros(rank, layer.num_embeddings, **made))
-        self.lora_embedding_B = nn.Parameter(torch.zeros(layer.embedding_dim, rank, **made))
+        self.lora_embedding_B = nn.Parameter(torch.randn(layer.embedding_dim, rank, **made))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.base_layer(x)

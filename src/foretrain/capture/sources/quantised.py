@@ -1,4 +1,4 @@
-"""Linear layers whose weights are kept in 4 bits and brought back for each product, as bitsandbytes does it."""
+"""Runs linear layers whose weights are kept in 4 bits and brought back for each product, by bitsandbytes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def _bitsandbytes() -> Any:
     try:
         import bitsandbytes  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
-        raise CaptureError("training.adapter: 'qlora' runs on bitsandbytes, which is not installed") from error
+        raise CaptureError(
+            "training.adapter: 'qlora' runs on bitsandbytes, which is not installed"
+        ) from error
     return torch.ops.bitsandbytes
 
 
@@ -97,21 +99,23 @@ _kept: list[torch.library.Library] = []
 
 class QuantisedLinear(nn.Module):
     """A frozen linear layer in 4 bits a weight, a scale of 8 bits for each block, and one of 32 for each 256
-    of these."""
+    of these. What it holds is random: its sizes and kernels count."""
 
     def __init__(self, linear: nn.Module, rows: int, columns: int, compute: torch.dtype | None) -> None:
         """``compute`` is what weights are brought back to; without it, what the layer is called with."""
         super().__init__()
         self.in_features, self.out_features, self.compute = columns, rows, compute
-        device, blocks = linear.weight.device, math.ceil(rows * columns / BLOCK)  # type: ignore[union-attr]
+        device: torch.device = linear.weight.device  # type: ignore[assignment]
+        blocks = math.ceil(rows * columns / BLOCK)
         uint8: dict[str, Any] = {"dtype": torch.uint8, "device": device}
-        packed = torch.zeros((math.ceil(rows * columns / 2), 1), **uint8)
-        self.weight = nn.Parameter(packed, requires_grad=False)
+        packed = torch.empty((math.ceil(rows * columns / 2), 1), **uint8)
+        self.weight = nn.Parameter(packed if packed.is_meta else packed.random_(), requires_grad=False)
         self.bias = linear.bias
         self.register_buffer("scales", torch.zeros(blocks, **uint8))
-        self.register_buffer("scales_of_scales", torch.ones(math.ceil(blocks / _SCALES), device=device))
+        large = torch.full((math.ceil(blocks / _SCALES),), columns**-0.5, device=device)
+        self.register_buffer("scales_of_scales", large)
         self.register_buffer("code", torch.ones(_CODE, device=device))
-        self.register_buffer("offset", torch.ones((), device=device))
+        self.register_buffer("offset", torch.zeros((), device=device))
 
     @property
     def packed_away(self) -> int:
@@ -120,7 +124,7 @@ class QuantisedLinear(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> QuantisedLinear:
         """Moves with its module; scales stay in fp32 whatever that is cast to."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name in ("scales_of_scales", "code", "offset"):
             setattr(self, name, getattr(self, name).float())
         return self
@@ -136,7 +140,7 @@ class QuantisedLinear(nn.Module):
         dtype = x.dtype
         x = x if self.compute is None else x.to(self.compute)
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        result: torch.Tensor = _Product.apply(x, bias, self)
+        result: torch.Tensor = _Product.apply(x, bias, self)  # type: ignore[no-untyped-call]
         return result.to(dtype)
 
 
