@@ -36,7 +36,7 @@ TENSOR_ROLES = ("column", "row", "vocab", "replicate")
 """How a layer is cut under tensor parallelism."""
 
 OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", "adafactor", "lamb",
-"adagrad", "rmsprop", "sparse-adam",
+"adagrad", "rmsprop", "sparse-adam", "adamw-8bit",
               "nadam", "radam", "adamax", "adadelta", "asgd", "rprop", "muon")  # fmt: skip
 
 SPELLED: dict[str, Spellings] = {

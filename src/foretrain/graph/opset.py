@@ -195,7 +195,7 @@ _NAMES: dict[Kind, str] = {
         randint_like uniform normal log_normal exponential random cauchy geometric normal_functional
         """,
     "fused": "fused",
-    "optimizer": "adam adamw sgd adagrad",
+    "optimizer": "adam adamw sgd adagrad adamw_8bit adamw_32bit",
     "transform": "_fft_c2c _fft_r2c _fft_c2r",
     "solver": """
         linalg_inv_ex linalg_solve _linalg_solve_ex linalg_solve_triangular linalg_lu_factor_ex linalg_qr

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from foretrain.capture.sources.quantised import dequantizers
+from foretrain.capture.tracing.eight_bit import updates
 from foretrain.errors import InputError, first_line
 from foretrain.graph import TensorSpec
 from foretrain.graph.opset import traits
@@ -253,11 +254,11 @@ def _recurrence(instance: Instance, device: str) -> Call:
     return lambda: torch.autograd.grad(output, (x, *module.parameters()), gradient, retain_graph=True)
 
 
-@builds("dequantize_4bit", "dequantize_blockwise")
-def _dequantise(instance: Instance, device: str) -> Call:
+@builds("dequantize_4bit", "dequantize_blockwise", "adamw_8bit", "adamw_32bit")
+def _low_bits(instance: Instance, device: str) -> Call:
     """By bitsandbytes, where the device is a GPU."""
     scales, weights = dequantizers()
-    operator = weights if instance.name == "dequantize_4bit" else scales
+    operator = {"dequantize_4bit": weights, "dequantize_blockwise": scales, **updates()}[instance.name]
     args, kwargs = _arguments(operator, instance, make_tensors(instance, device), device)
     return lambda: operator(*args, **kwargs)
 

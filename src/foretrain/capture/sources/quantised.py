@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from foretrain.errors import CaptureError
+from foretrain.capture.tracing.eight_bit import bitsandbytes_kernels
 
 NAMESPACE = "foretrain"
 BLOCK = 64
@@ -53,24 +53,13 @@ def _4bit_on_cpu(
 
 
 def _blockwise_on_cuda(x: torch.Tensor, scales: torch.Tensor, code: torch.Tensor, block: int) -> torch.Tensor:
-    return _bitsandbytes().dequantize_blockwise.default(x, scales, code, block, torch.float32)  # type: ignore[no-any-return]
+    return bitsandbytes_kernels().dequantize_blockwise.default(x, scales, code, block, torch.float32)  # type: ignore[no-any-return]
 
 
 def _4bit_on_cuda(
     x: torch.Tensor, scales: torch.Tensor, block: int, shape: list[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    return _bitsandbytes().dequantize_4bit.default(x, scales, block, "nf4", shape, dtype)  # type: ignore[no-any-return]
-
-
-@functools.cache
-def _bitsandbytes() -> Any:
-    try:
-        import bitsandbytes  # type: ignore[import-not-found]  # noqa: F401
-    except ImportError as error:
-        raise CaptureError(
-            "training.adapter: 'qlora' runs on bitsandbytes, which is not installed"
-        ) from error
-    return torch.ops.bitsandbytes
+    return bitsandbytes_kernels().dequantize_4bit.default(x, scales, block, "nf4", shape, dtype)  # type: ignore[no-any-return]
 
 
 @functools.cache
