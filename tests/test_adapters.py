@@ -23,6 +23,7 @@ from foretrain.graph import OpGraph
 from foretrain.job import Job
 from foretrain.measure.instances import collect
 from foretrain.measure.replay import time_on_cpu
+from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.evidence import describe
 
 CATALOG = Catalog.load()
@@ -277,6 +278,21 @@ def test_a_rank_knows_what_of_its_weights_is_trained_and_in_what() -> None:
     kinds = {(weight.trainable, weight.dtype) for weight in graph.weights}
     assert kinds == {(True, "float32"), (False, "bfloat16")}
     assert sum(weight.elements for weight in graph.weights) == graph.parameters
+
+
+@pytest.mark.parametrize("shard", ["none", "zero1", "zero3"])
+def test_replicas_exchange_and_keep_what_is_trained(shard: str) -> None:
+    """Gradients of adapters in fp32; ZeRO 3 fetches all weights twice, frozen ones in bf16."""
+    step = DeletePopPredictor().step(job(2, "lora:8", shard=shard))
+    weights = step.layout.graph.weights
+    trained = sum(weight.elements for weight in weights if weight.trainable)
+    frozen = sum(weight.elements for weight in weights if not weight.trainable)
+    fetched = {"none": 4 * trained, "zero1": 4 * trained, "zero3": 2 * (4 * trained + 2 * frozen)}[shard]
+    assert step.sent["replicas"] == pytest.approx((4 * trained + fetched) / 2)
+    (memory,) = step.memory
+    states = 8 * trained / (1 if shard == "none" else 2)
+    assert memory.by_category["optimizer_state"] == pytest.approx(states)
+    assert memory.by_category["gradients"] <= 4 * trained
 
 
 def test_adapters_on_layers_that_are_cut_are_refused() -> None:
