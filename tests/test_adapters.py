@@ -25,6 +25,7 @@ from foretrain.measure.instances import collect
 from foretrain.measure.replay import time_on_cpu
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.evidence import describe
+from foretrain.report.figures import describe_model
 
 CATALOG = Catalog.load()
 DATA = Path(__file__).parent.parent / "data"
@@ -68,6 +69,7 @@ def test_an_adapter_reads_as_a_table_a_text_and_what_peft_has() -> None:
 def test_an_adapter_is_said_in_reports_and_is_an_option() -> None:
     job = make_job("resnet18", adapter="lora:8,targets=fc", device="h100", precision="bf16")
     assert "lora 8 on fc" in describe(job)
+    assert "lora 8 on fc" in describe_model(job)
     assert Job.read(job.to_dict()).workload.training.adapter == Adapter(kind="lora", targets=("fc",))
 
 
