@@ -207,16 +207,26 @@ class LowRank(_Beside):
         self.lora_dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Names are bound as peft binds them, so that tensors live as long."""
         result: torch.Tensor = self.base_layer(x)
-        dtype, low = result.dtype, isinstance(self.base_layer, QuantisedLinear)
-        if low:
-            result = result.clone()  # as peft does, beside 4-bit layers
-        if not (low and _autocasts()):
-            x = x.to(self.lora_A.weight.dtype)  # type: ignore[arg-type]
+        dtype = result.dtype
+        if not isinstance(self.base_layer, QuantisedLinear):
+            x = self._cast(x)
+            result = result + self._added(x)
+            return result.to(dtype)
+        result = result.clone()
+        casts = not _autocasts()
+        x = self._cast(x) if casts else x
+        added = self._added(x)
+        added = added.to(dtype) if casts else added
+        return result + added
+
+    def _cast(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.lora_A.weight.dtype)  # type: ignore[arg-type]
+
+    def _added(self, x: torch.Tensor) -> torch.Tensor:
         added: torch.Tensor = self.lora_B(self.lora_A(self.lora_dropout(x))) * _SCALING
-        if low:
-            return result + (added if _autocasts() else added.to(dtype))
-        return (result + added).to(dtype)
+        return added
 
 
 def _autocasts() -> bool:
