@@ -13,6 +13,7 @@ from torch import nn
 from foretrain.adapter import Adapter, parse_adapter
 from foretrain.api import make_job
 from foretrain.capture import capture, capture_job, capture_rank
+from foretrain.capture.keys import graph_key
 from foretrain.capture.sources.adapters import with_adapter
 from foretrain.capture.sources.quantised import QuantisedLinear
 from foretrain.cluster import Catalog
@@ -71,6 +72,12 @@ def test_an_adapter_is_said_in_reports_and_is_an_option() -> None:
     assert "lora 8 on fc" in describe(job)
     assert "lora 8 on fc" in describe_model(job)
     assert Job.read(job.to_dict()).workload.training.adapter == Adapter(kind="lora", targets=("fc",))
+
+
+def test_an_adapter_is_part_of_what_graphs_are_cached_by() -> None:
+    adapters = (None, "lora:8", "lora:16", "qlora:8", "lora:8,precision=bf16", "lora:8,targets=q_proj")
+    keys = {graph_key(job(adapter=adapter), None, 2) for adapter in adapters}
+    assert len(keys) == len(adapters)
 
 
 # Which layers

@@ -127,7 +127,6 @@ def test_without_torch_and_without_a_cached_graph_the_error_says_what_to_install
         {"mode": "infer"},
         {"optimizer": "adam"},
         {"channels_last": True},
-        {"adapter": "lora:2"},
         {"args": {"width": 16}},
         {"micro_batch": 2},
     ],
