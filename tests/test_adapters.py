@@ -250,7 +250,8 @@ def test_a_4_bit_layer_computes_with_its_weights() -> None:
     x = torch.randn(3, 128, requires_grad=True)
     weight = layer.dequantised(torch.float32)
     assert weight.abs().max() <= 128**-0.5
-    assert len(weight.unique()) == 16
+    assert all(len(block.unique()) <= 16 for block in weight.reshape(-1, 64))
+    assert len(weight.unique()) > 16
     torch.testing.assert_close(layer(x), nn.functional.linear(x, weight, layer.bias))
     (gradient,) = torch.autograd.grad(layer(x).sum(), x)
     torch.testing.assert_close(gradient, weight.sum(0).expand(3, 128))

@@ -98,12 +98,15 @@ class QuantisedLinear(nn.Module):
         blocks = math.ceil(rows * columns / BLOCK)
         uint8: dict[str, Any] = {"dtype": torch.uint8, "device": device}
         packed = torch.empty((math.ceil(rows * columns / 2), 1), **uint8)
-        self.weight = nn.Parameter(packed if packed.is_meta else packed.random_(), requires_grad=False)
+        scales = torch.empty(blocks, **uint8)
+        for drawn in () if packed.is_meta else (packed, scales):
+            drawn.random_()
+        self.weight = nn.Parameter(packed, requires_grad=False)
         self.bias = linear.bias
-        self.register_buffer("scales", torch.zeros(blocks, **uint8))
+        self.register_buffer("scales", scales)
         large = torch.full((math.ceil(blocks / _SCALES),), columns**-0.5, device=device)
         self.register_buffer("scales_of_scales", large)
-        self.register_buffer("code", torch.ones(_CODE, device=device))
+        self.register_buffer("code", torch.linspace(0.5, 1.0, _CODE, device=device))
         self.register_buffer("offset", torch.zeros((), device=device))
 
     @property
