@@ -2,7 +2,7 @@
 them.
 
 ``python benchmarks/random_workloads.py --count 300 --seed 1 --out jobs.jsonl``, then ``foretrain measure ops
-jobs.jsonl``.
+jobs.jsonl``. With ``--adapters``, language models of any width whose layers have adapters of any rank.
 """
 
 from __future__ import annotations
@@ -78,17 +78,57 @@ def workload(draw: random.Random, architectures: Sequence[str]) -> dict[str, Any
     return {"model": model, "training": training, "cluster": {"device": DEVICE}}
 
 
+def adapted(draw: random.Random) -> dict[str, Any]:
+    """A training of adapters, of two layers and few words: what they add is in each layer."""
+    kind = draw.choice(["llama", "llama", "qwen2", "mistral", "phi3", "opt", "gpt2", "bert"])
+    width = 128 * draw.randint(6, 40)
+    heads = width // draw.choice([64, 128])
+    inner = 128 * round(width * draw.choice([2.0, 2.7, 3.5, 4.0, 5.8]) / 128)
+    config: dict[str, Any] = {"model_type": kind, "num_hidden_layers": 2, "vocab_size": 4096}
+    if kind == "gpt2":
+        config = {"model_type": kind, "n_layer": 2, "vocab_size": 4096, "n_embd": width, "n_head": heads}
+        config["n_positions"] = 4096
+    else:
+        config |= {"hidden_size": width, "num_attention_heads": heads}
+        config |= {"ffn_dim" if kind == "opt" else "intermediate_size": inner, "pad_token_id": 0}
+        shared = [one for one in (1, 2, 4, 8) if heads % one == 0]
+        if kind in ("llama", "qwen2", "mistral", "phi3"):
+            config["num_key_value_heads"] = heads // draw.choice(shared)
+        if kind in ("bert", "opt"):
+            config["max_position_embeddings"] = 4096
+    precision, base = draw.choice(
+        [("bf16", None), ("bf16", None), ("amp-bf16", "bf16"), ("amp-bf16", None), ("amp-fp16", "fp16")]
+    )
+    adapter: dict[str, Any] = {"kind": draw.choice(["lora", "lora", "qlora"])}
+    adapter["rank"] = draw.choice([4, 8, 8, 16, 16, 32, 64, 128])
+    adapter |= {} if base is None else {"base": base}
+    if precision == "bf16" and draw.random() < 0.5:
+        adapter["precision"] = "bf16"
+    if draw.random() < 0.2:
+        adapter["dropout"] = 0.05
+    training = {"mode": "train", "precision": precision, "optimizer": "adamw", "adapter": adapter}
+    training["sequence"] = draw.choice([128, 256, 512, 1024, 2048])
+    training["global_batch"] = draw.choice([1, 2, 4, 8, 16])
+    model = {"source": "transformers", "task": TASKS.get(kind, "causal-lm"), "config": config}
+    return {"model": model, "training": training, "cluster": {"device": DEVICE}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--adapters", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    draw = random.Random(arguments.seed)
+    if arguments.adapters:
+        jobs = [adapted(draw) for _ in range(arguments.count)]
+        arguments.out.write_text("".join(json.dumps(job) + "\n" for job in jobs))
+        return
     from foretrain.capture.sources.zoo import import_zoo, quiet_zoo_import
 
     quiet_zoo_import()
     timm = import_zoo("timm")
-    draw = random.Random(arguments.seed)
     names = sorted({name.split(".")[0] for name in timm.list_models(pretrained=False)})
     small = [
         name for name in names if not any(word in name for word in ("huge", "giant", "gigantic", "xxl", "7b"))

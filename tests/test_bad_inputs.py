@@ -118,6 +118,18 @@ training.optimizer = ["sgd"] -> training.optimizer: ['sgd'] is not one of adadel
 training.optimizer = {"name": "adam"} -> training.optimizer: {'name': 'adam'} is not one of adadelta, adafactor, adagrad, adam
 training.channels_last = 1 -> training.channels_last: 1 is not true or false
 training.compile = 1 -> training.compile: 1 is not true or false
+training.adapter = 16 -> training.adapter: 16 is not a table such as { kind = "lora", rank = 16 }, or a text such as lora:16
+training.adapter = "dora:8" -> training.adapter.kind: 'dora' is not modelled; give lora or qlora
+training.adapter = "lora:0" -> training.adapter.rank: 0 is not 1 or more
+training.adapter = "lora:x" -> training.adapter.rank: 'x' is not a number
+training.adapter = {"rank": 8} -> training.adapter.kind: missing; it is required
+training.adapter = {"kind": "lora", "rnk": 8} -> training.adapter.rnk: 'rnk' is not a known key; allowed are
+training.adapter = {"kind": "lora", "targets": []} -> training.adapter.targets: () is not all-linear or names of layers
+training.adapter = {"kind": "lora", "dropout": 1} -> training.adapter.dropout: 1.0 is not from 0 to below 1
+training.adapter = {"kind": "lora", "base": "bf16"} -> training.adapter.base: 'bf16' is for autocast; precision = 'fp32' says what
+training.adapter = {"kind": "qlora", "bits": 8} -> training.adapter.bits: 8 with kind = 'qlora' is not modelled; qlora has 4
+training.adapter = {"kind": "lora", "bias": "all"} -> training.adapter.bias: 'all' is not modelled; biases stay frozen
+training.adapter = "lora" -> training.adapter: the graph graph.json.zst was captured without; capture it with adapters
 training.channels_last = "yes" -> training.channels_last: 'yes' is not true or false
 training.compile = "yes" -> training.compile: 'yes' is not true or false
 training.framework = "pytroch" -> training.framework: 'pytroch' is not one of adaptdl, fms-fsdp, internevo, llm-foundry
@@ -165,11 +177,11 @@ training.checkpoint_every = -1 -> training.checkpoint_every: -1 is not steps abo
 training.checkpoint_every = "soon" -> training.checkpoint_every: 'soon' is not a time such as "3h", "1d 12h" or "90 min"
 training.checkpoint_every = 1.5 -> training.checkpoint_every: 1.5 is not a whole number or a text
 training.checkpoint_every = 10 ; training.mode = "infer" -> training.checkpoint_every: 10 needs mode = "train"
-training.batch = 3 -> training.batch: 'batch' is not a known key; allowed are channels_last, checkpoint_every
-training.lr = 0.1 -> training.lr: 'lr' is not a known key; allowed are channels_last, checkpoint_every, classes
+training.batch = 3 -> training.batch: 'batch' is not a known key; allowed are adapter, channels_last, checkpoint_every
+training.lr = 0.1 -> training.lr: 'lr' is not a known key; allowed are adapter, channels_last, checkpoint_every
 trainig = {} -> trainig: 'trainig' is not a known section; allowed are cluster, model, plan, training
 extra = {} -> extra: 'extra' is not a known section; allowed are cluster, model, plan, training
-training.precison = "fp32" -> training.precison: 'precison' is not a known key; allowed are channels_last, checkpoint_every
+training.precison = "fp32" -> training.precison: 'precison' is not a known key; allowed are adapter, channels_last, checkpoint_every
 cluster = - -> cluster: missing; a job has the sections model, training and cluster (and plan)
 cluster = 3 -> cluster: 3 is not a table of keys and values
 cluster = {} -> cluster: missing; a job has the sections model, training and cluster (and plan)

@@ -69,7 +69,13 @@ def test_a_derived_graph_is_the_traced_one(name: str) -> None:
 
 @pytest.mark.parametrize(
     "training",
-    [{"mode": "infer"}, {"channels_last": True}, {"precision": "fp32"}, {"optimizer": "lamb"}],
+    [
+        {"mode": "infer"},
+        {"channels_last": True},
+        {"precision": "fp32"},
+        {"optimizer": "lamb"},
+        {"adapter": "qlora:2"},
+    ],
     ids=str,
 )
 def test_so_it_is_for_every_kind_of_training(training: dict[str, Any]) -> None:

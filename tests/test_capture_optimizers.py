@@ -77,7 +77,7 @@ def test_fused_adam_is_one_kernel_call(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in OPTIMIZERS if name not in ("rprop", "muon", "adafactor", "asgd")]
+    "name", [name for name in OPTIMIZERS if name not in ("rprop", "muon", "adafactor", "asgd", "adamw-8bit")]
 )
 def test_the_number_of_kernels_does_not_grow_with_the_number_of_parameters(name: str) -> None:
     def count(layers: int) -> int:
@@ -102,6 +102,15 @@ def test_building_an_optimizer_leaves_gradients_as_they_were() -> None:
     assert trained.grad is gradient
     assert frozen.grad is None
     assert [tensor.numel() for tensor in step.state_tensors()] == [4, 4]
+
+
+def test_states_of_8_bits_are_updated_tensor_by_tensor_and_waited_for() -> None:
+    module = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64))
+    graph = capture(module, torch.zeros(4, 64), optimizer="adamw-8bit")
+    assert kernels(graph) == ["adamw_8bit", "adamw_8bit", "adamw_32bit"]
+    assert state_bytes(graph) == 2 * (2 * 64 * 64 + 2 * 4 * 16) + 8 * 64
+    waits = [op for op in graph.ops if op.phase == "optimizer" and op.operator.name == "_local_scalar_dense"]
+    assert len(waits) == 3
 
 
 def test_nothing_to_train_is_an_error() -> None:

@@ -80,6 +80,9 @@ CHOICES = {
     "framework": st.sampled_from(["pytorch", "megatron"]),
     "channels_last": st.booleans(),
     "compile": st.booleans(),
+    "adapter": st.sampled_from(
+        ["lora:16", {"kind": "qlora", "rank": 4, "targets": ["q_proj", "v_proj"], "dropout": 0.1}]
+    ),
 }
 PLANS = st.fixed_dictionaries(
     {
@@ -107,6 +110,8 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     training: dict[str, Any] = draw(
         st.fixed_dictionaries({"global_batch": st.just(batch)}, optional={**SIZES, **CHOICES})
     ) | draw(LENGTHS)
+    if training.get("precision") == "fp8":
+        training.pop("adapter", None)
     if draw(st.booleans()):
         del plan["data"]
     cluster = {"device": draw(st.sampled_from(["h100-sxm-80gb", "l4"])), "nodes": world}
@@ -574,7 +579,8 @@ def test_booleans_and_numbers_that_stand_for_names() -> None:
             "training.precision: 'mixed' may be either; give amp-bf16 or amp-fp16",
         ),
         ("training", "precision", "float64", "training.precision: 'float64' is not modelled"),
-        ("training", "optimizer", "adamw_bnb_8bit", "training.optimizer: 'adamw_bnb_8bit' is not modelled"),
+        ("training", "optimizer", "lion_8bit", "training.optimizer: 'lion_8bit' is not modelled"),
+        ("training", "precision", "nf4", "training.precision: 'nf4' is what frozen weights are kept in"),
         ("training", "optimizer", 3, "training.optimizer: 3 is not one of"),
         ("training", "mode", ["train"], "training.mode: ['train'] is not one of"),
     ],

@@ -56,6 +56,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         language("mixtral", "causal-lm", num_key_value_heads=2, num_local_experts=2),
         {"sequence": 16},
     ),
+    "adapters": (
+        language("llama", "causal-lm", num_key_value_heads=2),
+        {"sequence": 16, "precision": "bf16", "optimizer": "adamw", "adapter": {"kind": "qlora", "rank": 4}},
+    ),
     "masked-lm": (language("bert", "masked-lm"), {"sequence": 16, "precision": "bf16"}),
     "question-answering": (language("bert", "question-answering"), {"sequence": 16}),
     "token-classification": (language("bert", "token-classification"), {"sequence": 16, "classes": 5}),
@@ -99,7 +103,8 @@ def test_models_train(case: str, tmp_path: Path) -> None:
         for tensor in (*model.module.parameters(), *model.module.buffers())
         if tensor.is_floating_point()
     )
-    optimizer = real_optimizer(work.training.optimizer, list(model.module.parameters()))
+    trained = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
+    optimizer = real_optimizer(work.training.optimizer, trained)
     losses = []
     for _ in range(6):
         with autocast(work.training.precision, "cpu"):

@@ -293,9 +293,10 @@ def _captured(module: Any, example: Example, loss: Any, targets: Any, optimizer:
     trace = functools.partial(
         capture, module, mode=training.mode, precision=training.precision,
         fp8=training.fp8_recipe, optimizer=training.optimizer,
-        optimizer_settings=settings, updated=in_hand.updated_by(optimizer, module),
+        optimizer_settings=settings,
+        updated=None if training.adapter else in_hand.updated_by(optimizer, module),
         master_weights=training.master_weights, channels_last=training.channels_last,
-        accumulate=accumulates(job), tokens=wanted * (sequence or 0),
+        adapter=training.adapter, accumulate=accumulates(job), tokens=wanted * (sequence or 0),
     )  # fmt: skip
     try:
         graph = trace(example.at(wanted), in_hand.loss_at(judged, example, wanted), samples=wanted)

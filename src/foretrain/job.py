@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from foretrain import spellings
+from foretrain.adapter import Adapter, parse_adapter
 from foretrain.allocator_settings import AllocatorSettings
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
@@ -39,7 +40,7 @@ TENSOR_ROLES = ("column", "row", "vocab", "replicate")
 """How a layer is cut under tensor parallelism."""
 
 OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", "adafactor", "lamb",
-"adagrad", "rmsprop", "sparse-adam",
+"adagrad", "rmsprop", "sparse-adam", "adamw-8bit",
               "nadam", "radam", "adamax", "adadelta", "asgd", "rprop", "muon")  # fmt: skip
 
 SPELLED: dict[str, Spellings] = {
@@ -176,6 +177,8 @@ class Training:
     evaluate_samples: int | None = None
     checkpoint_every: int | str | None = None
     """As ``evaluate_every``."""
+    adapter: Adapter | None = field(default=None, metadata={"parse": parse_adapter})
+    """What is trained beside frozen weights; None where all weights are trained."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -211,6 +214,8 @@ class Training:
                 "training.master_weights: true needs precision "
                 f"bf16, fp16 or fp8; {self.precision} already keeps fp32 weights"
             )
+        if self.adapter is not None:
+            self.adapter.check(self.precision, master_weights=self.master_weights)
 
     def _check_interruptions(self) -> None:
         """Of what happens beside the steps."""
@@ -649,6 +654,7 @@ def _changed(noun: Any) -> dict[str, Any]:
         value = getattr(noun, item.name)
         default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
         if value != default:
+            value = _changed(value) if isinstance(value, Adapter) else value
             result[item.name] = list(value) if isinstance(value, tuple) else value
     return result
 

@@ -61,6 +61,7 @@ _MEANT = {
     "compile": "torch_compile compiled",
     "channels_last": "memory_format",
     "allocator": "alloc_conf pytorch_cuda_alloc_conf pytorch_alloc_conf cuda_alloc_conf expandable_segments",
+    "adapter": "lora qlora peft peft_config lora_config lora_rank lora_r adapters",
     "title": "name model_name label",
     "args": "kwargs model_args model_kwargs",
     "inputs": "x input args_example example_inputs example inputs_example batch_inputs",

@@ -86,8 +86,9 @@ FP8 = {
 
 UNCLEAR_PRECISIONS = {
     "mixed mixed-precision autocast automatic": "may be either; give amp-bf16 or amp-fp16",
-    "int8 8bit 8-bit int4 4bit 4-bit nf4 fp4 nvfp4 mxfp4 mxfp8 qlora": "is not modelled; training runs in "
+    "int8 8bit 8-bit int4 fp4 nvfp4 mxfp4 mxfp8": "is not modelled; training runs in "
     "fp32, tf32, amp-bf16, amp-fp16, bf16, fp16 or fp8",
+    "4bit 4-bit nf4 qlora": "is what frozen weights are kept in beside adapters; give adapter = 'qlora:16'",
     "fp64 float64 double 64 64-true": "is not modelled; fp32 is the widest",
 }
 
@@ -99,6 +100,7 @@ OPTIMIZERS = {
     "adam-fused": "adam-torch-fused",
     "adamw-fused": "fused-adamw adamw-torch-fused adamw-apex-fused fusedadamw fusedadam fused-adam",
     "lamb": "fusedlamb fused-lamb",
+    "adamw-8bit": "adamw8bit adamw-bnb-8bit paged-adamw-8bit pagedadamw8bit 8bit-adamw",
     "rmsprop": "rms-prop",
     "adafactor": "ada-factor",
     "adagrad": "ada-grad",
@@ -107,7 +109,7 @@ OPTIMIZERS = {
 """FusedAdam of DeepSpeed and of apex decays weights as AdamW does unless it is told otherwise."""
 
 _OTHER_OPTIMIZERS = (
-    "adamw-8bit adamw8bit adamw-bnb-8bit paged-adamw-8bit paged-adamw paged-adamw-32bit adam8bit adam-8bit "
+    "paged-adamw paged-adamw-32bit adam8bit adam-8bit "
     "lion lion-8bit lion-32bit paged-lion-8bit paged-lion-32bit sophia galore galore-adamw apollo-adamw "
     "shampoo soap schedule-free-adamw"
 )

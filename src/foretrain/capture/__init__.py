@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretrain.adapter import Adapter
 from foretrain.capture.cache import cache_folder, found_or_traced, read_graph
 from foretrain.capture.keys import accumulates, library_versions
 from foretrain.capture.programs import settings as programs
@@ -49,6 +50,7 @@ def capture(
     master_weights: bool = False,
     channels_last: bool = False,
     accumulate: bool = False,
+    adapter: Adapter | None = None,
     samples: int | None = None,
     tokens: int = 0,
 ) -> OpGraph:
@@ -66,6 +68,7 @@ def capture(
     needs_torch("capture")
     import torch
 
+    from foretrain.capture.sources.adapters import with_adapter
     from foretrain.capture.sources.float8 import into_fp8
     from foretrain.capture.sources.loaded import classifier_loss, parameter_counts
     from foretrain.capture.sources.wrapped import is_compiled, is_lazy, without_compile
@@ -85,21 +88,25 @@ def capture(
 
     def trace(with_values: bool) -> OpGraph:
         constants = Constants(everything=with_values)
-        on_meta = without_compile(_on_meta(module, constants))
+        copied = without_compile(_on_meta(module, constants))
         if precision == "fp8":
-            into_fp8(on_meta, fp8)
-        return trace_step(
-            on_meta, arguments, loss or classifier_loss(),
+            into_fp8(copied, fp8)
+        if adapter is not None:
+            constants.assumptions += with_adapter(copied, adapter, precision)
+        graph = trace_step(
+            copied, arguments, loss or classifier_loss(),
             samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
             optimizer_settings=optimizer_settings, updated=updated,
             master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
             constants=constants,
             info={
                 "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,
-                "versions": library_versions(), "model_parameters": parameter_counts(module),
+                "versions": library_versions(), "model_parameters": parameter_counts(copied),
+                **({} if adapter is None else {"adapter": adapter.words}),
                 **({"compile": True} if compiled else {}),
             },
         )  # fmt: skip
+        return dataclasses.replace(graph, parameters=parameter_counts(copied)[0])
 
     return with_values_if_needed(trace)
 
@@ -232,6 +239,8 @@ def _given_graph(job: Job) -> OpGraph:
                 f"training.{field}: the graph {name} was captured "
                 f"with {graph.info[field]!r}, the job asks for {getattr(job.workload.training, field)!r}"
             )
+    if job.workload.training.adapter is not None and not graph.info.get("adapter"):
+        raise InputError(f"training.adapter: the graph {name} was captured without; capture it with adapters")
     _check_shapes(graph, job.workload.training, name)
     return graph
 
@@ -328,6 +337,9 @@ def _trace_program(job: Job, batch: int) -> OpGraph:
             f"plan.micro_batch: {job.micro_batch}, but {job.workload.model.label} makes whole steps itself; "
             "leave it out"
         )
+    if job.workload.training.adapter is not None:
+        label = job.workload.model.label
+        raise InputError(f"training.adapter: {label} is a whole program, which has its own; leave it out")
     graph = programs.trace(job.workload, batch)
     programs.check(graph, job.workload.training, job.workload.model.label)
     return dataclasses.replace(graph, info={**graph.info, **_job_info(job)})

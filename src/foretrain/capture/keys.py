@@ -21,6 +21,9 @@ _REVISIONS = {"timm": 3, "torchvision": 4, "transformers": 6, "diffusion": 2, "p
 _FP8_REVISION = 1
 """Raised when what is traced of layers in fp8 changes."""
 
+_ADAPTER_REVISION = 2
+"""Raised when what is traced of adapters changes."""
+
 _LIBRARIES = {
     "timm": ("torch", "timm"),
     "torchvision": ("torch", "torchvision"),
@@ -72,6 +75,7 @@ def graph_key(
         **({} if split is None else {"split": dict(split)}),
         **({"read": read} if read else {}),
         **({"fp8": [_FP8_REVISION, training.fp8_recipe]} if training.precision == "fp8" else {}),
+        **({"adapter": [_ADAPTER_REVISION, training.adapter]} if training.adapter else {}),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
 

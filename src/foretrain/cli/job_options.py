@@ -164,6 +164,10 @@ class JobOptions:
         str | None,
         typer.Option(help="Of torch's memory, as PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True."),
     ]
+    adapter: Annotated[
+        str | None,
+        typer.Option(help="Low-rank adapters: lora:16, or qlora:64,targets=q_proj+v_proj,dropout=0.05."),
+    ]
     master_weights: Annotated[
         bool | None, typer.Option(help="An fp32 copy of low-precision weights.", show_default=False)
     ]

@@ -73,6 +73,13 @@ _WITH_GRADIENTS = ("convolution", "depthwise", "attention", "norm")
 """Families whose backward pass is one of its own."""
 
 
+def of_rows_alone(args: Mapping[str, Any]) -> bool:
+    """Whether the gradient of a norm is that of its rows, not of its weights: one pass over them, as the norm
+    itself."""
+    mask: list[bool] = args.get("output_mask", [True])
+    return len(mask) > 1 and mask[0] and not any(mask[1:])
+
+
 def family_of(call: Call) -> str:
     """The family of operators that share a learned model; what is of no other kind counts as pointwise."""
     of = traits(call.name)
@@ -81,6 +88,8 @@ def family_of(call: Call) -> str:
         return SCALED_PRODUCT
     if family == "convolution" and 1 < call.args.get("groups", 1) == call.inputs[int(of.backward)].shape[1]:
         family = "depthwise"
+    if of.kind == "row norm" and of.backward and of_rows_alone(call.args):
+        return family
     return f"{family}_backward" if of.backward and family in _WITH_GRADIENTS else family
 
 

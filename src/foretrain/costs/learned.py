@@ -16,7 +16,7 @@ import numpy.typing as npt
 from foretrain.cluster import Device
 from foretrain.costs.base import Column
 from foretrain.costs.cpu import cpu_time_s
-from foretrain.costs.features import COLUMNS, SCALED_PRODUCT, SERIAL, Described, describe
+from foretrain.costs.features import COLUMNS, SCALED_PRODUCT, SERIAL, Described, describe, of_rows_alone
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.kernels import kernel_count, kernel_kind
 from foretrain.costs.measured import matmul_precision, operator_key
@@ -129,9 +129,9 @@ class LearnedCosts:
         return counts
 
     def _kernels(self, operator: Operator) -> float:
-        usual = kernel_count(operator)
-        of = traits(operator.name)
-        if not usual or of.multi_tensor or of.kind == "recurrence":
+        usual, of = kernel_count(operator), traits(operator.name)
+        by_rule = of.multi_tensor or of.kind == "recurrence"
+        if not usual or by_rule or (of.kind == "row norm" and of_rows_alone(operator.args)):
             return usual
         return self.kernel_kinds.get(
             kernel_kind(operator.name, operator.inputs), self.kernel_kinds.get(operator.name, usual)

@@ -23,8 +23,9 @@ Kind = Literal[
 ]  # fmt: skip
 """What the words leave open: a row norm works along the last dimensions, a channel norm along all but one.
 A row loss picks a class for each row, a pixel loss for each place of an image. A selection is as long as
-the data says. A window moves elements to where formulas say, an interpolation weighs the neighbours of
-such a place. A fused operator is one that ``fusion.py`` or ``attention.py`` made."""
+the data says. A window moves elements to where formulas say, or brings them back from fewer bits; an
+interpolation weighs the neighbours of such a place. A fused operator is one that ``fusion.py`` or
+``attention.py`` made."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 PRODUCTS: frozenset[Kind] = frozenset({"product", "batched product", "grouped product"})
@@ -153,7 +154,7 @@ _NAMES: dict[Kind, str] = {
         """,
     "window": """
         im2col col2im unfold_backward reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
-        replication_pad2d replication_pad3d
+        replication_pad2d replication_pad3d dequantize_4bit dequantize_blockwise
         """,
     "pooling": """
         avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices _adaptive_avg_pool2d
@@ -195,7 +196,7 @@ _NAMES: dict[Kind, str] = {
         randint_like uniform normal log_normal exponential random cauchy geometric normal_functional
         """,
     "fused": "fused",
-    "optimizer": "adam adamw sgd adagrad",
+    "optimizer": "adam adamw sgd adagrad adamw_8bit adamw_32bit",
     "transform": "_fft_c2c _fft_r2c _fft_c2r",
     "solver": """
         linalg_inv_ex linalg_solve _linalg_solve_ex linalg_solve_triangular linalg_lu_factor_ex linalg_qr

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from foretrain.capture.sources.quantised import dequantizers
+from foretrain.capture.tracing.eight_bit import updates
 from foretrain.errors import InputError, first_line
 from foretrain.graph import TensorSpec
 from foretrain.graph.opset import traits
@@ -235,6 +237,15 @@ def _attention_backward(instance: Instance, device: str) -> Call:
         output = torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
     gradient = _tensor(gradient_spec, device, 1)
     return lambda: torch.autograd.grad(output, wanted, gradient, retain_graph=True)
+
+
+@builds("dequantize_4bit", "dequantize_blockwise", "adamw_8bit", "adamw_32bit")
+def _low_bits(instance: Instance, device: str) -> Call:
+    """By bitsandbytes, where the device is a GPU."""
+    scales, weights = dequantizers()
+    operator = {"dequantize_4bit": weights, "dequantize_blockwise": scales, **updates()}[instance.name]
+    args, kwargs = _arguments(operator, instance, make_tensors(instance, device), device)
+    return lambda: operator(*args, **kwargs)
 
 
 # Timing

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from foretrain.capture.recomputing import recompute_layers
 from foretrain.allocator_settings import VARIABLES, AllocatorSettings, set_in_environment
+from foretrain.capture.recomputing import recompute_layers
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
 from foretrain.measure.models import autocast, real_model, real_optimizer
@@ -74,6 +74,8 @@ def measure_step(
         _libraries_in_use.add(library)
         stepper = Stepper(job, device)
         build_s = time.perf_counter() - begun
+        if device == "cuda":
+            torch.cuda.empty_cache()  # weights in other formats than those of the steps
         measured, spread, first_s = _measure(stepper, device, seconds)
     except ForetrainError:
         raise

@@ -76,7 +76,7 @@ class Key:
         fields = {
             "device": "+".join(sorted({group.device.name for group in groups})),
             "family": family(job.workload.model),
-            "mode": training.mode,
+            "mode": training.mode + (f" with {training.adapter.kind}" if training.adapter else ""),
             "precision": training.precision,
             "optimizer": training.optimizer if training.mode == "train" else "none",
             "compile": str(training.compile).lower(),
@@ -129,6 +129,7 @@ def describe(job: Job) -> str:
     words += [training.precision]
     words += ["compiled"] if training.compile else []
     words += ["channels last"] if training.channels_last else []
+    words += [training.adapter.words] if training.adapter else []
     words += [f"recompute {job.plan.recompute}"] if job.plan.recompute != "none" else []
     words += [training.framework] if training.framework != "pytorch" else []
     cluster, world = key.fields["device"], job.cluster.world_size

@@ -53,6 +53,11 @@ def _inter_link(job: Job) -> str | None:
     return f"{link.kind} {link.bandwidth_bytes_per_s:.3g} B/s" if job.over_network else None
 
 
+def _adapter(job: Job) -> str | None:
+    adapter = job.workload.training.adapter
+    return None if adapter is None else adapter.words
+
+
 def _place_of_servers(job: Job) -> str | None:
     own = "the workers' nodes" if job.cluster.servers is None else "nodes of their own"
     return own if job.plan.servers else None
@@ -67,6 +72,7 @@ SETTINGS: Mapping[str, Callable[[Job], Any]] = {
     "training.master_weights": lambda job: job.workload.training.master_weights,
     "training.optimizer": lambda job: job.workload.training.optimizer,
     "training.channels_last": lambda job: job.workload.training.channels_last,
+    "training.adapter": lambda job: _adapter(job),
     "training.compile": lambda job: job.workload.training.compile,
     "training.framework": lambda job: job.workload.training.framework,
     "plan.tensor": lambda job: job.plan.tensor,
@@ -84,6 +90,9 @@ SETTINGS: Mapping[str, Callable[[Job], Any]] = {
 }
 """What is no number but may differ between runs of one model; None where it does not matter. A job must have
 settings that some run has."""
+
+_OPTIONAL = frozenset({"training.adapter"})
+"""Settings that most jobs do without: what does not say them has none."""
 
 NUMBERS: Mapping[str, Callable[[Job], float | None]] = {
     "workers": lambda job: job.cluster.world_size,
@@ -107,6 +116,7 @@ def workload_key(job: Job) -> str:
     training = job.workload.training
     what = [training.image, training.sequence, training.classes]
     how = {name: setting(job) for name, setting in SETTINGS.items() if name not in LINKS}
+    how = {name: value for name, value in how.items() if name not in _OPTIONAL or value is not None}
     return json.dumps([job.workload.model.key, what, how], sort_keys=True, default=str)
 
 
@@ -233,6 +243,7 @@ class Seen:
             {name: tuple(values) for name, values in document[part].items()}
             for part in ("settings", "numbers")
         )
+        settings = {**dict.fromkeys(_OPTIONAL, ()), **settings}
         if missing := sorted(set(SETTINGS) - set(settings)):
             raise InputError(f"seen.settings: does not say {', '.join(missing)} of its runs; fit it again")
         return cls(workload=document["workload"], settings=settings, numbers=Numbers(values=numbers))

@@ -41,6 +41,8 @@ def describe_model(job: Job) -> str:
     words.append(training.precision)
     if training.mode == "train":
         words.append(training.optimizer)
+    if training.adapter is not None:
+        words.append(training.adapter.words)
     return ", ".join(words)
 
 

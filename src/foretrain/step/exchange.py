@@ -18,20 +18,22 @@ _FIRST_BUCKET = 1 << 20
 """Bytes of the first bucket of torch's DistributedDataParallel, so that summing up begins early."""
 
 
-def wire_bytes(layout: Layout, elements: float, *, gradients: bool) -> float:
-    """Bytes of so many parameters or gradients on the network."""
+def wire_bytes(layout: Layout, elements: float, *, gradients: bool, trained: bool = True) -> float:
+    """Bytes of so many gradients or parameters on the network; of those that are ``trained``, or of all."""
     habits, precision = layout.profile, layout.job.workload.training.precision
     if gradients and habits.reduces_in_fp32 and precision != "fp16":
         return 4 * elements
-    if habits.casts_shards and layout.job.plan.shard == "zero3" and precision.startswith("amp"):
-        return 2 * elements
-    return _item_bytes(layout.graph) * elements
+    low = habits.casts_shards and layout.job.plan.shard == "zero3" and precision.startswith("amp")
+    return _item_bytes(layout.graph, trained=trained, most=2 if low else 8) * elements
 
 
 @functools.lru_cache(maxsize=64)
-def _item_bytes(graph: OpGraph) -> int:
-    """Of the parameters as the rank holds them."""
-    return max((ITEM_BYTES[weight.dtype] for weight in graph.weights), default=4)
+def _item_bytes(graph: OpGraph, *, trained: bool, most: int) -> float:
+    """Of the parameters as the rank holds them, on average; none is sent in more bytes than ``most``."""
+    weights = [weight for weight in graph.weights if weight.trainable >= trained]
+    elements = sum(weight.elements for weight in weights)
+    held = sum(weight.elements * min(ITEM_BYTES[weight.dtype], most) for weight in weights)
+    return held / elements if elements else 4.0
 
 
 def _elements(weights: Iterable[Weight], *, expert: bool, trainable: bool) -> float:
@@ -53,7 +55,7 @@ def shard_traffic(layout: Layout, stage: Stage) -> tuple[tuple[float, ...], tupl
             for trained in (False, True)
         )
         factor, network = layout.tuning.team(members), layout.network
-        gathered = held * wire_bytes(layout, 1.0, gradients=False)
+        gathered = held * wire_bytes(layout, 1.0, gradients=False, trained=False)
         reduced = summed * wire_bytes(layout, 1.0, gradients=True)
         gathers += network.time_s("all_gather", gathered, members) * factor
         reduces += network.time_s("reduce_scatter", reduced, members) * factor
@@ -153,7 +155,7 @@ def _to_replicas(layout: Layout, stage: Stage) -> float:
         if plan.shard != "none":
             fetched = _elements(stage.weights, expert=expert, trainable=plan.shard != "zero3")
             times = 2 * passes if plan.shard == "zero3" else 1
-            size = wire_bytes(layout, fetched, gradients=False)
+            size = wire_bytes(layout, fetched, gradients=False, trained=plan.shard != "zero3")
             sent += times * network.traffic_bytes("all_gather", size, members)
     return sent
 

@@ -70,6 +70,8 @@ def sharded_memory(
     own = _weight_bytes(graph)
     tied = _tied_elements(graph) if stages > 1 and stage.index == stages - 1 else 0
     held = _held(plan, stage, tied)
+    whole = all(weight.trainable for weight in graph.weights)
+    trained = held if whole else _held(plan, stage, 0, trained=True)
     sizes = _sizes(job, graph, profile)
     if plan.shard in _SHARDS_GRADIENTS:
         sizes = replace(sizes, fleeting_gradient=sizes.fleeting_gradient / held.replicas)
@@ -78,13 +80,14 @@ def sharded_memory(
     sharded = plan.shard == "zero3"
     categories = {
         "weights": weights * held.share(sharded=sharded) / max(1.0, held.share(sharded=False)),
-        "gradients": sizes.gradient * held.share(sharded=plan.shard in _SHARDS_GRADIENTS) + fleeting,
+        "gradients": sizes.gradient * trained.share(sharded=plan.shard in _SHARDS_GRADIENTS) + fleeting,
         "optimizer_state": 0.0
         if plan.offload or plan.servers
-        else sizes.state * held.share(sharded=plan.shard in _SHARDS_STATE),
+        else sizes.state * trained.share(sharded=plan.shard in _SHARDS_STATE),
         "activations": kept,
         "temporaries": working,
-        "buffers": _gathered_bytes(job, stage, profile, held) + _bucket_bytes(plan, profile, held, own),
+        "buffers": _gathered_bytes(job, stage, profile, held)
+        + _bucket_bytes(plan, profile, trained, _weight_bytes(graph, trained=True)),
         "workspaces": 2.0 * max(library_workspace(group.device) for group in job.cluster.groups),
     }
     return RankMemory(
@@ -98,15 +101,17 @@ def sharded_memory(
 # Parameters
 
 
-def _weight_bytes(graph: OpGraph) -> int:
-    return max((ITEM_BYTES[weight.dtype] for weight in graph.weights), default=_FP32)
+def _weight_bytes(graph: OpGraph, *, trained: bool = False) -> int:
+    """Of a parameter, or of one that is trained."""
+    return max((ITEM_BYTES[w.dtype] for w in graph.weights if w.trainable >= trained), default=_FP32)
 
 
-def _held(plan: Plan, stage: Stage, tied: int) -> _Held:
+def _held(plan: Plan, stage: Stage, tied: int, *, trained: bool = False) -> _Held:
     replicas = (plan.data or 1) * plan.context
+    weights = [weight for weight in stage.weights if weight.trainable >= trained]
     return _Held(
-        dense=float(sum(block.dense for block in stage.blocks) + tied),
-        experts=float(sum(block.experts for block in stage.blocks)),
+        dense=float(sum(weight.elements for weight in weights if not weight.expert) + tied),
+        experts=float(sum(weight.elements for weight in weights if weight.expert)),
         replicas=replicas,
         expert_replicas=max(1, replicas // min(plan.expert, replicas)),
     )
@@ -138,7 +143,7 @@ def _sizes(job: Job, graph: OpGraph, profile: Profile) -> _Sizes:
     state = sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "optimizer_state") / max(
         1, traced
     )
-    own = _weight_bytes(graph)
+    own = _weight_bytes(graph, trained=True)
     if profile.keeps_fp32_gradients:
         persistent = own if job.workload.training.precision == "fp16" else _FP32
         return _Sizes(
@@ -221,7 +226,8 @@ def _backward(
     for block in reversed(chunk):
         moments.append((left, _working(graph, block, plan, profile), gradients))
         left -= kept_bytes(graph, block, plan, profile)
-        gradients += sizes.fleeting_gradient * (block.dense + block.experts)
+        trained = sum(weight.elements for weight in block.weights if weight.trainable)
+        gradients += sizes.fleeting_gradient * trained
     return [*moments, (left, 0.0, gradients)]
 
 

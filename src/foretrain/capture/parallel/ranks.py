@@ -17,8 +17,10 @@ from foretrain.capture.parallel.stacks import CallOrder, find_stack, truncate
 from foretrain.capture.parallel.tensor import TensorParallel
 from foretrain.capture.parallel.tensor_plan import is_of_library
 from foretrain.capture.recomputing import OWN_SWITCH, recompute_layers
+from foretrain.capture.sources.adapters import own_precision
 from foretrain.capture.sources.loaded import WEIGHT_DTYPES, LoadedModel, parameter_counts
 from foretrain.capture.sources.models import load_model
+from foretrain.capture.sources.quantised import packed_away
 from foretrain.capture.sources.transformers.configuration import check_positions
 from foretrain.capture.tracing.constants import Constants
 from foretrain.capture.tracing.guesses import same_draws
@@ -82,6 +84,7 @@ def _trace(
     with_values: bool = False,
 ) -> OpGraph:
     training, plan = job.workload.training, job.plan
+    _check_adapter(job)
     with same_draws():
         loaded = _load(job, batch)
     module = loaded.module
@@ -91,6 +94,7 @@ def _trace(
     split = split_experts(module, plan)
     tensor = TensorParallel.of(job, module, keeps_sizes=keeps_sizes and not is_of_library(module))
     weights = tuple(_weights(module, split, training.precision))
+    parameters = sum(weight.elements for weight in weights) + packed_away(module)
     stack = find_stack(module)
     if stack is not None and by_layers:
         truncate(module, stack)
@@ -133,9 +137,15 @@ def _trace(
         else graph.info
     )
     info = {**info, "compile": True} if loaded.compiled else info
-    return dataclasses.replace(
-        graph, weights=weights, stack=stack, parameters=sum(weight.elements for weight in weights), info=info
-    )
+    return dataclasses.replace(graph, weights=weights, stack=stack, parameters=parameters, info=info)
+
+
+def _check_adapter(job: Job) -> None:
+    """Of layers that are cut, what their adapters exchange is not modelled."""
+    for name in ("tensor", "expert"):
+        if job.workload.training.adapter is not None and (degree := getattr(job.plan, name)) > 1:
+            what = f"plan.{name}: {degree} cuts layers, and adapters on cut layers are not modelled"
+            raise UnsupportedJob(f"{what}; leave it out, or training.adapter")
 
 
 def _values(loaded: LoadedModel, everything: bool) -> Constants:
@@ -196,7 +206,8 @@ def _cut_sequences(inputs: Any, whole: int, local: int) -> Any:
 
 
 def _weights(module: torch.nn.Module, split: frozenset[int], precision: str) -> Iterator[Weight]:
-    dtype = WEIGHT_DTYPES.get(precision)
+    dtype, apart = WEIGHT_DTYPES.get(precision), own_precision(module)
     for name, parameter in module.named_parameters():
-        kept = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+        cast = dtype is not None and parameter.is_floating_point() and id(parameter) not in apart
+        kept = dtype if dtype is not None and cast else parameter.dtype
         yield Weight(name, parameter.numel(), DTYPES[kept], parameter.requires_grad, id(parameter) in split)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 
+from foretrain.capture.sources.quantised import packed_away
 from foretrain.capture.tracing.constants import Answering, Constants, tensors_in
 from foretrain.capture.tracing.devices import OnMeta, Unfilled
 from foretrain.errors import CaptureError, ForetrainError, first_line
@@ -45,7 +46,8 @@ class LoadedModel:
 def parameter_counts(module: torch.nn.Module) -> list[int]:
     """All distinct parameters of a module, and those of them that are trained."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
-    return [sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)]
+    whole = sum(size for size, _ in sizes) + packed_away(module)
+    return [whole, sum(size for size, trained in sizes if trained)]
 
 
 def classifier_loss() -> Loss:

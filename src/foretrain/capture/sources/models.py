@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from foretrain.capture.sources.adapters import with_adapter
 from foretrain.capture.sources.diffusion import load_diffusion
 from foretrain.capture.sources.float8 import into_fp8
 from foretrain.capture.sources.inputs import check_classes, check_inputs
@@ -32,10 +34,13 @@ def load_model(workload: Workload, batch: int, device: str = "meta") -> LoadedMo
     library, label = workload.model.source, workload.model.label
     first = library in _LIBRARIES and library not in sys.modules
     tell(f"importing {library}, building {label}" if first else f"building {label}")
-    loaded = _SOURCES[workload.model.source](workload, batch, device)
-    if workload.training.precision == "fp8":
-        into_fp8(loaded.module, workload.training.fp8_recipe)
-    return loaded
+    loaded, training = _SOURCES[workload.model.source](workload, batch, device), workload.training
+    if training.precision == "fp8":
+        into_fp8(loaded.module, training.fp8_recipe)
+    if training.adapter is None:
+        return loaded
+    notes = with_adapter(loaded.module, training.adapter, training.precision)
+    return dataclasses.replace(loaded, notes=[*loaded.notes, *notes])
 
 
 # Language and other models of transformers

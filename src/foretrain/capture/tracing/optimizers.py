@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from foretrain.capture.tracing.eight_bit import EightBitAdamW, bitsandbytes
 from foretrain.capture.tracing.meta_outputs import describe, remembered
 from foretrain.capture.tracing.sparse import RowUpdate
 from foretrain.errors import CaptureError
@@ -196,7 +197,14 @@ class _Lamb(torch.optim.Optimizer):
         torch._foreach_add_(parameters, update, alpha=-1e-3)
 
 
+def _eight_bit(_name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    if all(parameter.is_meta for parameter in parameters):
+        return EightBitAdamW(parameters)
+    return bitsandbytes().optim.AdamW8bit(parameters)  # type: ignore[no-any-return]
+
+
 _BUILDERS: dict[str, Callable[[str, list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
     "lamb": lambda _, parameters: _Lamb(parameters),
     "muon": _muon,
+    "adamw-8bit": _eight_bit,
 }

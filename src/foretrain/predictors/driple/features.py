@@ -292,7 +292,8 @@ def graph_key(job: Job) -> str:
     sizes = (training.image, training.sequence)
     how = (training.classes, training.mode, training.precision, training.optimizer, training.channels_last)
     batch = (job.micro_batch, job.accumulation > 1)
-    return json.dumps([[*what, *sizes], [*how, *batch]], sort_keys=True, default=str)
+    adapted = () if training.adapter is None else (training.adapter,)
+    return json.dumps([[*what, *sizes], [*how, *batch, *adapted]], sort_keys=True, default=str)
 
 
 def _launched_edges(graph: OpGraph) -> Iterable[tuple[int, int]]:

@@ -222,6 +222,7 @@ def settings(job: Job) -> dict[str, str]:
         "cluster.inter_node.kind": job.cluster.inter_node.kind if job.over_network else "ethernet",
         "plan.asynchronous": str(job.plan.asynchronous),
         **{f"training.{name}": one for name, one in of_training.items()},
+        **({} if training.adapter is None else {"training.adapter": training.adapter.words}),
     }
 
 
