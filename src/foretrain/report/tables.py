@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, Price
+from foretrain.catalog.hosts import HostProfile
 from foretrain.graph import PHASES, OpGraph
 from foretrain.job import RESOURCE_FIGURES
 from foretrain.predictors.base import Table as Figures
@@ -289,6 +290,19 @@ def _link(link: LinkSpec) -> str:
         for part in (link.kind or "", format_count(link.bandwidth, "B/s") if link.bandwidth else "")
         if part
     )
+
+
+def host_profile(profile: HostProfile) -> Table:
+    """What benchmarks of a host took per call, on a GPU and on the CPU alone."""
+    places = [place for place in ("cuda", "cpu") if place in profile.seconds]
+    names = dict.fromkeys(name for place in places for name in profile.seconds[place])
+    headings = {"cuda": f"on {profile.device}", "cpu": f"on {profile.cpu}"}
+    rows = [
+        (name, *(format_seconds(of[name]) if name in (of := profile.seconds[place]) else "" for place in places))
+        for name in names
+    ]
+    columns = [headings[place] for place in places]
+    return table(("benchmark", *columns), rows, right=columns)
 
 
 def as_dict(entry: Device | Node | Price) -> dict[str, Any]:
