@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from foretrain.catalog.hosts import PARTS, Host
 from foretrain.costs.base import Column
 from foretrain.graph import Operator
 
@@ -29,10 +31,23 @@ class DispatchHost:
     step_overhead_s: float = 300e-6
     speed: float = 1.0
     """How much faster the host is than the one these figures come from."""
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """The same of single phases, on top."""
+
+    def on(self, host: Host) -> DispatchHost:
+        """These figures on another host."""
+        speeds = {phase: host.speed_of(phase) / host.speed for phase in PARTS}
+        return dataclasses.replace(
+            self,
+            speed=self.speed * host.speed,
+            speeds={phase: speed for phase, speed in speeds.items() if speed != 1.0},
+            step_overhead_s=self.step_overhead_s / host.speed,
+        )
 
     def issue_time_s(self, operators: Sequence[Operator], phases: Sequence[str]) -> Column:
         calls = zip(operators, phases, strict=True)
-        return np.array([self._one(operator, phase) for operator, phase in calls]) / self.speed
+        speeds = np.array([self.speed * self.speeds.get(phase, 1.0) for phase in phases])
+        return np.array([self._one(operator, phase) for operator, phase in calls]) / speeds
 
     def _one(self, operator: Operator, phase: str) -> float:
         if phase == "optimizer":
@@ -47,27 +62,6 @@ class DispatchHost:
 
 MEASURED_HOST = "a Xeon (Emerald Rapids)"
 """What dispatch costs were measured on."""
-_SPEEDS = {
-    "E5-26": 0.62, "Xeon Platinum 8168": 0.68, "8259": 0.7, "8175": 0.68, "8275": 0.72, "Cascade": 0.7,
-    "Skylake": 0.68, "EPYC 7742": 0.68, "EPYC 7R32": 0.68, "EPYC 7V12": 0.68, "Rome": 0.68, "EPYC 7763": 0.8,
-    "EPYC 7R13": 0.8, "EPYC 7V13": 0.8, "Milan": 0.8, "Emerald": 1.0, "74F3": 0.9, "7A53": 0.8, "8462": 0.95,
-    "8480": 0.95, "8481": 0.95, "8488": 0.95, "Sapphire": 0.95, "Genoa": 1.0, "EPYC 9": 1.0, "85": 1.0,
-    "Grace": 0.85,
-}  # fmt: skip
-"""Single-thread speed of hosts, by the first of these that their name contains, beside the Xeon (Emerald
-Rapids) that dispatch costs were measured on: rounded ratios of public single-thread benchmarks, by
-generation."""
-_SPEED_BY_YEAR = ((2017, 0.62), (2019, 0.68), (2021, 0.72), (2023, 0.9))
-"""Of hosts that are usual beside devices of up to that year."""
-
-
-def cpu_speed(cpu: str | None, device_year: int | None = None) -> float:
-    """How fast a node's CPU issues kernels, from its name, else from what is usual beside the device."""
-    if cpu is not None:
-        return next((speed for part, speed in _SPEEDS.items() if part in cpu), 1.0)
-    if device_year is None:
-        return 1.0
-    return next((speed for year, speed in _SPEED_BY_YEAR if device_year <= year), 1.0)
 
 
 PLAIN_HOST = DispatchHost(

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, Price
-from foretrain.catalog.hosts import HostProfile
+from foretrain.catalog.hosts import Host, HostProfile
 from foretrain.graph import PHASES, OpGraph
 from foretrain.job import RESOURCE_FIGURES
 from foretrain.predictors.base import Table as Figures
@@ -213,6 +213,10 @@ def listing(kind: str, entries: Mapping[str, Mapping[str, Any]], catalog: Catalo
         return _device_table(catalog.device(name) for name in entries)
     if kind == "nodes":
         return _node_table((catalog.node(name) for name in entries), catalog)
+    if kind == "hosts":
+        hosts = [catalog.host(name) for name in entries]
+        rows = [[host.name, host.cpu, str(host.year or ""), f"{host.speed:.2f}", host.source] for host in hosts]
+        return table(("host", "cpu", "year", "speed", "source"), rows, right=("year", "speed"))
     if kind == "prices":
         rows = [
             [
@@ -305,7 +309,7 @@ def host_profile(profile: HostProfile) -> Table:
     return table(("benchmark", *columns), rows, right=columns)
 
 
-def as_dict(entry: Device | Node | Price) -> dict[str, Any]:
+def as_dict(entry: Device | Node | Host | Price) -> dict[str, Any]:
     """The fields of a catalogue entry as JSON values, those without a value left out."""
     return _without_empty(dataclasses.asdict(entry))
 
