@@ -73,7 +73,7 @@ def evaluate(
 
         write_atomically(json_out, dump(document))
         say(f"{len(document['results']):,} results, {len(document['runs']):,} comparisons in {json_out}")
-    show(evaluation_table(document["results"]))
+    show(evaluation_table([*document["results"], *document["by_bound"]]))
     for kind in ("failed", "unsupported"):
         _tell(kind, [reason for reason in document["reasons"] if reason["kind"] == kind])
     if document["failures"] and not document["runs"]:

@@ -1,4 +1,5 @@
-"""Scores predictors on files of measured runs: errors per quantity and file, and every run behind them."""
+"""Scores predictors on files of measured runs: errors per quantity and file, steps that the host bounds apart
+from those that the device does, and every run behind them."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -22,12 +23,17 @@ from foretrain.files import parse_json
 from foretrain.job import QUANTITIES, Run, text_lines
 from foretrain.predictors import DEFAULT, get
 from foretrain.predictors.base import Predictor
+from foretrain.step.assembly import HOST_BOUND
 
 __all__ = [
-    "DIMENSIONS", "SPLITS", "Comparison", "Evaluation", "Failure", "Fold", "Reason", "Result", "Unsupported",
-    "evaluate", "job_key", "leaderboard",
+    "BOUNDS", "DIMENSIONS", "SPLITS", "Bound", "Comparison", "Evaluation", "Failure", "Fold", "Reason", "Result", "Unsupported",
+    "bound_of", "evaluate", "job_key", "leaderboard",
     "split_runs",
 ]  # fmt: skip
+
+
+Bound = Literal["host", "device"]
+BOUNDS: tuple[Bound, ...] = get_args(Bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,8 @@ class Result:
     failed: int = 0
     """Of ``unsupported``, those that were not refused: their forecasts failed, as ``Evaluation.failures``
     says."""
+    bound: Bound | None = None
+    """Of steps that this bounds alone; None of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +77,8 @@ class Comparison:
     low: float
     high: float
     error: float
+    bound: Bound | None = None
+    """What bounded the step, where a GPU's busy time was measured, else by the forecast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +120,8 @@ class Evaluation:
     """The figures, and every run that they come from or that has none."""
 
     results: tuple[Result, ...]
+    by_bound: tuple[Result, ...]
+    """Of step times: those of steps that the host bounds, and those that the device does."""
     runs: tuple[Comparison, ...]
     unsupported: tuple[Unsupported, ...]
     failures: tuple[Failure, ...]
@@ -268,7 +280,35 @@ def _compare(
         for name in QUANTITIES
         if (file, name) in tested
     )
-    return Evaluation(results=results, runs=tuple(rows), unsupported=tuple(missing), failures=tuple(failures))
+    return Evaluation(
+        results=results,
+        by_bound=tuple(_apart(results, rows)),
+        runs=tuple(rows),
+        unsupported=tuple(missing),
+        failures=tuple(failures),
+    )
+
+
+def _apart(results: Sequence[Result], rows: Sequence[Comparison]) -> Iterator[Result]:
+    """Step times by what bounds them, where it is known."""
+    for one in results:
+        for bound in BOUNDS:
+            own = [row for row in rows if row.bound == bound]
+            part = _result(one.predictor, one.runs_file, one.quantity, one.split, own, 0, 0)
+            if one.quantity == "step_time_s" and part.n:
+                yield dataclasses.replace(part, bound=bound, unsupported=0)
+
+
+def bound_of(run: Run, forecast: str = "") -> Bound | None:
+    """What bounds the step of a run: the host where one GPU was busy in too little of it; where that was not
+    measured, what the forecast says, None where that is something else."""
+    devices = [group.device for group in run.job.cluster.groups]
+    if any(device.is_cpu for device in devices):
+        return None
+    busy_s, step_s = (run.measured.get(name) for name in ("device_busy_s", "step_time_s"))
+    if busy_s is not None and step_s and run.job.cluster.world_size == 1:
+        return "host" if busy_s < HOST_BOUND * step_s else "device"
+    return next((bound for bound in BOUNDS if forecast.startswith(f"the {bound}")), None)
 
 
 def _compare_run(
@@ -277,7 +317,7 @@ def _compare_run(
     """The comparisons that can be made for one run, and the reasons for those that cannot."""
     if answer.quantities is None:
         return [], [answer.reason]
-    rows, reasons = [], []
+    rows, reasons, bound = [], [], bound_of(case.run, answer.bound)
     for name in asked:
         measured, estimate = case.run.measured[name], answer.quantities.get(name)
         if not 0 < measured < math.inf:
@@ -291,7 +331,7 @@ def _compare_run(
                 runs_file=case.runs_file, line=case.line, predictor=predictor, quantity=name,
                 measured=measured,
                 predicted=estimate.median, low=estimate.low, high=estimate.high,
-                error=(estimate.median - measured) / measured,
+                error=(estimate.median - measured) / measured, bound=bound,
             ))  # fmt: skip
     return rows, reasons
 

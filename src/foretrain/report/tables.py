@@ -41,7 +41,10 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iter
 
 
 def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """The errors per predictor, file and quantity, as percentages."""
+    """The errors per predictor, file and quantity, as percentages; of a quantity by what bounds the step below
+    it."""
+    places = {_whole(result): place for place, result in enumerate(results) if result["bound"] is None}
+    results = sorted(results, key=lambda result: places[_whole(result)])
     several = len({result["runs_file"] for result in results}) > 1
     failed = ["failed"] if any(result["failed"] for result in results) else []
     headings = [
@@ -64,7 +67,7 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
         names = [
             _short(result["predictor"]),
             *([result["runs_file"]] if several else []),
-            result["quantity"],
+            result["quantity"] if result["bound"] is None else f"  {result['bound']}-bound",
             f"{result['n']:,}",
         ]
         errors = [_percent(result[key]) for key in ("mape", "median_ape", "p90_ape")]
@@ -79,6 +82,10 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
             ]
         )
     return table(headings, rows, right=headings[headings.index("n") :])
+
+
+def _whole(result: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(result[key] for key in ("predictor", "runs_file", "quantity"))
 
 
 def _short(name: str, most: int = 24) -> str:
