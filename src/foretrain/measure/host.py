@@ -125,6 +125,7 @@ def _benchmarks(device: torch.device) -> dict[str, Benchmark]:
         **_optimizers(device),
         **_network("convolutions", _Convolutions().to(device), torch.randn(2, 8, 8, 8, device=device)),
         **_network("transformer", _Transformer().to(device), torch.randn(2, 16, 32, device=device)),
+        **_network("checkpoints", _Transformer(True).to(device), torch.randn(2, 16, 32, device=device)),
         **(_only_on_a_gpu(device) if device.type == "cuda" else {}),
     }
 
@@ -253,10 +254,12 @@ class _Attention(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """Blocks of attention and a perceptron each."""
+    """Blocks of attention and a perceptron each; with activation checkpointing where ``checkpoints`` says so.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, checkpoints: bool = False) -> None:
         super().__init__()
+        self.checkpoints = checkpoints
         self.attentions = nn.ModuleList(_Attention() for _ in range(_BLOCKS))
         self.perceptrons = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
@@ -264,10 +267,14 @@ class _Transformer(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        for attention, perceptron in zip(self.attentions, self.perceptrons, strict=True):
-            x = attention(x)
-            x = x + perceptron(x)
+        for i in range(_BLOCKS):
+            x = checkpoint(self._block, x, i, use_reentrant=False) if self.checkpoints else self._block(x, i)
         return x.mean(1)
+
+    def _block(self, x: Tensor, i: int) -> Tensor:
+        x = self.attentions[i](x)
+        mixed: Tensor = x + self.perceptrons[i](x)
+        return mixed
 
 
 def _network(name: str, network: nn.Module, inputs: Tensor) -> dict[str, Benchmark]:
@@ -294,18 +301,22 @@ def _network(name: str, network: nn.Module, inputs: Tensor) -> dict[str, Benchma
         with torch.no_grad():
             network(inputs)
 
-    return {
+    passes = {
         f"{name}.forward": Benchmark(forward),
         f"{name}.backward": Benchmark(backward, before=forward),
+    }
+    if name == "checkpoints":
+        return passes
+    return {
+        **passes,
         f"{name}.optimizer": Benchmark(update, before=both),
         f"{name}.infer": Benchmark(infer),
     }
 
 
 def _only_on_a_gpu(device: torch.device) -> dict[str, Benchmark]:
-    """Launches, waits, and what ways of training add: autocast, checkpoints, a gradient scaler."""
+    """Launches, waits, and what autocast and a gradient scaler add."""
     x = torch.ones(8, device=device)
-    weight = torch.ones(8, device=device, requires_grad=True)
     network, inputs = _Transformer().to(device), torch.randn(2, 16, 32, device=device)
     losses: list[Tensor] = []
 
@@ -319,20 +330,7 @@ def _only_on_a_gpu(device: torch.device) -> dict[str, Benchmark]:
 
     def backward() -> None:
         losses.pop().backward()  # type: ignore[no-untyped-call]
-        weight.grad = None
 
-    def chained(region: Callable[[Tensor], Tensor]) -> Run:
-        def run() -> None:
-            value = weight
-            for _ in range(10):
-                value = region(value)
-            losses[:] = [value.sum()]
-
-        return run
-
-    plain = chained(lambda value: value * 1.0)
-    anew = chained(lambda value: checkpoint(lambda part: part * 1.0, value, use_reentrant=False))
-    reentrant = chained(lambda value: checkpoint(lambda part: part * 1.0, value, use_reentrant=True))
     scaler = torch.amp.GradScaler("cuda", init_scale=1.0)
     weights = [nn.Parameter(torch.ones(8, device=device)) for _ in range(_MANY)]
     optimizer = torch.optim.AdamW(weights, foreach=True)
@@ -352,13 +350,5 @@ def _only_on_a_gpu(device: torch.device) -> dict[str, Benchmark]:
         "item": Benchmark(lambda: float(x[0]) and None),
         "autocast.forward": Benchmark(casting),
         "autocast.backward": Benchmark(backward, before=casting),
-        **{
-            name: one
-            for form, call in {"plain": plain, "checkpoint": anew, "reentrant": reentrant}.items()
-            for name, one in {
-                f"{form}.forward": Benchmark(call, 10),
-                f"{form}.backward": Benchmark(backward, 10, before=call),
-            }.items()
-        },
         f"scaler.{_MANY}": Benchmark(scaled, before=graded),
     }
