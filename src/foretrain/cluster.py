@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from foretrain import schema
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, check_numbers, read_link
-from foretrain.catalog.hosts import Host, measured_host
+from foretrain.catalog.hosts import Host, measured_host, read_host
 from foretrain.errors import InputError, UnsupportedJob, invalid
 from foretrain.schema import quantity
 from foretrain.units import (
@@ -85,7 +85,7 @@ class ClusterSpec(GroupSpec):
     storage_bandwidth: float | None = quantity(parse_rate, default=None)
     node_mtbf: float | None = quantity(parse_seconds, default=None)
     restart_time: float | None = quantity(parse_seconds, default=None)
-    host: str | Host | None = None
+    host: str | Host | None = dataclasses.field(default=None, metadata={"parse": read_host})
     machines: int | None = None
 
 

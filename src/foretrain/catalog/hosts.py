@@ -79,6 +79,16 @@ class Host:
         return {name: value for name in kept if (value := getattr(self, name)) not in (None, "")}
 
 
+def read_host(value: Any, where: str) -> str | Host:
+    """A name or a file; or the speeds of a machine, as a job keeps them."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping | Host):
+        raise invalid(where, value, "a name, a file of foretrain measure host, or a table of speeds")
+    host: Host = schema.convert(value, Host, where)
+    return host if host.measured else dataclasses.replace(host, measured="as given")
+
+
 def named_host(name: str, hosts: Iterable[Host]) -> Host | None:
     """The host whose models are called so; the longest of the spellings that fit tells most."""
     words = cpu_words(name)

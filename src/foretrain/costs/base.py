@@ -48,3 +48,13 @@ class HostModel(Protocol):
     def step_overhead_s(self) -> float:
         """Host time per step that belongs to no operator."""
         ...
+
+    @property
+    def hook_s(self) -> float:
+        """To hand a tensor that is saved for the backward pass to Python, or back."""
+        ...
+
+    @property
+    def unrecorded(self) -> float:
+        """Share of its time that a forward pass takes where autograd does not record it."""
+        ...

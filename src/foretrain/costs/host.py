@@ -12,6 +12,11 @@ from foretrain.catalog.hosts import PARTS, Host
 from foretrain.costs.base import Column
 from foretrain.graph import Operator
 
+UNRECORDED = 0.75
+HOOK_S = 10e-6
+"""Of the hooks of a checkpoint, which every tensor that is saved passes three times: as it is saved, as it is
+computed again, and as it is read."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchHost:
@@ -29,6 +34,10 @@ class DispatchHost:
     optimizer_s: float = 50e-6
     optimizer_tensor_s: float = 1e-6
     step_overhead_s: float = 300e-6
+    hook_s: float = HOOK_S
+    """To hand a tensor that is saved for the backward pass to Python, or back."""
+    unrecorded: float = UNRECORDED
+    """Share of its time that a forward pass takes where autograd does not record it."""
     speed: float = 1.0
     """How much faster the host is than the one these figures come from."""
     speeds: Mapping[str, float] = field(default_factory=dict)
@@ -42,6 +51,7 @@ class DispatchHost:
             speed=self.speed * host.speed,
             speeds={phase: speed for phase, speed in speeds.items() if speed != 1.0},
             step_overhead_s=self.step_overhead_s / host.speed,
+            hook_s=self.hook_s / host.speed,
         )
 
     def issue_time_s(self, operators: Sequence[Operator], phases: Sequence[str]) -> Column:
@@ -69,8 +79,8 @@ PLAIN_HOST = DispatchHost(
     forward_s=30e-6,
     backward_factor=0.0,
     backward_s=30e-6,
-    optimizer_s=12e-6,
-    optimizer_tensor_s=0.14e-6,
+    optimizer_s=63e-6,
+    optimizer_tensor_s=1.1e-6,
 )
 """One time per kind of call, fitted to phase times of the host-bound runs of ``data/h200_steps.jsonl``
-(16-core Xeon)."""
+(16-core Xeon); of optimizers to steps of theirs that began on an idle device."""
