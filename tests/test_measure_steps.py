@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from foretrain.catalog.hosts import PARTS, REFERENCE, HostProfile
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, read_runs
 from foretrain.measure import steps
+from foretrain.measure.host import measure_host
 from foretrain.measure.steps import measure_jobs, measure_step, process_start
 
 MODELS = """
@@ -153,3 +156,21 @@ def test_a_missing_gpu_is_one_line(tmp_path: Path) -> None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(InputError, match="torch finds no GPU"):
         measure_step(a_job(tmp_path))
+
+
+# The host
+
+
+def test_the_profile_of_a_host_needs_no_gpu(tmp_path: Path) -> None:
+    profile = measure_host(0.0)
+    assert set(profile.seconds) == {"cpu"} | ({"cuda"} if torch.cuda.is_available() else set())
+    assert all(seconds > 0 for of in profile.seconds.values() for seconds in of.values())
+    assert all(low <= 1.0 <= high for of in profile.spread.values() for low, high in of.values())
+    profile.save(tmp_path / "host.json")
+    kept = HostProfile.load(tmp_path / "host.json")
+    assert kept.to_dict() == profile.to_dict()
+    host = kept.beside(dataclasses.replace(kept, speeds=dict.fromkeys(PARTS, 0.5)))
+    assert [host.speed_of(part) for part in PARTS] == pytest.approx([0.5] * 3)
+    reference = HostProfile.load(REFERENCE)
+    assert {name for names in PARTS.values() for name in names} <= set(profile.seconds["cpu"])
+    assert set(reference.seconds["cpu"]) == set(profile.seconds["cpu"])
