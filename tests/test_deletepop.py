@@ -355,9 +355,9 @@ def test_a_measured_host_is_told_and_narrows_the_interval(folder: Path) -> None:
     unknown, named, measured_ = (
         DeletePopPredictor().predict(on_host(small, host)) for host in (None, "epyc-rome", {"speed": 0.5})
     )
-    hint = "bound by the host: measure yours with foretrain measure host"
-    told = [any(note.startswith(hint) for note in one.assumptions) for one in (unknown, named, measured_)]
-    assert told == [True, True, False]
+    hint = "; measure yours: foretrain measure host"
+    assert [one.bound.endswith(hint) for one in (unknown, named, measured_)] == [True, True, False]
+    assert all(one.bound.startswith("the host: the device is busy") for one in (unknown, named, measured_))
     assert any(note.startswith("cluster.node is not given") for note in unknown.assumptions)
     assert any(note.startswith("cluster.host: ") and "forward 0.50" in note for note in measured_.assumptions)
     assert width(measured_) < 0.8 * width(unknown)
@@ -366,7 +366,7 @@ def test_a_measured_host_is_told_and_narrows_the_interval(folder: Path) -> None:
     assert steps[0] < steps[1] == pytest.approx(steps[0] / 0.68, rel=0.02)
     assert steps[2] == pytest.approx(2 * steps[0], rel=0.02)
     large = DeletePopPredictor().predict(job(folder, batch=16384))
-    assert not any(note.startswith("bound by the host") for note in large.assumptions)
+    assert hint not in large.bound
 
 
 def test_checkpoints_hand_every_saved_tensor_to_python(folder: Path) -> None:

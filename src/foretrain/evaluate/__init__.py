@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from foretrain.catalog import Catalog
+from foretrain.cluster import Cluster
 from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.evaluate.folds import DIMENSIONS, SPLITS, Fold, job_key, split_runs, thinned
 from foretrain.evaluate.forecasts import Answer, Asked, answer_all
@@ -176,6 +177,7 @@ def evaluate(
     seed: int = 0,
     folds: int = 5,
     train_runs: int | None = None,
+    host: str | None = None,
     catalog: Catalog | None = None,
     processes: int = 1,
     ray: str | None = None,
@@ -185,11 +187,12 @@ def evaluate(
     """Score predictors on runs: as they are, or with a ``split`` learned anew on each fold's other runs.
 
     Folds are drawn over the runs of all files together, so that what is held out is held out everywhere.
-    ``train_runs`` is how many runs of each model are learned from at most, drawn at random. Forecasts are
+    ``train_runs`` is how many runs of each model are learned from at most, drawn at random. ``host`` is that
+    of the machine that runs on GPUs were measured on (a profile or a name). Forecasts are
     made here, in so many ``processes``, or on the Ray cluster at ``ray`` (see ``fan_out``), with the same
     outcome. ``progress`` hears how many of all forecasts are done, ``learning`` how many fits.
     """
-    cases, unread = _read(paths, catalog or Catalog.load())
+    cases, unread = _read(paths, catalog or Catalog.load(), host)
     runs = [case.run for case in cases]
     parts = (
         [Fold(train=None, test=tuple(range(len(runs))))]
@@ -224,7 +227,7 @@ def leaderboard(evaluation: Evaluation, quantity: str) -> list[Result]:
     return sorted(results, key=lambda result: math.inf if result.mape is None else result.mape)
 
 
-def _read(paths: Sequence[Path], catalog: Catalog) -> tuple[list[_Case], list[Failure]]:
+def _read(paths: Sequence[Path], catalog: Catalog, host: str | None) -> tuple[list[_Case], list[Failure]]:
     """The runs of files, and the lines that are none. A file without a single run cannot be read."""
     if not paths:
         raise InputError("runs: no file given; name at least one")
@@ -235,7 +238,7 @@ def _read(paths: Sequence[Path], catalog: Catalog) -> tuple[list[_Case], list[Fa
         for line, text in text_lines(path):
             try:
                 run = Run.read(parse_json(text), catalog=catalog, base=path.parent)
-                cases.append(_Case(runs_file=str(path), line=line, run=run))
+                cases.append(_Case(runs_file=str(path), line=line, run=_on(host, run, catalog)))
             except Exception as error:
                 failures.append(Failure(runs_file=str(path), line=line, predictor=None, reason=_why(error)))
         if len(cases) == known and len(failures) == unread:
@@ -243,6 +246,15 @@ def _read(paths: Sequence[Path], catalog: Catalog) -> tuple[list[_Case], list[Fa
         if len(cases) == known:
             raise InputError(f"{path}:{failures[unread].line}: {failures[unread].reason}")
     return cases, failures
+
+
+def _on(host: str | None, run: Run, catalog: Catalog) -> Run:
+    """A run on GPUs beside the host that is given."""
+    cluster = run.job.cluster
+    if host is None or any(group.device.is_cpu for group in cluster.groups):
+        return run
+    given = Cluster.read({**cluster.to_dict(), "host": host}, catalog)
+    return dataclasses.replace(run, job=dataclasses.replace(run.job, cluster=given))
 
 
 def _why(error: Exception) -> str:

@@ -14,7 +14,7 @@ from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
-from foretrain.step.assembly import QUANTITIES, Spread, assemble, is_host_bound
+from foretrain.step.assembly import QUANTITIES, Spread, assemble
 from foretrain.step.layout import Layout, Tuning, lay_out
 from foretrain.step.play import Step, play
 
@@ -50,7 +50,7 @@ class WhiteBoxPredictor(Predictor):
         step = self.step(job)
         factor, notes = self.correction(step)
         step = step if factor == 1.0 else step.scaled(factor)
-        notes = (*notes, *_host_notes(step))
+        notes = (*notes, *_host_notes(job))
         return assemble(step, self.spread_of(step), predictor=self.name, notes=notes)
 
     def step(self, job: Job) -> Step:
@@ -66,9 +66,9 @@ class WhiteBoxPredictor(Predictor):
         return lay_out(job, self.costs_for(job), host_beside(job, self.host_for(job)), gap_s=self.gap_s)
 
 
-def _host_notes(step: Step) -> Iterator[str]:
-    """What is known of the host, and what to do where it matters."""
-    cluster = step.layout.job.cluster
+def _host_notes(job: Job) -> Iterator[str]:
+    """What is known of the host."""
+    cluster = job.cluster
     if all(group.device.is_cpu for group in cluster.groups):
         return
     host = cluster.issuer
@@ -77,8 +77,6 @@ def _host_notes(step: Step) -> Iterator[str]:
         yield f"cluster.host: {host.cpu}, measured {host.measured}: {speeds} of the speed of {MEASURED_HOST}"
     elif host is None and any(group.node is None for group in cluster.groups):
         yield f"cluster.node is not given: a host as fast as {MEASURED_HOST} is assumed"
-    if is_host_bound(step) and (host is None or not host.measured):
-        yield "bound by the host: measure yours with foretrain measure host -o host.json, and give it as --host"
 
 
 def host_beside(job: Job, host: DispatchHost) -> DispatchHost:
