@@ -310,7 +310,8 @@ def test_a_profile_is_read_beside_the_reference(tmp_path: Path) -> None:
     for place in reference.seconds:
         slower(reference, 2.0, place).save(tmp_path / "host.json")
         on = Cluster.read({"device": "h100", "host": "host.json"}, CATALOG, base=tmp_path)
-        assert on.issuer is not None and on.issuer.measured == reference.date[:10]
+        assert on.issuer is not None
+        assert on.issuer.measured == reference.date[:10]
         for part in PARTS:
             assert on.issuer.speed_of(part) == pytest.approx(reference.speeds[part] / 2, rel=0.01)
     (tmp_path / "host.json").unlink()

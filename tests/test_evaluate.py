@@ -166,7 +166,11 @@ def test_steps_that_the_host_bounds_are_scored_apart(tmp_path: Path) -> None:
     assert [row.bound for row in document.runs] == ["host", "host", "device", None]
     assert document.results[0].n == 4
     run = Run.read(line(step_time_s=1))
-    words = ("the host: the device is busy 9% of the step", "the device's arithmetic (60%)", "gathering (70%)")
+    words = (
+        "the host: the device is busy 9% of the step",
+        "the device's arithmetic (60%)",
+        "gathering (70%)",
+    )
     assert [bound_of(run, word) for word in words] == ["host", "device", None]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from foretrain import schema
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, check_numbers, read_link
-from foretrain.catalog.hosts import Host, measured_host, read_host
+from foretrain.catalog.hosts import Host, HostProfile, read_host
 from foretrain.errors import InputError, UnsupportedJob, invalid
 from foretrain.schema import quantity
 from foretrain.units import (
@@ -235,7 +235,7 @@ def _host(given: str | Host | None, groups: Sequence[Group], catalog: Catalog, b
     """The machine in words, and the host that it is: a profile, what a job kept of one, or a name; else that
     of the nodes. Where no GPU waits for it any words will do."""
     if isinstance(given, str) and (path := base / given).is_file():
-        given = measured_host(path)
+        given = HostProfile.load(path).host()
     if isinstance(given, Host):
         return {"host": f"{given.cpu}, {given.cores} cores", "issuer": given}
     if given is not None and given.endswith(".json"):

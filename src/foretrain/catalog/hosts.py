@@ -103,8 +103,8 @@ def named_host(name: str, hosts: Iterable[Host]) -> Host | None:
 
 def usual_host(device_year: int, hosts: Iterable[Host]) -> Host | None:
     """What is usual beside devices of a year; None where it is as fast as the one measured on."""
-    until = [(host.usual_until, host) for host in hosts if host.usual_until is not None]
-    return min(((year, host.name, host) for year, host in until if device_year <= year), default=(0, "", None))[2]
+    usual = {host.usual_until: host for host in hosts if host.usual_until is not None}
+    return next((usual[year] for year in sorted(usual) if device_year <= year), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +153,10 @@ class HostProfile:
         rounded: dict[str, Any] = _rounded(dataclasses.asdict(self))
         return rounded
 
+    def host(self) -> Host:
+        """The host that the profile describes."""
+        return self.beside(_reference())
+
     def beside(self, reference: HostProfile) -> Host:
         """The host of this machine, from how much faster it is than a reference whose speeds are known: on a
         GPU where both have one, else on the CPU alone."""
@@ -163,9 +167,17 @@ class HostProfile:
             * math.exp(sum(math.log(other[name] / own[name]) for name in names) / len(names))
             for part, names in PARTS.items()
         }
-        mean = math.exp(sum(map(math.log, speeds.values())) / len(speeds))
-        rounded = {part: float(f"{speed:.3g}") for part, speed in {"speed": mean, **speeds}.items()}
-        return Host(cpu=self.cpu, cores=self.cores, measured=self.date[:10], **rounded)
+        forward, backward, optimizer = (float(f"{speeds[part]:.3g}") for part in PARTS)
+        mean = float(f"{(forward * backward * optimizer) ** (1 / 3):.3g}")
+        return Host(
+            cpu=self.cpu,
+            cores=self.cores,
+            measured=self.date[:10],
+            speed=mean,
+            forward=forward,
+            backward=backward,
+            optimizer=optimizer,
+        )
 
 
 def _rounded(value: Any) -> Any:
@@ -183,8 +195,3 @@ REFERENCE = Path(__file__).with_name("reference_host.json")
 @functools.cache
 def _reference() -> HostProfile:
     return HostProfile.load(REFERENCE)
-
-
-def measured_host(path: Path) -> Host:
-    """The host that a profile describes."""
-    return HostProfile.load(path).beside(_reference())

@@ -195,6 +195,8 @@ def host(
     from foretrain.files import check_target
 
     needs_torch("measure host")
+    from foretrain.catalog.hosts import PARTS
+    from foretrain.costs.host import MEASURED_HOST
     from foretrain.measure.host import measure_host
     from foretrain.report import dump, tables
 
@@ -208,8 +210,11 @@ def host(
         say(f"the profile is in {out}: give it as --host, or as host in the [cluster] of a job")
     if as_json:
         typer.echo(dump(profile.to_dict()))
-    else:
-        show(tables.host_profile(profile))
+        return
+    show(tables.host_profile(profile))
+    found = profile.host()
+    speeds = ", ".join(f"{part} {found.speed_of(part):.2f}" for part in PARTS)
+    say(f"{speeds} of the speed of {MEASURED_HOST}, which forecasts take where nothing is known")
 
 
 def _instances(targets: list[str]) -> list[Instance]:

@@ -57,7 +57,8 @@ class DispatchHost:
     def issue_time_s(self, operators: Sequence[Operator], phases: Sequence[str]) -> Column:
         calls = zip(operators, phases, strict=True)
         speeds = np.array([self.speed * self.speeds.get(phase, 1.0) for phase in phases])
-        return np.array([self._one(operator, phase) for operator, phase in calls]) / speeds
+        seconds: Column = np.array([self._one(operator, phase) for operator, phase in calls]) / speeds
+        return seconds
 
     def _one(self, operator: Operator, phase: str) -> float:
         if phase == "optimizer":

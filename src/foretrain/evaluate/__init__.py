@@ -27,9 +27,8 @@ from foretrain.predictors.base import Predictor
 from foretrain.step.assembly import HOST_BOUND
 
 __all__ = [
-    "BOUNDS", "DIMENSIONS", "SPLITS", "Bound", "Comparison", "Evaluation", "Failure", "Fold", "Reason", "Result", "Unsupported",
-    "bound_of", "evaluate", "job_key", "leaderboard",
-    "split_runs",
+    "BOUNDS", "DIMENSIONS", "SPLITS", "Bound", "Comparison", "Evaluation", "Failure", "Fold", "Reason",
+    "Result", "Unsupported", "bound_of", "evaluate", "job_key", "leaderboard", "split_runs",
 ]  # fmt: skip
 
 
@@ -306,9 +305,9 @@ def _apart(results: Sequence[Result], rows: Sequence[Comparison]) -> Iterator[Re
     for one in results:
         for bound in BOUNDS:
             own = [row for row in rows if row.bound == bound]
-            part = _result(one.predictor, one.runs_file, one.quantity, one.split, own, 0, 0)
-            if one.quantity == "step_time_s" and part.n:
-                yield dataclasses.replace(part, bound=bound, unsupported=0)
+            count = sum(row.quantity == one.quantity and row.runs_file == one.runs_file for row in own)
+            if one.quantity == "step_time_s" and count:
+                yield _result(one.predictor, one.runs_file, one.quantity, one.split, own, count, 0, bound)
 
 
 def bound_of(run: Run, forecast: str = "") -> Bound | None:
@@ -356,10 +355,11 @@ def _result(
     rows: Sequence[Comparison],
     tested: int,
     failed: int,
+    bound: Bound | None = None,
 ) -> Result:
     mine = [row for row in rows if row.quantity == quantity and row.runs_file == file]
     errors = np.array([row.error for row in mine])
-    figures: dict[str, float | None] = dict.fromkeys(("mape", "median_ape", "p90_ape", "bias", "coverage"))
+    figures: dict[str, Any] = dict.fromkeys(("mape", "median_ape", "p90_ape", "bias", "coverage"))
     if mine:
         figures = {
             "mape": float(np.abs(errors).mean()),
@@ -376,5 +376,6 @@ def _result(
         n=len(mine),
         unsupported=tested - len(mine),
         failed=failed,
+        bound=bound,
         **figures,
     )

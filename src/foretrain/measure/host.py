@@ -199,7 +199,7 @@ def _autograd(device: torch.device) -> dict[str, Benchmark]:
         chain[:] = [value.sum()]
 
     def replay() -> None:
-        chain.pop().backward()  # type: ignore[no-untyped-call]
+        chain.pop().backward()
         weight.grad = None
 
     return {
@@ -218,7 +218,7 @@ def _optimizers(device: torch.device) -> dict[str, Benchmark]:
             for weight in weights:
                 weight.grad = torch.zeros(8, device=device)
             step = torch.optim.AdamW(weights, **options).step  # type: ignore[arg-type]
-            found[f"optimizer.{form}.{count}"] = Benchmark(step)  # type: ignore[arg-type]
+            found[f"optimizer.{form}.{count}"] = Benchmark(step)
     return found
 
 
@@ -247,15 +247,16 @@ class _Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(self.norm(x)).view(batch, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         mixed = functional.scaled_dot_product_attention(q, k, v)
         projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + projected
 
 
 class _Transformer(nn.Module):
-    """Blocks of attention and a perceptron each; with activation checkpointing where ``checkpoints`` says so.
-    """
+    """Blocks of attention and a perceptron each, with or without activation checkpointing."""
 
     def __init__(self, checkpoints: bool = False) -> None:
         super().__init__()
@@ -287,7 +288,7 @@ def _network(name: str, network: nn.Module, inputs: Tensor) -> dict[str, Benchma
         losses[:] = [functional.cross_entropy(network(inputs), targets)]
 
     def backward() -> None:
-        losses.pop().backward()  # type: ignore[no-untyped-call]
+        losses.pop().backward()
 
     def both() -> None:
         forward()
@@ -324,12 +325,15 @@ def _only_on_a_gpu(device: torch.device) -> dict[str, Benchmark]:
         x.add_(0.0)
         torch.cuda.synchronize()
 
+    def read() -> None:
+        float(x[0])
+
     def casting() -> None:
         with torch.autocast("cuda", dtype=torch.bfloat16):
             losses[:] = [network(inputs).sum()]
 
     def backward() -> None:
-        losses.pop().backward()  # type: ignore[no-untyped-call]
+        losses.pop().backward()
 
     scaler = torch.amp.GradScaler("cuda", init_scale=1.0)
     weights = [nn.Parameter(torch.ones(8, device=device)) for _ in range(_MANY)]
@@ -345,9 +349,9 @@ def _only_on_a_gpu(device: torch.device) -> dict[str, Benchmark]:
         scaler.update()
 
     return {
-        "launch": _repeated(lambda: torch.cuda._sleep(0)),  # type: ignore[no-untyped-call]
+        "launch": _repeated(lambda: torch.cuda._sleep(0)),
         "wait": Benchmark(wait),
-        "item": Benchmark(lambda: float(x[0]) and None),
+        "item": Benchmark(read),
         "autocast.forward": Benchmark(casting),
         "autocast.backward": Benchmark(backward, before=casting),
         f"scaler.{_MANY}": Benchmark(scaled, before=graded),

@@ -41,8 +41,8 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iter
 
 
 def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """The errors per predictor, file and quantity, as percentages; of a quantity by what bounds the step below
-    it."""
+    """The errors per predictor, file and quantity, as percentages; by what bounds the step below those of
+    all."""
     places = {_whole(result): place for place, result in enumerate(results) if result["bound"] is None}
     results = sorted(results, key=lambda result: places[_whole(result)])
     several = len({result["runs_file"] for result in results}) > 1
@@ -222,7 +222,9 @@ def listing(kind: str, entries: Mapping[str, Mapping[str, Any]], catalog: Catalo
         return _node_table((catalog.node(name) for name in entries), catalog)
     if kind == "hosts":
         hosts = [catalog.host(name) for name in entries]
-        rows = [[host.name, host.cpu, str(host.year or ""), f"{host.speed:.2f}", host.source] for host in hosts]
+        rows = [
+            [host.name, host.cpu, str(host.year or ""), f"{host.speed:.2f}", host.source] for host in hosts
+        ]
         return table(("host", "cpu", "year", "speed", "source"), rows, right=("year", "speed"))
     if kind == "prices":
         rows = [
@@ -309,7 +311,10 @@ def host_profile(profile: HostProfile) -> Table:
     names = dict.fromkeys(name for place in places for name in profile.seconds[place])
     headings = {"cuda": f"on {profile.device}", "cpu": f"on {profile.cpu}"}
     rows = [
-        (name, *(format_seconds(of[name]) if name in (of := profile.seconds[place]) else "" for place in places))
+        (
+            name,
+            *(format_seconds(of[name]) if name in (of := profile.seconds[place]) else "" for place in places),
+        )
         for name in names
     ]
     columns = [headings[place] for place in places]

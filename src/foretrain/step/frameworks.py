@@ -68,8 +68,8 @@ class Profile:
     """What selective recomputation runs again: attention between its projections, or all but attention and
     every second product."""
     checkpoint_hooks: bool = False
-    """Recomputation without reentrance (``torch.utils.checkpoint``, the default of timm and transformers): each
-    tensor that is saved for the backward pass goes through Python."""
+    """Recomputation without reentrance (``torch.utils.checkpoint``, the default of timm and transformers):
+    each tensor that is saved for the backward pass goes through Python."""
     clips_gradients: bool = False
     waits_each_step: bool = False
     """The host reads the loss or the norm of the gradients in each step."""

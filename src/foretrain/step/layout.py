@@ -214,8 +214,8 @@ def _issue_s(graph: OpGraph, host: HostModel) -> Column:
 
 
 def _hooks(graph: OpGraph) -> Column:
-    """How many tensors each call inside of a layer hands to the hooks of a checkpoint as they are saved for the
-    backward pass, which is once more where it is computed again; or takes from them."""
+    """How many tensors each call inside of a layer hands to the hooks of a checkpoint as they are saved for
+    the backward pass, which is once more where it is computed again; or takes from them."""
     layers = [block.piece for block in blocks(graph) if block.is_layer]
     first = int(np.argmax(graph.phase_index == PHASES.index("backward")))
     makers: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Fits the host model's few constants to the times of steps, and of their phases where the host bounds them."""
+"""Fits the host model's few constants to times of steps, and of their phases where the host bounds them."""
 
 from __future__ import annotations
 
