@@ -121,6 +121,8 @@ class HostProfile:
     spread: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
     """Of each part of a step: eight in ten rounds lie between these multiples of the median."""
     rounds: Mapping[str, int] = field(default_factory=dict)
+    core_s: tuple[float, ...] = ()
+    """What interpreted code takes on each core."""
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Of the phases, beside the host that the shipped figures come from: of the reference alone."""
 

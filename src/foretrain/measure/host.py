@@ -8,8 +8,9 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ _FEW, _MANY = 8, 108
 """Tensors of the optimizers whose times tell a call from a tensor."""
 _LEAST_ROUNDS = 5
 _WARM_UPS = 3
+_MOST_CORES = 64
+_TURNS = 400
+"""Of interpreted code on each core: some 8 ms."""
 
 Run = Callable[[], None]
 
@@ -48,6 +52,7 @@ def measure_host(seconds: float = 12.0) -> HostProfile:
     """The profile of this machine, in about ``seconds`` after torch is there: on tensors of a few numbers on
     the CPU, and on those of a GPU where there is one."""
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    core_s = _by_core()
     samples = {device: _samples(device, seconds / len(devices)) for device in devices}
     return HostProfile(
         cpu=processor(),
@@ -62,7 +67,50 @@ def measure_host(seconds: float = 12.0) -> HostProfile:
         },
         spread={device: _spread(of) for device, of in samples.items()},
         rounds={device: len(next(iter(of.values()))) for device, of in samples.items()},
+        core_s=tuple(core_s.values()),
     )
+
+
+# Cores
+
+
+def _cores() -> list[int]:
+    """Those that this process may use, spread out where there are many; none where that cannot be told."""
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return allowed[:: -(-len(allowed) // _MOST_CORES)] if allowed else []
+
+
+@contextmanager
+def _on(cores: set[int]) -> Iterator[None]:
+    """Every thread of this process on some cores; without a choice where a system has none."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    _move(cores)
+    try:
+        yield
+    finally:
+        _move(before)
+
+
+def _move(cores: set[int]) -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def _by_core() -> dict[int, float]:
+    """Seconds of a call of interpreted code on each core: in a virtual machine some share theirs with the
+    threads of others."""
+    found = {}
+    for core in _cores():
+        with _on({core}):
+            begin = time.perf_counter()
+            for _ in range(_TURNS):
+                _interpret()
+            found[core] = (time.perf_counter() - begin) / (_TURNS * _CALLS)
+    return found
 
 
 def _spread(samples: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
@@ -76,7 +124,8 @@ def _spread(samples: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
 
 
 def _samples(device: str, seconds: float) -> dict[str, list[float]]:
-    """Seconds per call of each benchmark, once in every round, so that all see the machine alike."""
+    """Seconds per call of each benchmark, once in every round, so that all see the machine alike; each round
+    on the next two cores, as a training keeps to those that it happens to get."""
     sync: Run = torch.cuda.synchronize if device == "cuda" else lambda: None
     with _one_thread():
         benchmarks = _benchmarks(torch.device(device))
@@ -84,10 +133,11 @@ def _samples(device: str, seconds: float) -> dict[str, list[float]]:
             for _ in range(_WARM_UPS):
                 _time(one, sync)
         samples: dict[str, list[float]] = {name: [] for name in benchmarks}
-        start, rounds = time.perf_counter(), 0
+        cores, start, rounds = _cores(), time.perf_counter(), 0
         while rounds < _LEAST_ROUNDS or time.perf_counter() - start < seconds:
-            for name, one in benchmarks.items():
-                samples[name].append(_time(one, sync))
+            with _on({cores[(rounds + i) % len(cores)] for i in range(2)} if cores else set()):
+                for name, one in benchmarks.items():
+                    samples[name].append(_time(one, sync))
             rounds += 1
     return samples
 
