@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,8 @@ UNRECORDED = 0.75
 HOOK_S = 10e-6
 """Of the hooks of a checkpoint, which every tensor that is saved passes three times: as it is saved, as it is
 computed again, and as it is read."""
+
+_NOT_LEARNED = ("hook_s", "unrecorded", "speeds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,11 @@ class DispatchHost:
     """How much faster the host is than the one these figures come from."""
     speeds: Mapping[str, float] = field(default_factory=dict)
     """The same of single phases, on top."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was learned, without what is the same for all."""
+        kept = [one.name for one in dataclasses.fields(self) if one.name not in _NOT_LEARNED]
+        return {name: getattr(self, name) for name in kept}
 
     def on(self, host: Host) -> DispatchHost:
         """These figures on another host."""
