@@ -18,8 +18,8 @@ UNRECORDED = 0.75
 ``measure host`` have 0.73 to 0.87."""
 HOOK_S = 9e-6
 """Of the hooks of a checkpoint, which every tensor that is saved passes three times: as it is saved, as it is
-computed again, and as it is read. In it is a thirtieth of what a checkpoint costs by itself (0.3 ms: states of
-random numbers, contexts), as a layer saves some thirty tensors."""
+computed again, and as it is read. In it is a thirtieth of what a checkpoint costs by itself (0.3 ms: states
+of random numbers, contexts), as a layer saves some thirty tensors."""
 
 _NOT_LEARNED = ("hook_s", "unrecorded", "speeds")
 

@@ -179,7 +179,8 @@ def cost_calls(
     host_s = _issue_s(graph, host) * habits.host
     if job.workload.training.mode == "infer":
         host_s *= host.unrecorded
-    if job.plan.recompute != "none" and habits.checkpoint_hooks:
+    whole = job.plan.recompute not in ("none", "selective") or habits.selective_recompute == "half"
+    if job.plan.recompute != "none" and whole and habits.checkpoint_hooks:
         host_s += host.hook_s * habits.host * _hooks(graph)
     which = graph.operator_index
     host_s[moving[which]] = COLLECTIVE_HOST_S
