@@ -319,6 +319,14 @@ def test_a_profile_is_read_beside_the_reference(tmp_path: Path) -> None:
     assert on.host == f"{reference.cpu}, {reference.cores} cores"
 
 
+def test_cores_that_are_faster_than_others_are_told() -> None:
+    reference = HostProfile.load(REFERENCE)
+    even, uneven = ({"0": 1.0, "1": 1.1, "5": 1.3}, {"0": 2.0, "4": 1.0, "5": 1.1})
+    assert dataclasses.replace(reference, core_s=even).fast_cores == []
+    assert dataclasses.replace(reference, core_s=uneven).fast_cores == ["4", "5"]
+    assert dataclasses.replace(reference, core_s={}).fast_cores == []
+
+
 def test_a_user_adds_hosts_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         '[hosts.mine]\ncpu = "My CPU"\nspeed = 0.5\nseries = ["toaster 9*"]\n'

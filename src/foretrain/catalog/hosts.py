@@ -25,6 +25,10 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 }
 """The phases of a step, and the benchmarks that tell how fast a host issues each."""
 
+_NEAR, _UNEVEN = 1.15, 1.4
+"""Of what the fastest core takes: up to the one, others are as fast; beyond the other, they are worth telling.
+"""
+
 _AROUND = re.compile(
     r"\((r|tm)\)|@.*$|,.*$|^\d+x\s|\b(intel|amd|nvidia|cpu|processor|\d+-cores?|\d+(st|nd|rd|th) gen)\b"
 )
@@ -121,8 +125,8 @@ class HostProfile:
     spread: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
     """Of each part of a step: eight in ten rounds lie between these multiples of the median."""
     rounds: Mapping[str, int] = field(default_factory=dict)
-    core_s: tuple[float, ...] = ()
-    """What interpreted code takes on each core."""
+    core_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of a call of interpreted code on each core, by its number."""
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Of the phases, beside the host that the shipped figures come from: of the reference alone."""
 
@@ -154,6 +158,14 @@ class HostProfile:
     def to_dict(self) -> dict[str, Any]:
         rounded: dict[str, Any] = _rounded(dataclasses.asdict(self))
         return rounded
+
+    @property
+    def fast_cores(self) -> list[str]:
+        """Those on which interpreted code is fast, where others are much slower: they are shared with other
+        machines, or of another kind. A training that keeps to them is as fast as they are."""
+        least, most = min(self.core_s.values(), default=0.0), max(self.core_s.values(), default=0.0)
+        near = [core for core, seconds in self.core_s.items() if seconds < _NEAR * least]
+        return near if most > _UNEVEN * least else []
 
     def host(self) -> Host:
         """The host that the profile describes."""

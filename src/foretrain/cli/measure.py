@@ -215,6 +215,9 @@ def host(
     found = profile.host()
     speeds = ", ".join(f"{part} {found.speed_of(part):.2f}" for part in PARTS)
     say(f"{speeds} of the speed of {MEASURED_HOST}, which forecasts take where nothing is known")
+    if fast := profile.fast_cores:
+        slower = max(profile.core_s.values()) / min(profile.core_s.values())
+        say(f"cores differ {slower:.1f} times: taskset -c {','.join(fast)} keeps a training on the fastest")
 
 
 def _instances(targets: list[str]) -> list[Instance]:

@@ -67,7 +67,7 @@ def measure_host(seconds: float = 12.0) -> HostProfile:
         },
         spread={device: _spread(of) for device, of in samples.items()},
         rounds={device: len(next(iter(of.values()))) for device, of in samples.items()},
-        core_s=tuple(core_s.values()),
+        core_s=core_s,
     )
 
 
@@ -100,7 +100,7 @@ def _move(cores: set[int]) -> None:
             os.sched_setaffinity(int(thread.name), cores)
 
 
-def _by_core() -> dict[int, float]:
+def _by_core() -> dict[str, float]:
     """Seconds of a call of interpreted code on each core: in a virtual machine some share theirs with the
     threads of others."""
     found = {}
@@ -109,7 +109,7 @@ def _by_core() -> dict[int, float]:
             begin = time.perf_counter()
             for _ in range(_TURNS):
                 _interpret()
-            found[core] = (time.perf_counter() - begin) / (_TURNS * _CALLS)
+            found[str(core)] = (time.perf_counter() - begin) / (_TURNS * _CALLS)
     return found
 
 
