@@ -26,8 +26,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 """The phases of a step, and the benchmarks that tell how fast a host issues each."""
 
 _NEAR, _UNEVEN = 1.15, 1.4
-"""Of what the fastest core takes: up to the one, others are as fast; beyond the other, they are worth telling.
-"""
+"""Of what the fastest core takes: up to the one, others are as fast; beyond the other, it is told."""
 
 _AROUND = re.compile(
     r"\((r|tm)\)|@.*$|,.*$|^\d+x\s|\b(intel|amd|nvidia|cpu|processor|\d+-cores?|\d+(st|nd|rd|th) gen)\b"
