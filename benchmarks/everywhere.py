@@ -78,7 +78,7 @@ def rows(name: str, paths: list[Path], split: str | None, processes: int) -> Ite
         return
     for path in paths:
         for quantity in RESOURCES if name == "driple" else QUANTITIES:
-            for one in document.results:
+            for one in (*document.results, *document.by_bound):
                 if (Path(one.runs_file), one.quantity) == (path, quantity) and one.n:
                     yield row(one, name, path)
 
@@ -86,7 +86,8 @@ def rows(name: str, paths: list[Path], split: str | None, processes: int) -> Ite
 def row(one: Result, name: str, path: Path) -> str:
     shares = [one.mape, one.median_ape, one.coverage]
     figures = ["" if share is None else f"{share:.1%}" for share in shares]
-    cells = [name, label(path), _SPLITS[one.split], f"`{one.quantity}`", str(one.n), str(one.unsupported)]
+    what = f"`{one.quantity}`" if one.bound is None else f"`{one.quantity}`, {one.bound}-bound"
+    cells = [name, label(path), _SPLITS[one.split], what, str(one.n), str(one.unsupported)]
     return "| " + " | ".join([*cells, *figures]) + " |"
 
 

@@ -41,6 +41,7 @@ from foretrain.predictors.deletepop.spread import (
     COMPUTING,
     ESTIMATED,
     HOST,
+    HOST_MEASURED,
     LOOKED_UP,
     PARTS,
     Tier,
@@ -70,6 +71,7 @@ _EXPECTED_OF = {
     COMPUTING["never"]: 0.4,
     BY_ROOFLINE: 0.9,
     HOST: (0.28, 0.55),
+    HOST_MEASURED: 0.25,
     CHANNELS_LAST: 0.1,
     ESTIMATED: 0.15,
 }

@@ -277,7 +277,7 @@ cluster.groups = [{"device": "a100"}] -> cluster.device: not allowed beside grou
 cluster.machines = 0 -> cluster.machines: 0 is not from 1 to the nodes, 1
 cluster.machines = 5 -> cluster.machines: 5 is not from 1 to the nodes, 1
 cluster.machines = "x" -> cluster.machines: 'x' is not a whole number
-cluster.host = 3 -> cluster.host: 3 is not a text
+cluster.host = 3 -> cluster.host: 3 is not a name, a file of foretrain measure host, or a table of speeds
 cluster.gpus = 8 -> cluster.gpus: 'gpus' is not a known key; allowed are cores_per_device, device
 plan.data = 0 -> plan.data: 0 is not 1 or more
 plan.data = -1 -> plan.data: -1 is not 1 or more
@@ -412,7 +412,7 @@ predict job.json --source nope -> job.json: model.source: 'nope' is not one of d
 predict job.json --catalog missing.toml -> missing.toml: the catalogue cannot be read (No such file or directory)
 predict job.json --catalog folder.toml -> folder.toml: the catalogue cannot be read (Is a directory)
 predict job.json --catalog cat_broken.toml -> cat_broken.toml: not TOML
-predict job.json --catalog cat_unknown.toml -> cat_unknown.toml: gpus: 'gpus' is not a known table; allowed are devices, links, nodes, prices
+predict job.json --catalog cat_unknown.toml -> cat_unknown.toml: gpus: 'gpus' is not a known table; allowed are devices, hosts, links, nodes, prices
 predict job.json --catalog cat_missing.toml -> cat_missing.toml: devices.mine.memory_bytes: missing; it is required
 predict job.json --catalog cat_text.toml -> cat_text.toml: devices.mine.fp32: 'fast' is not a number
 predict job.json --catalog cat_negative.toml -> cat_negative.toml: devices.mine.fp32: -1.0 is not a number above 0
@@ -518,7 +518,7 @@ explain resnet50 resnet18 -> resnet50: explain compares job files (.toml or .jso
 explain job.json job.toml --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
 explain job.json job.toml --predictor roofline --catalog missing.toml -> missing.toml: the catalogue cannot be read (No such file or directory)
 explain job.json job.toml --predictor ernest -> job.json: ernest: has learned from no runs yet; fit it first
-catalog gpus -> kind: 'gpus' is not one of 'devices', 'nodes', 'models', 'prices'
+catalog gpus -> kind: 'gpus' is not one of 'devices', 'nodes', 'hosts', 'models', 'prices'
 catalog devices nope -> devices: 'nope' is not one of foretrain catalog devices
 catalog nodes nope -> nodes: 'nope' is not one of foretrain catalog nodes
 catalog models nope -> models: 'nope' is not one of

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrain.catalog.hosts import PARTS, REFERENCE, Host, HostProfile
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, UnsupportedJob
 
@@ -256,3 +259,102 @@ def test_a_run_on_cpu_cores_has_the_machine_of_its_provenance() -> None:
     assert (on.host, on.machines) == ("AMD EPYC, 2 cores", 1)
     assert on.measured_on({"host": "another"}) == on
     assert Cluster.read({"device": "h100"}).measured_on({"host": "a"}).host is None
+
+
+# The host
+
+
+def slower(profile: HostProfile, factor: float, place: str = "cuda") -> HostProfile:
+    """The profile of a machine that takes so many times as long, measured in one place alone."""
+    seconds = {name: factor * value for name, value in profile.seconds[place].items()}
+    return dataclasses.replace(profile, seconds={place: seconds}, speeds={})
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("Intel(R) Xeon(R) Platinum 8480+", "xeon-sapphire-rapids"),
+        ("INTEL(R) XEON(R) PLATINUM 8581C CPU @ 2.10GHz", "xeon-emerald-rapids"),
+        ("Intel(R) Xeon(R) CPU E5-2698 v4 @ 2.20GHz", "xeon-broadwell"),
+        ("Intel(R) Xeon(R) Platinum 8275CL CPU @ 3.00GHz", "xeon-8275cl"),
+        ("AMD EPYC 7763 64-Core Processor", "epyc-milan"),
+        ("2x AMD EPYC 7742", "epyc-rome"),
+        ("AMD Ryzen 9 7950X 16-Core Processor", "ryzen-7000"),
+        ("13th Gen Intel(R) Core(TM) i9-13900K", "core-13"),
+        ("Neoverse-V2", "grace"),
+        ("Genoa", "epyc-genoa"),
+    ],
+)
+def test_hosts_go_by_what_their_cpus_call_themselves(spelled: str, name: str) -> None:
+    assert read(device="h100", host=spelled).issuer == CATALOG.host(name)
+
+
+def test_a_cluster_has_the_slowest_host_of_its_nodes() -> None:
+    mixed = read(groups=[{"node": "dgx-h100"}, {"node": "dgx-1-v100"}])
+    assert (mixed.issuer, mixed.host) == (CATALOG.host("xeon-broadwell"), None)
+    assert read(device="h100").issuer is None
+    given = read(node="dgx-1-v100", host="xeon-emerald-rapids")
+    assert given.issuer == CATALOG.host("emerald-rapids")
+    assert Cluster.read(given.to_dict(), CATALOG) == given
+
+
+def test_every_cpu_of_a_node_is_a_host_of_the_catalogue() -> None:
+    cpus = {CATALOG.node(name).cpu for name in CATALOG.names("nodes")} - {None}
+    assert [cpu for cpu in cpus if CATALOG.host_of(cpu) is None] == []
+    assert [CATALOG.host_of(None, year).speed for year in (2016, 2019, 2021, 2023)] == [0.62, 0.68, 0.72, 0.9]
+    assert CATALOG.host_of(None, 2025) is None
+
+
+def test_a_profile_is_read_beside_the_reference(tmp_path: Path) -> None:
+    reference = HostProfile.load(REFERENCE)
+    for place in reference.seconds:
+        slower(reference, 2.0, place).save(tmp_path / "host.json")
+        on = Cluster.read({"device": "h100", "host": "host.json"}, CATALOG, base=tmp_path)
+        assert on.issuer is not None
+        assert on.issuer.measured == reference.date[:10]
+        for part in PARTS:
+            assert on.issuer.speed_of(part) == pytest.approx(reference.speeds[part] / 2, rel=0.01)
+    (tmp_path / "host.json").unlink()
+    assert Cluster.read(on.to_dict(), CATALOG) == on
+    assert on.host == f"{reference.cpu}, {reference.cores} cores"
+
+
+def test_cores_that_are_faster_than_others_are_told() -> None:
+    reference = HostProfile.load(REFERENCE)
+    even, uneven = ({"0": 1.0, "1": 1.1, "5": 1.3}, {"0": 2.0, "4": 1.0, "5": 1.1})
+    assert dataclasses.replace(reference, core_s=even).fast_cores == []
+    assert dataclasses.replace(reference, core_s=uneven).fast_cores == ["4", "5"]
+    assert dataclasses.replace(reference, core_s={}).fast_cores == []
+
+
+def test_a_user_adds_hosts_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(
+        '[hosts.mine]\ncpu = "My CPU"\nspeed = 0.5\nseries = ["toaster 9*"]\n'
+    )
+    catalog = Catalog((tmp_path / "mine.toml",))
+    assert Cluster.read({"device": "t4", "host": "AMD Toaster 9000"}, catalog).issuer == Host(
+        name="mine", cpu="My CPU", speed=0.5, series=("toaster 9*",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("xeon-emerald", r"^cluster\.host: 'xeon-emerald' is not a file of foretrain measure host, nor one of "
+        r"foretrain catalog hosts, .* \(did you mean xeon-emerald-rapids"),
+        ("none.json", r"^cluster\.host: 'none.json': no such file; foretrain measure host -o FILE writes one"),
+        (3, r"^cluster\.host: 3 is not a name, a file of foretrain measure host, or a table of speeds"),
+        ({"speed": 0}, r"^hosts\.measured\.speed: 0.0 is not a number above 0"),
+        ({"quick": 1}, r"^cluster\.host\.quick: 'quick' is not a known key"),
+    ],
+)  # fmt: skip
+def test_hosts_that_nobody_knows_are_one_clear_line(host: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(device="h100", host=host)
+
+
+@pytest.mark.parametrize("text", ["no JSON", "{}", '{"kind": "host profile", "cpu": "a"}'])
+def test_a_file_that_is_no_profile_is_one_clear_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "host.json").write_text(text)
+    with pytest.raises(InputError, match=r"host\.json: (not a host profile|cores: missing)"):
+        Cluster.read({"device": "h100", "host": str(tmp_path / "host.json")}, CATALOG)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrain.catalog.hosts import Host
 from foretrain.cluster import Catalog, Device
 from foretrain.costs.host import PLAIN_HOST, DispatchHost
 from foretrain.costs.kernels import kernel_count
@@ -220,6 +221,15 @@ def test_a_faster_host_issues_in_proportion(some: list[Operator], phase: str, sp
     )
     np.testing.assert_allclose(fast * speed, plain)
     assert (plain >= 0).all()
+
+
+def test_a_measured_host_has_a_speed_for_each_phase() -> None:
+    plain = dataclasses.replace(PLAIN_HOST, step_overhead_s=3.0, hook_s=1.0)
+    found = plain.on(Host(speed=0.5, forward=0.25, optimizer=1.0))
+    some, phases = [operator(), operator(), foreach(1, 2)], ["forward", "backward", "optimizer"]
+    ratios = found.issue_time_s(some, phases) / plain.issue_time_s(some, phases)
+    np.testing.assert_allclose(ratios, [4.0, 2.0, 1.0])
+    assert (found.step_overhead_s, found.hook_s) == (6.0, 2.0)
 
 
 # Workspaces

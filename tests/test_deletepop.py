@@ -9,17 +9,20 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import golden
 from foretrain import predictors
 from foretrain.catalog import Catalog
+from foretrain.cluster import Cluster
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.base import FILE
 from foretrain.predictors.checks import check_predictor, on_two_devices
-from foretrain.predictors.deletepop.host_fit import fit_host
+from foretrain.predictors.deletepop import host_fit
+from foretrain.predictors.deletepop.host_fit import Row, fit_host, rows_of, solve
 from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, OPERATORS, SHIPPED, DeletePopPredictor
 from foretrain.predictors.deletepop.spread import CHANNELS_LAST, ESTIMATED, bounds, shares, shipped_widths
 from made_up import MODELS, job, made_up, measure
@@ -206,6 +209,34 @@ def test_the_host_is_found_from_phase_times(folder: Path) -> None:
         )
 
 
+def test_optimizers_that_a_busy_device_hides_do_not_count(folder: Path) -> None:
+    """Of steps that the device bounds, phases say nothing of the host: it runs ahead."""
+    predictor = DeletePopPredictor()
+    run = measure(job(folder, batch=16384), 1.0, times=("step_time_s", "optimizer_time_s", "device_busy_s"))
+    (row,) = rows_of(predictor.host, predictor.costs, run, KERNEL_GAP_S)
+    assert row.measured_s == run.measured["step_time_s"]
+    told = dataclasses.replace(run, provenance={"phases_apart_s": {"optimizer_time_s": 0.004}})
+    *_, alone = rows_of(predictor.host, predictor.costs, told, KERNEL_GAP_S)
+    assert (alone.measured_s, alone.device_s) == (0.004, 0.0)
+    assert alone.counts[:5].tolist() == [0.0] * 5
+    assert alone.counts[6] > 0
+
+
+def test_machines_of_one_kind_differ_by_a_factor() -> None:
+    """The host found is that of the machine with most runs."""
+    true = dataclasses.replace(DeletePopPredictor().host, forward_s=20e-6)
+    parts = np.array([getattr(true, part) for part in host_fit._PARTS])
+    draw = np.random.default_rng(0)
+    rows = [
+        Row(counts=counts, device_s=0.0, measured_s=slower * float(counts @ parts), machine=machine)
+        for machine, slower, count in (("", 1.0, 60), ("second", 1.6, 40))
+        for counts in draw.uniform(0, 1, (count, 8)) * [0.01, 500, 500, 0.01, 800, 8, 2000, 1]
+    ]
+    found = solve(DeletePopPredictor().host, rows)
+    times = [float(row.counts @ [getattr(found, part) for part in host_fit._PARTS]) for row in rows[:60]]
+    assert times == pytest.approx([row.measured_s for row in rows[:60]], rel=0.1)
+
+
 def test_too_few_phase_times_do_not_make_a_host(folder: Path) -> None:
     with pytest.raises(InputError, match="the host model needs 40 or more"):
         fit_host(
@@ -313,6 +344,55 @@ def test_what_the_host_bounds_has_a_wide_interval_on_every_device(folder: Path) 
             DeletePopPredictor().predict(job(folder, batch=batch, device=device)) for batch in (2, 16384)
         )
         assert width(by_host) > 1.25 * width(by_device)
+
+
+def on_host(one: Job, host: dict[str, float] | str | None) -> Job:
+    cluster = {**one.cluster.to_dict(), **({} if host is None else {"host": host})}
+    return dataclasses.replace(one, cluster=Cluster.read(cluster))
+
+
+def test_a_measured_host_is_told_and_narrows_the_interval(folder: Path) -> None:
+    small = job(folder, batch=2)
+    unknown, named, measured_ = (
+        DeletePopPredictor().predict(on_host(small, host)) for host in (None, "epyc-rome", {"speed": 0.5})
+    )
+    hint = "; measure yours: foretrain measure host"
+    assert [one.bound.endswith(hint) for one in (unknown, named, measured_)] == [True, True, False]
+    assert all(one.bound.startswith("the host: the device is busy") for one in (unknown, named, measured_))
+    assert any(note.startswith("cluster.node is not given") for note in unknown.assumptions)
+    assert any(note.startswith("cluster.host: ") and "forward 0.50" in note for note in measured_.assumptions)
+    assert width(measured_) < 0.8 * width(unknown)
+    assert width(named) == pytest.approx(width(unknown))
+    steps = [one["step_time_s"].median for one in (unknown, named, measured_)]
+    assert steps[0] < steps[1] == pytest.approx(steps[0] / 0.68, rel=0.02)
+    assert steps[2] == pytest.approx(2 * steps[0], rel=0.02)
+    large = DeletePopPredictor().predict(job(folder, batch=16384))
+    assert hint not in large.bound
+
+
+def test_checkpoints_hand_every_saved_tensor_to_python(folder: Path) -> None:
+    """Three times: as it is saved, as it is computed again, and as it is read; compiled they do not."""
+    plain = job(folder, batch=2)
+    again = dataclasses.replace(plain, plan=dataclasses.replace(plain.plan, recompute="full"))
+    compiled = job(folder, batch=2, compile=True)
+    compiled = dataclasses.replace(compiled, plan=again.plan)
+    hooks = dataclasses.replace(DeletePopPredictor().host, hook_s=1.0)
+    saved = {}
+    for name, one in {"plain": plain, "again": again, "compiled": compiled}.items():
+        with_, without = (
+            DeletePopPredictor(DeletePopPredictor().costs, host).predict(one)["host_issue_s"].median
+            for host in (hooks, dataclasses.replace(hooks, hook_s=0.0))
+        )
+        saved[name] = with_ - without
+    assert (saved["plain"], saved["compiled"]) == (0.0, 0.0)
+    assert 10 <= saved["again"] <= 100
+
+
+def test_a_forward_pass_that_autograd_does_not_record_is_issued_faster(folder: Path) -> None:
+    train, infer = (job(folder, batch=2, mode=mode) for mode in ("train", "infer"))
+    forward_s = DeletePopPredictor().predict(train)["forward_time_s"].median
+    overhead_s = DeletePopPredictor().host.step_overhead_s
+    assert DeletePopPredictor().predict(infer)["step_time_s"].median < 0.85 * forward_s + overhead_s
 
 
 def test_other_operators_make_other_evidence(folder: Path) -> None:

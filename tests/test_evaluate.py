@@ -17,7 +17,7 @@ from commands import run as command
 from foretrain.architectures import family
 from foretrain.cluster import Catalog
 from foretrain.errors import CaptureError, InputError, UnsupportedJob
-from foretrain.evaluate import SPLITS, Evaluation, Fold, evaluate, job_key, leaderboard, split_runs
+from foretrain.evaluate import SPLITS, Evaluation, Fold, bound_of, evaluate, job_key, leaderboard, split_runs
 from foretrain.forecast import Estimate, Forecast
 from foretrain.job import Job, Model, Run
 from foretrain.predictors.base import Predictor
@@ -130,8 +130,8 @@ def test_every_comparison_is_listed_with_its_line(tmp_path: Path) -> None:
 def test_the_json_has_exactly_the_documented_keys(tmp_path: Path) -> None:
     path = write(tmp_path / "runs.jsonl", line(step_time_s=1), line(2000, step_time_s=1))
     data = json.loads(json.dumps(evaluate([path], predictors=[Fake()]).to_dict(), allow_nan=False))
-    assert list(data) == ["results", "runs", "unsupported", "failures", "reasons"]
-    figures = ["n", "mape", "median_ape", "p90_ape", "bias", "coverage", "unsupported", "failed"]
+    assert list(data) == ["results", "by_bound", "runs", "unsupported", "failures", "reasons"]
+    figures = ["n", "mape", "median_ape", "p90_ape", "bias", "coverage", "unsupported", "failed", "bound"]
     assert list(data["results"][0]) == ["predictor", "quantity", "runs_file", "split", *figures]
     assert list(data["runs"][0]) == [
         "runs_file",
@@ -143,8 +143,35 @@ def test_the_json_has_exactly_the_documented_keys(tmp_path: Path) -> None:
         "low",
         "high",
         "error",
+        "bound",
     ]
     assert list(data["unsupported"][0]) == ["runs_file", "line", "predictor", "reason"]
+
+
+def test_steps_that_the_host_bounds_are_scored_apart(tmp_path: Path) -> None:
+    """By the busy time of one GPU, else by the forecast; of several GPUs and of CPUs by neither."""
+    path = write(
+        tmp_path / "runs.jsonl",
+        line(100, step_time_s=2.0, device_busy_s=0.5),
+        line(200, step_time_s=4.0, device_busy_s=3.1),
+        line(300, step_time_s=3.0, device_busy_s=2.9),
+        line(400, step_time_s=8.0, devices=2, device_busy_s=1.0),
+    )
+    document = evaluate([path], predictors=[Fake()])
+    assert [(one.bound, one.n, one.quantity) for one in document.by_bound] == [
+        ("host", 2, "step_time_s"),
+        ("device", 1, "step_time_s"),
+    ]
+    assert [one.mape for one in document.by_bound] == pytest.approx([0.5, 0.0])
+    assert [row.bound for row in document.runs] == ["host", "host", "device", None]
+    assert document.results[0].n == 4
+    run = Run.read(line(step_time_s=1))
+    words = (
+        "the host: the device is busy 9% of the step",
+        "the device's arithmetic (60%)",
+        "gathering (70%)",
+    )
+    assert [bound_of(run, word) for word in words] == ["host", "device", None]
 
 
 def test_each_predictor_quantity_and_file_has_its_result(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from foretrain.catalog.hosts import PARTS, REFERENCE, HostProfile
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Plan, read_runs
 from foretrain.measure import steps
+from foretrain.measure.host import measure_host
 from foretrain.measure.steps import measure_jobs, measure_step, process_start
 
 MODELS = """
@@ -224,3 +228,22 @@ def test_the_allocator_is_set_as_the_job_says(
         return
     with pytest.raises(UnsupportedJob, match=said):
         steps._check_machine(job, "cuda")
+
+
+# The host
+
+
+def test_the_profile_of_a_host_needs_no_gpu(tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    profile = measure_host(0.0)
+    assert set(profile.seconds) == {"cpu"} | ({"cuda"} if torch.cuda.is_available() else set())
+    assert all(seconds > 0 for of in profile.seconds.values() for seconds in of.values())
+    assert all(low <= 1.0 <= high for of in profile.spread.values() for low, high in of.values())
+    profile.save(tmp_path / "host.json")
+    kept = HostProfile.load(tmp_path / "host.json")
+    assert kept.to_dict() == profile.to_dict()
+    host = kept.beside(dataclasses.replace(kept, speeds=dict.fromkeys(PARTS, 0.5)))
+    assert [host.speed_of(part) for part in PARTS] == pytest.approx([0.5] * 3)
+    assert set(HostProfile.load(REFERENCE).seconds["cpu"]) <= set(profile.seconds["cpu"])
+    assert os.sched_getaffinity(0) == before
+    assert 1 <= len(profile.core_s) <= len(before)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from foretrain import schema
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, check_numbers, read_link
+from foretrain.catalog.hosts import Host, HostProfile, read_host
 from foretrain.errors import InputError, UnsupportedJob, invalid
 from foretrain.schema import quantity
 from foretrain.units import (
@@ -83,7 +85,7 @@ class ClusterSpec(GroupSpec):
     storage_bandwidth: float | None = quantity(parse_rate, default=None)
     node_mtbf: float | None = quantity(parse_seconds, default=None)
     restart_time: float | None = quantity(parse_seconds, default=None)
-    host: str | None = None
+    host: str | Host | None = dataclasses.field(default=None, metadata={"parse": read_host})
     machines: int | None = None
 
 
@@ -131,12 +133,18 @@ class Cluster:
     specs: tuple[GroupSpec, ...]
     host: str | None = None
     """The machine in words, as campaigns record it ("AMD EPYC, 2 cores"); None when it is not told."""
+    issuer: Host | None = None
+    """What issues operators to GPUs: by ``host``, else the slowest of the nodes' CPUs; None where neither
+    tells."""
     machines: int | None = None
     """Machines that the nodes are, where several nodes are one; None: each is a machine of its own."""
 
     @classmethod
-    def read(cls, section: Mapping[str, Any], catalog: Catalog | None = None) -> Cluster:
-        """From the job file's section; errors name the field, the value and what is allowed.
+    def read(
+        cls, section: Mapping[str, Any], catalog: Catalog | None = None, *, base: Path = Path()
+    ) -> Cluster:
+        """From the job file's section, which lies in ``base``; errors name the field, the value and what is
+        allowed.
 
         >>> Cluster.read({"node": "dgx-h100", "nodes": 2}).world_size
         16
@@ -159,7 +167,7 @@ class Cluster:
             **{name: getattr(cluster_spec, name) for name in _STORAGE_AND_FAILURES},
             assumptions=tuple(note for entry in resolved for note in _notes(*entry, several)),
             specs=tuple(_canonical(spec, group) for _, spec, group in resolved),
-            host=cluster_spec.host,
+            **_host(cluster_spec.host, groups, catalog, base),
             machines=cluster_spec.machines,
         )
         if cluster.machines is not None and not 1 <= cluster.machines <= cluster.nodes:
@@ -174,6 +182,8 @@ class Cluster:
         if self.servers is not None:
             section["servers"] = _without_empty(dataclasses.asdict(self.servers))
         beside = {name: getattr(self, name) for name in (*_STORAGE_AND_FAILURES, "host", "machines")}
+        if self.issuer is not None and self.issuer.measured:
+            beside["host"] = self.issuer.to_dict()
         beside["price"] = self.price_per_device_hour
         return {**section, **_without_empty(beside)}
 
@@ -219,6 +229,24 @@ class Cluster:
             differ = f"the groups differ in {name}, and a single one is needed here"
             raise UnsupportedJob(f"cluster.groups: {differ}")
         return self.groups[0]
+
+
+def _host(given: str | Host | None, groups: Sequence[Group], catalog: Catalog, base: Path) -> dict[str, Any]:
+    """The machine in words, and the host that it is: a profile, what a job kept of one, or a name; else that
+    of the nodes. Where no GPU waits for it any words will do."""
+    if isinstance(given, str) and (path := base / given).is_file():
+        given = HostProfile.load(path).host()
+    if isinstance(given, Host):
+        return {"host": f"{given.cpu}, {given.cores} cores", "issuer": given}
+    if given is not None and given.endswith(".json"):
+        raise InputError(f"cluster.host: {given!r}: no such file; foretrain measure host -o FILE writes one")
+    if all(group.device.is_cpu for group in groups):
+        return {"host": given}
+    if given is not None:
+        return {"host": given, "issuer": catalog.host(given)}
+    nodes = [(group.node.cpu, group.device.year) for group in groups if group.node is not None]
+    hosts = [host for cpu, year in nodes if (host := catalog.host_of(cpu, year)) is not None]
+    return {"issuer": min(hosts, key=lambda host: host.speed, default=None)}
 
 
 def _with_price(servers: ServerNodes | None, catalog: Catalog) -> ServerNodes | None:

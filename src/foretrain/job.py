@@ -477,7 +477,7 @@ class Job:
             training=_read(Training, data["training"], "training"),
             base=base,
         )
-        cluster = Cluster.read(data["cluster"], catalog or Catalog.load())
+        cluster = Cluster.read(data["cluster"], catalog or Catalog.load(), base=base)
         training = workload.training
         defaults = ("precision",) if training.mode == "infer" else ("precision", "optimizer")
         assumed = [f"{name} {getattr(training, name)}" for name in defaults if name not in data["training"]]

@@ -1,4 +1,4 @@
-"""Reads devices, nodes, links and prices, built in and the user's own, as checked entries by name."""
+"""Reads devices, nodes, hosts, links and prices, built in and the user's own, as checked entries by name."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from foretrain import schema
+from foretrain.catalog.hosts import Host, named_host, usual_host
 from foretrain.catalog.sections import Sections
 from foretrain.catalog.spellings import GIGABYTES, SAME_MEMORY, plain, telling_words
 from foretrain.errors import InputError, invalid, unknown
@@ -216,7 +217,13 @@ class Price:
         check_numbers(f"prices.{self.name}", zero=True, per_hour=self.per_hour)
 
 
-_KINDS: dict[str, type] = {"devices": Device, "nodes": Node, "links": LinkKind, "prices": Price}
+_KINDS: dict[str, type] = {
+    "devices": Device,
+    "nodes": Node,
+    "hosts": Host,
+    "links": LinkKind,
+    "prices": Price,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +252,20 @@ class Catalog:
     def node(self, name: str, field: str = "cluster.node") -> Node:
         node: Node = self._entry("nodes", name, field)
         return node
+
+    def host(self, name: str, field: str = "cluster.host") -> Host:
+        """By its name here, or by that of its CPU, as /proc/cpuinfo spells it."""
+        host: Host = self._entry("hosts", name, field)
+        return host
+
+    def host_of(self, cpu: str | None, device_year: int | None = None) -> Host | None:
+        """The host of a node: by its CPU, else what is usual beside the device; None where nothing is
+        known."""
+        hosts = [self.host(name) for name in self.names("hosts")]
+        if cpu is not None:
+            known = _index("hosts", self.files).get(plain(cpu))
+            return named_host(cpu, hosts) if known is None else self.host(known)
+        return None if device_year is None else usual_host(device_year, hosts)
 
     def link_kind(self, name: str, field: str = "cluster.inter_node.kind") -> LinkKind:
         kind: LinkKind = self._entry("links", name, field)
@@ -284,7 +305,7 @@ class Catalog:
             told.append(f"{format_dollars(price.per_hour)}/{what}: {', '.join(facts) or 'no source given'}")
         return "; ".join(dict.fromkeys(told))
 
-    def names(self, kind: Literal["devices", "nodes", "links", "prices"]) -> tuple[str, ...]:
+    def names(self, kind: Literal["devices", "nodes", "hosts", "links", "prices"]) -> tuple[str, ...]:
         return tuple(_entries(kind, self.files))
 
     def _group_price(self, group: Group) -> float | None:
@@ -298,6 +319,8 @@ class Catalog:
         found = _index(kind, self.files).get(plain(str(name)))
         if found is None and kind == "devices":
             found = self._device_as_sold(str(name))
+        if found is None and kind == "hosts" and (host := self.host_of(str(name))) is not None:
+            found = host.name
         if found is None:
             entries, other = _entries(kind, self.files), {"devices": "node", "nodes": "device"}.get(kind)
             if other and plain(str(name)) in _index(f"{other}s", self.files):
@@ -307,6 +330,8 @@ class Catalog:
             aliases = (alias for entry in entries.values() for alias in _aliases(entry))
             shown = "devices or nodes" if kind == "prices" else kind
             what = "one of" if kind == "links" else f"one of foretrain catalog {shown}, which has"
+            if kind == "hosts":
+                what = f"a file of foretrain measure host, nor {what}"
             raise unknown(field, name, [*entries, *aliases], what)
         return _build(kind, found, self.files)
 

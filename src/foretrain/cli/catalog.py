@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @registry.command()
 def catalog(
     kind: Annotated[
-        Literal["devices", "nodes", "models", "prices"] | None, typer.Argument(show_default=False)
+        Literal["devices", "nodes", "hosts", "models", "prices"] | None, typer.Argument(show_default=False)
     ] = None,
     name: Annotated[
         str | None, typer.Argument(help="Everything about one of them.", show_default=False)
@@ -26,13 +26,13 @@ def catalog(
     file: CatalogOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """What is known: devices, nodes, models and prices, each with its source."""
+    """What is known: devices, nodes, hosts, models and prices, each with its source."""
     from foretrain.catalog import Catalog
     from foretrain.report import tables
 
     known = Catalog.load(file)
     if kind is None:
-        for each in ("devices", "nodes", "models", "prices"):
+        for each in ("devices", "nodes", "hosts", "models", "prices"):
             typer.echo(f"{len(_entries(each, None, known)):4d} {each:8s} foretrain catalog {each}")
         return
     entries = _entries(kind, name, known)
@@ -53,8 +53,13 @@ def _entries(kind: str, name: str | None, known: Catalog) -> dict[str, dict[str,
     from foretrain.model_names import find_preset, model_presets
     from foretrain.report.tables import as_dict
 
-    if kind in ("devices", "nodes"):
-        find: Callable[[str, str], Any] = known.device if kind == "devices" else known.node
+    if kind in ("devices", "nodes", "hosts"):
+        finders: dict[str, Callable[[str, str], Any]] = {
+            "devices": known.device,
+            "nodes": known.node,
+            "hosts": known.host,
+        }
+        find = finders[kind]
         found = [find(one, kind) for one in (known.names(kind) if name is None else [name])]  # type: ignore[arg-type]
         return {entry.name: as_dict(entry) for entry in found}
     if kind == "models" and name is not None and (preset := find_preset(name)) is not None:

@@ -25,6 +25,12 @@ def nodes(incomplete: str) -> list[str]:
     return _matching(Catalog.load().names("nodes"), incomplete)
 
 
+def hosts(incomplete: str) -> list[str]:
+    from foretrain.catalog import Catalog
+
+    return _matching(Catalog.load().names("hosts"), incomplete)
+
+
 def predictor_names(incomplete: str) -> list[str]:
     from foretrain import predictors
 

@@ -36,6 +36,13 @@ def evaluate(
     train_runs: Annotated[
         int | None, typer.Option(min=1, help="With --split: learn from at most so many runs of each model.")
     ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="The host that runs on GPUs were measured on: a file of measure host, or a name.",
+            autocompletion=completion.hosts,
+        ),
+    ] = None,
     processes: ProcessesOption = 1,
     ray: RayOption = None,
     catalog: CatalogOption = None,
@@ -62,6 +69,7 @@ def evaluate(
             predictors=predictor or [predictors.DEFAULT],
             split=split,
             train_runs=train_runs,
+            host=host,
             processes=processes,
             ray=ray,
             progress=advance,
@@ -73,7 +81,7 @@ def evaluate(
 
         write_atomically(json_out, dump(document))
         say(f"{len(document['results']):,} results, {len(document['runs']):,} comparisons in {json_out}")
-    show(evaluation_table(document["results"]))
+    show(evaluation_table([*document["results"], *document["by_bound"]]))
     for kind in ("failed", "unsupported"):
         _tell(kind, [reason for reason in document["reasons"] if reason["kind"] == kind])
     if document["failures"] and not document["runs"]:

@@ -79,6 +79,13 @@ class JobOptions:
             autocompletion=completion.nodes,
         ),
     ]
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="The host: a file of measure host, a name of catalog hosts, or its CPU's name.",
+            autocompletion=completion.hosts,
+        ),
+    ]
     cores_per_device: Annotated[int | None, typer.Option(help="Cores of each worker, for --device cpu.")]
     batch: Annotated[int | None, typer.Option(help="Samples per optimizer step, over all devices.")]
     image: Annotated[str | None, typer.Option(help="Image side, or channels,height,width.")]
@@ -236,6 +243,8 @@ def overriding(options: Options) -> Edit:
 def _of_job(options: Options) -> Options:
     """The options that are fields of a job, with texts read where a field is more than one."""
     given = {name: value for name, value in options.items() if name not in ("catalog", "refresh")}
+    if Path(given.get("host", "")).is_file():
+        given["host"] = str(Path(given["host"]).resolve())
     if "image" in given:
         given["image"] = _image(given["image"])
     for name in ("evaluate_every", "checkpoint_every"):

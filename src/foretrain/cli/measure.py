@@ -1,4 +1,4 @@
-"""The commands that make data: ``measure ops``, ``pack``, ``steps`` and ``campaign``."""
+"""The commands that make data: ``measure ops``, ``pack``, ``steps``, ``host`` and ``campaign``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from foretrain.cli.app import registry, say, told_if_interrupted
+from foretrain.cli.app import JsonFlag, registry, say, show, told_if_interrupted
 from foretrain.cli.job_options import CatalogOption
 from foretrain.cli.scale_out import RayOption, ScaleOut
 from foretrain.errors import InputError, invalid
@@ -178,6 +178,46 @@ def steps(
             progress=advance,
         )
     conclude(done, out)
+
+
+@measure.command()
+def host(
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The profile, which --host takes (.json).", show_default=False),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Time the benchmarks for about so long.")] = 12.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure how fast this machine issues operators, with a GPU or without: what bounds short steps."""
+    from foretrain.capture import needs_torch
+    from foretrain.files import check_target
+
+    needs_torch("measure host")
+    from foretrain.catalog.hosts import PARTS
+    from foretrain.costs.host import MEASURED_HOST
+    from foretrain.measure.host import measure_host
+    from foretrain.report import dump, tables
+
+    if not 0 < seconds < math.inf:
+        raise invalid("--seconds", seconds, "a time above 0")
+    if out is not None:
+        check_target(out)
+    profile = measure_host(seconds)
+    if out is not None:
+        profile.save(out)
+        say(f"the profile is in {out}: give it as --host, or as host in the [cluster] of a job")
+    if as_json:
+        typer.echo(dump(profile.to_dict()))
+        return
+    show(tables.host_profile(profile))
+    found = profile.host()
+    speeds = ", ".join(f"{part} {found.speed_of(part):.2f}" for part in PARTS)
+    say(f"{speeds} of the speed of {MEASURED_HOST}, which forecasts take where nothing is known")
+    if fast := profile.fast_cores:
+        slower = max(profile.core_s.values()) / min(profile.core_s.values())
+        say(f"cores differ {slower:.1f} times: taskset -c {','.join(fast)} keeps a training on the fastest")
 
 
 def _instances(targets: list[str]) -> list[Instance]:

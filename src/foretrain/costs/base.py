@@ -53,3 +53,8 @@ class HostModel(Protocol):
     def step_overhead_s(self) -> float:
         """Host time per step that belongs to no operator."""
         ...
+
+    @property
+    def unrecorded(self) -> float:
+        """Share of its time that a forward pass takes where autograd does not record it."""
+        ...

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from foretrain.catalog.hosts import PARTS, Host
 from foretrain.costs.base import Column
 from foretrain.costs.recurrences import issue_s
 from foretrain.graph import Operator
 from foretrain.graph.opset import traits
+
+UNRECORDED = 0.75
+"""By the passes without gradients of ``data/h200_random_steps.jsonl`` beside its trainings; the networks of
+``measure host`` have 0.73 to 0.87."""
+HOOK_S = 4.2e-6
+"""Of packing or unpacking a tensor in Python, as checkpoints do (``capture/tracing/checkpoints.py``)."""
+
+_NOT_LEARNED = ("hook_s", "unrecorded", "speeds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +40,28 @@ class DispatchHost:
     optimizer_s: float = 50e-6
     optimizer_tensor_s: float = 1e-6
     step_overhead_s: float = 300e-6
-    hook_s: float = 4.2e-6
-    """Of packing or unpacking a tensor in Python, as checkpoints do (``capture/tracing/checkpoints.py``)."""
+    hook_s: float = HOOK_S
+    unrecorded: float = UNRECORDED
+    """Share of its time that a forward pass takes where autograd does not record it."""
     speed: float = 1.0
     """How much faster the host is than the one these figures come from."""
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """The same of single phases, on top."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was learned, without what is the same for all."""
+        kept = [one.name for one in dataclasses.fields(self) if one.name not in _NOT_LEARNED]
+        return {name: getattr(self, name) for name in kept}
+
+    def on(self, host: Host) -> DispatchHost:
+        """These figures on another host."""
+        speeds = {phase: host.speed_of(phase) / host.speed for phase in PARTS}
+        return dataclasses.replace(
+            self,
+            speed=self.speed * host.speed,
+            speeds={phase: speed for phase, speed in speeds.items() if speed != 1.0},
+            step_overhead_s=self.step_overhead_s / host.speed,
+        )
 
     def dispatch_s(self, operator: Operator) -> float:
         """Seconds to dispatch one call outside of a model: of recurrences by their kernels, of others as they
@@ -43,7 +72,9 @@ class DispatchHost:
 
     def issue_time_s(self, operators: Sequence[Operator], phases: Sequence[str]) -> Column:
         calls = zip(operators, phases, strict=True)
-        return np.array([self._one(operator, phase) for operator, phase in calls]) / self.speed
+        speeds = np.array([self.speed * self.speeds.get(phase, 1.0) for phase in phases])
+        seconds: Column = np.array([self._one(operator, phase) for operator, phase in calls]) / speeds
+        return seconds
 
     @property
     def hook_time_s(self) -> float:
@@ -62,27 +93,6 @@ class DispatchHost:
 
 MEASURED_HOST = "a Xeon (Emerald Rapids)"
 """What dispatch costs were measured on."""
-_SPEEDS = {
-    "E5-26": 0.62, "Xeon Platinum 8168": 0.68, "8259": 0.7, "8175": 0.68, "8275": 0.72, "Cascade": 0.7,
-    "Skylake": 0.68, "EPYC 7742": 0.68, "EPYC 7R32": 0.68, "EPYC 7V12": 0.68, "Rome": 0.68, "EPYC 7763": 0.8,
-    "EPYC 7R13": 0.8, "EPYC 7V13": 0.8, "Milan": 0.8, "Emerald": 1.0, "74F3": 0.9, "7A53": 0.8, "8462": 0.95,
-    "8480": 0.95, "8481": 0.95, "8488": 0.95, "Sapphire": 0.95, "Genoa": 1.0, "EPYC 9": 1.0, "85": 1.0,
-    "Grace": 0.85,
-}  # fmt: skip
-"""Single-thread speed of hosts, by the first of these that their name contains, beside the Xeon (Emerald
-Rapids) that dispatch costs were measured on: rounded ratios of public single-thread benchmarks, by
-generation."""
-_SPEED_BY_YEAR = ((2017, 0.62), (2019, 0.68), (2021, 0.72), (2023, 0.9))
-"""Of hosts that are usual beside devices of up to that year."""
-
-
-def cpu_speed(cpu: str | None, device_year: int | None = None) -> float:
-    """How fast a node's CPU issues kernels, from its name, else from what is usual beside the device."""
-    if cpu is not None:
-        return next((speed for part, speed in _SPEEDS.items() if part in cpu), 1.0)
-    if device_year is None:
-        return 1.0
-    return next((speed for year, speed in _SPEED_BY_YEAR if device_year <= year), 1.0)
 
 
 PLAIN_HOST = DispatchHost(
@@ -90,8 +100,8 @@ PLAIN_HOST = DispatchHost(
     forward_s=30e-6,
     backward_factor=0.0,
     backward_s=30e-6,
-    optimizer_s=12e-6,
-    optimizer_tensor_s=0.14e-6,
+    optimizer_s=63e-6,
+    optimizer_tensor_s=1.1e-6,
 )
 """One time per kind of call, fitted to phase times of the host-bound runs of ``data/h200_steps.jsonl``
-(16-core Xeon)."""
+(16-core Xeon); of optimizers to steps of theirs that began on an idle device."""

@@ -243,7 +243,7 @@ def save_costs(path: Path, costs: LearnedCosts, host: DispatchHost, about: Mappi
         "models": models,
         "scales": costs.scales,
         "kernels": costs.kernel_kinds,
-        "host": dataclasses.asdict(host),
+        "host": host.to_dict(),
         "about": dict(about),
     }
     write_atomically(path, save(tensors, metadata={"foretrain": json.dumps(header, sort_keys=True)}))

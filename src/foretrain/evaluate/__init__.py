@@ -1,4 +1,5 @@
-"""Scores predictors on files of measured runs: errors per quantity and file, and every run behind them."""
+"""Scores predictors on files of measured runs: errors per quantity and file, steps that the host bounds apart
+from those that the device does, and every run behind them."""
 
 from __future__ import annotations
 
@@ -6,14 +7,15 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from foretrain.catalog import Catalog
+from foretrain.cluster import Cluster
 from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.evaluate.folds import DIMENSIONS, SPLITS, Fold, job_key, split_runs, thinned
 from foretrain.evaluate.forecasts import Answer, Asked, answer_all
@@ -22,12 +24,16 @@ from foretrain.files import parse_json
 from foretrain.job import QUANTITIES, Run, text_lines
 from foretrain.predictors import DEFAULT, get
 from foretrain.predictors.base import Predictor
+from foretrain.step.assembly import HOST_BOUND
 
 __all__ = [
-    "DIMENSIONS", "SPLITS", "Comparison", "Evaluation", "Failure", "Fold", "Reason", "Result", "Unsupported",
-    "evaluate", "job_key", "leaderboard",
-    "split_runs",
+    "BOUNDS", "DIMENSIONS", "SPLITS", "Bound", "Comparison", "Evaluation", "Failure", "Fold", "Reason",
+    "Result", "Unsupported", "bound_of", "evaluate", "job_key", "leaderboard", "split_runs",
 ]  # fmt: skip
+
+
+Bound = Literal["host", "device"]
+BOUNDS: tuple[Bound, ...] = get_args(Bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,8 @@ class Result:
     failed: int = 0
     """Of ``unsupported``, those that were not refused: their forecasts failed, as ``Evaluation.failures``
     says."""
+    bound: Bound | None = None
+    """Of steps that this bounds alone; None of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +77,8 @@ class Comparison:
     low: float
     high: float
     error: float
+    bound: Bound | None = None
+    """What bounded the step, where a GPU's busy time was measured, else by the forecast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +120,8 @@ class Evaluation:
     """The figures, and every run that they come from or that has none."""
 
     results: tuple[Result, ...]
+    by_bound: tuple[Result, ...]
+    """Of step times: those of steps that the host bounds, and those that the device does."""
     runs: tuple[Comparison, ...]
     unsupported: tuple[Unsupported, ...]
     failures: tuple[Failure, ...]
@@ -164,6 +176,7 @@ def evaluate(
     seed: int = 0,
     folds: int = 5,
     train_runs: int | None = None,
+    host: str | None = None,
     catalog: Catalog | None = None,
     processes: int = 1,
     ray: str | None = None,
@@ -173,11 +186,12 @@ def evaluate(
     """Score predictors on runs: as they are, or with a ``split`` learned anew on each fold's other runs.
 
     Folds are drawn over the runs of all files together, so that what is held out is held out everywhere.
-    ``train_runs`` is how many runs of each model are learned from at most, drawn at random. Forecasts are
+    ``train_runs`` is how many runs of each model are learned from at most, drawn at random. ``host`` is that
+    of the machine that runs on GPUs were measured on (a profile or a name). Forecasts are
     made here, in so many ``processes``, or on the Ray cluster at ``ray`` (see ``fan_out``), with the same
     outcome. ``progress`` hears how many of all forecasts are done, ``learning`` how many fits.
     """
-    cases, unread = _read(paths, catalog or Catalog.load())
+    cases, unread = _read(paths, catalog or Catalog.load(), host)
     runs = [case.run for case in cases]
     parts = (
         [Fold(train=None, test=tuple(range(len(runs))))]
@@ -212,7 +226,7 @@ def leaderboard(evaluation: Evaluation, quantity: str) -> list[Result]:
     return sorted(results, key=lambda result: math.inf if result.mape is None else result.mape)
 
 
-def _read(paths: Sequence[Path], catalog: Catalog) -> tuple[list[_Case], list[Failure]]:
+def _read(paths: Sequence[Path], catalog: Catalog, host: str | None) -> tuple[list[_Case], list[Failure]]:
     """The runs of files, and the lines that are none. A file without a single run cannot be read."""
     if not paths:
         raise InputError("runs: no file given; name at least one")
@@ -223,7 +237,7 @@ def _read(paths: Sequence[Path], catalog: Catalog) -> tuple[list[_Case], list[Fa
         for line, text in text_lines(path):
             try:
                 run = Run.read(parse_json(text), catalog=catalog, base=path.parent)
-                cases.append(_Case(runs_file=str(path), line=line, run=run))
+                cases.append(_Case(runs_file=str(path), line=line, run=_on(host, run, catalog)))
             except Exception as error:
                 failures.append(Failure(runs_file=str(path), line=line, predictor=None, reason=_why(error)))
         if len(cases) == known and len(failures) == unread:
@@ -231,6 +245,15 @@ def _read(paths: Sequence[Path], catalog: Catalog) -> tuple[list[_Case], list[Fa
         if len(cases) == known:
             raise InputError(f"{path}:{failures[unread].line}: {failures[unread].reason}")
     return cases, failures
+
+
+def _on(host: str | None, run: Run, catalog: Catalog) -> Run:
+    """A run on GPUs beside the host that is given."""
+    cluster = run.job.cluster
+    if host is None or any(group.device.is_cpu for group in cluster.groups):
+        return run
+    given = Cluster.read({**cluster.to_dict(), "host": host}, catalog)
+    return dataclasses.replace(run, job=dataclasses.replace(run.job, cluster=given))
 
 
 def _why(error: Exception) -> str:
@@ -268,7 +291,35 @@ def _compare(
         for name in QUANTITIES
         if (file, name) in tested
     )
-    return Evaluation(results=results, runs=tuple(rows), unsupported=tuple(missing), failures=tuple(failures))
+    return Evaluation(
+        results=results,
+        by_bound=tuple(_apart(results, rows)),
+        runs=tuple(rows),
+        unsupported=tuple(missing),
+        failures=tuple(failures),
+    )
+
+
+def _apart(results: Sequence[Result], rows: Sequence[Comparison]) -> Iterator[Result]:
+    """Step times by what bounds them, where it is known."""
+    for one in results:
+        for bound in BOUNDS:
+            own = [row for row in rows if row.bound == bound]
+            count = sum(row.quantity == one.quantity and row.runs_file == one.runs_file for row in own)
+            if one.quantity == "step_time_s" and count:
+                yield _result(one.predictor, one.runs_file, one.quantity, one.split, own, count, 0, bound)
+
+
+def bound_of(run: Run, forecast: str = "") -> Bound | None:
+    """What bounds the step of a run: the host where one GPU was busy in too little of it; where that was not
+    measured, what the forecast says, None where that is something else."""
+    devices = [group.device for group in run.job.cluster.groups]
+    if any(device.is_cpu for device in devices):
+        return None
+    busy_s, step_s = (run.measured.get(name) for name in ("device_busy_s", "step_time_s"))
+    if busy_s is not None and step_s and run.job.cluster.world_size == 1:
+        return "host" if busy_s < HOST_BOUND * step_s else "device"
+    return next((bound for bound in BOUNDS if forecast.startswith(f"the {bound}")), None)
 
 
 def _compare_run(
@@ -277,7 +328,7 @@ def _compare_run(
     """The comparisons that can be made for one run, and the reasons for those that cannot."""
     if answer.quantities is None:
         return [], [answer.reason]
-    rows, reasons = [], []
+    rows, reasons, bound = [], [], bound_of(case.run, answer.bound)
     for name in asked:
         measured, estimate = case.run.measured[name], answer.quantities.get(name)
         if not 0 < measured < math.inf:
@@ -291,7 +342,7 @@ def _compare_run(
                 runs_file=case.runs_file, line=case.line, predictor=predictor, quantity=name,
                 measured=measured,
                 predicted=estimate.median, low=estimate.low, high=estimate.high,
-                error=(estimate.median - measured) / measured,
+                error=(estimate.median - measured) / measured, bound=bound,
             ))  # fmt: skip
     return rows, reasons
 
@@ -304,10 +355,11 @@ def _result(
     rows: Sequence[Comparison],
     tested: int,
     failed: int,
+    bound: Bound | None = None,
 ) -> Result:
     mine = [row for row in rows if row.quantity == quantity and row.runs_file == file]
     errors = np.array([row.error for row in mine])
-    figures: dict[str, float | None] = dict.fromkeys(("mape", "median_ape", "p90_ape", "bias", "coverage"))
+    figures: dict[str, Any] = dict.fromkeys(("mape", "median_ape", "p90_ape", "bias", "coverage"))
     if mine:
         figures = {
             "mape": float(np.abs(errors).mean()),
@@ -324,5 +376,6 @@ def _result(
         n=len(mine),
         unsupported=tested - len(mine),
         failed=failed,
+        bound=bound,
         **figures,
     )

@@ -30,6 +30,8 @@ class Answer:
     """The quantities of a forecast, or why there are none."""
 
     quantities: Mapping[str, Estimate] | None = None
+    bound: str = ""
+    """What bounds the step, in the predictor's words."""
     reason: str = ""
     failed: bool = False
     """The job was not refused: something went wrong."""
@@ -207,7 +209,8 @@ def _forecast(forecasters: _Forecasters, question: _Question) -> Answer:
     assert forecaster is not None
     try:
         predictor = forecaster.predictor if isinstance(forecaster, Portable) else forecaster
-        return Answer(quantities=dict(predictor.predict(question.job).quantities))
+        forecast = predictor.predict(question.job)
+        return Answer(quantities=dict(forecast.quantities), bound=forecast.bound)
     except Exception as error:
         return _failure(error)
 

@@ -19,7 +19,7 @@ from foretrain.measure.instances import Instance
 from foretrain.measure.replay import CudaTimer, Timing, batch_by_memory, time_on_cpu
 from foretrain.measure.resume import Resumed
 from foretrain.measure.summary import Progress, Summary
-from foretrain.measure.tasks import host
+from foretrain.measure.tasks import host, processor
 
 _BATCH = 64
 """Instances in one profile."""
@@ -125,7 +125,7 @@ def machine(device: str) -> dict[str, Any]:
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor(),
         "device": device_name(device),
     }
     if device == "cuda":

@@ -262,9 +262,14 @@ def not_carried_out(job: Job, **more: Mapping[str, Any]) -> str | None:
 
 def host() -> str:
     """The machine in words: its processor and cores."""
+    return f"{processor()}, {os.cpu_count()} cores"
+
+
+def processor() -> str:
+    """The name that the processor gives itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    return names[0] if names else platform.processor() or platform.machine()

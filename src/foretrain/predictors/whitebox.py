@@ -3,13 +3,13 @@ is."""
 
 from __future__ import annotations
 
-import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
+from foretrain.catalog.hosts import PARTS
 from foretrain.costs.base import CostModel
-from foretrain.costs.host import MEASURED_HOST, DispatchHost, cpu_speed
+from foretrain.costs.host import MEASURED_HOST, DispatchHost
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Job
@@ -50,7 +50,7 @@ class WhiteBoxPredictor(Predictor):
         step = self.step(job)
         factor, notes = self.correction(step)
         step = step if factor == 1.0 else step.scaled(factor)
-        notes = (*notes, *_assumed_host(job))
+        notes = (*notes, *_host_notes(job))
         return assemble(step, self.spread_of(step), predictor=self.name, notes=notes)
 
     def step(self, job: Job) -> Step:
@@ -66,15 +66,20 @@ class WhiteBoxPredictor(Predictor):
         return lay_out(job, self.costs_for(job), host_beside(job, self.host_for(job)), gap_s=self.gap_s)
 
 
-def _assumed_host(job: Job) -> Iterator[str]:
-    """What is said of the host where the job names no node."""
-    if any(group.node is None and not group.device.is_cpu for group in job.cluster.groups):
+def _host_notes(job: Job) -> Iterator[str]:
+    """What is known of the host."""
+    cluster = job.cluster
+    if all(group.device.is_cpu for group in cluster.groups):
+        return
+    host = cluster.issuer
+    if host is not None and host.measured:
+        speeds = ", ".join(f"{phase} {host.speed_of(phase):.2f}" for phase in PARTS)
+        yield f"cluster.host: {host.cpu}, measured {host.measured}: {speeds} of the speed of {MEASURED_HOST}"
+    elif host is None and any(group.node is None for group in cluster.groups):
         yield f"cluster.node is not given: a host as fast as {MEASURED_HOST} is assumed"
 
 
 def host_beside(job: Job, host: DispatchHost) -> DispatchHost:
-    """The host with the speed of the slowest CPU among the job's nodes; as it is where the job names no
-    node."""
-    groups = [group for group in job.cluster.groups if group.node is not None]
-    speeds = [cpu_speed(group.node.cpu, group.device.year) for group in groups if group.node is not None]
-    return dataclasses.replace(host, speed=host.speed * min(speeds)) if speeds else host
+    """The host as fast as the job's own; as it is where nothing tells."""
+    issuer = job.cluster.issuer
+    return host if issuer is None else host.on(issuer)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, Price
+from foretrain.catalog.hosts import Host, HostProfile
 from foretrain.graph import PHASES, OpGraph
 from foretrain.job import RESOURCE_FIGURES
 from foretrain.predictors.base import Table as Figures
@@ -40,7 +41,10 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iter
 
 
 def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    """The errors per predictor, file and quantity, as percentages."""
+    """The errors per predictor, file and quantity, as percentages; by what bounds the step below those of
+    all."""
+    places = {_whole(result): place for place, result in enumerate(results) if result["bound"] is None}
+    results = sorted(results, key=lambda result: places[_whole(result)])
     several = len({result["runs_file"] for result in results}) > 1
     failed = ["failed"] if any(result["failed"] for result in results) else []
     headings = [
@@ -63,7 +67,7 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
         names = [
             _short(result["predictor"]),
             *([result["runs_file"]] if several else []),
-            result["quantity"],
+            result["quantity"] if result["bound"] is None else f"  {result['bound']}-bound",
             f"{result['n']:,}",
         ]
         errors = [_percent(result[key]) for key in ("mape", "median_ape", "p90_ape")]
@@ -78,6 +82,10 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
             ]
         )
     return table(headings, rows, right=headings[headings.index("n") :])
+
+
+def _whole(result: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(result[key] for key in ("predictor", "runs_file", "quantity"))
 
 
 def _short(name: str, most: int = 24) -> str:
@@ -212,6 +220,12 @@ def listing(kind: str, entries: Mapping[str, Mapping[str, Any]], catalog: Catalo
         return _device_table(catalog.device(name) for name in entries)
     if kind == "nodes":
         return _node_table((catalog.node(name) for name in entries), catalog)
+    if kind == "hosts":
+        hosts = [catalog.host(name) for name in entries]
+        rows = [
+            [host.name, host.cpu, str(host.year or ""), f"{host.speed:.2f}", host.source] for host in hosts
+        ]
+        return table(("host", "cpu", "year", "speed", "source"), rows, right=("year", "speed"))
     if kind == "prices":
         rows = [
             [
@@ -291,7 +305,23 @@ def _link(link: LinkSpec) -> str:
     )
 
 
-def as_dict(entry: Device | Node | Price) -> dict[str, Any]:
+def host_profile(profile: HostProfile) -> Table:
+    """What benchmarks of a host took per call, on a GPU and on the CPU alone."""
+    places = [place for place in ("cuda", "cpu") if place in profile.seconds]
+    names = dict.fromkeys(name for place in places for name in profile.seconds[place])
+    headings = {"cuda": f"on {profile.device}", "cpu": f"on {profile.cpu}"}
+    rows = [
+        (
+            name,
+            *(format_seconds(of[name]) if name in (of := profile.seconds[place]) else "" for place in places),
+        )
+        for name in names
+    ]
+    columns = [headings[place] for place in places]
+    return table(("benchmark", *columns), rows, right=columns)
+
+
+def as_dict(entry: Device | Node | Host | Price) -> dict[str, Any]:
     """The fields of a catalogue entry as JSON values, those without a value left out."""
     return _without_empty(dataclasses.asdict(entry))
 

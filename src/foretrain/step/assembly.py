@@ -32,6 +32,8 @@ QUANTITIES = MEMORY_QUANTITIES | {
 
 _PER_SECOND = ("network_tx_bytes_per_s", "network_rx_bytes_per_s")
 """What falls as the step takes longer."""
+_MEASURE = "measure yours: foretrain measure host"
+"""Where a host is known by its name alone."""
 HOST_BOUND = 0.8
 """Share of the step that the device does not wait for kernels, below which the host bounds it."""
 
@@ -131,7 +133,9 @@ def _bound(step: Step) -> str:
     shares = {name: seconds / (step.time_s or 1.0) for name, seconds in step.causes_s.items()}
     if is_host_bound(step):
         busy, waits = step.device_busy_s / step.time_s, _waiting_for_kernels(step) / step.time_s
-        return f"the host: the device is busy {busy:.0%} of the step and waits for kernels in {waits:.0%}"
+        words = f"the host: the device is busy {busy:.0%} of the step and waits for kernels in {waits:.0%}"
+        host = step.layout.job.cluster.issuer
+        return words if host is not None and host.measured else f"{words}; {_MEASURE}"
     name = max(shares, key=lambda one: shares[one])
     if name != "computation":
         return f"{name} ({shares[name]:.0%} of the step)"

@@ -67,6 +67,9 @@ class Profile:
     selective_recompute: Literal["attention", "half"] = "attention"
     """What selective recomputation runs again: attention between its projections, or all but attention and
     every second product."""
+    checkpoint_hooks: bool = False
+    """Recomputation without reentrance (``torch.utils.checkpoint``, the default of timm and transformers):
+    each tensor that is saved for the backward pass goes through Python."""
     clips_gradients: bool = False
     waits_each_step: bool = False
     """The host reads the loss or the norm of the gradients in each step."""
@@ -85,7 +88,7 @@ class Profile:
     """How layers are dealt out to the stages of a pipeline."""
 
 
-_PYTORCH = Profile()
+_PYTORCH = Profile(checkpoint_hooks=True)
 _MEGATRON = Profile(
     loss_copies=1.5,
     logs_memory_of="last",
@@ -147,11 +150,12 @@ _PROFILES: dict[Framework, Profile] = {
     "megatron": _MEGATRON,
     "nanotron": _NANOTRON,
     "llm-foundry": dataclasses.replace(_FSDP, fusion=Fusion(losses=True), attention_generation=1),
-    "fms-fsdp": _FSDP,
+    "fms-fsdp": dataclasses.replace(_FSDP, checkpoint_hooks=True),
     "torchtitan": dataclasses.replace(
         _FSDP,
         fusion=Fusion(norms=True),
         selective_recompute="half",
+        checkpoint_hooks=True,
         reduces_in_fp32=True,
         optimizers=_MEGATRON.optimizers,
     ),
@@ -172,7 +176,7 @@ def profile(job: Job) -> Profile:
     if training.framework == "megatron":
         found = _megatron(found, job)
     if training.compile:
-        found = dataclasses.replace(found, fusion=COMPILED)
+        found = dataclasses.replace(found, fusion=COMPILED, checkpoint_hooks=False)
     return found
 
 

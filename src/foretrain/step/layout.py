@@ -19,7 +19,7 @@ from foretrain.graph.opset import communicates, is_attention, permutes, waits
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import as_compiled, step_graph
-from foretrain.step.partition import Stage, Teams, stages
+from foretrain.step.partition import Stage, Teams, blocks, stages
 from foretrain.step.spans import Column, Mask
 
 COLLECTIVE_HOST_S = 25e-6
@@ -38,6 +38,8 @@ _MESSAGE_HOST_S = 60e-6
 _SLOWDOWN = 0.10
 """Hidden communication takes this share of its time from the computation beside it: both use memory and
 processors."""
+_SAVED = ("activations", "weights", "inputs")
+"""What of the forward pass a backward operator reads."""
 _KERNEL_S = 3e-6
 """Of a kernel that copies next to nothing."""
 
@@ -175,6 +177,12 @@ def cost_calls(
     for i in np.flatnonzero(moving).tolist():
         device_s[i] = collective_s(operators[i], network, teams, least_s)
     host_s = _issue_s(graph, host, hooks=not job.workload.training.compile) * habits.host
+    if job.workload.training.mode == "infer":
+        host_s *= host.unrecorded
+    whole = job.plan.recompute not in ("none", "selective") or habits.selective_recompute == "half"
+    traced = bool(graph.recomputed.any())
+    if job.plan.recompute != "none" and whole and habits.checkpoint_hooks and not traced:
+        host_s += host.hook_time_s * habits.host * _OF_SAVED * _hooks(graph)
     which = graph.operator_index
     host_s[moving[which]] = COLLECTIVE_HOST_S
     if device.is_cpu:  # the thread that issues an operator also runs it
@@ -209,6 +217,30 @@ def _issue_s(graph: OpGraph, host: HostModel, *, hooks: bool) -> Column:
     calls = host.issue_time_s(operators, [PHASES[phase] for _, phase in issued])[which]
     called = np.array([op.hooks for op in graph.ops], dtype=np.float64)
     return calls + called * host.hook_time_s if hooks else calls
+
+
+_OF_SAVED = 2.1
+"""Calls of hooks for a tensor that is saved or read, with a share of what a checkpoint costs by itself (0.3 ms:
+states of random numbers, contexts), as a layer saves some thirty tensors."""
+
+
+def _hooks(graph: OpGraph) -> Column:
+    """How many tensors each call inside of a layer hands to the hooks of a checkpoint as they are saved for
+    the backward pass, which is once more where it is computed again; or takes from them."""
+    layers = [block.piece for block in blocks(graph) if block.is_layer]
+    first = int(np.argmax(graph.phase_index == PHASES.index("backward")))
+    makers: dict[int, int] = {}
+    for piece in layers:
+        for i in piece.forward.tolist():
+            makers.update(dict.fromkeys(graph.ops[i].writes, i))
+    found = np.zeros(len(graph.ops))
+    for i in {call for piece in layers for call in piece.backward.tolist()}:
+        for buffer in graph.ops[i].reads:
+            if graph.buffers[buffer].category in _SAVED and graph.buffers[buffer].born < first:
+                found[i] += 1
+                if buffer in makers:
+                    found[makers[buffer]] += 1
+    return found
 
 
 def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column) -> None:

@@ -32,7 +32,8 @@ COMPUTING: Mapping[Tier, str] = {
 LOOKED_UP = "computing, operators looked up"
 ON_CPU = "computing on CPU cores"
 BY_ROOFLINE = "computing, by the roofline alone"
-HOST, INSIDE, RDMA, SOCKETS = "host", "network inside a node", "network, RDMA", "network, sockets"
+HOST, HOST_MEASURED = "host", "host, measured"
+INSIDE, RDMA, SOCKETS = "network inside a node", "network, RDMA", "network, sockets"
 PIPELINE, CHANNELS_LAST, ESTIMATED = "pipeline and stragglers", "channels last", "ways of training estimated"
 PARTS = (
     LOOKED_UP,
@@ -40,6 +41,7 @@ PARTS = (
     ON_CPU,
     BY_ROOFLINE,
     HOST,
+    HOST_MEASURED,
     INSIDE,
     RDMA,
     SOCKETS,
@@ -102,7 +104,8 @@ def shares(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0)
         own = 1.0 - exposed - pipeline
         computing = min(own, max(0.0, step.device_busy_s / whole - exposed))
         bound = min(1.0, max(0.0, own - computing - _IDLE_ANYWAY) / _IDLE_OF_BOUND)
-        found[HOST], computing = own * bound, own * (1.0 - bound)
+        host = HOST_MEASURED if job.cluster.issuer and job.cluster.issuer.measured else HOST
+        found[host], computing = own * bound, own * (1.0 - bound)
         for part, share in computing_parts(step, costs, tier, unmeasured).items():
             found[part] = computing * share
     found[_network(job)] += exposed
