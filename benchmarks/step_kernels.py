@@ -1,7 +1,7 @@
 """Records which operator launches which kernels in a real step, and compares their number with a forecast's.
 
-    python benchmarks/step_kernels.py record jobs.jsonl --out kernels.jsonl --budget 30     # needs a GPU
-    python benchmarks/step_kernels.py compare kernels.jsonl                                 # needs none
+python benchmarks/step_kernels.py record jobs.jsonl --out kernels.jsonl --budget 30     # needs a GPU
+python benchmarks/step_kernels.py compare kernels.jsonl                                 # needs none
 """
 
 from __future__ import annotations

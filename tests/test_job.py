@@ -138,6 +138,27 @@ def test_a_run_survives_dict_and_json(document: dict[str, Any], measured: dict[s
     assert Run.read(json.loads(json.dumps(run.to_dict())), catalog=CATALOG) == run
 
 
+def test_a_run_names_the_version_of_a_library_where_it_matters_what_it_runs() -> None:
+    def libraries(model_type: str, version: str) -> dict[str, str]:
+        model = {"source": "transformers", "config": {"model_type": model_type}}
+        document = {"job": {**SMALL, "model": model}, "measured": {}, "provenance": {"transformers": version}}
+        run = Run.read(document, catalog=CATALOG)
+        assert Run.read(json.loads(json.dumps(run.to_dict())), catalog=CATALOG) == run
+        return dict(run.job.workload.model.libraries)
+
+    assert libraries("gemma2", "5.17.0") == {"transformers": "5.17.0"}
+    assert libraries("gemma2", "5.22.0") == libraries("llama", "5.17.0") == {}
+
+
+@pytest.mark.parametrize(
+    ("libraries", "message"),
+    [({"numpy": "1.0"}, r"^model\.libraries: 'numpy'"), ({"transformers": "new"}, r"^model\.libraries\.tra")],
+)
+def test_versions_of_libraries_are_checked(libraries: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Job.read({**SMALL, "model": {**SMALL["model"], "libraries": libraries}}, catalog=CATALOG)
+
+
 def test_the_sample_job_of_the_documentation_is_a_job() -> None:
     text = (Path(__file__).parents[1] / "docs" / "formats.md").read_text(encoding="utf-8")
     sample = text.partition("```toml\n[model]")[2].partition("```")[0]

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from foretrain import spellings
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import parse_json, read_text
+from foretrain.library_changes import LIBRARIES, libraries_that_matter
 from foretrain.schema import convert, read
 from foretrain.spellings import Spellings
 from foretrain.units import parse_seconds
@@ -92,6 +94,8 @@ class Model:
     config: Mapping[str, Any] | None = None
     title: str | None = None
     """What reports call it; no part of what it is."""
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    """Versions of libraries that it runs with, where they are not those installed here."""
 
     def __post_init__(self) -> None:
         if self.source == "transformers":
@@ -117,6 +121,11 @@ class Model:
                     raise InputError(
                         f"model.{key}: only a transformers model has it, not source = {self.source!r}"
                     )
+        for library, version in self.libraries.items():
+            if library not in LIBRARIES:
+                raise unknown("model.libraries", library, LIBRARIES, "a library whose version matters;")
+            if not re.fullmatch(r"\d+\.\d+(\..*)?", version):
+                raise invalid(f"model.libraries.{library}", version, 'a version, such as "5.17"')
         if self.source == "python" and not (str(self.name).endswith(".py") or ":" in str(self.name)):
             raise invalid(
                 "model.name", self.name, 'of the form "path/to/file.py:function" or "path/to/file.py"'
@@ -131,6 +140,20 @@ class Model:
             return self.name.rpartition("/")[2] if self.source in FILE_SOURCES else self.name
         assert self.config is not None
         return str(self.config["model_type"])
+
+    @property
+    def model_type(self) -> str | None:
+        """Of a transformers model."""
+        if self.source != "transformers":
+            return None
+        return str((self.config or {}).get("model_type", self.name))
+
+    def measured_with(self, provenance: Mapping[str, Any]) -> Model:
+        """The model with the versions of libraries that a run was measured with, where they matter and only
+        its provenance tells them."""
+        if self.libraries or self.source not in ("transformers", "python"):
+            return self
+        return dataclasses.replace(self, libraries=libraries_that_matter(provenance, self.model_type))
 
     @property
     def key(self) -> str:
@@ -509,7 +532,12 @@ class Run:
         provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
         measured = {**sampled_figures(provenance), **measured}
         job = Job.read(data["job"], catalog=catalog, base=base)
-        job = dataclasses.replace(job, cluster=job.cluster.measured_on(provenance))
+        model = job.workload.model.measured_with(provenance)
+        job = dataclasses.replace(
+            job,
+            workload=dataclasses.replace(job.workload, model=model),
+            cluster=job.cluster.measured_on(provenance),
+        )
         return cls(job=job, measured=measured, provenance=provenance)
 
     def to_dict(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretrain.capture.cache import cache_folder, found_or_traced, read_graph
-from foretrain.capture.keys import accumulates, library_versions
+from foretrain.capture.keys import accumulates, earlier_behaviour, library_versions
 from foretrain.capture.programs import settings as programs
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line, missing
 from foretrain.graph import OpGraph, Weight
@@ -263,8 +263,10 @@ def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
         if programs.is_program(job.workload):
             return _trace_program(job, batch)
         from foretrain.capture.parallel.ranks import trace_rank
+        from foretrain.capture.sources.transformers.earlier import as_before
 
-        return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)
+        with as_before(earlier_behaviour(job)):
+            return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)
 
 
 @contextlib.contextmanager

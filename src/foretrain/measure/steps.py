@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from foretrain.capture.keys import installed_versions
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
 from foretrain.measure.models import autocast, real_model, real_optimizer
@@ -83,7 +84,8 @@ def measure_step(
         stepper = None
         if device == "cuda":
             _forget_jobs()
-    provenance = {"source": "foretrain measure steps", **machine(device), **spread, "first_steps_s": first_s}
+    versions = {**dict(installed_versions(job.workload.model)), **machine(device)}
+    provenance = {"source": "foretrain measure steps", **versions, **spread, "first_steps_s": first_s}
     if start and fresh:
         provenance |= {**start, "build_s": build_s}
         warm_up_s = max(0.0, sum(first_s) - len(first_s) * measured["step_time_s"])
@@ -316,5 +318,6 @@ def _key(job: Job) -> str:
 
 
 def _key_of(line: Any) -> str:
-    failed = isinstance(line, Mapping) and "error" in line
-    return _key(Job.read(line.get("job")) if failed else Run.read(line).job)
+    if not (isinstance(line, Mapping) and "error" in line):
+        Run.read(line)
+    return _key(Job.read(line.get("job")))
