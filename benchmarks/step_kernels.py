@@ -125,10 +125,12 @@ def compare(path: Path) -> None:
                 print(f"  {name:50} {real[name]:6} {told[name]:8.1f}")
 
 
-_INSIDE = ("conv2d", "conv1d", "conv3d", "linear", "matmul", "scaled_dot_product_attention", "layer_norm",
-           "batch_norm", "_batch_norm_impl_index", "dropout", "to", "reshape", "contiguous", "conv_transpose2d",
-           "cross_entropy_loss", "nll_loss_nd", "softmax", "einsum", "group_norm", "ctc_loss", "embedding_bag",
-           "lstm", "gru", "flatten", "adaptive_avg_pool2d", "max_pool2d", "log_softmax", "rms_norm")  # fmt: skip
+_INSIDE = (
+    "conv1d conv2d conv3d conv_transpose2d linear matmul einsum scaled_dot_product_attention layer_norm "
+    "group_norm rms_norm batch_norm _batch_norm_impl_index dropout to reshape contiguous flatten softmax "
+    "log_softmax cross_entropy_loss nll_loss_nd ctc_loss embedding_bag lstm gru adaptive_avg_pool2d "
+    "max_pool2d"
+).split()
 """Of torch's operators that only call others."""
 
 
