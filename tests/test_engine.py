@@ -204,7 +204,18 @@ def test_the_hosts_part_of_an_optimizer_is_not_communication_of_a_pipeline() -> 
     assert step.time.exposed_s < 1e-4  # messages between the stages
 
 
-# Recomputation and offload
+# Accumulation, recomputation and offload
+
+
+def test_the_first_micro_batch_hands_its_gradients_over_and_the_others_add_to_them() -> None:
+    layout = DeletePopPredictor().layout(job(plan={"micro_batch": 4}))
+    adds = layout.graph.adds_to_gradients
+    trained = sum(weight.trainable for weight in layout.graph.weights) or 6 * 9 + 3
+    assert len(adds) == trained
+    assert layout.calls.kernels[adds].sum() * 4 == pytest.approx(trained * 3)
+    megatron = DeletePopPredictor().layout(job(plan={"micro_batch": 4}, framework="megatron"))
+    assert megatron.calls.kernels[megatron.graph.adds_to_gradients].min() == 1.0
+
 
 
 def test_recomputation_runs_the_forward_pass_again_and_holds_less() -> None:
