@@ -489,6 +489,17 @@ class Job:
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
 
+    @property
+    def trains(self) -> bool:
+        return self.workload.training.mode == "train"
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a device runs as if there were no other: it is the only one, or serves a whole model."""
+        plan = self.plan
+        cut = plan.shard != "none" or max(plan.tensor, plan.pipeline, plan.context, plan.expert) > 1
+        return self.cluster.world_size == 1 or not (self.trains or cut)
+
     def to_dict(self) -> dict[str, Any]:
         """The canonical JSON form: what differs from the defaults, plus the resolved plan."""
         return {

@@ -165,7 +165,7 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
         "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": plan.context,
         "expert": plan.expert,
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan,
-        "framework": framework,
+        "framework": framework, **({} if job.trains or plan.tensor == 1 else {"logits": "whole"}),
     }  # fmt: skip
     return found_or_traced(functools.partial(_trace_rank, job), job, split, refresh=refresh)
 

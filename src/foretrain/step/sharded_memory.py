@@ -82,8 +82,14 @@ def sharded_memory(
         else sizes.state * held.share(sharded=plan.shard in _SHARDS_STATE),
         "activations": kept,
         "temporaries": working,
-        "buffers": _gathered_bytes(job, stage, profile, held) + _bucket_bytes(plan, profile, held, own),
-        "workspaces": float(max(sum(library_workspaces(group.device)) for group in job.cluster.groups)),
+        "buffers": _gathered_bytes(job, stage, profile, held)
+        + (_bucket_bytes(plan, profile, held, own) if job.trains else 0.0),
+        "workspaces": float(
+            max(
+                sum(library_workspaces(group.device, job.workload.training.mode))
+                for group in job.cluster.groups
+            )
+        ),
     }
     return RankMemory(
         stage=stage.index,
@@ -127,7 +133,7 @@ def _tied_elements(graph: OpGraph) -> int:
 
 
 def _sizes(job: Job, graph: OpGraph, profile: Profile) -> _Sizes:
-    if job.workload.training.mode == "infer":
+    if not job.trains:
         return _Sizes(gradient=0.0, fleeting_gradient=0.0, state=0.0)
     traced = sum(
         weight.elements for weight in graph.weights if _is_traced(graph, weight.name) and weight.trainable
@@ -196,8 +202,12 @@ def in_flight(plan: Plan, stage: int, chunks: int, micro_batches: int) -> tuple[
 def _passes(
     job: Job, graph: OpGraph, stage: Stage, sizes: _Sizes, profile: Profile
 ) -> tuple[float, float, float]:
-    """Activations, temporaries and fleeting gradients at the moment when they are most together."""
+    """Activations, temporaries and fleeting gradients at the moment when they are most together; in inference
+    one block at a time, and what is kept of every micro-batch."""
     plan = job.plan
+    if not job.trains:
+        kept = sum(block.piece.kept_bytes for block in stage.blocks) * job.accumulation
+        return float(kept), float(max(block.piece.working_bytes for block in stage.blocks)), 0.0
     counts = in_flight(plan, stage.index, len(stage.chunks), job.accumulation)
     everything = sum(
         count * sum(_kept(block, plan, profile) for block in chunk)
@@ -268,6 +278,8 @@ def _cached_bytes(
 ) -> float:
     """Beside tensors: split blocks, blocks whose collectives have not run yet, and segments for what fits in
     no block of activations."""
+    if not job.trains:
+        return _SPLIT_LOSS * kept
     logits = max((_logits_bytes(graph, block) for block in stage.blocks), default=0)
     largest = max((weight.elements * ITEM_BYTES[weight.dtype] for weight in stage.weights), default=0)
     scratch = profile.parameter_copies * largest if largest > logits else 0.0
