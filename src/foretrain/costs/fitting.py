@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from foretrain.catalog import Catalog, Device
 from foretrain.costs.features import SERIAL, Described, describe
-from foretrain.costs.kernels import kernel_kind
+from foretrain.costs.kernels import kernel_figures, kernel_kind
 from foretrain.costs.learned import GENERAL, LearnedCosts, Lookup, OperatorModel
 from foretrain.costs.measured import MeasuredOperator
 from foretrain.costs.trees import grow
@@ -32,6 +32,9 @@ _SETTINGS = {"num_leaves": 31, "feature_fraction": 0.7, "bagging_fraction": 0.8,
 _FOR_ALL = {**_SETTINGS, "trees": 220, "learning_rate": 0.07, "max_depth": 9, "min_data_in_leaf": 20}
 _FOR_ONE = {**_SETTINGS, "trees": 400, "learning_rate": 0.045, "max_depth": 12, "min_data_in_leaf": 4}
 """How trees are grown for all devices together, coarsely so that they carry over, and for one device."""
+_FOR_KERNELS = {**_SETTINGS, "trees": 100, "learning_rate": 0.12, "max_depth": 10, "min_data_in_leaf": 6}
+_FEW_KERNELS_DIFFER = 0.05
+"""The standard deviation of the logarithm of kernels per call below which a family has its kinds' means."""
 _SLOWER = (0.5, 0.25)
 """Shares of the bandwidth of the virtual devices that stand beside a measured one."""
 _SHARPNESS = 4.0
@@ -85,6 +88,12 @@ def fit_costs(
         models,
         lookups,
         kernel_kinds=_kernel_kinds(sample.operator for group in samples.values() for sample in group),
+        kernel_models=kernel_models(
+            (sample.operator, sample.described)
+            for group in samples.values()
+            for sample in group
+            if not sample.virtual
+        ),
     )
 
 
@@ -163,6 +172,28 @@ def _kernel_kinds(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
             for kind in (one.name, kernel_kind(one.name, one.inputs)):
                 found.setdefault(kind, []).append(one.kernels)
     return {kind: round(float(np.mean(counts)), 2) for kind, counts in sorted(found.items())}
+
+
+def kernel_models(
+    operators: Iterable[tuple[MeasuredOperator, Described]],
+) -> dict[str, OperatorModel]:
+    """How many kernels a call launches, by family, where its operators differ in it."""
+    families: dict[str, list[tuple[MeasuredOperator, Described]]] = {}
+    for one, described in operators:
+        if one.kernels is not None and described.figures and not traits(one.name).multi_tensor:
+            families.setdefault(described.family, []).append((one, described))
+    found: dict[str, OperatorModel] = {}
+    for family, members in sorted(families.items()):
+        logs = np.log([max(1, one.kernels or 1) for one, _ in members])
+        if len(members) < _LEAST or float(logs.std()) < _FEW_KERNELS_DIFFER:
+            continue
+        names, weights = np.array([one.name for one, _ in members]), np.ones(len(members))
+        effects = _effects(names, logs, weights, prior=float(logs.mean()), strength=1)
+        rows = np.array(
+            [[*described.figures, *kernel_figures(one), effects[one.name]] for one, described in members]
+        )
+        found[family] = OperatorModel(grow(rows, logs, weights, **_FOR_KERNELS), effects, float(logs.mean()))
+    return found
 
 
 def dispatch_costs(operators: Iterable[MeasuredOperator]) -> dict[str, float]:

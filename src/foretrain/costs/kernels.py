@@ -1,10 +1,12 @@
-"""Counts the kernels that a call launches: as a rule one, over lists of tensors by torch's own rules."""
+"""Counts the kernels that a call launches: as a rule one, over lists of tensors by torch's own rules; and says
+what the number depends on where libraries choose it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from foretrain.costs.base import Call
 from foretrain.graph import ITEM_BYTES, Operator, TensorSpec
 from foretrain.graph.opset import traits
 
@@ -42,6 +44,25 @@ def kernel_kind(name: str, inputs: Sequence[TensorSpec]) -> str:
         return kind
     x, weight = inputs[-2], inputs[-1]
     return f"{kind}/{'x'.join(map(str, weight.shape[2:]))}{'/last' if x.channels_last else ''}"
+
+
+KERNEL_COLUMNS = tuple(
+    "tensors channels_last_0 channels_last_1 channels_last_2 strided_0 strided_1 strided_2 learning".split()
+)
+"""What the number of kernels depends on beside what their time does: a bias that is added apart, operands that
+are brought to another layout, statistics that are computed or given."""
+
+
+def kernel_figures(call: Call) -> list[float]:
+    """As ``KERNEL_COLUMNS`` names them."""
+    first = [*call.inputs[:3], *[None] * 3][:3]
+    learning = call.args.get("training", call.args.get("train", False))
+    return [
+        float(len(call.inputs)),
+        *(float(spec is not None and spec.channels_last) for spec in first),
+        *(float(spec is not None and spec.strides is not None) for spec in first),
+        float(bool(learning)),
+    ]
 
 
 def _multi_tensor(operator: Operator) -> int:
