@@ -1,4 +1,4 @@
-"""Counts the kernels that a call launches: as a rule one, over lists of tensors by torch's own rules; and says
+"""Counts the kernels that a call launches: as a rule one, over lists of tensors by torch's own rules; names
 what the number depends on where libraries choose it."""
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def kernel_kind(name: str, inputs: Sequence[TensorSpec]) -> str:
 KERNEL_COLUMNS = tuple(
     "tensors channels_last_0 channels_last_1 channels_last_2 strided_0 strided_1 strided_2 learning".split()
 )
-"""What the number of kernels depends on beside what their time does: a bias that is added apart, operands that
-are brought to another layout, statistics that are computed or given."""
+"""What the number of kernels depends on beside what their time does: a bias that is added apart, operands
+that are brought to another layout, statistics that are computed or given."""
 
 
 def kernel_figures(call: Call) -> list[float]:
