@@ -159,6 +159,30 @@ def test_versions_of_libraries_are_checked(libraries: dict[str, str], message: s
         Job.read({**SMALL, "model": {**SMALL["model"], "libraries": libraries}}, catalog=CATALOG)
 
 
+@pytest.mark.parametrize(
+    ("training", "source", "scales"),
+    [
+        ({"precision": "amp-fp16"}, "mine", True),
+        ({"precision": "amp-fp16"}, "huggingface/pytorch-image-models", False),
+        ({"precision": "amp-fp16", "grad_scaler": False}, "mine", False),
+        ({"precision": "amp-fp16", "mode": "infer"}, "mine", False),
+        ({"precision": "amp-bf16"}, "mine", False),
+    ],
+)
+def test_half_precision_scales_its_loss_unless_it_is_said_otherwise(
+    training: dict[str, Any], source: str, scales: bool
+) -> None:
+    document = {**SMALL, "training": {**SMALL["training"], **training}}
+    run = Run.read({"job": document, "measured": {}, "provenance": {"source": source}}, catalog=CATALOG)
+    assert run.job.workload.training.scales_loss is scales
+
+
+def test_a_scaler_is_of_half_precision() -> None:
+    training = {"global_batch": 8, "precision": "bf16", "grad_scaler": True}
+    with pytest.raises(InputError, match=r"^training\.grad_scaler: true needs training with precision amp-f"):
+        Job.read({**SMALL, "training": training}, catalog=CATALOG)
+
+
 def test_the_sample_job_of_the_documentation_is_a_job() -> None:
     text = (Path(__file__).parents[1] / "docs" / "formats.md").read_text(encoding="utf-8")
     sample = text.partition("```toml\n[model]")[2].partition("```")[0]

@@ -163,6 +163,10 @@ class Model:
         )
 
 
+_WITHOUT_SCALER = frozenset({"huggingface/pytorch-image-models"})
+"""Sources of runs whose programs train in amp-fp16 without a gradient scaler: timm's ``benchmark.py``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """How the model is trained: batch, input size, precision, optimizer, and for how long."""
@@ -174,6 +178,9 @@ class Training:
     classes: int | None = None
     precision: Precision = "fp32"
     master_weights: bool = False
+    grad_scaler: bool | None = None
+    """Whether amp-fp16 scales the loss, as torch's ``GradScaler`` does; None where nothing else is said: it
+    does."""
     optimizer: str = "sgd"
     channels_last: bool = False
     compile: bool = False
@@ -222,6 +229,20 @@ class Training:
                 "training.master_weights: true needs precision "
                 f"bf16, fp16 or fp8; {self.precision} already keeps fp32 weights"
             )
+
+        if self.grad_scaler and (self.precision != "amp-fp16" or self.mode != "train"):
+            raise InputError("training.grad_scaler: true needs training with precision amp-fp16")
+
+    def measured_by(self, provenance: Mapping[str, Any]) -> Training:
+        """The training as the program ran it that a run was measured by, where only its provenance tells."""
+        unsaid = self.grad_scaler is None and self.precision == "amp-fp16"
+        if unsaid and provenance.get("source") in _WITHOUT_SCALER:
+            return dataclasses.replace(self, grad_scaler=False)
+        return self
+
+    @property
+    def scales_loss(self) -> bool:
+        return self.mode == "train" and self.precision == "amp-fp16" and self.grad_scaler is not False
 
     def _check_interruptions(self) -> None:
         """Of what happens beside the steps."""
@@ -543,10 +564,11 @@ class Run:
         provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
         measured = {**sampled_figures(provenance), **measured}
         job = Job.read(data["job"], catalog=catalog, base=base)
-        model = job.workload.model.measured_with(provenance)
+        work = job.workload
+        model, training = work.model.measured_with(provenance), work.training.measured_by(provenance)
         job = dataclasses.replace(
             job,
-            workload=dataclasses.replace(job.workload, model=model),
+            workload=dataclasses.replace(work, model=model, training=training),
             cluster=job.cluster.measured_on(provenance),
         )
         return cls(job=job, measured=measured, provenance=provenance)

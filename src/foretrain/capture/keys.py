@@ -64,6 +64,7 @@ def graph_key(
             _traced_precision(training.precision), training.master_weights,
             training.optimizer if training.mode == "train" else None, training.channels_last,
         ],
+        **({"grad_scaler": True} if training.scales_loss else {}),
         "micro_batch": batch,
         "accumulate": accumulates(job),
         "file": _file_hash(job),

@@ -124,6 +124,8 @@ class Stepper:
         trained = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
         trains = self.training.mode == "train"
         self.optimizer = real_optimizer(self.training.optimizer, trained) if trains else None
+        scales = self.training.scales_loss
+        self.scaler = torch.amp.GradScaler(torch.device(device).type) if scales else None
         self._value: Any = None
 
     def forward(self) -> None:
@@ -132,12 +134,16 @@ class Stepper:
             self._value = self.model.compute() if trains else self.model.output()
 
     def backward(self) -> None:
-        self._value.backward()
+        (self._value if self.scaler is None else self.scaler.scale(self._value)).backward()
         self._value = None
 
     def update(self) -> None:
         assert self.optimizer is not None
-        self.optimizer.step()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
     def phases(self) -> dict[str, Callable[[], None]]:

@@ -162,7 +162,7 @@ def _assumptions(step: Step) -> Iterator[str]:
         )
     if training.precision == "fp8":
         yield "fp8 is traced as bf16; matrix products are costed at the fp8 rate"
-    if training.precision == "amp-fp16" and "training" not in graph.info:
+    if training.precision == "amp-fp16" and training.mode == "train" and not training.scales_loss:
         yield "no gradient scaler"
     wanted = training.precision.removeprefix("amp-")
     for device in dict.fromkeys(group.device for group in job.cluster.groups):
