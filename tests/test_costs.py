@@ -160,6 +160,16 @@ def test_a_convolution_launches_one_kernel_per_gradient(mask: list[bool], kernel
     assert kernel_count(operator("convolution_backward", output_mask=mask)) == kernels
 
 
+def test_a_ctc_loss_copies_its_lengths_and_collects_blanks_apart_where_it_is_large() -> None:
+    def backward(steps: int) -> Operator:
+        scores = TensorSpec((steps, 8, 32), "float32")
+        return Operator("_ctc_loss_backward", "Tensor", (scores, scores), (), {}, 0, 0, 0, True)
+
+    assert kernel_count(operator("_ctc_loss")) == 4
+    assert kernel_count(backward(50)) == 7
+    assert kernel_count(backward(500)) == 21
+
+
 @pytest.mark.parametrize(
     ("call", "kernels"),
     [

@@ -32,7 +32,19 @@ SOFTCAP = Change(
 )
 """Earlier versions run scaled_dot_product_attention and leave the soft cap of its scores out
 (``_supports_sdpa`` of ``modeling_gemma2.py``); later ones write attention out."""
-CHANGES = (SOFTCAP,)
+POSITION_BIAS = Change(
+    name="position bias in rows",
+    library="transformers",
+    known_from=(5, 17),
+    since=(5, 20),
+    models=frozenset(
+        "longt5 mt5 pix2struct pop2piano switch_transformers t5 udop umt5 wav2vec2_bert "
+        "wav2vec2_conformer".split()
+    ),
+)
+"""Earlier versions give scaled_dot_product_attention a position bias as it lies, which no fused kernel takes
+where heads lie side by side; later ones copy it first (``sdpa_attention.py``)."""
+CHANGES = (SOFTCAP, POSITION_BIAS)
 LIBRARIES = tuple(sorted({change.library for change in CHANGES}))
 
 

@@ -33,7 +33,26 @@ def kernel_count(operator: Operator) -> int:
         return max(1, sum(gradients))
     if of.kind == "fused":
         return 2 if operator.args["column_sums"] else 1
+    if operator.name == "_ctc_loss":
+        return _CTC_COPIES + 1
+    if operator.name == "_ctc_loss_backward":
+        return _ctc_backward(*operator.inputs[1].shape)
     return 1
+
+
+_CTC_COPIES = 3
+"""Of lengths and offsets to the device."""
+_CTC_SMALL = 450
+"""The size of a problem up to which one kernel collects the gradients of all labels."""
+_CTC_BLANKS = 14
+"""Element-wise kernels and reductions that collect those of blanks in a larger one."""
+
+
+def _ctc_backward(steps: int, batch: int, labels: int) -> int:
+    """Of torch's ``LossCTC.cu``: the gradient is filled, betas and what they add up to are computed, padding
+    is zeroed."""
+    small = 2 * steps + 24 * batch // 10 + 2 * labels // 10 <= _CTC_SMALL
+    return _CTC_COPIES + 4 + (0 if small else _CTC_BLANKS)
 
 
 def kernel_kind(name: str, inputs: Sequence[TensorSpec]) -> str:

@@ -170,7 +170,8 @@ def _assumptions(step: Step) -> Iterator[str]:
             lacks = f"{device.name} has no {wanted} rate in the catalogue"
             yield f"{lacks}: products are costed at its {rate} rate"
     if training.total_steps is None:
-        yield "no epochs or steps given: no total time and cost"
+        if job.trains:
+            yield "no epochs or steps given: no total time and cost"
     elif job.price_per_hour is None:
         whose = "this cluster" if job.cluster.price_per_hour is None else "the servers' nodes"
         yield f"no price known for {whose}: no cost"

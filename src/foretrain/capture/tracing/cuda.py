@@ -380,12 +380,12 @@ def _fits_flash(
 def _fits_efficient(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float
 ) -> bool:
-    """Any float dtype and a mask; not fewer key than query heads, nor a learned mask together with
+    """Any float dtype and a mask in rows; not fewer key than query heads, nor a learned mask together with
     dropout."""
-    learned = mask is not None and mask.requires_grad
-    return (
-        _fits_fused(query, key, value) and query.shape[1] == key.shape[1] and not (learned and dropout_p > 0)
-    )
+    fits = _fits_fused(query, key, value) and query.shape[1] == key.shape[1]
+    if mask is None:
+        return fits
+    return fits and mask.stride(-1) == 1 and not (mask.requires_grad and dropout_p > 0)
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import unittest.mock
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from foretrain.capture.sources.zoo import quiet_zoo_import
-from foretrain.library_changes import SOFTCAP, Change
+from foretrain.library_changes import POSITION_BIAS, SOFTCAP, Change
 
 
 @contextlib.contextmanager
@@ -43,6 +46,22 @@ def _sdpa_without_softcap() -> Iterator[None]:
             one._supports_sdpa = before
 
 
+@contextlib.contextmanager
+def _bias_as_it_lies() -> Iterator[None]:
+    """A position bias is not copied to rows before attention takes it for a mask."""
+    quiet_zoo_import()
+    from transformers.integrations import sdpa_attention
+
+    make = sdpa_attention.create_position_bias_mask
+
+    def without_copy(*args: Any, **kwargs: Any) -> Any:
+        with unittest.mock.patch.object(torch.Tensor, "contiguous", lambda tensor, *_, **__: tensor):
+            return make(*args, **kwargs)
+
+    with unittest.mock.patch.object(sdpa_attention, "create_position_bias_mask", without_copy):
+        yield
+
+
 def _pretrained_classes(model_types: Iterable[str]) -> Iterator[Any]:
     """The classes in which models of these types say what they support."""
     for model_type in sorted(model_types):
@@ -52,5 +71,6 @@ def _pretrained_classes(model_types: Iterable[str]) -> Iterator[Any]:
 
 
 _UNDO: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
-    SOFTCAP.name: _sdpa_without_softcap
+    SOFTCAP.name: _sdpa_without_softcap,
+    POSITION_BIAS.name: _bias_as_it_lies,
 }
