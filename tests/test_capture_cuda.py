@@ -104,6 +104,14 @@ def test_gradients_of_fp32_weights_are_fp32() -> None:
     assert sum(b.size_bytes for b in graph.buffers if b.category == "gradients") == 4 * 45
 
 
+def test_an_rms_norm_is_one_kernel_as_are_its_gradients() -> None:
+    graph = trace(nn.RMSNorm(8), torch.zeros(4, 16, 8))
+    forward, backward = (only(graph, f"_fused_rms_norm{suffix}") for suffix in ("", "_backward"))
+    assert [spec.shape for spec in forward.outputs] == [(4, 16, 8), (4, 16, 1)]
+    assert [spec.shape for spec in backward.outputs][-1:] == [(8,)]
+    assert not {"pow", "rsqrt", "mean"} & set(launched(graph))
+
+
 @pytest.mark.parametrize(("in_rows", "fused"), [(True, True), (False, False)])
 def test_fused_attention_takes_a_mask_in_rows_alone(in_rows: bool, fused: bool) -> None:
     class Biased(nn.Module):

@@ -160,6 +160,15 @@ def test_a_convolution_launches_one_kernel_per_gradient(mask: list[bool], kernel
     assert kernel_count(operator("convolution_backward", output_mask=mask)) == kernels
 
 
+def test_windows_are_unfolded_sample_by_sample() -> None:
+    def unfold(strides: tuple[int, ...] | None) -> Operator:
+        return Operator(
+            "im2col", "default", (TensorSpec((8, 3, 4, 4), "float32", strides),), (), {}, 0, 0, 0, True
+        )
+
+    assert [kernel_count(unfold(strides)) for strides in (None, (48, 1, 12, 3))] == [8, 10]
+
+
 def test_a_ctc_loss_copies_its_lengths_and_collects_blanks_apart_where_it_is_large() -> None:
     def backward(steps: int) -> Operator:
         scores = TensorSpec((steps, 8, 32), "float32")

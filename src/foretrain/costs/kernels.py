@@ -4,7 +4,7 @@ what the number depends on where libraries choose it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from foretrain.costs.base import Call
 from foretrain.graph import ITEM_BYTES, Operator, TensorSpec
@@ -33,11 +33,7 @@ def kernel_count(operator: Operator) -> int:
         return max(1, sum(gradients))
     if of.kind == "fused":
         return 2 if operator.args["column_sums"] else 1
-    if operator.name == "_ctc_loss":
-        return _CTC_COPIES + 1
-    if operator.name == "_ctc_loss_backward":
-        return _ctc_backward(*operator.inputs[1].shape)
-    return 1
+    return COUNTED[operator.name](operator) if operator.name in COUNTED else 1
 
 
 _CTC_COPIES = 3
@@ -48,11 +44,29 @@ _CTC_BLANKS = 14
 """Element-wise kernels and reductions that collect those of blanks in a larger one."""
 
 
-def _ctc_backward(steps: int, batch: int, labels: int) -> int:
+def _ctc_backward(operator: Operator) -> int:
     """Of torch's ``LossCTC.cu``: the gradient is filled, betas and what they add up to are computed, padding
     is zeroed."""
+    steps, batch, labels = operator.inputs[1].shape
     small = 2 * steps + 24 * batch // 10 + 2 * labels // 10 <= _CTC_SMALL
     return _CTC_COPIES + 4 + (0 if small else _CTC_BLANKS)
+
+
+def _im2col(operator: Operator) -> int:
+    """One per sample; an operand with gaps is copied first, as is the result."""
+    x = operator.inputs[0]
+    samples = x.shape[0] if len(x.shape) == 4 else 1
+    return samples + (2 if x.strides is not None else 0)
+
+
+COUNTED: Mapping[str, Callable[[Operator], int]] = {
+    "_ctc_loss": lambda _: _CTC_COPIES + 1,
+    "_ctc_loss_backward": _ctc_backward,
+    "_fused_rms_norm_backward": lambda call: 1 + 2 * bool(call.args.get("output_mask", [True, True])[1]),
+    "im2col": _im2col,
+}
+"""Operators whose number of kernels follows from how they are called: the gradient of a norm's weights is
+summed up in parts first."""
 
 
 def kernel_kind(name: str, inputs: Sequence[TensorSpec]) -> str:

@@ -18,7 +18,7 @@ from foretrain.costs.base import Column
 from foretrain.costs.cpu import cpu_time_s
 from foretrain.costs.features import COLUMNS, SERIAL, Described, describe
 from foretrain.costs.host import DispatchHost
-from foretrain.costs.kernels import KERNEL_COLUMNS, kernel_count, kernel_figures, kernel_kind
+from foretrain.costs.kernels import COUNTED, KERNEL_COLUMNS, kernel_count, kernel_figures, kernel_kind
 from foretrain.costs.measured import matmul_precision, operator_key
 from foretrain.costs.trees import Forest
 from foretrain.errors import InputError, UnsupportedJob
@@ -144,7 +144,8 @@ class LearnedCosts:
         for i in which:
             described = describe_once(operators[i], device, precision)
             model = self.kernel_models.get(described.family)
-            if model is not None and operators[i].name in model.names:
+            known = model is not None and operators[i].name in model.names
+            if known and operators[i].name not in COUNTED:
                 by_family.setdefault(described.family, []).append(i)
         for family, members in by_family.items():
             figures = [
@@ -156,7 +157,7 @@ class LearnedCosts:
 
     def _kernels(self, operator: Operator) -> float:
         usual = kernel_count(operator)
-        if not usual or traits(operator.name).multi_tensor:
+        if not usual or operator.name in COUNTED or traits(operator.name).multi_tensor:
             return usual
         return self.kernel_kinds.get(
             kernel_kind(operator.name, operator.inputs), self.kernel_kinds.get(operator.name, usual)
