@@ -32,7 +32,13 @@ _SETTINGS = {"num_leaves": 31, "feature_fraction": 0.7, "bagging_fraction": 0.8,
 _FOR_ALL = {**_SETTINGS, "trees": 220, "learning_rate": 0.07, "max_depth": 9, "min_data_in_leaf": 20}
 _FOR_ONE = {**_SETTINGS, "trees": 400, "learning_rate": 0.045, "max_depth": 12, "min_data_in_leaf": 4}
 """How trees are grown for all devices together, coarsely so that they carry over, and for one device."""
-_FOR_KERNELS = {**_SETTINGS, "trees": 100, "learning_rate": 0.12, "max_depth": 10, "min_data_in_leaf": 6}
+_FOR_KERNELS: dict[str, Any] = {
+    **_SETTINGS,
+    "trees": 100,
+    "learning_rate": 0.12,
+    "max_depth": 10,
+    "min_data_in_leaf": 6,
+}
 _FEW_KERNELS_DIFFER = 0.05
 """The standard deviation of the logarithm of kernels per call below which a family has its kinds' means."""
 _SLOWER = (0.5, 0.25)

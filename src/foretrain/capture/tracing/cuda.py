@@ -348,7 +348,7 @@ def _rms_norm(
     same = weight is None or weight.dtype == x.dtype
     in_order = suggest_memory_format(x) == torch.contiguous_format
     if x.is_meta and same and in_order and hasattr(aten, "_fused_rms_norm_backward"):
-        return _RmsNorm.apply(x, list(normalized_shape), weight, eps)
+        return _RmsNorm.apply(x, list(normalized_shape), weight, eps)  # type: ignore[no-untyped-call]
     return _below(aten.rms_norm.default, x, normalized_shape, weight, eps)
 
 
