@@ -25,6 +25,7 @@ from foretrain.step.exchange import sent_bytes
 from foretrain.step.graph import step_graph
 from foretrain.step.play import OUTSIDE, Step
 from foretrain.step.playback import FORWARD_ONLY, StageWork, play_pipeline
+from foretrain.step.spans import total
 from foretrain.step.timeline import StepUse, Timeline
 
 LLAMA = {
@@ -206,6 +207,17 @@ def test_the_hosts_part_of_an_optimizer_is_not_communication_of_a_pipeline() -> 
 
 
 # Accumulation, recomputation and offload
+
+
+def test_the_host_issues_a_step_no_sooner_than_the_device_answers_it() -> None:
+    """A gradient scaler asks whether gradients are finite, after the backward pass."""
+    plain, asked = (
+        DeletePopPredictor().step(job(precision="amp-fp16", grad_scaler=scales)) for scales in (False, True)
+    )
+    passes = total([*asked.works[0].forward, *asked.works[0].backward[::-1]])
+    assert asked.host_issue_s > passes.alone_s
+    assert asked.host_issue_s > plain.host_issue_s
+    assert asked.time_s > plain.time_s
 
 
 def test_the_first_micro_batch_hands_its_gradients_over_and_the_others_add_to_them() -> None:

@@ -71,6 +71,7 @@ class Step:
     waits for, whose kernels run, and on a CPU the work that an exchange is for its cores. Not the gaps
     between kernels, nor waiting for parameter servers on a GPU."""
     host_issue_s: float
+    """From an idle start until all is issued, with what the host waits for the device where it reads."""
     kernels: float
     bytes_moved: float
     """Least memory traffic of the busiest rank."""
@@ -172,7 +173,7 @@ def play(layout: Layout) -> Step:
         memory=max(memory_by_group(layout), key=_fullness),
         phases_s=_phases(forward, backward, work.optimizer, job.accumulation),
         device_busy_s=_busy_s(layout, work, time),
-        host_issue_s=passes.host_s * job.accumulation + work.optimizer.host_s + layout.step_overhead_s,
+        host_issue_s=(passes * job.accumulation + work.optimizer).after(0.0, 0.0)[0] + layout.step_overhead_s,
         kernels=calls.kernels,
         bytes_moved=calls.bytes_moved,
         sent=sent_bytes(layout, layout.stages[busiest]),
