@@ -103,6 +103,30 @@ def test_gradients_of_fp32_weights_are_fp32() -> None:
     assert sum(b.size_bytes for b in graph.buffers if b.category == "gradients") == 4 * 45
 
 
+def test_an_rms_norm_is_one_kernel_as_are_its_gradients() -> None:
+    graph = trace(nn.RMSNorm(8), torch.zeros(4, 16, 8))
+    forward, backward = (only(graph, f"_fused_rms_norm{suffix}") for suffix in ("", "_backward"))
+    assert [spec.shape for spec in forward.outputs] == [(4, 16, 8), (4, 16, 1)]
+    assert [spec.shape for spec in backward.outputs][-1:] == [(8,)]
+    assert not {"pow", "rsqrt", "mean"} & set(launched(graph))
+
+
+@pytest.mark.parametrize(("in_rows", "fused"), [(True, True), (False, False)])
+def test_fused_attention_takes_a_mask_in_rows_alone(in_rows: bool, fused: bool) -> None:
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(16, 16, 2), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            bias = self.bias.permute(2, 0, 1)[None]
+            bias = bias.contiguous() if in_rows else bias
+            return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+
+    graph = trace(Biased(), torch.zeros(4, 2, 16, 8), mode="infer")
+    assert ("_scaled_dot_product_efficient_attention" in launched(graph)) is fused
+
+
 def test_a_weight_is_cast_once_per_step_however_often_its_layer_runs() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

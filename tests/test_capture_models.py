@@ -4,6 +4,7 @@ said in one line."""
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -647,6 +648,36 @@ def test_llama_by_its_configuration(base: Path) -> None:
     assert of_layers(graph, "flash_attention") == 2
     assert "model.layers.1.self_attn.q_proj" in {op.layer for op in graph.ops}
     assert {"torch", "transformers"} == set(graph.info["versions"])
+
+
+def test_gemma2_runs_the_attention_of_the_version_that_the_job_names(base: Path) -> None:
+    gemma = {"model_type": "gemma2", **TINY, "num_key_value_heads": 2}
+    now = transformer(base, gemma, "causal-lm", sequence=8, precision="bf16")
+    named = {"source": "transformers", "config": gemma, "task": "causal-lm"}
+    before = trace(base, {**named, "libraries": {"transformers": "5.17.0"}}, sequence=8, precision="bf16")
+    assert of_layers(before, "scaled_dot_product") == 2
+    assert of_layers(now, "scaled_dot_product") == 0 or installed_transformers() < (5, 21)
+    again = transformer(base, gemma, "causal-lm", sequence=8, precision="bf16")
+    assert of_layers(again, "scaled_dot_product") == of_layers(now, "scaled_dot_product")
+
+
+def installed_transformers() -> tuple[int, ...]:
+    return tuple(map(int, importlib.metadata.version("transformers").split(".")[:2]))
+
+
+def test_a_served_model_keeps_keys_and_values_where_its_configuration_says_so(base: Path) -> None:
+    served = {"model_type": "llama", **TINY, "use_cache": True}
+    graph = transformer(base, served, "causal-lm", sequence=8, mode="infer")
+    without = transformer(base, {**served, "use_cache": False}, "causal-lm", sequence=8, mode="infer")
+    trained = transformer(base, served, "causal-lm", sequence=8)
+    assert joined(graph) - joined(without) == 2 * 2  # keys and values of two layers
+    assert joined(trained) == joined(without)
+
+
+def joined(graph: OpGraph) -> int:
+    """Calls of cat inside of attention, in the forward pass."""
+    calls = [op.operator.name for op in graph.ops if op.phase == "forward" and "self_attn" in op.layer]
+    return calls.count("cat")
 
 
 def test_bert_finds_that_its_mask_hides_nothing(base: Path) -> None:

@@ -48,6 +48,18 @@ def test_every_optimizer_writes_every_weight(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+def test_half_precision_unscales_gradients_and_asks_whether_they_are_finite(name: str) -> None:
+    graph = capture(nn.Linear(8, 6), ROWS, precision="amp-fp16", optimizer=name)
+    names = [op.operator.name for op in graph.ops if op.phase == "optimizer"]
+    plain = kernels(capture(nn.Linear(8, 6), ROWS, precision="amp-bf16", optimizer=name))
+    unscaled = names.index("_amp_foreach_non_finite_check_and_unscale_")
+    waits = "_local_scalar_dense" in names[unscaled:]
+    assert waits != name.endswith("-fused")  # a fused update looks for itself
+    assert names[-1] == "_amp_update_scale_"
+    assert {one for one in plain if one != "_local_scalar_dense"} <= set(names[unscaled:])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_steps_masters_of_low_weights(name: str) -> None:
     graph = trace(name, master_weights=True)
     assert kernels(graph)[-1] == "_foreach_copy_"

@@ -175,6 +175,25 @@ def test_a_convolution_launches_one_kernel_per_gradient(mask: list[bool], kernel
     assert kernel_count(operator("convolution_backward", output_mask=mask)) == kernels
 
 
+def test_windows_are_unfolded_sample_by_sample() -> None:
+    def unfold(strides: tuple[int, ...] | None) -> Operator:
+        return Operator(
+            "im2col", "default", (TensorSpec((8, 3, 4, 4), "float32", strides),), (), {}, 0, 0, 0, True
+        )
+
+    assert [kernel_count(unfold(strides)) for strides in (None, (48, 1, 12, 3))] == [8, 10]
+
+
+def test_a_ctc_loss_copies_its_lengths_and_collects_blanks_apart_where_it_is_large() -> None:
+    def backward(steps: int) -> Operator:
+        scores = TensorSpec((steps, 8, 32), "float32")
+        return Operator("_ctc_loss_backward", "Tensor", (scores, scores), (), {}, 0, 0, 0, True)
+
+    assert kernel_count(operator("_ctc_loss")) == 4
+    assert kernel_count(backward(50)) == 7
+    assert kernel_count(backward(500)) == 21
+
+
 @pytest.mark.parametrize(
     ("call", "kernels"),
     [
@@ -229,7 +248,7 @@ def test_a_measured_host_has_a_speed_for_each_phase() -> None:
     some, phases = [operator(), operator(), foreach(1, 2)], ["forward", "backward", "optimizer"]
     ratios = found.issue_time_s(some, phases) / plain.issue_time_s(some, phases)
     np.testing.assert_allclose(ratios, [4.0, 2.0, 1.0])
-    assert (found.step_overhead_s, found.hook_s) == (6.0, 2.0)
+    assert (found.step_overhead_s, found.hook_time_s) == (6.0, 2.0)
 
 
 # Workspaces

@@ -28,7 +28,9 @@ from foretrain.step.exchange import sent_bytes
 from foretrain.step.graph import step_graph
 from foretrain.step.layout import lay_out
 from foretrain.step.partition import blocks
-from foretrain.step.play import Step
+from foretrain.step.play import OUTSIDE, Step
+from foretrain.step.playback import FORWARD_ONLY, StageWork, play_pipeline
+from foretrain.step.spans import total
 from foretrain.step.timeline import StepUse, Timeline
 
 LLAMA = {
@@ -209,7 +211,28 @@ def test_the_hosts_part_of_an_optimizer_is_not_communication_of_a_pipeline() -> 
     assert step.time.exposed_s < 1e-4  # messages between the stages
 
 
-# Recomputation and offload
+# Accumulation, recomputation and offload
+
+
+def test_the_host_issues_a_step_no_sooner_than_the_device_answers_it() -> None:
+    """A gradient scaler asks whether gradients are finite, after the backward pass."""
+    plain, asked = (
+        DeletePopPredictor().step(job(precision="amp-fp16", grad_scaler=scales)) for scales in (False, True)
+    )
+    passes = total([*asked.works[0].forward, *asked.works[0].backward[::-1]])
+    assert asked.host_issue_s > passes.alone_s
+    assert asked.host_issue_s > plain.host_issue_s
+    assert asked.time_s > plain.time_s
+
+
+def test_the_first_micro_batch_hands_its_gradients_over_and_the_others_add_to_them() -> None:
+    layout = DeletePopPredictor().layout(job(plan={"micro_batch": 4}))
+    adds = layout.graph.adds_to_gradients
+    trained = sum(weight.trainable for weight in layout.graph.weights) or 6 * 9 + 3
+    assert len(adds) == trained
+    assert layout.calls.kernels[adds].sum() * 4 == pytest.approx(trained * 3)
+    megatron = DeletePopPredictor().layout(job(plan={"micro_batch": 4}, framework="megatron"))
+    assert megatron.calls.kernels[megatron.graph.adds_to_gradients].min() == 1.0
 
 
 def test_recomputation_runs_the_forward_pass_again_and_holds_less() -> None:
@@ -316,6 +339,100 @@ def test_inference_has_nothing_to_compute_again_or_to_update(plan: dict[str, Any
     plain, planned = (DeletePopPredictor().predict(job(plan=one, mode="infer")) for one in ({}, plan))
     assert planned["step_time_s"].median == pytest.approx(plain["step_time_s"].median)
     assert planned["peak_memory_bytes"].median == pytest.approx(plain["peak_memory_bytes"].median)
+
+
+# Inference on several devices
+
+
+def served(plan: dict[str, Any], devices: int = 1, **training: Any) -> Forecast:
+    cluster = {"device": "h200", "devices_per_node": devices}
+    asked = {"mode": "infer", "optimizer": "sgd", "global_batch": 16, **training}
+    return DeletePopPredictor().predict(job(cluster, plan, **asked))
+
+
+def collectives(found: Forecast) -> list[str]:
+    layout = found.inside("collectives").layout
+    calls = np.concatenate([stage.calls for stage in layout.stages])
+    names = [layout.graph.ops[i].operator.name for i in calls[layout.calls.communicates[calls]].tolist()]
+    return sorted(names)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [{"tensor": 2}, {"pipeline": 2, "micro_batch": 2}, {"data": 2}, {"shard": "zero3"}, {"context": 2}],
+)
+def test_a_served_model_has_no_backward_pass_and_no_update_on_any_plan(
+    plan: dict[str, Any], tmp_path: Path
+) -> None:
+    found = served(plan, 2)
+    step = found.inside("served")
+    assert set(step.by("phase")) <= {"forward", OUTSIDE}
+    assert not {"backward_time_s", "optimizer_time_s"} & set(found.quantities)
+    assert step.phases_s["backward"] == step.phases_s["optimizer"] == 0.0
+    assert sum(step.causes_s.values()) == pytest.approx(step.time_s)
+    held = [rank.by_category for rank in step.memory]
+    assert all(not one.get("gradients") and not one.get("optimizer_state") for one in held)
+    assert write_trace(found, tmp_path / "trace.json") > 10
+    assert "Timeline of a step" in html.page(found)
+
+
+def test_replicas_that_serve_run_as_one_device_does() -> None:
+    alone, four = served({}), served({"data": 4}, 4, global_batch=64)
+    for quantity in ("step_time_s", "kernels", "peak_memory_bytes", "reserved_memory_bytes"):
+        assert four[quantity].median == pytest.approx(alone[quantity].median)
+    assert four["samples_per_s"].median == pytest.approx(4 * alone["samples_per_s"].median)
+    assert four["network_tx_bytes_per_s"].median == 0.0
+
+
+def test_tensor_parallel_inference_sums_twice_per_layer_and_gathers_the_logits() -> None:
+    found, trained = (
+        served({"tensor": 2}, 2),
+        DeletePopPredictor().predict(job({"device": "h200", "devices_per_node": 2}, {"tensor": 2})),
+    )
+    assert collectives(found) == ["all_gather", *["all_reduce"] * (1 + 2 * 6)]  # and one of the embedding
+    assert "all_gather" not in collectives(trained)
+    alone = served({})
+    weights = found.memory_by_category["weights"]
+    assert weights == pytest.approx(alone.memory_by_category["weights"] / 2, rel=0.01)
+    assert weights < found["peak_memory_bytes"].median < alone["peak_memory_bytes"].median
+
+
+def test_micro_batches_flow_through_the_stages_without_waiting_for_one_another() -> None:
+    def stage(time_s: float) -> StageWork:
+        return StageWork(forward_s=(time_s,), backward_s=(), tail_s=0.0)
+
+    for stages, micro_batches in ((2, 1), (2, 8), (4, 3), (4, 64)):
+        time_s, busiest, _ = play_pipeline([stage(1.0)] * stages, micro_batches, 0.0, FORWARD_ONLY)
+        assert time_s == pytest.approx(micro_batches + stages - 1)
+        assert busiest == pytest.approx(micro_batches)
+    slowest, _, _ = play_pipeline([stage(1.0), stage(3.0), stage(1.0)], 5, 0.5, FORWARD_ONLY)
+    assert slowest == pytest.approx(1.0 + 0.5 + 5 * 3.0 + 0.5 + 1.0)
+
+
+def test_a_stage_that_serves_holds_its_weights_and_one_micro_batch() -> None:
+    small, large = (served({"pipeline": 2, "micro_batch": size}, 2) for size in (2, 8))
+    for found in (small, large):
+        ranks = found.inside("memory").memory
+        weights = sum(rank.by_category["weights"] for rank in ranks)
+        assert weights == pytest.approx(served({}).memory_by_category["weights"], rel=0.01)
+        assert all(rank.by_category["activations"] == 0.0 for rank in ranks)
+    temporaries = [found.memory_by_category["temporaries"] for found in (small, large)]
+    assert temporaries[1] == pytest.approx(4 * temporaries[0], rel=0.05)
+    sent = small.inside("sent").layout
+    assert sent_bytes(sent, sent.stages[0])["stages"] == 8 * 2 * 256 * 256 * 2  # hidden states in bf16
+    assert sent_bytes(sent, sent.stages[1])["stages"] == 0.0
+
+
+def test_keys_and_values_are_kept_of_every_layer_and_micro_batch() -> None:
+    cached = {**LLAMA, "config": {**LLAMA["config"], "use_cache": True}}
+    document = {
+        "model": cached,
+        "training": {"mode": "infer", "global_batch": 16, "sequence": 256, "precision": "bf16"},
+        "cluster": {"device": "h200", "devices_per_node": 2},
+        "plan": {"pipeline": 2, "micro_batch": 4},
+    }
+    ranks = DeletePopPredictor().predict(Job.read(document)).inside("memory").memory
+    assert [rank.by_category["activations"] for rank in ranks] == [3 * 2 * 16 * 256 * 256 * 2] * 2
 
 
 def test_a_corrected_step_is_never_busier_than_long() -> None:

@@ -143,6 +143,52 @@ def test_a_run_survives_dict_and_json(document: dict[str, Any], measured: dict[s
     assert Run.read(json.loads(json.dumps(run.to_dict())), catalog=CATALOG) == run
 
 
+def test_a_run_names_the_version_of_a_library_where_it_matters_what_it_runs() -> None:
+    def libraries(model_type: str, version: str) -> dict[str, str]:
+        model = {"source": "transformers", "config": {"model_type": model_type}}
+        document = {"job": {**SMALL, "model": model}, "measured": {}, "provenance": {"transformers": version}}
+        run = Run.read(document, catalog=CATALOG)
+        assert Run.read(json.loads(json.dumps(run.to_dict())), catalog=CATALOG) == run
+        return dict(run.job.workload.model.libraries)
+
+    assert libraries("gemma2", "5.17.0") == {"transformers": "5.17.0"}
+    assert libraries("t5", "5.19.0") == {"transformers": "5.19.0"}
+    assert libraries("gemma2", "5.22.0") == libraries("llama", "5.17.0") == libraries("t5", "5.20.1") == {}
+
+
+@pytest.mark.parametrize(
+    ("libraries", "message"),
+    [({"numpy": "1.0"}, r"^model\.libraries: 'numpy'"), ({"transformers": "new"}, r"^model\.libraries\.tra")],
+)
+def test_versions_of_libraries_are_checked(libraries: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Job.read({**SMALL, "model": {**SMALL["model"], "libraries": libraries}}, catalog=CATALOG)
+
+
+@pytest.mark.parametrize(
+    ("training", "source", "scales"),
+    [
+        ({"precision": "amp-fp16"}, "mine", True),
+        ({"precision": "amp-fp16"}, "huggingface/pytorch-image-models", False),
+        ({"precision": "amp-fp16", "grad_scaler": False}, "mine", False),
+        ({"precision": "amp-fp16", "mode": "infer"}, "mine", False),
+        ({"precision": "amp-bf16"}, "mine", False),
+    ],
+)
+def test_half_precision_scales_its_loss_unless_it_is_said_otherwise(
+    training: dict[str, Any], source: str, scales: bool
+) -> None:
+    document = {**SMALL, "training": {**SMALL["training"], **training}}
+    run = Run.read({"job": document, "measured": {}, "provenance": {"source": source}}, catalog=CATALOG)
+    assert run.job.workload.training.scales_loss is scales
+
+
+def test_a_scaler_is_of_half_precision() -> None:
+    training = {"global_batch": 8, "precision": "bf16", "grad_scaler": True}
+    with pytest.raises(InputError, match=r"^training\.grad_scaler: true needs training with precision amp-f"):
+        Job.read({**SMALL, "training": training}, catalog=CATALOG)
+
+
 def test_the_sample_job_of_the_documentation_is_a_job() -> None:
     text = (Path(__file__).parents[1] / "docs" / "formats.md").read_text(encoding="utf-8")
     sample = text.partition("```toml\n[model]")[2].partition("```")[0]

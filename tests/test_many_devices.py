@@ -215,11 +215,6 @@ def test_the_yardstick_forecasts_many_devices_too() -> None:
     assert RooflinePredictor().predict(job())["step_time_s"].median > 0
 
 
-def test_a_forecast_of_many_devices_says_no_to_inference() -> None:
-    with pytest.raises(UnsupportedJob, match="infer"):
-        PREDICTOR.predict(job(training={"mode": "infer", "framework": "pytorch", "master_weights": False}))
-
-
 # Calibration
 
 

@@ -526,6 +526,28 @@ def test_kernels_are_looked_up_and_learned_by_name(
     assert learned.kernels(calls, H200, "fp32").tolist() == [2, 2, 1, 0]
 
 
+def test_kernels_of_other_sizes_follow_what_decides_their_number(tmp_path: Path) -> None:
+    """A deep and narrow product is split over its depth, and a second kernel adds the parts up."""
+    sizes = [
+        (m, n, k) for m in (64, 128, 192, 2048) for n in (64, 160, 2048) for k in (*range(64, 4096, 320),)
+    ]
+    costs = fit_costs(
+        [
+            replace(measured(product(m, n, k), 2.0), kernels=1 + (m * n < 100_000 < 128 * k))
+            for m, n, k in sizes
+        ]
+    )
+    save_costs(tmp_path / "operators", costs, DispatchHost(), {})
+    deep, flat, other = (
+        product(96, 96, 3000),
+        product(2000, 2000, 3000),
+        call("bmm", spec(4, 8, 8), spec(4, 8, 8)),
+    )
+    for learned in (costs, load_costs(tmp_path / "operators")[0]):
+        counts = learned.kernels([deep, flat, other], H200, "fp32")
+        assert counts.tolist() == pytest.approx([2.0, 1.0, 1.0], abs=0.1)
+
+
 def test_tf32_products_are_looked_up_apart() -> None:
     some = product(2048, 2048, 2048)
     costs = fit_costs([measured(some, 2.0), measured(some, 3.0, precision="tf32")])

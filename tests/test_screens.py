@@ -91,10 +91,14 @@ def percents(words: str) -> list[float]:
     return [float(number) / 100 for number in re.findall(r"([\d.]+)%", words)]
 
 
+def time_label(name: str) -> str:
+    return "time per step" if forecast(name).job.trains else "latency of a batch"
+
+
 def parts(name: str) -> dict[str, tuple[float, float]]:
     """The indented lines below the time per step: seconds and share of each."""
     lines = shown(name).splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("time per step")) + 1
+    first = next(i for i, line in enumerate(lines) if line.startswith(time_label(name))) + 1
     found = {}
     for line in lines[first:]:
         if not line.startswith("  "):
@@ -109,7 +113,7 @@ each_job = pytest.mark.parametrize("name", JOBS)
 
 @each_job
 def test_the_parts_of_a_step_add_up_to_it(name: str) -> None:
-    whole, found = seconds(row(shown(name), "time per step")), parts(name)
+    whole, found = seconds(row(shown(name), time_label(name))), parts(name)
     causes = json.loads(to_json(forecast(name)))["step_breakdown_s"]
     assert sum(causes.values()) == pytest.approx(forecast(name)["step_time_s"].median)
     if found:
@@ -207,7 +211,7 @@ def test_a_breakdown_adds_up_to_the_time_of_the_device(name: str, what: Any) -> 
 @each_job
 def test_phases_are_not_shown_as_parts_of_the_step(name: str) -> None:
     assert not {"forward", "backward", "optimizer"} & set(parts(name))
-    if "forward_time_s" in forecast(name).quantities:
+    if "forward_time_s" in forecast(name).quantities and forecast(name).job.trains:
         forward = row(shown(name), "forward")
         assert seconds(forward) == pytest.approx(forecast(name)["forward_time_s"].median, rel=ROUNDED)
         assert "in a step that begins idle" in forward
@@ -245,10 +249,12 @@ def test_flops_and_their_share_of_the_peak_are_the_same_everywhere(name: str) ->
         peak = told["peak_flops_per_s_per_device"] * devices
         assert told["mfu"]["median"] == pytest.approx(told["flops_per_step"] / step_s / peak)
         assert 0 < told["mfu"]["median"] <= told["hfu"]["median"] < 1
-        share = row(shown(name), "MFU")
-        assert percents(share)[0] == pytest.approx(told["mfu"]["median"], abs=0.0006)
-        assert f"({told['peak_format']}, dense)" in share
-        assert share.split()[0] in page
+        assert ("MFU" in shown(name)) == job.trains
+        if job.trains:
+            share = row(shown(name), "MFU")
+            assert percents(share)[0] == pytest.approx(told["mfu"]["median"], abs=0.0006)
+            assert f"({told['peak_format']}, dense)" in share
+            assert share.split()[0] in page
     if sequence:
         assert told["flops_per_token"] * sequence == pytest.approx(told["flops_per_sample"])
         rate = told["tokens_per_s_per_device"]["median"] * devices
@@ -262,12 +268,20 @@ def test_flops_and_their_share_of_the_peak_are_the_same_everywhere(name: str) ->
 def test_the_page_says_what_the_terminal_says(name: str) -> None:
     page = html.page(forecast(name), use(name))
     told = markup.unescape(page[page.index("<body>") :])
-    for label in ("time per step", "device busy", "fits"):
+    for label in (time_label(name), "device busy", "fits"):
         value = re.split(r"  +|\[", row(shown(name), label).removeprefix(", stage ").lstrip())[0]
         assert value.lstrip("0123456789 ") in told if label == "fits" else value in told
     assert forecast(name).bound in told
     for definition in document(use(name))["definitions"].values():
         assert definition in told
+
+
+def test_inference_is_told_by_its_latency_and_its_price() -> None:
+    told = shown("inference")
+    for words in ("latency of a batch", "tokens/s", "price of 1 M tokens", "per batch"):
+        assert words in told
+    for words in ("time per step", "forward", "no epochs", "MFU"):
+        assert words not in told
 
 
 @each_job

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from foretrain.allocator_settings import AllocatorSettings
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import parse_json, read_text
+from foretrain.library_changes import LIBRARIES, libraries_that_matter
 from foretrain.schema import convert, read
 from foretrain.spellings import Spellings
 from foretrain.units import parse_seconds
@@ -98,6 +100,8 @@ class Model:
     config: Mapping[str, Any] | None = None
     title: str | None = None
     """What reports call it; no part of what it is."""
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    """Versions of libraries that it runs with, where they are not those installed here."""
 
     def __post_init__(self) -> None:
         if self.source == "transformers":
@@ -123,6 +127,11 @@ class Model:
                     raise InputError(
                         f"model.{key}: only a transformers model has it, not source = {self.source!r}"
                     )
+        for library, version in self.libraries.items():
+            if library not in LIBRARIES:
+                raise unknown("model.libraries", library, LIBRARIES, "a library whose version matters;")
+            if not re.fullmatch(r"\d+\.\d+(\..*)?", version):
+                raise invalid(f"model.libraries.{library}", version, 'a version, such as "5.17"')
         if self.source == "python" and not (str(self.name).endswith(".py") or ":" in str(self.name)):
             raise invalid(
                 "model.name", self.name, 'of the form "path/to/file.py:function" or "path/to/file.py"'
@@ -139,11 +148,29 @@ class Model:
         return str(self.config["model_type"])
 
     @property
+    def model_type(self) -> str | None:
+        """Of a transformers model."""
+        if self.source != "transformers":
+            return None
+        return str((self.config or {}).get("model_type", self.name))
+
+    def measured_with(self, provenance: Mapping[str, Any]) -> Model:
+        """The model with the versions of libraries that a run was measured with, where they matter and only
+        its provenance tells them."""
+        if self.libraries or self.source not in ("transformers", "python"):
+            return self
+        return dataclasses.replace(self, libraries=libraries_that_matter(provenance, self.model_type))
+
+    @property
     def key(self) -> str:
         """A text that models share when they are the same."""
         return json.dumps(
             [self.source, self.name, dict(self.args), self.task, self.config], sort_keys=True, default=str
         )
+
+
+_WITHOUT_SCALER = frozenset({"huggingface/pytorch-image-models"})
+"""Sources of runs whose programs train in amp-fp16 without a gradient scaler: timm's ``benchmark.py``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +186,9 @@ class Training:
     fp8: Fp8 | None = None
     """How numbers are scaled and cast for products in fp8: None for what the framework does by itself."""
     master_weights: bool = False
+    grad_scaler: bool | None = None
+    """Whether amp-fp16 scales the loss, as torch's ``GradScaler`` does; None where nothing else is said: it
+    does."""
     optimizer: str = "sgd"
     channels_last: bool = False
     compile: bool = False
@@ -216,6 +246,20 @@ class Training:
             )
         if self.adapter is not None:
             self.adapter.check(self.precision, master_weights=self.master_weights)
+
+        if self.grad_scaler and (self.precision != "amp-fp16" or self.mode != "train"):
+            raise InputError("training.grad_scaler: true needs training with precision amp-fp16")
+
+    def measured_by(self, provenance: Mapping[str, Any]) -> Training:
+        """The training as the program ran it that a run was measured by, where only its provenance tells."""
+        unsaid = self.grad_scaler is None and self.precision == "amp-fp16"
+        if unsaid and provenance.get("source") in _WITHOUT_SCALER:
+            return dataclasses.replace(self, grad_scaler=False)
+        return self
+
+    @property
+    def scales_loss(self) -> bool:
+        return self.mode == "train" and self.precision == "amp-fp16" and self.grad_scaler is not False
 
     def _check_interruptions(self) -> None:
         """Of what happens beside the steps."""
@@ -498,6 +542,17 @@ class Job:
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
 
+    @property
+    def trains(self) -> bool:
+        return self.workload.training.mode == "train"
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a device runs as if there were no other: it is the only one, or serves a whole model."""
+        plan = self.plan
+        cut = plan.shard != "none" or max(plan.tensor, plan.pipeline, plan.context, plan.expert) > 1
+        return self.cluster.world_size == 1 or not (self.trains or cut)
+
     def to_dict(self) -> dict[str, Any]:
         """The canonical JSON form: what differs from the defaults, plus the resolved plan."""
         return {
@@ -541,7 +596,13 @@ class Run:
         provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
         measured = {**sampled_figures(provenance), **measured}
         job = Job.read(data["job"], catalog=catalog, base=base)
-        job = dataclasses.replace(job, cluster=job.cluster.measured_on(provenance))
+        work = job.workload
+        model, training = work.model.measured_with(provenance), work.training.measured_by(provenance)
+        job = dataclasses.replace(
+            job,
+            workload=dataclasses.replace(work, model=model, training=training),
+            cluster=job.cluster.measured_on(provenance),
+        )
         return cls(job=job, measured=measured, provenance=provenance)
 
     def to_dict(self) -> dict[str, Any]:

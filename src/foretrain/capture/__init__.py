@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrain.adapter import Adapter
 from foretrain.capture.cache import cache_folder, found_or_traced, read_graph
-from foretrain.capture.keys import accumulates, library_versions
+from foretrain.capture.keys import accumulates, earlier_behaviour, library_versions
 from foretrain.capture.programs import settings as programs
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line, missing
 from foretrain.graph import OpGraph, Weight
@@ -196,7 +196,7 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
         "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": plan.context,
         "expert": plan.expert,
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan,
-        "framework": framework,
+        "framework": framework, **({} if job.trains or plan.tensor == 1 else {"logits": "whole"}),
     }  # fmt: skip
     return found_or_traced(functools.partial(_trace_rank, job), job, split, refresh=refresh)
 
@@ -307,8 +307,10 @@ def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
         if programs.is_program(job.workload):
             return _trace_program(job, batch)
         from foretrain.capture.parallel.ranks import trace_rank
+        from foretrain.capture.sources.transformers.earlier import as_before
 
-        return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)
+        with as_before(earlier_behaviour(job)):
+            return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)
 
 
 @contextlib.contextmanager

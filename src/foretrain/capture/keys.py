@@ -14,8 +14,9 @@ from typing import Any
 from foretrain.capture.programs.targets import split_name
 from foretrain.errors import InputError
 from foretrain.job import Job, Model
+from foretrain.library_changes import LIBRARIES, Change, changes_undone
 
-_REVISIONS = {"timm": 3, "torchvision": 4, "transformers": 6, "diffusion": 2, "python": 8, "onnx": 4}
+_REVISIONS = {"timm": 4, "torchvision": 4, "transformers": 7, "diffusion": 2, "python": 8, "onnx": 4}
 """Raised when what is traced of a source's models changes, so that older cached graphs are made anew."""
 
 _FP8_REVISION = 1
@@ -69,15 +70,30 @@ def graph_key(
             _traced_precision(training.precision), training.master_weights,
             training.optimizer if training.mode == "train" else None, training.channels_last,
         ],
+        **({"grad_scaler": True} if training.scales_loss else {}),
         "micro_batch": batch,
         "accumulate": accumulates(job),
         "file": _file_hash(job),
+        **({"as_before": [change.name for change in undone]} if (undone := earlier_behaviour(job)) else {}),
         **({} if split is None else {"split": dict(split)}),
         **({"read": read} if read else {}),
         **({"fp8": [_FP8_REVISION, training.fp8_recipe]} if training.precision == "fp8" else {}),
         **({"adapter": [_ADAPTER_REVISION, training.adapter]} if training.adapter else {}),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def earlier_behaviour(job: Job) -> tuple[Change, ...]:
+    """What libraries that are installed here do otherwise than the versions that the job names."""
+    model = job.workload.model
+    if not model.libraries:
+        return ()
+    installed = {name: version for name in LIBRARIES if (version := _version(name)) is not None}
+    undone = changes_undone(model.libraries, installed, model.model_type)
+    if model.source != "python" or not undone:
+        return undone
+    text = _file_bytes(job)
+    return tuple(change for change in undone if change.library.encode() in (text or b""))
 
 
 def accumulates(job: Job) -> bool:
@@ -100,9 +116,14 @@ def model_file(job: Job) -> Path | None:
 
 
 def _file_hash(job: Job) -> str | None:
+    text = _file_bytes(job)
+    return None if text is None else hashlib.sha256(text).hexdigest()
+
+
+def _file_bytes(job: Job) -> bytes | None:
     if (path := model_file(job)) is None:
         return None
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return path.read_bytes()
     except OSError as error:
         raise InputError(f"model.name: {str(path)!r} cannot be read ({error.strerror})") from error

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from foretrain.catalog import Catalog, Device
 from foretrain.costs.features import COLUMNS, ONE_DEVICE, SCALED_PRODUCT, SERIAL, Described, describe
-from foretrain.costs.kernels import kernel_kind
+from foretrain.costs.kernels import kernel_figures, kernel_kind
 from foretrain.costs.learned import GENERAL, LearnedCosts, Lookup, OperatorModel
 from foretrain.costs.measured import MeasuredOperator
 from foretrain.costs.trees import grow
@@ -40,6 +40,15 @@ _CHOSEN = ("convolution", "convolution_backward", "depthwise", "depthwise_backwa
 for the families whose kernels a library chooses among by shape."""
 _OF_RANDOM_LAYERS = 0.3
 """What an operator of layers of random shapes counts beside one of a model: steps are made of the latter."""
+_FOR_KERNELS: dict[str, Any] = {
+    **_SETTINGS,
+    "trees": 100,
+    "learning_rate": 0.12,
+    "max_depth": 10,
+    "min_data_in_leaf": 6,
+}
+_FEW_KERNELS_DIFFER = 0.05
+"""The standard deviation of the logarithm of kernels per call below which a family has its kinds' means."""
 _SLOWER = (0.5, 0.25)
 """Shares of the bandwidth of the virtual devices that stand beside a measured one."""
 _SHARPNESS = 4.0
@@ -99,6 +108,12 @@ def fit_costs(
         models,
         lookups,
         kernel_kinds=_kernel_kinds(sample.operator for group in samples.values() for sample in group),
+        kernel_models=kernel_models(
+            (sample.operator, sample.described)
+            for group in samples.values()
+            for sample in group
+            if not sample.virtual
+        ),
     )
 
 
@@ -185,6 +200,28 @@ def _kernel_kinds(operators: Iterable[MeasuredOperator]) -> dict[str, float]:
             for kind in (one.name, kernel_kind(one.name, one.inputs)):
                 found.setdefault(kind, []).append(one.kernels)
     return {kind: round(float(np.mean(counts)), 2) for kind, counts in sorted(found.items())}
+
+
+def kernel_models(
+    operators: Iterable[tuple[MeasuredOperator, Described]],
+) -> dict[str, OperatorModel]:
+    """How many kernels a call launches, by family, where its operators differ in it."""
+    families: dict[str, list[tuple[MeasuredOperator, Described]]] = {}
+    for one, described in operators:
+        if one.kernels is not None and described.figures and not traits(one.name).multi_tensor:
+            families.setdefault(described.family, []).append((one, described))
+    found: dict[str, OperatorModel] = {}
+    for family, members in sorted(families.items()):
+        logs = np.log([max(1, one.kernels or 1) for one, _ in members])
+        if len(members) < _LEAST or float(logs.std()) < _FEW_KERNELS_DIFFER:
+            continue
+        names, weights = np.array([one.name for one, _ in members]), np.ones(len(members))
+        effects = _effects(names, logs, weights, prior=float(logs.mean()), strength=1)
+        rows = np.array(
+            [[*described.figures, *kernel_figures(one), effects[one.name]] for one, described in members]
+        )
+        found[family] = OperatorModel(grow(rows, logs, weights, **_FOR_KERNELS), effects, float(logs.mean()))
+    return found
 
 
 def dispatch_costs(operators: Iterable[MeasuredOperator]) -> dict[str, float]:

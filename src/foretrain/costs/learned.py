@@ -18,7 +18,7 @@ from foretrain.costs.base import Column
 from foretrain.costs.cpu import cpu_time_s
 from foretrain.costs.features import COLUMNS, SCALED_PRODUCT, SERIAL, Described, describe, of_rows_alone
 from foretrain.costs.host import DispatchHost
-from foretrain.costs.kernels import kernel_count, kernel_kind
+from foretrain.costs.kernels import COUNTED, KERNEL_COLUMNS, kernel_count, kernel_figures, kernel_kind
 from foretrain.costs.measured import matmul_precision, operator_key
 from foretrain.costs.trees import Forest
 from foretrain.errors import InputError, UnsupportedJob
@@ -94,6 +94,8 @@ class LearnedCosts:
     """Calibration: factors by device and group of families."""
     kernel_kinds: Mapping[str, float] = field(default_factory=dict)
     """Kernels per call, by ``kernel_kind``."""
+    kernel_models: Mapping[str, OperatorModel] = field(default_factory=dict)
+    """The logarithm of kernels per call, by family, where more than the kind decides."""
 
     def device_time_s(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
         if device.is_cpu:
@@ -120,17 +122,43 @@ class LearnedCosts:
 
     def kernels(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
         counts = np.array([self._kernels(operator) for operator in operators], dtype=np.float64)
+        launching = np.array([i for i, one in enumerate(operators) if one.launches], dtype=np.int64)
+        unknown = np.ones(len(launching), dtype=np.bool_)
         if device.name in self.lookups:
-            launching = [i for i, operator in enumerate(operators) if operator.launches]
-            known, place = self._measured([operators[i] for i in launching], device, precision)
-            counts[np.array(launching, dtype=np.int64)[known]] = self.lookups[device.name].kernels[
-                place[known]
-            ]
+            known, place = self._measured([operators[i] for i in launching.tolist()], device, precision)
+            counts[launching[known]] = self.lookups[device.name].kernels[place[known]]
+            unknown = ~known
+        if self.kernel_models and not device.is_cpu:
+            self._count(operators, launching[unknown].tolist(), device, precision, counts)
         return counts
+
+    def _count(
+        self,
+        operators: Sequence[Operator],
+        which: Sequence[int],
+        device: Device,
+        precision: str,
+        counts: Column,
+    ) -> None:
+        """Enter the kernels of those operators whose family has a model that knows their name."""
+        by_family: dict[str, list[int]] = {}
+        for i in which:
+            described = describe_once(operators[i], device, precision)
+            model = self.kernel_models.get(described.family)
+            known = model is not None and operators[i].name in model.names
+            if known and operators[i].name not in COUNTED:
+                by_family.setdefault(described.family, []).append(i)
+        for family, members in by_family.items():
+            figures = [
+                [*describe_once(operators[i], device, precision).figures, *kernel_figures(operators[i])]
+                for i in members
+            ]
+            logs = self.kernel_models[family].log_factors([operators[i].name for i in members], figures)
+            counts[members] = np.maximum(1.0, np.exp(logs))
 
     def _kernels(self, operator: Operator) -> float:
         usual, of = kernel_count(operator), traits(operator.name)
-        by_rule = of.multi_tensor or of.kind == "recurrence"
+        by_rule = of.multi_tensor or of.kind == "recurrence" or operator.name in COUNTED
         if not usual or by_rule or (of.kind == "row norm" and of_rows_alone(operator.args)):
             return usual
         return self.kernel_kinds.get(
@@ -236,6 +264,11 @@ def save_costs(path: Path, costs: LearnedCosts, host: DispatchHost, about: Mappi
                 tensors.update(
                     {f"{scope}/{family}/{name}": column for name, column in model.forest.to_columns().items()}
                 )
+    for family, model in costs.kernel_models.items():
+        assert model.forest is not None
+        tensors.update(
+            {f"kernels/{family}/{name}": column for name, column in model.forest.to_columns().items()}
+        )
     for device, lookup in costs.lookups.items():
         tensors.update({f"lookup/{device}/{name}": getattr(lookup, name) for name in _LOOKUP})
     header = {
@@ -243,6 +276,14 @@ def save_costs(path: Path, costs: LearnedCosts, host: DispatchHost, about: Mappi
         "models": models,
         "scales": costs.scales,
         "kernels": costs.kernel_kinds,
+        "kernel_models": {
+            family: {
+                "names": dict(model.names),
+                "default": model.default,
+                "columns": (*COLUMNS[family], *KERNEL_COLUMNS),
+            }
+            for family, model in costs.kernel_models.items()
+        },
         "host": host.to_dict(),
         "about": dict(about),
     }
@@ -262,9 +303,12 @@ def load_costs(path: Path) -> tuple[LearnedCosts, DispatchHost, dict[str, Any]]:
     if header.get("format") != FORMAT:
         raise InputError(f"{path}: format {header.get('format')!r} is not {FORMAT!r}; fit it again")
     models: dict[str, dict[str, OperatorModel]] = {}
-    for scope, families in header["models"].items():
+    kernel_models: dict[str, OperatorModel] = {}
+    scopes = {**header["models"], "kernels": header.get("kernel_models", {})}
+    for scope, families in scopes.items():
+        beside = KERNEL_COLUMNS if scope == "kernels" else ()
         for family, data in families.items():
-            if family != SERIAL and tuple(data["columns"]) != COLUMNS[family]:
+            if family != SERIAL and tuple(data["columns"]) != (*COLUMNS[family], *beside):
                 raise InputError(
                     f"{path}: the figures of {family} operators are others than this version computes; "
                     "fit it again"
@@ -275,7 +319,8 @@ def load_costs(path: Path) -> tuple[LearnedCosts, DispatchHost, dict[str, Any]]:
                 for name, tensor in tensors.items()
                 if name.startswith(prefix)
             }
-            models.setdefault(scope, {})[family] = OperatorModel(
+            into = kernel_models if scope == "kernels" else models.setdefault(scope, {})
+            into[family] = OperatorModel(
                 Forest.from_columns(columns) if columns else None, data["names"], data["default"]
             )
     devices = {name.split("/")[1] for name in tensors if name.startswith("lookup/")}
@@ -284,7 +329,7 @@ def load_costs(path: Path) -> tuple[LearnedCosts, DispatchHost, dict[str, Any]]:
         for device in sorted(devices)
     }
     return (
-        LearnedCosts(models, lookups, header["scales"], header["kernels"]),
+        LearnedCosts(models, lookups, header["scales"], header["kernels"], kernel_models),
         DispatchHost(**header["host"]),
         header["about"],
     )

@@ -165,7 +165,13 @@ def safe_softmax(operator: Operator, device: Device) -> float:
     return operator.inputs[0].numel
 
 
-@register("native_layer_norm", "native_layer_norm_backward", "_softmax")
+@register(
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "_fused_rms_norm",
+    "_fused_rms_norm_backward",
+    "_softmax",
+)
 def contiguous_copies(operator: Operator, device: Device) -> float:
     """These kernels want contiguous operands and copy those that are not."""
     return sum(

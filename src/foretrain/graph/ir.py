@@ -212,6 +212,21 @@ class OpGraph:
     """Set where the graph holds the distinct layers of a deep model only."""
 
     @functools.cached_property
+    def adds_to_gradients(self) -> npt.NDArray[np.int64]:
+        """The ops of the backward pass that add to gradients of earlier micro-batches."""
+        held = {
+            number
+            for number, buffer in enumerate(self.buffers)
+            if buffer.category == "gradients" and buffer.born < 0
+        }
+        adds = [
+            i
+            for i, op in enumerate(self.ops)
+            if op.phase == "backward" and op.operator.name == "add_" and not held.isdisjoint(op.writes)
+        ]
+        return np.array(adds, dtype=np.int64)
+
+    @functools.cached_property
     def operators(self) -> tuple[Operator, ...]:
         """The distinct operators, in order of first use."""
         return tuple({id(op.operator): op.operator for op in self.ops}.values())

@@ -117,7 +117,7 @@ _NAMES: dict[Kind, str] = {
         _scaled_dot_product_cudnn_attention _flash_attention_forward _flash_attention_backward
         _efficient_attention_forward _efficient_attention_backward
         """,
-    "row norm": "native_layer_norm rms_norm",
+    "row norm": "native_layer_norm rms_norm _fused_rms_norm",
     "channel norm": "native_batch_norm cudnn_batch_norm miopen_batch_norm native_group_norm",
     "vector norm": "norm linalg_vector_norm renorm _weight_norm_interface",
     "softmax": "_softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data",

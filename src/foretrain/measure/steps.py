@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from foretrain.allocator_settings import VARIABLES, AllocatorSettings, set_in_environment
+from foretrain.capture.keys import installed_versions
 from foretrain.capture.recomputing import recompute_layers
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
@@ -87,7 +88,8 @@ def measure_step(
         stepper = None
         if device == "cuda":
             _forget_jobs()
-    provenance = {"source": "foretrain measure steps", **machine(device), **spread, "first_steps_s": first_s}
+    versions = {**dict(installed_versions(job.workload.model)), **machine(device)}
+    provenance = {"source": "foretrain measure steps", **versions, **spread, "first_steps_s": first_s}
     if start and fresh:
         provenance |= {**start, "build_s": build_s}
         warm_up_s = max(0.0, sum(first_s) - len(first_s) * measured["step_time_s"])
@@ -134,6 +136,8 @@ class Stepper:
         trained = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
         trains = self.training.mode == "train"
         self.optimizer = real_optimizer(self.training.optimizer, trained) if trains else None
+        scales = self.training.scales_loss
+        self.scaler = torch.amp.GradScaler(torch.device(device).type) if scales else None
         self._value: Any = None
 
     def forward(self) -> None:
@@ -142,12 +146,16 @@ class Stepper:
             self._value = self.model.compute() if trains else self.model.output()
 
     def backward(self) -> None:
-        self._value.backward()
+        (self._value if self.scaler is None else self.scaler.scale(self._value)).backward()
         self._value = None
 
     def update(self) -> None:
         assert self.optimizer is not None
-        self.optimizer.step()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
     def phases(self) -> dict[str, Callable[[], None]]:
@@ -338,5 +346,6 @@ def _key(job: Job) -> str:
 
 
 def _key_of(line: Any) -> str:
-    failed = isinstance(line, Mapping) and "error" in line
-    return _key(Job.read(line.get("job")) if failed else Run.read(line).job)
+    if not (isinstance(line, Mapping) and "error" in line):
+        Run.read(line)
+    return _key(Job.read(line.get("job")))

@@ -10,7 +10,6 @@ from typing import ClassVar
 from foretrain.catalog.hosts import PARTS
 from foretrain.costs.base import CostModel
 from foretrain.costs.host import MEASURED_HOST, DispatchHost
-from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
@@ -59,10 +58,6 @@ class WhiteBoxPredictor(Predictor):
 
     def layout(self, job: Job) -> Layout:
         """The job laid out and costed, on the hosts that its nodes have, without any tuning."""
-        if job.workload.training.mode == "infer" and job.cluster.world_size > 1:
-            raise UnsupportedJob(
-                "training.mode: 'infer' on many devices; forecasts of many devices are of training"
-            )
         return lay_out(job, self.costs_for(job), host_beside(job, self.host_for(job)), gap_s=self.gap_s)
 
 

@@ -56,7 +56,7 @@ def describe_work(forecast: Forecast) -> str:
     if found.trainable not in (None, found.parameters):
         words[0] += f" ({_count(found.trainable or 0)} trained)"
     if found.flops:
-        words.append(f"{format_count(found.flops, 'FLOP')} per step")
+        words.append(f"{format_count(found.flops, 'FLOP')} per {'step' if forecast.job.trains else 'batch'}")
         words.append(f"{format_count(found.per_sample, 'FLOP')} per sample")
     if found.per_token:
         words[-1] = f"{format_count(found.per_token, 'FLOP')} per token"
@@ -96,9 +96,10 @@ def step_size(job: Job) -> tuple[int, int | None]:
 
 
 def step_figure(forecast: Forecast) -> Figure | None:
-    """Time per step."""
+    """Time per step; of inference the latency of a batch."""
     estimate = forecast.quantities.get("step_time_s")
-    return None if estimate is None else _figure("time per step", estimate, format_seconds)
+    label = "time per step" if forecast.job.trains else "latency of a batch"
+    return None if estimate is None else _figure(label, estimate, format_seconds)
 
 
 def step_parts(forecast: Forecast) -> dict[str, float]:
@@ -110,7 +111,7 @@ def step_parts(forecast: Forecast) -> dict[str, float]:
 
 def rate_figures(forecast: Forecast) -> Iterator[Figure]:
     """Throughput, the share of the devices' peak that it takes, how busy the device is, what a rank sends,
-    and the time of each phase."""
+    and the time of each phase where there are several."""
     quantities = forecast.quantities
     for name, unit in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
         if name in quantities:
@@ -123,7 +124,7 @@ def rate_figures(forecast: Forecast) -> Iterator[Figure]:
     phases = {
         phase: quantities[f"{phase}_time_s"].median
         for phase in ("forward", "backward", "optimizer")
-        if f"{phase}_time_s" in quantities
+        if f"{phase}_time_s" in quantities and forecast.job.trains
     }
     for number, (phase, seconds) in enumerate(phases.items()):
         words = "" if number else "by the device's clock, in a step that begins idle"
@@ -131,7 +132,8 @@ def rate_figures(forecast: Forecast) -> Iterator[Figure]:
 
 
 def _flops(forecast: Forecast) -> Iterator[Figure]:
-    """What one device does of the throughput and of the model's arithmetic, and the share of its peak."""
+    """What one device does of the throughput and of the model's arithmetic, and in training the share of its
+    peak."""
     found, time = forecast.flops, forecast.quantities.get("step_time_s")
     if found is None or time is None:
         return
@@ -142,6 +144,8 @@ def _flops(forecast: Forecast) -> Iterator[Figure]:
     if not found.flops:
         return
     yield _figure("FLOP/s per device", found.rate(time), lambda rate: format_count(rate, "FLOP/s"))
+    if not forecast.job.trains:
+        return
     shares = {"MFU": found.mfu(time), "HFU": found.hfu(time) if found.recomputed else None}
     for label, share in shares.items():
         if share is not None and found.peak_per_device is not None:
@@ -248,8 +252,20 @@ def training_figures(forecast: Forecast) -> Iterator[Figure]:
     if forecast.price_per_hour is not None:
         price = format_dollars(forecast.price_per_hour)
         yield Figure("price per hour", price, forecast.job.cluster.price_source)
+        yield from _price_of_many(forecast)
     if forecast.energy_j is not None:
         yield _figure("energy", forecast.energy_j, lambda joules: format_count(joules / 3600, "Wh"))
+
+
+def _price_of_many(forecast: Forecast) -> Iterator[Figure]:
+    """Of inference: what a million tokens, or samples, cost where every batch follows the one before."""
+    name = "tokens" if "tokens_per_s" in forecast.quantities else "samples"
+    rate = forecast.quantities.get(f"{name}_per_s")
+    if forecast.job.trains or rate is None or forecast.price_per_hour is None:
+        return
+    per_second = forecast.price_per_hour / 3600
+    low, price, high = (format_dollars(1e6 * per_second / one) for one in (rate.high, rate.median, rate.low))
+    yield Figure(f"price of 1 M {name}", price, f"[{low} to {high}]")
 
 
 def _parts(forecast: Forecast) -> Iterator[Figure]:

@@ -171,7 +171,7 @@ def _assumptions(step: Step) -> Iterator[str]:
         )
     if training.precision == "fp8":
         yield _fp8_words(training, graph)
-    if training.precision == "amp-fp16" and "training" not in graph.info:
+    if training.precision == "amp-fp16" and training.mode == "train" and not training.scales_loss:
         yield "no gradient scaler"
     wanted = training.precision.removeprefix("amp-")
     for device in dict.fromkeys(group.device for group in job.cluster.groups):
@@ -179,7 +179,8 @@ def _assumptions(step: Step) -> Iterator[str]:
             lacks = f"{device.name} has no {wanted} rate in the catalogue"
             yield f"{lacks}: products are costed at its {rate} rate"
     if training.total_steps is None:
-        yield "no epochs or steps given: no total time and cost"
+        if job.trains:
+            yield "no epochs or steps given: no total time and cost"
     elif job.price_per_hour is None:
         whose = "this cluster" if job.cluster.price_per_hour is None else "the servers' nodes"
         yield f"no price known for {whose}: no cost"

@@ -42,8 +42,8 @@ def _elements(weights: Iterable[Weight], *, expert: bool, trainable: bool) -> fl
 
 
 def shard_traffic(layout: Layout, stage: Stage) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """ZeRO 3: fetching the parameters of each block, and handing out the gradients of those that are
-    trained."""
+    """ZeRO 3: fetching the parameters of each block, and handing out the gradients of those that are trained;
+    none where nothing is."""
     if layout.teams.data.size == 1:
         return (), ()
     gathers, reduces = np.zeros(len(stage.blocks)), np.zeros(len(stage.blocks))
@@ -59,7 +59,7 @@ def shard_traffic(layout: Layout, stage: Stage) -> tuple[tuple[float, ...], tupl
         reduced = summed * wire_bytes(layout, 1.0, gradients=True)
         gathers += network.time_s("all_gather", gathered, members) * factor
         reduces += network.time_s("reduce_scatter", reduced, members) * factor
-    return tuple(gathers.tolist()), tuple(reduces.tolist())
+    return tuple(gathers.tolist()), tuple(reduces.tolist()) if layout.job.trains else ()
 
 
 def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, float], ...], float, float]:
@@ -68,7 +68,7 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
     habits, plan, data = layout.profile, layout.job.plan, layout.teams.data
     if plan.servers:
         return (), _server_s(layout, stage), 0.0
-    if data.size == 1:
+    if data.size == 1 or not layout.job.trains:
         return (), 0.0, 0.0
     factor = layout.tuning.team(data)
     kind: Kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
@@ -142,19 +142,20 @@ def sent_bytes(layout: Layout, stage: Stage) -> dict[str, float]:
 
 def _to_replicas(layout: Layout, stage: Stage) -> float:
     plan, network, teams = layout.job.plan, layout.network, layout.teams
-    if layout.job.workload.training.mode == "infer":
-        return 0.0
     if plan.servers:
         return wire_bytes(layout, _elements(stage.weights, expert=False, trainable=True), gradients=True)
     kind: Kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
     passes = layout.job.accumulation if plan.shard == "zero3" else 1
     sent = 0.0
     for expert, members in ((False, teams.data), (True, teams.expert_data)):
-        summed = wire_bytes(layout, _elements(stage.weights, expert=expert, trainable=True), gradients=True)
-        sent += passes * network.traffic_bytes(kind, summed, members)
-        if plan.shard != "none":
+        if layout.job.trains:
+            summed = wire_bytes(
+                layout, _elements(stage.weights, expert=expert, trainable=True), gradients=True
+            )
+            sent += passes * network.traffic_bytes(kind, summed, members)
+        if plan.shard == "zero3" or (plan.shard != "none" and layout.job.trains):
             fetched = _elements(stage.weights, expert=expert, trainable=plan.shard != "zero3")
-            times = 2 * passes if plan.shard == "zero3" else 1
+            times = (1 + layout.job.trains) * passes if plan.shard == "zero3" else 1
             size = wire_bytes(layout, fetched, gradients=False, trained=plan.shard != "zero3")
             sent += times * network.traffic_bytes("all_gather", size, members)
     return sent
@@ -173,12 +174,13 @@ def _to_team(layout: Layout, stage: Stage) -> float:
 
 
 def _to_stages(layout: Layout, stage: Stage) -> float:
-    """In a micro-batch: what the next chunk reads of each chunk's results, and the gradients of what each
-    chunk read of the one before it."""
+    """In a micro-batch: what the next chunk reads of each chunk's results and, in training, the gradients of
+    what each chunk read of the one before it."""
     if len(layout.stages) == 1:
         return 0.0
     count = len(layout.stages)
     order = [layout.stages[i % count].chunks[i // count] for i in range(count * len(stage.chunks))]
     sizes = [chunk[-1].piece.handed_on_bytes for chunk in order[:-1]]
     own = range(stage.index, len(order), count)
-    return float(sum(sizes[i] for i in own if i < len(sizes)) + sum(sizes[i - 1] for i in own if i))
+    back = sum(sizes[i - 1] for i in own if i) if layout.job.trains else 0
+    return float(sum(sizes[i] for i in own if i < len(sizes)) + back)

@@ -19,7 +19,7 @@ from foretrain.step.frameworks import as_framework_runs_it, profile
 def step_graph(job: Job) -> OpGraph:
     """One micro-batch of a rank, and the optimizer: every layer on one device, the distinct layers on
     several."""
-    habits, run, several = profile(job), as_framework_runs_it(job), job.cluster.world_size > 1
+    habits, run, several = profile(job), as_framework_runs_it(job), not job.runs_alone
     graph = (capture_rank if several else capture_job)(run)
     if habits.flash_attention:
         graph = with_flash_attention(graph, causal=job.workload.model.task == "causal-lm")
@@ -34,8 +34,7 @@ def as_compiled(job: Job) -> Job:
     training = job.workload.training
     if training.compile or job.workload.model.source != "python":
         return job
-    several = job.cluster.world_size > 1
-    if not (capture_rank if several else capture_job)(as_framework_runs_it(job)).info.get("compile"):
+    if not (capture_job if job.runs_alone else capture_rank)(as_framework_runs_it(job)).info.get("compile"):
         return job
     training = dataclasses.replace(training, compile=True)
     return dataclasses.replace(job, workload=dataclasses.replace(job.workload, training=training))

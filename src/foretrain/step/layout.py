@@ -189,13 +189,15 @@ def cost_calls(
         device_s[~moving] *= crowding(job.cluster.devices_per_node * device.cores)
         host_s = np.zeros(len(host_s))
 
+    own_share = _share_of_micro_batches(job, graph, habits)
+
     def mask(values: Iterable[bool]) -> Mask:
         return np.fromiter(values, dtype=np.bool_, count=len(operators))[which]
 
     return Calls(
-        host_s=host_s,
-        device_s=device_s[which],
-        kernels=kernels[which],
+        host_s=host_s * own_share,
+        device_s=device_s[which] * own_share,
+        kernels=kernels[which] * own_share,
         gap_s=gap_s,
         communicates=moving[which],
         multiplies=mask(operator.flops > 0 and operator.name != FUSED for operator in operators),
@@ -205,6 +207,15 @@ def cost_calls(
         ),
         waits=mask(waits(operator.name) and not habits.flash_attention for operator in operators),
     )
+
+
+def _share_of_micro_batches(job: Job, graph: OpGraph, habits: Profile) -> Column:
+    """Of a step's micro-batches, those that run each op: the first one hands its gradients over, the others
+    add to them, unless gradients are sums in fp32 that stay from step to step."""
+    shares = np.ones(len(graph.ops))
+    if graph.accumulates and not habits.keeps_fp32_gradients:
+        shares[graph.adds_to_gradients] = 1.0 - 1.0 / job.accumulation
+    return shares
 
 
 def _issue_s(graph: OpGraph, host: HostModel, *, hooks: bool) -> Column:
@@ -220,8 +231,8 @@ def _issue_s(graph: OpGraph, host: HostModel, *, hooks: bool) -> Column:
 
 
 _OF_SAVED = 2.1
-"""Calls of hooks for a tensor that is saved or read, with a share of what a checkpoint costs by itself (0.3 ms:
-states of random numbers, contexts), as a layer saves some thirty tensors."""
+"""Calls of hooks for a tensor that is saved or read, with a share of what a checkpoint costs by itself
+(0.3 ms: states of random numbers, contexts), as a layer saves some thirty tensors."""
 
 
 def _hooks(graph: OpGraph) -> Column:

@@ -45,11 +45,11 @@ def rank_memory(layout: Layout, stage: Stage, *, stalled: bool = False) -> RankM
 
 
 def _is_whole(layout: Layout) -> bool:
-    """Whether the graph holds every buffer of the step: on one GPU, where the framework keeps none of its
-    own."""
+    """Whether the graph holds every buffer of the step: on a GPU by itself, where the framework keeps none of
+    its own."""
     keeps_own = layout.profile.keeps_fp32_gradients or layout.profile.loss_copies is not None
-    cluster = layout.job.cluster
-    return cluster.world_size == 1 and not cluster.device.is_cpu and not keeps_own
+    on_cpu = any(group.device.is_cpu for group in layout.job.cluster.groups)
+    return layout.job.runs_alone and not on_cpu and not (keeps_own and layout.job.trains)
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from foretrain.costs.collectives import Team, team
 from foretrain.errors import InputError
-from foretrain.graph import ITEM_BYTES, PHASES, OpGraph, Weight
+from foretrain.graph import ITEM_BYTES, PHASES, Buffer, OpGraph, Weight
 from foretrain.job import Job, Plan
 
 Index = npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ class Piece:
     forward: Index
     backward: Index
     kept_bytes: int
-    """Kept from the forward pass for the backward pass."""
+    """Kept from the forward pass for the backward pass; in inference to the end, as keys and values are."""
     working_bytes: int
     """Most that its calls need at once beside what is kept."""
     handed_on_bytes: int
@@ -203,7 +203,7 @@ def _bytes(graph: OpGraph, number: Index, count: int) -> tuple[list[int], list[i
     for buffer in graph.buffers:
         if buffer.born < 0:
             continue
-        if buffer.category == "activations" and buffer.born < backward_begins:
+        if _is_kept(graph, buffer, number, backward_begins):
             kept[number[buffer.born]] += buffer.size_bytes
         elif buffer.category != "gradients" or graph.stack is None:
             change[buffer.born] += buffer.size_bytes
@@ -216,6 +216,13 @@ def _bytes(graph: OpGraph, number: Index, count: int) -> tuple[list[int], list[i
             if number[i] + 1 in read_by.get(buffer_number, ()):
                 handed_on[number[i]] += graph.buffers[buffer_number].size_bytes
     return kept, working, handed_on
+
+
+def _is_kept(graph: OpGraph, buffer: Buffer, number: Index, backward_begins: int) -> bool:
+    if buffer.category == "activations":
+        return buffer.born < backward_begins
+    last = len(graph.ops) - 1
+    return backward_begins > last and buffer.dies >= last and bool(number[buffer.born] < number[last])
 
 
 def _first_readers(graph: OpGraph, number: Index, forward: npt.NDArray[np.bool_]) -> dict[int, set[int]]:

@@ -108,7 +108,7 @@ def optimizer_pass(layout: Layout, stage: Stage) -> Pass:
     plan, graph, calls = layout.job.plan, layout.graph, layout.calls
     index = np.flatnonzero(graph.phase_index == PHASES.index("optimizer"))
     share, updated = update_share(layout, stage)
-    offloads = plan.offload and layout.job.workload.training.mode == "train"
+    offloads = plan.offload and layout.job.trains
     if offloads:
         index = index[:0]
     host_s, busy_s = calls.host_s[index] * min(1.0, share), calls.device_s[index] * share
@@ -124,7 +124,7 @@ def optimizer_pass(layout: Layout, stage: Stage) -> Pass:
         moved = _OFFLOAD_MOVED_BYTES * updated / _HOST_LINK_BYTES_PER_S
         update = _OFFLOAD_UPDATE_BYTES * updated / _HOST_MEMORY_BYTES_PER_S
         return _with(result, moved + update, host_s=update)
-    clips = layout.profile.clips_gradients
+    clips = layout.profile.clips_gradients and layout.job.trains
     return _with(result, _CLIP_BYTES * updated / memory_rate(layout.job) if clips else 0.0)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from foretrain.forecast import RankMemory, fullest_of
 from foretrain.graph import Phase
+from foretrain.job import Job
 from foretrain.step.exchange import replica_traffic, sent_bytes, shard_traffic
 from foretrain.step.frameworks import Profile
 from foretrain.step.layout import COLLECTIVE_HOST_S, Layout, Tuning, on_efa
@@ -29,6 +30,7 @@ from foretrain.step.passes import (
     update_share,
 )
 from foretrain.step.playback import (
+    FORWARD_ONLY,
     StageWork,
     StepTime,
     Work,
@@ -73,6 +75,7 @@ class Step:
     waits for, whose kernels run, and on a CPU the work that an exchange is for its cores. Not the gaps
     between kernels, nor waiting for parameter servers on a GPU."""
     host_issue_s: float
+    """From an idle start until all is issued, with what the host waits for the device where it reads."""
     kernels: float
     bytes_moved: float
     """Least memory traffic of the busiest rank."""
@@ -156,7 +159,7 @@ def play(layout: Layout) -> Step:
     """The step of a job, and what each of its ranks holds and does."""
     layout = _within_power(layout)
     works, job = _works(layout), layout.job
-    time = _delayed(_time(layout, works), job.cluster.world_size)
+    time = _delayed(_time(layout, works), _waiting_ranks(job))
     busiest = max(range(len(works)), key=lambda i: _device_s(works[i]))
     work, calls = works[busiest], _StageCalls.of(layout, layout.stages[busiest])
     forward, backward = total(work.forward), total(work.backward[::-1])
@@ -174,7 +177,7 @@ def play(layout: Layout) -> Step:
         memory=max(memory_by_group(layout), key=_fullness),
         phases_s=_phases(forward, backward, work.optimizer, job.accumulation),
         device_busy_s=_busy_s(layout, work, time),
-        host_issue_s=passes.host_s * job.accumulation + work.optimizer.host_s + layout.step_overhead_s,
+        host_issue_s=(passes * job.accumulation + work.optimizer).after(0.0, 0.0)[0] + layout.step_overhead_s,
         kernels=calls.kernels,
         bytes_moved=calls.bytes_moved,
         sent=sent_bytes(layout, layout.stages[busiest]),
@@ -279,7 +282,7 @@ def _work(layout: Layout, stage: Stage, passes: Sequence[tuple[Span, Span]]) -> 
         after_optimizer = max(0.0, after_optimizer - max(hidden.host_s, hidden.device_s))
     return Work(
         forward=tuple(forward for forward, _ in passes),
-        backward=tuple(backward for _, backward in passes),
+        backward=tuple(backward for _, backward in passes) if layout.job.trains else (),
         optimizer=optimizer_pass(layout, stage).span,
         gathers_s=gathers,
         reduces_s=reduces,
@@ -295,6 +298,11 @@ def _work(layout: Layout, stage: Stage, passes: Sequence[tuple[Span, Span]]) -> 
 
 def _time(layout: Layout, works: Sequence[Work]) -> StepTime:
     return _pipeline(layout, works) if len(works) > 1 else play_rank(works[0], layout.job.accumulation)
+
+
+def _waiting_ranks(job: Job) -> int:
+    """Ranks that wait for one another: all in training, those that share a batch in inference."""
+    return job.cluster.world_size // (1 if job.trains else job.plan.data or 1)
 
 
 def _delayed(step: StepTime, ranks: int) -> StepTime:
@@ -325,13 +333,13 @@ def _within_power(layout: Layout) -> Layout:
     ``data/h200_steps.jsonl`` show.
     """
     limit = min(group.device.under_load for group in layout.job.cluster.groups)
-    if limit >= 1.0 or layout.job.cluster.world_size == 1:
+    if limit >= 1.0 or layout.job.runs_alone:
         return layout
     works, count = _works(layout), layout.job.accumulation
     busiest = max(works, key=_device_s)
     stage = layout.stages[works.index(busiest)]
-    plan = layout.job.plan
-    again = 1.0 + (plan.recompute == "full" and not layout.graph.recomputes) / 3 / plan.recompute_every
+    plan, whole = layout.job.plan, layout.graph.recomputes or not layout.job.trains
+    again = 1.0 + (plan.recompute == "full" and not whole) / 3 / plan.recompute_every
     multiplies = layout.calls.multiplies[stage.calls]
     seconds = (layout.calls.device_s + layout.calls.gaps_s)[stage.calls]
     products = float(seconds[multiplies].sum()) * count * again
@@ -368,6 +376,8 @@ def _pipeline(layout: Layout, works: Sequence[Work]) -> StepTime:
             forward.append(
                 max(_lasting(total(work.forward[part]), habits) + layout.tuning.message_s, least / 3, fetched)
             )
+            if not work.backward:
+                continue
             backward.append(
                 max(
                     _lasting(total(work.backward[part][::-1]), habits) + layout.tuning.message_s,
@@ -376,11 +386,12 @@ def _pipeline(layout: Layout, works: Sequence[Work]) -> StepTime:
                 )
             )
         own.append(StageWork(forward_s=tuple(forward), backward_s=tuple(backward), tail_s=_tail_s(work)))
-    time_s, busiest, slots = play_pipeline(own, job.accumulation, message, job.plan.schedule)
+    schedule = job.plan.schedule if job.trains else FORWARD_ONLY
+    time_s, busiest, slots = play_pipeline(own, job.accumulation, message, schedule)
     slowest = max(works, key=lambda work: (total(work.forward) + total(work.backward)).device_s)
     passes = total(slowest.forward) + total(slowest.backward)
     computing = (passes.device_s - passes.communication_s) * job.accumulation + slowest.optimizer.device_s
-    unhurried = play_pipeline(own, job.accumulation, 0.0, job.plan.schedule)[0] if message else time_s
+    unhurried = play_pipeline(own, job.accumulation, 0.0, schedule)[0] if message else time_s
     messages = max(0.0, time_s - unhurried)
     exposed = passes.communication_s * job.accumulation + _tail_exchange_s(max(works, key=_tail_s)) + messages
     bubble = max(0.0, time_s - messages - busiest - max(stage.tail_s for stage in own))

@@ -16,6 +16,8 @@ of these."""
 _ROUNDS = 3
 """Micro-batches of a pipeline that are laid out, in units of its stages; further ones follow at the pace of
 the last."""
+FORWARD_ONLY = "forward"
+"""The schedule of a pipeline that serves."""
 TAIL = "gradients, optimizer"
 """What follows the last backward pass of a stage."""
 
@@ -29,7 +31,7 @@ class Work:
 
     forward: tuple[Span, ...]
     backward: tuple[Span, ...]
-    """Of the same blocks, in forward order too."""
+    """Of the same blocks, in forward order too; empty in inference."""
     optimizer: Span
     gathers_s: tuple[float, ...] = ()
     """Fetching the parameters of each block before it runs, forward and again backward (ZeRO 3); empty for
@@ -228,6 +230,8 @@ def _forward(work: Work, clock: _Clock, whole: Span) -> None:
 
 
 def _backward(work: Work, clock: _Clock, whole: Span, *, last: bool) -> None:
+    if not work.backward:
+        return
     due: dict[int, list[float]] = {}
     for block, seconds in work.buckets if last else ():
         due.setdefault(block, []).append(seconds)
@@ -263,6 +267,7 @@ class StageWork:
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
+    """Empty in inference."""
     tail_s: float
     """From the end of its last backward pass to the end of its step."""
 
@@ -373,17 +378,17 @@ def _before(stage: int, task: Task, count: int, chunks: int) -> tuple[int, Task]
 
 
 def _order(stage: int, count: int, chunks: int, micro_batches: int, schedule: str) -> Iterator[Task]:
-    """The order in which a stage takes its tasks: all forward first (gpipe), or one forward, one backward
-    after a warm-up."""
+    """The order in which a stage takes its tasks: all forward first (gpipe, and all there is in inference),
+    or one forward, one backward after a warm-up."""
     tasks = micro_batches * chunks
-    if schedule == "gpipe":
+    if schedule in ("gpipe", FORWARD_ONLY):
         warm_up = tasks
     elif chunks == 1:
         warm_up = min(tasks, count - stage - 1)
     else:
         warm_up = min(tasks, (count - stage - 1) * 2 + (chunks - 1) * count)
     numbered: Callable[[int], tuple[int, int]] = lambda i: _interleaved(i, count, chunks, micro_batches)  # noqa: E731
-    for i in range(tasks + warm_up):
+    for i in range(tasks if schedule == FORWARD_ONLY else tasks + warm_up):
         if i < tasks:
             chunk, micro_batch = numbered(i)
             yield "F", chunk, micro_batch

@@ -87,8 +87,9 @@ def sharded_memory(
         "activations": kept,
         "temporaries": working,
         "buffers": _gathered_bytes(job, stage, profile, held)
-        + _bucket_bytes(plan, profile, trained, _weight_bytes(graph, trained=True)),
-        "workspaces": 2.0 * max(library_workspace(group.device) for group in job.cluster.groups),
+        + (_bucket_bytes(plan, profile, trained, _weight_bytes(graph, trained=True)) if job.trains else 0.0),
+        "workspaces": (2.0 if job.trains else 1.0)
+        * max(library_workspace(group.device) for group in job.cluster.groups),
     }
     return RankMemory(
         stage=stage.index,
@@ -135,7 +136,7 @@ def _tied_elements(graph: OpGraph) -> int:
 
 
 def _sizes(job: Job, graph: OpGraph, profile: Profile) -> _Sizes:
-    if job.workload.training.mode == "infer":
+    if not job.trains:
         return _Sizes(gradient=0.0, fleeting_gradient=0.0, state=0.0)
     traced = sum(
         weight.elements for weight in graph.weights if _is_traced(graph, weight.name) and weight.trainable
@@ -204,8 +205,12 @@ def in_flight(plan: Plan, stage: int, chunks: int, micro_batches: int) -> tuple[
 def _passes(
     job: Job, graph: OpGraph, stage: Stage, sizes: _Sizes, profile: Profile
 ) -> tuple[float, float, float]:
-    """Activations, temporaries and fleeting gradients at the moment when they are most together."""
+    """Activations, temporaries and fleeting gradients at the moment when they are most together; in inference
+    one block at a time, and what is kept of every micro-batch."""
     plan = job.plan
+    if not job.trains:
+        kept = sum(block.piece.kept_bytes for block in stage.blocks) * job.accumulation
+        return float(kept), float(max(block.piece.working_bytes for block in stage.blocks)), 0.0
     counts = in_flight(plan, stage.index, len(stage.chunks), job.accumulation)
     everything = sum(
         count * sum(kept_bytes(graph, block, plan, profile) for block in chunk)
@@ -281,6 +286,8 @@ def _cached_bytes(
 ) -> float:
     """Beside tensors: split blocks, blocks whose collectives have not run yet, and segments for what fits in
     no block of activations. Segments that expand have neither the first nor the last."""
+    if not job.trains:
+        return _SPLIT_LOSS * kept
     logits = max((_logits_bytes(graph, block) for block in stage.blocks), default=0)
     largest = max((weight.elements * ITEM_BYTES[weight.dtype] for weight in stage.weights), default=0)
     scratch = profile.parameter_copies * largest if largest > logits else 0.0

@@ -115,6 +115,7 @@ def _trace(
             precision=training.precision,
             optimizer=training.optimizer,
             master_weights=training.master_weights,
+            scales_loss=training.scales_loss,
             channels_last=training.channels_last,
             accumulate=accumulate,
             info=info,

@@ -4,7 +4,7 @@ between them.
 Column layers give part of their outputs, row layers sum over the group (Shoeybi et al. 2019). With sequence
 parallelism, what lies between holds its part of the sequence (Korthikanti et al. 2022): gathered before
 column layers, reduce-scattered after row layers. The vocabulary is cut over the group, and the loss is taken
-without gathering logits.
+without gathering logits; inference, which has no loss, gathers them.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ class TensorParallel:
         whole_experts: bool = False,
         given: Mapping[str, str] | None = None,
         keeps_sizes: bool = False,
+        whole_logits: bool = False,
     ) -> None:
         self._module, self._degree = module, degree
+        self._whole_logits = whole_logits
         self._keeps_sizes = keeps_sizes
         self.notes: list[str] = []
         """What a forecast should say of how it was cut."""
@@ -86,6 +88,7 @@ class TensorParallel:
             whole_experts=plan.expert > 1,
             given=plan.tensor_plan,
             keeps_sizes=keeps_sizes,
+            whole_logits=not job.trains,
         )
 
     def explain(self, error: CaptureError) -> ForetrainError:
@@ -165,6 +168,8 @@ class TensorParallel:
             self._vocabulary.add(first)
             if not self._by_sequence:
                 before(layer, lambda x: copy_to(x, "tensor"))
+            if self._whole_logits:
+                after(layer, lambda x: all_gather(x, x.dim() - 1, self._degree, "tensor"))
 
     # Communication
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from foretrain.errors import CaptureError
 
@@ -316,6 +317,41 @@ def _softmax(overload: Any, fused: Any) -> Callable[..., Any]:
     return kernel
 
 
+class _RmsNorm(torch.autograd.Function):
+    """CUDA's own kernel, and that of its gradients; elsewhere torch writes the norm out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, eps: float | None
+    ) -> torch.Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            output, rstd = aten._fused_rms_norm.default(x, shape, weight, eps)
+        ctx.shape = shape
+        ctx.save_for_backward(x, rstd, weight)
+        return output  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, rstd, weight = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        with torch._C._AutoDispatchBelowAutograd():
+            of_x, of_weight = aten._fused_rms_norm_backward.default(
+                gradient, x, ctx.shape, rstd, weight, wanted
+            )
+        return of_x, None, of_weight, None
+
+
+def _rms_norm(
+    x: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> Any:
+    """One kernel, where weights are as wide as what they scale and channels do not lie side by side."""
+    same = weight is None or weight.dtype == x.dtype
+    in_order = suggest_memory_format(x) == torch.contiguous_format
+    if x.is_meta and same and in_order and hasattr(aten, "_fused_rms_norm_backward"):
+        return _RmsNorm.apply(x, list(normalized_shape), weight, eps)  # type: ignore[no-untyped-call]
+    return _below(aten.rms_norm.default, x, normalized_shape, weight, eps)
+
+
 def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -380,12 +416,12 @@ def _fits_flash(
 def _fits_efficient(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout_p: float
 ) -> bool:
-    """Any float dtype and a mask; not fewer key than query heads, nor a learned mask together with
+    """Any float dtype and a mask in rows; not fewer key than query heads, nor a learned mask together with
     dropout."""
-    learned = mask is not None and mask.requires_grad
-    return (
-        _fits_fused(query, key, value) and query.shape[1] == key.shape[1] and not (learned and dropout_p > 0)
-    )
+    fits = _fits_fused(query, key, value) and query.shape[1] == key.shape[1]
+    if mask is None:
+        return fits
+    return fits and mask.stride(-1) == 1 and not (mask.requires_grad and dropout_p > 0)
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
@@ -496,6 +532,7 @@ _CUDA_KERNELS: dict[str, Callable[..., Any]] = {
     "softmax.int": _softmax(aten.softmax.int, aten._softmax.default),
     "log_softmax.int": _softmax(aten.log_softmax.int, aten._log_softmax.default),
     "scaled_dot_product_attention": _attention,
+    **({"rms_norm": _rms_norm} if hasattr(aten, "rms_norm") else {}),
     **{
         f"{kind}.input": _rnn(kind, mode) for mode, kind in enumerate(("rnn_relu", "rnn_tanh", "lstm", "gru"))
     },

@@ -158,6 +158,21 @@ def _masked_fill(x: torch.Tensor, mask: torch.Tensor, _value: torch.Tensor) -> t
     return torch.empty_like(x) if x.shape == shape else x.new_empty(shape)
 
 
+def _rms_norm(
+    x: torch.Tensor, shape: list[int], _weight: torch.Tensor | None, _eps: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
+    return torch.empty(x.shape, dtype=x.dtype, device="meta"), x.new_empty(rows, dtype=torch.float32)
+
+
+def _rms_norm_backward(
+    _gradient: torch.Tensor, x: torch.Tensor, _shape: list[int], _rstd: torch.Tensor,
+    weight: torch.Tensor | None, wanted: list[bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    of_x = torch.empty(x.shape, dtype=x.dtype, device="meta") if wanted[0] else None
+    return of_x, torch.empty_like(weight) if wanted[1] and weight is not None else None
+
+
 CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
     **({aten._grouped_mm.default: _grouped_mm} if hasattr(aten, "_grouped_mm") else {}),
     aten._scaled_mm.default: _scaled_mm,
@@ -165,6 +180,14 @@ CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
+    **(
+        {
+            aten._fused_rms_norm.default: _rms_norm,
+            aten._fused_rms_norm_backward.default: _rms_norm_backward,
+        }
+        if hasattr(aten, "_fused_rms_norm_backward")
+        else {}
+    ),
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._ctc_loss_backward.default: _ctc_loss_backward,

@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import unittest.mock
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -51,9 +51,22 @@ class StepFunction:
         self._optimizer = optimizer
         self._masters = masters
         self.rows = rows
+        self._scaler: torch.amp.GradScaler | None = None
+
+    def scale_loss(self) -> None:
+        """From now on, scale the loss and unscale gradients before they are used, as ``GradScaler`` does."""
+        self._scaler = torch.amp.GradScaler("meta")
+        self._scaler._lazy_init_scale_growth_tracker(torch.device("meta"))
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss if self._scaler is None else self._scaler.scale(loss)
 
     def __call__(self) -> None:
         self.rows.step()
+        if self._scaler is not None:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+            return
         if self._masters is None:
             self._optimizer.step()
             return
@@ -66,6 +79,9 @@ class StepFunction:
     def state_tensors(self) -> Iterator[torch.Tensor]:
         """What the optimizer keeps between steps on the device, fp32 masters included."""
         yield from self._masters or ()
+        if self._scaler is not None and self._scaler._scale is not None:
+            yield self._scaler._scale
+            yield cast(torch.Tensor, self._scaler._growth_tracker)
         yield from self.rows.state_tensors()
         for state in self._optimizer.state.values():
             yield from (

@@ -213,11 +213,15 @@ class Recorder(TorchDispatchMode):
         return self.__torch_dispatch__(func, (), args, kwargs)
 
     def _computes(self, output: Any) -> bool:
-        """Whether a value may be asked for: of the forward pass, of what is computed again, and positions."""
+        """Whether a value may be asked for: of the forward pass, of what is computed again, positions, and
+        numbers that an update is decided by."""
         if self.phase == "forward" or (self.phase == "backward" and torch.is_grad_enabled()):
             return True
         first = next(tensors_in(output), None)
-        return first is not None and first.dtype in (torch.int64, torch.bool)
+        if first is None:
+            return False
+        number = self.phase == "optimizer" and not first.dim()
+        return number or first.dtype in (torch.int64, torch.bool)
 
     def _output(
         self, func: Any, args: Any, kwargs: Any, named: dict[str, Any], inputs: list[torch.Tensor]

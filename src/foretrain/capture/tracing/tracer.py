@@ -39,6 +39,7 @@ def trace_step(
     optimizer_settings: Mapping[str, Any] | None = None,
     updated: frozenset[str] | None = None,
     master_weights: bool = False,
+    scales_loss: bool | None = None,
     channels_last: bool = False,
     accumulate: bool = False,
     info: Mapping[str, Any] | None = None,
@@ -49,7 +50,8 @@ def trace_step(
     """Trace forward, loss, backward and optimizer (or forward alone, in ``infer`` mode) of a module that
     lives on meta.
 
-    The optimizer updates all parameters, or those whose names are in ``updated``.
+    The optimizer updates all parameters, or those whose names are in ``updated``. Where nothing else is said,
+    the loss of amp-fp16 is scaled.
 
     Forward and loss run inside ``around``. With ``own_gradients``, adding to a gradient belongs to the layer
     of its parameter. ``constants`` are the values that are known from building it.
@@ -76,6 +78,8 @@ def trace_step(
             else None
         )
     if step is not None:
+        if scales_loss or (scales_loss is None and precision == "amp-fp16"):
+            step.scale_loss()
         recorder.hold(list(step.state_tensors()), "optimizer_state")
         if step.rows.tables and step.rows.note is not None:
             constants.assumptions.append(step.rows.note)
@@ -160,6 +164,7 @@ def _run(
     ):
         output = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
         value = loss(output) if loss is not None and step is not None else None
+        value = value if step is None or value is None else step.scaled(value)
     if step is None:
         return
     if value is None:

@@ -282,11 +282,11 @@ def _check_learnable(job: Job) -> None:
     some."""
     if job.cluster.device.is_cpu:
         raise UnsupportedJob("cluster.device: cpu; scaledl forecasts steps on GPUs")
-    if job.cluster.world_size > 1 or job.plan.recompute != "none":
+    if not job.runs_alone or job.plan.recompute != "none":
         what = (
-            f"cluster: {job.cluster.world_size} devices"
-            if job.cluster.world_size > 1
-            else f"plan.recompute: {job.plan.recompute!r}"
+            f"plan.recompute: {job.plan.recompute!r}"
+            if job.runs_alone
+            else f"cluster: {job.cluster.world_size} devices"
         )
         raise UnsupportedJob(f"{what}; scaledl forecasts steps of one GPU that keeps its activations")
 

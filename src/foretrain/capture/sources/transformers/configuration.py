@@ -42,7 +42,7 @@ def read_config(
         if part is not None:
             part.dtype = None
     if hasattr(config, "use_cache"):
-        config.use_cache = False
+        config.use_cache = training.mode == "infer" and bool(given.get("use_cache", False))
     if (
         getattr(config, "is_encoder_decoder", False)
         and getattr(config, "decoder_start_token_id", None) is None

@@ -1,0 +1,76 @@
+"""Lets the installed transformers do what an earlier version did, as far as ``library_changes`` knows it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import unittest.mock
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from foretrain.capture.sources.zoo import quiet_zoo_import
+from foretrain.library_changes import POSITION_BIAS, SOFTCAP, Change
+
+
+@contextlib.contextmanager
+def as_before(undone: Iterable[Change]) -> Iterator[None]:
+    """While the block runs, the library behaves as before these changes."""
+    with contextlib.ExitStack() as stack:
+        for change in undone:
+            stack.enter_context(_UNDO[change.name]())
+        yield
+
+
+@contextlib.contextmanager
+def _sdpa_without_softcap() -> Iterator[None]:
+    """Models with soft-capped scores run scaled_dot_product_attention, without the cap."""
+    quiet_zoo_import()
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def without_cap(*args: Any, softcap: float | None = None, **kwargs: Any) -> Any:
+        return sdpa_attention_forward(*args, **kwargs)
+
+    classes = list(_pretrained_classes(SOFTCAP.models))
+    supported = [one._supports_sdpa for one in classes]
+    AttentionInterface.register("sdpa", without_cap)
+    for one in classes:
+        one._supports_sdpa = True
+    try:
+        yield
+    finally:
+        AttentionInterface.register("sdpa", sdpa_attention_forward)
+        for one, before in zip(classes, supported, strict=True):
+            one._supports_sdpa = before
+
+
+@contextlib.contextmanager
+def _bias_as_it_lies() -> Iterator[None]:
+    """A position bias is not copied to rows before attention takes it for a mask."""
+    quiet_zoo_import()
+    from transformers.integrations import sdpa_attention
+
+    make = sdpa_attention.create_position_bias_mask
+
+    def without_copy(*args: Any, **kwargs: Any) -> Any:
+        with unittest.mock.patch.object(torch.Tensor, "contiguous", lambda tensor, *_, **__: tensor):
+            return make(*args, **kwargs)
+
+    with unittest.mock.patch.object(sdpa_attention, "create_position_bias_mask", without_copy):
+        yield
+
+
+def _pretrained_classes(model_types: Iterable[str]) -> Iterator[Any]:
+    """The classes in which models of these types say what they support."""
+    for model_type in sorted(model_types):
+        module = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+        yield from (one for name, one in vars(module).items() if name.endswith("PreTrainedModel")
+                    and one.__module__ == module.__name__)  # fmt: skip
+
+
+_UNDO: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
+    SOFTCAP.name: _sdpa_without_softcap,
+    POSITION_BIAS.name: _bias_as_it_lies,
+}

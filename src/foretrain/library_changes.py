@@ -1,0 +1,79 @@
+"""Tells what earlier versions of libraries do otherwise than later ones: a run is forecast as the version
+that it was measured with runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a library does from a version on, in models of some types."""
+
+    name: str
+    library: str
+    known_from: tuple[int, int]
+    """The oldest version of which it is known what was done before."""
+    since: tuple[int, int]
+    models: frozenset[str]
+
+    def is_undone(self, wanted: str, installed: str) -> bool:
+        """Whether the wanted version lies before it, and the installed one does not."""
+        return self.known_from <= _numbers(wanted) < self.since <= _numbers(installed)
+
+
+SOFTCAP = Change(
+    name="soft-capped scores without sdpa",
+    library="transformers",
+    known_from=(4, 48),
+    since=(5, 21),
+    models=frozenset({"gemma2", "t5gemma", "vaultgemma"}),
+)
+"""Earlier versions run scaled_dot_product_attention and leave the soft cap of its scores out
+(``_supports_sdpa`` of ``modeling_gemma2.py``); later ones write attention out."""
+POSITION_BIAS = Change(
+    name="position bias in rows",
+    library="transformers",
+    known_from=(5, 17),
+    since=(5, 20),
+    models=frozenset(
+        "longt5 mt5 pix2struct pop2piano switch_transformers t5 udop umt5 wav2vec2_bert "
+        "wav2vec2_conformer".split()
+    ),
+)
+"""Earlier versions give scaled_dot_product_attention a position bias as it lies, which no fused kernel takes
+where heads lie side by side; later ones copy it first (``sdpa_attention.py``)."""
+CHANGES = (SOFTCAP, POSITION_BIAS)
+LIBRARIES = tuple(sorted({change.library for change in CHANGES}))
+
+
+def changes_undone(
+    wanted: Mapping[str, str], installed: Mapping[str, str], model_type: str | None
+) -> tuple[Change, ...]:
+    """What is to be done as before the change, for models of one type or, with none, of any."""
+    return tuple(
+        change
+        for change in CHANGES
+        if change.library in wanted
+        and change.library in installed
+        and (model_type is None or model_type in change.models)
+        and change.is_undone(wanted[change.library], installed[change.library])
+    )
+
+
+def libraries_that_matter(provenance: Mapping[str, object], model_type: str | None) -> dict[str, str]:
+    """The versions in a run's provenance on which it depends what its model runs."""
+    return {
+        change.library: version
+        for change in CHANGES
+        if (model_type is None or model_type in change.models)
+        and isinstance(version := provenance.get(change.library), str)
+        and change.known_from <= _numbers(version) < change.since
+    }
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    """Major and minor; what is no version lies before all."""
+    parts = version.split(".")[:2]
+    return (int(parts[0]), int(parts[1])) if len(parts) == 2 and all(map(str.isdigit, parts)) else (0, 0)
