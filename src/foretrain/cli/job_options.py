@@ -147,6 +147,9 @@ class JobOptions:
         ),
     ]
     compile: Annotated[bool | None, typer.Option(help="With torch.compile.", show_default=False)]
+    compile_mode: Annotated[
+        str | None, typer.Option(help="With torch.compile in this mode, such as reduce-overhead.")
+    ]
     channels_last: Annotated[
         bool | None, typer.Option(help="Images in channels-last layout.", show_default=False)
     ]
@@ -218,6 +221,8 @@ def overriding(options: Options) -> Edit:
 def _of_job(options: Options) -> Options:
     """The options that are fields of a job, with texts read where a field is more than one."""
     given = {name: value for name, value in options.items() if name not in ("catalog", "refresh")}
+    if (mode := given.pop("compile_mode", None)) is not None:
+        given["compile"] = mode
     if "image" in given:
         given["image"] = _image(given["image"])
     for name in ("evaluate_every", "checkpoint_every"):

@@ -12,7 +12,7 @@ from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Los
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.tracing.optimizers import optimizer_of
 from foretrain.errors import InputError
-from foretrain.job import Training, Workload
+from foretrain.job import CompileMode, Training, Workload
 
 
 class RealModel(NamedTuple):
@@ -49,6 +49,18 @@ def real_model(workload: Workload, batch: int, device: str | torch.device) -> Re
     if training.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return RealModel(module, _prepared(loaded.inputs, training, device), loaded.loss)
+
+
+def compiled(module: torch.nn.Module, mode: bool | CompileMode) -> torch.nn.Module:
+    """The module as ``torch.compile`` wraps it in a mode; as it is where nothing is compiled.
+
+    Recompilations are those of a fresh process: what earlier modules have left is forgotten.
+    """
+    if not mode:
+        return module
+    torch._dynamo.reset()
+    wrapped: torch.nn.Module = torch.compile(module, mode=None if mode is True else mode)  # type: ignore[assignment]
+    return wrapped
 
 
 def autocast(precision: str, device: str | torch.device) -> contextlib.AbstractContextManager[Any]:

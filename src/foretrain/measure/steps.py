@@ -20,7 +20,7 @@ import torch
 
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
-from foretrain.measure.models import autocast, real_model, real_optimizer
+from foretrain.measure.models import autocast, compiled, real_model, real_optimizer
 from foretrain.measure.nvml import Gpu, gpu_count, same_gpu
 from foretrain.measure.ops import check_available, machine
 from foretrain.measure.replay import is_kernel
@@ -108,7 +108,7 @@ def _check_machine(job: Job, device: str) -> None:
         raise UnsupportedJob(f"{names}, but the steps would run on {device!r}")
     if device == "cuda" and not same_gpu(named.name, here := torch.cuda.get_device_name(0)):
         raise UnsupportedJob(f"{names}, but this machine has {here!r}")
-    if (option := not_carried_out(job, plan={"servers": 0})) is not None:
+    if (option := not_carried_out(job, plan={"servers": 0}, done=("compile",))) is not None:
         raise UnsupportedJob(f"{option} cannot be measured here")
 
 
@@ -119,6 +119,7 @@ class Stepper:
         self.training, self.device, self.accumulation = job.workload.training, device, job.accumulation
         torch.backends.cuda.matmul.allow_tf32 = self.training.precision == "tf32"
         self.model = real_model(job.workload, job.micro_batch, device)
+        self.module = compiled(self.model.module, self.training.compile)
         trained = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
         trains = self.training.mode == "train"
         self.optimizer = real_optimizer(self.training.optimizer, trained) if trains else None
@@ -127,7 +128,8 @@ class Stepper:
     def forward(self) -> None:
         self._value, trains = None, self.optimizer is not None
         with autocast(self.training.precision, self.device), torch.set_grad_enabled(trains):
-            self._value = self.model.compute() if trains else self.model.output()
+            called = self.model.compute if trains else self.model.output
+            self._value = called(self.module)
 
     def backward(self) -> None:
         self._value.backward()
