@@ -17,7 +17,7 @@ from foretrain import spellings
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import parse_json, read_text
-from foretrain.schema import convert, quantity, read
+from foretrain.schema import convert, read
 from foretrain.spellings import Spellings
 from foretrain.units import parse_seconds
 
@@ -165,7 +165,7 @@ class Training:
     master_weights: bool = False
     optimizer: str = "sgd"
     channels_last: bool = False
-    compile: bool | CompileMode = quantity(_compile_mode, default=False)
+    compile: bool | CompileMode = dataclasses.field(default=False, metadata={"parse": _compile_mode})
     """Whether ``torch.compile`` is applied to the model, and in which mode; true is "default"."""
     framework: Framework = "pytorch"
     samples: int | None = None

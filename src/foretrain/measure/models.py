@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -28,7 +30,7 @@ class RealModel(NamedTuple):
 
     def output(self, through: torch.nn.Module | None = None) -> Any:
         """Forward alone."""
-        module = through or self.module
+        module = self.module if through is None else through
         return module(**self.inputs) if isinstance(self.inputs, Mapping) else module(*self.inputs)
 
 
@@ -59,8 +61,18 @@ def compiled(module: torch.nn.Module, mode: bool | CompileMode) -> torch.nn.Modu
     if not mode:
         return module
     torch._dynamo.reset()
+    _importable(module)
     wrapped: torch.nn.Module = torch.compile(module, mode=None if mode is True else mode)  # type: ignore[assignment]
     return wrapped
+
+
+def _importable(module: torch.nn.Module) -> None:
+    """The compiler imports the files that classes come from; a user's was forgotten once it was run."""
+    for kind in {type(child) for child in module.modules()}:
+        if kind.__module__ not in sys.modules and hasattr(kind.forward, "__globals__"):
+            file = types.ModuleType(kind.__module__)
+            file.__dict__.update(kind.forward.__globals__)
+            sys.modules[kind.__module__] = file
 
 
 def autocast(precision: str, device: str | torch.device) -> contextlib.AbstractContextManager[Any]:
