@@ -18,8 +18,7 @@ def kernel_count(operator: Operator) -> int:
     """None for calls that launch nothing, one per gradient of a convolution, one per launch over lists of
     tensors.
 
-    A run of element-wise operators (``fusion.py``) that also sums columns does so in a second kernel, from
-    partial sums.
+    A run of element-wise operators (``fusion.py``) knows how many it is.
     """
     if not operator.launches:
         return 0
@@ -30,7 +29,7 @@ def kernel_count(operator: Operator) -> int:
         gradients: list[bool] = operator.args["output_mask"]
         return max(1, sum(gradients))
     if of.kind == "fused":
-        return 2 if operator.args["column_sums"] else 1
+        return int(operator.args["kernels"])
     return 1
 
 

@@ -184,7 +184,7 @@ def _softmax(attention: _Attention, merged: int) -> Operator:
     """One kernel that reads scores (or their gradients and the probabilities) and writes as many."""
     scores = attention.scores
     inputs = (scores, scores) if merged > 2 else (scores,)
-    return _operator(FUSED, inputs, (scores,), {"ops": ["_softmax"], "column_sums": 0})
+    return _operator(FUSED, inputs, (scores,), {"ops": ["_softmax"], "kernels": 1})
 
 
 def _output(attention: _Attention) -> TensorSpec:

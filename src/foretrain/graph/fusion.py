@@ -14,10 +14,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Phase, TensorSpec
+from foretrain.graph.inductor import ADD_ROWS, Space, lowered, space_of
 from foretrain.graph.opset import PRODUCTS, Kind, traits, waits
 
 FUSED = "fused"
-"""The name of the operators that this pass makes; the overload is "norm", "chain" or "loss"."""
+"""The name of the operators that this pass makes; the overload is "norm", "chain" or "loss", of a compiler's
+kernels "pointwise", "row" or "column"."""
 
 _REDUCTIONS: frozenset[Kind] = frozenset(
     {"sum", "reduction", "vector norm", "row norm", "softmax", "row loss"}
@@ -27,13 +29,14 @@ _ELEMENTWISE: frozenset[Kind] = frozenset(
     {"activation", "pointwise", "loss", "fill", "copy", "gather", "fused", "view"}
 )
 _MERGED = _ELEMENTWISE | _REDUCTIONS
+_WRITTEN: frozenset[Kind] = _MERGED | {"embedding", "pooling", "resampling"}
+"""Kinds that a compiler writes kernels for itself."""
 _AVERAGES: frozenset[Kind] = frozenset({"sum", "vector norm"})
 _LOSSES: frozenset[Kind] = frozenset({"loss", "row loss", "pixel loss"})
-_LOG_SOFTMAX = frozenset({"_log_softmax", "_log_softmax_backward_data"})
 _LOSS_PARTS = frozenset({"_log_softmax", "logsumexp", "log", "exp"})
 """A forward pass that has one of these, or a loss, behind its last product ends with a loss."""
-_REACH = 16
-"""Launching operators that one may be moved past."""
+_REACH, _COMPILER_REACH = 16, 64
+"""Launching operators that one may be moved past, by a framework and by a compiler."""
 _SMALL = 16
 """A result this much smaller than its run's operands (a norm's statistics) is kept, not computed again."""
 
@@ -50,10 +53,12 @@ class Fusion:
     losses: bool = False
     """All between the last product of the forward and the first of the backward pass."""
     across: bool = False
-    """As torch.compile does: everything above, reductions included, over module borders."""
+    """As torch.compile does: all that its own kernels compute, by their loops, over module borders."""
+    processors: int = 132
+    """Multiprocessors of the device that a compiler splits reductions for."""
 
 
-COMPILED = Fusion(norms=True, chains=True, losses=True, across=True)
+COMPILED = Fusion(across=True)
 
 
 @functools.lru_cache(maxsize=64)
@@ -67,6 +72,8 @@ def fuse(graph: OpGraph, fusion: Fusion) -> OpGraph:
     """
     if fusion == Fusion():
         return graph
+    if fusion.across:
+        graph = lowered(graph)
     return _Rebuild(graph, _units(graph, fusion)).graph()
 
 
@@ -91,6 +98,8 @@ class _Unit:
     writes: set[int]
     closes: bool = False
     """Ends a run unless all it reads comes from it: sums of gradients that autograd makes behind a norm."""
+    space: Space | None = None
+    """The loop of a compiler's kernel."""
 
     def conflicts(self, other: _Unit) -> bool:
         """Whether the order of the two matters."""
@@ -105,6 +114,8 @@ class _Unit:
             or (unit.closes and not unit.reads <= self.writes)
         ):
             return False
+        if self.space is not None and unit.space is not None:
+            return self.space.with_(unit.space) is not None
         if self.kind == "norm":
             return self.root == unit.root
         return self.kind != "chain" or self.is_akin(unit)
@@ -118,6 +129,8 @@ class _Unit:
         self.reads |= unit.reads
         self.writes |= unit.writes
         self.root = min(self.root, unit.root, key=len)
+        if self.space is not None and unit.space is not None:
+            self.space = self.space.with_(unit.space)
 
 
 def _inside(path: str, module: str) -> bool:
@@ -131,12 +144,21 @@ class _Rules:
         self._graph, self._fusion = graph, fusion
         self._norms = _norm_modules(graph)
         self._loss = _loss_zone(graph)
+        self.libraries_read = {
+            number
+            for op in graph.ops
+            if op.operator.launches and not self._is_fusible(op.operator)
+            for number in op.reads
+        }
+        """What kernels of libraries read, so that it must be in memory."""
 
     def unit(self, index: int) -> _Unit:
         op = self._graph.ops[index]
         name, launches = op.operator.name, op.operator.launches
         kind = self._kind(index, op) if launches and op.phase != "optimizer" else ""
-        barrier = waits(name) or (launches and traits(name).kind not in PRODUCTS | _MERGED)
+        held_up = launches and traits(name).kind not in PRODUCTS | _MERGED
+        barrier = waits(name) or (held_up and not self._fusion.across)
+        space = space_of(op.operator, self._fusion.processors) if kind == "across" else None
         closes = kind == "norm" and op.phase == "backward" and name in ("add", "add_")
         return _Unit(
             [index],
@@ -149,23 +171,30 @@ class _Rules:
             set(op.reads),
             set(op.writes),
             closes,
+            space,
         )
 
     def _kind(self, index: int, op: Op) -> str:
         fusion = self._fusion
         norm, loss = op.layer in self._norms, index in self._loss
-        if not _fusible(op.operator) or any(self._graph.buffers[b].category == "gradients" for b in op.reads):
+        gradients = [buffer for b in op.reads if (buffer := self._graph.buffers[b]).category == "gradients"]
+        if not self._is_fusible(op.operator) or any(
+            buffer.born < 0 or not fusion.across for buffer in gradients
+        ):
             return ""
-        if _column_sum(op.operator) and not norm:
-            return ""  # the gradient of a bias: a kernel of its own, over what the run has written
         if fusion.across:
             return "across"
+        if _column_sum(op.operator) and not norm:
+            return ""  # the gradient of a bias: a kernel of its own, over what the run has written
         if loss:
             return "loss" if fusion.losses else ""
         if norm:
             return "norm" if fusion.norms else ""
         kind = traits(op.operator.name).kind
         return "chain" if fusion.chains and kind in _ELEMENTWISE and kind != "gather" else ""
+
+    def _is_fusible(self, operator: Operator) -> bool:
+        return _fusible(operator, _WRITTEN if self._fusion.across else _MERGED)
 
     def _block(self, path: str) -> str:
         stack = self._graph.stack
@@ -178,9 +207,10 @@ class _Rules:
         return ".".join(parts[: numbers[0] + 1]) if numbers else ""
 
 
-def _fusible(operator: Operator) -> bool:
+def _fusible(operator: Operator, kinds: Collection[Kind] = _MERGED) -> bool:
     of = traits(operator.name)
-    return operator.launches and of.kind in _MERGED and not of.multi_tensor
+    written = of.kind in kinds or (operator.name == ADD_ROWS and len(kinds) > len(_MERGED))
+    return operator.launches and written and not of.multi_tensor
 
 
 def _column_sum(operator: Operator) -> bool:
@@ -235,37 +265,67 @@ def _units(graph: OpGraph, fusion: Fusion) -> list[_Unit]:
     order: list[_Unit] = []
     for index in range(len(graph.ops)):
         unit = rules.unit(index)
-        if not (unit.kind and _joined(order, unit)):
+        join = _compiled_in if unit.kind == "across" else _joined
+        if not (unit.kind and join(order, unit, rules)):
             order.append(unit)
     return order
 
 
-def _joined(order: list[_Unit], unit: _Unit) -> bool:
+def _compiled_in(order: list[_Unit], unit: _Unit, rules: _Rules) -> bool:
+    """Add a loop to the last kernel with which it shares data, if one kernel can do both.
+
+    A reduction over columns does not take what a library's kernel reads too: that is in memory, and other
+    kernels read it in another order.
+    """
+    assert unit.space is not None
+    near = _near(order, unit, _COMPILER_REACH)
+    for position in near:
+        run = order[position]
+        given = run.writes & unit.reads
+        if not (given or run.reads & unit.reads) or not run.takes(unit):
+            continue
+        if unit.space.order == "column" and given & rules.libraries_read:
+            continue
+        if _moved_in(order, position, unit):
+            return True
+    return False
+
+
+def _joined(order: list[_Unit], unit: _Unit, rules: _Rules) -> bool:
     """Add an op to the last run that it depends on, else to one that it directly follows."""
-    near = _near(order, unit)
+    near = _near(order, unit, _REACH)
     linked = [position for position in near if order[position].writes & unit.reads]
     for position in [*linked, *near[:1]]:
         run = order[position]
         passed = [other for other in order[position + 1 :] if other.launches]
         if not run.takes(unit) or (position not in linked and (passed or not run.is_akin(unit))):
             continue
-        early = not any(unit.conflicts(other) for other in passed)
-        if early or not any(run.conflicts(other) for other in passed):
-            run.add(unit)
-            if early:
-                _allocate_before(order, position)
-            else:
-                _move_to_end(order, position)
+        if _moved_in(order, position, unit):
             return True
     return False
 
 
-def _near(order: list[_Unit], unit: _Unit) -> list[int]:
+def _moved_in(order: list[_Unit], position: int, unit: _Unit) -> bool:
+    """Add an op to a run where the order of what lies between them allows it: early, or the run late."""
+    run = order[position]
+    passed = [other for other in order[position + 1 :] if other.launches]
+    early = not any(unit.conflicts(other) for other in passed)
+    if not early and any(run.conflicts(other) for other in passed):
+        return False
+    run.add(unit)
+    if early:
+        _allocate_before(order, position)
+    else:
+        _move_to_end(order, position)
+    return True
+
+
+def _near(order: list[_Unit], unit: _Unit, reach: int) -> list[int]:
     """Where the last launching units stand, the latest first, as far as an op may be moved."""
     near: list[int] = []
     for position in range(len(order) - 1, -1, -1):
         other = order[position]
-        if other.phase != unit.phase or other.barrier or len(near) > _REACH:
+        if other.phase != unit.phase or other.barrier or len(near) > reach:
             break
         if other.launches:
             near.append(position)
@@ -299,7 +359,7 @@ class _Rebuild:
 
     def __init__(self, graph: OpGraph, units: list[_Unit]) -> None:
         self._old, self._units = graph, units
-        self._run_of = {index: unit for unit in units if len(unit.members) > 1 for index in unit.members}
+        self._run_of = {index: unit for unit in units if _is_run(unit) for index in unit.members}
         self._runs = list(dict.fromkeys(self._run_of.values()))
         self._readers: dict[int, list[int]] = defaultdict(list)
         self._writers: dict[int, list[int]] = defaultdict(list)
@@ -406,7 +466,7 @@ class _Rebuild:
         place: dict[int, int] = {}
         for unit in self._units:
             first = self._old.ops[unit.members[0]]
-            if len(unit.members) > 1:
+            if _is_run(unit):
                 op = self._fused(unit)
             elif self._is_dropped(unit.members[0], first):
                 continue
@@ -464,15 +524,16 @@ class _Rebuild:
         }
         traffic = _traffic(self._old, run.members)
         read = sum(traffic.get(number, spec.size_bytes) for number, spec in inputs.items())
-        written = sum(spec.size_bytes for spec in outputs.values())
+        held = self._old.buffers
+        written = sum(min(spec.size_bytes, held[number].size_bytes) for number, spec in outputs.items())
         names = [op.operator.name for op in members]
         sums = sum(_column_sum(op.operator) or _is_norm_gradient(op.operator) for op in members)
         fields = (
             FUSED,
-            _tag(run.kind, names),
+            run.kind if run.space is None else run.space.order or "pointwise",
             tuple(inputs.values()),
             tuple(outputs.values()),
-            {"ops": names, "column_sums": sums},
+            {"ops": names, "kernels": _kernels(run, names, sums)},
             sum(op.operator.flops for op in members),
             min(read, sum(op.operator.bytes_read for op in members)),
             min(written, sum(op.operator.bytes_written for op in members)),
@@ -537,13 +598,17 @@ def _done(graph: OpGraph, units: Sequence[_Unit], place: dict[int, int]) -> list
     return reached
 
 
-def _tag(kind: str, names: Sequence[str]) -> str:
-    if kind != "across":
-        return kind
-    kinds = {traits(name).kind for name in names}
-    if "row loss" in kinds or not _LOG_SOFTMAX.isdisjoint(names):
-        return "loss"
-    return "norm" if kinds & _REDUCTIONS else "chain"
+def _is_run(unit: _Unit) -> bool:
+    """A compiler writes its own kernel for a single op as well."""
+    return len(unit.members) > 1 or unit.space is not None
+
+
+def _kernels(run: _Unit, names: Sequence[str], column_sums: int) -> int:
+    """A framework's run that also sums columns does so in a second kernel, from partial sums; a compiler's
+    has one for each stage of its reduction, and one that zeroes what rows are added to."""
+    if run.space is None:
+        return 2 if column_sums else 1
+    return run.space.stages + (ADD_ROWS in names)
 
 
 # Tensors and their buffers

@@ -172,7 +172,8 @@ def profile(job: Job) -> Profile:
     if training.framework == "megatron":
         found = _megatron(found, job)
     if training.compile:
-        found = dataclasses.replace(found, fusion=COMPILED)
+        processors = job.cluster.groups[0].device.sms or COMPILED.processors
+        found = dataclasses.replace(found, fusion=dataclasses.replace(COMPILED, processors=processors))
     return found
 
 
