@@ -129,7 +129,7 @@ def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:
     now."""
     if job.workload.model.source == "graph":
         return _with_weights(_given_graph(job))
-    whole = {"whole": _RANK_REVISION, "framework": job.workload.training.framework}
+    whole = {"whole": _RANK_REVISION, "framework": job.workload.training.framework, **_unread(job)}
     return found_or_traced(functools.partial(_trace, job), job, whole, refresh=refresh)
 
 
@@ -165,9 +165,15 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
         "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": plan.context,
         "expert": plan.expert,
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan,
-        "framework": framework,
+        "framework": framework, **_unread(job),
     }  # fmt: skip
     return found_or_traced(functools.partial(_trace_rank, job), job, split, refresh=refresh)
+
+
+def _unread(job: Job) -> dict[str, bool]:
+    """Whether the model's library makes its masks as for a compiler, as part of a graph's key."""
+    compiles = job.workload.training.compile and job.workload.model.source == "transformers"
+    return {"unread_masks": True} if compiles else {}
 
 
 @functools.lru_cache(maxsize=32)
@@ -264,7 +270,16 @@ def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
             return _trace_program(job, batch)
         from foretrain.capture.parallel.ranks import trace_rank
 
-        return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)
+        with _masks(job):
+            return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)
+
+
+def _masks(job: Job) -> contextlib.AbstractContextManager[None]:
+    if not _unread(job):
+        return contextlib.nullcontext()
+    from foretrain.capture.sources.transformers.masks import unread_masks
+
+    return unread_masks()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Phase, TensorSpec
-from foretrain.graph.inductor import ADD_ROWS, Space, lowered, space_of
+from foretrain.graph.inductor import ADD_ROWS, Space, lowered, space_of, sums_of
 from foretrain.graph.opset import PRODUCTS, Kind, traits, waits
 
 FUSED = "fused"
@@ -51,7 +51,8 @@ class Fusion:
     """Element-wise runs within one module and those inside it: GELU, SiLU times up, rotary embedding,
     dropout and residual add."""
     losses: bool = False
-    """All between the last product of the forward and the first of the backward pass."""
+    """All between the last product of the forward and the first of the backward pass; a compiler's where
+    the loss is the model's own."""
     across: bool = False
     """As torch.compile does: all that its own kernels compute, by their loops, over module borders."""
     processors: int = 132
@@ -114,8 +115,6 @@ class _Unit:
             or (unit.closes and not unit.reads <= self.writes)
         ):
             return False
-        if self.space is not None and unit.space is not None:
-            return self.space.with_(unit.space) is not None
         if self.kind == "norm":
             return self.root == unit.root
         return self.kind != "chain" or self.is_akin(unit)
@@ -129,8 +128,6 @@ class _Unit:
         self.reads |= unit.reads
         self.writes |= unit.writes
         self.root = min(self.root, unit.root, key=len)
-        if self.space is not None and unit.space is not None:
-            self.space = self.space.with_(unit.space)
 
 
 def _inside(path: str, module: str) -> bool:
@@ -183,7 +180,7 @@ class _Rules:
         ):
             return ""
         if fusion.across:
-            return "across"
+            return "" if loss and not fusion.losses else "across"
         if _column_sum(op.operator) and not norm:
             return ""  # the gradient of a bias: a kernel of its own, over what the run has written
         if loss:
@@ -192,6 +189,23 @@ class _Rules:
             return "norm" if fusion.norms else ""
         kind = traits(op.operator.name).kind
         return "chain" if fusion.chains and kind in _ELEMENTWISE and kind != "gather" else ""
+
+    def share(self, run: _Unit, unit: _Unit) -> bool:
+        """Whether both read the same tensor of full size."""
+        assert unit.space is not None
+        read = (self._graph.buffers[number].size_bytes for number in run.reads & unit.reads)
+        return max(read, default=0) >= unit.space.total
+
+    def is_computed_again(self, run: _Unit) -> bool:
+        """Whether a compiler computes the results of an element-wise run wherever they are used, as no other
+        kernel needs them in memory."""
+        held = (self._graph.buffers[number] for number in run.writes)
+        return (
+            run.space is not None
+            and not run.space.order
+            and run.writes.isdisjoint(self.libraries_read)
+            and all(buffer.category == "temporaries" for buffer in held)
+        )
 
     def _is_fusible(self, operator: Operator) -> bool:
         return _fusible(operator, _WRITTEN if self._fusion.across else _MERGED)
@@ -282,11 +296,15 @@ def _compiled_in(order: list[_Unit], unit: _Unit, rules: _Rules) -> bool:
     for position in near:
         run = order[position]
         given = run.writes & unit.reads
-        if not (given or run.reads & unit.reads) or not run.takes(unit):
+        if not (given or rules.share(run, unit)) or not run.takes(unit) or run.space is None:
             continue
         if unit.space.order == "column" and given & rules.libraries_read:
             continue
-        if _moved_in(order, position, unit):
+        space = run.space.with_(unit.space)
+        if space is None and given and rules.is_computed_again(run):
+            space = unit.space
+        if space is not None and _moved_in(order, position, unit):
+            run.space = space
             return True
     return False
 
@@ -369,6 +387,8 @@ class _Rebuild:
             if op.operator.launches or waits(op.operator.name):
                 for buffer in op.reads:
                     self._readers[buffer].append(index)
+        self._early: set[int] = set()
+        """What the forward pass alone reads, as backward runs compute it again."""
         self._gone = {buffer for run in self._runs for buffer in run.writes if self._is_internal(buffer, run)}
         self._sources: dict[_Unit, dict[int, TensorSpec]] = defaultdict(dict)
         """What backward runs read in order to compute activations again."""
@@ -407,7 +427,12 @@ class _Rebuild:
                 longer = {one for one in sources - held if one in self._gone or buffers[one].dies < until}
                 if sources and sum(buffers[one].size_bytes for one in longer) < buffers[number].size_bytes:
                     held |= longer
-                    self._gone = self._gone - longer | {number}
+                    self._gone -= longer
+                    read_forward = any(
+                        self._old.ops[index].phase == "forward" and self._run_of.get(index) is not run
+                        for index in self._readers[number]
+                    )
+                    (self._early if read_forward else self._gone).add(number)
                     for reader in wanted[number]:
                         self._sources[reader].update((one, specs[one]) for one in sorted(sources))
                     break
@@ -419,7 +444,11 @@ class _Rebuild:
             return []
         if any(index not in run.members for index in self._writers[number]):
             return []
-        readers = [self._run_of.get(index) for index in self._readers[number] if index not in run.members]
+        readers = [
+            self._run_of.get(index)
+            for index in self._readers[number]
+            if index not in run.members and not (run.space and self._old.ops[index].phase == "forward")
+        ]
         found = list(
             dict.fromkeys(reader for reader in readers if reader is not None and reader.phase == "backward")
         )
@@ -518,7 +547,8 @@ class _Rebuild:
         """One operator for a run: reads what comes from outside, writes what is used outside."""
         members = [self._old.ops[index] for index in run.members]
         inputs = {**_specs(self._old, run.members, inputs=True), **self._sources.get(run, {})}
-        inputs = {number: spec for number, spec in inputs.items() if number not in self._gone}
+        lost = self._gone | self._early if run.phase == "backward" else self._gone
+        inputs = {number: spec for number, spec in inputs.items() if number not in lost}
         outputs = {
             n: spec for n, spec in _specs(self._old, run.members, inputs=False).items() if n not in self._gone
         }
@@ -533,7 +563,7 @@ class _Rebuild:
             run.kind if run.space is None else run.space.order or "pointwise",
             tuple(inputs.values()),
             tuple(outputs.values()),
-            {"ops": names, "kernels": _kernels(run, names, sums)},
+            {"ops": names, "kernels": _kernels(run, members, sums)},
             sum(op.operator.flops for op in members),
             min(read, sum(op.operator.bytes_read for op in members)),
             min(written, sum(op.operator.bytes_written for op in members)),
@@ -561,7 +591,7 @@ class _Rebuild:
                 len(ops)
                 if buffer.dies >= len(self._old.ops)
                 else last
-                if number in hoisted
+                if number in hoisted or number in self._early
                 else max(last, done[max(buffer.dies, 0)])
             )
             held = number in resources and buffer.category == "temporaries" and born >= 0
@@ -570,7 +600,11 @@ class _Rebuild:
                     buffer,
                     born=born,
                     dies=max(born, dies),
-                    category="activations" if held else buffer.category,
+                    category="activations"
+                    if held
+                    else "temporaries"
+                    if number in self._early
+                    else buffer.category,
                 )
             )
         return result
@@ -603,12 +637,14 @@ def _is_run(unit: _Unit) -> bool:
     return len(unit.members) > 1 or unit.space is not None
 
 
-def _kernels(run: _Unit, names: Sequence[str], column_sums: int) -> int:
+def _kernels(run: _Unit, members: Sequence[Op], column_sums: int) -> int:
     """A framework's run that also sums columns does so in a second kernel, from partial sums; a compiler's
-    has one for each stage of its reduction, and one that zeroes what rows are added to."""
+    has one for each sum and further stage of its reduction, and one that zeroes what rows are added to."""
     if run.space is None:
         return 2 if column_sums else 1
-    return run.space.stages + (ADD_ROWS in names)
+    operators = [op.operator for op in members]
+    zeroes = any(operator.name == ADD_ROWS for operator in operators)
+    return 1 + (run.space.stages - 1) * max(1, sum(map(sums_of, operators))) + zeroes
 
 
 # Tensors and their buffers

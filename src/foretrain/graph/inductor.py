@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from foretrain.graph import Buffer, Op, Operator, OpGraph, TensorSpec
+from foretrain.graph import ITEM_BYTES, Buffer, Op, Operator, OpGraph, TensorSpec
 from foretrain.graph.opset import Kind, traits
 
 Order = Literal["", "row", "column"]
@@ -68,9 +68,9 @@ def space_of(operator: Operator, processors: int) -> Space:
     total = max((spec.numel for spec in (*outputs, *inputs[: 0 if outputs else 1])), default=1)
     if operator.name == ADD_ROWS:
         return Space(inputs[0].numel)
-    if of.kind == "row loss" and not of.backward:
-        rows = inputs[-1].numel if inputs else 1
-        return Space(rows, 1, "row", row_stages(1, rows, processors))
+    if of.kind == "row loss" and not of.backward and inputs and inputs[0].shape:
+        rows = max(1, inputs[0].numel // inputs[0].shape[-1])
+        return Space(inputs[0].numel, rows, "row", 1 + row_stages(1, rows, processors))
     if not inputs or of.kind not in _REDUCING | {"softmax", "row norm"}:
         return Space(total)
     x = max(inputs, key=lambda spec: spec.numel)
@@ -85,6 +85,14 @@ def space_of(operator: Operator, processors: int) -> Space:
         stages = column_stages(points, x.numel // points, processors, deepest=3 if moments else 2)
         return Space(x.numel, points, "column", stages)
     return Space(x.numel, points, "row", row_stages(points, x.numel // points, processors))
+
+
+def sums_of(operator: Operator) -> int:
+    """Results of a reduction that come from partial results apart; moments come together."""
+    of = traits(operator.name)
+    if of.kind not in _REDUCING | {"row loss"}:
+        return 0
+    return 1 if operator.name in _MOMENTS or of.kind == "row loss" else len(operator.outputs)
 
 
 def _row(operator: Operator, x: TensorSpec) -> int:
@@ -147,7 +155,43 @@ def _column_split(points: int, reduced: int, processors: int) -> int:
 @functools.lru_cache(maxsize=64)
 def lowered(graph: OpGraph) -> OpGraph:
     """The step as the compiler sees it: in the layout of its choice, and each call as the loops that it is."""
+    graph = _without_copies(graph)
     return _decomposed(_channels_last(graph) if prefers_channels_last(graph) else graph)
+
+
+def _without_copies(graph: OpGraph) -> OpGraph:
+    """Without the copies that autograd makes of what an activation is about to overwrite: to a compiler
+    nothing is overwritten, so the copy is what was there before."""
+    writers: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = {}
+    for index, op in enumerate(graph.ops):
+        for number in op.writes:
+            writers.setdefault(number, []).append(index)
+        if op.operator.launches:
+            for number in op.reads:
+                readers.setdefault(number, []).append(index)
+    ops, buffers = list(graph.ops), list(graph.buffers)
+    for index, op in enumerate(graph.ops):
+        if op.phase != "forward" or op.operator.name != "clone" or len(op.reads) != 1 or len(op.writes) != 1:
+            continue
+        (old,), (copy,) = op.reads, op.writes
+        made = [one for one in writers.get(old, ()) if one < index]
+        over = [one for one in writers.get(old, ()) if one > index]
+        used = [one for one in readers[old] if one < index or (over and index < one < over[0])]
+        if len(made) != 1 or len(over) != 1 or used or buffers[old].born < 0:
+            continue
+        first, last = made[0], over[0]
+        ops[first] = dataclasses.replace(ops[first], writes=_renamed(ops[first].writes, old, copy))
+        ops[last] = dataclasses.replace(ops[last], reads=_renamed(ops[last].reads, old, copy))
+        view = dataclasses.replace(op.operator, launches=False, bytes_read=0, bytes_written=0)
+        ops[index] = dataclasses.replace(op, operator=view, reads=(copy,), writes=())
+        buffers[copy] = dataclasses.replace(buffers[copy], born=buffers[old].born)
+        buffers[old] = dataclasses.replace(buffers[old], born=last)
+    return dataclasses.replace(graph, ops=tuple(ops), buffers=tuple(buffers))
+
+
+def _renamed(numbers: Sequence[int], old: int, new: int) -> tuple[int, ...]:
+    return tuple(new if number == old else number for number in numbers)
 
 
 def _decomposed(graph: OpGraph) -> OpGraph:
@@ -260,6 +304,45 @@ def _embedding_backward(op: Op) -> list[Op]:
     return [_part(op, ADD_ROWS, range(len(op.reads)), range(len(op.writes)))]
 
 
+_ALIGNED = {2: 8, 4: 4}
+"""Elements, by their bytes, to which sizes of products are filled up."""
+_FILLED_UP_FROM = 100.0
+"""Multiply-adds per element of operands and result, from which products are bound by arithmetic."""
+
+
+def _product(op: Op) -> list[Op]:
+    """Large products of odd sizes (a vocabulary of 50,257) are filled up to whole vectors."""
+    a, b = op.operator.inputs[-2:]
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    unit = _ALIGNED.get(ITEM_BYTES[a.dtype], 1)
+    even = [math.ceil(size / unit) * unit for size in (m, k, n)]
+    if even == [m, k, n] or m * k * n < _FILLED_UP_FROM * (m * k + k * n + m * n):
+        return [op]
+    new = dict(zip((m, k, n), even, strict=True))
+    inputs, outputs = (
+        tuple(_filled_up(spec, new) for spec in specs) for specs in (op.operator.inputs, op.operator.outputs)
+    )
+    operator = dataclasses.replace(
+        op.operator,
+        inputs=inputs,
+        outputs=outputs,
+        flops=op.operator.flops * math.prod(even) // (m * k * n),
+        bytes_read=sum(spec.size_bytes for spec in inputs),
+        bytes_written=sum(spec.size_bytes for spec in outputs),
+    )
+    return [dataclasses.replace(op, operator=operator)]
+
+
+def _filled_up(spec: TensorSpec, new: Mapping[int, int]) -> TensorSpec:
+    shape = tuple(new.get(size, size) if i >= len(spec.shape) - 2 else size for i, size in enumerate(spec.shape))
+    turned = spec.strides is not None and len(shape) > 1 and spec.strides[-2] == 1
+    strides = None
+    if turned:
+        outer = [math.prod(shape[i + 1 :]) for i in range(len(shape) - 2)]
+        strides = (*outer, 1, shape[-2])
+    return TensorSpec(shape, spec.dtype, strides)
+
+
 _LOOPS: dict[str, Callable[[Op], list[Op]]] = {
     "native_batch_norm": _batch_norm,
     "cudnn_batch_norm": _batch_norm,
@@ -267,6 +350,7 @@ _LOOPS: dict[str, Callable[[Op], list[Op]]] = {
     "cudnn_batch_norm_backward": _batch_norm_backward,
     "native_layer_norm_backward": _layer_norm_backward,
     "embedding_dense_backward": _embedding_backward,
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
 }
 
 

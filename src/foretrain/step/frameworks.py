@@ -172,8 +172,13 @@ def profile(job: Job) -> Profile:
     if training.framework == "megatron":
         found = _megatron(found, job)
     if training.compile:
-        processors = job.cluster.groups[0].device.sms or COMPILED.processors
-        found = dataclasses.replace(found, fusion=dataclasses.replace(COMPILED, processors=processors))
+        device, source = job.cluster.groups[0].device, job.workload.model.source
+        found = dataclasses.replace(
+            found,
+            fusion=Fusion(
+                across=True, losses=source == "transformers", processors=device.sms or COMPILED.processors
+            ),
+        )
     return found
 
 
