@@ -20,6 +20,9 @@ from foretrain.graph.opset import PRODUCTS, Kind, traits, waits
 FUSED = "fused"
 """The name of the operators that this pass makes; the overload is "norm", "chain" or "loss", of a compiler's
 kernels "pointwise", "row" or "column"."""
+GENERATED = ("pointwise", "row", "column")
+"""The overloads of those that a compiler writes; their ``args`` say how many elements they go over
+(``total``) and how many results a reduction has (``points``)."""
 
 _REDUCTIONS: frozenset[Kind] = frozenset(
     {"sum", "reduction", "vector norm", "row norm", "softmax", "row loss"}
@@ -31,6 +34,8 @@ _ELEMENTWISE: frozenset[Kind] = frozenset(
 _MERGED = _ELEMENTWISE | _REDUCTIONS
 _WRITTEN: frozenset[Kind] = _MERGED | {"embedding", "pooling", "resampling"}
 """Kinds that a compiler writes kernels for itself."""
+_KEEPS_INPUT = frozenset({"max_pool2d_with_indices_backward"})
+"""What asks for an activation that its kernel does not read."""
 _AVERAGES: frozenset[Kind] = frozenset({"sum", "vector norm"})
 _LOSSES: frozenset[Kind] = frozenset({"loss", "row loss", "pixel loss"})
 _LOSS_PARTS = frozenset({"_log_softmax", "logsumexp", "log", "exp"})
@@ -424,18 +429,48 @@ class _Rebuild:
                 continue
             until = max(min(reader.members) for reader in wanted[number])
             for sources in (self._sources_of(number, run, wanted), self._operands_of(number, wanted)):
-                longer = {one for one in sources - held if one in self._gone or buffers[one].dies < until}
-                if sources and sum(buffers[one].size_bytes for one in longer) < buffers[number].size_bytes:
+                longer = {
+                    one
+                    for one in sources - held
+                    if one in self._gone or one in self._early or buffers[one].dies < until
+                }
+                read_forward = any(
+                    self._old.ops[index].phase == "forward" and self._run_of.get(index) is not run
+                    for index in self._readers[number]
+                )
+                most = buffers[number].size_bytes / (_SMALL if read_forward else 1)
+                if run.space and self._is_far_apart(number, run):
+                    continue
+                if sources and sum(buffers[one].size_bytes for one in longer) < most:
                     held |= longer
                     self._gone -= longer
-                    read_forward = any(
-                        self._old.ops[index].phase == "forward" and self._run_of.get(index) is not run
-                        for index in self._readers[number]
-                    )
                     (self._early if read_forward else self._gone).add(number)
                     for reader in wanted[number]:
                         self._sources[reader].update((one, specs[one]) for one in sorted(sources))
                     break
+
+    @functools.cached_property
+    def _first_library_use(self) -> dict[_Unit, int]:
+        """The first kernel of a library that reads a result of each run."""
+        first: dict[_Unit, int] = {}
+        for run in self._runs:
+            uses = [index for one in run.writes for index in self._readers[one] if index not in self._run_of]
+            first[run] = min(uses, default=len(self._old.ops))
+        return first
+
+    def _is_far_apart(self, number: int, run: _Unit) -> bool:
+        """Whether a library's kernel lies between this use of an operand and an earlier one: a compiler saves
+        what it makes of it then (a stream of residuals)."""
+        for index in self._writers[number]:
+            for operand in self._old.ops[index].reads:
+                if operand in run.writes or self._old.buffers[operand].born < 0:
+                    continue
+                for reader in self._readers[operand]:
+                    earlier = self._run_of.get(reader)
+                    used = reader if earlier is None else self._first_library_use[earlier]
+                    if reader < index and earlier is not run and used < index:
+                        return True
+        return False
 
     def _backward_runs(self, number: int, run: _Unit) -> list[_Unit]:
         """The runs of the backward pass that read an activation of this run; empty if anything else does."""
@@ -443,6 +478,8 @@ class _Rebuild:
         if buffer.category != "activations" or buffer.born not in run.members or number in self._gone:
             return []
         if any(index not in run.members for index in self._writers[number]):
+            return []
+        if any(self._old.ops[index].operator.name in _KEEPS_INPUT for index in self._readers[number]):
             return []
         readers = [
             self._run_of.get(index)
@@ -470,7 +507,9 @@ class _Rebuild:
                 seen |= inner
                 waiting += inner
         changed = any(
-            index > min(run.members) and self._run_of.get(index) is not run
+            index > min(run.members)
+            and self._run_of.get(index) is not run
+            and self._old.ops[index].phase != "optimizer"
             for one in sources
             for index in self._writers[one]
         )
@@ -563,7 +602,7 @@ class _Rebuild:
             run.kind if run.space is None else run.space.order or "pointwise",
             tuple(inputs.values()),
             tuple(outputs.values()),
-            {"ops": names, "kernels": _kernels(run, members, sums)},
+            {"ops": names, "kernels": _kernels(run, members, sums), **_loop(run)},
             sum(op.operator.flops for op in members),
             min(read, sum(op.operator.bytes_read for op in members)),
             min(written, sum(op.operator.bytes_written for op in members)),
@@ -637,6 +676,13 @@ def _is_run(unit: _Unit) -> bool:
     return len(unit.members) > 1 or unit.space is not None
 
 
+def _loop(run: _Unit) -> dict[str, int]:
+    if run.space is None:
+        return {}
+    loop = {"total": run.space.total, "points": run.space.points}
+    return {**loop, "sums": run.space.sums} if run.space.order == "row" and run.space.sums else loop
+
+
 def _kernels(run: _Unit, members: Sequence[Op], column_sums: int) -> int:
     """A framework's run that also sums columns does so in a second kernel, from partial sums; a compiler's
     has one for each sum and further stage of its reduction, and one that zeroes what rows are added to."""
@@ -644,6 +690,8 @@ def _kernels(run: _Unit, members: Sequence[Op], column_sums: int) -> int:
         return 2 if column_sums else 1
     operators = [op.operator for op in members]
     zeroes = any(operator.name == ADD_ROWS for operator in operators)
+    if run.space.order == "row" and run.space.sums:
+        return 1 + run.space.sums + zeroes
     return 1 + (run.space.stages - 1) * max(1, sum(map(sums_of, operators))) + zeroes
 
 

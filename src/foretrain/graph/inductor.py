@@ -30,6 +30,8 @@ _LEAST, _MOST = 32, 512
 """Elements that a thread of a split reduction adds up."""
 _UNSPLIT_ROW = 8192
 _COLUMNS_PER_BLOCK, _ROWS_PER_THREAD = 128, 4
+_MIXED_FROM, _MIXED_ROWS, _MIXED_COLUMNS = 5 << 20, 4096, 16384
+"""Elements, rows and columns of a reduction along rows that also sums columns up."""
 
 
 # Loops
@@ -46,6 +48,9 @@ class Space:
     stages: int = 1
     """Kernels of a reduction: few results of many elements come from partial ones."""
 
+    sums: int = 0
+    """Sums over columns that a kernel along rows makes beside, of which a library's kernels add up parts."""
+
     def with_(self, other: Space) -> Space | None:
         """The loop of both in one kernel, this one first; None where that takes two."""
         if other.total == 1 or self.total == 1:
@@ -59,7 +64,23 @@ class Space:
             return self if fits else None
         if not self.order:
             return other if self.total == other.total else None
-        return self if (self.total, self.points, self.order) == (other.total, other.points, other.order) else None
+        if (self.total, self.points, self.order) == (other.total, other.points, other.order):
+            return self
+        return self._mixed(other)
+
+    def _mixed(self, other: Space) -> Space | None:
+        """A kernel along rows that sums up columns beside: of many rows that are not too long."""
+        rows, columns = self.points, other.points
+        fits = (
+            self.order == "row"
+            and other.order == "column"
+            and self.stages == 1
+            and self.total == other.total == rows * columns
+            and self.total >= _MIXED_FROM
+            and rows >= max(_MIXED_ROWS, 2 * columns)
+            and columns <= _MIXED_COLUMNS
+        )
+        return dataclasses.replace(self, sums=self.sums + max(1, other.sums)) if fits else None
 
 
 def space_of(operator: Operator, processors: int) -> Space:
@@ -83,7 +104,7 @@ def space_of(operator: Operator, processors: int) -> Space:
     if _keeps_fastest(operator, x):
         moments = operator.name in _MOMENTS
         stages = column_stages(points, x.numel // points, processors, deepest=3 if moments else 2)
-        return Space(x.numel, points, "column", stages)
+        return Space(x.numel, points, "column", stages, sums_of(operator))
     return Space(x.numel, points, "row", row_stages(points, x.numel // points, processors))
 
 
@@ -334,7 +355,9 @@ def _product(op: Op) -> list[Op]:
 
 
 def _filled_up(spec: TensorSpec, new: Mapping[int, int]) -> TensorSpec:
-    shape = tuple(new.get(size, size) if i >= len(spec.shape) - 2 else size for i, size in enumerate(spec.shape))
+    shape = tuple(
+        new.get(size, size) if i >= len(spec.shape) - 2 else size for i, size in enumerate(spec.shape)
+    )
     turned = spec.strides is not None and len(shape) > 1 and spec.strides[-2] == 1
     strides = None
     if turned:
@@ -391,23 +414,27 @@ def prefers_channels_last(graph: OpGraph) -> bool:
 def _channels_last(graph: OpGraph) -> OpGraph:
     """All contiguous images and convolutions' weights with channels last, as far as the optimizer."""
     layouts: dict[TensorSpec, TensorSpec] = {}
-    known: dict[int, Operator] = {}
+    known: dict[tuple[int, bool], Operator] = {}
 
     def spec(old: TensorSpec) -> TensorSpec:
         return layouts.setdefault(old, _with_channels_last(old))
 
-    def operator(old: Operator) -> Operator:
-        if id(old) not in known:
-            known[id(old)] = dataclasses.replace(
-                old, inputs=tuple(map(spec, old.inputs)), outputs=tuple(map(spec, old.outputs))
-            )
-        return known[id(old)]
+    def operator(old: Operator, *, given: bool) -> Operator:
+        """``given`` where it reads what the user made: it is turned on the way."""
+        if (id(old), given) not in known:
+            inputs = old.inputs if given else tuple(map(spec, old.inputs))
+            outputs = tuple(map(spec, old.outputs))
+            known[id(old), given] = dataclasses.replace(old, inputs=inputs, outputs=outputs)
+        return known[id(old), given]
 
-    ops = tuple(
-        op if op.phase == "optimizer" else dataclasses.replace(op, operator=operator(op.operator))
-        for op in graph.ops
-    )
-    return dataclasses.replace(graph, ops=ops)
+    ops: list[Op] = []
+    for op in graph.ops:
+        if op.phase != "optimizer":
+            kinds = {graph.buffers[number].category for number in op.reads}
+            given = op.operator.name == "_to_copy" and not kinds.isdisjoint(("inputs", "weights"))
+            op = dataclasses.replace(op, operator=operator(op.operator, given=given))
+        ops.append(op)
+    return dataclasses.replace(graph, ops=tuple(ops))
 
 
 def _with_channels_last(spec: TensorSpec) -> TensorSpec:
