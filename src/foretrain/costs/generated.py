@@ -1,7 +1,8 @@
-"""Costs the kernels that torch's compiler writes: by the bytes they move, the instructions of each element and
-how far a reduction can be spread over the device.
+"""Costs the kernels that torch's compiler writes: by the bytes they move, the instructions of each element
+and how far a reduction can be spread over the device.
 
-The figures are read off 863 kernels of 8 compiled trainings on an H200 (``data/h200_compiled_kernels.jsonl``).
+The figures are read off 863 kernels of 8 compiled trainings on an H200
+(``data/h200_compiled_kernels.jsonl``).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LIBRARY_SUM_S = 10e-6
 _MEMORY_SHARE = {"pointwise": 0.90, "row": 0.80, "column": 0.80}
 """Of the memory's rate."""
 _ROUND_S, _ROUND_ELEMENTS, _PERSISTENT = 2.0e-6, 2048, 1024
-"""A row longer than ``_PERSISTENT`` is read in rounds of so many elements, each waiting for the one before."""
+"""A row longer than ``_PERSISTENT`` is read in rounds of so many elements, one behind the other."""
 _BLOCKS_PER_PROCESSOR = 4
 """Rows that a multiprocessor works on at once."""
 _TURNED_SHARE = 0.22
@@ -34,7 +35,8 @@ _INSTRUCTIONS: dict[str, float] = {
     "native_dropout": 200.0, "bernoulli": 200.0, "rand_like": 200.0,
     "tanh": 40.0, "gelu": 40.0, "gelu_backward": 70.0, "erf": 30.0, "pow": 6.0, "sin": 30.0, "cos": 30.0,
     "silu": 20.0, "silu_backward": 30.0, "sigmoid": 18.0, "exp": 12.0, "log": 15.0,
-    "_softmax": 30.0, "_log_softmax": 30.0, "_softmax_backward_data": 15.0, "_log_softmax_backward_data": 30.0,
+    "_softmax": 30.0, "_log_softmax": 30.0, "_softmax_backward_data": 15.0,
+    "_log_softmax_backward_data": 30.0,
     "addcmul": 40.0, "var_mean": 33.0, "native_layer_norm": 25.0, "native_layer_norm_backward": 15.0,
     "max_pool2d_with_indices": 230.0, "max_pool2d_with_indices_backward": 230.0,
 }  # fmt: skip

@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Phase, TensorSpec
-from foretrain.graph.inductor import ADD_ROWS, Space, lowered, space_of, sums_of
+from foretrain.graph.inductor import ADD_ROWS, Space, space_of, sums_of
+from foretrain.graph.lowering import AUTOGRAD, lowered
 from foretrain.graph.opset import PRODUCTS, Kind, traits, waits
 
 FUSED = "fused"
@@ -60,6 +61,8 @@ class Fusion:
     the loss is the model's own."""
     across: bool = False
     """As torch.compile does: all that its own kernels compute, by their loops, over module borders."""
+    logits: bool = False
+    """The compiled model gives its logits back beside its loss."""
     processors: int = 132
     """Multiprocessors of the device that a compiler splits reductions for."""
 
@@ -79,7 +82,7 @@ def fuse(graph: OpGraph, fusion: Fusion) -> OpGraph:
     if fusion == Fusion():
         return graph
     if fusion.across:
-        graph = lowered(graph)
+        graph = lowered(graph, gives_logits=fusion.logits)
     return _Rebuild(graph, _units(graph, fusion)).graph()
 
 
@@ -229,7 +232,7 @@ class _Rules:
 def _fusible(operator: Operator, kinds: Collection[Kind] = _MERGED) -> bool:
     of = traits(operator.name)
     written = of.kind in kinds or (operator.name == ADD_ROWS and len(kinds) > len(_MERGED))
-    return operator.launches and written and not of.multi_tensor
+    return operator.launches and written and not of.multi_tensor and operator.overload != AUTOGRAD
 
 
 def _column_sum(operator: Operator) -> bool:
