@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.graph.inductor import ADD_ROWS, Space, space_of, sums_of
 from foretrain.graph.lowering import AUTOGRAD, lowered
-from foretrain.graph.opset import PRODUCTS, Kind, traits, waits
+from foretrain.graph.opset import PRODUCTS, Kind, communicates, traits, waits
 
 FUSED = "fused"
 """The name of the operators that this pass makes; the overload is "norm", "chain" or "loss", of a compiler's
@@ -162,7 +162,7 @@ class _Rules:
         name, launches = op.operator.name, op.operator.launches
         kind = self._kind(index, op) if launches and op.phase != "optimizer" else ""
         held_up = launches and traits(name).kind not in PRODUCTS | _MERGED
-        barrier = waits(name) or (held_up and not self._fusion.across)
+        barrier = waits(name) or (held_up and (communicates(name) or not self._fusion.across))
         space = space_of(op.operator, self._fusion.processors) if kind == "across" else None
         closes = kind == "norm" and op.phase == "backward" and name in ("add", "add_")
         return _Unit(
