@@ -90,13 +90,14 @@ def _call(
     name: str,
     reads: Mapping[int, TensorSpec],
     writes: Mapping[int, TensorSpec],
+    *,
     overload: str = "default",
-    **args: object,
+    args: Mapping[str, object] | None = None,
 ) -> Op:
     """A call in the place of another one, by its buffers and their tensors."""
     inputs, outputs = tuple(reads.values()), tuple(writes.values())
     read, written = (sum(spec.size_bytes for spec in specs) for specs in (inputs, outputs))
-    operator = Operator(name, overload, inputs, outputs, args, 0, read, written, True)
+    operator = Operator(name, overload, inputs, outputs, args or {}, 0, read, written, True)
     return Op(operator, op.phase, op.layer, tuple(reads), tuple(writes))
 
 
@@ -108,7 +109,7 @@ def _part(op: Op, name: str, reads: Sequence[int], writes: Sequence[int], **args
         name,
         {(op.writes[~i] if i < 0 else op.reads[i]): (results[~i] if i < 0 else known[i]) for i in reads},
         {op.writes[i]: results[i] for i in writes},
-        **args,
+        args=args,
     )
 
 
@@ -206,6 +207,8 @@ _FILLED_UP_FROM = 250.0
 def _product(op: Op, new: New) -> list[Op]:
     """Large products of odd sizes (a vocabulary of 50,257) work on copies that are filled up to whole
     vectors."""
+    if len(op.operator.inputs) < 2:
+        return [op]
     a, b = op.operator.inputs[-2:]
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     unit = _ALIGNED.get(ITEM_BYTES[a.dtype], 1)
@@ -315,7 +318,7 @@ def _with_gradient_of_logits(graph: OpGraph) -> OpGraph:
             bytes_read=op.operator.bytes_read + logits.size_bytes,
         )
         return [
-            _call(op, "zeros", {}, {zeros: logits}, AUTOGRAD),
+            _call(op, "zeros", {}, {zeros: logits}, overload=AUTOGRAD),
             dataclasses.replace(op, operator=operator, reads=(*op.reads, zeros)),
         ]
 
@@ -338,7 +341,7 @@ def prefers_channels_last(graph: OpGraph) -> bool:
     weights = [
         (operator.inputs[1], operator.args.get("groups", 1))
         for operator in forward
-        if operator.name == "convolution" and len(operator.inputs[1].shape) == 4
+        if operator.name == "convolution" and len(operator.inputs) > 1 and len(operator.inputs[1].shape) == 4
     ]
     if not weights or len(forward) >= _NODES_PER_CONVOLUTION * len(weights):
         return False
@@ -373,7 +376,7 @@ def _channels_last(graph: OpGraph) -> OpGraph:
                     before.append(_call(op, "clone", {number: spec}, {turned[number]: wanted}))
             op = dataclasses.replace(op, reads=tuple(turned.get(number, number) for number in op.reads))
         behind = [
-            _call(op, "clone", {number: spec}, {}, AUTOGRAD)
+            _call(op, "clone", {number: spec}, {}, overload=AUTOGRAD)
             for number, spec in zip(op.writes, operator.outputs, strict=False)
             if number in gradients and _moves(spec) and op.phase == "backward"
         ]

@@ -156,10 +156,10 @@ def _assumptions(step: Step) -> Iterator[str]:
     yield from job.cluster.assumptions
     if training.compile:
         whose = ", as the model's own code compiles" if graph.info.get("compile") else ""
-        yield (
-            f"compile = true{whose}: element-wise runs are costed as single kernels;"
-            " what the compiler does beyond that is not"
-        )
+        mode = "true" if training.compile is True else repr(training.compile)
+        yield f"compile = {mode}{whose}: kernels and what is saved follow the rules of torch 2.11's compiler"
+        if str(training.compile).startswith("max-autotune"):
+            yield "products are costed as the libraries' own, which max-autotune may beat"
     if training.precision == "fp8":
         yield "fp8 is traced as bf16; matrix products are costed at the fp8 rate"
     if training.precision == "amp-fp16" and "training" not in graph.info:
