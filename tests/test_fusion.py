@@ -15,8 +15,9 @@ from foretrain.capture import capture_job, capture_rank
 from foretrain.costs.features import family_of
 from foretrain.costs.kernels import kernel_count
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Stack, TensorSpec
-from foretrain.graph.fusion import COMPILED, FUSED, Fusion, fuse
+from foretrain.graph.fusion import COMPILED, Fusion, fuse
 from foretrain.graph.opset import is_attention
+from foretrain.graph.units import FUSED
 from foretrain.job import Job
 from foretrain.step.allocator import replay
 from foretrain.step.graph import step_graph

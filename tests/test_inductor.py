@@ -17,9 +17,10 @@ from foretrain.costs.generated import generated_time_s
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.kernels import kernel_count
 from foretrain.graph import Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
-from foretrain.graph.fusion import COMPILED, FUSED, GENERATED, Fusion, fuse
+from foretrain.graph.fusion import COMPILED, Fusion, fuse
 from foretrain.graph.inductor import Space, column_stages, row_stages
 from foretrain.graph.lowering import prefers_channels_last
+from foretrain.graph.units import FUSED, GENERATED
 from foretrain.job import Job
 from foretrain.step.frameworks import profile
 
