@@ -17,7 +17,7 @@ from foretrain.costs.kernels import kernel_count
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Stack, TensorSpec
 from foretrain.graph.fusion import COMPILED, Fusion, fuse
 from foretrain.graph.opset import is_attention
-from foretrain.graph.units import FUSED
+from foretrain.graph.runs import FUSED
 from foretrain.job import Job
 from foretrain.step.allocator import replay
 from foretrain.step.graph import step_graph

@@ -20,7 +20,7 @@ from foretrain.graph import Buffer, Category, Op, Operator, OpGraph, Phase, Tens
 from foretrain.graph.fusion import COMPILED, Fusion, fuse
 from foretrain.graph.inductor import Space, column_stages, row_stages
 from foretrain.graph.lowering import prefers_channels_last
-from foretrain.graph.units import FUSED, GENERATED
+from foretrain.graph.runs import FUSED, GENERATED
 from foretrain.job import Job
 from foretrain.step.frameworks import profile
 

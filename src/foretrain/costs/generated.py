@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from foretrain.cluster import Device
 from foretrain.graph import Operator
 from foretrain.graph.opset import Kind, traits
-from foretrain.graph.units import FUSED, GENERATED
+from foretrain.graph.runs import FUSED, GENERATED
 
 _LAUNCH_S = {"pointwise": 1.2e-6, "row": 1.6e-6, "column": 1.6e-6}
 """Of a kernel that does next to nothing."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from foretrain.graph import Buffer, Op, Operator, OpGraph, TensorSpec
 from foretrain.graph.flops import flops
 from foretrain.graph.opset import traits
-from foretrain.graph.units import FUSED
+from foretrain.graph.runs import FUSED
 
 FORWARD = "_scaled_dot_product_flash_attention"
 BACKWARD = "_scaled_dot_product_flash_attention_backward"

@@ -17,7 +17,7 @@ from foretrain.graph.inductor import ADD_ROWS, space_of
 from foretrain.graph.lowering import AUTOGRAD, lowered
 from foretrain.graph.opset import PRODUCTS, Kind, communicates, traits, waits
 from foretrain.graph.rebuilding import Rebuild
-from foretrain.graph.units import Unit, is_column_sum
+from foretrain.graph.runs import Unit, is_column_sum
 
 _REDUCTIONS: frozenset[Kind] = frozenset(
     {"sum", "reduction", "vector norm", "row norm", "softmax", "row loss"}

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from foretrain.graph import Buffer, Op, Operator, OpGraph, TensorSpec
 from foretrain.graph.inductor import ADD_ROWS, sums_of
 from foretrain.graph.opset import traits, waits
-from foretrain.graph.units import FUSED, Unit, is_column_sum, is_norm_gradient
+from foretrain.graph.runs import FUSED, Unit, is_column_sum, is_norm_gradient
 
 _KEEPS_INPUT = frozenset({"max_pool2d_with_indices_backward"})
 """What asks for an activation that its kernel does not read."""

@@ -17,7 +17,7 @@ from foretrain.errors import InputError, first_line
 from foretrain.files import write_atomically
 from foretrain.graph import PHASES, OpGraph, TensorSpec
 from foretrain.graph.ir import ITEM_BYTES
-from foretrain.graph.units import FUSED
+from foretrain.graph.runs import FUSED
 from foretrain.job import read_lines
 
 _SAME = ("name", "overload", "inputs", "args", "flops", "bytes")

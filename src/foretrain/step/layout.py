@@ -16,7 +16,7 @@ from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
 from foretrain.graph import PHASES, Operator, OpGraph
 from foretrain.graph.opset import communicates, is_attention, permutes, waits
-from foretrain.graph.units import FUSED
+from foretrain.graph.runs import FUSED
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import as_compiled, step_graph
