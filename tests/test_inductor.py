@@ -19,7 +19,7 @@ from foretrain.costs.kernels import kernel_count
 from foretrain.graph import Buffer, Category, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.graph.fusion import COMPILED, Fusion, fuse
 from foretrain.graph.inductor import Space, column_stages, row_stages
-from foretrain.graph.lowering import prefers_channels_last
+from foretrain.graph.layouts import prefers_channels_last
 from foretrain.graph.runs import FUSED, GENERATED
 from foretrain.job import Job
 from foretrain.step.frameworks import profile
@@ -115,9 +115,10 @@ def test_what_a_loop_makes_again_is_not_saved() -> None:
 
 
 def test_images_go_to_channels_last_where_convolutions_gain_by_it() -> None:
-    def chosen(weight: tuple[int, ...], groups: int = 1, others: int = 0) -> bool:
+    def chosen(weight: tuple[int, ...], groups: int = 1, others: int = 0, trains: bool = True) -> bool:
         spec = TensorSpec(weight, "bfloat16")
         calls: list[Call] = [
+            *[("backward", "relu", (2,), (2,), (IMAGES,), (IMAGES,), {})] * trains,
             ("forward", "convolution", (0, 1), (2,), (IMAGES, spec), (IMAGES,), {"groups": groups}),
             *[("forward", "relu", (2,), (2,), (IMAGES,), (IMAGES,), {})] * others,
         ]  # fmt: skip
@@ -131,6 +132,7 @@ def test_images_go_to_channels_last_where_convolutions_gain_by_it() -> None:
     assert not chosen((32, 128, 3, 3)), "many channels to few, as in DenseNet"
     assert not chosen((64, 64, 3, 3)), "few channels throughout"
     assert not chosen((128, 128, 3, 3), others=300), "one convolution among many calls, as in a ViT"
+    assert chosen((64, 64, 3, 3), trains=False), "inference has rules of its own"
     turned = fuse(batch_norm_step(), COMPILED)
     assert all(op.operator.inputs[0].channels_last for op in turned.ops if op.operator.name == "convolution")
 

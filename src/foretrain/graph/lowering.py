@@ -1,8 +1,7 @@
 """Rewrites a graph to what torch's compiler makes of it before it fuses: norms as reductions and element-wise
 loops, convolutions in the layout of its choice, products of odd sizes filled up.
 
-The rules are those of torch 2.11's Inductor: ``decide_layout_opt`` in its ``graph.py``, its decompositions,
-and ``pad_mm`` among its passes.
+The rules are those of torch 2.11's Inductor: its decompositions, and ``pad_mm`` among its passes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from foretrain.graph import ITEM_BYTES, Buffer, Category, Op, Operator, OpGraph, TensorSpec
 from foretrain.graph.inductor import ADD_ROWS
+from foretrain.graph.layouts import prefers_channels_last
 
 _STATISTICS, _GRADIENT_SUMS, _APPLY = "var_mean", "sum", "addcmul"
 """The operators that a batch norm and its gradient become."""
@@ -326,30 +326,6 @@ def _with_gradient_of_logits(graph: OpGraph) -> OpGraph:
 
 
 # Layout of convolutions
-
-_NODES_PER_CONVOLUTION = 300
-_SMALL_CHANNELS = 64
-
-
-def prefers_channels_last(graph: OpGraph) -> bool:
-    """Whether the compiler brings all images of a training step to channels last.
-
-    Not where convolutions are few among many calls, grouped (but depthwise), from many channels to half as
-    many or fewer, or all of few channels.
-    """
-    forward = [op.operator for op in graph.ops if op.phase == "forward"]
-    weights = [
-        (operator.inputs[1], operator.args.get("groups", 1))
-        for operator in forward
-        if operator.name == "convolution" and len(operator.inputs) > 1 and len(operator.inputs[1].shape) == 4
-    ]
-    if not weights or len(forward) >= _NODES_PER_CONVOLUTION * len(weights):
-        return False
-    if any(groups > 1 and weight.shape[1] > 1 for weight, groups in weights):
-        return False
-    if any(weight.shape[0] * 2 <= weight.shape[1] and weight.shape[2] > 1 for weight, _ in weights):
-        return False
-    return any(max(weight.shape[:2]) > _SMALL_CHANNELS for weight, _ in weights)
 
 
 def _channels_last(graph: OpGraph) -> OpGraph:

@@ -12,6 +12,7 @@ from foretrain.costs.roofline import arithmetic
 from foretrain.duration import duration, start_up
 from foretrain.forecast import IDLE_POWER, Estimate, Factors, Forecast, RankMemory, fullest_of, whole_training
 from foretrain.graph import PHASES
+from foretrain.graph.opset import waits
 from foretrain.job import Job
 from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage
@@ -158,6 +159,9 @@ def _assumptions(step: Step) -> Iterator[str]:
         whose = ", as the model's own code compiles" if graph.info.get("compile") else ""
         mode = "true" if training.compile is True else repr(training.compile)
         yield f"compile = {mode}{whose}: kernels and what is saved follow the rules of torch 2.11's compiler"
+        cuts = sum(waits(op.operator.name) for op in graph.ops if op.phase == "forward")
+        if cuts:
+            yield f"the compiler cuts the model where its code reads a value ({cuts} times in a forward pass)"
         if str(training.compile).startswith("max-autotune"):
             yield "products are costed as the libraries' own, which max-autotune may beat"
     if training.precision == "fp8":
