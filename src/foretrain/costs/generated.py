@@ -23,6 +23,8 @@ _LIBRARY_SUM_S = 10e-6
 """Of a sum over the parts that a kernel along rows has left."""
 _MEMORY_SHARE = {"pointwise": 0.90, "row": 0.80, "column": 0.80}
 """Of the memory's rate."""
+_RAMP_BYTES = 5e6
+"""That come at half the rate, before all multiprocessors are at work."""
 _ROUND_S, _ROUND_ELEMENTS, _PERSISTENT = 2.0e-6, 2048, 1024
 """A row longer than ``_PERSISTENT`` is read in rounds of so many elements, one behind the other."""
 _BLOCKS_PER_PROCESSOR = 4
@@ -55,7 +57,7 @@ def generated_time_s(operator: Operator, device: Device) -> float:
     bandwidth = device.memory_bytes_per_s * device.sustained_memory
     total, points = int(args["total"]), max(1, int(args["points"]))
     share = _TURNED_SHARE if _turns_few_channels(operator) else _MEMORY_SHARE[kind]
-    memory_s = operator.bytes / (share * bandwidth)
+    memory_s = (operator.bytes + min(operator.bytes, _RAMP_BYTES)) / (share * bandwidth)
     instructions_s = 2 * total * _instructions(args["ops"]) / device.peak_flops("fp32")
     rounds_s = _rounds_s(total, points, processors) if kind == "row" else 0.0
     sums = int(args.get("sums", 0))
