@@ -351,10 +351,11 @@ def _channels_last(graph: OpGraph) -> OpGraph:
                     turned[number] = new(spec, "activations")
                     before.append(_call(op, "clone", {number: spec}, {turned[number]: wanted}))
             op = dataclasses.replace(op, reads=tuple(turned.get(number, number) for number in op.reads))
+        hands_over = old.launches and old.name != "copy_"  # else autograd copies it already
         behind = [
             _call(op, "clone", {number: spec}, {}, overload=AUTOGRAD)
             for number, spec in zip(op.writes, operator.outputs, strict=False)
-            if number in gradients and _moves(spec) and op.phase == "backward"
+            if number in gradients and _moves(spec) and op.phase == "backward" and hands_over
         ]
         return [*before, dataclasses.replace(op, operator=operator), *behind]
 
