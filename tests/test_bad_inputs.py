@@ -117,7 +117,7 @@ training.optimizer = 1 -> training.optimizer: 1 is not one of adadelta, adafacto
 training.optimizer = ["sgd"] -> training.optimizer: ['sgd'] is not one of adadelta, adafactor, adagrad, adam, adam-fused
 training.optimizer = {"name": "adam"} -> training.optimizer: {'name': 'adam'} is not one of adadelta, adafactor, adagrad, adam
 training.channels_last = 1 -> training.channels_last: 1 is not true or false
-training.compile = 1 -> training.compile: 1 is not true or false
+training.compile = 1 -> training.compile: 1 is not true, false or one of default, reduce-overhead
 training.adapter = 16 -> training.adapter: 16 is not a table such as { kind = "lora", rank = 16 }, or a text such as lora:16
 training.adapter = "dora:8" -> training.adapter.kind: 'dora' is not modelled; give lora or qlora
 training.adapter = "lora:0" -> training.adapter.rank: 0 is not 1 or more
@@ -131,7 +131,7 @@ training.adapter = {"kind": "qlora", "bits": 8} -> training.adapter.bits: 8 with
 training.adapter = {"kind": "lora", "bias": "all"} -> training.adapter.bias: 'all' is not modelled; biases stay frozen
 training.adapter = "lora" -> training.adapter: the graph graph.json.zst was captured without; capture it with adapters
 training.channels_last = "yes" -> training.channels_last: 'yes' is not true or false
-training.compile = "yes" -> training.compile: 'yes' is not true or false
+training.compile = "yes" -> training.compile: 'yes' is not true, false or one of default, reduce-overhead
 training.framework = "pytroch" -> training.framework: 'pytroch' is not one of adaptdl, fms-fsdp, internevo, llm-foundry
 training.framework = "" -> training.framework: '' is not one of adaptdl, fms-fsdp, internevo, llm-foundry, megatron
 training.framework = 2 -> training.framework: 2 is not one of adaptdl, fms-fsdp, internevo, llm-foundry, megatron

@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrain import predictors
 from foretrain.capture import capture_job, capture_rank
 from foretrain.costs.features import family_of
 from foretrain.costs.kernels import kernel_count
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Stack, TensorSpec
-from foretrain.graph.fusion import COMPILED, FUSED, Fusion, fuse
+from foretrain.graph.fusion import COMPILED, Fusion, fuse
+from foretrain.graph.opset import is_attention
+from foretrain.graph.runs import FUSED
 from foretrain.job import Job
+from foretrain.step.graph import step_graph
 from foretrain.step.replay import replay
 
 FUSIONS = {
@@ -137,7 +141,8 @@ def test_a_fused_step_is_the_same_step_with_less_traffic(name: str, fusion: Fusi
 def test_more_fusion_launches_less(name: str) -> None:
     graph = graph_of(name)
     every, compiled = (fuse(graph, FUSIONS[kind]).total("launches") for kind in ("all", "across"))
-    assert compiled <= every < graph.total("launches")
+    assert every < graph.total("launches")
+    assert compiled < graph.total("launches")
     assert all(
         every <= fuse(graph, FUSIONS[kind]).total("launches") for kind in ("norms", "chains", "losses")
     )
@@ -233,8 +238,8 @@ def test_equal_layers_share_operators_and_the_result_is_remembered() -> None:
     fused = fuse(graph, COMPILED)
     assert fuse(graph, COMPILED) is fused
     assert fuse(graph, Fusion()) is graph
-    assert len({id(op.operator) for op in fused.ops if op.operator.overload == "norm"}) < len(
-        runs_of_all(fused, "norm")
+    assert len({id(op.operator) for op in fused.ops if op.operator.overload == "row"}) < len(
+        runs_of_all(fused, "row")
     )
     assert all(family_of(operator) == "pointwise" for operator in runs_of_all(fused, "norm"))
 
@@ -326,7 +331,7 @@ def test_what_a_product_needs_in_between_is_not_moved() -> None:
     graph = a_stream(
         [("forward", "m", "tanh", (0,)), ("forward", "m", "mm", (1, 0)), ("forward", "m", "mul", (1, 2))]
     )
-    assert [op.operator.name for op in fuse(graph, COMPILED).ops] == ["tanh", "mm", "mul"]
+    assert [op.operator.name for op in fuse(graph, Fusion(chains=True)).ops] == ["tanh", "mm", "mul"]
 
 
 def test_collectives_break_runs() -> None:
@@ -337,7 +342,7 @@ def test_collectives_break_runs() -> None:
             ("forward", "m", "mul", (1, 2)),
         ]
     )
-    assert [op.operator.name for op in fuse(graph, COMPILED).ops] == ["tanh", "all_reduce", "mul"]
+    assert [op.operator.name for op in fuse(graph, COMPILED).ops] == [FUSED, "all_reduce", FUSED]
 
 
 def test_modules_beside_each_other_fuse_across_only() -> None:
@@ -391,3 +396,33 @@ def test_any_stream_stays_in_order(
         for name in op.operator.args.get("ops", [op.operator.name])
     )
     assert parts == Counter(op.operator.name for op in graph.ops if op.operator.launches)
+
+
+def test_a_compiled_model_of_transformers_has_its_masks_written_out() -> None:
+    def attention(**training: Any) -> list[Operator]:
+        job = a_job("llama", layers=1).to_dict()
+        graph = step_graph(Job.read({**job, "training": {**job["training"], **training}}))
+        return [op.operator for op in graph.ops if is_attention(op.operator.name)]
+
+    plain, compiled = attention(), attention(compile=True)
+    assert len(plain) == len(compiled) == 2
+    assert all(operator.args["is_causal"] and "attn_bias" not in operator.args for operator in plain)
+    assert not any(operator.args.get("is_causal") for operator in compiled)
+    assert all(operator.tensor("attn_bias") is not None for operator in compiled)
+
+
+def test_what_cuda_graphs_allocate_is_reserved_in_their_pools() -> None:
+    def memory(mode: object) -> tuple[float, float, float]:
+        job = a_job("llama", layers=1).to_dict()
+        job = Job.read({**job, "training": {**job["training"], "compile": mode}})
+        found = predictors.get("roofline").predict(job).quantities
+        return tuple(
+            found[name].median for name in ("peak_memory_bytes", "reserved_memory_bytes", "step_time_s")
+        )  # type: ignore[return-value]
+
+    plain, graphs = memory(True), memory("reduce-overhead")
+    weights = 4 * sum(weight.elements for weight in step_graph(a_job("llama", layers=1)).weights)
+    assert graphs[0] == pytest.approx(weights, rel=0.02), "weights and gradients in bf16"
+    assert plain[0] > 1.2 * graphs[0]
+    assert graphs[1] == plain[1]
+    assert graphs[2] < plain[2]

@@ -79,7 +79,7 @@ CHOICES = {
     "optimizer": st.sampled_from(OPTIMIZERS),
     "framework": st.sampled_from(["pytorch", "megatron"]),
     "channels_last": st.booleans(),
-    "compile": st.booleans(),
+    "compile": st.sampled_from([False, True, "reduce-overhead", "max-autotune"]),
     "adapter": st.sampled_from(
         ["lora:16", {"kind": "qlora", "rank": 4, "targets": ["q_proj", "v_proj"], "dropout": 0.1}]
     ),
@@ -661,3 +661,25 @@ def test_no_spelling_is_taken_for_two_names() -> None:
         assert len(listed) == len(set(listed)), sorted(one for one in listed if listed.count(one) > 1)
         assert all(plain(spelling) == spelling for spelling in listed)
         assert not names or set(meant) <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant", "graphs"),
+    [
+        ("default", True, False),
+        (True, True, False),
+        (False, False, False),
+        ("reduce_overhead", "reduce-overhead", True),
+        ("max-autotune", "max-autotune", True),
+        ("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs", False),
+    ],
+)
+def test_compile_is_a_mode_of_the_compiler(written: object, meant: object, graphs: bool) -> None:
+    document = {
+        "model": {"source": "timm", "name": "resnet18"},
+        "training": {"global_batch": 4, "image": 224, "compile": written},
+        "cluster": {"device": "l4"},
+    }
+    training = Job.read(document, catalog=CATALOG).workload.training
+    assert training.compile == meant
+    assert training.cuda_graphs == graphs

@@ -165,6 +165,27 @@ def test_several_devices_are_for_campaigns(tmp_path: Path) -> None:
         measure_step(two, device="cpu")
 
 
+@pytest.mark.parametrize(("asked", "mode"), [(True, None), ("reduce-overhead", "reduce-overhead")])
+def test_steps_of_a_compiled_model_go_through_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: object, mode: str | None
+) -> None:
+    modes: list[object] = []
+    calls: list[object] = []
+
+    def compile(module: torch.nn.Module, *, mode: str | None) -> torch.nn.Module:
+        modes.append(mode)
+        module.register_forward_pre_hook(lambda *_: calls.append(mode))
+        return torch.nn.Sequential(module)
+
+    monkeypatch.setattr("torch.compile", compile)
+    sections = a_job(tmp_path).to_dict()
+    job = Job.read({**sections, "training": {**sections["training"], "compile": asked}}, base=tmp_path)
+    run = measure_step(job, device="cpu", seconds=0.01)
+    assert modes == [mode]
+    assert len(calls) > 3
+    assert run.job.workload.training.compile == asked
+
+
 @pytest.mark.parametrize(
     ("section", "options", "said"),
     [
@@ -179,7 +200,6 @@ def test_several_devices_are_for_campaigns(tmp_path: Path) -> None:
             {"recompute": "selective"},
             "plan.recompute: 'selective' cannot be measured here; full and operators can",
         ),
-        ("training", {"compile": True}, "training.compile: True cannot be measured here"),
         ("training", {"loader_rate": 9.0}, "training.loader_rate: 9.0 cannot be measured here"),
         (
             "training",

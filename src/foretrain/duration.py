@@ -33,6 +33,8 @@ class ModelSize:
     """Distinct ones of the step's graph."""
     checkpoint_bytes: float
     """Parameters and optimizer state of the whole model."""
+    calls: int | None = None
+    """That launch kernels, in the forward and the backward pass; None where not every layer was traced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +115,15 @@ START, STEPS, DATA, EVALUATION, CHECKPOINTS, RESTARTS = (
 
 def start_up(job: Job, size: ModelSize | None) -> Part:
     """Until steps run at their usual pace, beyond as many usual ones."""
-    model, device, compiled = shipped(), job.cluster.groups[0].device.name, job.workload.training.compile
+    model, device = shipped(), job.cluster.groups[0].device.name
+    compiled = bool(job.workload.training.compile)
     time_s = model.estimate(
         job.workload.model.source,
         None if size is None else size.operators,
         compiled=compiled,
         device=device,
         ranks=job.cluster.world_size,
+        calls=None if size is None else size.calls,
     )
     what = "imports, compiling" if compiled else "imports, first steps"
     return Part(name=START, time_s=time_s, source=f"{what}, as on {' and '.join(model.devices)}")

@@ -37,6 +37,8 @@ Shard = Literal["none", "zero1", "zero2", "zero3"]
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["none", "selective", "operators", "full"]
 Mode = Literal["train", "infer"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+"""What ``torch.compile`` calls its modes."""
 
 TENSOR_ROLES = ("column", "row", "vocab", "replicate")
 """How a layer is cut under tensor parallelism."""
@@ -173,6 +175,16 @@ _WITHOUT_SCALER = frozenset({"huggingface/pytorch-image-models"})
 """Sources of runs whose programs train in amp-fp16 without a gradient scaler: timm's ``benchmark.py``."""
 
 
+def _compile_mode(value: Any, where: str) -> Any:
+    """True, false, or a mode as people spell it."""
+    modes = Spellings(get_args(CompileMode), spellings.COMPILE_MODES)
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or (mode := modes.meant(value)) is None:
+        raise invalid(where, value, f"true, false or one of {', '.join(modes.names)}")
+    return mode
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """How the model is trained: batch, input size, precision, optimizer, and for how long."""
@@ -191,7 +203,8 @@ class Training:
     does."""
     optimizer: str = "sgd"
     channels_last: bool = False
-    compile: bool = False
+    compile: bool | CompileMode = dataclasses.field(default=False, metadata={"parse": _compile_mode})
+    """Whether ``torch.compile`` is applied to the model, and in which mode; true is "default"."""
     framework: Framework = "pytorch"
     allocator: str | None = None
     """Settings of torch's CUDA allocator, as in ``PYTORCH_CUDA_ALLOC_CONF``."""
@@ -227,6 +240,8 @@ class Training:
             raise invalid("training.image", self.image, "greater than zero")
         if self.optimizer not in OPTIMIZERS:
             raise unknown("training.optimizer", self.optimizer, OPTIMIZERS)
+        if self.compile == "default":
+            object.__setattr__(self, "compile", True)
         if self.epochs is not None and self.steps is not None:
             raise InputError(
                 f"training.steps: {self.steps} and training.epochs: {self.epochs} are both given; give one"
@@ -281,6 +296,11 @@ class Training:
                     raise InputError(f'training.samples: missing; training.{name} = "epoch" needs it')
             elif not (parse_seconds(every, f"training.{name}") if isinstance(every, str) else every) > 0:
                 raise invalid(f"training.{name}", every, 'steps above zero, "epoch", or a time such as "1h"')
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """Whether the compiled model is launched as CUDA graphs, which its mode says."""
+        return self.compile in ("reduce-overhead", "max-autotune")
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:

@@ -44,6 +44,10 @@ class Spellings:
             raise InputError(f"{where}: {value!r} {self._unclear[spelled]}")
         return self._meant.get(spelled) or self._known(value, where)
 
+    def meant(self, value: str) -> str | None:
+        """The field's own name for what is meant; None where it is none."""
+        return self._meant.get(plain(value))
+
     def _known(self, value: Any, where: str) -> str:
         if not isinstance(value, str) or value not in self.names:
             raise unknown(where, value, self.names)
@@ -55,6 +59,12 @@ SOURCES = {
     "torchvision": "torchvision.models models tv",
     "timm": "pytorch-image-models",
     "python": "py",
+}
+
+COMPILE_MODES = {
+    "default": "true inductor",
+    "reduce-overhead": "cudagraphs cuda-graphs",
+    "max-autotune": "autotune",
 }
 
 MODES = {

@@ -125,7 +125,7 @@ def _observed(
         "global_batch": batch,
         "precision": _precision(args, model),
         **({} if optimizer is None else {"optimizer": optimizer_name(optimizer)}),
-        **({"compile": True} if args.torch_compile else {}),
+        **({"compile": getattr(args, "torch_compile_mode", None) or True} if args.torch_compile else {}),
         **_length(args, state, train_dataloader, batch),
         **_shapes(train_dataloader, per_device),
     }

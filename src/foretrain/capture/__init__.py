@@ -144,7 +144,12 @@ def capture_job(job: Job, *, refresh: bool = False) -> OpGraph:
         return _with_weights(_given_graph(job))
     plan = job.plan
     again = {"recompute": [plan.recompute, plan.recompute_every]} if _traces_recomputation(job) else {}
-    whole = {"whole": _RANK_REVISION, "framework": job.workload.training.framework, **again}
+    whole = {
+        "whole": _RANK_REVISION,
+        "framework": job.workload.training.framework,
+        **again,
+        **_unread(job),
+    }
     return found_or_traced(functools.partial(_trace, job), job, whole, refresh=refresh)
 
 
@@ -197,8 +202,15 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
         "expert": plan.expert,
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan,
         "framework": framework, **({} if job.trains or plan.tensor == 1 else {"logits": "whole"}),
+        **_unread(job),
     }  # fmt: skip
     return found_or_traced(functools.partial(_trace_rank, job), job, split, refresh=refresh)
+
+
+def _unread(job: Job) -> dict[str, bool]:
+    """Whether the model's library makes its masks as for a compiler, as part of a graph's key."""
+    compiles = job.workload.training.compile and job.workload.model.source == "transformers"
+    return {"unread_masks": True} if compiles else {}
 
 
 @functools.lru_cache(maxsize=32)
@@ -309,8 +321,16 @@ def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
         from foretrain.capture.parallel.ranks import trace_rank
         from foretrain.capture.sources.transformers.earlier import as_before
 
-        with as_before(earlier_behaviour(job)):
+        with as_before(earlier_behaviour(job)), _masks(job):
             return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)
+
+
+def _masks(job: Job) -> contextlib.AbstractContextManager[None]:
+    if not _unread(job):
+        return contextlib.nullcontext()
+    from foretrain.capture.sources.transformers.masks import unread_masks
+
+    return unread_masks()
 
 
 @contextlib.contextmanager

@@ -164,6 +164,9 @@ class JobOptions:
         ),
     ]
     compile: Annotated[bool | None, typer.Option(help="With torch.compile.", show_default=False)]
+    compile_mode: Annotated[
+        str | None, typer.Option(help="With torch.compile in this mode, such as reduce-overhead.")
+    ]
     channels_last: Annotated[
         bool | None, typer.Option(help="Images in channels-last layout.", show_default=False)
     ]
@@ -245,6 +248,8 @@ def _of_job(options: Options) -> Options:
     given = {name: value for name, value in options.items() if name not in ("catalog", "refresh")}
     if Path(given.get("host", "")).is_file():
         given["host"] = str(Path(given["host"]).resolve())
+    if (mode := given.pop("compile_mode", None)) is not None:
+        given["compile"] = mode
     if "image" in given:
         given["image"] = _image(given["image"])
     for name in ("evaluate_every", "checkpoint_every"):

@@ -21,8 +21,7 @@ def kernel_count(operator: Operator) -> int:
     """None for calls that launch nothing, one per gradient of a convolution, one per launch over lists of
     tensors, those of all cells of a recurrence.
 
-    A run of element-wise operators (``fusion.py``) that also sums columns does so in a second kernel, from
-    partial sums.
+    A run of element-wise operators (``fusion.py``) knows how many it is.
     """
     if not operator.launches:
         return 0
@@ -35,7 +34,7 @@ def kernel_count(operator: Operator) -> int:
     if of.kind == "recurrence":
         return recurrences.kernels(operator)
     if of.kind == "fused":
-        return 2 if operator.args["column_sums"] else 1
+        return int(operator.args["kernels"])
     return COUNTED[operator.name](operator) if operator.name in COUNTED else 1
 
 

@@ -17,6 +17,7 @@ from foretrain.cluster import Device
 from foretrain.costs.base import Column
 from foretrain.costs.cpu import cpu_time_s
 from foretrain.costs.features import COLUMNS, SCALED_PRODUCT, SERIAL, Described, describe, of_rows_alone
+from foretrain.costs.generated import generated_time_s, is_generated
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.kernels import COUNTED, KERNEL_COLUMNS, kernel_count, kernel_figures, kernel_kind
 from foretrain.costs.measured import matmul_precision, operator_key
@@ -115,6 +116,9 @@ class LearnedCosts:
             [operators[launching[i]].name for i in left], [described[i] for i in left], device
         )
         times[[launching[i] for i in left]] = estimates
+        for i in launching:
+            if is_generated(operators[i]):
+                times[i] = generated_time_s(operators[i], device)
         if device.name in self.scales:
             scale = self.scales[device.name]
             times[launching] *= [scale.get(group_of(one), 1.0) for one in described]

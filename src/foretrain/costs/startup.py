@@ -46,10 +46,19 @@ class Started:
     """Until the model's library is imported, and model and optimizer are on the device."""
     first_steps_s: float
     """Of the first steps, beyond as many usual ones."""
+    calls: int = 0
+    """That launch kernels, in the forward and the backward pass."""
 
     @classmethod
     def of(
-        cls, provenance: Mapping[str, Any], *, library: str, operators: int, compiled: bool, step_s: float
+        cls,
+        provenance: Mapping[str, Any],
+        *,
+        library: str,
+        operators: int,
+        compiled: bool,
+        step_s: float,
+        calls: int = 0,
     ) -> Self:
         """As ``measure steps`` writes it into the provenance of a run."""
         first, fresh = provenance["first_steps_s"], "import_s" in provenance
@@ -60,6 +69,7 @@ class Started:
             process_s=provenance["import_s"] + provenance["context_s"] if fresh else None,
             build_s=provenance["build_s"] if fresh else None,
             first_steps_s=max(0.0, sum(first) - len(first) * step_s),
+            calls=calls,
         )
 
 
@@ -78,6 +88,10 @@ class StartUp:
     """For each distinct operator, as kernels that are alike are compiled once."""
     operators: float
     """Distinct ones of a usual model."""
+    compile_s_per_call: float = 0.0
+    """For each call: a deeper model is traced and scheduled for longer."""
+    calls: float = 0.0
+    """Of a usual model."""
     spread: Factors = UNMEASURED
     compiled_spread: Factors = UNMEASURED
     devices: tuple[str, ...] = ()
@@ -111,7 +125,7 @@ class StartUp:
         ratios: dict[bool, list[float]] = {False: [], True: []}
         for one in starts:
             others = cls(**_constants([start for start in starts if start is not one]))
-            median_s = others.median_s(one.library, one.operators, compiled=one.compiled)
+            median_s = others.median_s(one.library, one.operators, compiled=one.compiled, calls=one.calls)
             before_s = others.before_s(one.library)
             if one.process_s is not None and one.build_s is not None:
                 before_s = one.process_s + one.build_s
@@ -120,11 +134,14 @@ class StartUp:
             found, spread=_spread(ratios[False]), compiled_spread=_spread(ratios[True])
         )
 
-    def median_s(self, library: str, operators: float | None, *, compiled: bool) -> float:
+    def median_s(
+        self, library: str, operators: float | None, *, compiled: bool, calls: float | None = None
+    ) -> float:
         """On one device."""
         first_s = self.first_steps_s
         if compiled:
             first_s = self.compile_s + self.compile_s_per_operator * (operators or self.operators)
+            first_s += self.compile_s_per_call * (self.calls if calls is None else calls)
         return self.before_s(library) + first_s
 
     def before_s(self, library: str) -> float:
@@ -133,10 +150,17 @@ class StartUp:
         return self.process_s + self.build_s.get(library, none)
 
     def estimate(
-        self, library: str, operators: int | None, *, compiled: bool, device: str, ranks: int = 1
+        self,
+        library: str,
+        operators: int | None,
+        *,
+        compiled: bool,
+        device: str,
+        ranks: int = 1,
+        calls: int | None = None,
     ) -> Estimate:
         """Of a job; what is not known of it is taken as usual, with a wider interval."""
-        median_s = self.median_s(library, operators, compiled=compiled)
+        median_s = self.median_s(library, operators, compiled=compiled, calls=calls)
         median_s += GROUP_S + GROUP_S_PER_RANK * ranks if ranks > 1 else 0.0
         measured = self.compiled_spread if compiled else self.spread
         known = library in self.build_s and (operators is not None or not compiled)
@@ -156,9 +180,7 @@ def _constants(starts: Sequence[Started]) -> dict[str, Any]:
         if start.build_s is not None:
             builds.setdefault(start.library, []).append(start.build_s)
     compiled = [start for start in starts if start.compiled]
-    constant, slope = _line(
-        [start.operators for start in compiled], [start.first_steps_s for start in compiled]
-    )
+    constant, slope, per_call = _plane(compiled)
     return {
         "process_s": statistics.median(time_s for time_s in processes if time_s is not None),
         "build_s": {library: statistics.median(times_s) for library, times_s in sorted(builds.items())},
@@ -167,8 +189,23 @@ def _constants(starts: Sequence[Started]) -> dict[str, Any]:
         ),
         "compile_s": constant,
         "compile_s_per_operator": slope,
+        "compile_s_per_call": per_call,
+        "calls": statistics.median(start.calls for start in compiled),
         "operators": statistics.median(start.operators for start in starts),
     }
+
+
+def _plane(compiled: Sequence[Started]) -> tuple[float, float, float]:
+    """Constant and slopes over operators and calls of the nearest plane, by relative errors; without calls
+    where it would fall along one of them."""
+    rows = np.array([[1.0, start.operators, start.calls] for start in compiled])
+    times_s = np.array([max(start.first_steps_s, 1e-3) for start in compiled])
+    if len(rows) > 3 and np.linalg.matrix_rank(rows) == 3:
+        found, *_ = np.linalg.lstsq(rows / times_s[:, None], np.ones(len(rows)), rcond=None)
+        if found.min() >= 0:
+            constant, slope, per_call = (float(number) for number in found)
+            return constant, slope, per_call
+    return *_line(rows[:, 1].tolist(), times_s.tolist()), 0.0
 
 
 def _line(sizes: Sequence[float], times_s: Sequence[float]) -> tuple[float, float]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from foretrain.graph import Buffer, Op, Operator, OpGraph, TensorSpec
 from foretrain.graph.flops import flops
-from foretrain.graph.fusion import FUSED
 from foretrain.graph.opset import traits
+from foretrain.graph.runs import FUSED
 
 FORWARD = "_scaled_dot_product_flash_attention"
 BACKWARD = "_scaled_dot_product_flash_attention_backward"
@@ -184,7 +184,7 @@ def _softmax(attention: _Attention, merged: int) -> Operator:
     """One kernel that reads scores (or their gradients and the probabilities) and writes as many."""
     scores = attention.scores
     inputs = (scores, scores) if merged > 2 else (scores,)
-    return _operator(FUSED, inputs, (scores,), {"ops": ["_softmax"], "column_sums": 0})
+    return _operator(FUSED, inputs, (scores,), {"ops": ["_softmax"], "kernels": 1})
 
 
 def _output(attention: _Attention) -> TensorSpec:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Los
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.tracing.optimizers import optimizer_of
 from foretrain.errors import InputError
-from foretrain.job import TORCHAO, Training, Workload
+from foretrain.job import TORCHAO, CompileMode, Training, Workload
 
 
 class RealModel(NamedTuple):
@@ -28,7 +30,7 @@ class RealModel(NamedTuple):
 
     def output(self, through: torch.nn.Module | None = None) -> Any:
         """Forward alone."""
-        module = through or self.module
+        module = self.module if through is None else through
         return module(**self.inputs) if isinstance(self.inputs, Mapping) else module(*self.inputs)
 
 
@@ -60,6 +62,28 @@ def _compact(module: torch.nn.Module, device: str | torch.device) -> torch.nn.Mo
     module = module.cpu()
     torch.cuda.empty_cache()
     return module.to(device)
+
+
+def compiled(module: torch.nn.Module, mode: bool | CompileMode) -> torch.nn.Module:
+    """The module as ``torch.compile`` wraps it in a mode; as it is where nothing is compiled.
+
+    Recompilations are those of a fresh process: what earlier modules have left is forgotten.
+    """
+    if not mode:
+        return module
+    torch._dynamo.reset()
+    _importable(module)
+    wrapped: torch.nn.Module = torch.compile(module, mode=None if mode is True else mode)  # type: ignore[assignment]
+    return wrapped
+
+
+def _importable(module: torch.nn.Module) -> None:
+    """The compiler imports the files that classes come from; a user's was forgotten once it was run."""
+    for kind in {type(child) for child in module.modules()}:
+        if kind.__module__ not in sys.modules and hasattr(kind.forward, "__globals__"):
+            file = types.ModuleType(kind.__module__)
+            file.__dict__.update(kind.forward.__globals__)
+            sys.modules[kind.__module__] = file
 
 
 def autocast(precision: str, device: str | torch.device) -> contextlib.AbstractContextManager[Any]:

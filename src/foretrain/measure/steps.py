@@ -23,7 +23,7 @@ from foretrain.capture.keys import installed_versions
 from foretrain.capture.recomputing import recompute_layers
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
-from foretrain.measure.models import autocast, real_model, real_optimizer
+from foretrain.measure.models import autocast, compiled, real_model, real_optimizer
 from foretrain.measure.nvml import Gpu, gpu_count, same_gpu
 from foretrain.measure.ops import check_available, machine
 from foretrain.measure.replay import is_kernel
@@ -115,7 +115,7 @@ def _check_machine(job: Job, device: str) -> None:
     if device == "cuda" and not same_gpu(named.name, here := torch.cuda.get_device_name(0)):
         raise UnsupportedJob(f"{names}, but this machine has {here!r}")
     more = {"servers": 0, "recompute": job.plan.recompute}
-    if (option := not_carried_out(job, plan=more)) is not None:
+    if (option := not_carried_out(job, plan=more, done=("compile",))) is not None:
         raise UnsupportedJob(f"{option} cannot be measured here")
     wanted, here = job.workload.training.allocator or "", set_in_environment() or ""
     if device == "cuda" and AllocatorSettings.read(wanted) != AllocatorSettings.read(here, VARIABLES[1]):
@@ -133,6 +133,7 @@ class Stepper:
         self.model = real_model(job.workload, job.micro_batch, device)
         if job.plan.recompute != "none":
             _recompute(self.model.module, job)
+        self.module = compiled(self.model.module, self.training.compile)
         trained = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
         trains = self.training.mode == "train"
         self.optimizer = real_optimizer(self.training.optimizer, trained) if trains else None
@@ -143,7 +144,8 @@ class Stepper:
     def forward(self) -> None:
         self._value, trains = None, self.optimizer is not None
         with autocast(self.training.precision, self.device), torch.set_grad_enabled(trains):
-            self._value = self.model.compute() if trains else self.model.output()
+            called = self.model.compute if trains else self.model.output
+            self._value = called(self.module)
 
     def backward(self) -> None:
         (self._value if self.scaler is None else self.scaler.scale(self._value)).backward()

@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -249,13 +249,13 @@ _PLAIN: Mapping[str, Mapping[str, Any]] = {
 """What a job has where it has nothing that no measurement carries out."""
 
 
-def not_carried_out(job: Job, **more: Mapping[str, Any]) -> str | None:
+def not_carried_out(job: Job, *, done: Collection[str] = (), **more: Mapping[str, Any]) -> str | None:
     """The first option of a job that a measurement does not carry out, so that its run would claim it;
-    ``more`` has by section what the measurement does not do either."""
+    ``done`` names those that this one does, ``more`` has by section what it does not do either."""
     document = job.to_dict()
     for section, noun in (("plan", job.plan), ("training", job.workload.training), ("cluster", job.cluster)):
         for name, plain in {**_PLAIN[section], **more.get(section, {})}.items():
-            if getattr(noun, name) != plain:
+            if name not in done and getattr(noun, name) != plain:
                 return f"{section}.{name}: {document[section][name]!r}"
     return None
 

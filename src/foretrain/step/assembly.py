@@ -12,7 +12,7 @@ from foretrain.costs.roofline import SCALED, arithmetic
 from foretrain.duration import duration, start_up
 from foretrain.forecast import IDLE_POWER, Estimate, Factors, Forecast, RankMemory, fullest_of, whole_training
 from foretrain.graph import PHASES, OpGraph
-from foretrain.graph.opset import is_product
+from foretrain.graph.opset import is_product, waits
 from foretrain.job import TORCHAO, Job, Training
 from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage
@@ -165,10 +165,13 @@ def _assumptions(step: Step) -> Iterator[str]:
     yield from job.cluster.assumptions
     if training.compile:
         whose = ", as the model's own code compiles" if graph.info.get("compile") else ""
-        yield (
-            f"compile = true{whose}: element-wise runs are costed as single kernels;"
-            " what the compiler does beyond that is not"
-        )
+        mode = "true" if training.compile is True else repr(training.compile)
+        yield f"compile = {mode}{whose}: kernels and what is saved follow the rules of torch 2.11's compiler"
+        cuts = sum(waits(op.operator.name) for op in graph.ops if op.phase == "forward")
+        if cuts:
+            yield f"the compiler cuts the model where its code reads a value ({cuts} times in a forward pass)"
+        if str(training.compile).startswith("max-autotune"):
+            yield "products are costed as the libraries' own, which max-autotune may beat"
     if training.precision == "fp8":
         yield _fp8_words(training, graph)
     if training.precision == "amp-fp16" and training.mode == "train" and not training.scales_loss:

@@ -176,8 +176,21 @@ def profile(job: Job) -> Profile:
     if training.framework == "megatron":
         found = _megatron(found, job)
     if training.compile:
-        found = dataclasses.replace(found, fusion=COMPILED, checkpoint_hooks=False)
+        found = dataclasses.replace(found, fusion=_compiled(job), checkpoint_hooks=False)
     return found
+
+
+def _compiled(job: Job) -> Fusion:
+    """What torch's compiler makes one kernel of. Models of transformers compute their loss themselves; with
+    autocast the compiler has cut the graph before it wherever that was seen."""
+    training, processors = job.workload.training, job.cluster.groups[0].device.sms
+    own_loss = job.workload.model.source == "transformers" and training.mode == "train"
+    return dataclasses.replace(
+        COMPILED,
+        losses=own_loss,
+        logits=own_loss and not training.precision.startswith("amp"),
+        processors=processors or COMPILED.processors,
+    )
 
 
 def _megatron(found: Profile, job: Job) -> Profile:

@@ -12,10 +12,11 @@ import numpy as np
 from foretrain.cluster import Device
 from foretrain.costs.base import CostModel, HostModel
 from foretrain.costs.collectives import Collectives, Kind, Team
+from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
 from foretrain.graph import PHASES, Operator, OpGraph
-from foretrain.graph.fusion import FUSED
 from foretrain.graph.opset import communicates, is_attention, permutes, waits
+from foretrain.graph.runs import FUSED
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import as_compiled, step_graph
@@ -139,6 +140,7 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
     """Capture, partition and cost a job; what it cannot be split into is an error that names the numbers."""
     job = as_compiled(job)
     habits, graph = profile(job), step_graph(job)
+    host = _compiled_host(job, graph, host) if job.workload.training.compile else host
     network, teams = Collectives(job.cluster), Teams.of(job)
     return Layout(
         job=job,
@@ -150,6 +152,18 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
         network=network,
         step_overhead_s=host.step_overhead_s + habits.step_s,
         shares=tuple(_speeds(job, graph, costs)[1]) if job.plan.balance == "speed" else (),
+    )
+
+
+def _compiled_host(job: Job, graph: OpGraph, host: HostModel) -> HostModel:
+    training = job.workload.training
+    trained = sum(weight.trainable for weight in graph.weights) if graph.stack else 0
+    return CompiledHost(
+        plain=host,
+        parameters=trained or sum(buffer.category == "gradients" for buffer in graph.buffers),
+        mode=training.mode,
+        graphs=training.cuda_graphs,
+        speed=getattr(host, "speed", 1.0),
     )
 
 

@@ -472,10 +472,22 @@ def _with_activations(rank: RankMemory, factor: float) -> RankMemory:
     return dataclasses.replace(rank, by_category=by_category, cached_bytes=rank.cached_bytes * factor)
 
 
+def _in_graph_pools(rank: RankMemory, layout: Layout) -> RankMemory:
+    """What CUDA graphs allocate lies in pools of their own: reserved, but not among what torch counts as
+    allocated when they are replayed. Gradients come out of them."""
+    gradients = sum(b.size_bytes for b in layout.graph.buffers if b.category == "gradients")
+    inside = dict.fromkeys(("activations", "temporaries", "workspaces", "rounding"), 0.0)
+    by_category = {**rank.by_category, **inside, "gradients": float(gradients)}
+    pooled = dataclasses.replace(rank, by_category=by_category, cached_bytes=0.0)
+    return dataclasses.replace(pooled, cached_bytes=max(0.0, rank.reserved_bytes - pooled.allocated_bytes))
+
+
 def _memory(layout: Layout, stage: Stage) -> RankMemory:
     layers = sum(block.is_layer for block in stage.blocks)
     stalled = _stall_s(layout) * layers > float(layout.calls.device_s[stage.calls].sum())
     found = rank_memory(layout, stage, stalled=stalled)
+    if layout.job.workload.training.cuda_graphs:
+        found = _in_graph_pools(found, layout)
     factor, beside = layout.tuning.activations, layout.tuning.memory_bytes
     if factor == 1.0 and not beside:
         return found

@@ -36,4 +36,7 @@ def model_size(job: Job, graph: OpGraph) -> ModelSize:
         * (job.plan.expert if weight.expert else job.plan.tensor)
         for weight in graph.weights
     )
-    return ModelSize(operators=len(graph.operators), checkpoint_bytes=held)
+    calls = sum(op.operator.launches for op in graph.ops if op.phase != "optimizer")
+    return ModelSize(
+        operators=len(graph.operators), checkpoint_bytes=held, calls=None if graph.stack else calls
+    )

@@ -133,7 +133,7 @@ def _is_estimated(job: Job) -> bool:
     training = job.workload.training
     wanted = training.precision.removeprefix("amp-")
     lacks = any(group.device.costed_as(wanted) != wanted for group in job.cluster.groups)
-    return training.compile or wanted == "fp8" or lacks
+    return bool(training.compile) or wanted == "fp8" or lacks
 
 
 def _network(job: Job) -> str:
