@@ -46,12 +46,14 @@ def serial_s(call: Call, device: Device) -> float:
         return _SUPPRESSED_BOX_S * call.inputs[0].shape[0]
     if name.removesuffix("_backward") == "upsample_bicubic2d":
         half = _HALF_ADDED if of.backward and call.inputs[0].dtype != "float32" else 1.0
-        return _BICUBIC_S[of.backward] * half * math.prod(call.inputs[0].shape[:2])
+        planes: int = math.prod(call.inputs[0].shape[:2])
+        return _BICUBIC_S[of.backward] * half * planes
     if name in _POOLED_S and (name == "adaptive_max_pool2d" or call.inputs[0].channels_last):
-        return _POOLED_S[name] * math.prod(
+        windows: int = math.prod(
             math.ceil(side / max(1, kept))
             for side, kept in zip(call.inputs[0].shape[2:], call.args.get("output_size") or (), strict=False)
         )
+        return _POOLED_S[name] * windows
     if of.kind == "recurrence":
         return _CELL_S[recurrences.is_persistent(call)] * recurrences.cells(call)
     return 0.0
