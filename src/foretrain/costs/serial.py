@@ -20,9 +20,15 @@ _SCATTER_S = 60e-6
 """Of adding at indices: sorting them, and a few small kernels."""
 _EQUAL_INDEX_S = 0.19e-6
 """For each of the indices that are equal, as they are summed in turn."""
-_CELL_S = {False: 4e-6, True: 0.3e-6}
-"""Of each time step, layer and direction of cuDNN's recurrences: two kernels or more, or a turn of the one
-kernel that goes over all."""
+_RECURRENT = {
+    (False, False): (4.8e-6, 6e-6, 1.4),
+    (True, False): (6e-6, 17e-6, 0.6),
+    (False, True): (0.36e-6, 9e-6, 0.18),
+    (True, True): (0.63e-6, 23e-6, 0.12),
+}
+"""Seconds of a cell and a layer of cuDNN's recurrences, and the share of the device's fp32 rate at which they
+compute, by whether the pass is backward and one kernel goes over all cells; least squares over
+``data/ops_h200_layers.parquet``, within 20 to 40 %."""
 _BICUBIC_S = {False: 0.5e-6, True: 2.3e-6}
 """As ``_PLANE_S``, of bicubic upsampling and its gradient, which is added up."""
 _HALF_ADDED = 8.0
@@ -53,7 +59,9 @@ def serial_s(call: Call, device: Device) -> float:
             for side, kept in zip(call.inputs[0].shape[2:], call.args.get("output_size") or (), strict=False)
         )
     if of.kind == "recurrence":
-        return _CELL_S[recurrences.is_persistent(call)] * recurrences.cells(call)
+        cell_s, layer_s, share = _RECURRENT[of.backward, recurrences.is_persistent(call)]
+        computing_s = call.flops / (share * device.peak_flops("fp32"))
+        return cell_s * recurrences.cells(call) + layer_s * recurrences.layers(call) + computing_s
     return 0.0
 
 
