@@ -126,7 +126,8 @@ def test_a_matrix_product_by_hand() -> None:
         ("add", "float32", "tf32", "fp32"),
         ("mm", "bfloat16", "amp-bf16", "bf16"),
         ("convolution", "float16", "amp-fp16", "fp16"),
-        ("mm", "bfloat16", "fp8", "fp8"),
+        ("mm", "bfloat16", "fp8", "bf16"),
+        ("_grouped_mm", "bfloat16", "fp8", "fp8"),
         ("bmm", "bfloat16", "fp8", "bf16"),
         ("mm", "float64", "fp32", "fp64"),
         ("embedding", "int64", "fp32", "fp32"),
@@ -134,6 +135,18 @@ def test_a_matrix_product_by_hand() -> None:
 )
 def test_the_number_format_of_an_operator(name: str, dtype: str, precision: str, expected: str) -> None:
     assert arithmetic(operator(name, dtype=dtype), precision) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [("float8_e5m2", "float8_e4m3fn", "fp8"), ("bfloat16", "float8_e4m3fn", "fp8"),
+     ("float4_e2m1fn_x2", "float4_e2m1fn_x2", "fp4")],
+)  # fmt: skip
+def test_the_format_of_a_scaled_product_is_that_of_its_second_matrix(
+    first: str, second: str, expected: str
+) -> None:
+    inputs = (TensorSpec((16, 16), first), TensorSpec((16, 16), second))
+    assert arithmetic(Operator("_scaled_mm", "default", inputs, (), {}, 0, 0, 0, True), "bf16") == expected
 
 
 def test_an_operator_without_inputs_is_costed_in_fp32() -> None:

@@ -141,7 +141,11 @@ def test_inference_is_in_eval_mode(tmp_path: Path) -> None:
     ("model", "training", "line"),
     [
         ({"source": "graph", "name": "x.json.zst"}, {}, "is a captured graph, which cannot be run"),
-        ({"source": "torchvision", "name": "resnet18"}, {"precision": "fp8"}, "'fp8' cannot be measured"),
+        (
+            {"source": "torchvision", "name": "resnet18"},
+            {"precision": "fp8", "fp8": "delayed"},
+            "'delayed' is Transformer Engine's and cannot be measured; tensorwise, rowwise",
+        ),
         ({"source": "torchvision", "name": "resnet81"}, {}, "did you mean resnet18"),
     ],
 )

@@ -30,7 +30,7 @@ from foretrain.costs.measured import ANY, MeasuredOperator, load_measured
 from foretrain.costs.roofline import Roofline
 from foretrain.costs.trees import Forest, from_lightgbm, grow
 from foretrain.errors import InputError
-from foretrain.graph import Operator, OpGraph
+from foretrain.graph import Operator, OpGraph, TensorSpec
 from foretrain.job import Job
 from made_up import H200, call, dataset, made_up, measured, product, spec
 
@@ -127,10 +127,21 @@ def test_no_rows_need_no_walk(rows: Any) -> None:
 
 # Figures
 
+FP8 = "float8_e4m3fn"
+
+
+def scaled_product(*scales: TensorSpec, dtype: str = FP8, **args: Any) -> Operator:
+    """Of 256 x 512 with 512 x 1024 numbers."""
+    k = 256 if dtype == "float4_e2m1fn_x2" else 512
+    a, b = spec(256, k, dtype=dtype), spec(k, 1024, dtype=dtype, strides=(1, k))
+    return call("_scaled_mm", a, b, *scales, outputs=(spec(256, 1024, dtype="bfloat16"),), **args)
+
+
 X = spec(8, 16, 28, 28)
 QUERY = spec(2, 8, 128, 64, dtype="bfloat16")
 EXAMPLES: dict[str, Operator] = {
     "product": product(128, 256, 512),
+    "scaled product": scaled_product(spec(), spec()),
     "convolution": convolution(8, 64, 128, 28, 3),
     "depthwise": convolution(8, 64, 64, 28, 3, groups=64),
     "convolution_backward": convolution(8, 64, 128, 28, 3, backward=True),
@@ -152,6 +163,32 @@ EXAMPLES: dict[str, Operator] = {
     "optimizer": call("_foreach_add_", *[spec(1000)] * 40),
     "pointwise": call("relu", X),
 }
+
+
+@pytest.mark.parametrize(
+    ("scales", "dtype", "finest"),
+    [
+        ((spec(), spec()), FP8, 1.0),
+        ((spec(256, 1), spec(1, 1024)), FP8, 2.0),
+        ((spec(256, 4, strides=(1, 256)), spec(4, 8)), FP8, 3.0),
+        ((spec(256, 32, dtype=FP8), spec(1024, 32, dtype=FP8)), "float4_e2m1fn_x2", 4.0),
+    ],
+    ids=["tensor", "rows", "blocks", "nvfp4"],
+)
+def test_a_scaled_product_knows_how_finely_it_is_scaled_and_how_deep_it_is(
+    scales: tuple[TensorSpec, ...], dtype: str, finest: float
+) -> None:
+    one = scaled_product(*scales, dtype=dtype)
+    figures = dict(zip(COLUMNS["scaled product"], describe(one, H200, "bf16").figures, strict=False))
+    assert figures["scaling"] == finest
+    assert (figures["m"], figures["n"], figures["k"]) == (8.0, 10.0, 9.0)
+    assert one.flops == 2 * 256 * 512 * 1024
+
+
+def test_a_scaled_product_is_not_told_from_another_device_by_its_balance() -> None:
+    columns = COLUMNS["scaled product"]
+    assert not {"ridge", "bandwidth_per_sm"} & set(columns)
+    assert {"ridge", "bandwidth_per_sm"} < set(COLUMNS["product"])
 
 
 def check(described: Described) -> None:

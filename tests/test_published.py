@@ -33,6 +33,10 @@ NEUSIGHT = [
 ]
 
 
+PRODUCT = ["device", "dtype", "m", "n", "k", "latency_s", "kernel", "framework", "version"]
+ATTENTION = ["device", "dtype", "batch", "sequence", "heads", "kv_heads", "head_dim", "latency_s", "kernel"]
+
+
 def write(path: Path, columns: list[str], *rows: dict[str, Any]) -> None:
     with gzip.open(path, "wt", newline="") as file:
         writer = csv.DictWriter(file, columns)
@@ -85,3 +89,49 @@ def test_neusight(tmp_path: Path) -> None:
     assert found.keys() == {"bmm", "add", "native_layer_norm"}, "convolutions without TF32 are of no job"
     assert found["bmm"].flops == 2 * 2 * 3 * 4 * 5
     assert len(found["add"].inputs) == 1
+
+
+def test_products_of_aiconfigurator(tmp_path: Path) -> None:
+    def row(dtype: str, kernel: str, framework: str) -> dict[str, Any]:
+        sizes = {"m": 256, "n": 512, "k": 1024}
+        return {"device": "b200", "dtype": dtype, **sizes, "latency_s": 1e-5, "kernel": kernel,
+                "framework": framework}  # fmt: skip
+
+    write(
+        tmp_path / "aic_gemm.csv.gz", PRODUCT,
+        row("bfloat16", "torch.nn.functional.linear", "vllm"),
+        row("fp8", "sglang_sgl_kernel_fp8_scaled_mm", "sglang"),
+        row("fp8", "CutlassFP8ScaledMMLinearKernel", "vllm"),
+        row("fp8_block", "sglang_deepgemm_gemm_nt_f8f8bf16", "sglang"),
+        row("fp8_block", "DeepGemmFp8BlockScaledMMKernel", "vllm"),
+        row("nvfp4", "sglang_flashinfer_cutedsl_nvfp4", "sglang"),
+    )  # fmt: skip
+    linear, plain, casting, blocks, packed = read_published(tmp_path)
+    assert (linear.name, linear.inputs[1].strides) == ("mm", (1, 1024))
+    assert {one.flops for one in (linear, plain, casting, blocks, packed)} == {2 * 256 * 512 * 1024}
+    assert {one.name for one in (plain, casting, blocks, packed)} == {"_scaled_mm"}
+    assert [one.args["library"] for one in (plain, casting, blocks, packed)] == [
+        "cutlass", "cutlass", "deepgemm", "cutedsl"
+    ]  # fmt: skip
+    assert plain.inputs[2].shape == (256, 1)
+    assert casting.bytes == plain.bytes + 256 * 1024, "its input is read in bf16"
+    assert blocks.inputs[2].shape == (256, 8), "the host's time of the other framework is left out"
+    assert packed.inputs[0].shape == (256, 512)
+
+
+def test_attention_of_aiconfigurator_is_taken_where_it_is_the_kernel_s(tmp_path: Path) -> None:
+    def row(seconds: float, shared: int, kernel: str) -> dict[str, Any]:
+        sizes = {"batch": 2, "sequence": 512, "heads": 8, "kv_heads": shared, "head_dim": 64}
+        return {"device": "h200-sxm-141gb", "dtype": "bfloat16", **sizes, "latency_s": seconds,
+                "kernel": kernel}  # fmt: skip
+
+    write(
+        tmp_path / "aic_attention.csv.gz", ATTENTION,
+        row(1e-3, 2, "vllm_flash_attn"), row(1e-3, 1, "vllm_flash_attn_fa3"),
+        row(1e-4, 1, "vllm_flash_attn_fa3"), row(1e-3, 8, "vllm_flash_attn_fa3"),
+    )  # fmt: skip
+    flash, cudnn = read_published(tmp_path)
+    assert flash.name == "_scaled_dot_product_flash_attention"
+    assert cudnn.name == "_scaled_dot_product_cudnn_attention"
+    assert [cudnn.inputs[0].shape, cudnn.inputs[1].shape] == [(2, 8, 512, 64), (2, 1, 512, 64)]
+    assert cudnn.args == {"is_causal": True}

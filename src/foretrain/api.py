@@ -289,7 +289,8 @@ def _captured(module: Any, example: Example, loss: Any, targets: Any, optimizer:
     settings, said = in_hand.settings_of(optimizer)
     judged = in_hand.loss_of(loss, None if targets is None else example.like(targets, wanted))
     trace = functools.partial(
-        capture, module, mode=training.mode, precision=training.precision, optimizer=training.optimizer,
+        capture, module, mode=training.mode, precision=training.precision,
+        fp8=training.fp8_recipe, optimizer=training.optimizer,
         optimizer_settings=settings, updated=in_hand.updated_by(optimizer, module),
         master_weights=training.master_weights, channels_last=training.channels_last,
         accumulate=accumulates(job), tokens=wanted * (sequence or 0),

@@ -23,6 +23,9 @@ from foretrain.units import parse_seconds
 
 Source = Literal["timm", "torchvision", "transformers", "diffusion", "python", "onnx", "graph"]
 Precision = Literal["fp32", "tf32", "amp-bf16", "amp-fp16", "bf16", "fp16", "fp8"]
+Fp8 = Literal["tensorwise", "rowwise", "rowwise-gw-hp", "delayed", "current", "blockwise", "mxfp8"]
+TORCHAO: tuple[Fp8, ...] = ("tensorwise", "rowwise", "rowwise-gw-hp")
+"""Ways of fp8 that are operators of torch; the others are kernels of Transformer Engine."""
 Framework = Literal[
     "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"
 ]
@@ -44,6 +47,7 @@ SPELLED: dict[str, Spellings] = {
     "precision": Spellings(get_args(Precision), spellings.PRECISIONS, spellings.UNCLEAR_PRECISIONS),
     "optimizer": Spellings(OPTIMIZERS, spellings.OPTIMIZERS, spellings.UNCLEAR_OPTIMIZERS),
     "framework": Spellings(get_args(Framework), spellings.FRAMEWORKS),
+    "fp8": Spellings(get_args(Fp8), spellings.FP8),
     "shard": Spellings(get_args(Shard), spellings.SHARDS, spellings.UNCLEAR_SHARDS),
     "schedule": Spellings(get_args(Schedule), spellings.SCHEDULES, spellings.UNCLEAR_SCHEDULES),
     "recompute": Spellings(get_args(Recompute), spellings.RECOMPUTE),
@@ -150,6 +154,8 @@ class Training:
     image: int | tuple[int, ...] | None = None
     classes: int | None = None
     precision: Precision = "fp32"
+    fp8: Fp8 | None = None
+    """How numbers are scaled and cast for products in fp8: None for what the framework does by itself."""
     master_weights: bool = False
     optimizer: str = "sgd"
     channels_last: bool = False
@@ -194,6 +200,8 @@ class Training:
                 "training.samples: missing; training.epochs needs the number of samples in an epoch"
             )
         self._check_interruptions()
+        if self.fp8 is not None and self.precision != "fp8":
+            raise InputError(f"training.fp8: {self.fp8!r} needs precision fp8, not {self.precision}")
         if self.master_weights and self.precision not in ("bf16", "fp16", "fp8"):
             raise InputError(
                 "training.master_weights: true needs precision "
@@ -230,6 +238,12 @@ class Training:
             channels, height, width = self.image
             return channels, height, width
         return 3, self.image, self.image
+
+    @property
+    def fp8_recipe(self) -> Fp8:
+        """That of the job, else the framework's own: Transformer Engine's first for Megatron, torchao's for
+        others."""
+        return self.fp8 or ("delayed" if self.framework == "megatron" else "tensorwise")
 
     @property
     def steps_per_epoch(self) -> int | None:

@@ -74,6 +74,16 @@ PRECISIONS = {
 }
 """``amp`` alone is what torch.autocast takes on CUDA without a dtype; ``16`` what Lightning takes."""
 
+FP8 = {
+    "tensorwise": "tensor per-tensor dynamic",
+    "rowwise": "row per-row axiswise",
+    "rowwise-gw-hp": "rowwise-with-gw-hp",
+    "delayed": "delayed-scaling hybrid",
+    "current": "current-scaling",
+    "blockwise": "block per-block deepseek",
+    "mxfp8": "mx",
+}
+
 UNCLEAR_PRECISIONS = {
     "mixed mixed-precision autocast automatic": "may be either; give amp-bf16 or amp-fp16",
     "int8 8bit 8-bit int4 4bit 4-bit nf4 fp4 nvfp4 mxfp4 mxfp8 qlora": "is not modelled; training runs in "

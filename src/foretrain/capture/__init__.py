@@ -21,7 +21,7 @@ from foretrain.capture.programs import settings as programs
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line, missing
 from foretrain.graph import OpGraph, Weight
 from foretrain.graph.ir import checked
-from foretrain.job import Job, Plan, Training
+from foretrain.job import Fp8, Job, Plan, Training
 from foretrain.progress import tell
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def capture(
     *,
     mode: str = "train",
     precision: str = "fp32",
+    fp8: Fp8 = "tensorwise",
     optimizer: str = "sgd",
     optimizer_settings: Mapping[str, Any] | None = None,
     updated: frozenset[str] | None = None,
@@ -58,12 +59,14 @@ def capture(
     One that ``torch.compile`` was applied to is traced as it was before; ``info["compile"]`` says so.
 
     Without ``loss``, an output with a ``.loss`` uses it and logits get cross-entropy. ``samples`` defaults to
-    the length of the first input. ``optimizer_settings`` are keyword arguments in place of those that the
+    the length of the first input. ``fp8`` says how layers are scaled and cast in that precision.
+    ``optimizer_settings`` are keyword arguments in place of those that the
     optimizer's name stands for; ``updated`` names the parameters that it was given, where these are not all.
     """
     needs_torch("capture")
     import torch
 
+    from foretrain.capture.sources.float8 import into_fp8
     from foretrain.capture.sources.loaded import classifier_loss, parameter_counts
     from foretrain.capture.sources.wrapped import is_compiled, is_lazy, without_compile
     from foretrain.capture.tracing.constants import Constants, tensors_in
@@ -82,8 +85,11 @@ def capture(
 
     def trace(with_values: bool) -> OpGraph:
         constants = Constants(everything=with_values)
+        on_meta = without_compile(_on_meta(module, constants))
+        if precision == "fp8":
+            into_fp8(on_meta, fp8)
         return trace_step(
-            without_compile(_on_meta(module, constants)), arguments, loss or classifier_loss(),
+            on_meta, arguments, loss or classifier_loss(),
             samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
             optimizer_settings=optimizer_settings, updated=updated,
             master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,

@@ -18,6 +18,9 @@ from foretrain.job import Job, Model
 _REVISIONS = {"timm": 3, "torchvision": 4, "transformers": 6, "diffusion": 2, "python": 7, "onnx": 4}
 """Raised when what is traced of a source's models changes, so that older cached graphs are made anew."""
 
+_FP8_REVISION = 1
+"""Raised when what is traced of layers in fp8 changes."""
+
 _LIBRARIES = {
     "timm": ("torch", "timm"),
     "torchvision": ("torch", "torchvision"),
@@ -68,6 +71,7 @@ def graph_key(
         "file": _file_hash(job),
         **({} if split is None else {"split": dict(split)}),
         **({"read": read} if read else {}),
+        **({"fp8": [_FP8_REVISION, training.fp8_recipe]} if training.precision == "fp8" else {}),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
 

@@ -91,6 +91,13 @@ class JobOptions:
             autocompletion=completion.setting("Precision"),
         ),
     ]
+    fp8: Annotated[
+        str | None,
+        typer.Option(
+            help="How numbers are scaled and cast, with --precision fp8: tensorwise, rowwise, delayed, ...",
+            autocompletion=completion.setting("Fp8"),
+        ),
+    ]
     optimizer: Annotated[
         str | None,
         typer.Option(help="sgd, adamw, adam, adafactor, lamb, ...", autocompletion=completion.optimizers),

@@ -10,13 +10,16 @@ from typing import Any
 from foretrain.cluster import Device
 from foretrain.costs import recurrences
 from foretrain.costs.base import Call
-from foretrain.costs.roofline import arithmetic
+from foretrain.costs.roofline import SCALED, arithmetic
 from foretrain.costs.serial import serial_s
 from foretrain.graph import ITEM_BYTES, TensorSpec
+from foretrain.graph.ir import PACKED
 from foretrain.graph.opset import KINDS, Kind, traits
 
 SERIAL = "serial"
 """The family of operators whose work is done in turn (``serial.py``); there are no figures to learn from."""
+SCALED_PRODUCT = "scaled product"
+"""The family of products in fp8 and fp4."""
 KERNEL_FLOOR_S = 2e-6
 """About the shortest time that a kernel takes."""
 
@@ -37,14 +40,18 @@ def describe(call: Call, device: Device, precision: str) -> Described:
     """The family, the roofline time and the figures of one operator on one device."""
     family = family_of(call)
     scene = _Scene(call, device, precision, family)
-    ideal_s, in_turn_s = max(scene.compute_s, scene.memory_s, KERNEL_FLOOR_S), serial_s(call, device)
+    traffic_s = scene.cached_s() if family == SCALED_PRODUCT else scene.memory_s
+    ideal_s, in_turn_s = max(scene.compute_s, traffic_s, KERNEL_FLOOR_S), serial_s(call, device)
     if family == "recurrence":
         ideal_s = max(ideal_s, in_turn_s)
     elif in_turn_s > ideal_s:
         return Described(SERIAL, in_turn_s, [])
     channels_last = any(spec.channels_last for spec in call.inputs[:2])
     _, figures = _FAMILIES[family]
-    return Described(family, ideal_s + scene.conversion_s, [*scene.common(), *figures(scene)], channels_last)
+    common = scene.common()
+    if family in _WITHOUT_BALANCE:
+        common = [one for name, one in zip(_COMMON, common, strict=True) if name not in _BALANCE]
+    return Described(family, ideal_s + scene.conversion_s, [*common, *figures(scene)], channels_last)
 
 
 # Families
@@ -70,6 +77,8 @@ def family_of(call: Call) -> str:
     """The family of operators that share a learned model; what is of no other kind counts as pointwise."""
     of = traits(call.name)
     family = "optimizer" if of.multi_tensor else _FAMILY_OF[of.kind]
+    if call.name == SCALED:
+        return SCALED_PRODUCT
     if family == "convolution" and 1 < call.args.get("groups", 1) == call.inputs[int(of.backward)].shape[1]:
         family = "depthwise"
     return f"{family}_backward" if of.backward and family in _WITH_GRADIENTS else family
@@ -126,6 +135,13 @@ class _Scene:
             for elements in (converted, conv.repacked, conv.added):
                 self.conversion_s += 2 * elements * self.item / self.bandwidth
 
+    def cached_s(self) -> float:
+        """The traffic where operands lie in the L2 cache as far as they fit, as those of published products
+        do, which were timed again and again."""
+        cached = min(self.call.bytes, _L2_SHARE * (self.device.l2_bytes or 0.0))
+        from_l2 = self.sms * (self.device.clock_hz or 0.0) * _L2_BYTES_PER_CLOCK
+        return (self.call.bytes - cached) / self.bandwidth + cached / max(self.bandwidth, from_l2)
+
     def common(self) -> list[float]:
         device, compute_s, memory_s = self.device, max(self.compute_s, 1e-10), max(self.memory_s, 1e-10)
         return [
@@ -156,8 +172,15 @@ class _Scene:
         return [*map(_log, sizes), *(figure for waves, fill in tiled for figure in (_log(waves), fill))]
 
 
-_KINDS = {"fp64": -1.0, "fp32": 0.0, "tf32": 1.0, "bf16": 2.0, "fp16": 2.0, "fp8": 3.0}
+_L2_SHARE, _L2_BYTES_PER_CLOCK = 0.6, 24.0
+"""Of the L2 cache that operands find, and what a multiprocessor reads from it: about 6 TB/s on an H100."""
+_KINDS = {"fp64": -1.0, "fp32": 0.0, "tf32": 1.0, "bf16": 2.0, "fp16": 2.0, "fp8": 3.0, "fp4": 4.0}
 _COMMON = tuple("compute memory balance l2 item kind ridge bandwidth_per_sm sms capability fp16".split())
+_WITHOUT_BALANCE = frozenset({SCALED_PRODUCT})
+"""Families known of four devices: what a device has of bandwidth would only tell which one it is, and an H100
+would be taken for a B200, whose balance is the same."""
+
+_BALANCE = ("ridge", "bandwidth_per_sm")
 _PRODUCT = tuple("m n k batch least depth waves64 fill64 waves128 fill128 waves256 fill256".split())
 
 
@@ -182,6 +205,42 @@ def _products(scene: _Scene) -> list[float]:
 _PRODUCT_COLUMNS = (*_PRODUCT, *"transposed_a transposed_b bias batched align_m align_n align_k".split())
 
 
+def _scaled_products(scene: _Scene) -> list[float]:
+    """_scaled_mm: two matrices in fp8 or fp4, then their scales."""
+    call = scene.call
+    a, b = call.inputs[:2]
+    m, k, n = a.shape[0], b.shape[0] * (2 if b.dtype == PACKED else 1), b.shape[1]
+    cached_s = max(scene.cached_s(), 1e-10)
+    return [
+        *scene.product(m, n, k, 1),
+        _log(cached_s / 1e-6),
+        _log(max(scene.compute_s, 1e-10) / cached_s),
+        *map(_alignment, (m, n, k)),
+        _scaling(call),
+        float(ITEM_BYTES[a.dtype] > 1),
+        float(bool(call.args.get("use_fast_accum"))),
+        float(_LIBRARIES.index(call.args.get("library", "cublas"))),
+    ]
+
+
+def _scaling(call: Call) -> float:
+    """How finely a product is scaled: by tensor, by row, by 128 numbers, by 32 or 16."""
+    a, scale = call.inputs[0], call.inputs[2] if len(call.inputs) > 2 else None
+    if scale is None or scale.numel <= 1:
+        return 1.0
+    if scale.numel <= a.shape[0]:
+        return 2.0
+    return 3.0 if scale.numel * 32 < a.numel else 4.0
+
+
+_LIBRARIES = ("cublas", "cutlass", "deepgemm", "cutedsl")
+"""Whose kernel a scaled product is: in ``args`` where it is not torch's own."""
+_SCALED_COLUMNS = (
+    *_PRODUCT,
+    *"cached cached_balance align_m align_n align_k scaling casts fast library".split(),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Convolution:
     """The sizes of a convolution; ``c`` and ``k`` are the channels of one group."""
@@ -194,11 +253,12 @@ class _Convolution:
     outside: int
     window: int
     stride: int
+    rank: int
+    """Dimensions of an image, a video or a signal."""
+    transposed: bool
     channels_last: bool
     dilated: bool
     gradients: int
-    rank: int
-    """Dimensions of an image, a video or a signal."""
     biased: bool
     """A bias is added in a kernel of its own."""
     repacked: int
@@ -217,6 +277,11 @@ class _Convolution:
     @property
     def plain_product(self) -> bool:
         return self.window == 1 and self.stride == 1
+
+    @property
+    def own_kernels(self) -> bool:
+        """Whether either layout has kernels of its own, on every device."""
+        return self.plain_product or self.groups > 1 or self.rank != 2
 
     @property
     def added(self) -> int:
@@ -267,10 +332,11 @@ def _sizes(call: Call) -> _Convolution:
         outside=max(1, math.prod(outside)),
         window=math.prod(window),
         stride=max(strides),
+        rank=len(window),
+        transposed=bool(args.get("transposed")),
         channels_last=channels_last,
         dilated=max(dilations) > 1,
         gradients=sum(args["output_mask"][:2]) if backward else 0,
-        rank=len(window),
         biased=not backward and isinstance(args.get("bias"), str),
         repacked=sum(spec.numel for spec in operands if not _in_layout(spec, channels_last)),
     )
@@ -289,11 +355,10 @@ def _each(args: Mapping[str, Any], name: str, x: TensorSpec) -> Sequence[int]:
 
 
 def _shape(scene: _Scene, conv: _Convolution) -> list[float]:
-    """Sizes, and how long each operand takes to be moved.
+    """Sizes, layout, and how long each operand takes to be moved.
 
-    Not the layout of dense ones: efficiencies carry over from NCHW to NHWC, the conversions do not. But a 1x1
-    convolution is one product over all samples where the channels lie side by side, else one for each, and
-    groups and videos have kernels of their own in either layout.
+    A 1x1 convolution is one product over all samples where the channels lie side by side, else one for each,
+    and groups and videos have kernels of their own in either layout.
     """
     per_us = scene.bandwidth / scene.item * 1e-6
     return [
@@ -307,18 +372,22 @@ def _shape(scene: _Scene, conv: _Convolution) -> list[float]:
         _log(1 + conv.added / per_us),
         _log(max(scene.compute_s, scene.memory_s) / conv.groups / 1e-6),
         _log(conv.n),
-        float(conv.channels_last and (conv.plain_product or conv.groups > 1 or conv.rank != 2)),
+        float(conv.channels_last and conv.own_kernels),
+        float(conv.channels_last and not conv.own_kernels),
         float(conv.rank),
         _log(conv.k / conv.c),
-        float(bool(scene.call.args.get("transposed"))),
+        float(conv.transposed),
     ]
 
 
 _SHAPE = tuple(
     "input_us output_us weight_us convertible_us channels filters groups inside window stride dilated "
     "align_channels align_filters align_inside repacked_us added_us group_us samples "
-    "last rank widening transposed".split()
+    "last dense_last rank widening transposed".split()
 )
+ONE_DEVICE = frozenset({"dense_last"})
+"""Figures that hold on the device alone that they were measured on: what dense convolutions gain in NHWC is
+another thing on each generation."""
 
 
 def _convolution(scene: _Scene) -> list[float]:
@@ -545,6 +614,7 @@ def _run(spec: TensorSpec) -> int:
 _Figures = Callable[[_Scene], list[float]]
 _FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
     "product": (_PRODUCT_COLUMNS, _products),
+    SCALED_PRODUCT: (_SCALED_COLUMNS, _scaled_products),
     "convolution": ((*_SHAPE, *_PRODUCT), _convolution),
     "depthwise": ((*_SHAPE, *_PRODUCT, "channels_last"), _depthwise),
     "convolution_backward": (_BACKWARD, _convolution_backward),
@@ -562,6 +632,11 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
 }
 FAMILIES = tuple(_FAMILIES)
 COLUMNS: dict[str, tuple[str, ...]] = {
-    name: (*_COMMON, *columns, "name_effect") for name, (columns, _) in _FAMILIES.items()
+    name: (
+        *(one for one in _COMMON if name not in _WITHOUT_BALANCE or one not in _BALANCE),
+        *columns,
+        "name_effect",
+    )
+    for name, (columns, _) in _FAMILIES.items()
 }
 """Names of each family's figures; the last is the effect of the operator's name, which the fit learns."""

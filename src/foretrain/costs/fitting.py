@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.catalog import Catalog, Device
-from foretrain.costs.features import SERIAL, Described, describe
+from foretrain.costs.features import COLUMNS, ONE_DEVICE, SCALED_PRODUCT, SERIAL, Described, describe
 from foretrain.costs.kernels import kernel_kind
 from foretrain.costs.learned import GENERAL, LearnedCosts, Lookup, OperatorModel
 from foretrain.costs.measured import MeasuredOperator
@@ -31,7 +31,15 @@ _EVENT_TIMED = frozenset(
 _SETTINGS = {"num_leaves": 31, "feature_fraction": 0.7, "bagging_fraction": 0.8, "bagging_freq": 1}
 _FOR_ALL = {**_SETTINGS, "trees": 220, "learning_rate": 0.07, "max_depth": 9, "min_data_in_leaf": 20}
 _FOR_ONE = {**_SETTINGS, "trees": 400, "learning_rate": 0.045, "max_depth": 12, "min_data_in_leaf": 4}
-"""How trees are grown for all devices together, coarsely so that they carry over, and for one device."""
+_FOR_CHOICES = {
+    **_FOR_ONE, "trees": 600, "learning_rate": 0.03, "num_leaves": 63, "min_data_in_leaf": 8,
+    "feature_fraction": 0.5,
+}  # fmt: skip
+_CHOSEN = ("convolution", "convolution_backward", "depthwise", "depthwise_backward")
+"""How trees are grown for all devices together, coarsely so that they carry over, and for one device; finer
+for the families whose kernels a library chooses among by shape."""
+_OF_RANDOM_LAYERS = 0.3
+"""What an operator of layers of random shapes counts beside one of a model: steps are made of the latter."""
 _SLOWER = (0.5, 0.25)
 """Shares of the bandwidth of the virtual devices that stand beside a measured one."""
 _SHARPNESS = 4.0
@@ -65,9 +73,10 @@ def fit_costs(
             continue
         described = describe(one, device, one.precision)
         samples.setdefault(described.family, []).append(_Sample(one, described, one.device_s))
-        if one.key:
+        if one.key or described.family == SCALED_PRODUCT:
             for slower in _slower_memory(one, device):
                 samples.setdefault(slower.described.family, []).append(slower)
+        if one.key:
             keys.setdefault(device.name, {})[int(one.key[:16], 16)] = (one.device_s, one.kernels or 1)
     counts: dict[str, int] = {}
     for sample in (sample for group in samples.values() for sample in group):
@@ -75,11 +84,16 @@ def fit_costs(
     models: dict[str, dict[str, OperatorModel]] = {GENERAL: {}}
     for family, group in sorted(samples.items()):
         tell(f"{family}: {sum(not sample.virtual for sample in group):,} operators")
-        models[GENERAL][family] = _fit(family, group, _FOR_ALL)
+        models[GENERAL][family] = _fit(family, group, _FOR_ALL, ONE_DEVICE)
         for name in sorted(name for name, count in counts.items() if count >= _OWN and name in keys):
-            own = [sample for sample in group if sample.operator.device == name and not sample.virtual]
+            own = [
+                sample
+                for sample in group
+                if sample.operator.device == name and sample.operator.key and not sample.virtual
+            ]
             if len(own) >= _LEAST or (own and family == SERIAL):
-                models.setdefault(name, {})[family] = _fit(family, own, _FOR_ONE)
+                growth = _FOR_CHOICES if family in _CHOSEN else _FOR_ONE
+                models.setdefault(name, {})[family] = _fit(family, own, growth)
     lookups = {device: _lookup(table) for device, table in sorted(keys.items())}
     return LearnedCosts(
         models,
@@ -102,11 +116,18 @@ def _slower_memory(one: MeasuredOperator, device: Device) -> Iterator[_Sample]:
         yield _Sample(one, described, seconds, virtual=True)
 
 
-def _fit(family: str, samples: Sequence[_Sample], growth: Mapping[str, Any]) -> OperatorModel:
+def _fit(
+    family: str,
+    samples: Sequence[_Sample],
+    growth: Mapping[str, Any],
+    ignored: frozenset[str] = frozenset(),
+) -> OperatorModel:
+    """A model of one family; trees never ask for the figures that are ignored."""
     seconds = np.array([sample.seconds for sample in samples])
     targets = np.log(seconds / np.array([sample.described.ideal_s for sample in samples]))
     names = np.array([sample.operator.name for sample in samples])
-    weights = _weights(seconds, [f"{sample.operator.device}{'*' * sample.virtual}" for sample in samples])
+    weights = np.array([_OF_RANDOM_LAYERS if sample.operator.of_random_layers else 1.0 for sample in samples])
+    weights *= _weights(seconds, [f"{sample.operator.device}{'*' * sample.virtual}" for sample in samples])
     if family == SERIAL:
         return OperatorModel(None, _effects(names, targets, weights, prior=0.0, strength=3), 0.0)
     effects = _effects(names, targets, weights, prior=float(np.average(targets, weights=weights)), strength=5)
@@ -116,6 +137,7 @@ def _fit(family: str, samples: Sequence[_Sample], growth: Mapping[str, Any]) -> 
     rows = np.array(
         [[*sample.described.figures, effects[name]] for sample, name in zip(samples, names, strict=True)]
     )
+    rows[:, [name in ignored for name in COLUMNS[family]]] = 0.0
     return OperatorModel(grow(rows, targets, weights, **growth), effects, default)
 
 

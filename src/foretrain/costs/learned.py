@@ -16,7 +16,7 @@ import numpy.typing as npt
 from foretrain.cluster import Device
 from foretrain.costs.base import Column
 from foretrain.costs.cpu import cpu_time_s
-from foretrain.costs.features import COLUMNS, SERIAL, Described, describe
+from foretrain.costs.features import COLUMNS, SCALED_PRODUCT, SERIAL, Described, describe
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.kernels import kernel_count, kernel_kind
 from foretrain.costs.measured import matmul_precision, operator_key
@@ -34,7 +34,8 @@ _BOUNDS = (-1.2, 6.0)
 """Of the logarithm of time over roofline: Winograd beats it twice, tiny launches miss it by hundreds."""
 
 _GROUPS: dict[str, str] = {
-    "product": "products", "attention": "products", "attention_backward": "products",
+    "product": "products", SCALED_PRODUCT: "products",
+    "attention": "products", "attention_backward": "products",
     "convolution": "convolutions", "convolution_backward": "convolutions",
     "depthwise": "depthwise", "depthwise_backward": "depthwise",
     "norm": "norms", "norm_backward": "norms",

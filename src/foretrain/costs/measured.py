@@ -16,6 +16,8 @@ from foretrain.graph.flops import flops
 
 ANY = "*"
 """Stands for operators that were drawn from models of any family."""
+RANDOM_LAYERS = "random-layers"
+"""The family of operators of layers whose shapes were drawn, of no model."""
 
 _JSON_COLUMNS = ("inputs", "args", "kernel_names")
 _COLUMNS = (
@@ -57,6 +59,10 @@ class MeasuredOperator:
         return not held_out or (
             ANY not in self.families and not (self.families and self.families <= held_out)
         )
+
+    @property
+    def of_random_layers(self) -> bool:
+        return RANDOM_LAYERS in self.families
 
     @classmethod
     def of(

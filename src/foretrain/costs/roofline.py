@@ -49,16 +49,19 @@ class Computes(Protocol):
 
 def arithmetic(operator: Computes, precision: str) -> str:
     """The format of an operator's numbers: fp32 becomes TF32 in cuDNN always, in products on request."""
-    dtype = _SHORT.get(operator.inputs[0].dtype, "fp32") if operator.inputs else "fp32"
-    kind = traits(operator.name).kind
+    inputs, kind = operator.inputs, traits(operator.name).kind
+    dtype = _SHORT.get(inputs[operator.name == SCALED].dtype, "fp32") if inputs else "fp32"
     if dtype == "fp32" and (kind in _BY_CUDNN or (precision == "tf32" and kind in PRODUCTS)):
         return "tf32"
     return "fp8" if precision == "fp8" and kind in _IN_FP8 else dtype
 
 
+SCALED = "_scaled_mm"
+"""The product of matrices in fp8 or fp4 with their scales. Its second operand tells the format: the first is
+in bf16 where the kernel that casts it is timed with it."""
 _BY_CUDNN = ("convolution", "recurrence")
-_IN_FP8 = ("product", "grouped product")
-"""Of the matrix products: those between activations, in attention, stay in the format of their inputs."""
+_IN_FP8 = ("grouped product",)
+"""Experts are traced in bf16; other products of a step in fp8 have inputs in fp8."""
 _SHORT = {
     "float64": "fp64",
     "float32": "fp32",
@@ -66,4 +69,5 @@ _SHORT = {
     "float16": "fp16",
     "float8_e4m3fn": "fp8",
     "float8_e5m2": "fp8",
+    "float4_e2m1fn_x2": "fp4",
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foretrain.graph import TensorSpec
+from foretrain.graph.ir import PACKED
 
 Shape = Sequence[int]
 Formula = Callable[[Mapping[str, Any], Sequence[Shape], Sequence[Shape]], int]
@@ -22,7 +23,10 @@ def flops(
 ) -> int:
     """FLOPs of one call; 0 for operators without a formula (their cost is memory traffic)."""
     formula = FORMULAS.get(name)
-    return formula(args, [spec.shape for spec in inputs], [spec.shape for spec in outputs]) if formula else 0
+    if formula is None:
+        return 0
+    packed = 2 if len(inputs) > 1 and inputs[1].dtype == PACKED else 1
+    return packed * formula(args, [spec.shape for spec in inputs], [spec.shape for spec in outputs])
 
 
 def register(*names: str) -> Callable[[Formula], Formula]:
@@ -35,7 +39,7 @@ def register(*names: str) -> Callable[[Formula], Formula]:
     return decorate
 
 
-@register("mm")
+@register("mm", "_scaled_mm")
 def mm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
     (m, k), (_, n) = inputs[:2]
     return 2 * m * n * k

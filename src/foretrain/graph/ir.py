@@ -30,10 +30,13 @@ FORMAT = "foretrain-graph/1"
 
 ITEM_BYTES: dict[str, int] = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "complex64": 8, "complex128": 16,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1, "float4_e2m1fn_x2": 1,
+    "complex64": 8, "complex128": 16,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
     "uint16": 2, "uint32": 4, "uint64": 8,
 }  # fmt: skip
+PACKED = "float4_e2m1fn_x2"
+"""Two numbers in a byte: shapes count the bytes."""
 
 
 @dataclass(frozen=True, slots=True)

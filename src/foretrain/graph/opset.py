@@ -105,7 +105,7 @@ def waits(name: str) -> bool:
 # The table
 
 _NAMES: dict[Kind, str] = {
-    "product": "mm addmm",
+    "product": "mm addmm _scaled_mm",
     "batched product": "bmm baddbmm",
     "grouped product": "_grouped_mm",
     "vector product": "mv addmv dot vdot addr ger",
@@ -130,7 +130,7 @@ _NAMES: dict[Kind, str] = {
     "sum": "sum mean var var_mean std std_mean nansum",
     "reduction": """
         amax amin max min aminmax all any prod argmax argmin logsumexp median nanmedian mode count_nonzero
-        trace
+        trace te.amax
         """,
     "scan": "cumsum cumprod logcumsumexp cummax cummin",
     "sort": "sort argsort topk kthvalue msort torchvision.nms",
@@ -149,6 +149,7 @@ _NAMES: dict[Kind, str] = {
         clone copy _to_copy cat stack constant_pad_nd repeat roll flip tril triu diag_embed slice_backward
         select_backward diagonal_backward split_backward slice_scatter select_scatter diagonal_scatter
         as_strided_scatter pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
+        te.cast_transpose
         """,
     "window": """
         im2col col2im unfold_backward reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d

@@ -12,7 +12,7 @@ from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Los
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.tracing.optimizers import optimizer_of
 from foretrain.errors import InputError
-from foretrain.job import Training, Workload
+from foretrain.job import TORCHAO, Training, Workload
 
 
 class RealModel(NamedTuple):
@@ -38,9 +38,10 @@ def real_model(workload: Workload, batch: int, device: str | torch.device) -> Re
     if workload.model.source == "graph":
         what = f"{workload.model.label} is a captured graph, which cannot be run"
         raise InputError(f"model.source: {what}; name the model itself")
-    if training.precision == "fp8":
-        others = "fp32, tf32, amp-bf16, amp-fp16, bf16 and fp16"
-        raise InputError(f"training.precision: 'fp8' cannot be measured; {others} can")
+    if training.precision == "fp8" and training.fp8_recipe not in TORCHAO:
+        others = ", ".join(TORCHAO)
+        whose = f"training.fp8: {training.fp8_recipe!r} is Transformer Engine's and cannot be measured"
+        raise InputError(f"{whose}; {others} can")
     loaded = load_model(workload, batch, str(device))
     assert loaded.loss is not None
     module = loaded.module.train(training.mode == "train")

@@ -1,12 +1,13 @@
 """Reads operator times that others have published as calls of torch's own operators.
 
-ETS (T4, RTX 2080 Ti) and NeuSight (P4 to A100, AMD). The files are not part of the project; a folder holds
-``ets_t4.csv.gz``, ``ets_2080ti.csv.gz`` and ``neusight_fp32.csv.gz``.
+ETS (T4, RTX 2080 Ti), NeuSight (P4 to A100, AMD) and aiconfigurator (A100 to GB200: matrix products in bf16,
+fp8 and nvfp4, causal attention). The files are not part of the project; a folder holds some of ``_READERS``.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import gzip
 import hashlib
 import json
@@ -18,11 +19,12 @@ from typing import Any
 from foretrain.costs.measured import MeasuredOperator
 from foretrain.errors import InputError
 from foretrain.graph import TensorSpec
+from foretrain.graph.ir import PACKED
 
-_ETS = {"ets_t4.csv.gz": "t4", "ets_2080ti.csv.gz": "rtx-2080-ti"}
-_NEUSIGHT = "neusight_fp32.csv.gz"
 _MOST = 3000
 """Rows that are kept of one operator, phase, dtype and device; beyond, a hash of the shape chooses."""
+_MOST_OF_GRID = 1000
+"""The same where shapes are a grid: of one dtype, device and framework."""
 
 Specs = tuple[TensorSpec, ...]
 Made = tuple[str, Specs, Specs, dict[str, Any]]
@@ -31,15 +33,17 @@ Made = tuple[str, Specs, Specs, dict[str, Any]]
 
 def read_published(folder: Path) -> Iterator[MeasuredOperator]:
     """The operators of every known file in the folder, without shapes that torch's cannot express."""
-    files = [folder / name for name in (*_ETS, _NEUSIGHT) if (folder / name).exists()]
-    if not files:
-        raise InputError(f"data: {folder} has none of {', '.join((*_ETS, _NEUSIGHT))}")
-    for path in files:
-        yield from _read_neusight(path) if path.name == _NEUSIGHT else _read_ets(path, _ETS[path.name])
+    readers = {folder / name: read for name, read in _READERS.items() if (folder / name).exists()}
+    if not readers:
+        raise InputError(f"data: {folder} has none of {', '.join(_READERS)}")
+    for path, read in readers.items():
+        yield from read(path)
 
 
-def _rows(path: Path, group: Callable[[Mapping[str, str]], object]) -> Iterator[dict[str, str]]:
-    """Of each group at most ``_MOST`` rows, chosen by a hash of the row, so always the same."""
+def _rows(
+    path: Path, group: Callable[[Mapping[str, str]], object], most: int = _MOST
+) -> Iterator[dict[str, str]]:
+    """Of each group about so many rows, chosen by a hash of the row, so always the same."""
     with gzip.open(path, "rt", newline="") as file:
         rows = list(csv.DictReader(file))
     sizes: dict[object, int] = {}
@@ -47,7 +51,7 @@ def _rows(path: Path, group: Callable[[Mapping[str, str]], object]) -> Iterator[
         sizes[group(row)] = sizes.get(group(row), 0) + 1
     for row in rows:
         chance = int(hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:8], 16) / 2**32
-        if chance * sizes[group(row)] < _MOST:
+        if chance * sizes[group(row)] < most:
             yield row
 
 
@@ -251,6 +255,81 @@ def _neusight_call(row: Mapping[str, str]) -> Made | None:
         (x,),
         {},
     )
+
+
+# aiconfigurator
+
+
+def _read_products(path: Path) -> Iterator[MeasuredOperator]:
+    """Linear layers. Frameworks take turns: kernels differ, and two boards of one kind."""
+    for row in _rows(path, lambda row: (row["device"], row["dtype"], row["framework"]), _MOST_OF_GRID):
+        made = product_call(row)
+        if made is not None:
+            yield MeasuredOperator.of(*made, row["device"], float(row["latency_s"]))
+
+
+def product_call(row: Mapping[str, str]) -> Made | None:
+    """A linear layer without bias; its weight is stored as (outputs, inputs).
+
+    Times of vLLM's fp8 layers hold the cast of the input, row by row: beside SGLang's, where both have a
+    shape, they grow by 3 us and the traffic of the cast. Its layers with blockwise scales take no less than
+    80 us on Hopper and 160 to 280 us on Blackwell, which is the host's time; they are left out.
+    """
+    m, n, k = (int(row[name]) for name in "mnk")
+    kernel, by_vllm = row["kernel"].lower(), row["framework"] == "vllm"
+    out = (_spec([m, n], "bfloat16"),)
+
+    def weight(rows: int, dtype: str) -> TensorSpec:
+        return TensorSpec((rows, n), dtype, (1, rows))
+
+    if row["dtype"] == "bfloat16":
+        return "mm", (_spec([m, k], "bfloat16"), weight(k, "bfloat16")), out, {}
+    if row["dtype"] == "nvfp4":
+        a, b = _spec([m, k // 2], PACKED), weight(k // 2, PACKED)
+        scales = [_spec([rows, k // 16], "float8_e4m3fn") for rows in (m, n)]
+        library = "cutedsl" if "cutedsl" in kernel else "cutlass"
+    elif row["dtype"] == "fp8":
+        a, b = _spec([m, k], "bfloat16" if by_vllm else _FP8), weight(k, _FP8)
+        scales, library = [_spec([m, 1], "float32"), _spec([1, n], "float32")], "cutlass"
+    elif row["dtype"] == "fp8_block" and not by_vllm:
+        a, b, library = _spec([m, k], _FP8), weight(k, _FP8), "deepgemm"
+        blocks = math.ceil(k / 128)
+        scales = [_spec([m, blocks], "float32"), _spec([blocks, math.ceil(n / 128)], "float32")]
+    else:
+        return None
+    return "_scaled_mm", (a, b, *scales), out, {"library": library, "use_fast_accum": True}
+
+
+def _read_attention(path: Path) -> Iterator[MeasuredOperator]:
+    """Causal attention over whole sequences, long and with few heads of keys alone: the times hold what a
+    server does around it (tens of microseconds, and writing keys and values to its cache), which is twice
+    the kernel's on short ones. FlashAttention 3 and 4 and TensorRT-LLM's kernels on Hopper and Blackwell
+    stand for cuDNN's, which torch calls there."""
+    for row in _rows(path, lambda row: (row["device"], row["kernel"])):
+        b, s, heads, shared, d = (
+            int(row[name]) for name in ("batch", "sequence", "heads", "kv_heads", "head_dim")
+        )
+        if float(row["latency_s"]) < _ATTENTION_S or heads < _SHARED_BY * shared:
+            continue
+        query, key = (
+            TensorSpec((b, h, s, d), row["dtype"], (s * h * d, d, h * d, 1)) for h in (heads, shared)
+        )
+        library = "flash" if row["kernel"] == "vllm_flash_attn" else "cudnn"
+        name = f"_scaled_dot_product_{library}_attention"
+        made = name, (query, key, key), (query,), {"is_causal": True}
+        yield MeasuredOperator.of(*made, row["device"], float(row["latency_s"]))
+
+
+_FP8 = "float8_e4m3fn"
+_ATTENTION_S, _SHARED_BY = 5e-4, 4
+"""Seconds, and heads of queries for each of keys, from which on a server's attention is the kernel's."""
+_READERS: dict[str, Callable[[Path], Iterator[MeasuredOperator]]] = {
+    "ets_t4.csv.gz": functools.partial(_read_ets, device="t4"),
+    "ets_2080ti.csv.gz": functools.partial(_read_ets, device="rtx-2080-ti"),
+    "neusight_fp32.csv.gz": _read_neusight,
+    "aic_gemm.csv.gz": _read_products,
+    "aic_attention.csv.gz": _read_attention,
+}
 
 
 def _spec(shape: Any, dtype: str) -> TensorSpec:

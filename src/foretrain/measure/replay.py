@@ -79,7 +79,9 @@ def _tensor(spec: TensorSpec, device: str, limit: int) -> torch.Tensor:
 
 def _fill(tensor: torch.Tensor, limit: int) -> torch.Tensor:
     if tensor.is_floating_point() or tensor.is_complex():
-        return tensor.normal_() if tensor.element_size() > 1 else tensor
+        if tensor.element_size() > 1:
+            return tensor.normal_()
+        return tensor.copy_(torch.randn(tensor.shape, dtype=torch.bfloat16, device=tensor.device))
     return tensor.random_(0, 2 if tensor.dtype == torch.bool else max(limit, 1))
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretrain.costs.roofline import arithmetic
+from foretrain.costs.roofline import SCALED, arithmetic
 from foretrain.duration import duration, start_up
 from foretrain.forecast import IDLE_POWER, Estimate, Factors, Forecast, RankMemory, fullest_of, whole_training
-from foretrain.graph import PHASES
-from foretrain.job import Job
+from foretrain.graph import PHASES, OpGraph
+from foretrain.graph.opset import is_product
+from foretrain.job import TORCHAO, Job, Training
 from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage
 from foretrain.step.partition import virtual_stages
@@ -161,7 +162,7 @@ def _assumptions(step: Step) -> Iterator[str]:
             " what the compiler does beyond that is not"
         )
     if training.precision == "fp8":
-        yield "fp8 is traced as bf16; matrix products are costed at the fp8 rate"
+        yield _fp8_words(training, graph)
     if training.precision == "amp-fp16" and "training" not in graph.info:
         yield "no gradient scaler"
     wanted = training.precision.removeprefix("amp-")
@@ -179,6 +180,18 @@ def _assumptions(step: Step) -> Iterator[str]:
         versions = graph.info["versions"].items()
         yield "traced with " + ", ".join(f"{name} {version}" for name, version in versions)
     yield from _plan_assumptions(job, step)
+
+
+def _fp8_words(training: Training, graph: OpGraph) -> str:
+    """Whose casts a step in fp8 has, and what of its products stays in bf16."""
+    recipe = training.fp8_recipe
+    whose = "torchao's" if recipe in TORCHAO else "Transformer Engine's"
+    products = [op.operator for op in graph.ops if is_product(op.operator.name)]
+    in_fp8 = sum(one.flops for one in products if one.name == SCALED)
+    share = in_fp8 / (sum(one.flops for one in products) or 1)
+    grouped = any(one.name == "_grouped_mm" for one in products)
+    experts = "; experts are costed at the fp8 rate, without casts" if grouped else ""
+    return f"fp8 by {whose} {recipe} scaling in {share:.0%} of the products' work{experts}"
 
 
 def _servers(step: Step) -> str:

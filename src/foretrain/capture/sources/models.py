@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from foretrain.capture.sources.diffusion import load_diffusion
+from foretrain.capture.sources.float8 import into_fp8
 from foretrain.capture.sources.inputs import check_classes, check_inputs
 from foretrain.capture.sources.loaded import LoadedModel, building, classifier_loss
 from foretrain.capture.sources.transformers.loading import load_transformers
@@ -31,7 +32,10 @@ def load_model(workload: Workload, batch: int, device: str = "meta") -> LoadedMo
     library, label = workload.model.source, workload.model.label
     first = library in _LIBRARIES and library not in sys.modules
     tell(f"importing {library}, building {label}" if first else f"building {label}")
-    return _SOURCES[workload.model.source](workload, batch, device)
+    loaded = _SOURCES[workload.model.source](workload, batch, device)
+    if workload.training.precision == "fp8":
+        into_fp8(loaded.module, workload.training.fp8_recipe)
+    return loaded
 
 
 # Language and other models of transformers

@@ -128,6 +128,14 @@ def _grouped_mm(
     return a.new_empty((a.shape[-2], b.shape[-1]))
 
 
+def _scaled_mm(
+    a: torch.Tensor, b: torch.Tensor, *_rest: Any, out_dtype: torch.dtype | None = None, **_more: Any
+) -> torch.Tensor:
+    """In fp8 with scales of any kind; the meta kernel knows some."""
+    out_dtype = out_dtype or next((one for one in _rest if isinstance(one, torch.dtype)), a.dtype)
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+
+
 def _ctc_loss(
     log_probs: torch.Tensor, targets: torch.Tensor, _inputs: Any, lengths: Any, *_rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,6 +160,7 @@ def _masked_fill(x: torch.Tensor, mask: torch.Tensor, _value: torch.Tensor) -> t
 
 CUDA_OUTPUTS: Mapping[Any, Callable[..., Any]] = {
     **({aten._grouped_mm.default: _grouped_mm} if hasattr(aten, "_grouped_mm") else {}),
+    aten._scaled_mm.default: _scaled_mm,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.native_layer_norm.default: _layer_norm,

@@ -35,7 +35,7 @@ from foretrain.tracebacks import place, raised_at
 
 _TOLD_EVERY = 32
 """Operators between two reports of how far a trace is."""
-DTYPES = {getattr(torch, name): name for name in ITEM_BYTES}
+DTYPES = {getattr(torch, name): name for name in ITEM_BYTES if hasattr(torch, name)}
 
 
 class Recorder(TorchDispatchMode):
