@@ -33,6 +33,8 @@ _BICUBIC_S = {False: 0.5e-6, True: 2.3e-6}
 """As ``_PLANE_S``, of bicubic upsampling and its gradient, which is added up."""
 _HALF_ADDED = 8.0
 """How much longer numbers of two bytes take to be added up, by comparing and swapping."""
+_LABELLED_S = {False: 0.6e-6, True: 1.3e-6}
+"""Of each time step of a CTC loss and its gradient, which goes over them once more."""
 _POOLED_S = {"adaptive_max_pool2d": 0.12e-6, "_adaptive_avg_pool2d": 2e-6}
 """Of each element of a region, which one thread goes over; of averages in channels-last layout alone."""
 
@@ -58,6 +60,8 @@ def serial_s(call: Call, device: Device) -> float:
             math.ceil(side / max(1, kept))
             for side, kept in zip(call.inputs[0].shape[2:], call.args.get("output_size") or (), strict=False)
         )
+    if name.startswith("_ctc_loss"):
+        return _LABELLED_S[of.backward] * call.inputs[int(of.backward)].shape[0]
     if of.kind == "recurrence":
         cell_s, layer_s, share = _RECURRENT[of.backward, recurrences.is_persistent(call)]
         computing_s = call.flops / (share * device.peak_flops("fp32"))
