@@ -1,7 +1,7 @@
 """Times operators that leave most of the device idle, as one step of their work must wait for another.
 
-The constants are latencies of dependent loads and of small kernels, read off ``data/ops_h200.parquet``; they
-differ little between devices.
+The constants are latencies of dependent loads and of small kernels, read off ``data/ops_h200.parquet`` and
+``data/ops_h200_layers.parquet``; they differ little between devices.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _LABELLED_S = {False: 0.6e-6, True: 1.3e-6}
 _POOLED_S = {"adaptive_max_pool2d": 0.12e-6, "_adaptive_avg_pool2d": 2e-6}
 """Of each element of a region, which one thread goes over; of averages in channels-last layout alone."""
 
-_SUPPRESSED_BOX_S = 0.2e-6
-"""Of each box of a non-maximum suppression, which waits for those that score better: as ``_EQUAL_INDEX_S``, a
-dependent load; not measured."""
+_SUPPRESSION_S = 24e-6
+"""Of a non-maximum suppression: sorting the boxes, and a few small kernels."""
+_SUPPRESSED_BOX_S = 0.35e-6
+"""Of each of its boxes, which waits for those that score better."""
 
 
 def serial_s(call: Call, device: Device) -> float:
@@ -51,7 +52,7 @@ def serial_s(call: Call, device: Device) -> float:
     if name == "index_put" and call.args.get("accumulate"):
         return _scatter_s(call)
     if name == "torchvision.nms":
-        return _SUPPRESSED_BOX_S * call.inputs[0].shape[0]
+        return _SUPPRESSION_S + _SUPPRESSED_BOX_S * call.inputs[0].shape[0]
     if name.removesuffix("_backward") == "upsample_bicubic2d":
         half = _HALF_ADDED if of.backward and call.inputs[0].dtype != "float32" else 1.0
         return _BICUBIC_S[of.backward] * half * math.prod(call.inputs[0].shape[:2])
