@@ -55,7 +55,8 @@ def serial_s(call: Call, device: Device) -> float:
         return _SUPPRESSION_S + _SUPPRESSED_BOX_S * call.inputs[0].shape[0]
     if name.removesuffix("_backward") == "upsample_bicubic2d":
         half = _HALF_ADDED if of.backward and call.inputs[0].dtype != "float32" else 1.0
-        return _BICUBIC_S[of.backward] * half * math.prod(call.inputs[0].shape[:2])
+        samples, channels = call.inputs[0].shape[:2]
+        return float(_BICUBIC_S[of.backward] * half * samples * channels)
     if name in _POOLED_S and (name == "adaptive_max_pool2d" or call.inputs[0].channels_last):
         return _POOLED_S[name] * math.prod(
             math.ceil(side / max(1, kept))
