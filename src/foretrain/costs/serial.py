@@ -58,10 +58,9 @@ def serial_s(call: Call, device: Device) -> float:
         samples, channels = call.inputs[0].shape[:2]
         return float(_BICUBIC_S[of.backward] * half * samples * channels)
     if name in _POOLED_S and (name == "adaptive_max_pool2d" or call.inputs[0].channels_last):
-        return _POOLED_S[name] * math.prod(
-            math.ceil(side / max(1, kept))
-            for side, kept in zip(call.inputs[0].shape[2:], call.args.get("output_size") or (), strict=False)
-        )
+        sides, kept = call.inputs[0].shape[2:], call.args.get("output_size") or ()
+        region = math.prod(math.ceil(side / max(1, left)) for side, left in zip(sides, kept, strict=False))
+        return _POOLED_S[name] * float(region)
     if name.startswith("_ctc_loss"):
         return _LABELLED_S[of.backward] * call.inputs[int(of.backward)].shape[0]
     if of.kind == "recurrence":
