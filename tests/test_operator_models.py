@@ -453,6 +453,9 @@ def test_what_is_done_in_turn_has_a_time_whatever_the_device() -> None:
     assert describe(up[1], H200, "fp32").ideal_s > 4 * describe(up[0], H200, "fp32").ideal_s
     pooled = call("adaptive_max_pool2d", spec(8, 64, 112, 112), output_size=[1, 1])
     assert describe(pooled, H200, "fp32").ideal_s > 1e-3
+    labelled = [call("_ctc_loss", spec(times, 4, 32), spec(4, 10, dtype="int64")) for times in (100, 1000)]
+    short, long = (describe(one, H200, "fp32").ideal_s for one in labelled)
+    assert long == pytest.approx(10 * short)
 
 
 def test_equal_indices_are_those_that_share_a_row() -> None:
