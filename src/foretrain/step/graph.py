@@ -12,6 +12,7 @@ from foretrain.errors import ForetrainError
 from foretrain.graph import OpGraph
 from foretrain.graph.attention import with_flash_attention, with_fused_softmax
 from foretrain.graph.fusion import Fusion, fuse
+from foretrain.graph.repeats import without_repeats
 from foretrain.job import Job
 from foretrain.step.frameworks import as_framework_runs_it, profile
 
@@ -25,6 +26,8 @@ def step_graph(job: Job) -> OpGraph:
         graph = with_flash_attention(graph, causal=job.workload.model.task == "causal-lm")
     elif habits.fuses_softmax:
         graph = with_fused_softmax(graph)
+    if run.workload.training.compile and run.workload.training.precision == "fp8":
+        graph = _without_repeats(graph)
     return graph if habits.fusion == Fusion() else _fused(graph, habits.fusion, several)
 
 
@@ -46,6 +49,9 @@ def possible_step_graph(job: Job) -> OpGraph | None:
     with contextlib.suppress(ForetrainError):
         return step_graph(job)
     return None
+
+
+_without_repeats = functools.lru_cache(maxsize=16)(without_repeats)
 
 
 @functools.lru_cache(maxsize=64)
