@@ -18,7 +18,7 @@ from foretrain.job import Job, Model
 _REVISIONS = {"timm": 3, "torchvision": 4, "transformers": 6, "diffusion": 2, "python": 7, "onnx": 4}
 """Raised when what is traced of a source's models changes, so that older cached graphs are made anew."""
 
-_FP8_REVISION = 1
+_FP8_REVISION = 2
 """Raised when what is traced of layers in fp8 changes."""
 
 _LIBRARIES = {

@@ -34,6 +34,30 @@ def without_repeats(graph: OpGraph) -> OpGraph:
     return _rebuilt(graph, same, dead)
 
 
+def with_kept_casts(graph: OpGraph) -> OpGraph:
+    """A later one of several micro-batches, where Transformer Engine has the weights in fp8 from the first:
+    they are there before the step, and stay."""
+    dead = {
+        i
+        for i, op in enumerate(graph.ops)
+        if op.operator.name.startswith("te.")
+        and all(graph.buffers[buffer].category == "weights" for buffer in op.reads)
+    }
+    kept = {buffer for i in dead for buffer in graph.ops[i].writes}
+    if not dead:
+        return graph
+    rebuilt = _rebuilt(graph, {}, dead)
+    return dataclasses.replace(
+        rebuilt,
+        buffers=tuple(
+            Buffer(graph.buffers[number].size_bytes, "weights", -1, len(rebuilt.ops))
+            if number in kept
+            else one
+            for number, one in enumerate(rebuilt.buffers)
+        ),
+    )
+
+
 def _is_pure(graph: OpGraph, i: int) -> bool:
     """Whether a call does nothing but make new tensors from others, which the step alone sees."""
     op = graph.ops[i]
@@ -65,21 +89,24 @@ def _equal_results(graph: OpGraph) -> dict[int, int]:
     counted = len(graph.buffers)
     same: dict[int, int] = {}
     for i, op in enumerate(graph.ops):
-        if not (_is_pure(graph, i) and len(op.writes) == 1 and _whole(graph, op)):
+        if not (_is_pure(graph, i) and _whole(graph, op)):
             for buffer in op.writes:
                 values[buffer] = counted = counted + 1
             continue
         key = (id(op.operator), *(values.get(buffer, buffer) for buffer in op.reads))
-        (written,) = op.writes
         earlier, value = first.get(key, (i, -1))
-        holder = graph.ops[earlier].writes[0]
-        if earlier == i or values[holder] != value:
-            values[written] = counted = counted + 1
-            first[key] = i, counted
+        holders = graph.ops[earlier].writes
+        if earlier == i or [values[holder] for holder in holders] != list(range(value, value + len(holders))):
+            first[key] = i, counted + 1
+            for buffer in op.writes:
+                values[buffer] = counted = counted + 1
             continue
-        values[written] = value
+        values.update(zip(op.writes, range(value, value + len(holders)), strict=True))
         if graph.ops[earlier].phase == op.phase or op.operator.bytes_written <= _SMALL_BYTES:
-            same[written] = same.get(holder, holder)
+            same.update(
+                (written, same.get(holder, holder))
+                for written, holder in zip(op.writes, holders, strict=True)
+            )
     return same
 
 
