@@ -138,3 +138,34 @@ def test_frameworks_have_their_own_way() -> None:
     assert Training(global_batch=1, precision="fp8", fp8="blockwise").fp8_recipe == "blockwise"
     with pytest.raises(InputError, match=r"training\.fp8: 'rowwise' needs precision fp8, not bf16"):
         Training(global_batch=1, precision="bf16", fp8="rowwise")
+
+
+def test_gpt2_s_layers_are_in_fp8_with_transformer_engine_alone() -> None:
+    """Their weights are transposed: gradients come as the weights lie."""
+    from transformers.pytorch_utils import Conv1D
+
+    with torch.device("meta"):
+        holder = nn.Sequential(Conv1D(96, 64))
+        x = torch.empty(32, 64)
+    assert into_fp8(copy.deepcopy(holder), "rowwise") == 0
+    graph = capture(holder, x, lambda y: (y * y).sum(), precision="fp8", fp8="delayed")
+    forward, backward = (op.operator for op in graph.ops if op.operator.name == "_scaled_mm")
+    assert forward.outputs[0].shape == (32, 96)
+    assert backward.outputs[0].shape == (64, 96)
+    assert not calls(graph)["clone"]
+
+
+def test_micro_batches_share_the_casts_of_weights_and_layers_those_of_an_input() -> None:
+    from foretrain.graph.repeats import with_kept_casts
+
+    x = torch.empty(128, 64, device="meta")
+    graph = capture(
+        Layers().to("meta"), x, lambda y: y, precision="fp8", fp8="delayed", accumulate=True
+    )  # fmt: skip
+    kept = with_kept_casts(graph)
+    assert (calls(graph)["te.cast_transpose"], calls(kept)["te.cast_transpose"]) == (6, 4)
+
+    def weights(graph: OpGraph) -> int:
+        return sum(one.size_bytes for one in graph.buffers if one.category == "weights")
+
+    assert weights(kept) - weights(graph) == 2 * 2 * 64 * 96 + 4 * 4, "both layouts, and their scales"

@@ -51,6 +51,10 @@ def group_of(described: Described) -> str:
     return f"{group}, channels last" if described.channels_last and group in _BY_LAYOUT else group
 
 
+_AS = {"te.cast_transpose": "_to_copy", "te.amax": "amax"}
+"""Kernels of Transformer Engine, by the operators of torch that move as much in as plain a way."""
+
+
 @dataclass(frozen=True, eq=False)
 class OperatorModel:
     """The logarithm of time over roofline of one family: trees over figures, and an effect of the name."""
@@ -61,7 +65,7 @@ class OperatorModel:
     """The effect of a name that was never measured."""
 
     def log_factors(self, names: Sequence[str], figures: Sequence[Sequence[float]]) -> Column:
-        effects = np.array([self.names.get(name, self.default) for name in names])
+        effects = np.array([self.names.get(_AS.get(name, name), self.default) for name in names])
         if self.forest is None:
             return effects
         return self.forest.predict(np.column_stack([np.array(figures, dtype=np.float64), effects]))

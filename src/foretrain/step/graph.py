@@ -12,7 +12,8 @@ from foretrain.errors import ForetrainError
 from foretrain.graph import OpGraph
 from foretrain.graph.attention import with_flash_attention, with_fused_softmax
 from foretrain.graph.fusion import Fusion, fuse
-from foretrain.job import Job
+from foretrain.graph.repeats import with_kept_casts, without_repeats
+from foretrain.job import TORCHAO, Job, Training
 from foretrain.step.frameworks import as_framework_runs_it, profile
 
 
@@ -25,6 +26,8 @@ def step_graph(job: Job) -> OpGraph:
         graph = with_flash_attention(graph, causal=job.workload.model.task == "causal-lm")
     elif habits.fuses_softmax:
         graph = with_fused_softmax(graph)
+    if run.workload.training.precision == "fp8":
+        graph = _in_fp8(graph, run.workload.training)
     return graph if habits.fusion == Fusion() else _fused(graph, habits.fusion, several)
 
 
@@ -45,6 +48,16 @@ def possible_step_graph(job: Job) -> OpGraph | None:
     with contextlib.suppress(ForetrainError):
         return step_graph(job)
     return None
+
+
+@functools.lru_cache(maxsize=16)
+def _in_fp8(graph: OpGraph, training: Training) -> OpGraph:
+    """Compilers compute a value once; layers of Transformer Engine that share an input are one there, which
+    casts it once, and keep their weights' casts for all micro-batches of a step."""
+    fused = training.fp8_recipe not in TORCHAO
+    if fused and graph.accumulates:
+        graph = with_kept_casts(graph)
+    return without_repeats(graph) if fused or training.compile else graph
 
 
 @functools.lru_cache(maxsize=64)

@@ -32,9 +32,14 @@ def into_fp8(module: nn.Module, recipe: Fp8) -> int:
     """Change the linear layers of a module in place, but for that of its logits and those whose sizes do not
     allow it; how many were changed."""
     heads = set(map(id, _logit_layers(module)))
-    layers = [layer for layer in module.modules() if _fits(layer) and id(layer) not in heads]
+    kinds = (nn.Linear,) if recipe in TORCHAO else (nn.Linear, nn.Module)
+    layers = [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, kinds) and _fits(layer) and id(layer) not in heads
+    ]
     for layer in layers:
-        layer.__class__ = _Float8Linear if isinstance(layer, nn.Linear) else _Float8Conv1D
+        layer.__class__ = _Float8Linear if isinstance(layer, nn.Linear) else Conv1D
         layer.fp8 = recipe  # type: ignore[assignment]
     return len(layers)
 
@@ -69,25 +74,33 @@ class _Float8Linear(nn.Linear):
         return _linear(x, self.weight, self.bias, self.fp8)
 
 
-class _Float8Conv1D(nn.Module):
-    """GPT-2's layer, whose weight is transposed."""
+class Conv1D(nn.Module):
+    """GPT-2's layer, whose weight is transposed; by its name tensor parallelism knows it."""
 
     fp8: Fp8
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self._parameters["weight"], self._parameters.get("bias")
         assert weight is not None
-        return _linear(x, weight.t(), bias, self.fp8)
+        return _linear(x, weight, bias, self.fp8, by_inputs=True)
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: Fp8) -> torch.Tensor:
+def _linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    recipe: Fp8,
+    *,
+    by_inputs: bool = False,
+) -> torch.Tensor:
+    """A weight has a row for each output, or ``by_inputs`` one for each input."""
     rows = x.reshape(-1, x.shape[-1])
     if recipe in TORCHAO:
         y = _SeparateCasts.apply(rows, weight, recipe)  # type: ignore[no-untyped-call]
         y = y if bias is None else y + bias
     else:
-        y = _FusedCasts.apply(rows, weight, bias, recipe)  # type: ignore[no-untyped-call]
-    return y.reshape(*x.shape[:-1], weight.shape[0])  # type: ignore[no-any-return]
+        y = _FusedCasts.apply(rows, weight, bias, recipe, by_inputs)  # type: ignore[no-untyped-call]
+    return y.reshape(*x.shape[:-1], y.shape[-1])  # type: ignore[no-any-return]
 
 
 # torchao
@@ -166,14 +179,22 @@ def _product(left: Scaled, right: Scaled, *, fast: bool = False) -> torch.Tensor
 class _FusedCasts(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: Fp8
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        recipe: Fp8,
+        by_inputs: bool,
     ) -> torch.Tensor:
         rows, columns, scale, column_scale = _quantize(x, E4M3, recipe)
         of_weight, weight_columns, weight_scale, weight_column_scale = _quantize(
             weight, E4M3, recipe, square=True
         )
+        if by_inputs:
+            of_weight, weight_columns = weight_columns, of_weight
+            weight_scale, weight_column_scale = weight_column_scale, weight_scale
         ctx.save_for_backward(columns, column_scale, weight_columns, weight_column_scale)
-        ctx.recipe = recipe
+        ctx.recipe, ctx.by_inputs = recipe, by_inputs
         fast = recipe not in _BLOCKS
         return _scaled_mm(rows, of_weight.t(), scale, weight_scale.t(), bias, fast=fast)
 
@@ -181,13 +202,17 @@ class _FusedCasts(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         columns, column_scale, weight_columns, weight_column_scale = ctx.saved_tensors
         recipe: Fp8 = ctx.recipe
-        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         form = E5M2 if recipe in ("delayed", "current") else E4M3
         of_rows, of_columns, scale, own_scale = _quantize(gradients[0], form, recipe)
         to_x = _scaled_mm(of_rows, weight_columns.t(), scale, weight_column_scale.t()) if needs_x else None
-        to_weight = _scaled_mm(of_columns, columns.t(), own_scale, column_scale.t()) if needs_weight else None
+        to_weight = None
+        if needs_weight:
+            left, right = (of_columns, own_scale), (columns, column_scale)
+            (a, by_a), (b, by_b) = (right, left) if ctx.by_inputs else (left, right)
+            to_weight = _scaled_mm(a, b.t(), by_a, by_b.t())
         to_bias = gradients[0].sum(0) if needs_bias else None
-        return to_x, to_weight, to_bias, None
+        return to_x, to_weight, to_bias, None, None
 
 
 def _scaled_mm(
