@@ -75,8 +75,8 @@ def measure_step(
         _libraries_in_use.add(library)
         stepper = Stepper(job, device)
         build_s = time.perf_counter() - begun
-        if device == "cuda":
-            torch.cuda.empty_cache()  # weights in other formats than those of the steps
+        if device == "cuda":  # weights that were made in fp32 and cast are no part of the steps
+            torch.cuda.empty_cache()
         measured, spread, first_s = _measure(stepper, device, seconds)
     except ForetrainError:
         raise
