@@ -226,6 +226,8 @@ def test_the_host_launches_what_the_compiler_wrote_or_replays_it() -> None:
     graphs = CompiledHost(plain=plain, parameters=100, graphs=True)
     assert graphs.issue_time_s([kernel], ["forward"])[0] == 0
     assert graphs.step_overhead_s < host.step_overhead_s
+    more = dataclasses.replace(host, micro_batches=4)
+    assert host.step_overhead_s < more.step_overhead_s < 4 * host.step_overhead_s
 
 
 def test_losses_of_classifiers_are_outside_of_the_compiled_model() -> None:
