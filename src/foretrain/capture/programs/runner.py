@@ -162,7 +162,9 @@ class Program:
                 hook.remove()
 
     def _compiled(self, mode: str | None) -> None:
-        self._habits.compiles = mode if mode in get_args(CompileMode) and mode != "default" else True
+        self._habits.compiles = True
+        if mode is not None and mode in get_args(CompileMode) and mode != "default":
+            self._habits.compiles = mode
 
     def _knowing_optimizers(self) -> Callable[..., None]:
         def init(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
