@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import statistics
@@ -20,6 +21,7 @@ from foretrain.graph import Buffer, Category, Op, Operator, OpGraph, Phase, Tens
 from foretrain.graph.fusion import COMPILED, Fusion, fuse
 from foretrain.graph.inductor import Space, column_stages, row_stages
 from foretrain.graph.layouts import prefers_channels_last
+from foretrain.graph.lowering import AUTOGRAD
 from foretrain.graph.runs import FUSED, GENERATED
 from foretrain.job import Job
 from foretrain.step.frameworks import profile
@@ -224,6 +226,8 @@ def test_the_host_launches_what_the_compiler_wrote_or_replays_it() -> None:
     graphs = CompiledHost(plain=plain, parameters=100, graphs=True)
     assert graphs.issue_time_s([kernel], ["forward"])[0] == 0
     assert graphs.step_overhead_s < host.step_overhead_s
+    more = dataclasses.replace(host, micro_batches=4)
+    assert host.step_overhead_s < more.step_overhead_s < 4 * host.step_overhead_s
 
 
 def test_losses_of_classifiers_are_outside_of_the_compiled_model() -> None:
@@ -240,3 +244,45 @@ def test_losses_of_classifiers_are_outside_of_the_compiled_model() -> None:
         (True, False),
         (True, True),
     ]
+
+
+def test_an_allocation_stays_before_what_fills_it() -> None:
+    """Stochastic depth: a mask of the samples is made in the shape of what it is multiplied with."""
+    mask = TensorSpec((64, 1, 1, 1), "bfloat16")
+    held: list[tuple[TensorSpec, Category]] = [
+        (IMAGES, "inputs"), (IMAGES, "temporaries"), (mask, "activations"), (IMAGES, "temporaries"),
+    ]  # fmt: skip
+    calls: list[Call] = [
+        ("forward", "tanh", (0,), (1,), (IMAGES,), (IMAGES,), {}),
+        ("forward", "new_empty", (1,), (2,), (IMAGES,), (mask,), {}),
+        ("forward", "bernoulli_", (2,), (2,), (mask,), (mask,), {}),
+        ("forward", "mul", (1, 2), (3,), (IMAGES, mask), (IMAGES,), {}),
+    ]
+    graph = a_graph(calls, held)
+    allocation = graph.ops[1]
+    empty = dataclasses.replace(allocation.operator, launches=False)
+    ops = (graph.ops[0], dataclasses.replace(allocation, operator=empty), *graph.ops[2:])
+    fused = fuse(dataclasses.replace(graph, ops=ops), COMPILED)
+    assert [op.operator.args.get("ops") for op in fused.ops] == [None, ["bernoulli_"], ["tanh", "mul"]]
+    for index, op in enumerate(fused.ops):
+        assert all(fused.buffers[number].born < index for number in op.reads)
+
+
+def test_gradients_of_turned_weights_are_copied_back_once() -> None:
+    weight, gradient = TensorSpec((128, 128, 3, 3), "bfloat16"), TensorSpec((128, 128, 3, 3), "float32")
+    conv = {"groups": 1, "output_mask": [False, True, False]}
+    held: list[tuple[TensorSpec, Category]] = [
+        (IMAGES, "inputs"), (weight, "weights"), (IMAGES, "temporaries"), (weight, "temporaries"),
+        (gradient, "gradients"),
+    ]  # fmt: skip
+
+    def copies(last: str) -> int:
+        calls: list[Call] = [
+            ("forward", "convolution", (0, 1), (2,), (IMAGES, weight), (IMAGES,), conv),
+            ("backward", "convolution_backward", (2, 0, 1), (3,), (IMAGES, IMAGES, weight), (weight,), conv),
+            ("backward", last, (3,), (4,), (weight,), (gradient,), {}),
+        ]
+        return sum(op.operator.overload == AUTOGRAD for op in fuse(a_graph(calls, held), COMPILED).ops)
+
+    assert copies("_to_copy") == 1
+    assert copies("copy_") == 0, "autograd has done so"

@@ -38,6 +38,8 @@ class CompiledHost:
     parameters: int
     """That have gradients."""
     mode: str = "train"
+    micro_batches: int = 1
+    """Whose passes a step makes."""
     graphs: bool = False
     """Passes are replayed as CUDA graphs."""
     speed: float = 1.0
@@ -62,4 +64,4 @@ class CompiledHost:
     def step_overhead_s(self) -> float:
         passes_s = _GRAPH_PASSES_S if self.graphs else _PASSES_S[self.mode]
         parameter_s = _GRAPH_PARAMETER_S if self.graphs else _PARAMETER_S
-        return (passes_s + parameter_s * self.parameters) / self.speed
+        return (passes_s * self.micro_batches + parameter_s * self.parameters) / self.speed

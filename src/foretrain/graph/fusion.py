@@ -292,8 +292,11 @@ def _allocate_before(order: list[Unit], position: int) -> None:
 
 
 def _move_to_end(order: list[Unit], position: int) -> None:
-    """The run, and behind it the views of what it writes."""
+    """The run, and behind it the views of what it writes; an allocation of the same shape stays."""
     run = order.pop(position)
-    views = [unit for unit in order[position:] if not unit.launches and not unit.reads.isdisjoint(run.writes)]
+    behind = [unit for unit in order[position:] if not unit.launches]
+    views = [unit for unit in behind if not unit.writes and not unit.reads.isdisjoint(run.writes)]
+    for unit in behind:
+        unit.reads -= run.writes if unit.writes else set()
     order[position:] = [unit for unit in order[position:] if unit not in views]
     order += [run, *views]

@@ -162,6 +162,7 @@ def _compiled_host(job: Job, graph: OpGraph, host: HostModel) -> HostModel:
         plain=host,
         parameters=trained or sum(buffer.category == "gradients" for buffer in graph.buffers),
         mode=training.mode,
+        micro_batches=job.accumulation,
         graphs=training.cuda_graphs,
         speed=getattr(host, "speed", 1.0),
     )

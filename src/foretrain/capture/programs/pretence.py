@@ -240,9 +240,9 @@ DISTRIBUTED_ANSWERS: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def pretending(text: str, compiled: Callable[[], None]) -> Iterator[None]:
+def pretending(text: str, compiled: Callable[[str | None], None]) -> Iterator[None]:
     """Inside of this block a GPU seems to be there, other processes are not, ``torch.compile`` gives back
-    what it is given (and tells ``compiled``), and nothing is loaded from or saved to checkpoints."""
+    what it is given (and tells ``compiled`` its mode), and nothing is loaded from or saved to checkpoints."""
     patches: list[Any] = [
         *answering("torch.cuda", _CUDA_ANSWERS),
         *(unittest.mock.patch(f"torch.cuda.{name}", _Anything) for name in ("Stream", "Event", "CUDAGraph")),
@@ -371,16 +371,16 @@ def _no_state(*_args: Any, **_kwargs: Any) -> Any:
     return torch.nn.modules.module._IncompatibleKeys([], [])
 
 
-def _not_compiling(tell: Callable[[], None]) -> Callable[..., Any]:
-    def compile(model: Any = None, **_options: Any) -> Any:
-        tell()
+def _not_compiling(tell: Callable[[str | None], None]) -> Callable[..., Any]:
+    def compile(model: Any = None, **options: Any) -> Any:
+        tell(options.get("mode"))
         return (lambda function: function) if model is None else model
 
     return compile
 
 
-def _telling(compiled: Callable[[], None]) -> Callable[..., None]:
-    return lambda *_args, **_kwargs: compiled()
+def _telling(compiled: Callable[[str | None], None]) -> Callable[..., None]:
+    return lambda *_args, **options: compiled(options.get("mode"))
 
 
 def _weight(cls: Any, data: torch.Tensor | None = None, requires_grad: bool = True) -> Any:

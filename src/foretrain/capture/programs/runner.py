@@ -15,7 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -29,7 +29,7 @@ from foretrain.capture.tracing.cuda import casting, casting_to, cuda_behaviour, 
 from foretrain.capture.tracing.recorder import DTYPES, Recorder, error_context
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph, Weight
-from foretrain.job import OPTIMIZERS
+from foretrain.job import OPTIMIZERS, CompileMode
 from foretrain.options import optimizer_name
 
 _MOST_STEPS = 24
@@ -54,7 +54,8 @@ class _Habits:
     """What the program was seen to do."""
 
     casts: set[torch.dtype] = field(default_factory=set)
-    compiles: bool = False
+    compiles: bool | str = False
+    """Whether, or in which mode."""
     backward_passes: int = 0
     first_input: torch.Size | None = None
     first_is_tokens: bool = False
@@ -162,8 +163,10 @@ class Program:
             for hook in hooks:
                 hook.remove()
 
-    def _compiled(self) -> None:
+    def _compiled(self, mode: str | None) -> None:
         self._habits.compiles = True
+        if mode is not None and mode in get_args(CompileMode) and mode != "default":
+            self._habits.compiles = mode
 
     def _knowing_optimizers(self) -> Callable[..., None]:
         def init(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -337,7 +340,7 @@ class Program:
         if (name := self._optimizer_name()) is not None:
             found["optimizer"] = name
         if self._habits.compiles:
-            found["compile"] = True
+            found["compile"] = self._habits.compiles
         if self.data.size is not None:
             found["samples"] = self.data.size
         return found
