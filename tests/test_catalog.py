@@ -3,6 +3,7 @@ fields."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import ok
 from foretrain import catalog as catalog_module
 from foretrain.catalog import Catalog, Device
 from foretrain.cluster import Cluster
@@ -408,3 +410,10 @@ def test_a_node_given_as_a_device_and_the_other_way_round_are_told_apart() -> No
 def test_suggestions_do_not_mind_the_case() -> None:
     with pytest.raises(InputError, match=r"did you mean .*a100-80gb"):
         CATALOG.device("A100 60GB")
+
+
+def test_hosts_are_listed_with_their_source() -> None:
+    hosts = json.loads(ok("catalog", "hosts", "--json"))
+    assert hosts["epyc-milan"]["speed"] == 0.8
+    assert all(entry["source"] and entry["cpu"] for entry in hosts.values())
+    assert "Sapphire Rapids" in ok("catalog", "hosts")

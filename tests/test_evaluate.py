@@ -174,6 +174,14 @@ def test_steps_that_the_host_bounds_are_scored_apart(tmp_path: Path) -> None:
     assert [bound_of(run, word) for word in words] == ["host", "device", None]
 
 
+def test_runs_are_forecast_beside_the_host_they_were_measured_on(tmp_path: Path) -> None:
+    path, fake = write(tmp_path / "runs.jsonl", line(step_time_s=1)), Fake()
+    evaluate([path], predictors=[fake], host="epyc-rome")
+    assert fake.asked[0].cluster.issuer == CATALOG.host("epyc-rome")
+    with pytest.raises(InputError, match=r"runs\.jsonl:1: cluster\.host: 'toaster' is not a file of"):
+        evaluate([path], predictors=[fake], host="toaster")
+
+
 def test_each_predictor_quantity_and_file_has_its_result(tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", line(step_time_s=1, kernels=5, power_w=100))
     two = write(tmp_path / "two.jsonl", line(step_time_s=2))
