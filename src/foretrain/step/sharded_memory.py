@@ -82,7 +82,9 @@ def sharded_memory(
         else sizes.state * held.share(sharded=plan.shard in _SHARDS_STATE),
         "activations": kept,
         "temporaries": working,
-        "buffers": _gathered_bytes(job, stage, profile, held) + _bucket_bytes(plan, profile, held, own),
+        "buffers": _gathered_bytes(job, stage, profile, held)
+        + _bucket_bytes(plan, profile, held, own)
+        + _cast_weights_bytes(graph, stage),
         "workspaces": float(max(sum(library_workspaces(group.device)) for group in job.cluster.groups)),
     }
     return RankMemory(
@@ -106,6 +108,20 @@ def _held(plan: Plan, stage: Stage, tied: int) -> _Held:
         experts=float(sum(block.experts for block in stage.blocks)),
         replicas=replicas,
         expert_replicas=max(1, replicas // min(plan.expert, replicas)),
+    )
+
+
+def _cast_weights_bytes(graph: OpGraph, stage: Stage) -> float:
+    """Of weights in fp8 that stay for all micro-batches of a step, as they lie and transposed."""
+    return float(
+        sum(
+            graph.buffers[buffer].size_bytes
+            for block in stage.blocks
+            for i in (*block.piece.forward.tolist(), *block.piece.backward.tolist())
+            if graph.ops[i].operator.name == "_scaled_mm"
+            for buffer in graph.ops[i].reads
+            if graph.buffers[buffer].category == "weights"
+        )
     )
 
 
