@@ -14,6 +14,7 @@ from foretrain.forecast import RankMemory
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Plan
 from foretrain.step.frameworks import Profile
+from foretrain.step.graph import step_graph
 from foretrain.step.partition import stages
 from foretrain.step.sharded_memory import in_flight, sharded_memory
 
@@ -207,3 +208,21 @@ def test_checks_of_parameters_need_segments_where_no_logits_were() -> None:
     plan: dict[str, Any] = {"pipeline": 2, "accumulation": 4}
     more = memory(a_job(**plan), checks)[0].cached_bytes - memory(a_job(**plan))[0].cached_bytes
     assert more == pytest.approx(4 * 2 * VOCABULARY * WIDTH)
+
+
+def test_weights_that_were_cast_stay_for_all_micro_batches() -> None:
+    """In fp8 as Transformer Engine keeps them: a byte of each weight as it lies, and one transposed."""
+    held = {}
+    for accumulation in (1, 2):
+        described = a_job(accumulation=accumulation, pipeline=2).to_dict()
+        cluster = {**described["cluster"], "device": "h100-sxm-80gb"}
+        job = Job.read(
+            {**described, "cluster": cluster, "training": {**described["training"], "precision": "fp8"}}
+        )
+        graph = step_graph(job)
+        dealt = stages(job, graph)
+        ranks = [sharded_memory(job, graph, stage, len(dealt), FP32_GRADIENTS) for stage in dealt]
+        held[accumulation] = [rank.by_category["buffers"] for rank in ranks]
+    layer = 4 * WIDTH * WIDTH + 3 * WIDTH * 128
+    for before, kept in zip(held[1], held[2], strict=True):
+        assert kept - before == pytest.approx(2 * layer * LAYERS / 2, rel=0.01)

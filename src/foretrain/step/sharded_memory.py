@@ -87,7 +87,8 @@ def sharded_memory(
         "activations": kept,
         "temporaries": working,
         "buffers": _gathered_bytes(job, stage, profile, held)
-        + (_bucket_bytes(plan, profile, trained, _weight_bytes(graph, trained=True)) if job.trains else 0.0),
+        + (_bucket_bytes(plan, profile, trained, _weight_bytes(graph, trained=True)) if job.trains else 0.0)
+        + _cast_weights_bytes(graph, stage),
         "workspaces": (2.0 if job.trains else 1.0)
         * max(library_workspace(group.device) for group in job.cluster.groups),
     }
@@ -115,6 +116,20 @@ def _held(plan: Plan, stage: Stage, tied: int, *, trained: bool = False) -> _Hel
         experts=float(sum(weight.elements for weight in weights if weight.expert)),
         replicas=replicas,
         expert_replicas=max(1, replicas // min(plan.expert, replicas)),
+    )
+
+
+def _cast_weights_bytes(graph: OpGraph, stage: Stage) -> float:
+    """Of weights in fp8 that stay for all micro-batches of a step, as they lie and transposed."""
+    return float(
+        sum(
+            graph.buffers[buffer].size_bytes
+            for block in stage.blocks
+            for i in (*block.piece.forward.tolist(), *block.piece.backward.tolist())
+            if graph.ops[i].operator.name == "_scaled_mm"
+            for buffer in graph.ops[i].reads
+            if graph.buffers[buffer].category == "weights"
+        )
     )
 
 
