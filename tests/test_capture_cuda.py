@@ -103,6 +103,39 @@ def test_gradients_of_fp32_weights_are_fp32() -> None:
     assert sum(b.size_bytes for b in graph.buffers if b.category == "gradients") == 4 * 45
 
 
+class Attending(nn.Module):
+    def __init__(self, need_weights: bool = False) -> None:
+        super().__init__()
+        self.attention, self.need_weights = nn.MultiheadAttention(16, 2, batch_first=True), need_weights
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.attention(x, x, x, need_weights=self.need_weights)[0]
+        return output
+
+
+def test_attention_of_torch_takes_a_shorter_way_where_it_serves() -> None:
+    names = launched(trace(Attending(), torch.zeros(4, 8, 16), mode="infer"))
+    assert names == ["addmm", "_scaled_dot_product_efficient_attention", "addmm"]
+    shown = launched(trace(Attending(need_weights=True), torch.zeros(4, 8, 16), mode="infer"))
+    assert shown.count("bmm") == 2
+    for precision, mode in (("amp-bf16", "infer"), ("fp32", "train")):
+        assert "clone" in launched(trace(Attending(), torch.zeros(4, 8, 16), precision=precision, mode=mode))
+
+
+def test_an_encoder_that_serves_takes_a_padding_mask() -> None:
+    class Encoding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = torch.zeros(4, 8, dtype=torch.bool, device=x.device)
+            output: torch.Tensor = self.encoder(x, src_key_padding_mask=hidden)
+            return output
+
+    assert "native_layer_norm" in launched(trace(Encoding(), torch.zeros(4, 8, 16), mode="infer"))
+
+
 def test_an_rms_norm_is_one_kernel_as_are_its_gradients() -> None:
     graph = trace(nn.RMSNorm(8), torch.zeros(4, 16, 8))
     forward, backward = (only(graph, f"_fused_rms_norm{suffix}") for suffix in ("", "_backward"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -451,6 +452,53 @@ def _flash(
     return result if result.shape[-1] == width else result[..., :width]
 
 
+@contextlib.contextmanager
+def served_attention() -> Iterator[None]:
+    """``nn.MultiheadAttention`` takes the way that it takes on a GPU in eval mode, without gradients and
+    autocast: one call for projections and attention."""
+    with (
+        unittest.mock.patch("torch.nn.modules.activation._check_arg_device", return_value=True),
+        unittest.mock.patch("torch.overrides.has_torch_function", return_value=False),
+    ):
+        yield
+
+
+def _served_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, embed_dim: int, num_head: int,
+    qkv_weight: torch.Tensor, qkv_bias: torch.Tensor, proj_weight: torch.Tensor, proj_bias: torch.Tensor,
+    mask: torch.Tensor | None = None, need_weights: bool = True, average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> Any:  # fmt: skip
+    """That call on CUDA: fused attention on the parts of the projection as they lie; where weights are wanted
+    or there is a mask, they are brought to heads in one kernel, and attention is written out."""
+    if not query.is_meta:
+        plain, projections = aten._native_multi_head_attention.default, (qkv_weight, qkv_bias, proj_weight)
+        return _below(
+            plain, query, key, value, embed_dim, num_head, *projections, proj_bias, mask, need_weights,
+            average_attn_weights, mask_type,
+        )  # fmt: skip
+    batch, rows, width = query.shape[0], query.shape[1], embed_dim // num_head
+    fused = not need_weights and mask is None and width % 8 == 0
+    projected = torch.nn.functional.linear(query, qkv_weight, qkv_bias if fused else None)
+    parts = [one.view(batch, rows, num_head, width).transpose(1, 2) for one in projected.chunk(3, -1)]
+    if fused:
+        joined = aten.scaled_dot_product_attention.default(*parts).transpose(1, 2)
+        joined = joined.reshape(batch, rows, embed_dim)
+        return torch.nn.functional.linear(joined, proj_weight, proj_bias), query.new_empty(0)
+    heads = torch.stack(parts).view(3, batch * num_head, rows, width)
+    scores = torch.bmm(heads[0], heads[1].transpose(1, 2)).view(batch, num_head, rows, rows)
+    weights = torch.softmax(scores, -1)
+    joined = torch.bmm(weights.view(batch * num_head, rows, rows), heads[2])
+    joined = joined.view(batch, num_head, rows, width).transpose(1, 2).reshape(batch, rows, embed_dim)
+    shown = weights.sum(1).div_(num_head) if need_weights and average_attn_weights else weights
+    return torch.nn.functional.linear(joined, proj_weight, proj_bias), shown
+
+
+def _left_aligned(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    """Whether an encoder may leave padding out, in nested tensors; it computes on it here."""
+    return False if x.is_meta else _below(aten._nested_tensor_from_mask_left_aligned.default, x, mask)
+
+
 def _rnn(kind: str, mode: int) -> Callable[..., Any]:
     """A whole (multi-layer) recurrence as the one cuDNN call it is on CUDA; ``mode`` is cuDNN's number for
     its kind."""
@@ -532,6 +580,8 @@ _CUDA_KERNELS: dict[str, Callable[..., Any]] = {
     "softmax.int": _softmax(aten.softmax.int, aten._softmax.default),
     "log_softmax.int": _softmax(aten.log_softmax.int, aten._log_softmax.default),
     "scaled_dot_product_attention": _attention,
+    "_native_multi_head_attention": _served_attention,
+    "_nested_tensor_from_mask_left_aligned": _left_aligned,
     **({"rms_norm": _rms_norm} if hasattr(aten, "rms_norm") else {}),
     **{
         f"{kind}.input": _rnn(kind, mode) for mode, kind in enumerate(("rnn_relu", "rnn_tanh", "lstm", "gru"))

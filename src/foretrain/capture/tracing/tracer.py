@@ -16,7 +16,7 @@ from foretrain.capture.tracing.constants import (
     map_tensors,
     tensors_in,
 )
-from foretrain.capture.tracing.cuda import cuda_behaviour
+from foretrain.capture.tracing.cuda import cuda_behaviour, served_attention
 from foretrain.capture.tracing.devices import OnMeta
 from foretrain.capture.tracing.guesses import same_draws
 from foretrain.capture.tracing.optimizers import StepFunction, build_optimizer
@@ -160,6 +160,7 @@ def _run(
         cuda_behaviour(low_dtype),
         torch.set_grad_enabled(step is not None),
         recorder.layers(),
+        served_attention() if step is None and low_dtype is None else contextlib.nullcontext(),
         around,
     ):
         output = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
