@@ -154,7 +154,7 @@ class LearnedCosts:
             described = describe_once(operators[i], device, precision)
             model = self.kernel_models.get(described.family)
             known = model is not None and operators[i].name in model.names
-            if known and operators[i].name not in COUNTED:
+            if known and not _counts_by_rule(operators[i]):
                 by_family.setdefault(described.family, []).append(i)
         for family, members in by_family.items():
             figures = [
@@ -165,9 +165,8 @@ class LearnedCosts:
             counts[members] = np.maximum(1.0, np.exp(logs))
 
     def _kernels(self, operator: Operator) -> float:
-        usual, of = kernel_count(operator), traits(operator.name)
-        by_rule = of.multi_tensor or of.kind == "recurrence" or operator.name in COUNTED
-        if not usual or by_rule or (of.kind == "row norm" and of_rows_alone(operator.args)):
+        usual = kernel_count(operator)
+        if not usual or _counts_by_rule(operator):
             return usual
         return self.kernel_kinds.get(
             kernel_kind(operator.name, operator.inputs), self.kernel_kinds.get(operator.name, usual)
@@ -238,6 +237,14 @@ class LearnedCosts:
             for group in before.keys() | factors.keys()
         }
         return dataclasses.replace(self, scales={**self.scales, device: together})
+
+
+def _counts_by_rule(operator: Operator) -> bool:
+    """Whether the number of its kernels follows from how it is called."""
+    of = traits(operator.name)
+    if of.multi_tensor or of.kind == "recurrence" or operator.name in COUNTED:
+        return True
+    return of.kind == "row norm" and of_rows_alone(operator.args)
 
 
 @functools.lru_cache(maxsize=100_000)
