@@ -150,7 +150,8 @@ def forecasts(
         yield name, [one for one in found if one is not None]
     wanted = [name for name in LEFT_OUT if name not in known and (not only or name in only)]
     if wanted:
-        operators = [*load_measured(Path("data/ops_h200.parquet")), *read_published(data / "ops")]
+        own = sorted(Path("data").glob("ops_h200*.parquet"))
+        operators = [*(one for path in own for one in load_measured(path)), *read_published(data / "ops")]
         everything = DeletePopPredictor(operators=lambda: operators)
         for name in wanted:
             tier, devices = LEFT_OUT[name]
