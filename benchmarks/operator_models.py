@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def families_out(own: Sequence[MeasuredOperator]) -> list[Comparison]:
-    """Plain training and today's ways of it with the architecture's operators left out; returns the former."""
+    """Plain training and today's ways of it without the architecture's operators; returns the former."""
     predictor = DeletePopPredictor(operators=lambda: own)
     files = [OWN / "h200_steps.jsonl", OWN / "h200_modern.jsonl"]
     found = evaluate(files, predictors=[predictor], split="leave-model-out").runs
