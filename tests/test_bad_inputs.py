@@ -48,7 +48,7 @@ model.name = ["a"] -> model.name: ['a'] is not a text
 model.args = 3 -> model.args: 3 is not a table of keys and values
 model.args = "x" -> model.args: 'x' is not a table of keys and values
 model.args = ["a"] -> model.args: ['a'] is not a table of keys and values
-model.nmae = "x" -> model.nmae: 'nmae' is not a known key; allowed are args, config, name, source, task
+model.nmae = "x" -> model.nmae: 'nmae' is not a known key; allowed are args, config, libraries, name, source, task
 model.task = "causal-lm" -> model.task: only a transformers model has it, not source = 'graph'
 model.config = {"a": 1} -> model.config: only a transformers model has it, not source = 'graph'
 model = 3 -> model: 3 is not a table of keys and values
