@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from foretrain.api import make_job
 from foretrain.capture import capture
 from foretrain.capture.sources.float8 import into_fp8
 from foretrain.errors import InputError
@@ -138,6 +139,12 @@ def test_frameworks_have_their_own_way() -> None:
     assert Training(global_batch=1, precision="fp8", fp8="blockwise").fp8_recipe == "blockwise"
     with pytest.raises(InputError, match=r"training\.fp8: 'rowwise' needs precision fp8, not bf16"):
         Training(global_batch=1, precision="bf16", fp8="rowwise")
+    mx = {"sequence": 64, "precision": "fp8", "fp8": "mxfp8"}
+    with pytest.raises(
+        InputError, match=r"training\.fp8: 'mxfp8' cannot run on h100.*; use delayed, current"
+    ):
+        make_job("gpt2", device="h100", **mx)
+    assert make_job("gpt2", device="b200", **mx)
 
 
 def test_gpt2_s_layers_are_in_fp8_with_transformer_engine_alone() -> None:
@@ -169,3 +176,14 @@ def test_micro_batches_share_the_casts_of_weights_and_layers_those_of_an_input()
         return sum(one.size_bytes for one in graph.buffers if one.category == "weights")
 
     assert weights(kept) - weights(graph) == 2 * 2 * 64 * 96 + 4 * 4, "both layouts, and their scales"
+
+
+def test_current_scaling_takes_the_largest_value_in_every_step_that_is_played() -> None:
+    from foretrain.graph.repeats import with_kept_casts, without_repeats
+
+    x = torch.empty(128, 64, device="meta")
+    graph = capture(Layers().to("meta"), x, lambda y: y, precision="fp8", fp8="current", accumulate=True)
+    played = calls(without_repeats(graph))
+    assert played["te.amax"] == played["te.cast_transpose"] > 0
+    kept = calls(with_kept_casts(graph))
+    assert (kept["te.amax"], kept["te.cast_transpose"]) == (4, 4), "weights are cast for all micro-batches"
