@@ -500,6 +500,30 @@ def test_compiled_steps_have_fewer_calls_in_the_one_graph_that_all_use() -> None
     assert len(step_graph(job(compile=True)).ops) < len(step_graph(job()).ops)
 
 
+def test_compiled_inference_hands_no_gradients_over() -> None:
+    trains, serves = (
+        DeletePopPredictor().layout(job(compile=True, mode=mode)) for mode in ("train", "infer")
+    )
+    assert serves.graph.stack, "layers that are alike are there once"
+    assert serves.step_overhead_s < 2e-3 < trains.step_overhead_s
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (
+            {"compile": "reduce-overhead"},
+            "lies in the pools of CUDA graphs: reserved, not in the memory at peak",
+        ),
+        ({"precision": "fp8"}, "without compile each cast is several kernels, and bf16 may be faster"),
+    ],
+)
+def test_what_surprises_is_said(how: dict[str, Any], said: str) -> None:
+    predict = predictors.get("roofline").predict
+    assert any(said in line for line in predict(job(**how)).assumptions)
+    assert not any(said in line for line in predict(job(**{**how, "compile": True})).assumptions)
+
+
 def test_a_calibration_of_held_out_devices_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     many = job({"node": "dgx-h100", "devices_per_node": 2})
     time_s = DeletePopPredictor().predict(many)["step_time_s"].median

@@ -57,8 +57,14 @@ def _notes(adapter: Adapter, precision: str, layers: int) -> list[str]:
         if adapter.quantises
         else f"in {base}"
     )
+    casts = (
+        f": inputs are cast to fp32 and results back, as peft does (adapter.precision = {weights} spares it)"
+        if adapter.precision == "fp32" and weights in ("bf16", "fp16")
+        else ""
+    )
+    of = f"adapters of rank {adapter.rank} on {layers} layer{'s' * (layers != 1)}, in {adapter.precision}"
     return [
-        f"adapters of rank {adapter.rank} on {layers} layers, in {adapter.precision}; frozen weights {held}",
+        f"{of}; frozen weights {held}{casts}",
         *(["4-bit weights are brought back before each product"] if adapter.quantises else []),
     ]
 
