@@ -350,9 +350,7 @@ def test_inference_is_refused_by_what_learned_from_training(
         fitted.predict(job(folder, mode="infer"))
 
 
-def test_adapters_are_refused_by_what_learned_without(
-    fitted: PredictDDLPredictor, folder: Path
-) -> None:
+def test_adapters_are_refused_by_what_learned_without(fitted: PredictDDLPredictor, folder: Path) -> None:
     with pytest.raises(
         UnsupportedJob,
         match=r"^training.adapter: 'lora 4'; the predictor of cifar10 learned from runs without; train one",

@@ -41,7 +41,9 @@ def find_stack(module: nn.Module) -> Stack | None:
 def largest_list(module: nn.Module) -> str | None:
     """The path of the list of blocks that holds most of the model's weights beside its embeddings; None where
     none does."""
-    sizes = {path: _elements(blocks) for path, blocks in block_lists(module).items() if len(blocks) >= LEAST_BLOCKS}
+    sizes = {
+        path: _elements(blocks) for path, blocks in block_lists(module).items() if len(blocks) >= LEAST_BLOCKS
+    }
     if not sizes:
         return None
     path = max(sizes, key=sizes.__getitem__)
