@@ -68,6 +68,15 @@ def test_an_adapter_reads_as_a_table_a_text_and_what_peft_has() -> None:
     assert parse_adapter({"kind": "qlora", "bits": 4}, "adapter").quantises
 
 
+def test_what_a_library_keeps_in_fp32_is_not_quantised() -> None:
+    """T5 asks its last projection for the format of its weights, so transformers leaves it as it is."""
+    module = nn.ModuleDict({"wi": nn.Linear(128, 128), "wo": nn.Linear(128, 128)})
+    module._keep_in_fp32_modules = ["wo"]  # type: ignore[assignment]
+    with_adapter(module, Adapter(kind="qlora", targets=("wi",)), "bf16")
+    assert isinstance(module["wi"].base_layer, QuantisedLinear)
+    assert type(module["wo"]) is nn.Linear
+
+
 def test_frameworks_that_keep_fp32_beside_weights_take_adapters() -> None:
     """Adapters in fp32 need no copy; where all parameters are cast as they are fetched, adapters are too."""
 

@@ -38,9 +38,9 @@ def with_adapter(module: nn.Module, adapter: Adapter, precision: str) -> list[st
         raise InputError(
             f"training.adapter.targets: {'+'.join(adapter.listed)!r} is no layer of {type(module).__name__}"
         )
-    head = _output_layer(module)
+    head, whole = _output_layer(module), (*trained, *(getattr(module, "_keep_in_fp32_modules", None) or ()))
     for name in _each(module, nn.Linear, _conv1d()) if adapter.quantises else ():
-        if name != head and not _is_in(name, trained):
+        if name != head and not _is_in(name, whole):
             _replace(module, name, _quantised(module.get_submodule(name), AUTOCAST_DTYPES.get(precision)))
     for name in targets:
         _replace(module, name, _adapted(name, module.get_submodule(name), adapter))
