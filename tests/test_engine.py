@@ -18,7 +18,7 @@ from foretrain.costs.host import PLAIN_HOST
 from foretrain.costs.roofline import Roofline
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Run
+from foretrain.job import Job, Plan, Run
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.recomputation import with_recomputation
 from foretrain.predictors.scaledl import ScaleDLPredictor
@@ -28,6 +28,7 @@ from foretrain.step.exchange import sent_bytes
 from foretrain.step.graph import step_graph
 from foretrain.step.layout import lay_out
 from foretrain.step.partition import blocks
+from foretrain.step.passes import run_again
 from foretrain.step.play import OUTSIDE, Step
 from foretrain.step.playback import FORWARD_ONLY, StageWork, play_pipeline
 from foretrain.step.spans import total
@@ -312,6 +313,65 @@ def test_a_forecast_says_what_recomputation_saves_and_costs() -> None:
     assert "recomputation" in text
     assert "each of 6" in text
     assert with_recomputation(plain, predictor).recomputation is None
+
+
+def test_a_program_of_several_passes_holds_less_with_recomputation(tmp_path: Path) -> None:
+    """Of each pass its own is computed again, layer by layer, also where layers lie deep in a model."""
+    text = """
+import torch
+from torch import nn
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        block = lambda: nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+        self.layers = nn.ModuleList(block() for _ in range(6))
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+    def forward(self, x):
+        return self.inner(x)
+def main():
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(4):
+        for _ in range(2):
+            model(torch.randn(8192, 64, device="cuda")).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+if __name__ == "__main__":
+    main()
+"""
+    (tmp_path / "train.py").write_text(text)
+    predictor = predictors.get("roofline")
+    peaks = {}
+    for recompute in ("none", "full"):
+        asked = {
+            "model": {"source": "python", "name": f"{tmp_path}/train.py"},
+            "training": {"global_batch": 16384},
+        }
+        plan = {"recompute": recompute}
+        forecast = predictor.predict(Job.read({**asked, "cluster": {"device": "a100"}, "plan": plan}))
+        peaks[recompute] = forecast["peak_memory_bytes"].median
+    found = with_recomputation(forecast, predictor).recomputation
+    assert found is not None
+    assert [layer.name for layer in found.layers] == [f"inner.layers.{i}" for i in range(6)]
+    assert peaks["full"] < 0.6 * peaks["none"]
+
+
+def test_the_softmax_of_a_loss_is_no_attention() -> None:
+    from torch import nn, zeros
+
+    from foretrain.capture import capture
+
+    graph = capture(nn.Sequential(nn.Linear(8, 8), nn.LogSoftmax(-1)), zeros(4, 8))
+    again = [run_again(Plan(recompute="selective"), "attention", graph, block) for block in blocks(graph)]
+    assert len(again) > 1
+    assert not any(map(len, again))
 
 
 def test_checkpoints_of_a_model_s_own_code_are_told_layer_by_layer(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from foretrain.allocator_settings import AllocatorSettings
 from foretrain.cluster import Device
 from foretrain.costs.workspace import library_workspace, operator_workspace
@@ -116,12 +118,14 @@ def _moment(graph: OpGraph, calls: Sequence[Call], peak: Replay) -> PeakMoment:
 
 
 def _calls(graph: OpGraph, again: Sequence[Sequence[int]]) -> list[Call]:
-    """The calls of a step in their order, with those that run again just before the backward pass of their
-    block."""
+    """The calls of a step in their order, with those that run again just before the next backward pass of
+    their block: a step may have several passes."""
     before: dict[int, list[int]] = {}
     for block, repeated in zip(blocks(graph), again, strict=True):
-        if repeated and len(block.piece.backward):
-            before.setdefault(int(block.piece.backward[0]), []).extend(repeated)
+        backward = block.piece.backward
+        for op, place in zip(repeated, np.searchsorted(backward, repeated), strict=True):
+            if place < len(backward):
+                before.setdefault(int(backward[place]), []).append(op)
     return [
         call
         for op in range(len(graph.ops))
@@ -137,9 +141,9 @@ def _lives(graph: OpGraph, calls: Sequence[Call], again: Sequence[Sequence[int]]
     stays until then.
     """
     place = {call: position for position, call in enumerate(calls)}
-    block_of = {op: number for number, repeated in enumerate(again) for op in repeated}
-    forward_end = int((graph.phase_index == PHASES.index("forward")).sum())
-    readers = _forward_readers(graph, forward_end)
+    block_of = {op: number for number, repeated in enumerate(again) for op in repeated if (op, True) in place}
+    backward = np.flatnonzero(graph.phase_index == PHASES.index("backward"))
+    readers = _forward_readers(graph)
     ends = len(graph.ops)
     for number, buffer in enumerate(graph.buffers):
         born, dies = place.get((buffer.born, False), -1), place.get((buffer.dies, False), len(calls))
@@ -152,15 +156,15 @@ def _lives(graph: OpGraph, calls: Sequence[Call], again: Sequence[Sequence[int]]
         last = max([buffer.born, *readers.get(number, ())])
         yield Buffer(buffer.size_bytes, "temporaries", born, place[last, False])
         second = place[buffer.born, True]
-        if buffer.dies < forward_end:
-            dies = max((place[op, True] for op in again[block] if op <= buffer.dies), default=second)
+        if np.searchsorted(backward, buffer.born) == np.searchsorted(backward, buffer.dies, side="right"):
+            dies = max((place.get((op, True), 0) for op in again[block] if op <= buffer.dies), default=second)
         yield Buffer(buffer.size_bytes, buffer.category, second, max(dies, second))
 
 
-def _forward_readers(graph: OpGraph, forward_end: int) -> Mapping[int, list[int]]:
+def _forward_readers(graph: OpGraph) -> Mapping[int, list[int]]:
     readers: dict[int, list[int]] = {}
-    for i in range(forward_end):
-        for number in graph.ops[i].reads:
+    for i, op in enumerate(graph.ops):
+        for number in op.reads if op.phase == "forward" else ():
             readers.setdefault(number, []).append(i)
     return readers
 

@@ -140,7 +140,10 @@ def _forward_order(graph: OpGraph) -> tuple[str, ...]:
 
 
 def _shortened(path: str) -> str:
-    return ".".join(path.split(".")[:_DEPTH])
+    """The module that a piece is made of: the first one of a list, or, above all lists, one of ``_DEPTH``."""
+    names = path.split(".")
+    first = next((i for i, name in enumerate(names) if name.isdigit()), 0)
+    return ".".join(names[: max(_DEPTH, first + 1)])
 
 
 def _pieces(graph: OpGraph, keys: Sequence[str]) -> list[Piece]:

@@ -179,9 +179,11 @@ def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:
 
 
 def _attention(graph: OpGraph, calls: Index) -> Index:
-    """The calls between the projections of attention: what selective recomputation runs again."""
+    """The calls between the projections of attention: what selective recomputation runs again. A softmax
+    alone is that of a loss."""
     kinds = [traits(graph.ops[i].operator.name).kind for i in calls.tolist()]
-    chosen = [kind in ("attention", "batched product", "softmax") for kind in kinds]
+    attends = "attention" in kinds or "batched product" in kinds
+    chosen = [attends and kind in ("attention", "batched product", "softmax") for kind in kinds]
     return calls[np.array(chosen, dtype=np.bool_)] if len(calls) else calls
 
 
