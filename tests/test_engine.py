@@ -408,6 +408,7 @@ def build(batch, own):
     assert own.saved_bytes is None
     assert own.added_s == pytest.approx(sum(layer.recomputed_s for layer in own.layers))
     assert "by the model" in said
+    assert "by the model" in found(True, recompute="full")[1]
     graphs, _ = found(False, recompute="full", compile="reduce-overhead")
     assert graphs.saved_bytes > 1e6, "of what is reserved, where the passes' tensors lie in pools"
 

@@ -64,6 +64,8 @@ def with_recomputation(forecast: Forecast, predictor: Predictor) -> Forecast:
                 layers=tuple(_layers(step, plain.step)),
             )
             return dataclasses.replace(forecast, recomputation=found)
+        if step.layout.graph.recomputes:
+            return dataclasses.replace(forecast, recomputation=_of_own_code(step))
     return forecast
 
 
