@@ -97,7 +97,7 @@ def test_options_go_over_the_fields_of_a_job(folder: Path, form: str) -> None:
     options = {
         "batch": 32, "devices": 16, "device": "h100", "precision": torch.bfloat16, "steps": 7,
         "optimizer": torch.optim.Adam, "shard": "zero2", "loader_rate": 1e4, "node_mtbf": "50d",
-        "checkpoint_every": 5, "host": "a machine", "title": "mine",
+        "checkpoint_every": 5, "host": "Xeon Platinum 8480", "title": "mine",
     }  # fmt: skip
     job = job_of(target, options)
     training, cluster = job.workload.training, job.cluster
@@ -105,7 +105,7 @@ def test_options_go_over_the_fields_of_a_job(folder: Path, form: str) -> None:
     assert (training.steps, training.epochs, training.samples) == (7, None, 80)
     assert (training.loader_rate, training.checkpoint_every) == (1e4, 5)
     assert (cluster.nodes, cluster.devices_per_node, cluster.device.name) == (2, 8, "h100-sxm-80gb")
-    assert (cluster.node_mtbf, cluster.host) == (50 * 86400, "a machine")
+    assert (cluster.node_mtbf, cluster.host) == (50 * 86400, "Xeon Platinum 8480")
     assert (job.plan.data, job.plan.shard, job.workload.model.label) == (16, "zero2", "mine")
     assert job_of(target) == Job.read(TABLES)
 

@@ -230,7 +230,7 @@ def test_the_first_micro_batch_hands_its_gradients_over_and_the_others_add_to_th
     adds = layout.graph.adds_to_gradients
     trained = sum(weight.trainable for weight in layout.graph.weights) or 6 * 9 + 3
     assert len(adds) == trained
-    assert layout.calls.kernels[adds].sum() * 4 == pytest.approx(trained * 3)
+    assert layout.calls.kernels[adds].sum() * 4 == pytest.approx(trained * 3, rel=0.02)
     megatron = DeletePopPredictor().layout(job(plan={"micro_batch": 4}, framework="megatron"))
     assert megatron.calls.kernels[megatron.graph.adds_to_gradients].min() == 1.0
 
