@@ -18,6 +18,7 @@ from foretrain.costs.host import PLAIN_HOST
 from foretrain.costs.roofline import Roofline
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
+from foretrain.graph.fusion import Fusion, fuse
 from foretrain.job import Job, Run
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.recomputation import with_recomputation
@@ -293,6 +294,9 @@ def test_hooks_of_checkpoints_take_the_time_of_the_host() -> None:
     with_hooks, bare = (lay_out(layout.job, Roofline(), host) for host in (PLAIN_HOST, without))
     more_s = float(with_hooks.calls.host_s.sum() - bare.calls.host_s.sum())
     assert more_s == pytest.approx(hooks * PLAIN_HOST.hook_s)
+    fused = fuse(layout.graph, Fusion(norms=True, chains=True))
+    assert len(fused.ops) < len(layout.graph.ops)
+    assert sum(op.hooks for op in fused.ops) == hooks
 
 
 def test_a_forecast_says_what_recomputation_saves_and_costs() -> None:
