@@ -16,7 +16,7 @@ from foretrain.capture import capture
 from foretrain.capture.sources.float8 import into_fp8
 from foretrain.errors import InputError
 from foretrain.graph import OpGraph
-from foretrain.job import TORCHAO, Fp8, Training
+from foretrain.workload import TORCHAO, Fp8, Training
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 

@@ -17,10 +17,11 @@ from foretrain.checkpoints import is_checkpoint
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import CaptureError, InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Model, Run, Training
+from foretrain.job import Job, Run
 from foretrain.model_names import check_file, model_section
 from foretrain.options import check_names, lists_options, overridden, overriding, plain
 from foretrain.schema import read
+from foretrain.workload import Model, Training
 
 if TYPE_CHECKING:
     import torch

@@ -22,8 +22,9 @@ from foretrain.capture.programs import settings as programs
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line, missing
 from foretrain.graph import OpGraph, Weight
 from foretrain.graph.ir import checked
-from foretrain.job import Fp8, Job, Plan, Training
+from foretrain.job import Job, Plan
 from foretrain.progress import tell
+from foretrain.workload import Fp8, Training
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foretrain.graph.fusion import COMPILED, Fusion
-from foretrain.job import Framework, Job, Precision
+from foretrain.job import Job
+from foretrain.workload import Framework, Precision
 
 NO_FUSION = Fusion()
 _MIB = 1 << 20
