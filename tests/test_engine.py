@@ -345,6 +345,12 @@ def test_inference_has_nothing_to_compute_again_or_to_update(plan: dict[str, Any
     assert planned["peak_memory_bytes"].median == pytest.approx(plain["peak_memory_bytes"].median)
 
 
+def test_a_framework_that_serves_has_no_training_loop() -> None:
+    layout = DeletePopPredictor().layout(job(mode="infer", framework="adaptdl"))
+    assert layout.step_overhead_s == DeletePopPredictor().layout(job(mode="infer")).step_overhead_s
+    assert layout.profile.host > 1
+
+
 # Inference on several devices
 
 

@@ -120,6 +120,12 @@ def _held(plan: Plan, stage: Stage, tied: int, *, trained: bool = False) -> _Hel
     )
 
 
+def gradient_bytes(graph: OpGraph, plan: Plan, stage: Stage) -> float:
+    """Of all that a rank trains, as its parameters are kept."""
+    trained = _held(plan, stage, 0, trained=True)
+    return _weight_bytes(graph, trained=True) * trained.share(sharded=plan.shard in _SHARDS_GRADIENTS)
+
+
 def _cast_weights_bytes(graph: OpGraph, stage: Stage) -> float:
     """Of weights in fp8 that stay for all micro-batches of a step, as they lie and transposed."""
     return float(
