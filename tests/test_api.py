@@ -491,6 +491,16 @@ def test_what_an_optimizer_is_set_to_is_what_a_step_computes() -> None:
     assert centred.memory_by_category["optimizer_state"] > 1.9 * size
 
 
+def test_a_module_in_hand_is_trained_with_a_scaler_unless_told_otherwise() -> None:
+    module = Classifier()
+    scaled, plain = (
+        graph_of(predict(module, torch.zeros(4, 8), device="a100", precision="amp-fp16", grad_scaler=scales))
+        for scales in (None, False)
+    )
+    names = [{op.operator.name for op in graph.ops} for graph in (scaled, plain)]
+    assert ["_amp_foreach_non_finite_check_and_unscale_" in found for found in names] == [True, False]
+
+
 def test_an_optimizer_updates_what_it_was_given() -> None:
     module, inputs = Classifier(), torch.zeros(4, 8)
     head = 2 * 4 * sum(parameter.numel() for parameter in module.head.parameters())

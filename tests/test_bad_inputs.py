@@ -105,6 +105,7 @@ training.classes = 1.5 -> training.classes: 1.5 is not a whole number
 training.precision = "fp31" -> training.precision: 'fp31' is not one of amp-bf16, amp-fp16, bf16, fp16, fp32, fp8, tf32
 training.precision = null -> training.precision: None is not one of amp-bf16, amp-fp16, bf16, fp16, fp32, fp8, tf32
 training.precision = "" -> training.precision: '' is not one of amp-bf16, amp-fp16, bf16, fp16, fp32, fp8, tf32
+training.precision = "mxfp8" -> training.precision: 'mxfp8' is a way of scaling fp8; give precision fp8 and fp8 = 'mxfp8'
 training.fp8 = "colwise" -> training.fp8: 'colwise' is not one of blockwise, current, delayed, mxfp8, rowwise
 training.fp8 = "rowwise" -> training.fp8: 'rowwise' needs precision fp8, not fp32
 training.master_weights = 1 -> training.master_weights: 1 is not true or false

@@ -14,18 +14,8 @@ from hypothesis import strategies as st
 
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
-from foretrain.job import (
-    OPTIMIZERS,
-    PRECISIONS,
-    QUANTITIES,
-    Job,
-    Model,
-    Plan,
-    Run,
-    Training,
-    read_jobs,
-    read_runs,
-)
+from foretrain.job import QUANTITIES, Job, Plan, Run, read_jobs, read_runs
+from foretrain.workload import OPTIMIZERS, PRECISIONS, Model, Training
 
 CATALOG = Catalog()
 SMALL: dict[str, Any] = {

@@ -13,10 +13,11 @@ from typing import Any
 
 from foretrain.capture.programs.targets import split_name
 from foretrain.errors import InputError
-from foretrain.job import Job, Model
+from foretrain.job import Job
 from foretrain.library_changes import LIBRARIES, Change, changes_undone
+from foretrain.workload import Model
 
-_REVISIONS = {"timm": 4, "torchvision": 5, "transformers": 7, "diffusion": 2, "python": 8, "onnx": 4}
+_REVISIONS = {"timm": 4, "torchvision": 5, "transformers": 7, "diffusion": 3, "python": 8, "onnx": 5}
 """Raised when what is traced of a source's models changes, so that older cached graphs are made anew."""
 
 _FP8_REVISION = 2
