@@ -27,6 +27,7 @@ from foretrain.measure.replay import time_on_cpu
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.evidence import describe
 from foretrain.report.figures import describe_model
+from foretrain.step.frameworks import as_framework_runs_it
 
 CATALOG = Catalog.load()
 DATA = Path(__file__).parent.parent / "data"
@@ -65,6 +66,29 @@ def test_an_adapter_reads_as_a_table_a_text_and_what_peft_has() -> None:
         wanted
     ] * 3
     assert parse_adapter({"kind": "qlora", "bits": 4}, "adapter").quantises
+
+
+def test_what_a_library_keeps_in_fp32_is_not_quantised() -> None:
+    """T5 asks its last projection for the format of its weights, so transformers leaves it as it is."""
+    module = nn.ModuleDict({"wi": nn.Linear(128, 128), "wo": nn.Linear(128, 128)})
+    module._keep_in_fp32_modules = ["wo"]  # type: ignore[assignment]
+    with_adapter(module, Adapter(kind="qlora", targets=("wi",)), "bf16")
+    assert isinstance(module["wi"].base_layer, QuantisedLinear)
+    assert type(module["wo"]) is nn.Linear
+
+
+def test_frameworks_that_keep_fp32_beside_weights_take_adapters() -> None:
+    """Adapters in fp32 need no copy; where all parameters are cast as they are fetched, adapters are too."""
+
+    def run(**how: Any) -> Any:
+        job = make_job("gpt2", sequence=64, batch=8, device="h100", **how)
+        training = as_framework_runs_it(job).workload.training
+        return training.adapter.precision, training.precision, training.master_weights
+
+    assert run(framework="megatron", precision="bf16", adapter="lora:8") == ("fp32", "bf16", False)
+    for adapter in ("lora:8", "qlora:8,base=bf16"):
+        how = {"shard": "zero3", "devices": 4, "precision": "amp-bf16", "adapter": adapter}
+        assert run(framework="torchtitan", **how) == ("bf16", "bf16", True)
 
 
 def test_an_adapter_is_said_in_reports_and_is_an_option() -> None:
@@ -178,7 +202,9 @@ def test_adapters_stay_in_fp32_beside_weights_in_bf16() -> None:
     }
     assert dtypes == {"float32"}
     assert held(graph, "weights") == 3 * (128 * 128 * 2 + 2 * 8 * 128 * 4)
-    assert "adapters of rank 8 on 3 layers, in fp32; frozen weights in bf16" in graph.info["assumptions"]
+    said = "adapters of rank 8 on 3 layers, in fp32; frozen weights in bf16"
+    casts = "inputs are cast to fp32 and results back, as peft does (adapter.precision = bf16 spares it)"
+    assert f"{said}: {casts}" in graph.info["assumptions"]
 
 
 def test_adapters_in_bf16_are_not_cast() -> None:

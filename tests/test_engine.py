@@ -318,6 +318,44 @@ def test_a_forecast_says_what_recomputation_saves_and_costs() -> None:
     assert with_recomputation(plain, predictor).recomputation is None
 
 
+def test_checkpoints_of_a_model_s_own_code_are_told_layer_by_layer(tmp_path: Path) -> None:
+    """As those of a plan, but for the peak, which is not known without them."""
+    text = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+class Net(nn.Module):
+    def __init__(self, own):
+        super().__init__()
+        self.own = own
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(5))
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + (checkpoint(block, x, use_reentrant=False) if self.own else block(x))
+        return x
+def build(batch, own):
+    return Net(own), torch.zeros(batch, 64)
+"""
+    (tmp_path / "net.py").write_text(text)
+
+    def found(own: bool, **how: Any) -> Any:
+        model = {"source": "python", "name": f"{tmp_path}/net.py:build", "args": {"own": own}}
+        training = {"global_batch": 4096, "compile": how.pop("compile", False)}
+        asked = Job.read({"model": model, "training": training, "cluster": {"device": "a100"}, "plan": how})
+        predictor = predictors.get("roofline")
+        forecast = with_recomputation(predictor.predict(asked), predictor)
+        return forecast.recomputation, str(forecast)
+
+    (own, said), (planned, _) = found(True), found(False, recompute="full")
+    assert own.layers == planned.layers
+    assert len(own.layers) == 5
+    assert own.saved_bytes is None
+    assert own.added_s == pytest.approx(sum(layer.recomputed_s for layer in own.layers))
+    assert "by the model" in said
+    graphs, _ = found(False, recompute="full", compile="reduce-overhead")
+    assert graphs.saved_bytes > 1e6, "of what is reserved, where the passes' tensors lie in pools"
+
+
 def test_a_model_without_layers_to_checkpoint_is_estimated_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "import torch\n\ndef net(batch):\n"
@@ -508,6 +546,30 @@ def test_every_white_box_predictor_sees_the_host_of_a_named_node() -> None:
 
 def test_compiled_steps_have_fewer_calls_in_the_one_graph_that_all_use() -> None:
     assert len(step_graph(job(compile=True)).ops) < len(step_graph(job()).ops)
+
+
+def test_compiled_inference_hands_no_gradients_over() -> None:
+    trains, serves = (
+        DeletePopPredictor().layout(job(compile=True, mode=mode)) for mode in ("train", "infer")
+    )
+    assert serves.graph.stack, "layers that are alike are there once"
+    assert serves.step_overhead_s < 2e-3 < trains.step_overhead_s
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (
+            {"compile": "reduce-overhead"},
+            "lies in the pools of CUDA graphs: reserved, not in the memory at peak",
+        ),
+        ({"precision": "fp8"}, "without compile each cast is several kernels, and bf16 may be faster"),
+    ],
+)
+def test_what_surprises_is_said(how: dict[str, Any], said: str) -> None:
+    predict = predictors.get("roofline").predict
+    assert any(said in line for line in predict(job(**how)).assumptions)
+    assert not any(said in line for line in predict(job(**{**how, "compile": True})).assumptions)
 
 
 def test_a_calibration_of_held_out_devices_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

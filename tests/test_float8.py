@@ -140,6 +140,12 @@ def test_frameworks_have_their_own_way() -> None:
     assert Training(global_batch=1, precision="fp8", fp8="blockwise").fp8_recipe == "blockwise"
     with pytest.raises(InputError, match=r"training\.fp8: 'rowwise' needs precision fp8, not bf16"):
         Training(global_batch=1, precision="bf16", fp8="rowwise")
+    mx = {"sequence": 64, "precision": "fp8", "fp8": "mxfp8"}
+    with pytest.raises(
+        InputError, match=r"training\.fp8: 'mxfp8' cannot run on h100.*; use delayed, current"
+    ):
+        make_job("gpt2", device="h100", **mx)
+    assert make_job("gpt2", device="b200", **mx)
 
 
 def test_gpt2_s_layers_are_in_fp8_with_transformer_engine_alone() -> None:
@@ -181,3 +187,14 @@ def test_a_captured_graph_is_told_by_its_way_of_fp8(tmp_path: Path) -> None:
         InputError, match=r"training\.fp8: the graph .* was captured with 'rowwise', not 'ten"
     ):
         make_job(str(path), device="h100", fp8="tensorwise")
+
+
+def test_current_scaling_takes_the_largest_value_in_every_step_that_is_played() -> None:
+    from foretrain.graph.repeats import with_kept_casts, without_repeats
+
+    x = torch.empty(128, 64, device="meta")
+    graph = capture(Layers().to("meta"), x, lambda y: y, precision="fp8", fp8="current", accumulate=True)
+    played = calls(without_repeats(graph))
+    assert played["te.amax"] == played["te.cast_transpose"] > 0
+    kept = calls(with_kept_casts(graph))
+    assert (kept["te.amax"], kept["te.cast_transpose"]) == (4, 4), "weights are cast for all micro-batches"

@@ -193,7 +193,7 @@ def test_steps_of_a_compiled_model_go_through_the_compiler(
         (
             "plan",
             {"recompute": "full"},
-            "plan.recompute: 'full' cannot be measured here; models.py:small has neither a switch for it nor a list of blocks",
+            "plan.recompute: 'full' cannot be measured here; models.py:small has neither a switch for it nor a list of 4 blocks or more that holds half of its weights",
         ),
         (
             "plan",

@@ -350,6 +350,14 @@ def test_inference_is_refused_by_what_learned_from_training(
         fitted.predict(job(folder, mode="infer"))
 
 
+def test_adapters_are_refused_by_what_learned_without(fitted: PredictDDLPredictor, folder: Path) -> None:
+    with pytest.raises(
+        UnsupportedJob,
+        match=r"^training.adapter: 'lora 4'; the predictor of cifar10 learned from runs without; train one",
+    ):
+        fitted.predict(job(folder, adapter="lora:4"))
+
+
 def test_a_setting_that_no_run_had_widens_the_interval_and_is_named(
     fitted: PredictDDLPredictor, folder: Path
 ) -> None:

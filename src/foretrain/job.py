@@ -189,6 +189,11 @@ class Job:
                     f"training.precision: 'fp8' cannot run on {device.name}, which has no fp8 rate in the "
                     "catalogue; use bf16 or fp16, or a device that has one"
                 )
+            if self.workload.training.fp8 == "mxfp8" and device.capability and float(device.capability) < 10:
+                raise InputError(
+                    f"training.fp8: 'mxfp8' cannot run on {device.name}: scales of 32 numbers came with "
+                    "Blackwell; use delayed, current or blockwise"
+                )
 
     def _check_product(self) -> None:
         plan = self.plan

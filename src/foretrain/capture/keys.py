@@ -20,7 +20,7 @@ from foretrain.workload import Model
 _REVISIONS = {"timm": 4, "torchvision": 5, "transformers": 7, "diffusion": 3, "python": 8, "onnx": 5}
 """Raised when what is traced of a source's models changes, so that older cached graphs are made anew."""
 
-_FP8_REVISION = 2
+_FP8_REVISION = 3
 """Raised when what is traced of layers in fp8 changes."""
 
 _ADAPTER_REVISION = 2

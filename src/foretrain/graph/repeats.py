@@ -37,13 +37,14 @@ def without_repeats(graph: OpGraph) -> OpGraph:
 def with_kept_casts(graph: OpGraph) -> OpGraph:
     """A later one of several micro-batches, where Transformer Engine has the weights in fp8 from the first:
     they are there before the step, and stay."""
-    dead = {
-        i
-        for i, op in enumerate(graph.ops)
-        if op.operator.name.startswith("te.")
-        and all(graph.buffers[buffer].category == "weights" for buffer in op.reads)
-    }
-    kept = {buffer for i in dead for buffer in graph.ops[i].writes}
+    dead: set[int] = set()
+    kept: set[int] = set()
+    for i, op in enumerate(graph.ops):
+        if op.operator.name.startswith("te.") and all(
+            buffer in kept or graph.buffers[buffer].category == "weights" for buffer in op.reads
+        ):
+            dead.add(i)
+            kept.update(op.writes)
     if not dead:
         return graph
     rebuilt = _rebuilt(graph, {}, dead)

@@ -20,6 +20,7 @@ import torch
 
 from foretrain.allocator_settings import VARIABLES, AllocatorSettings, set_in_environment
 from foretrain.capture.keys import installed_versions
+from foretrain.capture.parallel.stacks import LEAST_BLOCKS
 from foretrain.capture.recomputing import recompute_layers
 from foretrain.errors import ForetrainError, UnsupportedJob, first_line
 from foretrain.job import Job, Run
@@ -181,7 +182,8 @@ def _recompute(module: torch.nn.Module, job: Job) -> None:
         raise UnsupportedJob(f"{what}; full and operators can")
     if recompute_layers(module, job.plan) is None:
         label = job.workload.model.label
-        raise UnsupportedJob(f"{what}; {label} has neither a switch for it nor a list of blocks")
+        blocks = f"a list of {LEAST_BLOCKS} blocks or more that holds half of its weights"
+        raise UnsupportedJob(f"{what}; {label} has neither a switch for it nor {blocks}")
 
 
 def _measure(

@@ -32,10 +32,11 @@ class LayerRecomputation:
 class Recomputation:
     """The difference that recomputation makes to a job."""
 
-    saved_bytes: float
-    """Of the peak."""
+    saved_bytes: float | None
+    """Of the peak, with CUDA graphs of what is reserved; None for checkpoints of the model's own code, which
+    is not traced without them."""
     added_s: float
-    """To the step."""
+    """To the step; of the model's own code, on the device."""
     layers: tuple[LayerRecomputation, ...]
     """Those that recompute."""
 
@@ -46,14 +47,19 @@ class Recomputation:
 def with_recomputation(forecast: Forecast, predictor: Predictor) -> Forecast:
     """The forecast with what its plan's recomputation saves and costs beside the same job without any."""
     job, step = forecast.job, forecast.step
-    if job.plan.recompute == "none" or job.workload.training.mode == "infer" or step is None:
+    if step is None or job.workload.training.mode == "infer":
+        return forecast
+    if step.layout.graph.recomputes and job.plan.recompute == "none":
+        return dataclasses.replace(forecast, recomputation=_of_own_code(step))
+    if job.plan.recompute == "none":
         return forecast
     kept = dataclasses.replace(job, plan=dataclasses.replace(job.plan, recompute="none", recompute_every=1))
+    held = "reserved_memory_bytes" if job.workload.training.cuda_graphs else "peak_memory_bytes"
     with contextlib.suppress(ForetrainError):
         plain = predictor.predict(kept)
         if plain.step is not None and not plain.step.layout.graph.recomputes:  # its own code does not
             found = Recomputation(
-                saved_bytes=_more(plain, forecast, "peak_memory_bytes"),
+                saved_bytes=_more(plain, forecast, held),
                 added_s=_more(forecast, plain, "step_time_s"),
                 layers=tuple(_layers(step, plain.step)),
             )
@@ -63,6 +69,32 @@ def with_recomputation(forecast: Forecast, predictor: Predictor) -> Forecast:
 
 def _more(one: Forecast, other: Forecast, quantity: str) -> float:
     return one[quantity].median - other[quantity].median
+
+
+def _of_own_code(step: Step) -> Recomputation:
+    """Of checkpoints in the model's own code; a layer would keep what the rest of its backward pass reads of
+    what it computes again."""
+    layout, times = step.layout, step.layout.job.accumulation
+    found, added_s = [], 0.0
+    for block in (block for stage in layout.stages for block in stage.blocks):
+        calls = backward_pass(layout, block)
+        again = is_recomputed(layout.graph, calls.op)
+        seconds = float(calls.busy_s[again].sum()) * times
+        added_s = added_s + seconds
+        if block.is_layer and again.any():
+            saved = _read_later(layout, set(calls.op[again].tolist()))
+            found.append(LayerRecomputation(name=block.name, saved_bytes=saved, recomputed_s=seconds))
+    return Recomputation(saved_bytes=None, added_s=added_s, layers=tuple(found))
+
+
+def _read_later(layout: Layout, again: set[int]) -> float:
+    """Bytes that calls which run again make for those that run once."""
+    ops, buffers = layout.graph.ops, layout.graph.buffers
+    made = {buffer for i in again for buffer in ops[i].writes}
+    last = max(buffers[buffer].dies for buffer in made) if made else 0
+    later = range(min(again), min(last + 1, len(ops)))
+    read = {buffer for i in later if not ops[i].recomputed for buffer in ops[i].reads}
+    return float(sum(buffers[buffer].size_bytes for buffer in made & read))
 
 
 def _layers(step: Step, plain: Step) -> Iterator[LayerRecomputation]:

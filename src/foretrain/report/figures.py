@@ -328,10 +328,13 @@ def recomputation(forecast: Forecast) -> Iterator[Figure]:
     found = forecast.recomputation
     if found is None:
         return
-    before_s = forecast["step_time_s"].median - found.added_s
-    costs = f"costs {format_seconds(found.added_s)} of a step"
-    share = f" ({_slower(found.added_s / before_s)})" if before_s > 0 else ""
-    yield Figure("recomputation", f"saves {format_bytes(found.saved_bytes)}", costs + share)
+    costs = f"costs {format_seconds(found.added_s)}"
+    if found.saved_bytes is None:
+        yield Figure("recomputation", "by the model", f"{costs} on the device in a step")
+    else:
+        before_s = forecast["step_time_s"].median - found.added_s
+        share = f" ({_slower(found.added_s / before_s)})" if before_s > 0 else ""
+        yield Figure("recomputation", f"saves {format_bytes(found.saved_bytes)}", f"{costs} of a step{share}")
     kinds: dict[str, list[LayerRecomputation]] = {}
     for layer in found.layers:
         kind = ".".join("*" if part.isdigit() else part for part in layer.name.split("."))

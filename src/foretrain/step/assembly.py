@@ -171,6 +171,8 @@ def _assumptions(step: Step) -> Iterator[str]:
         cuts = sum(waits(op.operator.name) for op in graph.ops if op.phase == "forward")
         if cuts:
             yield f"the compiler cuts the model where its code reads a value ({cuts} times in a forward pass)"
+        if training.cuda_graphs:
+            yield "what passes allocate lies in the pools of CUDA graphs: reserved, not in the memory at peak"
         if str(training.compile).startswith("max-autotune"):
             yield "products are costed as the libraries' own, which max-autotune may beat"
     if training.precision == "fp8":
@@ -204,7 +206,9 @@ def _fp8_words(training: Training, graph: OpGraph) -> str:
     share = in_fp8 / (sum(one.flops for one in products) or 1)
     grouped = any(one.name == "_grouped_mm" for one in products)
     experts = "; experts are costed at the fp8 rate, without casts" if grouped else ""
-    return f"fp8 by {whose} {recipe} scaling in {share:.0%} of the products' work{experts}"
+    eager = recipe in TORCHAO and not training.compile and bool(in_fp8)
+    slow = "; without compile each cast is several kernels, and bf16 may be faster" if eager else ""
+    return f"fp8 by {whose} {recipe} scaling in {share:.0%} of the products' work{experts}{slow}"
 
 
 def _servers(step: Step) -> str:

@@ -228,10 +228,14 @@ def as_framework_runs_it(job: Job) -> Job:
     fused = dict(habits.optimizers).get(training.optimizer)
     if fused is not None:
         training = dataclasses.replace(training, optimizer=fused)
-    if habits.keeps_fp32_gradients and training.precision in ("bf16", "fp16", "fp8"):
+    in_fp32 = training.adapter is not None and training.adapter.precision == "fp32"
+    if habits.keeps_fp32_gradients and training.precision in ("bf16", "fp16", "fp8") and not in_fp32:
         training = dataclasses.replace(training, master_weights=True)
     if habits.casts_shards and job.plan.shard == "zero3" and training.precision in _CAST:
-        training = dataclasses.replace(training, precision=_CAST[training.precision], master_weights=True)
+        cast, adapter = _CAST[training.precision], training.adapter
+        if adapter is not None:
+            adapter = dataclasses.replace(adapter, precision=cast, base=None)
+        training = dataclasses.replace(training, precision=cast, adapter=adapter, master_weights=True)
     if habits.flash_attention is False and training.framework == "megatron" and model.config is not None:
         model = dataclasses.replace(model, config={**model.config, "attn_implementation": "eager"})
     return dataclasses.replace(job, workload=dataclasses.replace(work, model=model, training=training))

@@ -157,7 +157,8 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
 
 def _compiled_host(job: Job, graph: OpGraph, host: HostModel) -> HostModel:
     training = job.workload.training
-    trained = sum(weight.trainable for weight in graph.weights) if graph.stack else 0
+    stacked = graph.stack and training.mode == "train"
+    trained = sum(weight.trainable for weight in graph.weights) if stacked else 0
     return CompiledHost(
         plain=host,
         parameters=trained or sum(buffer.category == "gradients" for buffer in graph.buffers),

@@ -13,7 +13,7 @@ from torch import nn
 
 from foretrain.graph import Stack
 
-_LEAST = 4
+LEAST_BLOCKS = 4
 """A shorter list is traced whole."""
 
 _INTERNAL = frozenset(vars(nn.Module())) | {"forward"}
@@ -41,7 +41,9 @@ def find_stack(module: nn.Module) -> Stack | None:
 def largest_list(module: nn.Module) -> str | None:
     """The path of the list of blocks that holds most of the model's weights beside its embeddings; None where
     none does."""
-    sizes = {path: _elements(blocks) for path, blocks in block_lists(module).items() if len(blocks) >= _LEAST}
+    sizes = {
+        path: _elements(blocks) for path, blocks in block_lists(module).items() if len(blocks) >= LEAST_BLOCKS
+    }
     if not sizes:
         return None
     path = max(sizes, key=sizes.__getitem__)

@@ -38,9 +38,9 @@ def with_adapter(module: nn.Module, adapter: Adapter, precision: str) -> list[st
         raise InputError(
             f"training.adapter.targets: {'+'.join(adapter.listed)!r} is no layer of {type(module).__name__}"
         )
-    head = _output_layer(module)
+    head, whole = _output_layer(module), (*trained, *(getattr(module, "_keep_in_fp32_modules", None) or ()))
     for name in _each(module, nn.Linear, _conv1d()) if adapter.quantises else ():
-        if name != head and not _is_in(name, trained):
+        if name != head and not _is_in(name, whole):
             _replace(module, name, _quantised(module.get_submodule(name), AUTOCAST_DTYPES.get(precision)))
     for name in targets:
         _replace(module, name, _adapted(name, module.get_submodule(name), adapter))
@@ -57,8 +57,14 @@ def _notes(adapter: Adapter, precision: str, layers: int) -> list[str]:
         if adapter.quantises
         else f"in {base}"
     )
+    casts = (
+        f": inputs are cast to fp32 and results back, as peft does (adapter.precision = {weights} spares it)"
+        if adapter.precision == "fp32" and weights in ("bf16", "fp16")
+        else ""
+    )
+    of = f"adapters of rank {adapter.rank} on {layers} layer{'s' * (layers != 1)}, in {adapter.precision}"
     return [
-        f"adapters of rank {adapter.rank} on {layers} layers, in {adapter.precision}; frozen weights {held}",
+        f"{of}; frozen weights {held}{casts}",
         *(["4-bit weights are brought back before each product"] if adapter.quantises else []),
     ]
 

@@ -236,10 +236,9 @@ def _quantize(
     _library()
     x = x.contiguous()
     with torch._C._AutoDispatchBelowAutograd():
-        if recipe == "current":
-            torch.ops.te.amax(x)
+        largest = torch.ops.te.amax(x) if recipe == "current" else None
         square = square and recipe == "blockwise"
-        return torch.ops.te.cast_transpose(x, dtype, _BLOCKS.get(recipe, 0), square)  # type: ignore[no-any-return]
+        return torch.ops.te.cast_transpose(x, largest, dtype, _BLOCKS.get(recipe, 0), square)  # type: ignore[no-any-return]
 
 
 _BLOCKS: dict[Fp8, int] = {"blockwise": 128, "mxfp8": 32}
@@ -247,7 +246,7 @@ _BLOCKS: dict[Fp8, int] = {"blockwise": 128, "mxfp8": 32}
 
 
 def _cast_transpose(
-    x: torch.Tensor, dtype: torch.dtype, block: int, square: bool
+    x: torch.Tensor, largest: torch.Tensor | None, dtype: torch.dtype, block: int, square: bool
 ) -> tuple[torch.Tensor, ...]:
     """Scales as cuBLAS wants them: those of a column side by side, of square blocks those of a row."""
     m, k = x.shape
@@ -268,7 +267,7 @@ def _library() -> torch.library.Library:
     library.define("amax(Tensor x) -> Tensor")
     library.impl("amax", lambda x: x.new_empty((), dtype=torch.float32), "Meta")
     library.define(
-        "cast_transpose(Tensor x, ScalarType dtype, int block, bool square)"
+        "cast_transpose(Tensor x, Tensor? largest, ScalarType dtype, int block, bool square)"
         " -> (Tensor, Tensor, Tensor, Tensor)"
     )
     library.impl("cast_transpose", _cast_transpose, "Meta")

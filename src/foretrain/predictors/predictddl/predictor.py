@@ -128,7 +128,7 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         trained = state[kind if kind in state else OTHERS]
         refused = trained.refuses(job)
         if refused is not None:
-            learned = ", ".join(trained.settings[refused])
+            learned = ", ".join(trained.settings.get(refused, ["runs without"]))
             raise UnsupportedJob(
                 f"{refused}: {settings(job)[refused]!r}; the predictor "
                 f"of {', '.join(trained.types)} learned from {learned}; {_TRAIN}"

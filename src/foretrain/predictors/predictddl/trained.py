@@ -100,7 +100,10 @@ class Trained:
             name.startswith("cpu") for name in self.settings["cluster.device"]
         }:
             return "cluster.device"
-        return None if settings(job)["training.mode"] in self.settings["training.mode"] else "training.mode"
+        asked = settings(job)
+        return next(
+            (name for name in _TOLD if name in asked and asked[name] not in self.settings.get(name, ())), None
+        )
 
     def judge(self, job: Job, row: Array) -> tuple[Factors, list[str]]:
         """The interval, wider for what lies far from everything seen, and what to say of it."""
@@ -117,7 +120,7 @@ class Trained:
                 f"far from everything learned, {times:.1f} times as far as 95 % of that is apart"
             )
         for name, value in settings(job).items():
-            if value not in self.settings[name]:
+            if value not in self.settings.get(name, ()):
                 power *= 2
                 notes.append(f"{name}: {value} was not learned from, only {', '.join(self.settings[name])}")
         deviations = []
@@ -210,6 +213,10 @@ def some(tensors: Mapping[str, npt.NDArray[Any]], start: str) -> dict[str, npt.N
     return {name.removeprefix(start): array for name, array in tensors.items() if name.startswith(start)}
 
 
+_TOLD = ("training.mode", "training.adapter")
+"""What changes a step so much that runs without it tell nothing."""
+
+
 def settings(job: Job) -> dict[str, str]:
     """What runs must share with a job to tell of it, beside what the columns tell; by field."""
     training, device = job.workload.training, job.cluster.device
@@ -265,7 +272,8 @@ def _noise(left: Array, hosts: npt.NDArray[np.str_]) -> dict[str, float]:
 
 
 def _joined(several: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    return {name: sorted({one[name] for one in several}) for name in several[0]}
+    names = dict.fromkeys(name for one in several for name in one)
+    return {name: sorted({one[name] for one in several if name in one}) for name in names}
 
 
 def _nearest(
