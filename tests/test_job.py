@@ -144,6 +144,8 @@ def test_a_run_names_the_version_of_a_library_where_it_matters_what_it_runs() ->
     assert libraries("gemma2", "5.17.0") == {"transformers": "5.17.0"}
     assert libraries("t5", "5.19.0") == {"transformers": "5.19.0"}
     assert libraries("gemma2", "5.22.0") == libraries("llama", "5.17.0") == libraries("t5", "5.20.1") == {}
+    old = {"job": SMALL, "measured": {}, "provenance": {"torch": "1.12.1+cu113", "transformers": "5.17.0"}}
+    assert Run.read(old, catalog=CATALOG).job.workload.model.libraries == {"torch": "1.12.1+cu113"}
 
 
 @pytest.mark.parametrize(

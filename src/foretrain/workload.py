@@ -109,9 +109,11 @@ class Model:
     def measured_with(self, provenance: Mapping[str, Any]) -> Model:
         """The model with the versions of libraries that a run was measured with, where they matter and only
         its provenance tells them."""
-        if self.libraries or self.source not in ("transformers", "python"):
+        if self.libraries or self.source in ("graph", "onnx"):
             return self
-        return dataclasses.replace(self, libraries=libraries_that_matter(provenance, self.model_type))
+        return dataclasses.replace(
+            self, libraries=libraries_that_matter(provenance, self.source, self.model_type)
+        )
 
     @property
     def key(self) -> str:

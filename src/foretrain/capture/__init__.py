@@ -325,7 +325,7 @@ def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
         if programs.is_program(job.workload):
             return _trace_program(job, batch)
         from foretrain.capture.parallel.ranks import trace_rank
-        from foretrain.capture.sources.transformers.earlier import as_before
+        from foretrain.capture.sources.earlier import as_before
 
         with as_before(earlier_behaviour(job)), _masks(job):
             return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)

@@ -90,7 +90,7 @@ def earlier_behaviour(job: Job) -> tuple[Change, ...]:
     if not model.libraries:
         return ()
     installed = {name: version for name in LIBRARIES if (version := _version(name)) is not None}
-    undone = changes_undone(model.libraries, installed, model.model_type)
+    undone = changes_undone(model.libraries, installed, model.source, model.model_type)
     if model.source != "python" or not undone:
         return undone
     text = _file_bytes(job)
