@@ -9,7 +9,7 @@ from typing import Literal
 
 from foretrain.graph.fusion import COMPILED, Fusion
 from foretrain.job import Job
-from foretrain.workload import Framework, Precision
+from foretrain.workload import Framework
 
 NO_FUSION = Fusion()
 _MIB = 1 << 20
@@ -166,7 +166,7 @@ _PROFILES: dict[Framework, Profile] = {
 }
 
 
-_CAST: dict[str, Precision] = {"amp-bf16": "bf16", "amp-fp16": "fp16"}
+_CAST: dict[str, Literal["bf16", "fp16"]] = {"amp-bf16": "bf16", "amp-fp16": "fp16"}
 """What the computation sees where parameters are cast as they are fetched."""
 
 
