@@ -28,8 +28,9 @@ from foretrain.capture.sources.zoo import import_zoo
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.graph import OpGraph
 from foretrain.graph.batches import BatchFamily, NotLinear
-from foretrain.job import Model, Training, Workload, read_lines
+from foretrain.job import read_lines
 from foretrain.schema import read
+from foretrain.workload import Model, Training, Workload
 
 TRACED = (8, 32)
 CHECKED = (3, 24, 96)

@@ -27,8 +27,9 @@ from typing import Any
 import reading
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.tracing.tracer import trace_step
-from foretrain.job import Model, Training, Workload, read_lines
+from foretrain.job import read_lines
 from foretrain.schema import read
+from foretrain.workload import Model, Training, Workload
 
 _DEPTHS = (
     "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers num_encoder_layers "

@@ -25,8 +25,9 @@ from foretrain.capture.sources.zoo import import_zoo
 from foretrain.capture.tracing.recorder import Recorder
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.graph import OpGraph
-from foretrain.job import Model, Training, Workload, read_lines
+from foretrain.job import read_lines
 from foretrain.schema import read
+from foretrain.workload import Model, Training, Workload
 
 BATCH = 4
 CHANCE = 0.02

@@ -97,7 +97,7 @@ def test_options_go_over_the_fields_of_a_job(folder: Path, form: str) -> None:
     options = {
         "batch": 32, "devices": 16, "device": "h100", "precision": torch.bfloat16, "steps": 7,
         "optimizer": torch.optim.Adam, "shard": "zero2", "loader_rate": 1e4, "node_mtbf": "50d",
-        "checkpoint_every": 5, "host": "a machine", "title": "mine",
+        "checkpoint_every": 5, "host": "Xeon Platinum 8480", "title": "mine",
     }  # fmt: skip
     job = job_of(target, options)
     training, cluster = job.workload.training, job.cluster
@@ -105,7 +105,7 @@ def test_options_go_over_the_fields_of_a_job(folder: Path, form: str) -> None:
     assert (training.steps, training.epochs, training.samples) == (7, None, 80)
     assert (training.loader_rate, training.checkpoint_every) == (1e4, 5)
     assert (cluster.nodes, cluster.devices_per_node, cluster.device.name) == (2, 8, "h100-sxm-80gb")
-    assert (cluster.node_mtbf, cluster.host) == (50 * 86400, "a machine")
+    assert (cluster.node_mtbf, cluster.host) == (50 * 86400, "Xeon Platinum 8480")
     assert (job.plan.data, job.plan.shard, job.workload.model.label) == (16, "zero2", "mine")
     assert job_of(target) == Job.read(TABLES)
 
@@ -489,6 +489,16 @@ def test_what_an_optimizer_is_set_to_is_what_a_step_computes() -> None:
     assert phase(given(torch.optim.AdamW, weight_decay=0.0)) != phase(given(torch.optim.AdamW))
     centred = given(torch.optim.RMSprop, centered=True)
     assert centred.memory_by_category["optimizer_state"] > 1.9 * size
+
+
+def test_a_module_in_hand_is_trained_with_a_scaler_unless_told_otherwise() -> None:
+    module = Classifier()
+    scaled, plain = (
+        graph_of(predict(module, torch.zeros(4, 8), device="a100", precision="amp-fp16", grad_scaler=scales))
+        for scales in (None, False)
+    )
+    names = [{op.operator.name for op in graph.ops} for graph in (scaled, plain)]
+    assert ["_amp_foreach_non_finite_check_and_unscale_" in found for found in names] == [True, False]
 
 
 def test_an_optimizer_updates_what_it_was_given() -> None:

@@ -105,6 +105,7 @@ training.classes = 1.5 -> training.classes: 1.5 is not a whole number
 training.precision = "fp31" -> training.precision: 'fp31' is not one of amp-bf16, amp-fp16, bf16, fp16, fp32, fp8, tf32
 training.precision = null -> training.precision: None is not one of amp-bf16, amp-fp16, bf16, fp16, fp32, fp8, tf32
 training.precision = "" -> training.precision: '' is not one of amp-bf16, amp-fp16, bf16, fp16, fp32, fp8, tf32
+training.precision = "mxfp8" -> training.precision: 'mxfp8' is a way of scaling fp8; give precision fp8 and fp8 = 'mxfp8'
 training.fp8 = "colwise" -> training.fp8: 'colwise' is not one of blockwise, current, delayed, mxfp8, rowwise
 training.fp8 = "rowwise" -> training.fp8: 'rowwise' needs precision fp8, not fp32
 training.master_weights = 1 -> training.master_weights: 1 is not true or false
@@ -177,11 +178,11 @@ training.checkpoint_every = -1 -> training.checkpoint_every: -1 is not steps abo
 training.checkpoint_every = "soon" -> training.checkpoint_every: 'soon' is not a time such as "3h", "1d 12h" or "90 min"
 training.checkpoint_every = 1.5 -> training.checkpoint_every: 1.5 is not a whole number or a text
 training.checkpoint_every = 10 ; training.mode = "infer" -> training.checkpoint_every: 10 needs mode = "train"
-training.batch = 3 -> training.batch: 'batch' is not a known key; allowed are adapter, channels_last, checkpoint_every
-training.lr = 0.1 -> training.lr: 'lr' is not a known key; allowed are adapter, channels_last, checkpoint_every
+training.batch = 3 -> training.batch: 'batch' is not a known key; allowed are adapter, allocator, channels_last, checkpoint_every
+training.lr = 0.1 -> training.lr: 'lr' is not a known key; allowed are adapter, allocator, channels_last, checkpoint_every
 trainig = {} -> trainig: 'trainig' is not a known section; allowed are cluster, model, plan, training
 extra = {} -> extra: 'extra' is not a known section; allowed are cluster, model, plan, training
-training.precison = "fp32" -> training.precison: 'precison' is not a known key; allowed are adapter, channels_last, checkpoint_every
+training.precison = "fp32" -> training.precison: 'precison' is not a known key; allowed are adapter, allocator, channels_last, checkpoint_every
 cluster = - -> cluster: missing; a job has the sections model, training and cluster (and plan)
 cluster = 3 -> cluster: 3 is not a table of keys and values
 cluster = {} -> cluster: missing; a job has the sections model, training and cluster (and plan)

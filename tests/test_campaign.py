@@ -368,6 +368,12 @@ def test_parameter_servers_are_a_dimension_of_their_own(folder: Path) -> None:
     assert len({cell.key("local") for cell in found}) == 3
 
 
+def test_workers_train_in_amp_fp16_without_a_scaler(folder: Path) -> None:
+    (one,) = small(folder, "net", precision="amp-fp16")
+    assert one.job.workload.training.grad_scaler is False
+    assert small(folder, "net")[0].job.workload.training.grad_scaler is None
+
+
 def test_limited_links_make_each_worker_a_node(folder: Path) -> None:
     [cell] = small(folder, "net", links=["1Gbit"])
     cluster = cell.job.cluster

@@ -661,6 +661,15 @@ def test_gemma2_runs_the_attention_of_the_version_that_the_job_names(base: Path)
     assert of_layers(again, "scaled_dot_product") == of_layers(now, "scaled_dot_product")
 
 
+def test_before_torch_2_attention_is_written_out(base: Path) -> None:
+    named = {"source": "transformers", "config": {"model_type": "llama", **TINY}, "task": "causal-lm"}
+    now = trace(base, named, sequence=8, precision="bf16")
+    before = trace(base, {**named, "libraries": {"torch": "1.13.1+cu117"}}, sequence=8, precision="bf16")
+    assert (of_layers(now, "attention"), of_layers(before, "attention")) == (2, 0)
+    assert of_layers(before, "_softmax") - of_layers(now, "_softmax") == 2
+    assert of_layers(before, "bmm") - of_layers(now, "bmm") == 4
+
+
 def installed_transformers() -> tuple[int, ...]:
     return tuple(map(int, importlib.metadata.version("transformers").split(".")[:2]))
 

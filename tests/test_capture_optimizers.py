@@ -12,7 +12,7 @@ from foretrain.capture import capture
 from foretrain.capture.tracing.optimizers import build_optimizer
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph
-from foretrain.job import OPTIMIZERS
+from foretrain.workload import OPTIMIZERS
 
 ROWS = torch.zeros(4, 8)
 STATE = {

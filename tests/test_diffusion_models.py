@@ -14,8 +14,8 @@ from foretrain.capture.sources.models import load_model
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.errors import ForetrainError
 from foretrain.graph import OpGraph
-from foretrain.job import Model, Training, Workload
 from foretrain.model_names import exact_preset, model_presets, model_section
+from foretrain.workload import Model, Training, Workload
 
 DIFFUSION = {name: preset for name, preset in model_presets().items() if preset["source"] == "diffusion"}
 SMALL: dict[str, dict[str, Any]] = {

@@ -33,6 +33,7 @@ from foretrain.predictors.driple.features import (
     WHOLE_COLUMNS,
     directed_groups,
     figures_of,
+    graph_key,
     reference_groups,
     scaled,
     setting_columns,
@@ -42,6 +43,7 @@ from foretrain.predictors.driple.features import (
 )  # fmt: skip
 from foretrain.predictors.driple.predictor import DriplePredictor, resources
 from foretrain.predictors.driple.whitebox import Use, Whitebox, figures_in
+from foretrain.predictors.seen import workload_key
 
 MODELS = """
 import torch
@@ -163,6 +165,22 @@ def test_a_setting_is_device_workers_and_how_they_synchronise(folder: Path) -> N
 
 
 # Graphs
+
+
+def test_jobs_share_a_graph_only_where_one_is_traced_for_both(folder: Path) -> None:
+    document = job(folder, device="h100").to_dict()
+    ways: list[dict[str, dict[str, Any]]] = [
+        {}, {"plan": {"recompute": "full"}}, {"plan": {"recompute": "full", "recompute_every": 2}},
+        {"training": {"precision": "fp8"}}, {"training": {"precision": "fp8", "fp8": "rowwise"}},
+        {"training": {"precision": "amp-fp16"}},
+        {"training": {"precision": "amp-fp16", "grad_scaler": False}},
+    ]  # fmt: skip
+    jobs = [
+        Job.read({**document, **{name: {**document[name], **fields} for name, fields in way.items()}})
+        for way in ways
+    ]
+    assert len({graph_key(one) for one in jobs}) == len(ways)
+    assert len({workload_key(one) for one in jobs[:5]}) == 5
 
 
 def test_the_directed_graph_has_a_node_per_layer_and_phase(folder: Path) -> None:

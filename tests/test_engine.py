@@ -18,6 +18,7 @@ from foretrain.costs.host import PLAIN_HOST
 from foretrain.costs.roofline import Roofline
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
+from foretrain.graph.fusion import Fusion, fuse
 from foretrain.job import Job, Plan, Run
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.recomputation import with_recomputation
@@ -231,7 +232,7 @@ def test_the_first_micro_batch_hands_its_gradients_over_and_the_others_add_to_th
     adds = layout.graph.adds_to_gradients
     trained = sum(weight.trainable for weight in layout.graph.weights) or 6 * 9 + 3
     assert len(adds) == trained
-    assert layout.calls.kernels[adds].sum() * 4 == pytest.approx(trained * 3)
+    assert layout.calls.kernels[adds].sum() * 4 == pytest.approx(trained * 3, rel=0.02)
     megatron = DeletePopPredictor().layout(job(plan={"micro_batch": 4}, framework="megatron"))
     assert megatron.calls.kernels[megatron.graph.adds_to_gradients].min() == 1.0
 
@@ -294,6 +295,9 @@ def test_hooks_of_checkpoints_take_the_time_of_the_host() -> None:
     with_hooks, bare = (lay_out(layout.job, Roofline(), host) for host in (PLAIN_HOST, without))
     more_s = float(with_hooks.calls.host_s.sum() - bare.calls.host_s.sum())
     assert more_s == pytest.approx(hooks * PLAIN_HOST.hook_s)
+    fused = fuse(layout.graph, Fusion(norms=True, chains=True))
+    assert len(fused.ops) < len(layout.graph.ops)
+    assert sum(op.hooks for op in fused.ops) == hooks
 
 
 def test_a_forecast_says_what_recomputation_saves_and_costs() -> None:
@@ -438,6 +442,12 @@ def test_inference_has_nothing_to_compute_again_or_to_update(plan: dict[str, Any
     plain, planned = (DeletePopPredictor().predict(job(plan=one, mode="infer")) for one in ({}, plan))
     assert planned["step_time_s"].median == pytest.approx(plain["step_time_s"].median)
     assert planned["peak_memory_bytes"].median == pytest.approx(plain["peak_memory_bytes"].median)
+
+
+def test_a_framework_that_serves_has_no_training_loop() -> None:
+    layout = DeletePopPredictor().layout(job(mode="infer", framework="adaptdl"))
+    assert layout.step_overhead_s == DeletePopPredictor().layout(job(mode="infer")).step_overhead_s
+    assert layout.profile.host > 1
 
 
 # Inference on several devices

@@ -19,8 +19,9 @@ from foretrain.cluster import Catalog
 from foretrain.errors import CaptureError, InputError, UnsupportedJob
 from foretrain.evaluate import SPLITS, Evaluation, Fold, bound_of, evaluate, job_key, leaderboard, split_runs
 from foretrain.forecast import Estimate, Forecast
-from foretrain.job import Job, Model, Run
+from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
+from foretrain.workload import Model
 
 CATALOG = Catalog()
 

@@ -120,7 +120,13 @@ def test_recomputation_is_told_with_the_time_that_it_takes() -> None:
     whole, _ = found(job(), 0.6)
     slower = {one.change: one.slower for one in (*remedies, *whole) if one.change.startswith("recompute")}
     assert slower
-    assert all(value is not None and 0 < value < 0.5 for value in slower.values())
+    assert all(value is not None and 0 < value < 0.6 for value in slower.values())
+
+
+def test_of_layers_that_are_recomputed_in_part_all_are() -> None:
+    plan = {"micro_batch": 1, "recompute": "full", "recompute_every": 4}
+    remedies, _ = found(job(plan=plan), 0.95)
+    assert {"plan.recompute_every": 1} in [one.fields for one in remedies]
 
 
 def test_replicas_shard_what_they_hold_twice() -> None:

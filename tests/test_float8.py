@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -15,7 +16,7 @@ from foretrain.capture import capture
 from foretrain.capture.sources.float8 import into_fp8
 from foretrain.errors import InputError
 from foretrain.graph import OpGraph
-from foretrain.job import TORCHAO, Fp8, Training
+from foretrain.workload import TORCHAO, Fp8, Training
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 
@@ -176,6 +177,16 @@ def test_micro_batches_share_the_casts_of_weights_and_layers_those_of_an_input()
         return sum(one.size_bytes for one in graph.buffers if one.category == "weights")
 
     assert weights(kept) - weights(graph) == 2 * 2 * 64 * 96 + 4 * 4, "both layouts, and their scales"
+
+
+def test_a_captured_graph_is_told_by_its_way_of_fp8(tmp_path: Path) -> None:
+    path = tmp_path / "layers.json.zst"
+    traced("rowwise").save(path)
+    assert make_job(str(path), device="h100").workload.training.fp8_recipe == "rowwise"
+    with pytest.raises(
+        InputError, match=r"training\.fp8: the graph .* was captured with 'rowwise', not 'ten"
+    ):
+        make_job(str(path), device="h100", fp8="tensorwise")
 
 
 def test_current_scaling_takes_the_largest_value_in_every_step_that_is_played() -> None:

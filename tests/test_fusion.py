@@ -426,3 +426,14 @@ def test_what_cuda_graphs_allocate_is_reserved_in_their_pools() -> None:
     assert plain[0] > 1.2 * graphs[0]
     assert graphs[1] == plain[1]
     assert graphs[2] < plain[2]
+
+
+def test_ranks_keep_their_gradients_out_of_the_pools_of_cuda_graphs() -> None:
+    described = a_job("llama", layers=4).to_dict()
+    training = {**described["training"], "compile": "reduce-overhead"}
+    cluster = {**described["cluster"], "devices_per_node": 2}
+    job = Job.read({**described, "training": training, "cluster": cluster, "plan": {"pipeline": 2}})
+    found = predictors.get("roofline").predict(job)
+    held = found.memory_by_category
+    assert held["activations"] == 0
+    assert held["gradients"] == pytest.approx(held["weights"], rel=0.01)

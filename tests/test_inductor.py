@@ -100,6 +100,13 @@ def test_a_batch_norm_is_statistics_in_stages_and_a_loop_that_fuses() -> None:
     ]
 
 
+def test_loops_of_what_a_checkpoint_computes_again_are_recomputed() -> None:
+    plain = batch_norm_step()
+    again = tuple(dataclasses.replace(op, recomputed=op.phase == "backward") for op in plain.ops)
+    graph = fuse(dataclasses.replace(plain, ops=again), COMPILED)
+    assert all(op.recomputed == (op.phase == "backward") for op in graph.ops)
+
+
 def test_what_a_loop_makes_again_is_not_saved() -> None:
     plain, fused = batch_norm_step(), fuse(batch_norm_step(), COMPILED)
     (norm,) = [op for op in fused.ops if op.operator.args.get("ops") == ["addcmul", "silu"]]

@@ -14,18 +14,8 @@ from hypothesis import strategies as st
 
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
-from foretrain.job import (
-    OPTIMIZERS,
-    PRECISIONS,
-    QUANTITIES,
-    Job,
-    Model,
-    Plan,
-    Run,
-    Training,
-    read_jobs,
-    read_runs,
-)
+from foretrain.job import QUANTITIES, Job, Plan, Run, read_jobs, read_runs
+from foretrain.workload import OPTIMIZERS, PRECISIONS, Model, Training
 
 CATALOG = Catalog()
 SMALL: dict[str, Any] = {
@@ -154,6 +144,8 @@ def test_a_run_names_the_version_of_a_library_where_it_matters_what_it_runs() ->
     assert libraries("gemma2", "5.17.0") == {"transformers": "5.17.0"}
     assert libraries("t5", "5.19.0") == {"transformers": "5.19.0"}
     assert libraries("gemma2", "5.22.0") == libraries("llama", "5.17.0") == libraries("t5", "5.20.1") == {}
+    old = {"job": SMALL, "measured": {}, "provenance": {"torch": "1.12.1+cu113", "transformers": "5.17.0"}}
+    assert Run.read(old, catalog=CATALOG).job.workload.model.libraries == {"torch": "1.12.1+cu113"}
 
 
 @pytest.mark.parametrize(

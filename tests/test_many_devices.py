@@ -9,7 +9,7 @@ import pytest
 
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Framework, Job, Run
+from foretrain.job import Job, Run
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.deletepop.calibration import Calibration, Case
 from foretrain.predictors.deletepop.rank_calibration import calibrate_parts
@@ -20,6 +20,7 @@ from foretrain.step.frameworks import attention_factor, profile
 from foretrain.step.layout import Tuning
 from foretrain.step.partition import Teams, blocks, stages, virtual_stages
 from foretrain.step.play import play
+from foretrain.workload import Framework
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8,

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from foretrain.errors import InputError
-from foretrain.job import Model, Training, Workload
 from foretrain.measure.models import autocast, real_model, real_optimizer
 from foretrain.schema import read
+from foretrain.workload import Model, Training, Workload
 
 SMALL = {
     "hidden_size": 32,

@@ -18,8 +18,9 @@ from foretrain.architectures import family
 from foretrain.checkpoints import is_checkpoint
 from foretrain.cli.job_options import job_from
 from foretrain.errors import InputError
-from foretrain.job import Job, Model
+from foretrain.job import Job
 from foretrain.model_names import find_preset, model_presets, model_section
+from foretrain.workload import Model
 
 PRESETS = model_presets()
 

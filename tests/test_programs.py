@@ -20,7 +20,7 @@ from foretrain.capture.programs import launch, settings  # noqa: E402
 from foretrain.capture.programs.targets import kind_of, pick  # noqa: E402
 from foretrain.errors import CaptureError, ForetrainError, InputError  # noqa: E402
 from foretrain.graph import OpGraph  # noqa: E402
-from foretrain.job import Model, Training, Workload  # noqa: E402
+from foretrain.workload import Model, Training, Workload  # noqa: E402
 
 HEAD = """
 import torch, torch.nn as nn, torch.nn.functional as F

@@ -226,3 +226,17 @@ def test_weights_that_were_cast_stay_for_all_micro_batches() -> None:
     layer = 4 * WIDTH * WIDTH + 3 * WIDTH * 128
     for before, kept in zip(held[1], held[2], strict=True):
         assert kept - before == pytest.approx(2 * layer * LAYERS / 2, rel=0.01)
+
+
+def test_a_rank_that_serves_has_its_peak_in_the_forward_pass_and_no_gaps_in_segments_that_expand() -> None:
+    described = a_job(pipeline=2).to_dict()
+    found, model = {}, described["model"]
+    model = {**model, "config": {**model["config"], "use_cache": True}}
+    for allocator in ("", "expandable_segments:True"):
+        training = {**described["training"], "mode": "infer", "master_weights": False, "allocator": allocator}
+        job = Job.read({**described, "model": model, "training": training})
+        dealt = stages(job, graph := step_graph(job))
+        found[allocator] = [sharded_memory(job, graph, stage, len(dealt), FP32_GRADIENTS) for stage in dealt]
+    assert {rank.peak.phase for ranks in found.values() for rank in ranks if rank.peak} == {"forward"}
+    assert all(rank.by_category["temporaries"] and rank.cached_bytes for rank in found[""])
+    assert [rank.cached_bytes for rank in found["expandable_segments:True"]] == [0.0, 0.0]

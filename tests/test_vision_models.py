@@ -15,7 +15,7 @@ from foretrain.capture.sources.zoo import import_zoo
 from foretrain.capture.tracing.tracer import trace_step
 from foretrain.errors import CaptureError, InputError
 from foretrain.graph import OpGraph
-from foretrain.job import Model, Training, Workload
+from foretrain.workload import Model, Training, Workload
 
 MODELS = import_zoo("torchvision").models
 

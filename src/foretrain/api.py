@@ -17,10 +17,11 @@ from foretrain.checkpoints import is_checkpoint
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import CaptureError, InputError, UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import Job, Model, Run, Training
+from foretrain.job import Job, Run
 from foretrain.model_names import check_file, model_section
 from foretrain.options import check_names, lists_options, overridden, overriding, plain
 from foretrain.schema import read
+from foretrain.workload import Model, Training
 
 if TYPE_CHECKING:
     import torch
@@ -222,7 +223,8 @@ def _follow_graph(path: Path, tables: dict[str, Any], options: Mapping[str, Any]
     from foretrain.graph.ir import checked
 
     graph, training = checked(OpGraph.load(path), path), tables["training"]
-    held = {name: graph.info[name] for name in ("mode", "precision", "optimizer") if name in graph.info}
+    follows = ("mode", "precision", "fp8", "optimizer")
+    held = {name: graph.info[name] for name in follows if name in graph.info}
     for name, value in held.items():
         if options.get(name, value) != value:
             raise InputError(
@@ -291,12 +293,12 @@ def _captured(module: Any, example: Example, loss: Any, targets: Any, optimizer:
     settings, said = in_hand.settings_of(optimizer)
     judged = in_hand.loss_of(loss, None if targets is None else example.like(targets, wanted))
     trace = functools.partial(
-        capture, module, mode=training.mode, precision=training.precision,
-        fp8=training.fp8_recipe, optimizer=training.optimizer,
-        optimizer_settings=settings,
+        capture, module, mode=training.mode, precision=training.precision, fp8=training.fp8_recipe,
+        optimizer=training.optimizer, optimizer_settings=settings,
         updated=None if training.adapter else in_hand.updated_by(optimizer, module),
-        master_weights=training.master_weights, channels_last=training.channels_last,
-        adapter=training.adapter, accumulate=accumulates(job), tokens=wanted * (sequence or 0),
+        master_weights=training.master_weights, grad_scaler=training.grad_scaler,
+        channels_last=training.channels_last, adapter=training.adapter, accumulate=accumulates(job),
+        tokens=wanted * (sequence or 0),
     )  # fmt: skip
     try:
         graph = trace(example.at(wanted), in_hand.loss_at(judged, example, wanted), samples=wanted)

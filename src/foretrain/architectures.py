@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from foretrain.job import Model
+from foretrain.workload import Model
 
 _VARIANTS = frozenset({"tf", "wide", "legacy", "quantized", "test", "dm", "nf", "eca", "ese", "gc"})
 """First words of timm and torchvision names that mark a variant of the architecture named after them."""

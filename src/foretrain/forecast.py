@@ -144,10 +144,11 @@ class Forecast:
     """What measured runs say of it; None where nobody has asked, or none are kept."""
 
     remedies: tuple[Remedy, ...] | None = field(default=None, repr=False)
-    recomputation: Recomputation | None = field(default=None, repr=False)
-    """What it saves and costs, where the plan recomputes and somebody asked."""
     """Changes that make a job fit that does not, the smallest first; None where it fits or nobody has
     asked."""
+
+    recomputation: Recomputation | None = field(default=None, repr=False)
+    """What it saves and costs, where the plan recomputes and somebody asked."""
 
     def __post_init__(self) -> None:
         for name in self.quantities:

@@ -16,7 +16,12 @@ class Change:
     known_from: tuple[int, int]
     """The oldest version of which it is known what was done before."""
     since: tuple[int, int]
-    models: frozenset[str]
+    models: frozenset[str] | None
+    """Types of models of transformers; None for whatever is traced."""
+
+    def concerns(self, source: str, model_type: str | None) -> bool:
+        """Whether a model may run what changed; of a user's file it is not known what it builds."""
+        return self.models is None or source == "python" or model_type in self.models
 
     def is_undone(self, wanted: str, installed: str) -> bool:
         """Whether the wanted version lies before it, and the installed one does not."""
@@ -44,30 +49,36 @@ POSITION_BIAS = Change(
 )
 """Earlier versions give scaled_dot_product_attention a position bias as it lies, which no fused kernel takes
 where heads lie side by side; later ones copy it first (``sdpa_attention.py``)."""
-CHANGES = (SOFTCAP, POSITION_BIAS)
+ATTENTION = Change(
+    name="attention as one operator", library="torch", known_from=(1, 8), since=(2, 0), models=None
+)
+"""Before, ``scaled_dot_product_attention`` was not there: libraries wrote products and softmax out."""
+CHANGES = (SOFTCAP, POSITION_BIAS, ATTENTION)
 LIBRARIES = tuple(sorted({change.library for change in CHANGES}))
 
 
 def changes_undone(
-    wanted: Mapping[str, str], installed: Mapping[str, str], model_type: str | None
+    wanted: Mapping[str, str], installed: Mapping[str, str], source: str, model_type: str | None
 ) -> tuple[Change, ...]:
-    """What is to be done as before the change, for models of one type or, with none, of any."""
+    """What is to be done as before the change, for models of a source and, of transformers, a type."""
     return tuple(
         change
         for change in CHANGES
         if change.library in wanted
         and change.library in installed
-        and (model_type is None or model_type in change.models)
+        and change.concerns(source, model_type)
         and change.is_undone(wanted[change.library], installed[change.library])
     )
 
 
-def libraries_that_matter(provenance: Mapping[str, object], model_type: str | None) -> dict[str, str]:
+def libraries_that_matter(
+    provenance: Mapping[str, object], source: str, model_type: str | None
+) -> dict[str, str]:
     """The versions in a run's provenance on which it depends what its model runs."""
     return {
         change.library: version
         for change in CHANGES
-        if (model_type is None or model_type in change.models)
+        if change.concerns(source, model_type)
         and isinstance(version := provenance.get(change.library), str)
         and change.known_from <= _numbers(version) < change.since
     }

@@ -96,8 +96,9 @@ FP8 = {
 
 UNCLEAR_PRECISIONS = {
     "mixed mixed-precision autocast automatic": "may be either; give amp-bf16 or amp-fp16",
-    "int8 8bit 8-bit int4 fp4 nvfp4 mxfp4 mxfp8": "is not modelled; training runs in "
+    "int8 8bit 8-bit int4 fp4 nvfp4 mxfp4": "is not modelled; training runs in "
     "fp32, tf32, amp-bf16, amp-fp16, bf16, fp16 or fp8",
+    "mxfp8": "is a way of scaling fp8; give precision fp8 and fp8 = 'mxfp8'",
     "4bit 4-bit nf4 qlora": "is what frozen weights are kept in beside adapters; give adapter = 'qlora:16'",
     "fp64 float64 double 64 64-true": "is not modelled; fp32 is the widest",
 }

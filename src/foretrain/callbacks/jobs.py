@@ -20,7 +20,8 @@ from foretrain.api import make_job
 from foretrain.cluster import Catalog
 from foretrain.errors import InputError
 from foretrain.files import read_text
-from foretrain.job import Job, Training
+from foretrain.job import Job
+from foretrain.workload import Training
 
 Tables = Mapping[str, Mapping[str, Any]]
 """Sections of a job: model, training, cluster, plan; each may be missing or hold a part only."""

@@ -22,8 +22,9 @@ from foretrain.capture.programs import settings as programs
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line, missing
 from foretrain.graph import OpGraph, Weight
 from foretrain.graph.ir import checked
-from foretrain.job import Fp8, Job, Plan, Training
+from foretrain.job import Job, Plan
 from foretrain.progress import tell
+from foretrain.workload import Fp8, Training
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,7 @@ def capture(
     optimizer_settings: Mapping[str, Any] | None = None,
     updated: frozenset[str] | None = None,
     master_weights: bool = False,
+    grad_scaler: bool | None = None,
     channels_last: bool = False,
     accumulate: bool = False,
     adapter: Adapter | None = None,
@@ -62,8 +64,9 @@ def capture(
 
     Without ``loss``, an output with a ``.loss`` uses it and logits get cross-entropy. ``samples`` defaults to
     the length of the first input. ``fp8`` says how layers are scaled and cast in that precision.
-    ``optimizer_settings`` are keyword arguments in place of those that the
-    optimizer's name stands for; ``updated`` names the parameters that it was given, where these are not all.
+    ``optimizer_settings`` are keyword arguments in place of those that the optimizer's name stands for;
+    ``updated`` names the parameters that it was given, where these are not all. The loss of amp-fp16 is
+    scaled unless ``grad_scaler`` is false.
     """
     needs_torch("capture")
     import torch
@@ -97,11 +100,12 @@ def capture(
             copied, arguments, loss or classifier_loss(),
             samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,
             optimizer_settings=optimizer_settings, updated=updated,
-            master_weights=master_weights, channels_last=channels_last, accumulate=accumulate,
-            constants=constants,
+            master_weights=master_weights, scales_loss=grad_scaler, channels_last=channels_last,
+            accumulate=accumulate, constants=constants,
             info={
                 "model": type(module).__name__, "mode": mode, "precision": precision, "optimizer": optimizer,
                 "versions": library_versions(), "model_parameters": parameter_counts(copied),
+                **({"fp8": fp8} if precision == "fp8" else {}),
                 **({} if adapter is None else {"adapter": adapter.words}),
                 **({"compile": True} if compiled else {}),
             },
@@ -245,15 +249,17 @@ def _given_graph(job: Job) -> OpGraph:
             f"the job asks for {job.micro_batch}{spread}; give the batch of all devices, "
             f"here {graph.samples * ranks}"
         )
-    for field in ("mode", "precision", "optimizer"):
-        if field in graph.info and graph.info[field] != getattr(job.workload.training, field):
+    training = job.workload.training
+    wanted = {field: getattr(training, field) for field in ("mode", "precision", "optimizer")}
+    for field, value in {**wanted, "fp8": training.fp8_recipe}.items():
+        if field in graph.info and graph.info[field] != value:
             raise InputError(
                 f"training.{field}: the graph {name} was captured "
-                f"with {graph.info[field]!r}, the job asks for {getattr(job.workload.training, field)!r}"
+                f"with {graph.info[field]!r}, the job asks for {value!r}"
             )
-    if job.workload.training.adapter is not None and not graph.info.get("adapter"):
+    if training.adapter is not None and not graph.info.get("adapter"):
         raise InputError(f"training.adapter: the graph {name} was captured without; capture it with adapters")
-    _check_shapes(graph, job.workload.training, name)
+    _check_shapes(graph, training, name)
     return graph
 
 
@@ -319,7 +325,7 @@ def _trace_rank(job: Job, batch: int, **how: bool) -> OpGraph:
         if programs.is_program(job.workload):
             return _trace_program(job, batch)
         from foretrain.capture.parallel.ranks import trace_rank
-        from foretrain.capture.sources.transformers.earlier import as_before
+        from foretrain.capture.sources.earlier import as_before
 
         with as_before(earlier_behaviour(job)), _masks(job):
             return trace_rank(job, batch, accumulate=accumulates(job), info=_job_info(job), **how)

@@ -13,10 +13,11 @@ from typing import Any
 
 from foretrain.capture.programs.targets import split_name
 from foretrain.errors import InputError
-from foretrain.job import Job, Model
+from foretrain.job import Job
 from foretrain.library_changes import LIBRARIES, Change, changes_undone
+from foretrain.workload import Model
 
-_REVISIONS = {"timm": 4, "torchvision": 5, "transformers": 7, "diffusion": 2, "python": 8, "onnx": 4}
+_REVISIONS = {"timm": 4, "torchvision": 5, "transformers": 7, "diffusion": 3, "python": 8, "onnx": 5}
 """Raised when what is traced of a source's models changes, so that older cached graphs are made anew."""
 
 _FP8_REVISION = 3
@@ -89,7 +90,7 @@ def earlier_behaviour(job: Job) -> tuple[Change, ...]:
     if not model.libraries:
         return ()
     installed = {name: version for name in LIBRARIES if (version := _version(name)) is not None}
-    undone = changes_undone(model.libraries, installed, model.model_type)
+    undone = changes_undone(model.libraries, installed, model.source, model.model_type)
     if model.source != "python" or not undone:
         return undone
     text = _file_bytes(job)

@@ -30,7 +30,7 @@ COMMANDS = {
     "advise": "The cheapest configuration (data, workers, machines) "
     "that meets a deadline, with the probability of missing it.",
     "capture": "Write the operator graph of one step, for machines without torch.",
-    "catalog": "What is known: devices, nodes, models and prices, each with its source.",
+    "catalog": "What is known: devices, nodes, hosts, models and prices, each with its source.",
     "design": "Choose what to measure next: the candidates that tell most for their cost.",
     "evaluate": "Errors of predictors on measured runs.",
     "explain": "Why B takes more or less time and memory than A, by cause.",

@@ -46,7 +46,7 @@ def models(incomplete: str) -> list[str]:
 
 
 def optimizers(incomplete: str) -> list[str]:
-    from foretrain.job import OPTIMIZERS
+    from foretrain.workload import OPTIMIZERS
 
     return _matching(OPTIMIZERS, incomplete)
 
@@ -55,9 +55,10 @@ def setting(name: str) -> Completion:
     """The values of a setting of jobs, by the name of its type: ``Precision``."""
 
     def complete(incomplete: str) -> list[str]:
-        from foretrain import job
+        from foretrain import job, workload
 
-        values: tuple[Any, ...] = get_args(getattr(job, name))
+        kind = getattr(workload if hasattr(workload, name) else job, name)
+        values: tuple[Any, ...] = get_args(kind)
         return _matching(map(str, values), incomplete)
 
     return complete

@@ -153,7 +153,7 @@ def _operators(
 ) -> tuple[list[MeasuredOperator], list[dict[str, Any]]]:
     """All measured operators, and where they come from."""
     from foretrain.costs.measured import load_measured
-    from foretrain.measure.published import read_published
+    from foretrain.measure.published import published_files, read_published
     from foretrain.predictors.base import source_of
 
     operators: list[MeasuredOperator] = []
@@ -169,7 +169,7 @@ def _operators(
         raise InputError(f"--device: {device!r}, but the datasets say themselves: {', '.join(sorted(own))}")
     if published is not None:
         operators += read_published(published)
-        sources += [{**source_of(path), "file": path.name} for path in sorted(published.glob("*.csv.gz"))]
+        sources += [{**source_of(path), "file": path.name} for path in sorted(published_files(published))]
     return operators, sources
 
 

@@ -45,6 +45,11 @@ class HostModel(Protocol):
     def issue_time_s(self, operators: Sequence[Operator], phases: Sequence[str]) -> Column: ...
 
     @property
+    def speed(self) -> float:
+        """How much faster the host is than the one that figures come from."""
+        ...
+
+    @property
     def hook_time_s(self) -> float:
         """Of a Python function that a checkpoint has autograd call."""
         ...

@@ -42,11 +42,14 @@ class CompiledHost:
     """Whose passes a step makes."""
     graphs: bool = False
     """Passes are replayed as CUDA graphs."""
-    speed: float = 1.0
     hook_time_s: float = 0.0
     """Checkpoints are compiled too."""
     unrecorded: float = 1.0
     """Autograd records nothing of compiled code."""
+
+    @property
+    def speed(self) -> float:
+        return self.plain.speed
 
     def issue_time_s(self, operators: Sequence[Operator], phases: Sequence[str]) -> Column:
         times = np.array(self.plain.issue_time_s(operators, phases))

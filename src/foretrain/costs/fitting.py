@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.catalog import Catalog, Device
-from foretrain.costs.features import COLUMNS, ONE_DEVICE, SCALED_PRODUCT, SERIAL, Described, describe
+from foretrain.costs.features import COLUMNS, SCALED_PRODUCT, SERIAL, Described, describe
+from foretrain.costs.features.convolutions import ONE_DEVICE
 from foretrain.costs.kernels import kernel_figures, kernel_kind
 from foretrain.costs.learned import GENERAL, LearnedCosts, Lookup, OperatorModel
 from foretrain.costs.measured import MeasuredOperator

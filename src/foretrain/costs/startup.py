@@ -17,7 +17,7 @@ import numpy as np
 from foretrain.errors import InputError
 from foretrain.estimate import CERTAIN, SHARES, Estimate, Factors
 from foretrain.files import read_text, write_atomically
-from foretrain.job import FILE_SOURCES
+from foretrain.workload import FILE_SOURCES
 
 FORMAT = "foretrain-startup/1"
 FILE = Path(__file__).with_name("startup.json")

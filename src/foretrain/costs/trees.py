@@ -14,14 +14,15 @@ Matrix = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """All trees in one set of columns; a leaf leads to itself, so that every row walks as many levels."""
+    """All trees in one set of columns of few bytes a node; a left child follows its parent, and a leaf leads
+    to itself, so that every row walks as many levels."""
 
     roots: npt.NDArray[np.int32]
-    feature: npt.NDArray[np.int16]
-    threshold: npt.NDArray[np.float32]
-    left: npt.NDArray[np.int32]
-    right: npt.NDArray[np.int32]
-    value: npt.NDArray[np.float32]
+    feature: npt.NDArray[np.uint8]
+    number: npt.NDArray[np.float32]
+    """The threshold of a node, the value of a leaf."""
+    skip: npt.NDArray[np.uint16]
+    """From a node to its right child; 0 marks a leaf."""
     depth: int
 
     def predict(self, rows: Matrix) -> npt.NDArray[np.float64]:
@@ -29,38 +30,26 @@ class Forest:
         node = np.broadcast_to(self.roots, (len(rows), len(self.roots))).astype(np.intp)
         first = np.arange(len(rows))[:, None] * rows.shape[1]
         single = rows.astype(np.float32).ravel()
-        children = np.column_stack([self.right, self.left]).ravel()
+        own = np.arange(len(self.skip), dtype=np.int32)
+        children = np.column_stack([own + self.skip, own + (self.skip > 0)]).ravel()
         for _ in range(self.depth):
-            goes_left = single.take(first + self.feature.take(node)) <= self.threshold.take(node)
+            goes_left = single.take(first + self.feature.take(node)) <= self.number.take(node)
             node = children.take(2 * node + goes_left)
-        return np.asarray(self.value[node].sum(axis=1, dtype=np.float64))
+        return np.asarray(self.number[node].sum(axis=1, dtype=np.float64))
 
     def to_columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Few bytes per node: a left child follows its parent, and a leaf needs no threshold."""
-        own = np.arange(len(self.left))
-        leaf = self.left == own
         return {
             "roots": self.roots,
-            "feature": self.feature.astype(np.uint8),
-            "number": np.where(leaf, self.value, self.threshold),
-            "skip": (self.right - own).astype(np.uint16),
+            "feature": self.feature,
+            "number": self.number,
+            "skip": self.skip,
             "depth": np.array([self.depth], dtype=np.int32),
         }
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, npt.NDArray[Any]]) -> Forest:
-        own = np.arange(len(columns["skip"]), dtype=np.int32)
-        leaf, number = columns["skip"] == 0, columns["number"]
-        nothing = np.float32(0)
-        return cls(
-            roots=columns["roots"],
-            feature=columns["feature"].astype(np.int16),
-            threshold=np.where(leaf, nothing, number),
-            left=np.where(leaf, own, own + 1).astype(np.int32),
-            right=(own + columns["skip"]).astype(np.int32),
-            value=np.where(leaf, number, nothing),
-            depth=int(columns["depth"][0]),
-        )
+        names = ("roots", "feature", "number", "skip")
+        return cls(**{name: columns[name] for name in names}, depth=int(columns["depth"][0]))
 
 
 def grow(
@@ -91,9 +80,8 @@ def from_lightgbm(trees: Sequence[Mapping[str, Any]]) -> Forest:
     """The arrays of LightGBM's own description of numeric trees."""
     feature: list[int] = []
     threshold: list[float] = []
-    left: list[int] = []
-    right: list[int] = []
     value: list[float] = []
+    skip: list[int] = []
 
     def add(tree: Mapping[str, Any], level: int) -> tuple[int, int]:
         """Append a node and all below it; returns its number and the deepest level."""
@@ -101,22 +89,21 @@ def from_lightgbm(trees: Sequence[Mapping[str, Any]]) -> Forest:
         feature.append(tree.get("split_feature", 0))
         threshold.append(tree.get("threshold", 0.0))
         value.append(tree.get("leaf_value", 0.0))
-        left.append(number)
-        right.append(number)
+        skip.append(0)
         if "left_child" not in tree:
             return number, level
-        left[number], first = add(tree["left_child"], level + 1)
-        right[number], second = add(tree["right_child"], level + 1)
+        _, first = add(tree["left_child"], level + 1)
+        right, second = add(tree["right_child"], level + 1)
+        skip[number] = right - number
         return number, max(first, second)
 
     roots, depths = zip(*(add(tree, 0) for tree in trees), strict=True)
+    distance = np.array(skip, dtype=np.uint16)
     return Forest(
         roots=np.array(roots, dtype=np.int32),
-        feature=np.array(feature, dtype=np.int16),
-        threshold=_below(threshold),
-        left=np.array(left, dtype=np.int32),
-        right=np.array(right, dtype=np.int32),
-        value=np.array(value, dtype=np.float32),
+        feature=np.array(feature, dtype=np.uint8),
+        number=np.where(distance == 0, np.array(value, dtype=np.float32), _below(threshold)),
+        skip=distance,
         depth=max(depths),
     )
 

@@ -160,7 +160,8 @@ def _in_place_of(graph: OpGraph, calls: Sequence[int], operator: Operator) -> Op
     outside = _touched_outside(graph, frozenset(calls))
     written = tuple(dict.fromkeys(b for op in ops for b in op.writes if b in outside))
     read = tuple(dict.fromkeys(b for op in ops for b in op.reads if b in outside and b not in written))
-    return Op(operator, ops[0].phase, ops[0].layer, read, written, ops[0].recomputed)
+    hooks = sum(op.hooks for op in ops)
+    return Op(operator, ops[0].phase, ops[0].layer, read, written, ops[0].recomputed, hooks)
 
 
 def _forward(attention: _Attention, causal: bool) -> Operator:

@@ -77,9 +77,8 @@ def _expanded(graph: OpGraph, rule: Rule) -> OpGraph:
         return dataclasses.replace(buffer, born=born, dies=max(born, dies))
 
     own = [
-        dataclasses.replace(buffer, born=min(uses), dies=max(uses))
+        dataclasses.replace(buffer, born=min(touched[number]), dies=max(touched[number]))
         for number, buffer in enumerate(made, start=len(graph.buffers))
-        if (uses := touched[number]) is not None
     ]
     buffers = [moved(number, buffer) for number, buffer in enumerate(graph.buffers)]
     return dataclasses.replace(graph, ops=tuple(ops), buffers=(*buffers, *own))
@@ -98,7 +97,7 @@ def _call(
     inputs, outputs = tuple(reads.values()), tuple(writes.values())
     read, written = (sum(spec.size_bytes for spec in specs) for specs in (inputs, outputs))
     operator = Operator(name, overload, inputs, outputs, args or {}, 0, read, written, True)
-    return Op(operator, op.phase, op.layer, tuple(reads), tuple(writes))
+    return Op(operator, op.phase, op.layer, tuple(reads), tuple(writes), op.recomputed)
 
 
 def _part(op: Op, name: str, reads: Sequence[int], writes: Sequence[int], **args: object) -> Op:

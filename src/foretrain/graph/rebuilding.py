@@ -174,11 +174,13 @@ class Rebuild:
     def graph(self) -> OpGraph:
         ops: list[Op] = []
         place: dict[int, int] = {}
+        hooks = 0  # of ops that are dropped
         for unit in self._units:
             first = self._old.ops[unit.members[0]]
             if unit.is_run:
                 op = self._fused(unit)
             elif self._is_dropped(unit.members[0], first):
+                hooks += first.hooks
                 continue
             elif first.operator.launches:
                 op = first
@@ -186,7 +188,8 @@ class Rebuild:
                 reads = tuple(b for b in first.reads if b in unit.reads and b not in self._gone)
                 op = dataclasses.replace(first, reads=reads)
             place.update(dict.fromkeys(unit.members, len(ops)))
-            ops.append(op)
+            ops.append(dataclasses.replace(op, hooks=op.hooks + hooks) if hooks else op)
+            hooks = 0
         buffers = self._lifetimes(ops, place)
         kept = [number for number in range(len(buffers)) if number not in self._gone]
         new = {number: i for i, number in enumerate(kept)}
@@ -252,8 +255,8 @@ class Rebuild:
         )
         operator = self._operators.setdefault((fields[:4], tuple(names), fields[5:]), Operator(*fields))
         layer = min((op.layer for op in members), key=len) if run.kind == "chain" else members[0].layer
-        recomputed = all(op.recomputed for op in members)
-        return Op(operator, run.phase, layer, tuple(inputs), tuple(outputs), recomputed)
+        recomputed, hooks = all(op.recomputed for op in members), sum(op.hooks for op in members)
+        return Op(operator, run.phase, layer, tuple(inputs), tuple(outputs), recomputed, hooks)
 
     # Lifetimes
 

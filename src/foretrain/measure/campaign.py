@@ -202,8 +202,16 @@ def _cells(grid: Grid, where: _Where) -> Iterator[Cell]:
                 "cluster": _cluster(grid, workers, cores, link, where.catalog),
                 "plan": {"data": workers, "servers": serving},
             }
-            job = Job.read(data, catalog=where.catalog, base=where.base)
+            job = _without_scaler(Job.read(data, catalog=where.catalog, base=where.base))
             yield Cell(job=job.seen_from(where.home), cores=cores, link=link)
+
+
+def _without_scaler(job: Job) -> Job:
+    """As workers train in amp-fp16."""
+    if not job.workload.training.scales_loss:
+        return job
+    training = dataclasses.replace(job.workload.training, grad_scaler=False)
+    return dataclasses.replace(job, workload=dataclasses.replace(job.workload, training=training))
 
 
 def _sections(grid: Grid, model: str | Mapping[str, Any], where: _Where) -> dict[str, dict[str, Any]]:
@@ -298,8 +306,11 @@ def _run_cell(cell: Cell, backend: Backend, task: Task) -> dict[str, Any]:
 def _check_job(cell: Cell, backend: Backend) -> None:
     """A run must say how it ran: no option of its job that was not carried out."""
     job = cell.job
-    if (option := not_carried_out(job, training={"mode": "train"})) is not None:
+    if (option := not_carried_out(job, training={"mode": "train", "allocator": None})) is not None:
         raise CellFailed(f"{option} cannot be measured in a campaign")
+    if job.workload.training.scales_loss:
+        what = "training.grad_scaler: amp-fp16 scales its loss, which cannot be measured in a campaign"
+        raise CellFailed(f"{what}; give false")
     in_node = job.cluster.devices_per_node
     if job.cluster.nodes > 1 and backend.name != "ray" and (cell.link is None or in_node > 1):
         several = f"{job.cluster.nodes} nodes of {in_node}"

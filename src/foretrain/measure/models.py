@@ -14,7 +14,7 @@ from foretrain.capture.sources.loaded import AUTOCAST_DTYPES, WEIGHT_DTYPES, Los
 from foretrain.capture.sources.models import load_model
 from foretrain.capture.tracing.optimizers import optimizer_of
 from foretrain.errors import InputError
-from foretrain.job import TORCHAO, CompileMode, Training, Workload
+from foretrain.workload import TORCHAO, CompileMode, Training, Workload
 
 
 class RealModel(NamedTuple):

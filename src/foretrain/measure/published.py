@@ -33,11 +33,16 @@ Made = tuple[str, Specs, Specs, dict[str, Any]]
 
 def read_published(folder: Path) -> Iterator[MeasuredOperator]:
     """The operators of every known file in the folder, without shapes that torch's cannot express."""
-    readers = {folder / name: read for name, read in _READERS.items() if (folder / name).exists()}
-    if not readers:
+    for path in published_files(folder):
+        yield from _READERS[path.name](path)
+
+
+def published_files(folder: Path) -> list[Path]:
+    """The known files in a folder, in the order in which they are read."""
+    found = [folder / name for name in _READERS if (folder / name).exists()]
+    if not found:
         raise InputError(f"data: {folder} has none of {', '.join(_READERS)}")
-    for path, read in readers.items():
-        yield from read(path)
+    return found
 
 
 def _rows(

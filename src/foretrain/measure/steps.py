@@ -76,7 +76,7 @@ def measure_step(
         _libraries_in_use.add(library)
         stepper = Stepper(job, device)
         build_s = time.perf_counter() - begun
-        if device == "cuda":  # weights that were made in fp32 and cast are no part of the steps
+        if device == "cuda":  # what frozen weights and adapters were made from is no part of the steps
             torch.cuda.empty_cache()
         measured, spread, first_s = _measure(stepper, device, seconds)
     except ForetrainError:

@@ -217,12 +217,19 @@ def _micro_batch(search: _Search, start: _Change) -> Iterator[_Change]:
 
 def _recompute(search: _Search, start: _Change) -> Iterator[_Change]:
     job = start.job
-    if job.workload.training.mode == "infer" or job.plan.recompute == "full":
+    plan = _all_recomputed(job)
+    if job.workload.training.mode == "infer" or not plan:
         return
     if search.may_fit(activations=0.0):
         if job.plan.recompute == "none" and job.workload.training.sequence:
             yield _changed(start, "recompute selective", plan={"recompute": "selective"})
-        yield _changed(start, "recompute full", plan={"recompute": "full"})
+        yield _changed(start, "recompute full", plan=plan)
+
+
+def _all_recomputed(job: Job) -> dict[str, Any]:
+    """The fields of a plan that are other where every layer is recomputed whole."""
+    fields: dict[str, Any] = {"recompute": "full", "recompute_every": 1}
+    return {name: value for name, value in fields.items() if getattr(job.plan, name) != value}
 
 
 def _shard(search: _Search, start: _Change) -> Iterator[_Change]:
@@ -350,8 +357,8 @@ def _together(search: _Search, start: _Change) -> Iterator[_Change]:
     training = job.workload.training.mode == "train"
     if job.micro_batch > 1 and training:
         change = _changed(change, "micro_batch 1", plan={"micro_batch": 1})
-    if job.plan.recompute != "full" and training:
-        change = _changed(change, "recompute full", plan={"recompute": "full"})
+    if training and (plan := _all_recomputed(job)):
+        change = _changed(change, "recompute full", plan=plan)
     if change is not start:
         yield change
     if (job.plan.data or 1) > 1 and job.plan.shard != "zero3" and training and not job.plan.servers:

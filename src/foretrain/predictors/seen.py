@@ -72,7 +72,8 @@ SETTINGS: Mapping[str, Callable[[Job], Any]] = {
     "training.master_weights": lambda job: job.workload.training.master_weights,
     "training.optimizer": lambda job: job.workload.training.optimizer,
     "training.channels_last": lambda job: job.workload.training.channels_last,
-    "training.adapter": lambda job: _adapter(job),
+    "training.adapter": _adapter,
+    "training.fp8": lambda job: job.workload.training.fp8,
     "training.compile": lambda job: job.workload.training.compile,
     "training.framework": lambda job: job.workload.training.framework,
     "plan.tensor": lambda job: job.plan.tensor,
@@ -81,6 +82,7 @@ SETTINGS: Mapping[str, Callable[[Job], Any]] = {
     "plan.expert": lambda job: job.plan.expert,
     "plan.shard": lambda job: job.plan.shard,
     "plan.recompute": lambda job: job.plan.recompute,
+    "plan.recompute_every": lambda job: job.plan.recompute_every if job.plan.recompute_every > 1 else None,
     "plan.offload": lambda job: job.plan.offload,
     "plan.schedule": lambda job: job.plan.schedule if job.plan.pipeline > 1 else None,
     "plan.sequence_parallel": lambda job: job.plan.sequence_parallel if job.plan.tensor > 1 else None,
@@ -91,7 +93,7 @@ SETTINGS: Mapping[str, Callable[[Job], Any]] = {
 """What is no number but may differ between runs of one model; None where it does not matter. A job must have
 settings that some run has."""
 
-_OPTIONAL = frozenset({"training.adapter"})
+_OPTIONAL = frozenset({"training.adapter", "training.fp8", "plan.recompute_every"})
 """Settings that most jobs do without: what does not say them has none."""
 
 NUMBERS: Mapping[str, Callable[[Job], float | None]] = {

@@ -206,8 +206,8 @@ def peak_moment(forecast: Forecast) -> Figure | None:
     names = {"forward": "in the forward pass", "backward": "in the backward pass",
              "optimizer": "in the optimizer's update"}  # fmt: skip
     runs = f"{moment.operator} of {moment.layer}" if moment.layer else moment.operator
-    words = names.get(moment.phase, moment.phase)
-    return Figure("peak reached", f"{words}, in {runs}" if runs else words)
+    words = [names.get(moment.phase, moment.phase)] if forecast.job.trains else []
+    return Figure("peak reached", ", ".join([*words, *([f"in {runs}"] if runs else [])]))
 
 
 def fullest_stage(forecast: Forecast) -> RankMemory | None:

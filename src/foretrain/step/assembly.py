@@ -13,13 +13,14 @@ from foretrain.duration import duration, start_up
 from foretrain.forecast import IDLE_POWER, Estimate, Factors, Forecast, RankMemory, fullest_of, whole_training
 from foretrain.graph import PHASES, OpGraph
 from foretrain.graph.opset import is_product, waits
-from foretrain.job import TORCHAO, Job, Training
+from foretrain.job import Job
 from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage
 from foretrain.step.partition import virtual_stages
 from foretrain.step.play import Step, memory_by_group
 from foretrain.step.state import model_size
 from foretrain.units import format_bytes, format_dollars
+from foretrain.workload import TORCHAO, Training
 
 MEMORY_QUANTITIES = frozenset({"peak_memory_bytes", "reserved_memory_bytes"})
 QUANTITIES = MEMORY_QUANTITIES | {

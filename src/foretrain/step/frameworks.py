@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foretrain.graph.fusion import COMPILED, Fusion
-from foretrain.job import Framework, Job
+from foretrain.job import Job
+from foretrain.workload import Framework
 
 NO_FUSION = Fusion()
 _MIB = 1 << 20
@@ -170,11 +171,14 @@ _CAST: dict[str, Literal["bf16", "fp16"]] = {"amp-bf16": "bf16", "amp-fp16": "fp
 
 
 def profile(job: Job) -> Profile:
-    """The facts of the job's framework; ``compile`` fuses as torch's compiler does."""
+    """The facts of the job's framework, of its training loop where it trains; ``compile`` fuses as torch's
+    compiler does."""
     training = job.workload.training
     found = _PROFILES[training.framework]
     if training.framework == "megatron":
         found = _megatron(found, job)
+    if not job.trains:
+        found = dataclasses.replace(found, step_s=0.0, clips_gradients=False, waits_each_step=False)
     if training.compile:
         found = dataclasses.replace(found, fusion=_compiled(job), checkpoint_hooks=False)
     return found

@@ -13,8 +13,9 @@ from foretrain.graph import OpGraph
 from foretrain.graph.attention import with_flash_attention, with_fused_softmax
 from foretrain.graph.fusion import Fusion, fuse
 from foretrain.graph.repeats import with_kept_casts, without_repeats
-from foretrain.job import TORCHAO, Job, Training
+from foretrain.job import Job
 from foretrain.step.frameworks import as_framework_runs_it, profile
+from foretrain.workload import TORCHAO, Training
 
 
 def step_graph(job: Job) -> OpGraph:

@@ -165,7 +165,6 @@ def _compiled_host(job: Job, graph: OpGraph, host: HostModel) -> HostModel:
         mode=training.mode,
         micro_batches=job.accumulation,
         graphs=training.cuda_graphs,
-        speed=getattr(host, "speed", 1.0),
     )
 
 

@@ -40,10 +40,10 @@ def rank_memory(layout: Layout, stage: Stage, *, stalled: bool = False) -> RankM
         )
     again = tuple(tuple(recomputed(layout, block).tolist()) for block in stage.blocks)
     job = layout.job
-    device, mode = job.cluster.groups[0].device, job.workload.training.mode
+    device = job.cluster.groups[0].device
     elsewhere = job.plan.offload or bool(job.plan.servers)
     settings = AllocatorSettings.read(job.workload.training.allocator or "")
-    return _replayed(layout.graph, device, mode, again, elsewhere, settings)
+    return _replayed(layout.graph, device, again, elsewhere, settings)
 
 
 def _is_whole(layout: Layout) -> bool:
@@ -58,7 +58,6 @@ def _is_whole(layout: Layout) -> bool:
 def _replayed(
     graph: OpGraph,
     device: Device,
-    mode: str,
     again: tuple[tuple[int, ...], ...],
     offload: bool,
     settings: AllocatorSettings,

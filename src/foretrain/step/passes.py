@@ -124,7 +124,7 @@ def optimizer_pass(layout: Layout, stage: Stage) -> Pass:
         moved = _OFFLOAD_MOVED_BYTES * updated / _HOST_LINK_BYTES_PER_S
         update = _OFFLOAD_UPDATE_BYTES * updated / _HOST_MEMORY_BYTES_PER_S
         return _with(result, moved + update, host_s=update)
-    clips = layout.profile.clips_gradients and layout.job.trains
+    clips = layout.profile.clips_gradients
     return _with(result, _CLIP_BYTES * updated / memory_rate(layout.job) if clips else 0.0)
 
 

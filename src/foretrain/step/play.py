@@ -39,6 +39,7 @@ from foretrain.step.playback import (
     play_rank,
     shares,
 )
+from foretrain.step.sharded_memory import gradient_bytes
 from foretrain.step.spans import Span, total
 
 _TRAFFIC_POWER, _WAITING_POWER = 0.75, 0.35
@@ -472,10 +473,12 @@ def _with_activations(rank: RankMemory, factor: float) -> RankMemory:
     return dataclasses.replace(rank, by_category=by_category, cached_bytes=rank.cached_bytes * factor)
 
 
-def _in_graph_pools(rank: RankMemory, layout: Layout) -> RankMemory:
+def _in_graph_pools(rank: RankMemory, layout: Layout, stage: Stage) -> RankMemory:
     """What CUDA graphs allocate lies in pools of their own: reserved, but not among what torch counts as
     allocated when they are replayed. Gradients come out of them."""
-    gradients = sum(b.size_bytes for b in layout.graph.buffers if b.category == "gradients")
+    gradients = gradient_bytes(layout.graph, layout.job.plan, stage) if layout.job.trains else 0.0
+    if layout.job.runs_alone:
+        gradients = sum(b.size_bytes for b in layout.graph.buffers if b.category == "gradients")
     inside = dict.fromkeys(("activations", "temporaries", "workspaces", "rounding"), 0.0)
     by_category = {**rank.by_category, **inside, "gradients": float(gradients)}
     pooled = dataclasses.replace(rank, by_category=by_category, cached_bytes=0.0)
@@ -487,7 +490,7 @@ def _memory(layout: Layout, stage: Stage) -> RankMemory:
     stalled = _stall_s(layout) * layers > float(layout.calls.device_s[stage.calls].sum())
     found = rank_memory(layout, stage, stalled=stalled)
     if layout.job.workload.training.cuda_graphs:
-        found = _in_graph_pools(found, layout)
+        found = _in_graph_pools(found, layout, stage)
     factor, beside = layout.tuning.activations, layout.tuning.memory_bytes
     if factor == 1.0 and not beside:
         return found

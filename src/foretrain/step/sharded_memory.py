@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foretrain.allocator_settings import AllocatorSettings
+from foretrain.costs.roofline import SCALED
 from foretrain.costs.workspace import library_workspace
 from foretrain.forecast import PeakMoment, RankMemory
 from foretrain.graph import ITEM_BYTES, OpGraph
@@ -96,7 +97,7 @@ def sharded_memory(
         stage=stage.index,
         by_category=categories,
         cached_bytes=_cached_bytes(job, graph, stage, profile, kept, stalled=stalled),
-        peak=PeakMoment(phase="backward" if working or fleeting else "forward"),
+        peak=PeakMoment(phase="backward" if job.trains and (working or fleeting) else "forward"),
     )
 
 
@@ -119,6 +120,12 @@ def _held(plan: Plan, stage: Stage, tied: int, *, trained: bool = False) -> _Hel
     )
 
 
+def gradient_bytes(graph: OpGraph, plan: Plan, stage: Stage) -> float:
+    """Of all that a rank trains, as its parameters are kept."""
+    trained = _held(plan, stage, 0, trained=True)
+    return _weight_bytes(graph, trained=True) * trained.share(sharded=plan.shard in _SHARDS_GRADIENTS)
+
+
 def _cast_weights_bytes(graph: OpGraph, stage: Stage) -> float:
     """Of weights in fp8 that stay for all micro-batches of a step, as they lie and transposed."""
     return float(
@@ -126,7 +133,7 @@ def _cast_weights_bytes(graph: OpGraph, stage: Stage) -> float:
             graph.buffers[buffer].size_bytes
             for block in stage.blocks
             for i in (*block.piece.forward.tolist(), *block.piece.backward.tolist())
-            if graph.ops[i].operator.name == "_scaled_mm"
+            if graph.ops[i].operator.name == SCALED
             for buffer in graph.ops[i].reads
             if graph.buffers[buffer].category == "weights"
         )
@@ -301,16 +308,15 @@ def _cached_bytes(
 ) -> float:
     """Beside tensors: split blocks, blocks whose collectives have not run yet, and segments for what fits in
     no block of activations. Segments that expand have neither the first nor the last."""
+    expands = AllocatorSettings.read(job.workload.training.allocator or "").expandable_segments
     if not job.trains:
-        return _SPLIT_LOSS * kept
+        return 0.0 if expands else _SPLIT_LOSS * kept
     logits = max((_logits_bytes(graph, block) for block in stage.blocks), default=0)
     largest = max((weight.elements * ITEM_BYTES[weight.dtype] for weight in stage.weights), default=0)
     scratch = profile.parameter_copies * largest if largest > logits else 0.0
     ahead = _passes_ahead(job, stage, stalled=stalled) if profile.gathers_on_own_stream else 0.0
     fetched = sum(_fetched_bytes(graph, block) for block in stage.blocks)
-    if AllocatorSettings.read(job.workload.training.allocator or "").expandable_segments:
-        return ahead * fetched
-    return _SPLIT_LOSS * kept + scratch + ahead * fetched
+    return ahead * fetched + (0.0 if expands else _SPLIT_LOSS * kept + scratch)
 
 
 def _passes_ahead(job: Job, stage: Stage, *, stalled: bool) -> float:

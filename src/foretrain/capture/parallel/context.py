@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from foretrain.capture.parallel.collectives import gather
-from foretrain.capture.tracing.cuda import keys_from
+from foretrain.capture.tracing.cuda_kernels import keys_from
 from foretrain.errors import UnsupportedJob
 
 

@@ -45,8 +45,8 @@ from foretrain.capture.tracing.recorder import FOLLOWED
 from foretrain.capture.tracing.values import with_values_if_needed
 from foretrain.errors import CaptureError, InputError, first_line
 from foretrain.graph import OpGraph
-from foretrain.job import Training
 from foretrain.tracebacks import raised_at
+from foretrain.workload import Training
 
 LONGEST_S = 300.0
 """After which a program that has made no whole step is given up."""

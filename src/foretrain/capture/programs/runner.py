@@ -29,8 +29,8 @@ from foretrain.capture.tracing.cuda import casting, casting_to, cuda_behaviour, 
 from foretrain.capture.tracing.recorder import DTYPES, Recorder, error_context
 from foretrain.errors import CaptureError
 from foretrain.graph import OpGraph, Weight
-from foretrain.job import OPTIMIZERS, CompileMode
 from foretrain.options import optimizer_name
+from foretrain.workload import OPTIMIZERS, CompileMode
 
 _MOST_STEPS = 24
 """Steps of optimizers after which those that have not stepped are taken to be unused."""

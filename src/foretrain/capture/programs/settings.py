@@ -16,7 +16,7 @@ from foretrain.capture.reads import Reads, digest
 from foretrain.errors import InputError
 from foretrain.files import read_text, write_atomically
 from foretrain.graph import OpGraph
-from foretrain.job import Model, Training, Workload
+from foretrain.workload import Model, Training, Workload
 
 _REVISION = 1
 """Raised when what is kept of a program changes."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from foretrain.job import TORCHAO, Fp8
+from foretrain.workload import TORCHAO, Fp8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _MULTIPLE = 16

@@ -19,8 +19,8 @@ from foretrain.capture.sources.loaded import Loss
 from foretrain.capture.tracing.constants import map_tensors, tensors_in
 from foretrain.capture.tracing.optimizers import usual_settings
 from foretrain.errors import CaptureError, InputError
-from foretrain.job import Training
 from foretrain.options import optimizer_name, optimizer_settings, unwrapped_optimizer
+from foretrain.workload import Training
 
 _WRAPPERS = ("DataParallel", "DistributedDataParallel")
 

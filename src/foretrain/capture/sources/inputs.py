@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from foretrain.capture.sources.loaded import numbers
 from foretrain.errors import InputError
-from foretrain.job import Training
+from foretrain.workload import Training
 
 
 def tensors_of(inputs: Any) -> list[torch.Tensor]:

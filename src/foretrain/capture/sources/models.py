@@ -20,8 +20,8 @@ from foretrain.capture.sources.user_files import load_python
 from foretrain.capture.sources.zoo import load_timm, load_torchvision, quiet_zoo_import
 from foretrain.capture.tracing.constants import Constants
 from foretrain.errors import InputError
-from foretrain.job import Workload
 from foretrain.progress import tell
+from foretrain.workload import Workload
 
 _LIBRARIES = ("timm", "torchvision", "transformers")
 

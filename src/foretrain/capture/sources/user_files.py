@@ -34,7 +34,7 @@ from foretrain.capture.sources.wrapped import (
 from foretrain.capture.sources.zoo import mended_imports
 from foretrain.capture.tracing.constants import Constants, tensors_in
 from foretrain.errors import CaptureError, InputError, unknown
-from foretrain.job import Workload
+from foretrain.workload import Workload
 
 # The user's own
 

@@ -21,7 +21,7 @@ from foretrain.capture.sources.loaded import LoadedModel, build_on, building, cl
 from foretrain.capture.sources.torchvision_ops import follow_operators, import_with_operators
 from foretrain.capture.sources.vision_tasks import Size, Task, load_task
 from foretrain.errors import CaptureError, ForetrainError, InputError, first_line, unknown
-from foretrain.job import Training, Workload
+from foretrain.workload import Training, Workload
 
 _NOT_LOADED = "pretrained weights are not loaded: they change no shape"
 

@@ -16,7 +16,8 @@ from foretrain.capture.tracing.constants import (
     map_tensors,
     tensors_in,
 )
-from foretrain.capture.tracing.cuda import cuda_behaviour, served_attention
+from foretrain.capture.tracing.cuda import cuda_behaviour
+from foretrain.capture.tracing.cuda_kernels import served_attention
 from foretrain.capture.tracing.devices import OnMeta
 from foretrain.capture.tracing.guesses import same_draws
 from foretrain.capture.tracing.optimizers import StepFunction, build_optimizer

@@ -15,7 +15,8 @@ from typing import Any, Self
 
 from foretrain.cluster import Catalog
 from foretrain.errors import ForetrainError, InputError, invalid
-from foretrain.job import FILE_SOURCES, Run, path_seen_from, sampled_figures
+from foretrain.job import Run, path_seen_from, sampled_figures
+from foretrain.workload import FILE_SOURCES
 
 FORMAT = 1
 """The version of the run format that is written; runs in a newer one are not guessed at."""

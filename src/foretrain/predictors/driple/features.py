@@ -292,8 +292,9 @@ def graph_key(job: Job) -> str:
     sizes = (training.image, training.sequence)
     how = (training.classes, training.mode, training.precision, training.optimizer, training.channels_last)
     batch = (job.micro_batch, job.accumulation > 1)
-    adapted = () if training.adapter is None else (training.adapter,)
-    return json.dumps([[*what, *sizes], [*how, *batch, *adapted]], sort_keys=True, default=str)
+    layers = (training.adapter, training.fp8_recipe, training.scales_loss, bool(training.compile))
+    again = (job.plan.recompute, job.plan.recompute_every, dict(model.libraries))
+    return json.dumps([[*what, *sizes], [*how, *batch, *layers, *again]], sort_keys=True, default=str)
 
 
 def _launched_edges(graph: OpGraph) -> Iterable[tuple[int, int]]:

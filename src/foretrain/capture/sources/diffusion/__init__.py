@@ -15,8 +15,8 @@ from foretrain.capture.sources.diffusion.mmdit import Flux, MMDiT
 from foretrain.capture.sources.diffusion.unet import UNet
 from foretrain.capture.sources.loaded import LoadedModel, build_on, building, numbers
 from foretrain.errors import InputError, invalid, unknown
-from foretrain.job import Workload
 from foretrain.model_names import exact_preset, model_presets
+from foretrain.workload import Workload
 
 NETWORKS: Mapping[str, type[Denoiser]] = {
     "unet": UNet,

@@ -15,7 +15,7 @@ import torch
 
 from foretrain.capture.sources.transformers.completions import completed
 from foretrain.errors import InputError, invalid, unknown
-from foretrain.job import Model, Training
+from foretrain.workload import Model, Training
 
 
 def read_config(

@@ -16,7 +16,7 @@ from foretrain.capture.sources.transformers.targets import TARGETS
 from foretrain.capture.sources.transformers.tasks import CLASSIFIES, build_class, choose_task
 from foretrain.capture.tracing.constants import Constants
 from foretrain.errors import InputError
-from foretrain.job import Model, Training
+from foretrain.workload import Model, Training
 
 
 def load_transformers(

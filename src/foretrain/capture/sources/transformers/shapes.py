@@ -11,7 +11,7 @@ import torch
 
 from foretrain.capture.tracing.constants import Constants
 from foretrain.errors import InputError
-from foretrain.job import Training
+from foretrain.workload import Training
 
 OBJECTS = 7
 """Objects in an image: the mean of COCO's training set (860,001 boxes in 118,287 images)."""

@@ -1,9 +1,10 @@
-"""Lets the installed transformers do what an earlier version did, as far as ``library_changes`` knows it."""
+"""Lets installed libraries do what an earlier version did, as far as ``library_changes`` knows it."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import unittest.mock
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import torch
 
 from foretrain.capture.sources.zoo import quiet_zoo_import
-from foretrain.library_changes import POSITION_BIAS, SOFTCAP, Change
+from foretrain.library_changes import ATTENTION, POSITION_BIAS, SOFTCAP, Change
 
 
 @contextlib.contextmanager
 def as_before(undone: Iterable[Change]) -> Iterator[None]:
-    """While the block runs, the library behaves as before these changes."""
+    """While the block runs, libraries behave as before these changes."""
     with contextlib.ExitStack() as stack:
         for change in undone:
             stack.enter_context(_UNDO[change.name]())
@@ -62,6 +63,28 @@ def _bias_as_it_lies() -> Iterator[None]:
         yield
 
 
+def _attention_written_out() -> contextlib.AbstractContextManager[Any]:
+    """Attention is two products with a softmax between them, as libraries wrote it."""
+    return unittest.mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _attention)
+
+
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    if enable_gqa and (shared := query.shape[-3] // key.shape[-3]) > 1:
+        key, value = key.repeat_interleave(shared, -3), value.repeat_interleave(shared, -3)
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+    if is_causal:
+        rows, columns = scores.shape[-2:]
+        attn_mask = torch.ones(rows, columns, dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None:
+        masked = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if masked else scores + attn_mask
+    weights = torch.nn.functional.dropout(scores.softmax(-1), dropout_p)
+    return weights @ value
+
+
 def _pretrained_classes(model_types: Iterable[str]) -> Iterator[Any]:
     """The classes in which models of these types say what they support."""
     for model_type in sorted(model_types):
@@ -73,4 +96,5 @@ def _pretrained_classes(model_types: Iterable[str]) -> Iterator[Any]:
 _UNDO: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     SOFTCAP.name: _sdpa_without_softcap,
     POSITION_BIAS.name: _bias_as_it_lies,
+    ATTENTION.name: _attention_written_out,
 }

@@ -1,0 +1,92 @@
+"""Describes matrix products and attention."""
+
+from __future__ import annotations
+
+from foretrain.costs.base import Call
+from foretrain.costs.features.scene import PRODUCT, Scene, alignment, log
+from foretrain.graph import ITEM_BYTES, TensorSpec
+from foretrain.graph.ir import PACKED
+from foretrain.graph.opset import traits
+
+
+def _transposed(spec: TensorSpec) -> bool:
+    return spec.strides is not None and len(spec.shape) >= 2 and spec.strides[-2] == 1 and spec.shape[-2] > 1
+
+
+def products(scene: Scene) -> list[float]:
+    """mm, addmm, bmm, baddbmm: the last two inputs are the matrices."""
+    inputs = scene.call.inputs
+    a, b = inputs[-2], inputs[-1]
+    batched = len(a.shape) == 3
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    marks = (_transposed(a), _transposed(b), len(inputs) > 2, batched)
+    return [
+        *scene.product(m, n, k, a.shape[0] if batched else 1),
+        *map(float, marks),
+        *map(alignment, (m, n, k)),
+    ]
+
+
+PRODUCT_COLUMNS = (*PRODUCT, *"transposed_a transposed_b bias batched align_m align_n align_k".split())
+
+
+def scaled_products(scene: Scene) -> list[float]:
+    """_scaled_mm: two matrices in fp8 or fp4, then their scales."""
+    call = scene.call
+    a, b = call.inputs[:2]
+    m, k, n = a.shape[0], b.shape[0] * (2 if b.dtype == PACKED else 1), b.shape[1]
+    cached_s = max(scene.cached_s(), 1e-10)
+    return [
+        *scene.product(m, n, k, 1),
+        log(cached_s / 1e-6),
+        log(max(scene.compute_s, 1e-10) / cached_s),
+        *map(alignment, (m, n, k)),
+        _scaling(call),
+        float(ITEM_BYTES[a.dtype] > 1),
+        float(bool(call.args.get("use_fast_accum"))),
+        float(_LIBRARIES.index(call.args.get("library", "cublas"))),
+    ]
+
+
+def _scaling(call: Call) -> float:
+    """How finely a product is scaled: by tensor, by row, by 128 numbers, by 32 or 16."""
+    a, scale = call.inputs[0], call.inputs[2] if len(call.inputs) > 2 else None
+    if scale is None or scale.numel <= 1:
+        return 1.0
+    if scale.numel <= a.shape[0]:
+        return 2.0
+    return 3.0 if scale.numel * 32 < a.numel else 4.0
+
+
+_LIBRARIES = ("cublas", "cutlass", "deepgemm", "cutedsl")
+"""Whose kernel a scaled product is: in ``args`` where it is not torch's own."""
+SCALED_COLUMNS = (
+    *PRODUCT,
+    *"cached cached_balance align_m align_n align_k scaling casts fast library".split(),
+)
+
+
+def attention(scene: Scene) -> list[float]:
+    call, of = scene.call, traits(scene.call.name)
+    first = int(of.backward)
+    query, key = call.inputs[first], call.inputs[first + 1]
+    batch, heads, rows, width = query.shape[0], query.shape[1], query.shape[-2], query.shape[-1]
+    waves, fill = scene.waves(rows, 128, batch * heads, (128, 128))
+    return [
+        *map(log, (batch * heads, rows, key.shape[-2], width, heads / key.shape[1])),
+        alignment(width),
+        float(bool(call.args.get("is_causal"))),
+        float(call.args.get("attn_bias") is not None),
+        float(of.library == "efficient"),
+        float(of.library == "cudnn"),
+        log(waves),
+        fill,
+        float(query.strides is not None),
+        float(bool(call.args.get("dropout_p"))),
+    ]
+
+
+ATTENTION_COLUMNS = tuple(
+    "heads rows keys width shared_heads align_width causal biased efficient cudnn waves fill strided "
+    "dropout".split()
+)

@@ -1,0 +1,299 @@
+"""What is trained: Model, Training and Workload."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from foretrain import spellings
+from foretrain.adapter import Adapter, parse_adapter
+from foretrain.allocator_settings import AllocatorSettings
+from foretrain.errors import InputError, invalid, unknown
+from foretrain.library_changes import LIBRARIES, libraries_that_matter
+from foretrain.spellings import Spellings
+from foretrain.units import parse_seconds
+
+Source = Literal["timm", "torchvision", "transformers", "diffusion", "python", "onnx", "graph"]
+Precision = Literal["fp32", "tf32", "amp-bf16", "amp-fp16", "bf16", "fp16", "fp8"]
+Fp8 = Literal["tensorwise", "rowwise", "rowwise-gw-hp", "delayed", "current", "blockwise", "mxfp8"]
+TORCHAO: tuple[Fp8, ...] = ("tensorwise", "rowwise", "rowwise-gw-hp")
+"""Ways of fp8 that are operators of torch; the others are kernels of Transformer Engine."""
+Framework = Literal[
+    "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"
+]
+Mode = Literal["train", "infer"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+"""What ``torch.compile`` calls its modes."""
+
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+
+OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", "adafactor", "lamb",
+"adagrad", "rmsprop", "sparse-adam", "adamw-8bit",
+              "nadam", "radam", "adamax", "adadelta", "asgd", "rprop", "muon")  # fmt: skip
+
+FILE_SOURCES: tuple[Source, ...] = ("python", "onnx", "graph")
+"""Sources whose models are named by the path of a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Which model, by the name its own library knows it by."""
+
+    source: Source
+    name: str | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+    task: str | None = None
+    config: Mapping[str, Any] | None = None
+    title: str | None = None
+    """What reports call it; no part of what it is."""
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    """Versions of libraries that it runs with, where they are not those installed here."""
+
+    def __post_init__(self) -> None:
+        if self.source == "transformers":
+            if self.config is None and self.name is None:
+                raise InputError(
+                    "model.config: missing; a transformers model "
+                    "needs its configuration, with model_type in it"
+                )
+            if self.config is not None and "model_type" not in self.config and self.name is None:
+                raise InputError('model.config.model_type: missing; for example "llama" or "bert"')
+            if self.name is not None and self.config is not None and "model_type" in self.config:
+                raise InputError(
+                    f"model.name: {self.name!r} is not used; "
+                    "model.config.model_type names a transformers model"
+                )
+            if self.args:
+                raise InputError("model.args: a transformers model has its settings in model.config")
+        else:
+            if not self.name:
+                raise InputError(f"model.name: missing; a {self.source} model is given by name")
+            for key in ("task", "config"):
+                if getattr(self, key) is not None:
+                    raise InputError(
+                        f"model.{key}: only a transformers model has it, not source = {self.source!r}"
+                    )
+        for library, version in self.libraries.items():
+            if library not in LIBRARIES:
+                raise unknown("model.libraries", library, LIBRARIES, "a library whose version matters;")
+            if not re.fullmatch(r"\d+\.\d+(\..*)?", version):
+                raise invalid(f"model.libraries.{library}", version, 'a version, such as "5.17"')
+        if self.source == "python" and not (str(self.name).endswith(".py") or ":" in str(self.name)):
+            raise invalid(
+                "model.name", self.name, 'of the form "path/to/file.py:function" or "path/to/file.py"'
+            )
+
+    @property
+    def label(self) -> str:
+        """A short name for people."""
+        if self.title is not None:
+            return self.title
+        if self.name is not None:
+            return self.name.rpartition("/")[2] if self.source in FILE_SOURCES else self.name
+        assert self.config is not None
+        return str(self.config["model_type"])
+
+    @property
+    def model_type(self) -> str | None:
+        """Of a transformers model."""
+        if self.source != "transformers":
+            return None
+        return str((self.config or {}).get("model_type", self.name))
+
+    def measured_with(self, provenance: Mapping[str, Any]) -> Model:
+        """The model with the versions of libraries that a run was measured with, where they matter and only
+        its provenance tells them."""
+        if self.libraries or self.source in ("graph", "onnx"):
+            return self
+        return dataclasses.replace(
+            self, libraries=libraries_that_matter(provenance, self.source, self.model_type)
+        )
+
+    @property
+    def key(self) -> str:
+        """A text that models share when they are the same."""
+        return json.dumps(
+            [self.source, self.name, dict(self.args), self.task, self.config], sort_keys=True, default=str
+        )
+
+
+_WITHOUT_SCALER = frozenset({"huggingface/pytorch-image-models"})
+"""Sources of runs whose programs train in amp-fp16 without a gradient scaler: timm's ``benchmark.py``."""
+
+
+def _compile_mode(value: Any, where: str) -> Any:
+    """True, false, or a mode as people spell it."""
+    modes = Spellings(get_args(CompileMode), spellings.COMPILE_MODES)
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or (mode := modes.meant(value)) is None:
+        raise invalid(where, value, f"true, false or one of {', '.join(modes.names)}")
+    return mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How the model is trained: batch, input size, precision, optimizer, and for how long."""
+
+    global_batch: int
+    mode: Mode = "train"
+    sequence: int | None = None
+    image: int | tuple[int, ...] | None = None
+    classes: int | None = None
+    precision: Precision = "fp32"
+    fp8: Fp8 | None = None
+    """How numbers are scaled and cast for products in fp8: None for what the framework does by itself."""
+    master_weights: bool = False
+    grad_scaler: bool | None = None
+    """Whether amp-fp16 scales the loss, as torch's ``GradScaler`` does; None where nothing else is said: it
+    does."""
+    optimizer: str = "sgd"
+    channels_last: bool = False
+    compile: bool | CompileMode = dataclasses.field(default=False, metadata={"parse": _compile_mode})
+    """Whether ``torch.compile`` is applied to the model, and in which mode; true is "default"."""
+    framework: Framework = "pytorch"
+    allocator: str | None = None
+    """Settings of torch's CUDA allocator, as in ``PYTORCH_CUDA_ALLOC_CONF``."""
+    samples: int | None = None
+    epochs: float | None = None
+    steps: int | None = None
+    loader_rate: float | None = None
+    """Samples per second that one worker of a data loader delivers; None where data is never waited for."""
+    loader_workers: int | None = None
+    """Of each data-parallel rank."""
+    evaluate_every: int | str | None = None
+    """Steps, "epoch", or a time such as "1h"."""
+    evaluate_samples: int | None = None
+    checkpoint_every: int | str | None = None
+    """As ``evaluate_every``."""
+    adapter: Adapter | None = field(default=None, metadata={"parse": parse_adapter})
+    """What is trained beside frozen weights; None where all weights are trained."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "global_batch", "sequence", "classes", "samples", "epochs", "steps", "loader_rate",
+            "loader_workers", "evaluate_samples",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise invalid(f"training.{name}", value, "a number greater than zero")
+        if isinstance(self.image, tuple):
+            if len(self.image) != 3 or min(self.image) <= 0:
+                raise invalid(
+                    "training.image", list(self.image), "a side length or [channels, height, width]"
+                )
+        elif self.image is not None and self.image <= 0:
+            raise invalid("training.image", self.image, "greater than zero")
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("training.optimizer", self.optimizer, OPTIMIZERS)
+        if self.compile == "default":
+            object.__setattr__(self, "compile", True)
+        if self.epochs is not None and self.steps is not None:
+            raise InputError(
+                f"training.steps: {self.steps} and training.epochs: {self.epochs} are both given; give one"
+            )
+        if self.epochs is not None and self.samples is None:
+            raise InputError(
+                "training.samples: missing; training.epochs needs the number of samples in an epoch"
+            )
+        AllocatorSettings.read(self.allocator or "")
+        self._check_interruptions()
+        if self.fp8 is not None and self.precision != "fp8":
+            raise InputError(f"training.fp8: {self.fp8!r} needs precision fp8, not {self.precision}")
+        if self.master_weights and self.precision not in ("bf16", "fp16", "fp8"):
+            raise InputError(
+                "training.master_weights: true needs precision "
+                f"bf16, fp16 or fp8; {self.precision} already keeps fp32 weights"
+            )
+        if self.adapter is not None:
+            self.adapter.check(self.precision, master_weights=self.master_weights)
+
+        if self.grad_scaler and (self.precision != "amp-fp16" or self.mode != "train"):
+            raise InputError("training.grad_scaler: true needs training with precision amp-fp16")
+
+    def measured_by(self, provenance: Mapping[str, Any]) -> Training:
+        """The training as the program ran it that a run was measured by, where only its provenance tells."""
+        unsaid = self.grad_scaler is None and self.precision == "amp-fp16"
+        if unsaid and provenance.get("source") in _WITHOUT_SCALER:
+            return dataclasses.replace(self, grad_scaler=False)
+        return self
+
+    @property
+    def scales_loss(self) -> bool:
+        return self.mode == "train" and self.precision == "amp-fp16" and self.grad_scaler is not False
+
+    def _check_interruptions(self) -> None:
+        """Of what happens beside the steps."""
+        if self.loader_workers is not None and self.loader_rate is None:
+            raise InputError("training.loader_rate: missing; training.loader_workers needs what one delivers")
+        if (self.evaluate_every is None) != (self.evaluate_samples is None):
+            missing, given = ("evaluate_every", "evaluate_samples")
+            if self.evaluate_every is not None:
+                missing, given = given, missing
+            raise InputError(f"training.{missing}: missing; training.{given} needs it")
+        for name in ("evaluate_every", "checkpoint_every"):
+            every = getattr(self, name)
+            if every is None:
+                continue
+            if self.mode == "infer":
+                raise InputError(f'training.{name}: {every!r} needs mode = "train"')
+            if every == "epoch":
+                if self.samples is None:
+                    raise InputError(f'training.samples: missing; training.{name} = "epoch" needs it')
+            elif not (parse_seconds(every, f"training.{name}") if isinstance(every, str) else every) > 0:
+                raise invalid(f"training.{name}", every, 'steps above zero, "epoch", or a time such as "1h"')
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """Whether the compiled model is launched as CUDA graphs, which its mode says."""
+        return self.compile in ("reduce-overhead", "max-autotune")
+
+    @property
+    def image_shape(self) -> tuple[int, int, int] | None:
+        """Channels, height and width."""
+        if self.image is None:
+            return None
+        if isinstance(self.image, tuple):
+            channels, height, width = self.image
+            return channels, height, width
+        return 3, self.image, self.image
+
+    @property
+    def fp8_recipe(self) -> Fp8:
+        """That of the job, else the framework's own: Transformer Engine's first for Megatron, torchao's for
+        others."""
+        return self.fp8 or ("delayed" if self.framework == "megatron" else "tensorwise")
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        return None if self.samples is None else math.ceil(self.samples / self.global_batch)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the whole training, when it says how long it is."""
+        if self.steps is not None:
+            return self.steps
+        if self.epochs is not None and self.samples is not None:
+            return math.ceil(self.epochs * math.ceil(self.samples / self.global_batch))
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A model plus how it is trained; ``base`` is the folder that relative model paths start from."""
+
+    model: Model
+    training: Training
+    base: Path = Path()
+
+    def __post_init__(self) -> None:
+        if self.model.source in ("timm", "torchvision", "diffusion") and self.training.sequence is not None:
+            raise InputError(
+                f"training.sequence: {self.training.sequence} is not used by a {self.model.source} model"
+            )
