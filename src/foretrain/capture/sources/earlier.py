@@ -34,7 +34,7 @@ def _sdpa_without_softcap() -> Iterator[None]:
     def without_cap(*args: Any, softcap: float | None = None, **kwargs: Any) -> Any:
         return sdpa_attention_forward(*args, **kwargs)
 
-    classes = list(_pretrained_classes(SOFTCAP.models))
+    classes = list(_pretrained_classes(SOFTCAP.models or ()))
     supported = [one._supports_sdpa for one in classes]
     AttentionInterface.register("sdpa", without_cap)
     for one in classes:
