@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,10 @@ class Lookup:
         return self.keys[place] == wanted, place
 
 
+Answer = Callable[[Sequence[Operator], Device, str], Column]
+_MOST_ANSWERS = 100_000
+
+
 @dataclass(frozen=True, eq=False)
 class LearnedCosts:
     """A cost model (``costs/base.py``) with everything that was learned about operators."""
@@ -101,10 +105,30 @@ class LearnedCosts:
     """Kernels per call, by ``kernel_kind``."""
     kernel_models: Mapping[str, OperatorModel] = field(default_factory=dict)
     """The logarithm of kernels per call, by family, where more than the kind decides."""
+    _answers: dict[Any, dict[Operator, float]] = field(default_factory=dict, init=False, repr=False)
+    """What was asked for before: a graph in memory is costed once for all plans that it has part in."""
 
     def device_time_s(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
         if device.is_cpu:
             return cpu_time_s(operators, device, precision)
+        return self._remembered(self._times_s, operators, device, precision)
+
+    def kernels(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
+        return self._remembered(self._counts, operators, device, precision)
+
+    def _remembered(
+        self, answer: Answer, operators: Sequence[Operator], device: Device, precision: str
+    ) -> Column:
+        """An answer for each operator, found for those alone that were not asked about before."""
+        question = (answer.__name__, device, precision)
+        known = self._answers.setdefault(question, {})
+        if len(known) > _MOST_ANSWERS:
+            known = self._answers[question] = {}
+        if new := [operator for operator in operators if operator not in known]:
+            known.update(zip(new, answer(new, device, precision).tolist(), strict=True))
+        return np.array([known[operator] for operator in operators])
+
+    def _times_s(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
         times = np.zeros(len(operators))
         launching = [i for i, operator in enumerate(operators) if operator.launches]
         described = [describe_once(operators[i], device, precision) for i in launching]
@@ -128,7 +152,7 @@ class LearnedCosts:
             times[launching] *= [scale.get(group_of(one), 1.0) for one in described]
         return times
 
-    def kernels(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
+    def _counts(self, operators: Sequence[Operator], device: Device, precision: str) -> Column:
         counts = np.array([self._kernels(operator) for operator in operators], dtype=np.float64)
         launching = np.array([i for i, one in enumerate(operators) if one.launches], dtype=np.int64)
         unknown = np.ones(len(launching), dtype=np.bool_)
