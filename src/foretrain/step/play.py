@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foretrain.costs.roofline import arithmetic
 from foretrain.forecast import RankMemory, fullest_of
 from foretrain.graph import Phase
 from foretrain.job import Job
@@ -17,7 +18,7 @@ from foretrain.step.exchange import replica_traffic, sent_bytes, shard_traffic
 from foretrain.step.frameworks import Profile
 from foretrain.step.layout import COLLECTIVE_HOST_S, Layout, Tuning, on_efa
 from foretrain.step.memory import rank_memory
-from foretrain.step.partition import Block, Stage
+from foretrain.step.partition import Block, Index, Stage
 from foretrain.step.passes import (
     Pass,
     backward_pass,
@@ -329,9 +330,9 @@ def _device_s(work: Work) -> float:
 def _within_power(layout: Layout) -> Layout:
     """Slow matrix products down so far that the average power of the busiest rank keeps within its limit.
 
-    At full clock, products draw more than the limit (``Device.under_load``); other kernels, communication and
-    waiting draw less. One device alone keeps its clock, as the single-device runs of
-    ``data/h200_steps.jsonl`` show.
+    At full clock, products draw more than the limit (``Device.under_load``), in proportion to the share of
+    the peak rate that they reach; other kernels, communication and waiting draw less. One device alone keeps
+    its clock, as the single-device runs of ``data/h200_steps.jsonl`` show.
     """
     limit = min(group.device.under_load for group in layout.job.cluster.groups)
     if limit >= 1.0 or layout.job.runs_alone:
@@ -353,11 +354,28 @@ def _within_power(layout: Layout) -> Layout:
         computing, time_s = step.computing_s, step.time_s
     others = max(0.0, computing - products)
     waiting = max(0.0, time_s - products - others)
-    energy = products / limit + _TRAFFIC_POWER * others + _WAITING_POWER * waiting
+    draw = _share_of_peak(layout, stage.calls[multiplies], products / (count * again)) / _USUAL_SHARE / limit
+    energy = products * draw + _TRAFFIC_POWER * others + _WAITING_POWER * waiting
     if energy <= time_s or not products:
         return layout
     slower = 1.0 + (energy - time_s) / products
     return dataclasses.replace(layout, calls=layout.calls.tuned(Tuning(products=slower, attention=slower)))
+
+
+_USUAL_SHARE = 0.75
+"""Of the peak rate that large products in bf16 reach at full clock (``data/ops_h200.parquet``), at which they
+draw what ``under_load`` says."""
+
+
+def _share_of_peak(layout: Layout, calls: Index, seconds: float) -> float:
+    """How much of the device's peak rates products use in their time."""
+    graph, job = layout.graph, layout.job
+    device, precision = job.cluster.groups[0].device, job.workload.training.precision
+    ideal_s = sum(
+        operator.flops / device.peak_flops(arithmetic(operator, precision))
+        for operator in (graph.operators[i] for i in graph.operator_index[calls].tolist())
+    )
+    return min(1.0, ideal_s / seconds) if seconds else 0.0
 
 
 # Stages
