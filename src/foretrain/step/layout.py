@@ -191,12 +191,11 @@ def cost_calls(
     least_s = habits.tensor_message_s if on_efa(job) else 0.0
     for i in np.flatnonzero(moving).tolist():
         device_s[i] = collective_s(operators[i], network, teams, least_s)
-    host_s = _issue_s(graph, host, hooks=not job.workload.training.compile) * habits.host
+    host_s = _issue_s(graph, host) * habits.host
     if job.workload.training.mode == "infer":
         host_s *= host.unrecorded
     whole = job.plan.recompute not in ("none", "selective") or habits.selective_recompute == "half"
-    traced = bool(graph.recomputed.any())
-    if job.plan.recompute != "none" and whole and habits.checkpoint_hooks and not traced:
+    if job.plan.recompute != "none" and whole and habits.checkpoint_hooks and not graph.recomputes:
         host_s += host.hook_time_s * habits.host * _OF_SAVED * _hooks(graph)
     which = graph.operator_index
     host_s[moving[which]] = COLLECTIVE_HOST_S
@@ -233,16 +232,16 @@ def _share_of_micro_batches(job: Job, graph: OpGraph, habits: Profile) -> Column
     return shares
 
 
-def _issue_s(graph: OpGraph, host: HostModel, *, hooks: bool) -> Column:
-    """Host seconds of every op, by its operator and phase; what is computed again runs as it did in the
-    forward pass. With ``hooks``, checkpoints have theirs called: compiled code has none."""
+def _issue_s(graph: OpGraph, host: HostModel) -> Column:
+    """Host seconds of every op, by its operator and phase, with the hooks of checkpoints; what is computed
+    again runs as it did in the forward pass."""
     phase = np.where(graph.recomputed, PHASES.index("forward"), graph.phase_index)
     pairs, which = np.unique(graph.operator_index * len(PHASES) + phase, return_inverse=True)
     issued = [divmod(pair, len(PHASES)) for pair in pairs.tolist()]
     operators = [graph.operators[operator] for operator, _ in issued]
     calls = host.issue_time_s(operators, [PHASES[phase] for _, phase in issued])[which]
     called = np.array([op.hooks for op in graph.ops], dtype=np.float64)
-    return calls + called * host.hook_time_s if hooks else calls
+    return calls + called * host.hook_time_s
 
 
 _OF_SAVED = 2.1
