@@ -71,9 +71,8 @@ def capture(
     needs_torch("capture")
     import torch
 
-    from foretrain.capture.sources.adapters import with_adapter
-    from foretrain.capture.sources.float8 import into_fp8
     from foretrain.capture.sources.loaded import classifier_loss, parameter_counts
+    from foretrain.capture.sources.models import with_own_layers
     from foretrain.capture.sources.wrapped import is_compiled, is_lazy, without_compile
     from foretrain.capture.tracing.constants import Constants, tensors_in
     from foretrain.capture.tracing.tracer import trace_step
@@ -92,10 +91,7 @@ def capture(
     def trace(with_values: bool) -> OpGraph:
         constants = Constants(everything=with_values)
         copied = without_compile(_on_meta(module, constants))
-        if precision == "fp8":
-            into_fp8(copied, fp8)
-        if adapter is not None:
-            constants.assumptions += with_adapter(copied, adapter, precision)
+        constants.assumptions += with_own_layers(copied, precision, fp8, adapter)
         graph = trace_step(
             copied, arguments, loss or classifier_loss(),
             samples=batch, tokens=tokens, mode=mode, precision=precision, optimizer=optimizer,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from foretrain.adapter import Adapter
 from foretrain.capture.sources.adapters import with_adapter
 from foretrain.capture.sources.diffusion import load_diffusion
 from foretrain.capture.sources.float8 import into_fp8
@@ -21,7 +22,7 @@ from foretrain.capture.sources.zoo import load_timm, load_torchvision, quiet_zoo
 from foretrain.capture.tracing.constants import Constants
 from foretrain.errors import InputError
 from foretrain.progress import tell
-from foretrain.workload import Workload
+from foretrain.workload import Fp8, Workload
 
 _LIBRARIES = ("timm", "torchvision", "transformers")
 
@@ -35,12 +36,15 @@ def load_model(workload: Workload, batch: int, device: str = "meta") -> LoadedMo
     first = library in _LIBRARIES and library not in sys.modules
     tell(f"importing {library}, building {label}" if first else f"building {label}")
     loaded, training = _SOURCES[workload.model.source](workload, batch, device), workload.training
-    if training.precision == "fp8":
-        into_fp8(loaded.module, training.fp8_recipe)
-    if training.adapter is None:
-        return loaded
-    notes = with_adapter(loaded.module, training.adapter, training.precision)
-    return dataclasses.replace(loaded, notes=[*loaded.notes, *notes])
+    notes = with_own_layers(loaded.module, training.precision, training.fp8_recipe, training.adapter)
+    return dataclasses.replace(loaded, notes=[*loaded.notes, *notes]) if notes else loaded
+
+
+def with_own_layers(module: torch.nn.Module, precision: str, fp8: Fp8, adapter: Adapter | None) -> list[str]:
+    """Put layers in fp8 and adapters in place of the module's own; returns what is assumed of them."""
+    if precision == "fp8":
+        into_fp8(module, fp8)
+    return [] if adapter is None else with_adapter(module, adapter, precision)
 
 
 # Language and other models of transformers
