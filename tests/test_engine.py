@@ -19,7 +19,8 @@ from foretrain.costs.roofline import Roofline
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
 from foretrain.graph.fusion import Fusion, fuse
-from foretrain.job import Job, Plan, Run
+from foretrain.job import Job, Run
+from foretrain.plan import Plan
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.recomputation import with_recomputation
 from foretrain.predictors.scaledl import ScaleDLPredictor

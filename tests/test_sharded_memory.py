@@ -12,7 +12,8 @@ import pytest
 from foretrain.capture import capture_rank
 from foretrain.forecast import RankMemory
 from foretrain.graph import OpGraph
-from foretrain.job import Job, Plan
+from foretrain.job import Job
+from foretrain.plan import Plan
 from foretrain.step.frameworks import Profile
 from foretrain.step.graph import step_graph
 from foretrain.step.partition import stages

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
     from foretrain.forecast import Estimate, Forecast
     from foretrain.graph import OpGraph
-    from foretrain.job import Job, Plan, Run, read_jobs, read_runs
+    from foretrain.job import Job, Run, read_jobs, read_runs
+    from foretrain.plan import Plan
     from foretrain.workload import Workload
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What is trained, where and how it is parallelised: Plan, Job and Run, from TOML or JSON and back."""
+"""What is trained, where and how it is parallelised: Job and Run, from TOML or JSON and back."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from foretrain import spellings
 from foretrain.adapter import Adapter
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import parse_json, read_text
+from foretrain.plan import ContextExchange, Dispatcher, Plan, Recompute, Schedule, Shard
 from foretrain.schema import convert, read
 from foretrain.spellings import Spellings
 from foretrain.workload import (
@@ -31,13 +32,6 @@ from foretrain.workload import (
     Workload,
 )
 
-Shard = Literal["none", "zero1", "zero2", "zero3"]
-Schedule = Literal["gpipe", "1f1b", "interleaved"]
-Recompute = Literal["none", "selective", "operators", "full"]
-
-TENSOR_ROLES = ("column", "row", "vocab", "replicate")
-"""How a layer is cut under tensor parallelism."""
-
 SPELLED: dict[str, Spellings] = {
     "source": Spellings(get_args(Source), spellings.SOURCES),
     "mode": Spellings(get_args(Mode), spellings.MODES),
@@ -48,6 +42,8 @@ SPELLED: dict[str, Spellings] = {
     "shard": Spellings(get_args(Shard), spellings.SHARDS, spellings.UNCLEAR_SHARDS),
     "schedule": Spellings(get_args(Schedule), spellings.SCHEDULES, spellings.UNCLEAR_SCHEDULES),
     "recompute": Spellings(get_args(Recompute), spellings.RECOMPUTE),
+    "dispatcher": Spellings(get_args(Dispatcher), {}),
+    "context_exchange": Spellings(get_args(ContextExchange), {}),
 }
 """What the fields that are one of a few names read."""
 
@@ -76,68 +72,6 @@ T = TypeVar("T")
 
 Edit = Callable[[Any], Any]
 """What changes the tables of a job before they are read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Degrees of parallelism and what goes with them; the default is plain data parallelism over all
-    devices."""
-
-    data: int | None = None
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-    expert: int = 1
-    shard: Shard = "none"
-    micro_batch: int | None = None
-    schedule: Schedule = "1f1b"
-    recompute: Recompute = "none"
-    recompute_every: int = 1
-    """Of so many layers the first is recomputed; the others keep their activations."""
-    sequence_parallel: bool = False
-    tensor_plan: Mapping[str, str] | None = None
-    """How layers are split under tensor parallelism, by patterns of their names: column, row, vocab or
-    replicate."""
-    virtual_stages: int | None = None
-    """Pieces of the model on each rank, for ``schedule = "interleaved"``."""
-    balance: Literal["even", "speed"] = "even"
-    """How a batch is split over devices of several kinds: alike, or in proportion to their speed."""
-    offload: bool = False
-    """The optimizer and its state live on the host."""
-    servers: int = 0
-    """Parameter servers beside the data-parallel workers; 0 for all-reduce."""
-    asynchronous: bool = False
-    """Workers of a parameter server do not wait for one another."""
-
-    def __post_init__(self) -> None:
-        for name in (
-            "data", "tensor", "pipeline", "context", "expert", "micro_batch", "virtual_stages",
-            "recompute_every",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise invalid(f"plan.{name}", value, "1 or more")
-        if self.recompute_every > 1 and self.recompute == "none":
-            raise InputError(
-                f"plan.recompute_every: {self.recompute_every} needs what is recomputed; give plan.recompute"
-            )
-        if self.servers < 0:
-            raise invalid("plan.servers", self.servers, "0 (all-reduce) or more")
-        if self.asynchronous and not self.servers:
-            raise InputError("plan.asynchronous: true needs parameter servers; give plan.servers")
-        if self.servers and (self.shard != "none" or self.offload):
-            held = "plan.offload" if self.offload else f"plan.shard = {self.shard!r}"
-            raise InputError(
-                f"plan.servers: {self.servers} hold the optimizer state already; leave out {held}"
-            )
-        for pattern, role in (self.tensor_plan or {}).items():
-            if role not in TENSOR_ROLES:
-                raise unknown(f"plan.tensor_plan.{pattern}", role, TENSOR_ROLES)
-        if self.virtual_stages is not None and self.schedule != "interleaved":
-            raise InputError(
-                f"plan.virtual_stages: {self.virtual_stages} needs "
-                f"schedule = 'interleaved', not {self.schedule!r}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from foretrain.cluster import Catalog, ClusterSpec
 from foretrain.errors import InputError, invalid, unknown
-from foretrain.job import SPELLED, Edit, Plan
+from foretrain.job import SPELLED, Edit
+from foretrain.plan import Plan
 from foretrain.workload import OPTIMIZERS, Model, Training
 
 Options = Mapping[str, Any]

@@ -28,6 +28,8 @@ Framework = Literal[
     "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"
 ]
 Mode = Literal["train", "infer"]
+Attention = Literal["eager", "sdpa", "flash"]
+Loss = Literal["plain", "fused", "chunked"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 """What ``torch.compile`` calls its modes."""
 
@@ -158,6 +160,20 @@ class Training:
     compile: bool | CompileMode = dataclasses.field(default=False, metadata={"parse": _compile_mode})
     """Whether ``torch.compile`` is applied to the model, and in which mode; true is "default"."""
     framework: Framework = "pytorch"
+    framework_version: str | None = None
+    """Of the framework, where its habits changed; None for today's."""
+    attention: Attention | None = None
+    """How attention is computed: None for what the model or the framework does."""
+    loss: Loss | None = None
+    """How the loss over a vocabulary is computed: None for what the model or the framework does."""
+    optimizer_state: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
+    """What the optimizer keeps its moments in; None for what the optimizer does."""
+    gradient_precision: Literal["fp32", "bf16"] | None = None
+    """What the gradients of micro-batches are added up in; None for what the framework does."""
+    mtp_layers: int = 0
+    """Layers that predict further tokens, each with its own output (DeepSeek-V3)."""
+    graphs: Literal["none", "layers", "step"] | None = None
+    """What is launched as a CUDA graph; None for what ``compile`` and the framework do."""
     allocator: str | None = None
     """Settings of torch's CUDA allocator, as in ``PYTORCH_CUDA_ALLOC_CONF``."""
     samples: int | None = None

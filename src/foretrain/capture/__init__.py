@@ -22,7 +22,8 @@ from foretrain.capture.programs import settings as programs
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line, missing
 from foretrain.graph import OpGraph, Weight
 from foretrain.graph.ir import checked
-from foretrain.job import Job, Plan
+from foretrain.job import Job
+from foretrain.plan import Plan
 from foretrain.progress import tell
 from foretrain.workload import Fp8, Training
 

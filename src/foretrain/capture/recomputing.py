@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from foretrain.capture.parallel.stacks import largest_list
-from foretrain.job import Plan
+from foretrain.plan import Plan
 
 OWN_SWITCH = "its own checkpointing"
 """What was switched on where the module's library has a switch."""

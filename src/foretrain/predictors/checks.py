@@ -14,7 +14,8 @@ from foretrain.architectures import family
 from foretrain.cluster import Cluster
 from foretrain.errors import UnsupportedJob
 from foretrain.forecast import Forecast
-from foretrain.job import QUANTITIES, Job, Plan, Run
+from foretrain.job import QUANTITIES, Job, Run
+from foretrain.plan import Plan
 from foretrain.predictors.base import FILE, Predictor
 
 

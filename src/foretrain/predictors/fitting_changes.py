@@ -13,7 +13,8 @@ from foretrain.catalog import Catalog
 from foretrain.cluster import Cluster, Device
 from foretrain.errors import ForetrainError
 from foretrain.forecast import Estimate, Forecast, fullest_of
-from foretrain.job import Job, Shard
+from foretrain.job import Job
+from foretrain.plan import Shard
 from foretrain.predictors.base import Predictor
 from foretrain.progress import tell
 

@@ -9,8 +9,9 @@ import numpy as np
 from foretrain.costs.roofline import arithmetic
 from foretrain.graph import Operator, OpGraph
 from foretrain.graph.opset import traits
-from foretrain.job import Job, Plan
+from foretrain.job import Job
 from foretrain.model_flops import ModelFlops
+from foretrain.plan import Plan
 from foretrain.step.frameworks import profile
 from foretrain.step.partition import blocks
 from foretrain.step.passes import run_again

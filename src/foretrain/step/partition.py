@@ -14,7 +14,8 @@ import numpy.typing as npt
 from foretrain.costs.collectives import Team, team
 from foretrain.errors import InputError
 from foretrain.graph import ITEM_BYTES, PHASES, Buffer, OpGraph, Weight
-from foretrain.job import Job, Plan
+from foretrain.job import Job
+from foretrain.plan import Plan
 
 Index = npt.NDArray[np.int64]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from foretrain.graph import PHASES, OpGraph
 from foretrain.graph.opset import communicates, is_product, traits
-from foretrain.job import Plan
+from foretrain.plan import Plan
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
 from foretrain.step.spans import Column, Span, span

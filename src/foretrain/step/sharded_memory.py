@@ -12,7 +12,8 @@ from foretrain.costs.workspace import library_workspace
 from foretrain.forecast import PeakMoment, RankMemory
 from foretrain.graph import ITEM_BYTES, OpGraph
 from foretrain.graph.opset import traits
-from foretrain.job import Job, Plan
+from foretrain.job import Job
+from foretrain.plan import Plan
 from foretrain.step.frameworks import Profile
 from foretrain.step.partition import Block, Stage, blocks
 from foretrain.step.passes import runs_again

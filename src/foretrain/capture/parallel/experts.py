@@ -16,7 +16,7 @@ from torch import nn
 
 from foretrain.capture.parallel.collectives import exchange
 from foretrain.errors import InputError, UnsupportedJob
-from foretrain.job import Plan
+from foretrain.plan import Plan
 
 
 def expert_modules(module: nn.Module) -> dict[str, nn.Module]:

@@ -29,7 +29,8 @@ from foretrain.capture.tracing.tracer import trace_step
 from foretrain.capture.tracing.values import with_values_if_needed
 from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
 from foretrain.graph import OpGraph, Stack, Weight
-from foretrain.job import Job, Plan
+from foretrain.job import Job
+from foretrain.plan import Plan
 
 
 def trace_rank(

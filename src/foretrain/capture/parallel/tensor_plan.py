@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from foretrain.errors import invalid
-from foretrain.job import TENSOR_ROLES
+from foretrain.plan import TENSOR_ROLES
 
 ROLES = TENSOR_ROLES
 

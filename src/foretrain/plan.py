@@ -1,0 +1,124 @@
+"""How a model is spread over devices: Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from foretrain.errors import InputError, invalid, unknown
+
+Shard = Literal["none", "zero1", "zero2", "zero3"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipe"]
+Recompute = Literal["none", "selective", "operators", "full"]
+Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
+ContextExchange = Literal["ring", "alltoall", "allgather"]
+Overlap = Literal["gradients", "parameters", "tensor", "experts", "messages"]
+RecomputedModule = Literal[
+    "attention", "norms", "mlp", "experts", "expert_activation", "shared_experts", "mla_up"
+]
+
+TENSOR_ROLES = ("column", "row", "vocab", "replicate")
+"""How a layer is cut under tensor parallelism."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Degrees of parallelism and what goes with them; the default is plain data parallelism over all
+    devices."""
+
+    data: int | None = None
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    shard: Shard = "none"
+    micro_batch: int | None = None
+    schedule: Schedule = "1f1b"
+    recompute: Recompute = "none"
+    recompute_every: int = 1
+    """Of so many layers the first is recomputed; the others keep their activations."""
+    sequence_parallel: bool = False
+    tensor_plan: Mapping[str, str] | None = None
+    """How layers are split under tensor parallelism, by patterns of their names: column, row, vocab or
+    replicate."""
+    virtual_stages: int | None = None
+    """Pieces of the model on each rank, for ``schedule = "interleaved"``."""
+    balance: Literal["even", "speed"] = "even"
+    """How a batch is split over devices of several kinds: alike, or in proportion to their speed."""
+    offload: bool = False
+    """The optimizer and its state live on the host."""
+    replicate: int = 1
+    """Copies of a model that is sharded over the others of ``data`` (HSDP)."""
+    reshard: bool | int | None = None
+    """Whether ZeRO 3 lets go of gathered parameters after the forward pass, or keeps them sharded over so
+    many neighbours; None for what the framework does."""
+    reduce_precision: Literal["fp32", "bf16"] | None = None
+    """What gradients are in on the network; None for what the framework does."""
+    fp8_gather: bool | None = None
+    """Whether parameters travel in fp8 where products are; None for what the framework does."""
+    expert_tensor: int | None = None
+    """Degree to which each expert is cut; None for what the framework does."""
+    expert_capacity: float | None = None
+    """Rows that an expert takes at most, as a multiple of the mean; None where none are dropped."""
+    expert_imbalance: float | None = None
+    """Rows of the fullest rank of an expert group over the mean; None for what training is seen to have."""
+    dispatcher: Dispatcher | None = None
+    """How tokens travel to their experts; None for what the framework does."""
+    overlap: Mapping[str, bool] | None = None
+    """What runs beside computation and what does not, where it differs from the framework's habit."""
+    recompute_modules: tuple[str, ...] = ()
+    """Parts of a layer that are computed again, with ``recompute = "selective"``."""
+    stages: tuple[int, ...] | None = None
+    """Layers of each stage of a pipeline, or of each of their chunks in the order of the model."""
+    context_exchange: ContextExchange | None = None
+    """How context parallelism brings queries to all keys; None for what the framework does."""
+    offload_activations: bool = False
+    """What layers keep for the backward pass lies in host memory meanwhile."""
+    servers: int = 0
+    """Parameter servers beside the data-parallel workers; 0 for all-reduce."""
+    asynchronous: bool = False
+    """Workers of a parameter server do not wait for one another."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "data", "tensor", "pipeline", "context", "expert", "micro_batch", "virtual_stages",
+            "recompute_every", "replicate", "expert_tensor", "expert_capacity", "expert_imbalance",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise invalid(f"plan.{name}", value, "1 or more")
+        if self.recompute_every > 1 and self.recompute == "none":
+            raise InputError(
+                f"plan.recompute_every: {self.recompute_every} needs what is recomputed; give plan.recompute"
+            )
+        for name in self.overlap or {}:
+            if name not in get_args(Overlap):
+                raise unknown(f"plan.overlap.{name}", name, get_args(Overlap))
+        for name in self.recompute_modules:
+            if name not in get_args(RecomputedModule):
+                raise unknown("plan.recompute_modules", name, get_args(RecomputedModule))
+        if self.recompute_modules and self.recompute != "selective":
+            raise InputError(
+                f"plan.recompute_modules: {', '.join(self.recompute_modules)} need "
+                f"recompute = 'selective', not {self.recompute!r}"
+            )
+        if self.stages is not None and (min(self.stages, default=0) < 0 or len(self.stages) < self.pipeline):
+            raise invalid("plan.stages", list(self.stages), f"at least {self.pipeline} counts of layers")
+        if self.servers < 0:
+            raise invalid("plan.servers", self.servers, "0 (all-reduce) or more")
+        if self.asynchronous and not self.servers:
+            raise InputError("plan.asynchronous: true needs parameter servers; give plan.servers")
+        if self.servers and (self.shard != "none" or self.offload):
+            held = "plan.offload" if self.offload else f"plan.shard = {self.shard!r}"
+            raise InputError(
+                f"plan.servers: {self.servers} hold the optimizer state already; leave out {held}"
+            )
+        for pattern, role in (self.tensor_plan or {}).items():
+            if role not in TENSOR_ROLES:
+                raise unknown(f"plan.tensor_plan.{pattern}", role, TENSOR_ROLES)
+        if self.virtual_stages is not None and self.schedule != "interleaved":
+            raise InputError(
+                f"plan.virtual_stages: {self.virtual_stages} needs "
+                f"schedule = 'interleaved', not {self.schedule!r}"
+            )
