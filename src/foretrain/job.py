@@ -56,6 +56,9 @@ RESOURCE_FIGURES: dict[str, str] = {
 """Driple's twelve, of the window that a run was sampled in: mean length of idle and of active spans, mean
 peak of the active ones."""
 
+_FROM_BLACKWELL_ON: dict[str, int] = {"mxfp8": 32, "nvfp4": 16}
+"""Ways of casting that older devices have no products for, and how many numbers share a scale."""
+
 QUANTITIES: dict[str, str] = {
     "step_time_s": "s", "step_time_without_sync_s": "s", "forward_time_s": "s", "backward_time_s": "s",
     "optimizer_time_s": "s",
@@ -123,10 +126,12 @@ class Job:
                     f"training.precision: 'fp8' cannot run on {device.name}, which has no fp8 rate in the "
                     "catalogue; use bf16 or fp16, or a device that has one"
                 )
-            if self.workload.training.fp8 == "mxfp8" and device.capability and float(device.capability) < 10:
+            recipe = self.workload.training.fp8
+            if recipe in _FROM_BLACKWELL_ON and device.capability and float(device.capability) < 10:
                 raise InputError(
-                    f"training.fp8: 'mxfp8' cannot run on {device.name}: scales of 32 numbers came with "
-                    "Blackwell; use delayed, current or blockwise"
+                    f"training.fp8: {recipe!r} cannot run on {device.name}: scales of "
+                    f"{_FROM_BLACKWELL_ON[recipe]} numbers came with Blackwell; "
+                    "use delayed, current or blockwise"
                 )
 
     def _check_product(self) -> None:

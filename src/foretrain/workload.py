@@ -21,7 +21,7 @@ from foretrain.units import parse_seconds
 
 Source = Literal["timm", "torchvision", "transformers", "diffusion", "python", "onnx", "graph"]
 Precision = Literal["fp32", "tf32", "amp-bf16", "amp-fp16", "bf16", "fp16", "fp8"]
-Fp8 = Literal["tensorwise", "rowwise", "rowwise-gw-hp", "delayed", "current", "blockwise", "mxfp8"]
+Fp8 = Literal["tensorwise", "rowwise", "rowwise-gw-hp", "delayed", "current", "blockwise", "mxfp8", "nvfp4"]
 TORCHAO: tuple[Fp8, ...] = ("tensorwise", "rowwise", "rowwise-gw-hp")
 """Ways of fp8 that are operators of torch; the others are kernels of Transformer Engine."""
 Framework = Literal[
@@ -127,6 +127,10 @@ class Model:
 
 _WITHOUT_SCALER = frozenset({"huggingface/pytorch-image-models"})
 """Sources of runs whose programs train in amp-fp16 without a gradient scaler: timm's ``benchmark.py``."""
+
+
+_RECIPES: dict[str, Fp8] = {"FP8-CS": "current", "FP8-MX": "mxfp8", "FP8-SC": "blockwise", "NVFP4": "nvfp4"}
+"""What Megatron-Bridge calls its ways of fp8 and fp4."""
 
 
 def _compile_mode(value: Any, where: str) -> Any:
@@ -235,6 +239,9 @@ class Training:
 
     def measured_by(self, provenance: Mapping[str, Any]) -> Training:
         """The training as the program ran it that a run was measured by, where only its provenance tells."""
+        recipe = _RECIPES.get(str(provenance.get("precision_recipe")))
+        if self.precision == "fp8" and self.fp8 is None and recipe is not None:
+            return dataclasses.replace(self, fp8=recipe)
         unsaid = self.grad_scaler is None and self.precision == "amp-fp16"
         if unsaid and provenance.get("source") in _WITHOUT_SCALER:
             return dataclasses.replace(self, grad_scaler=False)

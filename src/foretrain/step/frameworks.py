@@ -58,6 +58,10 @@ class Profile:
     overlaps_tensor_forward: bool = False
     """With sequence parallelism they also run beside the products that they feed or follow, piece by
     piece."""
+    joins_projections: bool = False
+    """Query, key and value are one product, and so are the halves of a gated layer."""
+    fuses_accumulation: bool = False
+    """Products that make weight gradients add them to the fp32 ones themselves."""
     fuses_permutation: bool = False
     """Tokens are sorted to experts and back by kernels that only copy."""
     host: float = 1.0
@@ -102,6 +106,8 @@ _MEGATRON = Profile(
     overlaps_reduce=False,
     overlaps_tensor=True,
     overlaps_tensor_forward=True,
+    joins_projections=True,
+    fuses_accumulation=True,
     fuses_permutation=True,
     host=2.0,
     step_s=25e-3,
@@ -123,6 +129,7 @@ _NANOTRON = Profile(
     reduces_in_fp32=True,
     overlaps_reduce=True,
     overlaps_tensor=True,
+    joins_projections=True,
     host=1.2,
     step_s=15e-3,
     clips_gradients=True,

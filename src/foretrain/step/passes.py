@@ -24,6 +24,8 @@ _CLIP_BYTES = 12.0
 _ADD_BYTES, _ADD_BYTES_TRACED = 10.0, 4.0
 """Per low-precision gradient that is added to an fp32 one: 2 + 4 read, 4 written; 6 of them may be traced
 already."""
+_ADD_BYTES_FUSED = 3.0
+"""Where the product adds it up: 6 more than it would write, of which half goes beside its arithmetic."""
 _HOST_LINK_BYTES_PER_S = 20e9
 """Between host and device, of the 32 GB/s of PCIe 4.0 x16."""
 _HOST_MEMORY_BYTES_PER_S = 60e9
@@ -167,7 +169,10 @@ def _accumulation_s(layout: Layout, block: Block) -> float:
     precision = layout.job.workload.training.precision
     if not layout.profile.keeps_fp32_gradients or precision not in ("bf16", "fp8"):
         return 0.0
-    moved = (block.dense + block.experts) * (_ADD_BYTES_TRACED if layout.graph.accumulates else _ADD_BYTES)
+    each = _ADD_BYTES_TRACED if layout.graph.accumulates else _ADD_BYTES
+    if layout.profile.fuses_accumulation:
+        each = _ADD_BYTES_FUSED
+    moved = (block.dense + block.experts) * each
     return moved / (COPY_SHARE * memory_rate(layout.job)) * layout.tuning.traffic
 
 

@@ -49,13 +49,16 @@ def scaled_products(scene: Scene) -> list[float]:
 
 
 def _scaling(call: Call) -> float:
-    """How finely a product is scaled: by tensor, by row, by 128 numbers, by 32 or 16."""
+    """How finely a product is scaled: by tensor, by row, by 128 numbers, by 16 of four bits. Of 32 numbers in
+    fp8 the units that multiply take the scales, so that it costs what one scale for all does."""
     a, scale = call.inputs[0], call.inputs[2] if len(call.inputs) > 2 else None
     if scale is None or scale.numel <= 1:
         return 1.0
     if scale.numel <= a.shape[0]:
         return 2.0
-    return 3.0 if scale.numel * 32 < a.numel else 4.0
+    if scale.numel * 32 < a.numel:
+        return 3.0
+    return 4.0 if a.dtype == PACKED else 1.0
 
 
 _LIBRARIES = ("cublas", "cutlass", "deepgemm", "cutedsl")
