@@ -126,6 +126,8 @@ class Job:
                     f"training.precision: 'fp8' cannot run on {device.name}, which has no fp8 rate in the "
                     "catalogue; use bf16 or fp16, or a device that has one"
                 )
+            if self.plan.fp8_gather and self.workload.training.precision != "fp8":
+                raise InputError("plan.fp8_gather: true needs training.precision fp8")
             recipe = self.workload.training.fp8
             if recipe in _FROM_BLACKWELL_ON and device.capability and float(device.capability) < 10:
                 raise InputError(

@@ -50,6 +50,14 @@ class Edit:
         """Another size and kind, and a lifetime by the calls that touch it."""
         self._buffers[number] = Buffer(size_bytes, category, 0, 0)
 
+    def unite(self, number: int, other: int) -> None:
+        """One buffer in the place of two, for as long as either lives."""
+        first, second = self.old.buffers[number], self.old.buffers[other]
+        kept = "activations" if "activations" in (first.category, second.category) else first.category
+        dies = max(first.dies, second.dies)
+        self._buffers[number] = Buffer(first.size_bytes, kept, first.born, dies)
+        self._same[other] = number
+
     def halve_buffer(self, number: int) -> None:
         """Half its size, for as long as before."""
         buffer = self.old.buffers[number]

@@ -11,6 +11,8 @@ from foretrain.graph.ir import PACKED, Op, Operator, OpGraph, TensorSpec
 
 SCALED = "_scaled_mm"
 _FP8 = "float8_e4m3fn"
+_CAST, _CAST_RESULTS = "te.cast_transpose", 4
+"""Numbers as they lie and transposed, and the scales of both."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -39,7 +41,7 @@ def with_gathers_in_fp8(graph: OpGraph) -> OpGraph:
         if op.operator.name != "all_gather" or op.operator.overload != "tensor" or len(op.writes) != 1:
             continue
         casts = edit.readers(op.writes[0])
-        if not casts or any(graph.ops[cast].operator.name != "te.cast_transpose" for cast in casts):
+        if not casts or any(graph.ops[cast].operator.name != _CAST for cast in casts):
             continue
         gather = _gather(op.operator)
         edit.change_buffer(op.writes[0], gather.outputs[0].size_bytes, "temporaries")
@@ -47,6 +49,25 @@ def with_gathers_in_fp8(graph: OpGraph) -> OpGraph:
         for cast in casts:
             if op.phase == "forward":
                 _gather_again(edit, cast, gather)
+    return edit.graph()
+
+
+@functools.lru_cache(maxsize=64)
+def without_transposed_copies(graph: OpGraph) -> OpGraph:
+    """The same step on devices whose products in fp8 take operands as they lie: from Blackwell on, where one
+    scale is for all of a tensor."""
+    edit = Edit(graph)
+    for i, op in enumerate(graph.ops):
+        if op.operator.name != _CAST or len(op.operator.outputs) != _CAST_RESULTS:
+            continue
+        numbers, transposed, *scales = op.writes
+        single = dataclasses.replace(
+            op.operator,
+            outputs=(op.operator.outputs[0], *op.operator.outputs[2:]),
+            bytes_written=op.operator.bytes_written - op.operator.outputs[1].size_bytes,
+        )
+        edit.replace(i, dataclasses.replace(op, operator=single, writes=(numbers, *scales)))
+        edit.unite(numbers, transposed)
     return edit.graph()
 
 
@@ -102,20 +123,28 @@ def _gather(operator: Operator) -> Operator:
 
 
 def _gather_again(edit: Edit, cast: int, gather: Operator) -> None:
-    """Before its first use in the backward pass, the transposed input comes from what ranks kept."""
+    """Before its first use in the backward pass, an input comes from what ranks kept, and is transposed where
+    its cast did that too."""
     op = edit.old.ops[cast]
-    transposed = op.writes[1]
-    later = [i for i in edit.readers(transposed) if edit.old.ops[i].phase == "backward"]
+    transposes = len(op.operator.outputs) == _CAST_RESULTS
+    kept = op.writes[1] if transposes else op.writes[0]
+    later = [i for i in edit.readers(kept) if edit.old.ops[i].phase == "backward"]
     if not later:
         return
-    whole = edit.old.buffers[transposed].size_bytes
+    whole, layer = edit.old.buffers[kept].size_bytes, edit.old.ops[later[0]].layer
     part = edit.add_buffer(gather.inputs[0].size_bytes, "activations")
     gathered = edit.add_buffer(whole, "temporaries")
-    edit.change_buffer(transposed, whole, "temporaries")
-    edit.replace(cast, dataclasses.replace(op, writes=(op.writes[0], part, *op.writes[2:])))
-    layer = edit.old.ops[later[0]].layer
+    edit.change_buffer(kept, whole, "temporaries")
+    rest = op.writes[2:] if transposes else op.writes[1:]
+    edit.replace(cast, dataclasses.replace(op, writes=(op.writes[0], part, *rest)))
     edit.insert(later[0], Op(gather, "backward", layer, (part,), (gathered,)))
-    edit.insert(later[0], Op(_transposing(op.operator), "backward", layer, (gathered,), (transposed,)))
+    if transposes:
+        edit.insert(later[0], Op(_transposing(op.operator), "backward", layer, (gathered,), (kept,)))
+        return
+    for i in later:
+        reader = edit.old.ops[i]
+        reads = tuple(gathered if number == kept else number for number in reader.reads)
+        edit.replace(i, dataclasses.replace(reader, reads=reads))
 
 
 def _transposing(cast: Operator) -> Operator:

@@ -18,12 +18,18 @@ _FIRST_BUCKET = 1 << 20
 """Bytes of the first bucket of torch's DistributedDataParallel, so that summing up begins early."""
 
 
+_LEAST_MATRIX = 1 << 16
+"""Elements: of fewer are the weights of norms."""
+
+
 def wire_bytes(layout: Layout, elements: float, *, gradients: bool, trained: bool = True) -> float:
     """Bytes of so many gradients or parameters on the network; of those that are ``trained``, or of all."""
     habits, precision = layout.profile, layout.job.workload.training.precision
     if gradients and habits.reduces_in_fp32 and precision != "fp16":
         return 4 * elements
     low = habits.casts_shards and layout.job.plan.shard == "zero3" and precision.startswith("amp")
+    if not gradients and layout.job.plan.fp8_gather:
+        return elements * _item_bytes_in_fp8(layout.graph)
     return _item_bytes(layout.graph, trained=trained, most=2 if low else 8) * elements
 
 
@@ -34,6 +40,24 @@ def _item_bytes(graph: OpGraph, *, trained: bool, most: int) -> float:
     elements = sum(weight.elements for weight in weights)
     held = sum(weight.elements * min(ITEM_BYTES[weight.dtype], most) for weight in weights)
     return held / elements if elements else 4.0
+
+
+@functools.lru_cache(maxsize=64)
+def _item_bytes_in_fp8(graph: OpGraph) -> float:
+    """Where parameters travel in fp8: those of the layers' products, one byte; others as they are held."""
+    products = {weight.name for weight in graph.weights if in_fp8(graph, weight)}
+    elements = sum(weight.elements for weight in graph.weights)
+    sent = sum(
+        weight.elements * (1 if weight.name in products else ITEM_BYTES[weight.dtype])
+        for weight in graph.weights
+    )
+    return sent / elements if elements else 1.0
+
+
+def in_fp8(graph: OpGraph, weight: Weight) -> bool:
+    """Whether a parameter is multiplied in fp8: a matrix of one of the repeated layers."""
+    inside = graph.stack is not None and graph.stack.layer_of(weight.name) is not None
+    return inside and weight.elements >= _LEAST_MATRIX and not weight.name.endswith("bias")
 
 
 def _elements(weights: Iterable[Weight], *, expert: bool, trainable: bool) -> float:
