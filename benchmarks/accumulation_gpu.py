@@ -1,4 +1,4 @@
-"""Measures what a weight gradient costs that the product itself adds to one in fp32, beside one that is written
+"""Measures what a weight gradient costs that the product itself adds to one in fp32, beside one written
 in bf16 and added by a second kernel.
 
     python benchmarks/accumulation_gpu.py --out accumulation.jsonl [--seconds 40]
