@@ -25,9 +25,9 @@ class Edit:
             for number in op.reads:
                 self._readers[number].append(i)
 
-    def readers(self, buffer: int) -> list[int]:
-        """The calls that read a buffer and launch something."""
-        return [i for i in self._readers[buffer] if self.old.ops[i].operator.launches]
+    def readers(self, buffer: int, *, views: bool = False) -> list[int]:
+        """The calls that read a buffer and launch something; with ``views`` all that touch it."""
+        return [i for i in self._readers[buffer] if views or self.old.ops[i].operator.launches]
 
     def replace(self, i: int, op: Op) -> None:
         self._replaced[i] = op

@@ -105,7 +105,7 @@ class _Joining:
         """One product in the place of the first of several that read the same operand (``columns``: their
         left one), or of the last (``rows``: their right one; ``depth``: they are added up)."""
         ops = [self._old.ops[i] for i in calls]
-        at = calls[0] if axis == "columns" else calls[-1]
+        at = min(calls) if axis == "columns" else max(calls)
         reads = tuple(dict.fromkeys(number for op in ops for number in op.reads))
         operators = [op.operator for op in ops]
         key = (axis, *map(id, operators))

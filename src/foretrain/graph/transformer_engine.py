@@ -128,7 +128,7 @@ def _gather_again(edit: Edit, cast: int, gather: Operator) -> None:
     op = edit.old.ops[cast]
     transposes = len(op.operator.outputs) == _CAST_RESULTS
     kept = op.writes[1] if transposes else op.writes[0]
-    later = [i for i in edit.readers(kept) if edit.old.ops[i].phase == "backward"]
+    later = [i for i in edit.readers(kept, views=True) if edit.old.ops[i].phase == "backward"]
     if not later:
         return
     whole, layer = edit.old.buffers[kept].size_bytes, edit.old.ops[later[0]].layer

@@ -24,8 +24,9 @@ _CLIP_BYTES = 12.0
 _ADD_BYTES, _ADD_BYTES_TRACED = 10.0, 4.0
 """Per low-precision gradient that is added to an fp32 one: 2 + 4 read, 4 written; 6 of them may be traced
 already."""
-_ADD_BYTES_FUSED = 3.0
-"""Where the product adds it up: 6 more than it would write, of which half goes beside its arithmetic."""
+_ADD_BYTES_FUSED = 4.0
+"""Where the product adds it up itself: of 6 more that it moves, what its arithmetic does not hide
+(``data/h200_accumulation.jsonl``)."""
 _HOST_LINK_BYTES_PER_S = 20e9
 """Between host and device, of the 32 GB/s of PCIe 4.0 x16."""
 _HOST_MEMORY_BYTES_PER_S = 60e9
