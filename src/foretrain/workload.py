@@ -174,6 +174,8 @@ class Training:
     """What the optimizer keeps its moments in; None for what the optimizer does."""
     gradient_precision: Literal["fp32", "bf16"] | None = None
     """What the gradients of micro-batches are added up in; None for what the framework does."""
+    fused_accumulation: bool | None = None
+    """Whether products add up weight gradients in fp32 themselves; None for what the framework does."""
     mtp_layers: int = 0
     """Layers that predict further tokens, each with its own output (DeepSeek-V3)."""
     graphs: Literal["none", "layers", "step"] | None = None
@@ -242,6 +244,10 @@ class Training:
         recipe = _RECIPES.get(str(provenance.get("precision_recipe")))
         if self.precision == "fp8" and self.fp8 is None and recipe is not None:
             return dataclasses.replace(self, fp8=recipe)
+        arguments = provenance.get("args")
+        apart = isinstance(arguments, Mapping) and arguments.get("no-gradient-accumulation-fusion") is True
+        if apart and self.fused_accumulation is None:
+            return dataclasses.replace(self, fused_accumulation=False)
         unsaid = self.grad_scaler is None and self.precision == "amp-fp16"
         if unsaid and provenance.get("source") in _WITHOUT_SCALER:
             return dataclasses.replace(self, grad_scaler=False)

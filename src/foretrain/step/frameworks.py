@@ -184,6 +184,8 @@ def profile(job: Job) -> Profile:
     found = _PROFILES[training.framework]
     if training.framework == "megatron":
         found = _megatron(found, job)
+    if training.fused_accumulation is not None and found.keeps_fp32_gradients:
+        found = dataclasses.replace(found, fuses_accumulation=training.fused_accumulation)
     if not job.trains:
         found = dataclasses.replace(found, step_s=0.0, clips_gradients=False, waits_each_step=False)
     if training.compile:
@@ -217,6 +219,7 @@ def _megatron(found: Profile, job: Job) -> Profile:
             flash_attention=False,
             fuses_softmax=True,
             overlaps_tensor_forward=False,
+            fuses_accumulation=False,
             host=1.1,
             step_s=0.0,
         )
