@@ -222,7 +222,7 @@ def _compiled(job: Job) -> Fusion:
 
 def _megatron(found: Profile, job: Job) -> Profile:
     """Its distributed optimizer (ZeRO 1) is used with overlap; fp16 with full recomputation marks its code of
-    2020 to 2022."""
+    2020 to 2022, which waits for every collective of tensor parallelism."""
     if job.plan.shard != "none":
         found = dataclasses.replace(found, overlaps_reduce=True, overlaps_gather=True, bucket_bytes=160e6)
     if (job.workload.model.config or {}).get("attn_implementation") == "eager":
@@ -232,7 +232,7 @@ def _megatron(found: Profile, job: Job) -> Profile:
             found,
             flash_attention=False,
             fuses_softmax=True,
-            tensor_overlap="behind",
+            tensor_overlap="none",
             host=1.1,
             step_s=0.0,
         )
