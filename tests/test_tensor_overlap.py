@@ -73,6 +73,11 @@ def test_backward_both_collectives_of_a_layer_cut_by_columns_run_behind_products
     assert hidden(BACKWARD, "none", "backward") == [0.0, 0.0, 0.0]
 
 
+def test_the_input_may_be_gathered_again_after_the_product_for_its_gradient() -> None:
+    rows, gather, (weights, inputs, *_), sums = BACKWARD[:4], BACKWARD[4], BACKWARD[5:9], BACKWARD[9]
+    assert hidden([*rows, inputs, gather, weights, sums], "behind", "backward") == [0.0, 1.5, 1.5]
+
+
 def test_a_sum_of_gradients_runs_beside_the_products_for_weights_of_its_own_layer() -> None:
     calls = [call for call in BACKWARD[1:-1] if call[0] != "all_gather"]
     assert hidden([*calls, ("all_reduce", (WHOLE,), WHOLE, 4.0)], "behind", "backward") == [3.0]

@@ -12,7 +12,7 @@ well run piece by piece beside the products that they feed or follow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,30 +59,35 @@ def hidden_s(
             stretches.append(_Stretch())
         elif is_product(operator.name):
             stretches[-1].products.append((operator, float(device_s[position])))
-    beside = _backward_s if backward else _forward_s
-    for (position, operator), before, after in zip(collectives, stretches, stretches[1:], strict=False):
-        room = beside(operator, before, after, overlap == "piecewise")
+    moved = [operator for _, operator in collectives]
+    for k, (position, _) in enumerate(collectives):
+        room = _backward_s(moved, stretches, k, overlap) if backward else _forward_s(moved, stretches, k)
         hidden[position] = _HIDDEN_SHARE * min(float(device_s[position]), room)
     return hidden
 
 
-def _forward_s(collective: Operator, before: _Stretch, after: _Stretch, piecewise: bool) -> float:
-    """Products that take what is gathered, or make what is summed up and handed out in parts."""
-    elements = _elements(collective)
-    if collective.name == "all_gather":
-        return after.taking(elements)
-    return before.making(elements) if collective.name == "reduce_scatter" else 0.0
+def _forward_s(moved: Sequence[Operator], stretches: Sequence[_Stretch], k: int) -> float:
+    """Beside collective ``k``: products that take what is gathered, or make what is summed up and handed out
+    in parts."""
+    elements = _elements(moved[k])
+    if moved[k].name == "all_gather":
+        return stretches[k + 1].taking(elements)
+    return stretches[k].making(elements) if moved[k].name == "reduce_scatter" else 0.0
 
 
-def _backward_s(collective: Operator, before: _Stretch, after: _Stretch, piecewise: bool) -> float:
-    """Of a layer cut by columns the products for the gradient of its input, or those for weights, which take
-    as long; of one cut by rows that for the gradient of its input, half of those that take what is
-    gathered."""
-    elements = _elements(collective)
-    if collective.name != "all_gather":
-        return before.making(elements)
-    of_columns = after.making(elements)
-    return of_columns or (after.taking(elements) / 2 if piecewise else 0.0)
+def _backward_s(
+    moved: Sequence[Operator], stretches: Sequence[_Stretch], k: int, overlap: TensorOverlap
+) -> float:
+    """Beside collective ``k`` of a layer cut by columns: the products for the gradient of its input, or those
+    for weights, which take as long. Its input is gathered before or after them. Of a layer cut by rows: that
+    for the gradient of its input, half of those that take what is gathered."""
+    elements, before, after = _elements(moved[k]), stretches[k], stretches[k + 1]
+    if moved[k].name != "all_gather":
+        gathered = k > 0 and moved[k - 1].name == "all_gather"
+        return before.making(elements) or (stretches[k - 1].making(elements) if gathered else 0.0)
+    summed = k + 1 < len(moved) and moved[k + 1].name != "all_gather"
+    of_columns = summed and (after.making(elements) or before.making(elements))
+    return of_columns or (after.taking(elements) / 2 if overlap == "piecewise" else 0.0)
 
 
 def _elements(collective: Operator) -> int:
