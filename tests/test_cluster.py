@@ -27,12 +27,17 @@ NETWORKS = st.sampled_from(["infiniband", "roce", "efa", "ethernet"])
 RATES = st.floats(1e8, 1e12) | st.sampled_from(["400 Gb/s", "900 GB/s", "25 GB/s", "100 kb/s"])
 
 
-def links(kinds: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+FABRIC: dict[str, st.SearchStrategy[Any]] = {
+    "rails": st.booleans(), "leaf_nodes": st.integers(1, 64), "oversubscription": st.floats(1, 8),
+}  # fmt: skip
+
+
+def links(kinds: st.SearchStrategy[str], **fabric: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     table = {"kind": kinds, "latency": st.floats(0, 1e-3) | st.just("5 us"), "nics": st.integers(1, 16)}
-    return RATES | st.fixed_dictionaries({"bandwidth": RATES}, optional=table)
+    return RATES | st.fixed_dictionaries({"bandwidth": RATES}, optional={**table, **fabric})
 
 
-LINKS = {"intra_node": links(LINKS_IN_NODE), "inter_node": links(NETWORKS)}
+LINKS = {"intra_node": links(LINKS_IN_NODE), "inter_node": links(NETWORKS, **FABRIC)}
 GPUS = st.sampled_from([name for name in CATALOG.names("devices") if name != "cpu"] + ["h100", "RTX 3090"])
 BARE = st.fixed_dictionaries(
     {"device": GPUS}, optional={"nodes": st.integers(1, 512), "devices_per_node": st.integers(1, 8), **LINKS}
@@ -129,8 +134,20 @@ def test_a_domain_is_as_large_as_the_job_says_or_racks_are(section: dict[str, An
     cluster = read(**section)
     assert cluster.groups[0].domain == domain
     assert cluster.to_dict().get("domain") == section.get("domain")
-    said = any("cluster.domain is not given" in note for note in cluster.assumptions)
-    assert said == ("node" not in section and "domain" not in section)
+    (said,) = [note for note in cluster.assumptions if "cluster.domain" in note] or [""]
+    blocks = section["nodes"] == 32 and "domain" not in section
+    by_device = "node" not in section and "domain" not in section
+    assert said == (
+        "cluster.domain is not given: NVLink is taken to join each 64 devices" if blocks
+        else "cluster.domain is not given: NVLink is taken to join all 64 devices" if by_device
+        else ""
+    )  # fmt: skip
+
+
+def test_groups_share_what_stands_beside_them() -> None:
+    racks = {"node": "gb200-nvl72", "nodes": 8}
+    mixed = read(groups=[racks, {**racks, "node": "gb300-nvl72", "domain": 32}], domain=16)
+    assert [group.domain for group in mixed.groups] == [16, 32]
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,18 @@ def test_teams_lie_in_domains(degree: int, stride: int, per_node: int, per_domai
     assert found.nodes_per_domain * found.per_node == per_domain
 
 
+@given(*(st.integers(0, 6) for _ in range(3)))
+def test_ranks_share_a_domain_where_their_numbers_say_so(degree: int, stride: int, domain: int) -> None:
+    """Ranks are numbered through nodes and domains one after another."""
+    members, size = team(1 << degree, 1 << stride, 4), 4 << domain
+    cluster = Cluster.read({"device": "b200", "devices_per_node": 4, "nodes": 1024, "domain": size,
+                            "intra_node": {"kind": "nvswitch"}})  # fmt: skip
+    found = Collectives(cluster).placement(members)
+    ranks = [i << stride for i in range(1 << degree)]
+    assert found.domains == len({rank // size for rank in ranks})
+    assert found.per_node == sum(rank < 4 for rank in ranks)
+
+
 def test_a_smaller_domain_sends_more_over_the_network() -> None:
     members = team(64, 1, 4)
     times = [

@@ -248,7 +248,7 @@ def _group_specs(cluster_spec: ClusterSpec) -> dict[str, GroupSpec]:
 
 
 def _fill(group: GroupSpec, cluster_spec: ClusterSpec) -> GroupSpec:
-    shared = ("devices_per_node", "intra_node", "inter_node")
+    shared = ("devices_per_node", "domain", "intra_node", "inter_node")
     return dataclasses.replace(
         group, **{name: getattr(cluster_spec, name) for name in shared if getattr(group, name) is None}
     )
@@ -331,8 +331,11 @@ def _notes(where: str, spec: GroupSpec, group: Group, several_nodes: bool) -> li
         notes.append(
             f"{where}.intra_node is not given: {intra.kind} at {rate} per device and direction is assumed"
         )
-    if spec.domain is None and group.node is None and group.domain > group.devices_per_node:
-        notes.append(f"{where}.domain is not given: NVLink joins {group.domain} devices of several nodes")
+    if spec.domain is None and group.domain > group.devices_per_node:
+        racks = group.domain < group.world_size
+        each = f"each {group.domain}" if racks else f"all {group.domain}"
+        if group.node is None or (racks and group.domain != group.node.domain):
+            notes.append(f"{where}.domain is not given: NVLink is taken to join {each} devices")
     own = group.device.link_rate(intra.kind)
     if own is not None and intra.bandwidth_bytes_per_s > 1.01 * own:
         rate, limit = format_count(intra.bandwidth_bytes_per_s, "B/s"), format_count(own, "B/s")
