@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from foretrain.costs.collectives import Kind
+from foretrain.costs.collectives import Kind, Team
 from foretrain.graph import ITEM_BYTES, OpGraph, Weight
+from foretrain.job import Job
 from foretrain.step.layout import KINDS, Layout, message_bytes
 from foretrain.step.partition import Stage
 from foretrain.step.passes import recomputed, traced_blocks
@@ -94,10 +95,12 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
         return (), _server_s(layout, stage), 0.0
     if data.size == 1 or not layout.job.trains:
         return (), 0.0, 0.0
-    factor = layout.tuning.team(data)
+    factor = layout.tuning.team(data) * (habits.socket_slowdown if over_sockets(layout.job, data) else 1.0)
     kind: Kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
     sizes = _buckets(layout, stage, habits.bucket_bytes if habits.overlaps_reduce else 0.0)
+    hops = (data.size - 1) * (2 if kind == "all_reduce" else 1) if data.nodes > 1 else 0
     seconds = layout.network.time_s(kind, np.array([size for _, size in sizes]), data) * factor
+    seconds += layout.tuning.hop_s * hops
     times = list(zip([block for block, _ in sizes], seconds.tolist(), strict=True))
     experts = _elements(stage.weights, expert=True, trainable=True)
     own = layout.teams.expert_data
@@ -115,6 +118,11 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
     if habits.overlaps_reduce:
         return tuple(times), after, gather
     return (), after + sum(seconds for _, seconds in times), gather
+
+
+def over_sockets(job: Job, members: Team) -> bool:
+    """Whether the slowest way between members is TCP."""
+    return members.nodes > 1 and any(group.inter_node.kind == "ethernet" for group in job.cluster.groups)
 
 
 def _server_s(layout: Layout, stage: Stage) -> float:

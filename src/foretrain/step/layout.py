@@ -15,7 +15,7 @@ from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
 from foretrain.graph import PHASES, Operator, OpGraph
-from foretrain.graph.opset import communicates, is_attention, permutes, waits
+from foretrain.graph.opset import communicates, is_attention, permutes, traits, waits
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, attention_factor, profile
@@ -64,6 +64,8 @@ class Tuning:
     """On the time of communication inside a node."""
     outside: float = 1.0
     """On that between nodes."""
+    hop_s: float = 0.0
+    """What each step of a ring of replicas on several nodes takes beside its transfer."""
     message_s: float = _MESSAGE_HOST_S
     """What each message of a pipeline costs beside its transfer."""
     stalls: float = 1.0
@@ -223,12 +225,25 @@ def cost_calls(
         gap_s=gap_s,
         communicates=moving[which],
         multiplies=mask(operator.flops > 0 and operator.name != FUSED for operator in operators),
-        attends=mask(is_attention(operator.name) for operator in operators),
+        attends=mask(_attends(operator) for operator in operators),
         outside=mask(
             communicates(operator.name) and teams.named(operator.overload).nodes > 1 for operator in operators
         ),
         waits=mask(waits(operator.name) and not habits.flash_attention for operator in operators),
     )
+
+
+def _attends(operator: Operator) -> bool:
+    """Whether an operator is attention, or one of the kernels that it is written out in."""
+    if is_attention(operator.name) or traits(operator.name).kind == "batched product":
+        return True
+    parts = operator.args.get("ops", ()) if operator.name == FUSED else (operator.name,)
+    return bool(_SOFTMAX.intersection(parts)) and len(operator.outputs[0].shape) > _ROWS
+
+
+_SOFTMAX = frozenset({"_softmax", "_softmax_backward_data"})
+_ROWS = 2
+"""Dimensions of logits; scores have more."""
 
 
 def _share_of_micro_batches(job: Job, graph: OpGraph, habits: Profile) -> Column:

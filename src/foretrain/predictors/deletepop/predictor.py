@@ -27,6 +27,7 @@ from foretrain.predictors.deletepop.calibration import (
     Case,
     calibration_key,
     on_one_gpu,
+    without_memory,
 )
 from foretrain.predictors.deletepop.spread import (
     COMPUTING,
@@ -266,7 +267,8 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
     def _calibrate(self, key: str, cases: Sequence[Case]) -> None:
         """Put a calibration in place of an earlier one, and of those that were found on top of it."""
         calibration = self._calibrated(key, cases)
-        kept = {name: other for name, other in self.calibrations_.items() if not name.startswith(f"{key} ")}
+        above = f"{without_memory(key)} "
+        kept = {name: other for name, other in self.calibrations_.items() if not name.startswith(above)}
         self.calibrations_ = {**kept, key: calibration}
         if calibration.benefit is not None:
             self.benefits_ = {**self.benefits_, key: calibration.benefit}
