@@ -251,7 +251,7 @@ def test_megatrons_fused_softmax_leaves_dropout_to_its_own_kernel() -> None:
         })  # fmt: skip
         return float(PREDICTOR.layout(made).calls.device_s.sum())
 
-    assert device_s(0.1) > 1.02 * device_s(0.0)
+    assert device_s(0.1) > 1.005 * device_s(0.0)
 
 
 def test_the_yardstick_forecasts_many_devices_too() -> None:
