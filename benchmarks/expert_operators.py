@@ -1,6 +1,7 @@
 """Lists operators of mixtures of experts to measure: grouped products in bf16 and fp8, routers, permutation.
 
-``python benchmarks/expert_operators.py --out list.jsonl``, then ``foretrain measure ops list.jsonl``. Sizes are those of published models and of random ones; rows are balanced over the experts of a rank.
+``python benchmarks/expert_operators.py --out list.jsonl``, then ``foretrain measure ops list.jsonl``. Sizes
+are those of published models and of random ones; rows are balanced over the experts of a rank.
 """
 
 from __future__ import annotations
