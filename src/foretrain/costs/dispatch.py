@@ -3,13 +3,13 @@
 A token is sent once to every rank that it has experts on, and over the network once to every NVLink domain,
 where a member hands it on. Three things work at the same time, and the slowest counts:
 
-    processors = tokens / processors x (a token + copies x (a copy + width / rate) + domains x width / sending)
+    processors = tokens / processors x (a token + copies x (a copy + width / rate) + domains x width / sends)
     nvlink     = tokens x copies for others x width / (share x rate of NVLink)
     network    = tokens x copies for other domains x width / (share x rate of a member's adapter)
     time       = start + (processors^4 + nvlink^4 + network^4)^(1/4)
 
-DeepEP's constants (Zhao et al. 2025, github.com/deepseek-ai/DeepEP, normal mode) are fitted to aiconfigurator's
-public times on H100, H200 and B200, with 4 to 24 processors, and on two and four nodes of H100;
+DeepEP's constants (Zhao et al. 2025, github.com/deepseek-ai/DeepEP, normal mode) are fitted to the public times
+of aiconfigurator on H100, H200 and B200, with 4 to 24 processors, and on two and four nodes of H100;
 docs/collectives.md tells how well they hold.
 """
 
@@ -44,7 +44,7 @@ class Kernel:
     """Share of an adapter's."""
 
 
-_AT_ONCE = dict(token_s=0.0, copy_s=0.0, bytes_per_s=math.inf, sending_bytes_per_s=math.inf)
+_AT_ONCE = {"token_s": 0.0, "copy_s": 0.0, "bytes_per_s": math.inf, "sending_bytes_per_s": math.inf}
 KERNELS: dict[str, dict[Direction, Kernel]] = {
     "deepep": {
         "dispatch": Kernel(
@@ -92,14 +92,12 @@ def exchange_s(
     inside_bytes_per_s: float,
     outside_bytes_per_s: float,
 ) -> float:
-    """Seconds of one exchange among ``near x domains`` ranks, ``near`` of which NVLink joins, for a rank's own
-    tokens; the rates are those of a member.
+    """Seconds of one exchange of a rank's own tokens among ``near x domains`` ranks, ``near`` of which NVLink
+    joins; the rates are those of a member.
 
-    >>> links = {"inside_bytes_per_s": 450e9, "outside_bytes_per_s": 50e9}
-    >>> round(
-    ...     exchange_s("deepep", "dispatch", tokens=4096, choices=8, width_bytes=14336, near=8, domains=1, **links)
-    ...     * 1e6
-    ... )
+    >>> sizes = {"tokens": 4096, "choices": 8, "width_bytes": 14336, "near": 8, "domains": 1}
+    >>> rates = {"inside_bytes_per_s": 450e9, "outside_bytes_per_s": 50e9}
+    >>> round(exchange_s("deepep", "dispatch", **sizes, **rates) * 1e6)
     908
     """
     kernel, size = KERNELS[dispatcher][direction], near * domains

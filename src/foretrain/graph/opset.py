@@ -93,6 +93,11 @@ def permutes(name: str) -> bool:
     return traits(name).kind in PERMUTING
 
 
+def moves_rows(name: str) -> bool:
+    """Whether it is a framework's own kernel that brings rows to experts and back, or gates them."""
+    return name.startswith("moe.")
+
+
 def communicates(name: str) -> bool:
     """Whether devices exchange data in it."""
     return traits(name).kind == "collective"

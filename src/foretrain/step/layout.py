@@ -14,10 +14,13 @@ from foretrain.costs.base import CostModel, HostModel
 from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
+from foretrain.costs.dispatch import KERNELS, choices_of, exchange_s
+from foretrain.dispatching import dispatcher
 from foretrain.graph import PHASES, Operator, OpGraph
-from foretrain.graph.opset import communicates, is_attention, permutes, waits
+from foretrain.graph.opset import communicates, is_attention, moves_rows, permutes, waits
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
+from foretrain.plan import Dispatcher
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import as_compiled, step_graph
 from foretrain.step.partition import Stage, Teams, blocks, stages
@@ -185,12 +188,12 @@ def cost_calls(
     device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
     device_s[~moving] = share * costs.device_time_s(own, device, precision)
     kernels[~moving] = costs.kernels(own, device, precision)
-    if habits.fuses_permutation:
-        _copy_only(operators, device, device_s)
+    _copy_only(operators, device, device_s, indexing=habits.fuses_permutation)
     device_s *= _as_the_framework_has_it(operators, device, habits)
     least_s = habits.tensor_message_s if on_efa(job) else 0.0
+    way = dispatcher(job)
     for i in np.flatnonzero(moving).tolist():
-        device_s[i] = collective_s(operators[i], network, teams, least_s)
+        device_s[i] = collective_s(operators[i], network, teams, least_s, way)
     host_s = _issue_s(graph, host) * habits.host
     if job.workload.training.mode == "infer":
         host_s *= host.unrecorded
@@ -268,10 +271,11 @@ def _hooks(graph: OpGraph) -> Column:
     return found
 
 
-def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column) -> None:
-    """Indexing at the speed of a copy."""
+def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column, *, indexing: bool) -> None:
+    """Kernels that move the rows of experts, and where the framework has such for it all indexing, at the
+    speed of a copy."""
     for i, operator in enumerate(operators):
-        if permutes(operator.name):
+        if moves_rows(operator.name) or (indexing and permutes(operator.name)):
             device_s[i] = min(
                 device_s[i], _KERNEL_S + operator.bytes / (COPY_SHARE * device.memory_bytes_per_s)
             )
@@ -319,19 +323,49 @@ def on_efa(job: Job) -> bool:
 
 
 def collective_s(
-    operator: Operator, network: Collectives, teams: Teams, tensor_message_s: float = 0.0
+    operator: Operator,
+    network: Collectives,
+    teams: Teams,
+    tensor_message_s: float = 0.0,
+    way: Dispatcher = "alltoall",
 ) -> float:
     """One call of a collective that the graph holds."""
     members = teams.named(operator.overload)
+    if way in KERNELS and operator.name == "all_to_all" and operator.overload == "expert":
+        return _token_exchange_s(operator, network, members, way)
     least = tensor_message_s * members.size if operator.overload == "tensor" and members.nodes > 1 else 0.0
     return max(least, network.time_s(KINDS[operator.name], message_bytes(operator), members))
 
 
-def message_bytes(operator: Operator) -> float:
-    """The size of a collective as ``Collectives`` counts it."""
-    return float(
-        sum(
-            spec.size_bytes
-            for spec in (operator.outputs if operator.name == "all_gather" else operator.inputs)
-        )
+_LEAST_WIDTH = 256
+"""Of what counts as a token: narrower rows are weights that travel along."""
+
+
+def _token_exchange_s(operator: Operator, network: Collectives, members: Team, way: Dispatcher) -> float:
+    """Of tokens to their experts, where more rows come out than go in, or back. DeepEP gives a row for each
+    rank that a token goes to, HybridEP for each expert."""
+    given, taken = operator.inputs[0], operator.outputs[0]
+    if len(given.shape) < 2 or given.shape[-1] < _LEAST_WIDTH:
+        return 0.0
+    placed, rates = network.placement(members), network.rates(members)
+    tokens, rows = sorted((given.numel // given.shape[-1], taken.numel // taken.shape[-1]))
+    return exchange_s(
+        way,
+        "dispatch" if taken.numel > given.numel else "combine",
+        tokens=tokens,
+        choices=choices_of(rows / tokens, placed.size) if way == "deepep" else rows / tokens,
+        width_bytes=given.size_bytes / given.numel * given.shape[-1],
+        near=placed.per_domain,
+        domains=placed.domains,
+        inside_bytes_per_s=rates.inside_bytes_per_s,
+        outside_bytes_per_s=rates.outside_bytes_per_s,
     )
+
+
+def message_bytes(operator: Operator) -> float:
+    """The size of a collective as ``Collectives`` counts it; of an all-to-all what a rank gets, where that is
+    more than it sends."""
+    given, taken = (sum(spec.size_bytes for spec in specs) for specs in (operator.inputs, operator.outputs))
+    if operator.name == "all_to_all":
+        return float(max(given, taken))
+    return float(taken if operator.name == "all_gather" else given)

@@ -36,7 +36,7 @@ def is_grouped(call: Call) -> bool:
 def grouped_sizes(call: Call) -> tuple[int, int, int, int]:
     """Rows, columns and inner size of the product of one expert where all have as many rows, and experts.
 
-    One kernel runs the tiles of all experts one after another, so it fills a device as a batched product does.
+    One kernel runs the tiles of all experts one after another: it fills a device as a batched product does.
     """
     (a, b), experts = call.inputs[:2], max(1, call.inputs[-1].shape[0])
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
