@@ -95,6 +95,7 @@ class Plan:
         for name in self.overlap or {}:
             if name not in get_args(Overlap):
                 raise unknown(f"plan.overlap.{name}", name, get_args(Overlap))
+        self._check_exchange()
         for name in self.recompute_modules:
             if name not in get_args(RecomputedModule):
                 raise unknown("plan.recompute_modules", name, get_args(RecomputedModule))
@@ -121,4 +122,23 @@ class Plan:
             raise InputError(
                 f"plan.virtual_stages: {self.virtual_stages} needs "
                 f"schedule = 'interleaved', not {self.schedule!r}"
+            )
+
+    def _check_exchange(self) -> None:
+        """What brings tokens to experts needs a group of ranks that hold them; running it beside another
+        micro-batch needs one that is there."""
+        if self.dispatcher is not None and self.expert == 1 and self.tensor == 1:
+            raise InputError(
+                f"plan.dispatcher: {self.dispatcher!r} brings tokens to other ranks; give plan.expert"
+            )
+        if not (self.overlap or {}).get("experts"):
+            return
+        if self.expert == 1:
+            raise InputError("plan.overlap.experts: true, but no tokens travel; give plan.expert")
+        if self.recompute == "full":
+            raise InputError("plan.overlap.experts: true does not go with plan.recompute = 'full'")
+        if self.pipeline > 1 and self.schedule in ("gpipe", "1f1b"):
+            raise InputError(
+                f"plan.overlap.experts: true with plan.pipeline = {self.pipeline} needs schedule = "
+                f"'interleaved', not {self.schedule!r}"
             )

@@ -8,8 +8,8 @@ where a member hands it on. Three things work at the same time, and the slowest 
     network    = tokens x copies for other domains x width / (share x rate of a member's adapter)
     time       = start + (processors^4 + nvlink^4 + network^4)^(1/4)
 
-DeepEP's constants (Zhao et al. 2025, github.com/deepseek-ai/DeepEP, normal mode) are fitted to the public times
-of aiconfigurator on H100, H200 and B200, with 4 to 24 processors, and on two and four nodes of H100;
+DeepEP's constants (Zhao et al. 2025, github.com/deepseek-ai/DeepEP, normal mode) are fitted to times of
+aiconfigurator on H100, H200 and B200, with 4 to 24 processors, and on two and four nodes of H100;
 docs/collectives.md tells how well they hold.
 """
 

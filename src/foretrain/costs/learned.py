@@ -57,8 +57,8 @@ _AS = {
     "_grouped_mm": "bmm",
     "_scaled_grouped_mm": "_scaled_mm",
 }
-"""What kernels count as that were not learned from: those of Transformer Engine as operators of torch that move
-as much in as plain a way, products of experts as batched ones."""
+"""What kernels count as that were not learned from: those of Transformer Engine as operators of torch that
+move as much in as plain a way, products of experts as batched ones."""
 
 
 @dataclass(frozen=True, eq=False)

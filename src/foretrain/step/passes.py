@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.dispatching import overlaps_exchange
 from foretrain.graph import PHASES, OpGraph
 from foretrain.graph.opset import communicates, is_product, traits
 from foretrain.plan import Plan
@@ -149,6 +150,8 @@ def _pass(layout: Layout, calls: Index, *, hides: bool = False) -> Pass:
     host_s, busy_s, gaps_s = costs.host_s[calls], costs.device_s[calls], costs.gaps_s[calls]
     if hides:
         busy_s = busy_s - _hidden(layout.graph, calls, busy_s + gaps_s)
+    if overlaps_exchange(layout.job.plan):
+        busy_s = busy_s - _hidden_exchange(layout, calls, busy_s)
     communication_s = float(busy_s[costs.communicates[calls]].sum())
     together = span(host_s, busy_s + gaps_s, communication_s, costs.waits[calls])
     return Pass(span=together, op=calls, host_s=host_s, busy_s=busy_s, gaps_s=gaps_s)
@@ -185,6 +188,22 @@ def _attention(graph: OpGraph, calls: Index) -> Index:
     attends = "attention" in kinds or "batched product" in kinds
     chosen = [attends and kind in ("attention", "batched product", "softmax") for kind in kinds]
     return calls[np.array(chosen, dtype=np.bool_)] if len(calls) else calls
+
+
+def _hidden_exchange(layout: Layout, calls: Index, device_s: Column) -> Column:
+    """What of the exchange with experts runs beside the computation of another micro-batch, whose backward
+    pass alternates with this one's forward pass; not while a pipeline fills and drains."""
+    plan, operators = layout.job.plan, [layout.graph.ops[i].operator for i in calls.tolist()]
+    exchanges = np.array(
+        [communicates(one.name) and one.overload == "expert" for one in operators], dtype=bool
+    )
+    exchanged_s = float(device_s[exchanges].sum())
+    if not exchanged_s:
+        return np.zeros(len(calls))
+    computed_s = float(device_s[~layout.calls.communicates[calls]].sum())
+    beside_others = max(0.0, 1.0 - plan.pipeline / layout.job.accumulation)
+    share = _HIDDEN_SHARE * beside_others * min(1.0, computed_s / exchanged_s)
+    return np.where(exchanges, share * device_s, 0.0)
 
 
 def _hidden(graph: OpGraph, calls: Index, device_s: Column) -> Column:
