@@ -15,7 +15,7 @@ from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
 from foretrain.graph import PHASES, Operator, OpGraph
-from foretrain.graph.opset import communicates, is_attention, permutes, waits
+from foretrain.graph.opset import communicates, is_attention, moves_rows, permutes, waits
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, attention_factor, profile
@@ -25,6 +25,8 @@ from foretrain.step.spans import Column, Mask
 
 COLLECTIVE_HOST_S = 25e-6
 """What the host needs to issue a collective, from Python to NCCL's kernel."""
+READ_COUNTS = "moe.read_counts"
+"""Where the host reads how many rows each expert has, which shapes all that follows in the layer."""
 COPY_SHARE = 0.85
 """Of the memory's rate, by long copies."""
 KINDS: dict[str, Kind] = {
@@ -185,8 +187,7 @@ def cost_calls(
     device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
     device_s[~moving] = share * costs.device_time_s(own, device, precision)
     kernels[~moving] = costs.kernels(own, device, precision)
-    if habits.fuses_permutation:
-        _copy_only(operators, device, device_s)
+    _copy_only(operators, device, device_s, all_indexing=habits.fuses_permutation)
     device_s *= _as_the_framework_has_it(operators, device, habits)
     least_s = habits.tensor_message_s if on_efa(job) else 0.0
     for i in np.flatnonzero(moving).tolist():
@@ -219,7 +220,10 @@ def cost_calls(
         outside=mask(
             communicates(operator.name) and teams.named(operator.overload).nodes > 1 for operator in operators
         ),
-        waits=mask(waits(operator.name) and not habits.flash_attention for operator in operators),
+        waits=mask(
+            waits(operator.name) and (operator.name == READ_COUNTS or not habits.flash_attention)
+            for operator in operators
+        ),
     )
 
 
@@ -268,10 +272,12 @@ def _hooks(graph: OpGraph) -> Column:
     return found
 
 
-def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column) -> None:
-    """Indexing at the speed of a copy."""
+def _copy_only(
+    operators: Sequence[Operator], device: Device, device_s: Column, *, all_indexing: bool
+) -> None:
+    """Kernels that move rows of tokens, and with ``all_indexing`` whatever indexes, at the speed of a copy."""
     for i, operator in enumerate(operators):
-        if permutes(operator.name):
+        if moves_rows(operator.name) or (all_indexing and permutes(operator.name)):
             device_s[i] = min(
                 device_s[i], _KERNEL_S + operator.bytes / (COPY_SHARE * device.memory_bytes_per_s)
             )
@@ -328,10 +334,9 @@ def collective_s(
 
 
 def message_bytes(operator: Operator) -> float:
-    """The size of a collective as ``Collectives`` counts it."""
-    return float(
-        sum(
-            spec.size_bytes
-            for spec in (operator.outputs if operator.name == "all_gather" else operator.inputs)
-        )
-    )
+    """The size of a collective as ``Collectives`` counts it; an all-to-all takes as long as the larger of what
+    goes out and comes in."""
+    inputs, outputs = (sum(spec.size_bytes for spec in specs) for specs in (operator.inputs, operator.outputs))
+    if operator.name == "all_to_all":
+        return float(max(inputs, outputs))
+    return float(outputs if operator.name == "all_gather" else inputs)
