@@ -139,8 +139,33 @@ class Job:
                 f"x pipeline {plan.pipeline} x context {plan.context} = {product},"
                 f" but the cluster has {self.cluster.world_size} devices"
             )
-        if product % plan.expert:
-            raise InputError(f"plan.expert: {plan.expert} does not divide the {product} devices")
+        self._check_experts(product)
+
+    def _check_experts(self, world: int) -> None:
+        """The ranks of a pipeline stage are dealt out twice: to the teams of dense layers, and to those of
+        experts."""
+        plan, width = self.plan, self.expert_tensor
+        if plan.expert_imbalance is not None and plan.expert_capacity is not None:
+            raise InputError(
+                f"plan.expert_imbalance: {plan.expert_imbalance} has no effect with plan.expert_capacity = "
+                f"{plan.expert_capacity}, which gives every expert as many rows; leave one out"
+            )
+        framework, of_stage = self.workload.training.framework, world // plan.pipeline
+        if framework == "torchtitan" and width not in (1, plan.tensor):
+            raise invalid("plan.expert_tensor", width, f"1 or plan.tensor = {plan.tensor} in torchtitan")
+        if of_stage % (plan.expert * width):
+            least = plan.pipeline * max(plan.tensor * plan.context, plan.expert * width)
+            name, terms = (
+                ("expert", f"{plan.expert}") if width == 1 else
+                ("expert_tensor", f"{width} x expert {plan.expert} = {width * plan.expert}")
+            )  # fmt: skip
+            of = f" of a pipeline stage; the plan needs {least} or a multiple" if plan.pipeline > 1 else ""
+            raise InputError(f"plan.{name}: {terms} does not divide the {of_stage} devices{of}")
+
+    @property
+    def expert_tensor(self) -> int:
+        """Ranks that share each expert."""
+        return self.plan.expert_width(self.workload.training.framework, self.cluster.world_size)
 
     def _check_batch(self) -> None:
         plan, batch = self.plan, self.workload.training.global_batch

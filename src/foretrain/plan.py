@@ -142,3 +142,20 @@ class Plan:
                 f"plan.overlap.experts: true with plan.pipeline = {self.pipeline} needs schedule = "
                 f"'interleaved', not {self.schedule!r}"
             )
+
+    def expert_width(self, framework: str, world: int) -> int:
+        """Ranks that share each expert: as the plan says, else as the framework has it.
+
+        Without an expert group, the tensor team cuts experts as it does other layers. Megatron goes on so
+        with one (``expert_tensor_parallel_size`` defaults to the tensor degree) where there are devices for
+        it; torchtitan keeps experts whole then.
+        """
+        if self.expert_tensor is not None:
+            return self.expert_tensor
+        enough = world % (self.pipeline * self.expert * self.tensor) == 0
+        follows = self.expert == 1 or (framework in _EXPERTS_FOLLOW_TENSOR and enough)
+        return self.tensor if follows else 1
+
+
+_EXPERTS_FOLLOW_TENSOR = ("megatron", "internevo")
+"""Frameworks that cut experts as the tensor team cuts other layers unless they are told otherwise."""

@@ -71,7 +71,8 @@ def distinct(choices: float, places: int) -> float:
     >>> round(distinct(8, 8), 2)
     5.25
     """
-    return places * (1.0 - (1.0 - 1.0 / places) ** choices)
+    missed: float = (1.0 - 1.0 / places) ** choices
+    return places * (1.0 - missed)
 
 
 def choices_of(copies: float, places: int) -> float:

@@ -52,13 +52,15 @@ def group_of(described: Described) -> str:
 
 
 _AS = {
-    "te.cast_transpose": "_to_copy",
-    "te.amax": "amax",
-    "_grouped_mm": "bmm",
-    "_scaled_grouped_mm": "_scaled_mm",
-}
-"""What kernels count as that were not learned from: those of Transformer Engine as operators of torch that
-move as much in as plain a way, products of experts as batched ones."""
+    "te.cast_transpose": "_to_copy", "te.amax": "amax", "moe.sum_rows": "sum",
+    "_grouped_mm": "bmm", "_scaled_grouped_mm": "_scaled_mm",
+    **dict.fromkeys(
+        ("moe.permute", "moe.permute_backward", "moe.unpermute", "moe.unpermute_backward", "moe.sort_chunks",
+         "moe.gate", "moe.gate_backward", "moe.add_bias", "moe.row_map"), "clone",
+    ),
+}  # fmt: skip
+"""What kernels count as that were not learned from: those of Transformer Engine and of experts as operators
+of torch that move as much in as plain a way, products of experts as batched ones."""
 
 
 @dataclass(frozen=True, eq=False)

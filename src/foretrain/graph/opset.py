@@ -94,7 +94,7 @@ def permutes(name: str) -> bool:
 
 
 def moves_rows(name: str) -> bool:
-    """Whether it is a framework's own kernel that brings rows to experts and back, or gates them."""
+    """Whether it is a framework's own kernel on the rows that tokens send to experts."""
     return name.startswith("moe.")
 
 
@@ -136,7 +136,7 @@ _NAMES: dict[Kind, str] = {
     "sum": "sum mean var var_mean std std_mean nansum",
     "reduction": """
         amax amin max min aminmax all any prod argmax argmin logsumexp median nanmedian mode count_nonzero
-        trace te.amax
+        trace te.amax moe.sum_rows
         """,
     "scan": "cumsum cumprod logcumsumexp cummax cummin",
     "sort": "sort argsort topk kthvalue msort torchvision.nms",
@@ -155,7 +155,7 @@ _NAMES: dict[Kind, str] = {
         clone copy _to_copy cat stack constant_pad_nd repeat roll flip tril triu diag_embed slice_backward
         select_backward diagonal_backward split_backward slice_scatter select_scatter diagonal_scatter
         as_strided_scatter pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
-        te.cast_transpose
+        te.cast_transpose moe.permute moe.unpermute moe.sort_chunks moe.gate moe.add_bias moe.row_map
         """,
     "window": """
         im2col col2im unfold_backward reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
@@ -209,7 +209,7 @@ _NAMES: dict[Kind, str] = {
         _cdist_forward _cdist _pdist_forward
         """,
     "collective": "all_reduce all_gather reduce_scatter all_to_all send_recv broadcast",
-    "wait": "_local_scalar_dense",
+    "wait": "_local_scalar_dense moe.read_counts",
     "view": """
         view _unsafe_view reshape t transpose permute expand squeeze unsqueeze slice select split
         split_with_sizes unsafe_split unsafe_split_with_sizes unbind chunk narrow unfold diagonal

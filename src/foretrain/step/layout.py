@@ -28,6 +28,8 @@ from foretrain.step.spans import Column, Mask
 
 COLLECTIVE_HOST_S = 25e-6
 """What the host needs to issue a collective, from Python to NCCL's kernel."""
+READ_COUNTS = "moe.read_counts"
+"""Where the host reads how many rows each expert has, which shapes all that follows in the layer."""
 COPY_SHARE = 0.85
 """Of the memory's rate, by long copies."""
 KINDS: dict[str, Kind] = {
@@ -188,7 +190,7 @@ def cost_calls(
     device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
     device_s[~moving] = share * costs.device_time_s(own, device, precision)
     kernels[~moving] = costs.kernels(own, device, precision)
-    _copy_only(operators, device, device_s, indexing=habits.fuses_permutation)
+    _copy_only(operators, device, device_s, all_indexing=habits.fuses_permutation)
     device_s *= _as_the_framework_has_it(operators, device, habits)
     least_s = habits.tensor_message_s if on_efa(job) else 0.0
     way = dispatcher(job)
@@ -222,7 +224,10 @@ def cost_calls(
         outside=mask(
             communicates(operator.name) and teams.named(operator.overload).nodes > 1 for operator in operators
         ),
-        waits=mask(waits(operator.name) and not habits.flash_attention for operator in operators),
+        waits=mask(
+            waits(operator.name) and (operator.name == READ_COUNTS or not habits.flash_attention)
+            for operator in operators
+        ),
     )
 
 
@@ -271,11 +276,12 @@ def _hooks(graph: OpGraph) -> Column:
     return found
 
 
-def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column, *, indexing: bool) -> None:
-    """Kernels that move the rows of experts, and where the framework has such for it all indexing, at the
-    speed of a copy."""
+def _copy_only(
+    operators: Sequence[Operator], device: Device, device_s: Column, *, all_indexing: bool
+) -> None:
+    """Kernels that move rows of tokens, and with ``all_indexing`` all that index, at the speed of a copy."""
     for i, operator in enumerate(operators):
-        if moves_rows(operator.name) or (indexing and permutes(operator.name)):
+        if moves_rows(operator.name) or (all_indexing and permutes(operator.name)):
             device_s[i] = min(
                 device_s[i], _KERNEL_S + operator.bytes / (COPY_SHARE * device.memory_bytes_per_s)
             )
