@@ -167,6 +167,11 @@ class Job:
         """Ranks that share each expert."""
         return self.plan.expert_width(self.workload.training.framework, self.cluster.world_size)
 
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.cluster.world_size // (self.plan.pipeline * self.plan.expert * self.expert_tensor)
+
     def _check_batch(self) -> None:
         plan, batch = self.plan, self.workload.training.global_batch
         assert plan.data is not None

@@ -275,7 +275,7 @@ def _hooks(graph: OpGraph) -> Column:
 def _copy_only(
     operators: Sequence[Operator], device: Device, device_s: Column, *, all_indexing: bool
 ) -> None:
-    """Kernels that move rows of tokens, and with ``all_indexing`` whatever indexes, at the speed of a copy."""
+    """Kernels that move rows of tokens, and with ``all_indexing`` all that index, at the speed of a copy."""
     for i, operator in enumerate(operators):
         if moves_rows(operator.name) or (all_indexing and permutes(operator.name)):
             device_s[i] = min(
@@ -334,9 +334,11 @@ def collective_s(
 
 
 def message_bytes(operator: Operator) -> float:
-    """The size of a collective as ``Collectives`` counts it; an all-to-all takes as long as the larger of what
-    goes out and comes in."""
-    inputs, outputs = (sum(spec.size_bytes for spec in specs) for specs in (operator.inputs, operator.outputs))
+    """The size of a collective as ``Collectives`` counts it; of an all-to-all, the larger of what goes out
+    and comes in."""
+    inputs, outputs = (
+        sum(spec.size_bytes for spec in specs) for specs in (operator.inputs, operator.outputs)
+    )
     if operator.name == "all_to_all":
         return float(max(inputs, outputs))
     return float(outputs if operator.name == "all_gather" else inputs)

@@ -136,7 +136,7 @@ def _narrowed(routing: Routing, x: torch.Tensor) -> torch.Tensor:
 def _sorted(routing: Routing, x: torch.Tensor, local: int) -> torch.Tensor:
     """Rows that came by all-to-all come by rank; several experts of a rank want them sorted once more."""
     sorts = routing.dispatcher == "alltoall" and routing.travels and local > 1
-    return _SortChunks.apply(x) if sorts else x  # type: ignore[no-untyped-call, no-any-return]
+    return _SortChunks.apply(x) if sorts else x  # type: ignore[no-untyped-call]
 
 
 def _to_experts(routing: Routing, rows: Rows, rows_of: torch.Tensor, _choices: int) -> Rows:
@@ -209,9 +209,7 @@ _WAYS = {
 # Experts
 
 
-def _products(
-    holder: Any, x: torch.Tensor, weight: torch.Tensor | None, ends: torch.Tensor
-) -> torch.Tensor:
+def _products(holder: Any, x: torch.Tensor, weight: torch.Tensor | None, ends: torch.Tensor) -> torch.Tensor:
     """Both products of every expert, and what lies between them: one kernel where it takes the weights."""
     gated, turned = bool(getattr(holder, "has_gate", True)), bool(getattr(holder, "is_transposed", False))
     first, second = "gate_up_proj" if gated else "up_proj", "down_proj"
@@ -222,7 +220,7 @@ def _products(
         y = y if bias is None else _AddBias.apply(y, bias)  # type: ignore[no-untyped-call]
         y = holder._apply_gate(y) if gated else holder.act_fn(y)
     y, bias = _product(holder, second, y, ends, turned), getattr(holder, f"{second}_bias", None)
-    return y if bias is None else _AddBias.apply(y, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return y if bias is None else _AddBias.apply(y, bias)  # type: ignore[no-untyped-call]
 
 
 def _product(holder: Any, name: str, x: torch.Tensor, ends: torch.Tensor, turned: bool) -> torch.Tensor:
@@ -342,7 +340,9 @@ _OPERATORS = {
         lambda gradient, rows, weights, bias: (rows.new_empty(rows.shape), weights.new_empty(weights.shape))
     ),
     "add_bias(Tensor rows, Tensor bias) -> Tensor": lambda rows, bias: rows.new_empty(rows.shape),
-    "sum_rows(Tensor rows, int experts) -> Tensor": lambda rows, experts: rows.new_empty(experts, rows.shape[1]),
+    "sum_rows(Tensor rows, int experts) -> Tensor": (
+        lambda rows, experts: rows.new_empty(experts, rows.shape[1])
+    ),
 }  # fmt: skip
 
 
