@@ -240,6 +240,15 @@ def test_expert_groups_fill_the_ranks_of_a_stage(plan: dict[str, Any], message: 
         job(**plan)
 
 
+def test_measured_runs_have_plans_that_ran() -> None:
+    """Published tables name expert groups that are larger than a stage."""
+    tables = job(expert=4, pipeline=2, data=4).to_dict()
+    tables["plan"]["expert"] = 8
+    with pytest.raises(InputError, match="of a pipeline stage"):
+        Job.read(tables)
+    assert Run.read({"job": tables, "measured": {"step_time_s": 1.0}}).job.plan.expert == 4
+
+
 def test_torchtitan_cuts_experts_by_the_tensor_team_or_not_at_all() -> None:
     with pytest.raises(InputError, match=r"plan.expert_tensor: 2 is not 1 or plan.tensor = 4 in torchtitan"):
         job(training={"framework": "torchtitan"}, tensor=4, expert_tensor=2, sequence_parallel=True)

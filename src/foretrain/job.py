@@ -315,7 +315,7 @@ class Run:
         _check_measured(measured, "measured")
         provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
         measured = {**sampled_figures(provenance), **measured}
-        job = Job.read(data["job"], catalog=catalog, base=base)
+        job = Job.read(_with_possible_experts(data["job"]), catalog=catalog, base=base)
         work = job.workload
         model, training = work.model.measured_with(provenance), work.training.measured_by(provenance)
         job = dataclasses.replace(
@@ -331,6 +331,21 @@ class Run:
             "measured": dict(self.measured),
             "provenance": dict(self.provenance),
         }
+
+
+def _with_possible_experts(tables: Any) -> Any:
+    """A job that was measured did run: where its table names more expert ranks than a pipeline stage has
+    devices (as published ones do), the whole stage shares the experts."""
+    plan = tables.get("plan") if isinstance(tables, Mapping) else None
+    degrees = (
+        [plan.get(name, 1) for name in ("data", "tensor", "context")] if isinstance(plan, Mapping) else []
+    )
+    if not degrees or "data" not in plan or not all(isinstance(one, int) for one in degrees):
+        return tables
+    stage, expert = math.prod(degrees), plan.get("expert", 1)
+    if not isinstance(expert, int) or expert <= stage or "expert_tensor" in plan:
+        return tables
+    return {**tables, "plan": {**plan, "expert": stage}}
 
 
 def sampled_figures(provenance: Mapping[str, Any]) -> dict[str, float]:
