@@ -591,7 +591,11 @@ def test_megatron_moves_rows_by_kernels_of_its_own() -> None:
     """One copy to sort tokens by expert, one to sort what came, the weights of the choice inside of the
     activation; and the same backward."""
     graph = rank("mixtral", expert=4, framework="megatron")
-    rows, wide, tokens = (BATCH * SEQUENCE * 2, HIDDEN), (BATCH * SEQUENCE * 2, 256), (BATCH * SEQUENCE, HIDDEN)
+    rows, wide, tokens = (
+        (BATCH * SEQUENCE * 2, HIDDEN),
+        (BATCH * SEQUENCE * 2, 256),
+        (BATCH * SEQUENCE, HIDDEN),
+    )
     assert of_experts(graph, "forward") == [
         ("row_map", rows[:1]), ("all_gather", (32,)), ("_to_copy", (2,)), ("permute", rows),
         ("all_to_all", rows), ("all_to_all", rows[:1]), ("sort_chunks", rows), ("_grouped_mm", wide),

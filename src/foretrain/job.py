@@ -167,6 +167,11 @@ class Job:
         """Ranks that share each expert."""
         return self.plan.expert_width(self.workload.training.framework, self.cluster.world_size)
 
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.cluster.world_size // (self.plan.pipeline * self.plan.expert * self.expert_tensor)
+
     def _check_batch(self) -> None:
         plan, batch = self.plan, self.workload.training.global_batch
         assert plan.data is not None
@@ -310,13 +315,14 @@ class Run:
         _check_measured(measured, "measured")
         provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
         measured = {**sampled_figures(provenance), **measured}
-        job = Job.read(data["job"], catalog=catalog, base=base)
+        job = Job.read(_with_possible_experts(data["job"]), catalog=catalog, base=base)
         work = job.workload
         model, training = work.model.measured_with(provenance), work.training.measured_by(provenance)
         job = dataclasses.replace(
             job,
             workload=dataclasses.replace(work, model=model, training=training),
             cluster=job.cluster.measured_on(provenance),
+            plan=job.plan.measured_by(provenance),
         )
         return cls(job=job, measured=measured, provenance=provenance)
 
@@ -326,6 +332,21 @@ class Run:
             "measured": dict(self.measured),
             "provenance": dict(self.provenance),
         }
+
+
+def _with_possible_experts(tables: Any) -> Any:
+    """A job that was measured did run: where its table names more expert ranks than a pipeline stage has
+    devices (as published ones do), the whole stage shares the experts."""
+    plan = tables.get("plan") if isinstance(tables, Mapping) else None
+    degrees = (
+        [plan.get(name, 1) for name in ("data", "tensor", "context")] if isinstance(plan, Mapping) else []
+    )
+    if not degrees or "data" not in plan or not all(isinstance(one, int) for one in degrees):
+        return tables
+    stage, expert = math.prod(degrees), plan.get("expert", 1)
+    if not isinstance(expert, int) or expert <= stage or "expert_tensor" in plan:
+        return tables
+    return {**tables, "plan": {**plan, "expert": stage}}
 
 
 def sampled_figures(provenance: Mapping[str, Any]) -> dict[str, float]:

@@ -202,7 +202,7 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
     split = {
         "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": plan.context,
         "expert": [plan.expert, job.expert_tensor, plan.expert_imbalance, plan.expert_capacity],
-        "dispatcher": dispatcher(job),
+        "dispatcher": [dispatcher(job), plan.routing],
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan,
         "framework": framework, **({} if job.trains or plan.tensor == 1 else {"logits": "whole"}),
         **_unread(job),

@@ -86,7 +86,8 @@ def exchange_s(
     direction: Direction,
     *,
     tokens: float,
-    choices: float,
+    copies: float,
+    reached: float,
     width_bytes: float,
     near: int,
     domains: int,
@@ -94,15 +95,14 @@ def exchange_s(
     outside_bytes_per_s: float,
 ) -> float:
     """Seconds of one exchange of a rank's own tokens among ``near x domains`` ranks, ``near`` of which NVLink
-    joins; the rates are those of a member.
+    joins: each token goes to ``copies`` ranks in ``reached`` domains. The rates are those of a member.
 
-    >>> sizes = {"tokens": 4096, "choices": 8, "width_bytes": 14336, "near": 8, "domains": 1}
+    >>> sizes = {"tokens": 4096, "copies": 5.25, "reached": 1, "width_bytes": 14336, "near": 8, "domains": 1}
     >>> rates = {"inside_bytes_per_s": 450e9, "outside_bytes_per_s": 50e9}
     >>> round(exchange_s("deepep", "dispatch", **sizes, **rates) * 1e6)
     908
     """
-    kernel, size = KERNELS[dispatcher][direction], near * domains
-    copies, reached = distinct(choices, size), distinct(choices, domains)
+    kernel = KERNELS[dispatcher][direction]
     sends = reached * width_bytes / kernel.sending_bytes_per_s if domains > 1 else 0.0
     each = kernel.token_s + copies * (kernel.copy_s + width_bytes / kernel.bytes_per_s) + sends
     parts = [tokens / PROCESSORS * each]

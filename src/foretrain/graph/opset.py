@@ -17,14 +17,16 @@ Kind = Literal[
     "convolution", "recurrence", "attention",
     "row norm", "channel norm", "vector norm", "softmax", "row loss", "pixel loss", "loss",
     "sum", "reduction", "scan", "sort", "histogram",
-    "embedding", "gather", "scatter", "selection", "copy", "window", "pooling", "resampling", "interpolation",
+    "embedding", "gather", "scatter", "routing", "selection", "copy", "window", "pooling", "resampling",
+    "interpolation",
     "activation", "pointwise", "fill", "fused", "optimizer", "transform", "solver",
     "collective", "wait", "view", "allocation", "unknown",
 ]  # fmt: skip
 """What the words leave open: a row norm works along the last dimensions, a channel norm along all but one.
 A row loss picks a class for each row, a pixel loss for each place of an image. A selection is as long as
 the data says. A window moves elements to where formulas say, or brings them back from fewer bits; an
-interpolation weighs the neighbours of such a place. A fused operator is one that ``fusion.py`` or
+interpolation weighs the neighbours of such a place. Routing is what frameworks have kernels of their own
+for on the rows that tokens send to experts. A fused operator is one that ``fusion.py`` or
 ``attention.py`` made."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -95,7 +97,7 @@ def permutes(name: str) -> bool:
 
 def moves_rows(name: str) -> bool:
     """Whether it is a framework's own kernel on the rows that tokens send to experts."""
-    return name.startswith("moe.")
+    return traits(name).kind == "routing"
 
 
 def communicates(name: str) -> bool:
@@ -136,7 +138,7 @@ _NAMES: dict[Kind, str] = {
     "sum": "sum mean var var_mean std std_mean nansum",
     "reduction": """
         amax amin max min aminmax all any prod argmax argmin logsumexp median nanmedian mode count_nonzero
-        trace te.amax moe.sum_rows
+        trace te.amax
         """,
     "scan": "cumsum cumprod logcumsumexp cummax cummin",
     "sort": "sort argsort topk kthvalue msort torchvision.nms",
@@ -147,6 +149,7 @@ _NAMES: dict[Kind, str] = {
         index_put _unsafe_index_put index_add index_copy index_fill index_reduce scatter scatter_add
         scatter_reduce put masked_scatter
         """,
+    "routing": "moe.permute moe.unpermute moe.sort_chunks moe.gate moe.add_bias moe.row_map moe.sum_rows",
     "selection": """
         masked_select nonzero nonzero_static unique _unique2 unique_dim unique_consecutive
         repeat_interleave multinomial randperm
@@ -155,7 +158,7 @@ _NAMES: dict[Kind, str] = {
         clone copy _to_copy cat stack constant_pad_nd repeat roll flip tril triu diag_embed slice_backward
         select_backward diagonal_backward split_backward slice_scatter select_scatter diagonal_scatter
         as_strided_scatter pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
-        te.cast_transpose moe.permute moe.unpermute moe.sort_chunks moe.gate moe.add_bias moe.row_map
+        te.cast_transpose
         """,
     "window": """
         im2col col2im unfold_backward reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d

@@ -177,6 +177,8 @@ def profile(job: Job) -> Profile:
     found = _PROFILES[training.framework]
     if training.framework == "megatron":
         found = _megatron(found, job)
+    if training.attention == "cudnn":
+        found = dataclasses.replace(found, flash_attention=True, attention_generation=None)
     if not job.trains:
         found = dataclasses.replace(found, step_s=0.0, clips_gradients=False, waits_each_step=False)
     if training.compile:

@@ -14,13 +14,13 @@ from foretrain.costs.base import CostModel, HostModel
 from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
-from foretrain.costs.dispatch import KERNELS, choices_of, exchange_s
+from foretrain.costs.dispatch import KERNELS, choices_of, distinct, exchange_s
 from foretrain.dispatching import dispatcher
 from foretrain.graph import PHASES, Operator, OpGraph
 from foretrain.graph.opset import communicates, is_attention, moves_rows, permutes, waits
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
-from foretrain.plan import Dispatcher
+from foretrain.plan import Choice, Dispatcher
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import as_compiled, step_graph
 from foretrain.step.partition import Stage, Teams, blocks, stages
@@ -195,7 +195,7 @@ def cost_calls(
     least_s = habits.tensor_message_s if on_efa(job) else 0.0
     way = dispatcher(job)
     for i in np.flatnonzero(moving).tolist():
-        device_s[i] = collective_s(operators[i], network, teams, least_s, way)
+        device_s[i] = collective_s(operators[i], network, teams, least_s, way, job.plan.routing)
     host_s = _issue_s(graph, host) * habits.host
     if job.workload.training.mode == "infer":
         host_s *= host.unrecorded
@@ -334,11 +334,12 @@ def collective_s(
     teams: Teams,
     tensor_message_s: float = 0.0,
     way: Dispatcher = "alltoall",
+    routing: Choice = "random",
 ) -> float:
     """One call of a collective that the graph holds."""
     members = teams.named(operator.overload)
     if way in KERNELS and operator.name == "all_to_all" and operator.overload == "expert":
-        return _token_exchange_s(operator, network, members, way)
+        return _token_exchange_s(operator, network, members, way, routing)
     least = tensor_message_s * members.size if operator.overload == "tensor" and members.nodes > 1 else 0.0
     return max(least, network.time_s(KINDS[operator.name], message_bytes(operator), members))
 
@@ -347,7 +348,9 @@ _LEAST_WIDTH = 256
 """Of what counts as a token: narrower rows are weights that travel along."""
 
 
-def _token_exchange_s(operator: Operator, network: Collectives, members: Team, way: Dispatcher) -> float:
+def _token_exchange_s(
+    operator: Operator, network: Collectives, members: Team, way: Dispatcher, routing: Choice
+) -> float:
     """Of tokens to their experts, where more rows come out than go in, or back. DeepEP gives a row for each
     rank that a token goes to, HybridEP for each expert."""
     given, taken = operator.inputs[0], operator.outputs[0]
@@ -355,11 +358,17 @@ def _token_exchange_s(operator: Operator, network: Collectives, members: Team, w
         return 0.0
     placed, rates = network.placement(members), network.rates(members)
     tokens, rows = sorted((given.numel // given.shape[-1], taken.numel // taken.shape[-1]))
+    copies = rows / tokens if way == "deepep" else distinct(rows / tokens, placed.size)
+    if routing == "round-robin":
+        reached = 1 + (copies - 1) / placed.per_domain
+    else:
+        reached = distinct(choices_of(copies, placed.size), placed.domains)
     return exchange_s(
         way,
         "dispatch" if taken.numel > given.numel else "combine",
         tokens=tokens,
-        choices=choices_of(rows / tokens, placed.size) if way == "deepep" else rows / tokens,
+        copies=copies,
+        reached=min(reached, placed.domains),
         width_bytes=given.size_bytes / given.numel * given.shape[-1],
         near=placed.per_domain,
         domains=placed.domains,
@@ -369,9 +378,11 @@ def _token_exchange_s(operator: Operator, network: Collectives, members: Team, w
 
 
 def message_bytes(operator: Operator) -> float:
-    """The size of a collective as ``Collectives`` counts it; of an all-to-all what a rank gets, where that is
-    more than it sends."""
-    given, taken = (sum(spec.size_bytes for spec in specs) for specs in (operator.inputs, operator.outputs))
+    """The size of a collective as ``Collectives`` counts it; of an all-to-all, the larger of what goes out
+    and comes in."""
+    inputs, outputs = (
+        sum(spec.size_bytes for spec in specs) for specs in (operator.inputs, operator.outputs)
+    )
     if operator.name == "all_to_all":
-        return float(max(given, taken))
-    return float(taken if operator.name == "all_gather" else given)
+        return float(max(inputs, outputs))
+    return float(outputs if operator.name == "all_gather" else inputs)

@@ -373,7 +373,7 @@ class Teams:
             expert=team(plan.expert, shared, per_node),
             expert_tensor=team(shared, 1, per_node),
             data=team(replicas, plan.tensor, per_node),
-            expert_data=team(of_stage // grouped, grouped, per_node),
+            expert_data=team(job.expert_replicas, grouped, per_node),
             stages=team(2, of_stage, per_node) if plan.pipeline > 1 else team(1, 1, per_node),
         )
 

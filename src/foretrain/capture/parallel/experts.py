@@ -74,7 +74,7 @@ def _route(block: Any, experts: Any) -> None:
 
 
 def route_in_low_precision(module: nn.Module) -> None:
-    """Have routers multiply in the precision of the model, and go on in fp32 behind the product, as frameworks
+    """Have routers multiply in the precision of the model and go on in fp32 behind the product, as frameworks
     do; DeepSeek's own code casts tokens and weights to fp32 before it."""
     for router in module.modules():
         weight = router._parameters.get("weight")

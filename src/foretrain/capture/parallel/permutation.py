@@ -16,7 +16,9 @@ Ranks of an expert group get as many rows as they send, times ``Routing.fullness
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +49,10 @@ class Routing:
     """Rows that are sent, over those that were chosen, where experts have a capacity."""
     dispatcher: str
     weighs_afterwards: bool
+    in_turn: bool
+    """Whether tokens choose neighbouring experts, one token after another."""
+    local: int = 1
+    """Experts of a rank."""
 
     @classmethod
     def of(cls, job: Job) -> Routing:
@@ -57,8 +63,8 @@ class Routing:
             fullness=1.0 if plan.expert == 1 else plan.expert_imbalance or 1.0,
             capacity=plan.expert_capacity,
             dispatcher=way,
-            weighs_afterwards=way == "alltoall"
-            and job.workload.training.framework in _WEIGHS_AFTERWARDS,
+            weighs_afterwards=way == "alltoall" and job.workload.training.framework in _WEIGHS_AFTERWARDS,
+            in_turn=plan.routing == "round-robin",
         )
 
     @property
@@ -66,10 +72,14 @@ class Routing:
         return self.ranks > 1 or self.width > 1
 
     def unique(self, tokens: int, choices: int) -> int:
-        """Tokens that a rank gets if each is sent once to every rank that it has experts on, all ranks being
-        as likely for each choice."""
-        share = 1.0 - (1.0 - 1.0 / self.ranks) ** choices
-        return _count(tokens * self.ranks * share * self.fullness)
+        """Tokens that a rank gets if each is sent once to every rank that it has experts on: choices fall by
+        chance, or on neighbours, of which a token's first follows the last of the one before."""
+        if self.in_turn:
+            first = range(0, self.local, math.gcd(choices, self.local))
+            reached = sum((start + choices - 1) // self.local + 1 for start in first) / len(first)
+        else:
+            reached = self.ranks * (1.0 - (1.0 - 1.0 / self.ranks) ** choices)
+        return _count(tokens * min(reached, self.ranks) * self.fullness)
 
 
 def run_experts(
@@ -78,6 +88,7 @@ def run_experts(
     """What the experts of a rank give for its tokens (tokens x width), by the experts that each chose."""
     _library()
     (tokens, choices), local = index.shape, holder.num_experts
+    routing = dataclasses.replace(routing, local=local)
     rows_of, counts = _moe(
         "row_map", index, local * routing.ranks, _count(tokens * choices * (routing.capacity or 1.0))
     )
@@ -137,7 +148,7 @@ def _narrowed(routing: Routing, x: torch.Tensor) -> torch.Tensor:
 def _sorted(routing: Routing, x: torch.Tensor, local: int) -> torch.Tensor:
     """Rows that came by all-to-all come by rank; several experts of a rank want them sorted once more."""
     sorts = routing.dispatcher == "alltoall" and routing.travels and local > 1
-    return _SortChunks.apply(x) if sorts else x  # type: ignore[no-untyped-call, no-any-return]
+    return _SortChunks.apply(x) if sorts else x  # type: ignore[no-untyped-call]
 
 
 def _to_experts(routing: Routing, rows: Rows, rows_of: torch.Tensor, _choices: int) -> Rows:
@@ -210,9 +221,7 @@ _WAYS = {
 # Experts
 
 
-def _products(
-    holder: Any, x: torch.Tensor, weight: torch.Tensor | None, ends: torch.Tensor
-) -> torch.Tensor:
+def _products(holder: Any, x: torch.Tensor, weight: torch.Tensor | None, ends: torch.Tensor) -> torch.Tensor:
     """Both products of every expert, and what lies between them: one kernel where it takes the weights."""
     gated, turned = bool(getattr(holder, "has_gate", True)), bool(getattr(holder, "is_transposed", False))
     first, second = "gate_up_proj" if gated else "up_proj", "down_proj"
@@ -223,7 +232,7 @@ def _products(
         y = y if bias is None else _AddBias.apply(y, bias)  # type: ignore[no-untyped-call]
         y = holder._apply_gate(y) if gated else holder.act_fn(y)
     y, bias = _product(holder, second, y, ends, turned), getattr(holder, f"{second}_bias", None)
-    return y if bias is None else _AddBias.apply(y, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return y if bias is None else _AddBias.apply(y, bias)  # type: ignore[no-untyped-call]
 
 
 def _product(holder: Any, name: str, x: torch.Tensor, ends: torch.Tensor, turned: bool) -> torch.Tensor:
@@ -343,7 +352,9 @@ _OPERATORS = {
         lambda gradient, rows, weights, bias: (rows.new_empty(rows.shape), weights.new_empty(weights.shape))
     ),
     "add_bias(Tensor rows, Tensor bias) -> Tensor": lambda rows, bias: rows.new_empty(rows.shape),
-    "sum_rows(Tensor rows, int experts) -> Tensor": lambda rows, experts: rows.new_empty(experts, rows.shape[1]),
+    "sum_rows(Tensor rows, int experts) -> Tensor": (
+        lambda rows, experts: rows.new_empty(experts, rows.shape[1])
+    ),
 }  # fmt: skip
 
 

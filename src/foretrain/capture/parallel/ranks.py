@@ -178,7 +178,9 @@ def _assumptions(
     if switched not in (None, OWN_SWITCH):
         notes.append(f"plan.recompute: {switched}")
     if plan.expert_capacity is not None:
-        notes.append(f"every expert gets {plan.expert_capacity:g} times its even share of rows, or room for it")
+        notes.append(
+            f"every expert gets {plan.expert_capacity:g} times its even share of rows, padded to that"
+        )
     elif plan.expert > 1:
         notes.append(_of_routing(plan))
     if plan.context > 1:
@@ -190,8 +192,8 @@ def _of_routing(plan: Plan) -> str:
     if plan.expert_imbalance is not None:
         return f"the fullest expert rank gets {plan.expert_imbalance:g} times as many rows as it sends"
     return (
-        "every expert rank gets as many rows as it sends, as benchmarks force it; under an auxiliary loss the "
-        "fullest of 64 experts had 1.5 to 1.7 times the mean (arXiv 2408.15664): plan.expert_imbalance"
+        "every expert rank gets as many rows as it sends, as benchmarks force it; under an auxiliary loss "
+        "the fullest of 64 experts had 1.5 to 1.7 times the mean (arXiv 2408.15664): plan.expert_imbalance"
     )
 
 
