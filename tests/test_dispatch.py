@@ -48,7 +48,7 @@ def test_a_token_goes_once_to_a_rank_and_once_to_a_node() -> None:
     assert choices_of(distinct(6, 32), 32) == pytest.approx(6)
     far = {**NODE, "domains": 8, "copies": distinct(8, 64)}
     times = [exchange_s("hybridep", "dispatch", **{**far, "reached": n}, **H100) for n in (1, 4)]
-    assert times[1] / times[0] == pytest.approx(4, rel=0.15)
+    assert 3 < times[1] / times[0] < 4
 
 
 def test_deepep_on_eight_h100_is_as_fast_as_published() -> None:

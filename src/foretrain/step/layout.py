@@ -14,9 +14,9 @@ from foretrain.costs.base import CostModel, HostModel
 from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
-from foretrain.costs.dispatch import KERNELS, choices_of, distinct, exchange_s
+from foretrain.costs.dispatch import KERNELS, Direction, choices_of, distinct, exchange_s
 from foretrain.dispatching import dispatcher
-from foretrain.graph import PHASES, Operator, OpGraph
+from foretrain.graph import PHASES, Operator, OpGraph, TensorSpec
 from foretrain.graph.opset import communicates, is_attention, moves_rows, permutes, waits
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
@@ -363,18 +363,29 @@ def _token_exchange_s(
         reached = 1 + (copies - 1) / placed.per_domain
     else:
         reached = distinct(choices_of(copies, placed.size), placed.domains)
-    return exchange_s(
-        way,
-        "dispatch" if taken.numel > given.numel else "combine",
-        tokens=tokens,
-        copies=copies,
-        reached=min(reached, placed.domains),
-        width_bytes=given.size_bytes / given.numel * given.shape[-1],
-        near=placed.per_domain,
-        domains=placed.domains,
-        inside_bytes_per_s=rates.inside_bytes_per_s,
-        outside_bytes_per_s=rates.outside_bytes_per_s,
-    )
+    times = [
+        exchange_s(
+            way,
+            direction,
+            tokens=tokens,
+            copies=copies,
+            reached=min(reached, placed.domains),
+            width_bytes=given.size_bytes / given.numel * given.shape[-1],
+            near=placed.per_domain,
+            domains=placed.domains,
+            inside_bytes_per_s=rates.inside_bytes_per_s,
+            outside_bytes_per_s=rates.outside_bytes_per_s,
+        )
+        for direction in _directions(given, taken)
+    ]
+    return sum(times) / len(times)
+
+
+def _directions(given: TensorSpec, taken: TensorSpec) -> tuple[Direction, ...]:
+    """Which way tokens go; either, half of the time, where each goes to one rank alone."""
+    if given.numel == taken.numel:
+        return ("dispatch", "combine")
+    return ("dispatch",) if taken.numel > given.numel else ("combine",)
 
 
 def message_bytes(operator: Operator) -> float:
