@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
 import pytest
 
+from foretrain.capture.parallel.permutation import Routing
 from foretrain.cluster import Cluster
 from foretrain.costs.collectives import Collectives
 from foretrain.costs.dispatch import choices_of, distinct, exchange_s
 from foretrain.costs.features import COLUMNS, describe, family_of
 from foretrain.costs.features.products import grouped_sizes
+from foretrain.costs.grouped import casts_s, issue_s, uneven_factors
 from foretrain.costs.measured import MeasuredOperator
 from foretrain.dispatching import dispatcher, overlaps_exchange
 from foretrain.errors import InputError
@@ -22,6 +25,7 @@ from foretrain.step.layout import collective_s
 from foretrain.step.partition import Teams
 
 NODE = {"tokens": 4096, "copies": 5.25, "reached": 1, "width_bytes": 14336, "near": 8, "domains": 1}
+NODES = {"node": "dgx-h100", "nodes": 1}
 H100 = {"inside_bytes_per_s": 450e9, "outside_bytes_per_s": 50e9}
 
 
@@ -119,6 +123,26 @@ def test_dualpipe_hides_the_exchange() -> None:
     assert not overlaps_exchange(Plan(expert=8))
 
 
+def test_a_runs_recipe_tells_how_its_tokens_travelled() -> None:
+    recipe = {"source": "NVIDIA-NeMo/Automodel", "recipe": "qwen3_moe_30b_te_deepep.yaml"}
+    plan = Plan(expert=8).measured_by(recipe)
+    assert (plan.dispatcher, plan.routing) == ("deepep", "round-robin")
+    assert Plan(expert=8, dispatcher="alltoall").measured_by(recipe).dispatcher == "alltoall"
+    assert Plan().measured_by(recipe) == Plan()
+
+
+def test_neighbouring_experts_lie_on_few_ranks() -> None:
+    routing = Routing.of(job({"expert": 8, "micro_batch": 1, "dispatcher": "deepep"}, NODES))
+    by_chance, in_turn = (
+        dataclasses.replace(routing, local=local, in_turn=in_turn)
+        for local, in_turn in ((16, False), (16, True))
+    )
+    assert by_chance.unique(1000, 8) == pytest.approx(5251, abs=5)
+    assert in_turn.unique(1000, 8) == 1000
+    assert dataclasses.replace(in_turn, local=4).unique(1000, 8) == 2000
+    assert dataclasses.replace(in_turn, local=12).unique(1000, 8) == pytest.approx(1333, abs=1)
+
+
 # Grouped products
 
 
@@ -147,3 +171,27 @@ def test_experts_with_few_rows_fill_no_tiles() -> None:
         fills.append(dict(zip(COLUMNS[described.family], described.figures, strict=False))["fill128"])
     assert few.flops == many.flops
     assert fills[0] < 0.3 < 0.6 < fills[1]
+
+
+def operator(a: tuple[int, ...], b: tuple[int, ...], experts: int) -> Operator:
+    specs = (TensorSpec(a, "bfloat16"), TensorSpec(b, "bfloat16"), TensorSpec((experts,), "int32"))
+    counts = dict.fromkeys(("flops", "bytes_read", "bytes_written"), 0)
+    return Operator(
+        name="_grouped_mm", overload="", inputs=specs, outputs=specs[:1], args={}, launches=True, **counts
+    )
+
+
+def test_rows_by_chance_leave_tiles_empty() -> None:
+    few, many = operator((4096, 64), (16, 64, 64), 16), operator((65536, 64), (16, 64, 64), 16)
+    weights, odd = operator((64, 4096), (4096, 64), 16), operator((16 * 200, 64), (16, 64, 64), 16)
+    assert uneven_factors([few, many, weights]) == pytest.approx([1.35, 1.022, 1.0], abs=0.005)
+    assert uneven_factors([odd])[0] == pytest.approx((200 + 90) / 256)
+
+
+def test_experts_in_fp8_cast_their_rows_and_call_for_each() -> None:
+    device = Cluster.read(NODES).groups[0].device
+    forward, weights = operator((4096, 2048), (16, 2048, 64), 16), operator((64, 4096), (4096, 2048), 16)
+    cast_s = casts_s([forward, weights], device, "mxfp8")
+    assert cast_s[0] == pytest.approx(4 * 4096 * 2048 / (0.85 * device.memory_bytes_per_s))
+    assert cast_s[1] == 0
+    assert issue_s([forward], in_fp8=True) > issue_s([forward], in_fp8=False) > 0

@@ -60,6 +60,9 @@ class Profile:
     piece."""
     fuses_permutation: bool = False
     """Tokens are sorted to experts and back by kernels that only copy."""
+    products_by_expert: bool = False
+    """Each expert of a rank has a product of its own, which the host issues (Transformer Engine's grouped
+    layers)."""
     host: float = 1.0
     """Host time of a call beside that of a plain PyTorch model: the framework's own Python around it."""
     step_s: float = 0.0
@@ -103,6 +106,7 @@ _MEGATRON = Profile(
     overlaps_tensor=True,
     overlaps_tensor_forward=True,
     fuses_permutation=True,
+    products_by_expert=True,
     host=2.0,
     step_s=25e-3,
     clips_gradients=True,

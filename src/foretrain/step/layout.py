@@ -15,6 +15,7 @@ from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
 from foretrain.costs.dispatch import KERNELS, Direction, choices_of, distinct, exchange_s
+from foretrain.costs.grouped import casts_s, issue_s, uneven_factors
 from foretrain.dispatching import dispatcher
 from foretrain.graph import PHASES, Operator, OpGraph, TensorSpec
 from foretrain.graph.opset import communicates, is_attention, moves_rows, permutes, waits
@@ -46,6 +47,8 @@ _SLOWDOWN = 0.10
 processors."""
 _SAVED = ("activations", "weights", "inputs")
 """What of the forward pass a backward operator reads."""
+_REPEATS_ROWS = ("moe.permute", "moe.unpermute_backward")
+"""Kernels that write a token several times, and read it as often: on an H200 at 4.6 TB/s in all."""
 _KERNEL_S = 3e-6
 """Of a kernel that copies next to nothing."""
 
@@ -190,6 +193,10 @@ def cost_calls(
     device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
     device_s[~moving] = share * costs.device_time_s(own, device, precision)
     kernels[~moving] = costs.kernels(own, device, precision)
+    if job.plan.routing == "random" and job.plan.expert_capacity is None:
+        device_s *= uneven_factors(operators)
+    if precision == "fp8":
+        device_s += casts_s(operators, device, job.workload.training.fp8_recipe)
     _copy_only(operators, device, device_s, all_indexing=habits.fuses_permutation)
     device_s *= _as_the_framework_has_it(operators, device, habits)
     least_s = habits.tensor_message_s if on_efa(job) else 0.0
@@ -203,6 +210,8 @@ def cost_calls(
     if job.plan.recompute != "none" and whole and habits.checkpoint_hooks and not graph.recomputes:
         host_s += host.hook_time_s * habits.host * _OF_SAVED * _hooks(graph)
     which = graph.operator_index
+    if habits.products_by_expert:
+        host_s += issue_s(operators, in_fp8=precision == "fp8")[which]
     host_s[moving[which]] = COLLECTIVE_HOST_S
     if device.is_cpu:  # the thread that issues an operator also runs it
         device_s[~moving] *= crowding(job.cluster.devices_per_node * device.cores)
@@ -282,9 +291,11 @@ def _copy_only(
     """Kernels that move rows of tokens, and with ``all_indexing`` all that index, at the speed of a copy."""
     for i, operator in enumerate(operators):
         if moves_rows(operator.name) or (all_indexing and permutes(operator.name)):
-            device_s[i] = min(
-                device_s[i], _KERNEL_S + operator.bytes / (COPY_SHARE * device.memory_bytes_per_s)
-            )
+            moved = operator.bytes
+            if operator.name in _REPEATS_ROWS:
+                moved = max(moved, 2 * operator.bytes_written)
+            copied_s = _KERNEL_S + moved / (COPY_SHARE * device.memory_bytes_per_s)
+            device_s[i] = copied_s if moves_rows(operator.name) else min(device_s[i], copied_s)
 
 
 def _as_the_framework_has_it(operators: Sequence[Operator], device: Device, habits: Profile) -> Column:
