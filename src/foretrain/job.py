@@ -338,15 +338,12 @@ def _with_possible_experts(tables: Any) -> Any:
     """A job that was measured did run: where its table names more expert ranks than a pipeline stage has
     devices (as published ones do), the whole stage shares the experts."""
     plan = tables.get("plan") if isinstance(tables, Mapping) else None
-    degrees = (
-        [plan.get(name, 1) for name in ("data", "tensor", "context")] if isinstance(plan, Mapping) else []
-    )
-    if not degrees or "data" not in plan or not all(isinstance(one, int) for one in degrees):
+    if not isinstance(plan, Mapping) or "data" not in plan or "expert_tensor" in plan:
         return tables
-    stage, expert = math.prod(degrees), plan.get("expert", 1)
-    if not isinstance(expert, int) or expert <= stage or "expert_tensor" in plan:
+    *sizes, expert = (plan.get(name, 1) for name in ("data", "tensor", "context", "expert"))
+    if not all(isinstance(one, int) for one in (*sizes, expert)) or expert <= math.prod(sizes):
         return tables
-    return {**tables, "plan": {**plan, "expert": stage}}
+    return {**tables, "plan": {**plan, "expert": math.prod(sizes)}}
 
 
 def sampled_figures(provenance: Mapping[str, Any]) -> dict[str, float]:

@@ -128,7 +128,7 @@ def _trace(
             channels_last=training.channels_last,
             accumulate=accumulate,
             info=info,
-            around=_both(tensor, context, training.mode),
+            around=_both(module, tensor, context, training.mode),
             own_gradients=own_gradients,
             constants=_values(loaded, with_values),
         )
@@ -165,8 +165,10 @@ def _values(loaded: LoadedModel, everything: bool) -> Constants:
 
 
 @contextlib.contextmanager
-def _both(tensor: TensorParallel, context: ContextParallel, mode: str) -> Iterator[None]:
-    with tensor.sizes(), tensor.losses(needed=mode == "train"), context.attention():
+def _both(
+    module: torch.nn.Module, tensor: TensorParallel, context: ContextParallel, mode: str
+) -> Iterator[None]:
+    with tensor.sizes(), tensor.losses(needed=mode == "train"), context.attention(module):
         yield
 
 

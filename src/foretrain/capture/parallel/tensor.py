@@ -248,6 +248,10 @@ class TensorParallel:
             )
         for path, blocks in lists.items():
             members = list(blocks.children())
+            if getattr(blocks, "within_sequence", False):  # each takes parts and is followed by logits
+                for member in members:
+                    at_exit(member, self._enter)
+                continue
             before(members[0], self._begin)
             last = _norm_behind(self._module, path) or members[-1]
             at_exit(last, self._enter)
