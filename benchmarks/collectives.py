@@ -260,8 +260,10 @@ AIC_NODES = {
 
 
 def aiconfigurator(path: Path) -> Iterator[Curve]:
-    """The median of what was measured for a cell, a curve for each version of NCCL. A size is that of the whole buffer,
-    and calls are repeated back to back: no member comes late."""
+    """The median of what was measured for a cell, a curve for each version of NCCL.
+
+    A size is that of the whole buffer, and calls are repeated back to back: no member comes late.
+    """
     table = pd.read_csv(path)
     for (device, _version, collective, devices), rows in table.groupby(
         ["device", "nccl", "collective", "devices"]

@@ -4,10 +4,12 @@ joins."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict, cast
+from typing import Literal, TypeVar
 
 from foretrain.catalog import Catalog, Device, LinkSpec, Node
 from foretrain.errors import InputError, invalid
+
+T = TypeVar("T")
 
 _SCOPES = {"node": "a link inside a node", "network": "a network between nodes"}
 _FABRIC = ("rails", "leaf_nodes", "oversubscription", "sharp")
@@ -90,37 +92,26 @@ def fill_link(
         raise InputError(
             f"{where}.bandwidth: missing; {device.name} has no {kind.name} of its own that would give it"
         )
-    latencies = (of_job.latency, of_node.latency, kind.latency)
-    return Link(
+    link = Link(
         kind=kind.name,
         bandwidth_bytes_per_s=bandwidth,
-        latency_s=next(latency for latency in latencies if latency is not None),
+        latency_s=_first(of_job.latency, of_node.latency, kind.latency),
         nics=of_job.nics or of_node.nics or 1,
-        **_fabric(where, kind.name, of_job, of_node),
+        rails=_first(of_job.rails, of_node.rails, False),
+        leaf_nodes=of_job.leaf_nodes or of_node.leaf_nodes or 1,
+        oversubscription=of_job.oversubscription or of_node.oversubscription or 1.0,
+        sharp=_first(of_job.sharp, of_node.sharp, False),
     )
+    if link.sharp and link.kind != "infiniband":
+        raise InputError(f"{where}.sharp: switches that add up need kind = 'infiniband', not {link.kind!r}")
+    if link.oversubscription < 1:
+        raise invalid(f"{where}.oversubscription", link.oversubscription, "1 (none) or more")
+    return link
 
 
-class _Fabric(TypedDict, total=False):
-    rails: bool
-    leaf_nodes: int
-    oversubscription: float
-    sharp: bool
-
-
-def _fabric(where: str, kind: str, of_job: LinkSpec, of_node: LinkSpec) -> _Fabric:
-    """What is said of the switches above the adapters."""
-    said = {**_said(of_node), **_said(of_job)}
-    if said.get("sharp") and kind != "infiniband":
-        raise InputError(f"{where}.sharp: switches that add up need kind = 'infiniband', not {kind!r}")
-    over = said.get("oversubscription", 1.0)
-    if over < 1:
-        raise invalid(f"{where}.oversubscription", over, "1 (none) or more")
-    return said
-
-
-def _said(spec: LinkSpec) -> _Fabric:
-    given = {name: getattr(spec, name) for name in _FABRIC}
-    return cast(_Fabric, {name: value for name, value in given.items() if value is not None})
+def _first(of_job: T | None, of_node: T | None, usual: T) -> T:
+    """What is said first."""
+    return next(value for value in (of_job, of_node, usual) if value is not None)
 
 
 def domain_of(where: str, given: int | None, node: Node | None, link: Link, per_node: int, nodes: int) -> int:

@@ -202,18 +202,30 @@ class _Route:
 
     def __init__(self, group: Group, library: Library, transports: Mapping[str, Transport]) -> None:
         self._group, self._library, self._transports = group, library, dict(transports)
+        self._ways: dict[
+            tuple[tuple[Algorithm, ...], Team], tuple[_Lane | None, _Lane | None, list[Load]]
+        ] = {}
 
     def time_s(self, known: tuple[Algorithm, ...], sizes: Column, team: Team) -> Column:
-        """Of the fastest algorithm that this team can use; an NVLink domain counts as a node."""
+        """Of the fastest algorithm that this team can use."""
+        if (known, team) not in self._ways:
+            self._ways[known, team] = self._usable(known, team)
+        inside, outside, loads = self._ways[known, team]
+        times: Column = np.min([_call_s(load, sizes, inside, outside) for load in loads], axis=0)
+        return times
+
+    def _usable(
+        self, known: tuple[Algorithm, ...], team: Team
+    ) -> tuple[_Lane | None, _Lane | None, list[Load]]:
+        """The lanes inside and between nodes, and what algorithms put on them; an NVLink domain counts as a
+        node."""
         placed = self.placement(team)
         inside = self._inside(placed.per_domain) if placed.per_domain > 1 else None
         outside = self._outside(team, placed) if placed.domains > 1 else None
         loads = [algorithm(placed.per_domain, placed.domains) for algorithm in known]
         if self._group.inter_node.rails:
             loads = [by_rail(load, placed.per_node, placed.domains) for load in loads]
-        usable = [load for load in loads if self._can(load, placed)]
-        times: Column = np.min([_call_s(load, sizes, inside, outside) for load in usable], axis=0)
-        return times
+        return inside, outside, [load for load in loads if self._can(load, placed)]
 
     def placement(self, team: Team) -> Placement:
         return place(team, self._group)

@@ -45,6 +45,9 @@ _MESSAGE_HOST_S = 60e-6
 _SLOWDOWN = 0.10
 """Hidden communication takes this share of its time from the computation beside it: both use memory and
 processors."""
+_OF_PROCESSORS = 0.25
+"""Processors that collectives take of registered buffers, over those of others: 6 or fewer instead of 16 to
+24 (NVIDIA on NCCL 2.27)."""
 _SAVED = ("activations", "weights", "inputs")
 """What of the forward pass a backward operator reads."""
 _REPEATS_ROWS = ("moe.permute", "moe.unpermute_backward")
@@ -101,6 +104,11 @@ class Layout:
     tuning: Tuning = field(default_factory=Tuning)
     shares: tuple[float, ...] = ()
     """Of an even part of the batch, what a device of each group gets where it is split by speed."""
+
+    @property
+    def slowdown(self) -> float:
+        """Of hidden communication's time, what it takes from the computation beside it."""
+        return self.tuning.slowdown * (_OF_PROCESSORS if self.job.plan.registered_buffers else 1.0)
 
     def tuned(self, tuning: Tuning) -> Layout:
         """The same with other factors; to be called on a layout without any."""
