@@ -26,9 +26,32 @@ _OTHER_CAST_BYTES = 6.0
 """Of torchao's: rows and columns are cast apart."""
 _COPY_SHARE = 0.85
 _EXPERT_S, _EXPERT_IN_FP8_S = 8e-6, 20e-6
-"""Host time for each expert of a call of Transformer Engine's grouped layer: it issues a product of cuBLAS for
-each (and asks for the best kernel each time), in fp8 behind a cast with scales of its own. The latter is what
+"""Host time for each expert of a call of Transformer Engine's grouped layer: it issues a product of cuBLAS
+for each (and asks for the best kernel each time), in fp8 behind a cast with scales of its own. The latter is what
 Qwen3 30B with 16 experts on a rank takes on a DGX B200 (nvidia_llm) beyond the rest of its layers."""
+
+
+_REPEATS_ROWS = ("moe.permute", "moe.unpermute_backward")
+"""Kernels that write a token several times, and read it as often: on an H200 at 4.6 TB/s in all."""
+_BIAS_BYTES, _BIAS_BACK_BYTES = 28, 35
+"""Traffic for each number to which an expert's bias is added behind its last product, where rows have their
+weight already: Megatron Core and Automodel join ``rows + bias * weight`` of every expert, in fp32 as the
+weights are, and cast the whole; and back, with the gradients of bias and weight as products and sums."""
+
+
+def moved_bytes(operators: Sequence[Operator]) -> Column:
+    """The traffic of each operator, and of kernels on the rows of experts what they really move."""
+    weighs = any(one.name == "moe.gate" for one in operators)
+    biased = {one.outputs[0].shape for one in operators if weighs and one.name == "moe.add_bias"}
+    moved = np.array([one.bytes for one in operators], dtype=np.float64)
+    for i, one in enumerate(operators):
+        if one.name in _REPEATS_ROWS:
+            moved[i] = max(one.bytes, 2 * one.bytes_written)
+        elif one.name == "moe.add_bias" and weighs:
+            moved[i] = _BIAS_BYTES * one.outputs[0].numel
+        elif one.name == "moe.sum_rows" and one.inputs[0].shape in biased:
+            moved[i] = _BIAS_BACK_BYTES * one.inputs[0].numel
+    return moved
 
 
 def meets_weights(operator: Operator) -> bool:

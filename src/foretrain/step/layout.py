@@ -15,7 +15,7 @@ from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
 from foretrain.costs.dispatch import KERNELS, Direction, choices_of, distinct, exchange_s
-from foretrain.costs.grouped import casts_s, issue_s, uneven_factors
+from foretrain.costs.grouped import casts_s, issue_s, moved_bytes, uneven_factors
 from foretrain.dispatching import dispatcher
 from foretrain.graph import PHASES, Operator, OpGraph, TensorSpec
 from foretrain.graph.opset import communicates, is_attention, moves_rows, permutes, waits
@@ -50,8 +50,6 @@ _OF_PROCESSORS = 0.25
 24 (NVIDIA on NCCL 2.27)."""
 _SAVED = ("activations", "weights", "inputs")
 """What of the forward pass a backward operator reads."""
-_REPEATS_ROWS = ("moe.permute", "moe.unpermute_backward")
-"""Kernels that write a token several times, and read it as often: on an H200 at 4.6 TB/s in all."""
 _KERNEL_S = 3e-6
 """Of a kernel that copies next to nothing."""
 
@@ -297,13 +295,12 @@ def _copy_only(
     operators: Sequence[Operator], device: Device, device_s: Column, *, all_indexing: bool
 ) -> None:
     """Kernels that move rows of tokens, and with ``all_indexing`` all that index, at the speed of a copy."""
+    copied_s = _KERNEL_S + moved_bytes(operators) / (COPY_SHARE * device.memory_bytes_per_s)
     for i, operator in enumerate(operators):
-        if moves_rows(operator.name) or (all_indexing and permutes(operator.name)):
-            moved = operator.bytes
-            if operator.name in _REPEATS_ROWS:
-                moved = max(moved, 2 * operator.bytes_written)
-            copied_s = _KERNEL_S + moved / (COPY_SHARE * device.memory_bytes_per_s)
-            device_s[i] = copied_s if moves_rows(operator.name) else min(device_s[i], copied_s)
+        if moves_rows(operator.name):
+            device_s[i] = copied_s[i]
+        elif all_indexing and permutes(operator.name):
+            device_s[i] = min(device_s[i], copied_s[i])
 
 
 def _as_the_framework_has_it(operators: Sequence[Operator], device: Device, habits: Profile) -> Column:
