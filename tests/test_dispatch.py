@@ -81,6 +81,9 @@ def test_the_framework_has_a_dispatcher_of_its_own() -> None:
     plan = {"expert": 8, "micro_batch": 1}
     assert dispatcher(job(plan, rack)) == "hybridep"
     assert dispatcher(job(plan, node)) == "alltoall"
+    assert dispatcher(job({**plan, "expert": 16}, node)) == "deepep"
+    assert dispatcher(job({**plan, "expert": 16, "expert_capacity": 1.0}, node)) == "alltoall"
+    assert dispatcher(job({**plan, "expert": 16}, {"node": "dgx-a100", "nodes": 8})) == "alltoall"
     assert dispatcher(job(plan, rack, "torchtitan")) == "alltoall"
     assert dispatcher(job({**plan, "dispatcher": "deepep"}, node)) == "deepep"
 
