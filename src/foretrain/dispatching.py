@@ -5,7 +5,6 @@ from __future__ import annotations
 from foretrain.job import Job
 from foretrain.plan import Dispatcher, Plan
 
-
 _HAS_DEEPEP = 9.0
 """Compute capability from which on DeepEP's kernels between nodes run."""
 _RDMA = ("infiniband", "roce")
