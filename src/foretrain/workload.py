@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -28,7 +28,7 @@ Framework = Literal[
     "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"
 ]
 Mode = Literal["train", "infer"]
-Attention = Literal["eager", "sdpa", "flash"]
+Attention = Literal["eager", "sdpa", "flash", "cudnn"]
 Loss = Literal["plain", "fused", "chunked"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 """What ``torch.compile`` calls its modes."""
@@ -224,6 +224,10 @@ class Training:
             raise InputError(
                 "training.samples: missing; training.epochs needs the number of samples in an epoch"
             )
+        if self.mtp_layers < 0:
+            raise invalid("training.mtp_layers", self.mtp_layers, "0 or more")
+        if self.mtp_layers and self.mode == "infer":
+            raise InputError(f'training.mtp_layers: {self.mtp_layers} needs mode = "train"')
         AllocatorSettings.read(self.allocator or "")
         self._check_interruptions()
         if self.fp8 is not None and self.precision != "fp8":
@@ -241,17 +245,21 @@ class Training:
 
     def measured_by(self, provenance: Mapping[str, Any]) -> Training:
         """The training as the program ran it that a run was measured by, where only its provenance tells."""
-        recipe = _RECIPES.get(str(provenance.get("precision_recipe")))
-        if self.precision == "fp8" and self.fp8 is None and recipe is not None:
-            return dataclasses.replace(self, fp8=recipe)
-        arguments = provenance.get("args")
-        apart = isinstance(arguments, Mapping) and arguments.get("no-gradient-accumulation-fusion") is True
-        if apart and self.fused_accumulation is None:
-            return dataclasses.replace(self, fused_accumulation=False)
-        unsaid = self.grad_scaler is None and self.precision == "amp-fp16"
-        if unsaid and provenance.get("source") in _WITHOUT_SCALER:
-            return dataclasses.replace(self, grad_scaler=False)
-        return self
+        found = dict(self._told_by(provenance))
+        unsaid = {name: value for name, value in found.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **unsaid) if unsaid else self
+
+    def _told_by(self, provenance: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Fields that a run's provenance tells, and what they are."""
+        recipe, arguments = _RECIPES.get(str(provenance.get("precision_recipe"))), provenance.get("args")
+        if self.precision == "fp8" and recipe is not None:
+            yield "fp8", recipe
+        if isinstance(arguments, Mapping) and arguments.get("no-gradient-accumulation-fusion") is True:
+            yield "fused_accumulation", False
+        if "_te_" in str(provenance.get("recipe")):
+            yield "attention", "cudnn"
+        if self.precision == "amp-fp16" and provenance.get("source") in _WITHOUT_SCALER:
+            yield "grad_scaler", False
 
     @property
     def scales_loss(self) -> bool:
@@ -322,6 +330,9 @@ class Workload:
     base: Path = Path()
 
     def __post_init__(self) -> None:
+        further, source = self.training.mtp_layers, self.model.source
+        if further and source != "transformers":
+            raise InputError(f"training.mtp_layers: {further} needs a model of transformers, not {source}")
         if self.model.source in ("timm", "torchvision", "diffusion") and self.training.sequence is not None:
             raise InputError(
                 f"training.sequence: {self.training.sequence} is not used by a {self.model.source} model"

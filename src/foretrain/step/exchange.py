@@ -92,7 +92,8 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
     habits, plan, data = layout.profile, layout.job.plan, layout.teams.data
     if plan.servers:
         return (), _server_s(layout, stage), 0.0
-    if data.size == 1 or not layout.job.trains:
+    own = layout.teams.expert_data
+    if max(data.size, own.size) == 1 or not layout.job.trains:
         return (), 0.0, 0.0
     factor = layout.tuning.team(data)
     kind: Kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
@@ -100,7 +101,6 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
     seconds = layout.network.time_s(kind, np.array([size for _, size in sizes]), data) * factor
     times = list(zip([block for block, _ in sizes], seconds.tolist(), strict=True))
     experts = _elements(stage.weights, expert=True, trainable=True)
-    own = layout.teams.expert_data
     after = 0.0
     if experts and own.size > 1:
         after = layout.network.time_s(
@@ -112,6 +112,9 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
         gather = (
             layout.network.time_s("all_gather", wire_bytes(layout, updated, gradients=False), data) * factor
         )
+        if experts and own.size > 1:
+            handed = wire_bytes(layout, experts, gradients=False)
+            gather += layout.network.time_s("all_gather", handed, own) * layout.tuning.team(own)
     if habits.overlaps_reduce:
         return tuple(times), after, gather
     return (), after + sum(seconds for _, seconds in times), gather

@@ -65,6 +65,9 @@ class Profile:
     """Products that make weight gradients add them to the fp32 ones themselves."""
     fuses_permutation: bool = False
     """Tokens are sorted to experts and back by kernels that only copy."""
+    products_by_expert: bool = False
+    """Each expert of a rank has a product of its own, which the host issues (Transformer Engine's grouped
+    layers)."""
     host: float = 1.0
     """Host time of a call beside that of a plain PyTorch model: the framework's own Python around it."""
     step_s: float = 0.0
@@ -109,6 +112,7 @@ _MEGATRON = Profile(
     joins_projections=True,
     fuses_accumulation=True,
     fuses_permutation=True,
+    products_by_expert=True,
     host=2.0,
     step_s=25e-3,
     clips_gradients=True,
@@ -186,6 +190,8 @@ def profile(job: Job) -> Profile:
         found = _megatron(found, job)
     if training.fused_accumulation is not None and found.keeps_fp32_gradients:
         found = dataclasses.replace(found, fuses_accumulation=training.fused_accumulation)
+    if training.attention == "cudnn":
+        found = dataclasses.replace(found, flash_attention=True, attention_generation=None)
     found = dataclasses.replace(found, tensor_overlap=_tensor_overlap(found, job))
     if not job.trains:
         found = dataclasses.replace(found, step_s=0.0, clips_gradients=False, waits_each_step=False)

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.dispatching import overlaps_exchange
 from foretrain.graph import PHASES, OpGraph
-from foretrain.graph.opset import is_product, traits
+from foretrain.graph.opset import communicates, is_product, traits
 from foretrain.plan import Plan
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
 from foretrain.step.spans import Column, Span, span
 from foretrain.step.tensor_overlap import hidden_s
 
+_HIDDEN_SHARE = 0.8
+"""Of an exchange that runs beside computation of the same length."""
 _CLIP_BYTES = 12.0
 """Per fp32 gradient: its norm reads it, scaling reads and writes it."""
 _ADD_BYTES, _ADD_BYTES_TRACED = 10.0, 4.0
@@ -151,6 +154,8 @@ def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: boo
     if overlaps:
         overlap = layout.profile.tensor_overlap
         busy_s = busy_s - hidden_s(layout.graph, calls, busy_s + gaps_s, overlap, backward=backward)
+    if overlaps_exchange(layout.job.plan):
+        busy_s = busy_s - _hidden_exchange(layout, calls, busy_s)
     communication_s = float(busy_s[costs.communicates[calls]].sum())
     together = span(host_s, busy_s + gaps_s, communication_s, costs.waits[calls])
     return Pass(span=together, op=calls, host_s=host_s, busy_s=busy_s, gaps_s=gaps_s)
@@ -190,3 +195,19 @@ def _attention(graph: OpGraph, calls: Index) -> Index:
     attends = "attention" in kinds or "batched product" in kinds
     chosen = [attends and kind in ("attention", "batched product", "softmax") for kind in kinds]
     return calls[np.array(chosen, dtype=np.bool_)] if len(calls) else calls
+
+
+def _hidden_exchange(layout: Layout, calls: Index, device_s: Column) -> Column:
+    """What of the exchange with experts runs beside the computation of another micro-batch, whose backward
+    pass alternates with this one's forward pass; not while a pipeline fills and drains."""
+    plan, operators = layout.job.plan, [layout.graph.ops[i].operator for i in calls.tolist()]
+    exchanges = np.array(
+        [communicates(one.name) and one.overload == "expert" for one in operators], dtype=bool
+    )
+    exchanged_s = float(device_s[exchanges].sum())
+    if not exchanged_s:
+        return np.zeros(len(calls))
+    computed_s = float(device_s[~layout.calls.communicates[calls]].sum())
+    beside_others = max(0.0, 1.0 - plan.pipeline / layout.job.accumulation)
+    share = _HIDDEN_SHARE * beside_others * min(1.0, computed_s / exchanged_s)
+    return np.where(exchanges, share * device_s, 0.0)
