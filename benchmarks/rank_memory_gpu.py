@@ -6,8 +6,8 @@ for the others.
 A line of ``--jobs`` is ``{"name", "job", "held_gb", "rank"}``; models are transformers' causal ones whose
 layers lie in ``model.layers``. FSDP2 shards each layer and the rest (the root); of a pipeline, stage ``rank``
 runs its passes in the order of its schedule, with inputs and gradients that nobody has sent. Frameworks other
-than "pytorch" have torch's fused RMS norm. Every job has a process of its own, and several run side by side as
-far as the device's memory goes: nothing is timed. Writes ``DIR/rank_memory.jsonl``, a run per job; its
+than "pytorch" have torch's fused RMS norm. Every job has a process of its own, and several run side by side
+as far as the device's memory goes: nothing is timed. Writes ``DIR/rank_memory.jsonl``, a run per job; its
 provenance has the peaks by phase and the largest groups of tensors at the peak by the lines of Python that
 made them.
 """
@@ -239,6 +239,15 @@ class Rank:
             more["reshard_after_forward"] = self.plan["reshard"]
         for layer in part.model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy, **more)
+        tied = self.job["model"]["config"].get("tie_word_embeddings")
+        if (
+            self.training["framework"] == "torchtitan" and not tied
+        ):  # its groups; others leave these to the root
+            if hasattr(part.model, "embed_tokens"):
+                fully_shard(part.model.embed_tokens, mesh=mesh, mp_policy=policy, **more)
+            if hasattr(part, "lm_head"):
+                ends = [part.model.norm, part.lm_head]
+                fully_shard(ends, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         fully_shard(part, mesh=mesh, mp_policy=policy, **more)
 
     def _order(self) -> Iterator[tuple[str, int, int]]:
