@@ -47,6 +47,10 @@ class Profile:
     """Gradients of low-precision weights go over the network in fp32."""
     casts_shards: bool = False
     """ZeRO 3 fetches parameters and hands out gradients in the precision of the computation."""
+    splits_root: bool = False
+    """ZeRO 3 shards embedding and head by themselves; else they belong to the root, which stays gathered."""
+    keeps_in_pipeline: bool = False
+    """In a pipeline, ZeRO 3 keeps parameters gathered and gradients whole until the last micro-batch."""
     bucket_bytes: float = 25 * _MIB
     """Gradients that are summed up in one call; 0 for all of them in one."""
     overlaps_reduce: bool = True
@@ -155,6 +159,8 @@ _PROFILES: dict[Framework, Profile] = {
     "torchtitan": dataclasses.replace(
         _FSDP,
         fusion=Fusion(norms=True),
+        splits_root=True,
+        keeps_in_pipeline=True,
         selective_recompute="half",
         checkpoint_hooks=True,
         reduces_in_fp32=True,

@@ -16,6 +16,7 @@ from foretrain.graph import Phase
 from foretrain.job import Job
 from foretrain.step.exchange import replica_traffic, sent_bytes, shard_traffic
 from foretrain.step.frameworks import Profile
+from foretrain.step.held_states import gradient_bytes
 from foretrain.step.layout import COLLECTIVE_HOST_S, Layout, Tuning, on_efa
 from foretrain.step.memory import rank_memory
 from foretrain.step.partition import Block, Index, Stage
@@ -40,7 +41,6 @@ from foretrain.step.playback import (
     play_rank,
     shares,
 )
-from foretrain.step.sharded_memory import gradient_bytes
 from foretrain.step.spans import Span, total
 
 _TRAFFIC_POWER, _WAITING_POWER = 0.75, 0.35
