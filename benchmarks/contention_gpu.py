@@ -1,5 +1,5 @@
-"""Measures how much slower kernels run beside a collective: a kernel of a few blocks that copies memory stands
-in for NCCL's.
+"""Measures how much slower kernels run beside a collective: a kernel of few blocks that copies stands in for
+NCCL's.
 
     python benchmarks/contention_gpu.py --out contention.jsonl [--seconds 40]
 
