@@ -9,6 +9,7 @@ from typing import Literal
 
 from foretrain.graph.fusion import COMPILED, Fusion
 from foretrain.job import Job
+from foretrain.plan import Plan
 from foretrain.workload import Framework
 
 NO_FUSION = Fusion()
@@ -47,10 +48,18 @@ class Profile:
     """Gradients of low-precision weights go over the network in fp32."""
     casts_shards: bool = False
     """ZeRO 3 fetches parameters and hands out gradients in the precision of the computation."""
+    flat_shards: bool = False
+    """ZeRO 3 keeps the parameters of a block as one (FSDP1): they are views of what is gathered, and the host
+    waits until it may gather the next."""
     splits_root: bool = False
-    """ZeRO 3 shards embedding and head by themselves; else they belong to the root, which stays gathered."""
-    keeps_in_pipeline: bool = False
-    """In a pipeline, ZeRO 3 keeps parameters gathered and gradients whole until the last micro-batch."""
+    """ZeRO 3 gathers embedding and head by themselves, not together as what is left of the model."""
+    keeps_in_pipeline: bool = True
+    """Stages of a pipeline under ZeRO 3 gather parameters once in a step and hand out gradients once, as
+    torch's schedules do."""
+    syncs_last: bool = False
+    """They do so without a pipeline too."""
+    prefetches: bool = True
+    """ZeRO 3 gathers the parameters of a block while the one before it runs."""
     bucket_bytes: float = 25 * _MIB
     """Gradients that are summed up in one call; 0 for all of them in one."""
     overlaps_reduce: bool = True
@@ -93,7 +102,7 @@ class Profile:
     """How layers are dealt out to the stages of a pipeline."""
 
 
-_PYTORCH = Profile(checkpoint_hooks=True)
+_PYTORCH = Profile(checkpoint_hooks=True, casts_shards=True)
 _MEGATRON = Profile(
     loss_copies=1.5,
     logs_memory_of="last",
@@ -154,14 +163,15 @@ _PROFILES: dict[Framework, Profile] = {
     "adaptdl": Profile(host=1.5, step_s=50e-3, overlaps_reduce=False, waits_each_step=True),
     "megatron": _MEGATRON,
     "nanotron": _NANOTRON,
-    "llm-foundry": dataclasses.replace(_FSDP, fusion=Fusion(losses=True), attention_generation=1),
-    "fms-fsdp": dataclasses.replace(_FSDP, checkpoint_hooks=True),
+    "llm-foundry": dataclasses.replace(
+        _FSDP, fusion=Fusion(losses=True), attention_generation=1, flat_shards=True
+    ),
+    "fms-fsdp": dataclasses.replace(_FSDP, checkpoint_hooks=True, flat_shards=True),
     "torchtitan": dataclasses.replace(
         _FSDP,
         fusion=Fusion(norms=True),
-        splits_root=True,
-        keeps_in_pipeline=True,
         selective_recompute="half",
+        splits_root=True,
         checkpoint_hooks=True,
         reduces_in_fp32=True,
         optimizers=_MEGATRON.optimizers,
@@ -187,6 +197,18 @@ def profile(job: Job) -> Profile:
         found = dataclasses.replace(found, step_s=0.0, clips_gradients=False, waits_each_step=False)
     if training.compile:
         found = dataclasses.replace(found, fusion=_compiled(job), checkpoint_hooks=False)
+    return _as_planned(found, job.plan)
+
+
+def _as_planned(found: Profile, plan: Plan) -> Profile:
+    """With what the plan says otherwise of its replicas."""
+    overlap = plan.overlap or {}
+    if "gradients" in overlap:
+        found = dataclasses.replace(found, overlaps_reduce=overlap["gradients"])
+    if "parameters" in overlap:
+        found = dataclasses.replace(
+            found, overlaps_gather=overlap["parameters"], prefetches=overlap["parameters"]
+        )
     return found
 
 

@@ -18,6 +18,7 @@ from foretrain.job import Job
 from foretrain.step.frameworks import Profile
 from foretrain.step.held_states import Held
 from foretrain.step.partition import Block
+from foretrain.step.sharding import reshards, syncs_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,7 @@ class ShardBuffers:
                 )
             )
 
-        in_pipeline = plan.pipeline > 1 and profile.keeps_in_pipeline
-        keeps = in_pipeline if plan.reshard is None else plan.reshard is False
-        part = 1.0 - 1.0 / plan.reshard if plan.reshard is not None and plan.reshard > 1 else 1.0
+        lets_go = float(reshards(job, profile))
         parameters = tuple(gather * whole(block, trained=False) for block in blocks)
         layers = [size if block.is_layer else 0.0 for block, size in zip(blocks, parameters, strict=True)]
         return cls(
@@ -79,9 +78,9 @@ class ShardBuffers:
             root=0.0 if profile.splits_root else sum(parameters) - sum(layers),
             gradients=tuple(gather * whole(block, trained=True) for block in blocks),
             reduced=tuple(reduce * whole(block, trained=True) for block in blocks),
-            reshards=0.0 if keeps else part,
+            reshards=1.0 - 1.0 / lets_go if lets_go > 1 else lets_go,
             splits_root=profile.splits_root,
-            sums_up=in_pipeline and job.accumulation > 1,
+            sums_up=syncs_last(job, profile) and job.accumulation > 1,
         )
 
     def forward(self, i: int) -> Whole:
@@ -97,7 +96,10 @@ class ShardBuffers:
         if self.sums_up:
             return Whole(sum(self.parameters) + sum(self.reduced), 0.0)
         own = 0.0 if self._in_root(i) else self.parameters[i]
-        fetched = self.parameters[i - 1] * self.reshards if i and not self._in_root(i - 1) else 0.0
+        is_layer = self.blocks[i].is_layer  # the loss runs backward before anything is fetched for it
+        fetched = (
+            self.parameters[i - 1] * self.reshards if i and is_layer and not self._in_root(i - 1) else 0.0
+        )
         sent = self.reduced[i + 1] if i + 1 < len(self.blocks) and not self._in_root(i + 1) else 0.0
         last = len(self.blocks) - 1
         waiting = self.gradients[last] if i < last and self._in_root(last) else 0.0
@@ -105,12 +107,9 @@ class ShardBuffers:
 
     def after(self, i: int) -> Whole:
         """When block ``i`` has run backward and its gradients are copied to be reduced."""
-        if self.sums_up:
-            largest = max(self.reduced, default=0.0)
-            return Whole(sum(self.parameters) + sum(self.reduced) + largest, 0.0)
+        if self.sums_up or (self._in_root(i) and i):
+            return self.backward(i)
         if self._in_root(i):
-            if i:
-                return self.backward(i)
             root = [j for j in range(len(self.blocks)) if self._in_root(j)]
             return Whole(sum(self.gradients[j] + self.reduced[j] for j in root), 0.0)
         beside = self.backward(i)
