@@ -59,9 +59,21 @@ def kept_bytes(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> fl
         return float(block.piece.kept_bytes)
     if plan.recompute == "full":
         return float(block.piece.handed_on_bytes)
-    return float(
-        block.piece.kept_bytes - _let_go(graph, tuple(block.piece.forward.tolist()), tuple(again.tolist()))
+    calls = tuple(block.piece.forward.tolist()), tuple(again.tolist())
+    whole = plan.recompute == "operators" or (
+        profile.selective_recompute == "half" and not plan.recompute_modules
     )
+    if whole:
+        return float(block.piece.handed_on_bytes + _results(graph, *calls))
+    return float(block.piece.kept_bytes - _let_go(graph, *calls))
+
+
+@functools.lru_cache(maxsize=256)
+def _results(graph: OpGraph, forward: tuple[int, ...], again: tuple[int, ...]) -> int:
+    """Of calls of a checkpoint that do not run again: what they made is kept."""
+    repeated = set(again)
+    kept = {buffer for i in forward if i not in repeated for buffer in graph.ops[i].writes}
+    return sum(graph.buffers[buffer].size_bytes for buffer in kept if graph.buffers[buffer].born >= 0)
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,6 +10,7 @@ from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.step.frameworks import Profile, as_framework_runs_it
 from foretrain.step.partition import Stage, blocks
+from foretrain.step.sharding import syncs_last
 
 FP32 = 4
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -112,7 +113,8 @@ def state_sizes(job: Job, graph: OpGraph, profile: Profile) -> Sizes:
         )
     is_shard = master and job.plan.shard == "zero3"  # fp32 shards, which are cast as they are gathered
     summed = FP32 if is_shard else own
-    persists = job.accumulation > 1 or profile.bucket_bytes == 0
+    whole = job.plan.shard == "zero3" and syncs_last(job, profile)  # shards of gradients come with the last
+    persists = (job.accumulation > 1 and not whole) or profile.bucket_bytes == 0
     return Sizes(
         shard=FP32 if is_shard else own,
         gradient=summed if persists else 0.0,

@@ -39,7 +39,7 @@ class ShardBuffers:
     gradients: tuple[float, ...]
     reduced: tuple[float, ...]
     before: tuple[float, ...]
-    """Parameters of the layers before each block."""
+    """Parameters of the blocks before each that are not the root's."""
     root: float
     """Parameters of blocks that belong to the root."""
     reshards: float
@@ -50,10 +50,18 @@ class ShardBuffers:
 
     @classmethod
     def of(
-        cls, job: Job, blocks: Sequence[Block], profile: Profile, held: Held, *, gather: float, reduce: float
+        cls,
+        job: Job,
+        blocks: Sequence[Block],
+        profile: Profile,
+        held: Held,
+        *,
+        gather: float,
+        reduce: float,
+        tied: bool = False,
     ) -> ShardBuffers | None:
         """None where nothing is gathered. ``gather`` and ``reduce`` are bytes of a parameter and of a
-        gradient on the network."""
+        gradient on the network; what is ``tied`` to both ends of a model is of the root."""
         plan = job.plan
         if plan.shard != "zero3" or max(held.replicas, held.expert_replicas) == 1:
             return None
@@ -70,16 +78,19 @@ class ShardBuffers:
 
         lets_go = float(reshards(job, profile))
         parameters = tuple(gather * whole(block, trained=False) for block in blocks)
-        layers = [size if block.is_layer else 0.0 for block, size in zip(blocks, parameters, strict=True)]
+        splits = profile.splits_root and not tied
+        apart = [
+            size if block.is_layer or splits else 0.0 for block, size in zip(blocks, parameters, strict=True)
+        ]
         return cls(
             blocks=tuple(blocks),
             parameters=parameters,
-            before=tuple(itertools.accumulate(layers[:-1], initial=0.0)),
-            root=0.0 if profile.splits_root else sum(parameters) - sum(layers),
+            before=tuple(itertools.accumulate(apart[:-1], initial=0.0)),
+            root=sum(parameters) - sum(apart),
             gradients=tuple(gather * whole(block, trained=True) for block in blocks),
             reduced=tuple(reduce * whole(block, trained=True) for block in blocks),
             reshards=1.0 - 1.0 / lets_go if lets_go > 1 else lets_go,
-            splits_root=profile.splits_root,
+            splits_root=splits,
             sums_up=syncs_last(job, profile) and job.accumulation > 1,
         )
 
@@ -96,10 +107,8 @@ class ShardBuffers:
         if self.sums_up:
             return Whole(sum(self.parameters) + sum(self.reduced), 0.0)
         own = 0.0 if self._in_root(i) else self.parameters[i]
-        is_layer = self.blocks[i].is_layer  # the loss runs backward before anything is fetched for it
-        fetched = (
-            self.parameters[i - 1] * self.reshards if i and is_layer and not self._in_root(i - 1) else 0.0
-        )
+        fetches = i > 0 and (self.blocks[i].is_layer or self._in_root(i))  # a head comes after its loss
+        fetched = self.parameters[i - 1] * self.reshards if fetches and not self._in_root(i - 1) else 0.0
         sent = self.reduced[i + 1] if i + 1 < len(self.blocks) and not self._in_root(i + 1) else 0.0
         last = len(self.blocks) - 1
         waiting = self.gradients[last] if i < last and self._in_root(last) else 0.0

@@ -185,9 +185,10 @@ def _moments(
         count * sum(one.kept for one in chunk) for count, chunk in zip(counts, chunks, strict=True)
     )
     gather, reduce = _on_the_network(job, graph, profile, sizes)
+    tied = job.plan.shard == "zero3" and tied_elements(graph) > 0
     for count, blocks, chunk in zip(counts, stage.chunks, chunks, strict=True):
         if count and blocks:
-            shards = ShardBuffers.of(job, blocks, profile, trained, gather=gather, reduce=reduce)
+            shards = ShardBuffers.of(job, blocks, profile, trained, gather=gather, reduce=reduce, tied=tied)
             yield from _chunk_moments(job, blocks, chunk, everything, shards, sizes, trained)
     share = trained.share(sharded=job.plan.shard in SHARDS_GRADIENTS)
     updated = trained.share(sharded=job.plan.shard in SHARDS_STATE)
