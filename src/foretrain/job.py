@@ -293,7 +293,7 @@ class Run:
             workload=dataclasses.replace(work, model=model, training=training),
             cluster=job.cluster.measured_on(provenance),
         )
-        return cls(job=job, measured=measured, provenance=provenance)
+        return cls(job=as_measured(job, provenance), measured=measured, provenance=provenance)
 
     def to_dict(self) -> dict[str, Any]:
         return {

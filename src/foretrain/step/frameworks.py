@@ -193,6 +193,10 @@ def profile(job: Job) -> Profile:
     found = _PROFILES[training.framework]
     if training.framework == "megatron":
         found = _megatron(found, job)
+    if training.attention is not None:
+        found = dataclasses.replace(found, flash_attention=training.attention != "eager")
+    if training.attention == "eager":
+        found = dataclasses.replace(found, attention_generation=None)
     if not job.trains:
         found = dataclasses.replace(found, step_s=0.0, clips_gradients=False, waits_each_step=False)
     if training.compile:
@@ -264,8 +268,11 @@ def as_framework_runs_it(job: Job) -> Job:
         if adapter is not None:
             adapter = dataclasses.replace(adapter, precision=cast, base=None)
         training = dataclasses.replace(training, precision=cast, adapter=adapter, master_weights=True)
-    if habits.flash_attention is False and training.framework == "megatron" and model.config is not None:
-        model = dataclasses.replace(model, config={**model.config, "attn_implementation": "eager"})
+    own = habits.flash_attention is False and training.framework == "megatron" and model.config is not None
+    if own or (training.attention is not None and model.source == "transformers"):
+        written_out = own or training.attention == "eager"
+        implementation = {"attn_implementation": "eager" if written_out else "sdpa"}
+        model = dataclasses.replace(model, config={**(model.config or {}), **implementation})
     return dataclasses.replace(job, workload=dataclasses.replace(work, model=model, training=training))
 
 

@@ -33,6 +33,8 @@ from foretrain.step.shard_buffers import ShardBuffers, Whole
 _SPLIT_LOSS = 0.02
 """Of the activations, lost in blocks that the allocator has split."""
 _NOTHING = Whole(0.0, 0.0)
+_CAST_COPIES = 2
+"""Of a weight in fp8, each of a byte: as it lies and transposed."""
 _NODES_AHEAD = 2
 """Nodes of a tensor team up to which a host that stalls at messages is ahead of its device."""
 
@@ -81,8 +83,10 @@ def sharded_memory(
     sizes = state_sizes(job, graph, profile)
     moments = tuple(_moments(job, graph, stage, profile, sizes, trained))
     most = max(moments, key=lambda moment: moment.total)
+    cast = _cast_weights_bytes(graph, stage) if plan.shard != "zero3" else 0.0
+    in_fp8 = cast / _CAST_COPIES * weight_bytes(graph) if plan.fp8_gather else 0.0
     categories = {
-        "weights": _weights_bytes(job, graph, stage, owned, sizes, tied),
+        "weights": _weights_bytes(job, graph, stage, owned, sizes, tied) - in_fp8,
         "gradients": sizes.gradient * trained.share(sharded=plan.shard in SHARDS_GRADIENTS) + most.gradients,
         "optimizer_state": 0.0
         if plan.offload or plan.servers
@@ -92,7 +96,7 @@ def sharded_memory(
         "buffers": most.whole.here
         + most.whole.aside
         + (_bucket_bytes(plan, profile, trained, weight_bytes(graph, trained=True)) if job.trains else 0.0)
-        + (_cast_weights_bytes(graph, stage) if plan.shard != "zero3" else 0.0),
+        + cast,
         "workspaces": (2.0 if job.trains else 1.0)
         * max(library_workspace(group.device) for group in job.cluster.groups),
     }
