@@ -17,6 +17,7 @@ from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import parse_json, read_text
 from foretrain.plan import ContextExchange, Dispatcher, Plan, Recompute, Schedule, Shard
+from foretrain.provenance import as_measured
 from foretrain.schema import convert, read
 from foretrain.spellings import Spellings
 from foretrain.workload import (

@@ -26,7 +26,7 @@ def as_measured(job: Job, provenance: Mapping[str, Any]) -> Job:
     args = provenance.get("args")
     told = args if isinstance(args, Mapping) else {}
     vendor = provenance.get("source") in _PERFORMANCE_RECIPES
-    if training.attention is None and (attention := _attention(told)) is not None:
+    if training.attention is None and (attention := _attention(told, provenance.get("environment"))):
         training = dataclasses.replace(training, attention=attention)
     low = training.precision in ("bf16", "fp8")
     if training.gradient_precision is None and low and (vendor or _reduces_in_bf16(told)):
@@ -37,11 +37,13 @@ def as_measured(job: Job, provenance: Mapping[str, Any]) -> Job:
     return dataclasses.replace(job, workload=dataclasses.replace(job.workload, training=training), plan=plan)
 
 
-def _attention(args: Mapping[str, Any]) -> Attention | None:
-    """Megatron's layers without Transformer Engine write attention out."""
+def _attention(args: Mapping[str, Any], environment: object) -> Attention | None:
+    """Megatron's layers without Transformer Engine write attention out, and so do those of its older
+    containers that have to be deterministic: flash attention was not, backward."""
     if "attention-backend" in args:
         return _BACKENDS.get(str(args["attention-backend"]))
-    return "eager" if args.get("transformer-impl") == "local" else None
+    old = environment == "lts" and args.get("deterministic-mode") is True
+    return "eager" if old or args.get("transformer-impl") == "local" else None
 
 
 def _reduces_in_bf16(args: Mapping[str, Any]) -> bool:
