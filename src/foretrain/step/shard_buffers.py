@@ -40,6 +40,8 @@ class ShardBuffers:
     reduced: tuple[float, ...]
     before: tuple[float, ...]
     """Parameters of the blocks before each that are not the root's."""
+    tensors: tuple[tuple[float, ...], ...]
+    """Parameters of each block, one by one."""
     root: float
     """Parameters of blocks that belong to the root."""
     reshards: float
@@ -66,18 +68,17 @@ class ShardBuffers:
         if plan.shard != "zero3" or max(held.replicas, held.expert_replicas) == 1:
             return None
 
-        def whole(block: Block, *, trained: bool) -> float:
-            return float(
-                sum(
-                    weight.elements
-                    for weight in block.weights
-                    if weight.trainable >= trained
-                    and (held.expert_replicas if weight.expert else held.replicas) > 1
-                )
+        def each(block: Block, *, trained: bool) -> tuple[int, ...]:
+            return tuple(
+                weight.elements
+                for weight in block.weights
+                if weight.trainable >= trained
+                and (held.expert_replicas if weight.expert else held.replicas) > 1
             )
 
         lets_go = float(reshards(job, profile))
-        parameters = tuple(gather * whole(block, trained=False) for block in blocks)
+        tensors = tuple(tuple(gather * one for one in each(block, trained=False)) for block in blocks)
+        parameters = tuple(sum(block) for block in tensors)
         splits = profile.splits_root and not tied
         apart = [
             size if block.is_layer or splits else 0.0 for block, size in zip(blocks, parameters, strict=True)
@@ -85,10 +86,11 @@ class ShardBuffers:
         return cls(
             blocks=tuple(blocks),
             parameters=parameters,
+            tensors=tensors,
             before=tuple(itertools.accumulate(apart[:-1], initial=0.0)),
             root=sum(parameters) - sum(apart),
-            gradients=tuple(gather * whole(block, trained=True) for block in blocks),
-            reduced=tuple(reduce * whole(block, trained=True) for block in blocks),
+            gradients=tuple(gather * sum(each(block, trained=True)) for block in blocks),
+            reduced=tuple(reduce * sum(each(block, trained=True)) for block in blocks),
             reshards=1.0 - 1.0 / lets_go if lets_go > 1 else lets_go,
             splits_root=splits,
             sums_up=syncs_last(job, profile) and job.accumulation > 1,
@@ -128,3 +130,20 @@ class ShardBuffers:
 
     def _in_root(self, i: int) -> bool:
         return not self.splits_root and not self.blocks[i].is_layer
+
+    def lets_go(self, i: int) -> bool:
+        """Whether a block's parameters go after its forward pass; a head's backward pass follows at once."""
+        inside = self.blocks[i].is_layer or (not self._in_root(i) and i == 0)
+        return inside and self.reshards > 0 and not self.sums_up
+
+    def fetched(self, i: int) -> float:
+        """What is gathered before block ``i`` runs forward."""
+        if self._in_root(i):
+            return self.root if i == 0 else 0.0
+        return self.parameters[i]
+
+    def sent(self, i: int) -> float:
+        """The buffer that is reduced after block ``i`` has run backward; of the root, after its first one."""
+        if not self._in_root(i):
+            return self.reduced[i]
+        return sum(self.reduced[j] for j in range(len(self.blocks)) if self._in_root(j)) if i == 0 else 0.0

@@ -28,6 +28,7 @@ from foretrain.step.held_states import (
 )
 from foretrain.step.partition import Block, Stage
 from foretrain.step.passes import runs_again
+from foretrain.step.rank_replay import replayed_bytes
 from foretrain.step.shard_buffers import ShardBuffers, Whole
 
 _SPLIT_LOSS = 0.02
@@ -101,6 +102,14 @@ def sharded_memory(
         * max(library_workspace(group.device) for group in job.cluster.groups),
     }
     cached, returnable = _cached_bytes(job, graph, stage, profile, moments, most, stalled=stalled)
+    if job.trains and stage.index in (0, stages - 1):  # one of these is the fullest
+        shards = _shard_buffers(job, graph, stage.chunks[0], profile, sizes, trained)
+        (flying, *_) = in_flight(plan, stage.index, len(stage.chunks), job.accumulation)
+        replayed = replayed_bytes(job, graph, stage, profile, sizes, trained, shards, flying)
+        if replayed is not None:
+            split, held_now = cached - returnable, sum(categories.values())
+            cached = max(split, replayed + categories["workspaces"] - held_now)
+            returnable = cached - split
     room = min(group.device.memory_bytes for group in job.cluster.groups) - sum(categories.values())
     returned = min(returnable, max(0.0, cached - room))
     cached, returnable = cached - returned, returnable - returned
@@ -188,11 +197,9 @@ def _moments(
     everything = sum(
         count * sum(one.kept for one in chunk) for count, chunk in zip(counts, chunks, strict=True)
     )
-    gather, reduce = _on_the_network(job, graph, profile, sizes)
-    tied = job.plan.shard == "zero3" and tied_elements(graph) > 0
     for count, blocks, chunk in zip(counts, stage.chunks, chunks, strict=True):
         if count and blocks:
-            shards = ShardBuffers.of(job, blocks, profile, trained, gather=gather, reduce=reduce, tied=tied)
+            shards = _shard_buffers(job, graph, blocks, profile, sizes, trained)
             yield from _chunk_moments(job, blocks, chunk, everything, shards, sizes, trained)
     share = trained.share(sharded=job.plan.shard in SHARDS_GRADIENTS)
     updated = trained.share(sharded=job.plan.shard in SHARDS_STATE)
@@ -240,6 +247,16 @@ def _trained_share(block: Block, trained: Held, *, sharded: bool) -> float:
         for weight in block.weights
         if weight.trainable
     )
+
+
+def _shard_buffers(
+    job: Job, graph: OpGraph, blocks: Sequence[Block], profile: Profile, sizes: Sizes, trained: Held
+) -> ShardBuffers | None:
+    if job.plan.shard != "zero3":
+        return None
+    gather, reduce = _on_the_network(job, graph, profile, sizes)
+    tied = tied_elements(graph) > 0
+    return ShardBuffers.of(job, blocks, profile, trained, gather=gather, reduce=reduce, tied=tied)
 
 
 def _on_the_network(job: Job, graph: OpGraph, profile: Profile, sizes: Sizes) -> tuple[float, float]:
