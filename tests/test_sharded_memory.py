@@ -175,7 +175,7 @@ def test_the_frameworks_own_loss_holds_its_copies_of_the_logits() -> None:
         memory(a_job(), dataclasses.replace(FP32_GRADIENTS, loss_copies=copies))[0] for copies in (None, 1.5)
     )
     assert own.by_category["temporaries"] == LOGITS_BYTES / 2
-    assert captured.by_category["temporaries"] >= 2 * LOGITS_BYTES
+    assert captured.by_category["temporaries"] >= 1.9 * LOGITS_BYTES
 
 
 def test_reserved_is_more_than_allocated() -> None:

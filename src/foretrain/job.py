@@ -17,6 +17,7 @@ from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import parse_json, read_text
 from foretrain.plan import ContextExchange, Dispatcher, Plan, Recompute, Schedule, Shard
+from foretrain.provenance import as_measured
 from foretrain.schema import convert, read
 from foretrain.spellings import Spellings
 from foretrain.workload import (
@@ -324,14 +325,12 @@ class Run:
         measured = {**sampled_figures(provenance), **measured}
         job = Job.read(_with_possible_experts(data["job"]), catalog=catalog, base=base)
         work = job.workload
-        model, training = work.model.measured_with(provenance), work.training.measured_by(provenance)
         job = dataclasses.replace(
             job,
-            workload=dataclasses.replace(work, model=model, training=training),
+            workload=dataclasses.replace(work, model=work.model.measured_with(provenance)),
             cluster=job.cluster.measured_on(provenance),
-            plan=job.plan.measured_by(provenance),
         )
-        return cls(job=job, measured=measured, provenance=provenance)
+        return cls(job=as_measured(job, provenance), measured=measured, provenance=provenance)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from foretrain.errors import InputError, invalid, unknown
 
@@ -67,7 +66,7 @@ class Plan:
     """Rows of the fullest rank of an expert group over the mean; None for what training is seen to have."""
     dispatcher: Dispatcher | None = None
     """How tokens travel to their experts; None for what the framework does."""
-    routing: Choice = "random"
+    routing: Choice | None = None
     """Which experts tokens choose: any alike, or neighbours one token after another, as benchmarks force it
     (torchtitan's ``moe_force_load_balance``, Automodel's ``fake_balanced_gate``)."""
     overlap: Mapping[str, bool] | None = None
@@ -136,15 +135,6 @@ class Plan:
                 f"schedule = 'interleaved', not {self.schedule!r}"
             )
 
-    def measured_by(self, provenance: Mapping[str, Any]) -> Plan:
-        """The plan as the program ran it that a run was measured by, where only its provenance tells."""
-        plan = self
-        if self.expert > 1 and self.dispatcher is None and "deepep" in str(provenance.get("recipe")):
-            plan = dataclasses.replace(plan, dispatcher="deepep")
-        if self.expert > 1 and provenance.get("source") in _FORCES_NEIGHBOURS:
-            plan = dataclasses.replace(plan, routing="round-robin")
-        return plan
-
     def _check_exchange(self) -> None:
         """What brings tokens to experts needs a group of ranks that hold them; running it beside another
         micro-batch needs one that is there."""
@@ -180,5 +170,3 @@ class Plan:
 
 _EXPERTS_FOLLOW_TENSOR = ("megatron", "internevo")
 """Frameworks that cut experts as the tensor team cuts other layers unless they are told otherwise."""
-_FORCES_NEIGHBOURS = frozenset({"NVIDIA-NeMo/Automodel"})
-"""Sources of runs whose benchmarks have tokens choose neighbouring experts (``fake_balanced_gate``)."""

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -125,14 +125,6 @@ class Model:
         )
 
 
-_WITHOUT_SCALER = frozenset({"huggingface/pytorch-image-models"})
-"""Sources of runs whose programs train in amp-fp16 without a gradient scaler: timm's ``benchmark.py``."""
-
-
-_RECIPES: dict[str, Fp8] = {"FP8-CS": "current", "FP8-MX": "mxfp8", "FP8-SC": "blockwise", "NVFP4": "nvfp4"}
-"""What Megatron-Bridge calls its ways of fp8 and fp4."""
-
-
 def _compile_mode(value: Any, where: str) -> Any:
     """True, false, or a mode as people spell it."""
     modes = Spellings(get_args(CompileMode), spellings.COMPILE_MODES)
@@ -242,24 +234,6 @@ class Training:
 
         if self.grad_scaler and (self.precision != "amp-fp16" or self.mode != "train"):
             raise InputError("training.grad_scaler: true needs training with precision amp-fp16")
-
-    def measured_by(self, provenance: Mapping[str, Any]) -> Training:
-        """The training as the program ran it that a run was measured by, where only its provenance tells."""
-        found = dict(self._told_by(provenance))
-        unsaid = {name: value for name, value in found.items() if getattr(self, name) is None}
-        return dataclasses.replace(self, **unsaid) if unsaid else self
-
-    def _told_by(self, provenance: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Fields that a run's provenance tells, and what they are."""
-        recipe, arguments = _RECIPES.get(str(provenance.get("precision_recipe"))), provenance.get("args")
-        if self.precision == "fp8" and recipe is not None:
-            yield "fp8", recipe
-        if isinstance(arguments, Mapping) and arguments.get("no-gradient-accumulation-fusion") is True:
-            yield "fused_accumulation", False
-        if "_te_" in str(provenance.get("recipe")):
-            yield "attention", "cudnn"
-        if self.precision == "amp-fp16" and provenance.get("source") in _WITHOUT_SCALER:
-            yield "grad_scaler", False
 
     @property
     def scales_loss(self) -> bool:

@@ -11,11 +11,11 @@ from typing import Any
 from foretrain.errors import ForetrainError
 from foretrain.forecast import Forecast
 from foretrain.predictors.base import Predictor
+from foretrain.step.block_memory import kept_bytes
 from foretrain.step.layout import Layout
 from foretrain.step.partition import Block
 from foretrain.step.passes import backward_pass, is_recomputed
 from foretrain.step.play import Step
-from foretrain.step.sharded_memory import kept_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

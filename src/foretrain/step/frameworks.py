@@ -10,6 +10,7 @@ from typing import Literal
 from foretrain.errors import InputError
 from foretrain.graph.fusion import COMPILED, Fusion
 from foretrain.job import Job
+from foretrain.plan import Plan
 from foretrain.workload import Framework
 
 TensorOverlap = Literal["none", "behind", "piecewise"]
@@ -50,6 +51,18 @@ class Profile:
     """Gradients of low-precision weights go over the network in fp32."""
     casts_shards: bool = False
     """ZeRO 3 fetches parameters and hands out gradients in the precision of the computation."""
+    flat_shards: bool = False
+    """ZeRO 3 keeps the parameters of a block as one (FSDP1): they are views of what is gathered, and the host
+    waits until it may gather the next."""
+    splits_root: bool = False
+    """ZeRO 3 gathers embedding and head by themselves, not together as what is left of the model."""
+    keeps_in_pipeline: bool = True
+    """Stages of a pipeline under ZeRO 3 gather parameters once in a step and hand out gradients once, as
+    torch's schedules do."""
+    syncs_last: bool = False
+    """They do so without a pipeline too."""
+    prefetches: bool = True
+    """ZeRO 3 gathers the parameters of a block while the one before it runs."""
     bucket_bytes: float = 25 * _MIB
     """Gradients that are summed up in one call; 0 for all of them in one."""
     overlaps_reduce: bool = True
@@ -97,7 +110,7 @@ class Profile:
     """How layers are dealt out to the stages of a pipeline."""
 
 
-_PYTORCH = Profile(checkpoint_hooks=True)
+_PYTORCH = Profile(checkpoint_hooks=True, casts_shards=True)
 _MEGATRON = Profile(
     loss_copies=1.5,
     logs_memory_of="last",
@@ -161,12 +174,15 @@ _PROFILES: dict[Framework, Profile] = {
     "adaptdl": Profile(host=1.5, step_s=50e-3, overlaps_reduce=False, waits_each_step=True),
     "megatron": _MEGATRON,
     "nanotron": _NANOTRON,
-    "llm-foundry": dataclasses.replace(_FSDP, fusion=Fusion(losses=True), attention_generation=1),
-    "fms-fsdp": dataclasses.replace(_FSDP, checkpoint_hooks=True),
+    "llm-foundry": dataclasses.replace(
+        _FSDP, fusion=Fusion(losses=True), attention_generation=1, flat_shards=True
+    ),
+    "fms-fsdp": dataclasses.replace(_FSDP, checkpoint_hooks=True, flat_shards=True),
     "torchtitan": dataclasses.replace(
         _FSDP,
         fusion=Fusion(norms=True),
         selective_recompute="half",
+        splits_root=True,
         checkpoint_hooks=True,
         reduces_in_fp32=True,
         optimizers=_MEGATRON.optimizers,
@@ -190,13 +206,27 @@ def profile(job: Job) -> Profile:
         found = _megatron(found, job)
     if training.fused_accumulation is not None and found.keeps_fp32_gradients:
         found = dataclasses.replace(found, fuses_accumulation=training.fused_accumulation)
-    if training.attention == "cudnn":
-        found = dataclasses.replace(found, flash_attention=True, attention_generation=None)
+    if training.attention is not None:
+        found = dataclasses.replace(found, flash_attention=training.attention != "eager")
+    if training.attention in ("eager", "cudnn"):
+        found = dataclasses.replace(found, attention_generation=None)
     found = dataclasses.replace(found, tensor_overlap=_tensor_overlap(found, job))
     if not job.trains:
         found = dataclasses.replace(found, step_s=0.0, clips_gradients=False, waits_each_step=False)
     if training.compile:
         found = dataclasses.replace(found, fusion=_compiled(job), checkpoint_hooks=False)
+    return _as_planned(found, job.plan)
+
+
+def _as_planned(found: Profile, plan: Plan) -> Profile:
+    """With what the plan says otherwise of its replicas."""
+    overlap = plan.overlap or {}
+    if "gradients" in overlap:
+        found = dataclasses.replace(found, overlaps_reduce=overlap["gradients"])
+    if "parameters" in overlap:
+        found = dataclasses.replace(
+            found, overlaps_gather=overlap["parameters"], prefetches=overlap["parameters"]
+        )
     return found
 
 
@@ -275,8 +305,11 @@ def as_framework_runs_it(job: Job) -> Job:
         if adapter is not None:
             adapter = dataclasses.replace(adapter, precision=cast, base=None)
         training = dataclasses.replace(training, precision=cast, adapter=adapter, master_weights=True)
-    if habits.flash_attention is False and training.framework == "megatron" and model.config is not None:
-        model = dataclasses.replace(model, config={**model.config, "attn_implementation": "eager"})
+    own = habits.flash_attention is False and training.framework == "megatron" and model.config is not None
+    if own or (training.attention is not None and model.source == "transformers"):
+        written_out = own or training.attention == "eager"
+        implementation = {"attn_implementation": "eager" if written_out else "sdpa"}
+        model = dataclasses.replace(model, config={**(model.config or {}), **implementation})
     return dataclasses.replace(job, workload=dataclasses.replace(work, model=model, training=training))
 
 

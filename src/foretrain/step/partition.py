@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,8 +33,13 @@ class Piece:
     backward: Index
     kept_bytes: int
     """Kept from the forward pass for the backward pass; in inference to the end, as keys and values are."""
-    working_bytes: int
-    """Most that its calls need at once beside what is kept."""
+    forward_bytes: int
+    """Most that it holds at once in its forward pass, with what it keeps by then."""
+    backward_bytes: int
+    """The same of its backward pass, with what is left of what it kept, and without gradients of
+    parameters."""
+    gradient_bytes: int
+    """The same with the gradients of its parameters as far as they are made."""
     handed_on_bytes: int
     """What the next piece reads of its results."""
 
@@ -151,16 +157,14 @@ def _pieces(graph: OpGraph, keys: Sequence[str]) -> list[Piece]:
     """Each op goes to the piece that its layer belongs to; ops between layers to the piece that the stream is
     in."""
     number = _numbers(graph, keys)
-    kept, working, handed_on = _bytes(graph, number, len(keys))
     phase = graph.phase_index
     forward, backward = phase == PHASES.index("forward"), phase == PHASES.index("backward")
+    sizes = _bytes(graph, number, len(keys))
     return [
         Piece(
             forward=np.flatnonzero(forward & (number == i)),
             backward=np.flatnonzero(backward & (number == i)),
-            kept_bytes=kept[i],
-            working_bytes=working[i],
-            handed_on_bytes=handed_on[i],
+            **{name: column[i] for name, column in sizes.items()},
         )
         for i in range(len(keys))
     ]
@@ -198,28 +202,69 @@ def _last_positions(graph: OpGraph, position: Mapping[str, int]) -> dict[str, in
     return last
 
 
-def _bytes(graph: OpGraph, number: Index, count: int) -> tuple[list[int], list[int], list[int]]:
-    """Per piece: activations kept, most temporaries at once, and what the next piece reads."""
-    kept, handed_on = [0] * count, [0] * count
-    change = np.zeros(len(graph.ops) + 1)
-    forward = graph.phase_index == PHASES.index("forward")
-    backward_begins = int(forward.sum())
-    for buffer in graph.buffers:
+def _bytes(graph: OpGraph, number: Index, count: int) -> dict[str, list[int]]:
+    """Per piece: what it keeps of a micro-batch, what it holds at most forward and backward, and what the
+    next piece reads."""
+    ends = len(graph.ops)
+    forward, backward = (graph.phase_index == PHASES.index(phase) for phase in ("forward", "backward"))
+    begins = int(forward.sum())
+    spare = _saved_in_shards(graph)
+    own = np.zeros((count, ends + 1))
+    made = np.zeros((count, ends + 1))
+    others = np.zeros(ends + 1)
+    kept = [0] * count
+    for place, buffer in enumerate(graph.buffers):
         if buffer.born < 0:
             continue
-        if _is_kept(graph, buffer, number, backward_begins):
-            kept[number[buffer.born]] += buffer.size_bytes
-        elif buffer.category != "gradients" or graph.stack is None:
-            change[buffer.born] += buffer.size_bytes
-            change[min(buffer.dies + 1, len(graph.ops))] -= buffer.size_bytes
-    live = np.cumsum(change)[:-1]
-    working = [int(live[number == i].max(initial=0)) for i in range(count)]
+        piece, size = int(number[buffer.born]), buffer.size_bytes - spare.get(place, 0)
+        curve = others
+        if buffer.category == "gradients" and graph.phase_index[buffer.born] == PHASES.index("backward"):
+            curve = made[piece]
+        elif _is_kept(graph, buffer, number, begins):
+            kept[piece] += size
+            curve = own[piece]
+        curve[buffer.born] += size
+        curve[min(buffer.dies + 1, ends)] -= size
+    own, made = np.cumsum(own, axis=1)[:, :-1], np.cumsum(made, axis=1)[:, :-1]
+    live = np.cumsum(others)[:-1] + own
     read_by = _first_readers(graph, number, forward)
-    for i, op in enumerate(graph.ops[:backward_begins]):
-        for buffer_number in op.writes:
-            if number[i] + 1 in read_by.get(buffer_number, ()):
-                handed_on[number[i]] += graph.buffers[buffer_number].size_bytes
-    return kept, working, handed_on
+    handed_on = [0] * count
+    for i, op in enumerate(graph.ops[:begins]):
+        for written in op.writes:
+            if number[i] + 1 in read_by.get(written, ()):
+                handed_on[number[i]] += graph.buffers[written].size_bytes
+    places = [(number == i) for i in range(count)]
+    return {
+        "kept_bytes": kept,
+        "forward_bytes": [int(live[i][place & forward].max(initial=0)) for i, place in enumerate(places)],
+        "backward_bytes": [int(live[i][place & backward].max(initial=0)) for i, place in enumerate(places)],
+        "gradient_bytes": [
+            int((live[i] + made[i])[place & backward].max(initial=0)) for i, place in enumerate(places)
+        ],
+        "handed_on_bytes": handed_on,
+    }
+
+
+def _saved_in_shards(graph: OpGraph) -> dict[int, int]:
+    """Bytes that layers of Transformer Engine do not keep of what tensor parallelism gathers for them: they
+    save a rank's own part, in fp8, and gather it again in the backward pass."""
+    forward = [op for op in graph.ops if op.phase == "forward"]
+    if not any(op.operator.name.startswith("te.") for op in forward):
+        return {}
+    readers = Counter(buffer for op in graph.ops for buffer in op.reads)
+    gathered: dict[int, tuple[int, Sequence[int]]] = {}  # by buffer: of how many parts, and the rank's own
+    spare: dict[int, int] = {}
+    for op in forward:
+        if op.operator.name == "all_gather" and op.operator.overload == "tensor":
+            parts = max(1, op.operator.outputs[0].numel // max(1, op.operator.inputs[0].numel))
+            gathered.update(dict.fromkeys(op.writes, (parts, op.reads)))
+            cast = [one for one in op.writes if graph.buffers[one].size_bytes <= op.operator.outputs[0].numel]
+            spare.update({one: graph.buffers[one].size_bytes * (parts - 1) // parts for one in cast})
+        elif op.operator.name.startswith("te."):
+            for parts, sent in (gathered[one] for one in op.reads if one in gathered):
+                spare.update({one: graph.buffers[one].size_bytes * (parts - 1) // parts for one in op.writes})
+                spare.update({one: graph.buffers[one].size_bytes for one in sent if readers[one] == 1})
+    return spare
 
 
 def _is_kept(graph: OpGraph, buffer: Buffer, number: Index, backward_begins: int) -> bool:

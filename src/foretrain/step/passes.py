@@ -16,6 +16,7 @@ from foretrain.graph.opset import communicates, is_product, traits
 from foretrain.plan import Plan
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
+from foretrain.step.sharding import copies_in_s, copies_out_s, shards
 from foretrain.step.spans import Column, Span, span
 from foretrain.step.tensor_overlap import hidden_s
 
@@ -66,6 +67,11 @@ class Pass:
 
 
 def forward_pass(layout: Layout, block: Block) -> Pass:
+    """The forward pass of a block, with what ZeRO 3 copies for it."""
+    return _with(_forward(layout, block), copies_out_s(layout, block))
+
+
+def _forward(layout: Layout, block: Block) -> Pass:
     return _pass(layout, block.piece.forward, overlaps=True)
 
 
@@ -75,8 +81,11 @@ def backward_pass(layout: Layout, block: Block) -> Pass:
     again = recomputed(layout, block)
     if len(again):
         whole = layout.job.plan.recompute == "full"
-        backward = (forward_pass(layout, block) if whole else _pass(layout, again)) + backward
-    return _with(backward, _accumulation_s(layout, block))
+        backward = (_forward(layout, block) if whole else _pass(layout, again)) + backward
+    if not layout.job.trains:
+        return backward
+    copied = copies_out_s(layout, block, again=True) + copies_in_s(layout, block)
+    return _with(backward, _accumulation_s(layout, block) + copied)
 
 
 def recomputed(layout: Layout, block: Block) -> Index:
@@ -135,7 +144,8 @@ def optimizer_pass(layout: Layout, stage: Stage) -> Pass:
 def update_share(layout: Layout, stage: Stage) -> tuple[float, float]:
     """Parameters that a rank updates beside those that were traced, and their number."""
     graph, sharded = layout.graph, layout.job.plan.shard != "none"
-    dense, experts = (layout.teams.data.size, layout.teams.expert_data.size) if sharded else (1, 1)
+    plan, teams = layout.job.plan, layout.teams
+    dense, experts = (shards(plan, one).size if sharded else 1 for one in (teams.data, teams.expert_data))
     updated = sum(w.elements / (experts if w.expert else dense) for w in stage.weights if w.trainable)
     traced = sum(w.elements for block in traced_blocks(graph) for w in block.weights if w.trainable)
     return (updated / traced if traced else 1.0), updated

@@ -14,8 +14,9 @@ from foretrain.costs.roofline import arithmetic
 from foretrain.forecast import RankMemory, fullest_of
 from foretrain.graph import Phase
 from foretrain.job import Job
-from foretrain.step.exchange import replica_traffic, sent_bytes, shard_traffic
+from foretrain.step.exchange import ShardTraffic, replica_traffic, sent_bytes, shard_traffic
 from foretrain.step.frameworks import Profile
+from foretrain.step.held_states import gradient_bytes
 from foretrain.step.layout import COLLECTIVE_HOST_S, Layout, Tuning, on_efa
 from foretrain.step.memory import rank_memory
 from foretrain.step.partition import Block, Index, Stage
@@ -40,7 +41,7 @@ from foretrain.step.playback import (
     play_rank,
     shares,
 )
-from foretrain.step.sharded_memory import gradient_bytes
+from foretrain.step.sharding import syncs_last
 from foretrain.step.spans import Span, total
 
 _TRAFFIC_POWER, _WAITING_POWER = 0.75, 0.35
@@ -276,18 +277,28 @@ def _works(layout: Layout) -> list[Work]:
 
 
 def _work(layout: Layout, stage: Stage, passes: Sequence[tuple[Span, Span]]) -> Work:
-    sharded = layout.job.plan.shard == "zero3"
-    gathers, reduces = shard_traffic(layout, stage) if sharded else ((), ())
+    habits, sharded = layout.profile, layout.job.plan.shard == "zero3"
+    traffic = shard_traffic(layout, stage) if sharded else ShardTraffic()
     buckets, after_backward, after_optimizer = ((), 0.0, 0.0) if sharded else replica_traffic(layout, stage)
-    if layout.profile.overlaps_gather:  # at most the next forward pass hides it
-        hidden = total([forward for forward, _ in passes])
+    once = sharded and layout.job.trains and syncs_last(layout.job, habits)
+    if once and len(layout.stages) > 1:
+        buckets, after_optimizer = traffic.buckets, traffic.first_s
+        traffic = dataclasses.replace(traffic, gathers_s=(), reduces_s=(), copies_s=())
+    hidden = total([forward for forward, _ in passes])
+    if habits.overlaps_gather or once:  # at most the next forward pass hides it
         after_optimizer = max(0.0, after_optimizer - max(hidden.host_s, hidden.device_s))
     return Work(
         forward=tuple(forward for forward, _ in passes),
         backward=tuple(backward for _, backward in passes) if layout.job.trains else (),
         optimizer=optimizer_pass(layout, stage).span,
-        gathers_s=gathers,
-        reduces_s=reduces,
+        gathers_s=traffic.gathers_s,
+        again_s=traffic.again_s,
+        reduces_s=traffic.reduces_s,
+        copies_s=traffic.copies_s,
+        syncs_last=once,
+        prefetches=habits.prefetches,
+        hands_out_beside=habits.overlaps_reduce,
+        host_waits=habits.flat_shards,
         buckets=buckets,
         after_backward_s=after_backward,
         after_optimizer_s=after_optimizer,
@@ -391,7 +402,8 @@ def _pipeline(layout: Layout, works: Sequence[Work]) -> StepTime:
             part = slice(first, first + len(chunk))
             first += len(chunk)
             least = _stall_s(layout) * sum(block.is_layer for block in chunk)
-            fetched, handed = sum(work.gathers_s[part]), sum(work.reduces_s[part])
+            fetched, again = sum(work.gathers_s[part]), sum(work.again_s[part])
+            handed = sum(work.reduces_s[part])
             forward.append(
                 max(_lasting(total(work.forward[part]), habits) + layout.tuning.message_s, least / 3, fetched)
             )
@@ -401,7 +413,7 @@ def _pipeline(layout: Layout, works: Sequence[Work]) -> StepTime:
                 max(
                     _lasting(total(work.backward[part][::-1]), habits) + layout.tuning.message_s,
                     least * 2 / 3,
-                    fetched + handed,
+                    again + handed,
                 )
             )
         own.append(StageWork(forward_s=tuple(forward), backward_s=tuple(backward), tail_s=_tail_s(work)))
