@@ -208,7 +208,7 @@ def cost_calls(
     least_s = habits.tensor_message_s if on_efa(job) else 0.0
     way = dispatcher(job)
     for i in np.flatnonzero(moving).tolist():
-        device_s[i] = collective_s(operators[i], network, teams, least_s, way, job.plan.routing)
+        device_s[i] = collective_s(operators[i], network, teams, least_s, way, job.plan.routing or "random")
     host_s = _issue_s(graph, host) * habits.host
     if job.workload.training.mode == "infer":
         host_s *= host.unrecorded
