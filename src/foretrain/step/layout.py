@@ -15,7 +15,7 @@ from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
 from foretrain.graph import PHASES, Operator, OpGraph
-from foretrain.graph.opset import communicates, is_attention, moves_rows, permutes, waits
+from foretrain.graph.opset import communicates, is_attention, moves_rows, permutes, traits, waits
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, attention_factor, profile
@@ -284,13 +284,26 @@ def _copy_only(
 
 
 def _as_the_framework_has_it(operators: Sequence[Operator], device: Device, habits: Profile) -> Column:
-    """Factors on device times: the framework's attention."""
+    """Factors on device times: the framework's attention, and what a window spares it."""
     attention = attention_factor(habits, float(device.capability or 0))
     factors = np.ones(len(operators))
     for i, operator in enumerate(operators):
         if operator.flops:
-            factors[i] = attention if is_attention(operator.name) else 1.0
+            factors[i] = attention * _window_share(operator) if is_attention(operator.name) else 1.0
     return factors
+
+
+_WINDOW_TILE = 128
+"""Keys that an attention kernel works on at once: a window begins and ends somewhere in such a tile."""
+
+
+def _window_share(operator: Operator) -> float:
+    """Of the keys that causal attention meets on average, those that lie in its window."""
+    window = operator.args.get("window")
+    if window is None:
+        return 1.0
+    keys = operator.inputs[2 if traits(operator.name).backward else 1].shape[-2]
+    return float(min(1.0, 2 * (int(window) + _WINDOW_TILE) / keys))
 
 
 def slowest_device(job: Job, graph: OpGraph, costs: CostModel) -> tuple[Device, float]:

@@ -22,7 +22,6 @@ from foretrain.capture.parallel.collectives import gather
 from foretrain.capture.tracing.cuda_kernels import keys_from
 from foretrain.errors import UnsupportedJob
 
-
 _WRITTEN_OUT = "eager_attention_forward"
 """The function of a model's file in transformers that computes attention by single operators."""
 

@@ -147,6 +147,7 @@ def _trace(
         else graph.info
     )
     info = {**info, "compile": True} if loaded.compiled else info
+    info = {**info, "windows": windows} if (windows := _windows(module, training.sequence)) else info
     return dataclasses.replace(graph, weights=weights, stack=stack, parameters=parameters, info=info)
 
 
@@ -188,6 +189,12 @@ def _assumptions(
     if plan.context > 1:
         notes.append("causal attention is balanced over the context ranks")
     return notes
+
+
+def _windows(module: torch.nn.Module, sequence: int | None) -> dict[str, int]:
+    """Keys that a query sees at most, by the attention that has such a window, where sequences are longer."""
+    found = ((path, getattr(child, "sliding_window", None)) for path, child in module.named_modules())
+    return {path: window for path, window in found if type(window) is int and 0 < window < (sequence or 0)}
 
 
 def _of_routing(plan: Plan) -> str:
