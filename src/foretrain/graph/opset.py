@@ -149,7 +149,10 @@ _NAMES: dict[Kind, str] = {
         index_put _unsafe_index_put index_add index_copy index_fill index_reduce scatter scatter_add
         scatter_reduce put masked_scatter
         """,
-    "routing": "moe.permute moe.unpermute moe.sort_chunks moe.gate moe.add_bias moe.row_map moe.sum_rows",
+    "routing": """
+        moe.permute moe.unpermute moe.sort_chunks moe.gate moe.add_bias moe.row_map moe.sum_rows
+        moe.weigh_bias moe.add_rows moe.join moe.weigh_rows moe.sum_columns
+        """,
     "selection": """
         masked_select nonzero nonzero_static unique _unique2 unique_dim unique_consecutive
         repeat_interleave multinomial randperm
