@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from foretrain.capture import capture_job, capture_rank
+from foretrain.capture.parallel.experts import split_experts
 from foretrain.capture.parallel.ranks import trace_rank
 from foretrain.capture.parallel.stacks import find_stack
 from foretrain.capture.parallel.tensor import TensorParallel
@@ -727,6 +728,34 @@ def test_frameworks_know_of_windows_of_keys() -> None:
     assert {layer.removeprefix("model.layers."): window for layer, window in seen.items()} == {
         "0.self_attn": 16, "1.self_attn": None, "2.self_attn": 16, "3.self_attn": None,
     }  # fmt: skip
+
+
+class OwnExperts(nn.Module):
+    """Experts as a user writes them, with names of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 8
+        self.first = nn.Parameter(torch.empty(8, HIDDEN, 32))
+        self.second = nn.Parameter(torch.empty(8, 32, HIDDEN))
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        rows = x.repeat_interleave(index.shape[1], 0).unsqueeze(1)
+        chosen = index.reshape(-1)
+        y = (rows @ self.first[chosen]).relu() @ self.second[chosen] * weights.reshape(-1, 1, 1)
+        return y.view(x.shape[0], -1, HIDDEN).sum(1)
+
+
+def test_experts_of_other_names_run_by_their_own_code() -> None:
+    net = nn.Module()
+    net.experts = OwnExperts().to("meta")
+    split = split_experts(net, a_job("mixtral", expert=4, framework="megatron"))
+    assert split is not None
+    assert {id(p) for p in net.experts.parameters()} == split
+    x, index = torch.empty(6, HIDDEN, device="meta"), torch.empty(6, 2, device="meta", dtype=torch.int64)
+    assert net.experts(x, index, torch.empty(6, 2, device="meta")).shape == x.shape
+    with pytest.raises(UnsupportedJob, match=r"experts \(OwnExperts\) has others"):
+        split_experts(net, a_job("mixtral", expert=2, expert_imbalance=1.5, framework="megatron"))
 
 
 def test_llama_4_routes_tokens_to_their_experts() -> None:
