@@ -708,6 +708,25 @@ def test_further_tokens_are_predicted_behind_the_last_layer() -> None:
     assert len(logits[1]) == 3 * len(logits[0])
 
 
+def test_latent_attention_has_kernels_of_its_own_in_megatron() -> None:
+    """Positions are turned in place, keys and values made in one pass; nothing is absorbed."""
+    graph = rank("deepseek_v3", framework="megatron", tensor=2, sequence_parallel=True)
+    moved = [
+        (op.phase, op.operator.name, [spec.shape for spec in op.operator.outputs])
+        for op in graph.ops
+        if op.operator.name.startswith("mla.") and op.layer == "model.layers.1.self_attn"
+    ]
+    of = (BATCH, SEQUENCE, 4)
+    assert moved == [
+        ("forward", "mla.rotate", []),
+        ("forward", "mla.keys", [(*of, 16), (*of, 8)]),
+        ("backward", "mla.keys_backward", [(*of, 16), (BATCH, SEQUENCE, 8)]),
+        ("backward", "mla.rotate", []),
+    ]
+    plain = rank("deepseek_v3", tensor=2, sequence_parallel=True)
+    assert matrix_flops(graph, "model.layers.1.self_attn") == matrix_flops(plain, "model.layers.1.self_attn")
+
+
 def test_attention_that_is_written_out_sees_the_keys_of_all_ranks() -> None:
     """That of GPT-OSS, which has sinks."""
     graph = rank("gpt_oss", context=2)

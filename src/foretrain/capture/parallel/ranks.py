@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from foretrain.capture.parallel.context import ContextParallel
 from foretrain.capture.parallel.experts import route_in_low_precision, route_tokens, split_experts
+from foretrain.capture.parallel.latent import fuse_rotations
 from foretrain.capture.parallel.permutation import LIBRARY_CODE
 from foretrain.capture.parallel.stacks import CallOrder, find_stack, truncate
 from foretrain.capture.parallel.tensor import TensorParallel
@@ -95,6 +96,8 @@ def _trace(
         route_tokens(module)
     if training.framework not in LIBRARY_CODE:
         route_in_low_precision(module)
+    if training.framework == "megatron" and job.trains:
+        fuse_rotations(module)
     split = split_experts(module, job)
     tensor = TensorParallel.of(
         job,
