@@ -151,7 +151,7 @@ _NAMES: dict[Kind, str] = {
         """,
     "routing": """
         moe.permute moe.unpermute moe.sort_chunks moe.gate moe.add_bias moe.row_map moe.sum_rows
-        moe.weigh_bias moe.add_rows moe.join moe.weigh_rows moe.sum_columns mla.rotate mla.keys
+        mla.rotate mla.keys
         """,
     "selection": """
         masked_select nonzero nonzero_static unique _unique2 unique_dim unique_consecutive

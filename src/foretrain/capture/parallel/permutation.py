@@ -9,7 +9,6 @@ cannot be run here:
 - ``sort_chunks``: rows that came from several ranks, sorted by expert, and back
 - ``gate``: the activation of the first product's result, times the weight of the choice
 - ``unpermute``: the sum of each token's rows
-- ``add_bias``, ``weigh_bias`` and what goes with them: biases, which have a row for each expert
 - ``row_map``, ``read_counts``: which row goes where; the host reads how many each expert has
 
 Ranks of an expert group get as many rows as they send, times ``Routing.fullness`` on the fullest one.
@@ -246,9 +245,7 @@ def _products(holder: Any, x: torch.Tensor, weight: torch.Tensor | None, ends: t
     y, bias = _product(holder, second, y, ends, turned), getattr(holder, f"{second}_bias", None)
     if getattr(holder, "has_post_expert_norm", False):
         y = holder.post_expert_norm(y)
-    if bias is None or weight is None:
-        return y if bias is None else _AddBias.apply(y, bias)  # type: ignore[no-untyped-call]
-    return _AddWeighedBias.apply(y, bias, weight).to(y.dtype)  # type: ignore[no-any-return, no-untyped-call]
+    return y if bias is None else _AddBias.apply(y, bias)  # type: ignore[no-untyped-call]
 
 
 def _product(holder: Any, name: str, x: torch.Tensor, ends: torch.Tensor, turned: bool) -> torch.Tensor:
@@ -330,25 +327,6 @@ class _AddBias(torch.autograd.Function):
         return gradients[0], _moe("sum_rows", gradients[0], ctx.experts)
 
 
-class _AddWeighedBias(torch.autograd.Function):
-    """The bias behind the last product, times the weight of each row, expert by expert and joined again: what
-    ``TEGroupedMLP`` of Megatron Core does in separate operators."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, bias: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(bias, weights)
-        ctx.dtype = rows.dtype
-        return _moe("join", _moe("add_rows", rows, _moe("weigh_bias", bias, weights)))  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        bias, weights = ctx.saved_tensors
-        (gradient,) = gradients
-        to_weights = _moe("sum_columns", _moe("weigh_rows", gradient, bias), weights)
-        to_bias = _moe("sum_rows", _moe("weigh_rows", gradient, weights), bias.shape[0])
-        return gradient.to(ctx.dtype), to_bias.to(bias.dtype), to_weights
-
-
 def _moe(name: str, *args: Any) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
         return getattr(torch.ops.moe, name)(*args)
@@ -387,15 +365,6 @@ _OPERATORS = {
         lambda gradient, rows, weights, bias: (rows.new_empty(rows.shape), weights.new_empty(weights.shape))
     ),
     "add_bias(Tensor rows, Tensor bias) -> Tensor": lambda rows, bias: rows.new_empty(rows.shape),
-    "weigh_bias(Tensor bias, Tensor weights) -> Tensor": (
-        lambda bias, weights: bias.new_empty(
-            weights.shape[0], bias.shape[1], dtype=torch.promote_types(bias.dtype, weights.dtype)
-        )
-    ),
-    "add_rows(Tensor rows, Tensor others) -> Tensor": lambda rows, others: others.new_empty(others.shape),
-    "join(Tensor rows) -> Tensor": lambda rows: rows.new_empty(rows.shape),
-    "weigh_rows(Tensor rows, Tensor by) -> Tensor": lambda rows, by: rows.new_empty(rows.shape),
-    "sum_columns(Tensor rows, Tensor like) -> Tensor": lambda rows, like: like.new_empty(like.shape),
     "sum_rows(Tensor rows, int experts) -> Tensor": (
         lambda rows, experts: rows.new_empty(experts, rows.shape[1])
     ),
