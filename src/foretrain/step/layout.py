@@ -217,7 +217,8 @@ def cost_calls(
         host_s += host.hook_time_s * habits.host * _OF_SAVED * _hooks(graph)
     which = graph.operator_index
     if habits.products_by_expert:
-        host_s += issue_s(operators, in_fp8=precision == "fp8")[which]
+        recipe = job.workload.training.fp8_recipe if precision == "fp8" else None
+        host_s += issue_s(operators, recipe)[which]
     host_s[moving[which]] = COLLECTIVE_HOST_S
     if device.is_cpu:  # the thread that issues an operator also runs it
         device_s[~moving] *= crowding(job.cluster.devices_per_node * device.cores)
