@@ -88,7 +88,7 @@ def a_job(
         "training": {"global_batch": BATCH * data, "precision": precision, "optimizer": "sgd-plain",
         "framework": framework, **size, **(training or {})},
         "cluster": {"device": "h100", "nodes": devices, "devices_per_node": 1},
-        "plan": plan,
+        "plan": {**({"dispatcher": "alltoall"} if plan.get("expert", 1) > 1 else {}), **plan},
     })  # fmt: skip
 
 

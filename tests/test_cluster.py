@@ -111,6 +111,47 @@ def test_nvlink_may_span_nodes() -> None:
     assert read(node="dgx-b200", nodes=2).groups[0].domain == 8
 
 
+@pytest.mark.parametrize(
+    ("section", "domain"),
+    [
+        ({"node": "gb200-nvl72", "nodes": 16}, 64),
+        ({"node": "gb200-nvl72", "nodes": 32}, 64),  # blocks of 16 trays, not 18 and 14
+        ({"node": "gb200-nvl72", "nodes": 54}, 72),
+        ({"node": "gb200-nvl72", "nodes": 19}, 72),  # no equal blocks of more than half a rack
+        ({"node": "gb200-nvl72", "nodes": 32, "domain": 32}, 32),
+        ({"node": "gb200-nvl72", "nodes": 8, "domain": 4}, 4),
+        ({"node": "gb200-nvl72", "nodes": 4, "domain": 72}, 16),
+        ({"device": "gb200", "devices_per_node": 4, "nodes": 16}, 64),
+        ({"device": "gh200-96gb", "nodes": 32, "intra_node": {"kind": "nvswitch"}, "domain": 32}, 32),
+    ],
+)
+def test_a_domain_is_as_large_as_the_job_says_or_racks_are(section: dict[str, Any], domain: int) -> None:
+    cluster = read(**section)
+    assert cluster.groups[0].domain == domain
+    assert cluster.to_dict().get("domain") == section.get("domain")
+    said = any("cluster.domain is not given" in note for note in cluster.assumptions)
+    assert said == ("node" not in section and "domain" not in section)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"domain": 6}, r"cluster\.domain: 6 is not a multiple of the 4 devices of a node, up to 72"),
+        ({"domain": 144}, r"cluster\.domain: 144 is not a multiple"),
+        ({"domain": 2}, r"cluster\.domain: 2 is not a multiple"),
+        ({"domain": "x"}, r"cluster\.domain: 'x' is not a whole number"),
+        ({"domain": 8, "intra_node": {"kind": "pcie"}}, r"cluster\.domain: 8 .* of kind 'nvswitch'"),
+        ({"inter_node": {"oversubscription": 0.5}}, r"cluster\.inter_node\.oversubscription: 0\.5 is not 1"),
+        ({"inter_node": {"leaf_nodes": 0}}, r"cluster\.inter_node\.leaf_nodes: 0 is not a number above 0"),
+        ({"inter_node": {"kind": "roce", "sharp": True}}, r"cluster\.inter_node\.sharp: .*not 'roce'"),
+        ({"intra_node": {"rails": True}}, r"cluster\.intra_node\.rails: only a network between nodes has it"),
+    ],
+)
+def test_what_no_fabric_is_like_is_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(node="gb200-nvl72", nodes=8, **section)
+
+
 def test_without_a_node_links_come_from_the_device_and_are_said() -> None:
     cluster = read(device="v100", devices_per_node=4, nodes=2)
     assert (cluster.intra_node.kind, cluster.intra_node.bandwidth_bytes_per_s) == ("nvlink-mesh", 150e9)

@@ -322,6 +322,7 @@ class Run:
             job,
             workload=dataclasses.replace(work, model=model, training=training),
             cluster=job.cluster.measured_on(provenance),
+            plan=job.plan.measured_by(provenance),
         )
         return cls(job=job, measured=measured, provenance=provenance)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from foretrain.errors import InputError, invalid, unknown
 
@@ -12,6 +13,7 @@ Shard = Literal["none", "zero1", "zero2", "zero3"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipe"]
 Recompute = Literal["none", "selective", "operators", "full"]
 Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
+Choice = Literal["random", "round-robin"]
 ContextExchange = Literal["ring", "alltoall", "allgather"]
 Overlap = Literal["gradients", "parameters", "tensor", "experts", "messages"]
 RecomputedModule = Literal[
@@ -65,8 +67,14 @@ class Plan:
     """Rows of the fullest rank of an expert group over the mean; None for what training is seen to have."""
     dispatcher: Dispatcher | None = None
     """How tokens travel to their experts; None for what the framework does."""
+    routing: Choice = "random"
+    """Which experts tokens choose: any alike, or neighbours one token after another, as benchmarks force it
+    (torchtitan's ``moe_force_load_balance``, Automodel's ``fake_balanced_gate``)."""
     overlap: Mapping[str, bool] | None = None
     """What runs beside computation and what does not, where it differs from the framework's habit."""
+    registered_buffers: bool | None = None
+    """Whether collectives work in place on buffers that NCCL was told of (its user buffers, torch's symmetric
+    memory) and so take few processors from computation; None for what the framework does."""
     recompute_modules: tuple[str, ...] = ()
     """Parts of a layer that are computed again, with ``recompute = "selective"``."""
     stages: tuple[int, ...] | None = None
@@ -95,6 +103,11 @@ class Plan:
         for name in self.overlap or {}:
             if name not in get_args(Overlap):
                 raise unknown(f"plan.overlap.{name}", name, get_args(Overlap))
+        self._check_exchange()
+        if (self.overlap or {}).get("tensor") and self.tensor > 1 and not self.sequence_parallel:
+            raise InputError(
+                "plan.overlap.tensor: true needs sequence_parallel = true, whose collectives run in pieces"
+            )
         for name in self.recompute_modules:
             if name not in get_args(RecomputedModule):
                 raise unknown("plan.recompute_modules", name, get_args(RecomputedModule))
@@ -123,6 +136,34 @@ class Plan:
                 f"schedule = 'interleaved', not {self.schedule!r}"
             )
 
+    def measured_by(self, provenance: Mapping[str, Any]) -> Plan:
+        """The plan as the program ran it that a run was measured by, where only its provenance tells."""
+        plan = self
+        if self.expert > 1 and self.dispatcher is None and "deepep" in str(provenance.get("recipe")):
+            plan = dataclasses.replace(plan, dispatcher="deepep")
+        if self.expert > 1 and provenance.get("source") in _FORCES_NEIGHBOURS:
+            plan = dataclasses.replace(plan, routing="round-robin")
+        return plan
+
+    def _check_exchange(self) -> None:
+        """What brings tokens to experts needs a group of ranks that hold them; running it beside another
+        micro-batch needs one that is there."""
+        if self.dispatcher is not None and self.expert == 1 and self.tensor == 1:
+            raise InputError(
+                f"plan.dispatcher: {self.dispatcher!r} brings tokens to other ranks; give plan.expert"
+            )
+        if not (self.overlap or {}).get("experts"):
+            return
+        if self.expert == 1:
+            raise InputError("plan.overlap.experts: true, but no tokens travel; give plan.expert")
+        if self.recompute == "full":
+            raise InputError("plan.overlap.experts: true does not go with plan.recompute = 'full'")
+        if self.pipeline > 1 and self.schedule in ("gpipe", "1f1b"):
+            raise InputError(
+                f"plan.overlap.experts: true with plan.pipeline = {self.pipeline} needs schedule = "
+                f"'interleaved', not {self.schedule!r}"
+            )
+
     def expert_width(self, framework: str, world: int) -> int:
         """Ranks that share each expert: as the plan says, else as the framework has it.
 
@@ -139,3 +180,5 @@ class Plan:
 
 _EXPERTS_FOLLOW_TENSOR = ("megatron", "internevo")
 """Frameworks that cut experts as the tensor team cuts other layers unless they are told otherwise."""
+_FORCES_NEIGHBOURS = frozenset({"NVIDIA-NeMo/Automodel"})
+"""Sources of runs whose benchmarks have tokens choose neighbouring experts (``fake_balanced_gate``)."""

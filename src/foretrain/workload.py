@@ -28,7 +28,7 @@ Framework = Literal[
     "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"
 ]
 Mode = Literal["train", "infer"]
-Attention = Literal["eager", "sdpa", "flash"]
+Attention = Literal["eager", "sdpa", "flash", "cudnn"]
 Loss = Literal["plain", "fused", "chunked"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 """What ``torch.compile`` calls its modes."""
@@ -239,6 +239,8 @@ class Training:
 
     def measured_by(self, provenance: Mapping[str, Any]) -> Training:
         """The training as the program ran it that a run was measured by, where only its provenance tells."""
+        if self.attention is None and "_te_" in str(provenance.get("recipe")):
+            return dataclasses.replace(self, attention="cudnn")
         unsaid = self.grad_scaler is None and self.precision == "amp-fp16"
         if unsaid and provenance.get("source") in _WITHOUT_SCALER:
             return dataclasses.replace(self, grad_scaler=False)

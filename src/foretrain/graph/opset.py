@@ -115,7 +115,7 @@ def waits(name: str) -> bool:
 _NAMES: dict[Kind, str] = {
     "product": "mm addmm _scaled_mm",
     "batched product": "bmm baddbmm",
-    "grouped product": "_grouped_mm",
+    "grouped product": "_grouped_mm _scaled_grouped_mm",
     "vector product": "mv addmv dot vdot addr ger",
     "convolution": "convolution",
     "recurrence": "_cudnn_rnn",

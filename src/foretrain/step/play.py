@@ -294,7 +294,7 @@ def _work(layout: Layout, stage: Stage, passes: Sequence[tuple[Span, Span]]) -> 
         host_call_s=COLLECTIVE_HOST_S,
         step_overhead_s=layout.step_overhead_s,
         waits_for_device=layout.profile.waits_each_step,
-        slowdown=layout.tuning.slowdown,
+        slowdown=layout.slowdown,
     )
 
 

@@ -16,7 +16,9 @@ Ranks of an expert group get as many rows as they send, times ``Routing.fullness
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,7 @@ from typing import Any
 import torch
 
 from foretrain.capture.parallel.collectives import Group, all_gather, exchange, gather, scatter
+from foretrain.dispatching import dispatcher
 from foretrain.job import Job
 
 LIBRARY_CODE = ("pytorch", "adaptdl", "deepspeed")
@@ -46,18 +49,22 @@ class Routing:
     """Rows that are sent, over those that were chosen, where experts have a capacity."""
     dispatcher: str
     weighs_afterwards: bool
+    in_turn: bool
+    """Whether tokens choose neighbouring experts, one token after another."""
+    local: int = 1
+    """Experts of a rank."""
 
     @classmethod
     def of(cls, job: Job) -> Routing:
-        plan, dispatcher = job.plan, job.plan.dispatcher or "alltoall"
+        plan, way = job.plan, dispatcher(job)
         return cls(
             ranks=plan.expert,
             width=job.expert_tensor if plan.sequence_parallel or plan.expert > 1 else 1,
             fullness=1.0 if plan.expert == 1 else plan.expert_imbalance or 1.0,
             capacity=plan.expert_capacity,
-            dispatcher=dispatcher,
-            weighs_afterwards=dispatcher == "alltoall"
-            and job.workload.training.framework in _WEIGHS_AFTERWARDS,
+            dispatcher=way,
+            weighs_afterwards=way == "alltoall" and job.workload.training.framework in _WEIGHS_AFTERWARDS,
+            in_turn=plan.routing == "round-robin",
         )
 
     @property
@@ -65,10 +72,14 @@ class Routing:
         return self.ranks > 1 or self.width > 1
 
     def unique(self, tokens: int, choices: int) -> int:
-        """Tokens that a rank gets if each is sent once to every rank that it has experts on, all ranks being
-        as likely for each choice."""
-        share = 1.0 - (1.0 - 1.0 / self.ranks) ** choices
-        return _count(tokens * self.ranks * share * self.fullness)
+        """Tokens that a rank gets if each is sent once to every rank that it has experts on: choices fall by
+        chance, or on neighbours, of which a token's first follows the last of the one before."""
+        if self.in_turn:
+            first = range(0, self.local, math.gcd(choices, self.local))
+            reached = sum((start + choices - 1) // self.local + 1 for start in first) / len(first)
+        else:
+            reached = self.ranks * (1.0 - (1.0 - 1.0 / self.ranks) ** choices)
+        return _count(tokens * min(reached, self.ranks) * self.fullness)
 
 
 def run_experts(
@@ -77,6 +88,7 @@ def run_experts(
     """What the experts of a rank give for its tokens (tokens x width), by the experts that each chose."""
     _library()
     (tokens, choices), local = index.shape, holder.num_experts
+    routing = dataclasses.replace(routing, local=local)
     rows_of, counts = _moe(
         "row_map", index, local * routing.ranks, _count(tokens * choices * (routing.capacity or 1.0))
     )
