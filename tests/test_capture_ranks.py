@@ -15,13 +15,17 @@ import torch
 from torch import nn
 
 from foretrain.capture import capture_job, capture_rank
+from foretrain.capture.parallel.experts import split_experts
 from foretrain.capture.parallel.ranks import trace_rank
 from foretrain.capture.parallel.stacks import find_stack
 from foretrain.capture.parallel.tensor import TensorParallel
 from foretrain.capture.parallel.whole_sizes import WholeSizes, cut
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.graph import OpGraph, Stack, Weight
+from foretrain.graph.attention import with_flash_attention
 from foretrain.job import Job
+from foretrain.predictors.deletepop import DeletePopPredictor
+from foretrain.step.partition import blocks
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 TEXT = {
@@ -48,6 +52,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
         "v_head_dim": 8,
     },
+    "qwen3_moe": {
+        **GROUPED, "head_dim": 8, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    },
+    "gpt_oss": {
+        **GROUPED, "head_dim": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16,
+    },
     "llama4_text": {
         **GROUPED, "head_dim": 8, "intermediate_size_mlp": 128, "num_local_experts": 8,
         "num_experts_per_tok": 1, "no_rope_layers": [1] * 6,
@@ -66,6 +76,7 @@ def a_job(
     config: dict[str, Any] | None = None,
     framework: str = "pytorch",
     precision: str = "bf16",
+    training: dict[str, Any] | None = None,
     **plan: Any,
 ) -> Job:
     devices = plan.get("tensor", 1) * plan.get("context", 1) * plan.get("data", plan.get("expert", 1))
@@ -75,9 +86,9 @@ def a_job(
         "model": {"source": "transformers", "task": TASKS.get(model, "causal-lm"),
         "config": {"model_type": model, **MODELS[model], **(config or {})}},
         "training": {"global_batch": BATCH * data, "precision": precision, "optimizer": "sgd-plain",
-        "framework": framework, **size},
+        "framework": framework, **size, **(training or {})},
         "cluster": {"device": "h100", "nodes": devices, "devices_per_node": 1},
-        "plan": plan,
+        "plan": {**({"dispatcher": "alltoall"} if plan.get("expert", 1) > 1 else {}), **plan},
     })  # fmt: skip
 
 
@@ -672,6 +683,100 @@ def test_frameworks_route_in_the_precision_of_the_model() -> None:
     assert of == [{"float32"}, {"bfloat16"}]
 
 
+def test_further_tokens_are_predicted_behind_the_last_layer() -> None:
+    """A layer like the last one, a projection of twice the width, the model's own embedding and logits: all on
+    the last stage."""
+    plain, further = (
+        trace_rank(
+            a_job(
+                "deepseek_v3", framework="megatron", training={"mtp_layers": count},
+                tensor=2, expert=2, sequence_parallel=True,
+            ), accumulate=False, info={},
+        )
+        for count in (0, 2)
+    )  # fmt: skip
+    own = [weight for weight in further.weights if weight.name.startswith("mtp.0.")]
+    last = [weight for weight in plain.weights if weight.name.startswith("model.layers.5.")]
+    assert sum(w.elements for w in own) == sum(w.elements for w in last) + 2 * HIDDEN * HIDDEN + 3 * HIDDEN
+    assert {w.name for w in own if w.expert} == {
+        w.name.replace("model.layers.5", "mtp.0.layer") for w in last if w.expert
+    }
+    assert {w.name for w in own} <= {w.name for w in blocks(further)[-1].weights}
+    logits = [
+        [op for op in one.ops if op.layer == "lm_head" and op.phase == "forward"] for one in (plain, further)
+    ]
+    assert len(logits[1]) == 3 * len(logits[0])
+
+
+def test_latent_attention_has_kernels_of_its_own_in_megatron() -> None:
+    """Positions are turned in place, keys and values made in one pass; nothing is absorbed."""
+    graph = rank("deepseek_v3", framework="megatron", tensor=2, sequence_parallel=True)
+    moved = [
+        (op.phase, op.operator.name, [spec.shape for spec in op.operator.outputs])
+        for op in graph.ops
+        if op.operator.name.startswith("mla.") and op.layer == "model.layers.1.self_attn"
+    ]
+    of = (BATCH, SEQUENCE, 4)
+    assert moved == [
+        ("forward", "mla.rotate", []),
+        ("forward", "mla.keys", [(*of, 16), (*of, 8)]),
+        ("backward", "mla.keys_backward", [(*of, 16), (BATCH, SEQUENCE, 8)]),
+        ("backward", "mla.rotate", []),
+    ]
+    plain = rank("deepseek_v3", tensor=2, sequence_parallel=True)
+    assert matrix_flops(graph, "model.layers.1.self_attn") == matrix_flops(plain, "model.layers.1.self_attn")
+
+
+def test_attention_that_is_written_out_sees_the_keys_of_all_ranks() -> None:
+    """That of GPT-OSS, which has sinks."""
+    graph = rank("gpt_oss", context=2)
+    size = BATCH * SEQUENCE * 4 * 8
+    assert collectives(graph, "model.layers.1.") == {
+        ("forward", "all_gather", "context", size): 2,
+        ("backward", "reduce_scatter", "context", size): 2,
+    }
+
+
+def test_frameworks_know_of_windows_of_keys() -> None:
+    graph = with_flash_attention(rank("gpt_oss", framework="megatron"), causal=True)
+    seen = {
+        op.layer: op.operator.args.get("window")
+        for op in graph.ops
+        if op.operator.name.startswith("_scaled_dot_product_flash_attention")
+    }
+    assert {layer.removeprefix("model.layers."): window for layer, window in seen.items()} == {
+        "0.self_attn": 16, "1.self_attn": None, "2.self_attn": 16, "3.self_attn": None,
+    }  # fmt: skip
+
+
+class OwnExperts(nn.Module):
+    """Experts as a user writes them, with names of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 8
+        self.first = nn.Parameter(torch.empty(8, HIDDEN, 32))
+        self.second = nn.Parameter(torch.empty(8, 32, HIDDEN))
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        rows = x.repeat_interleave(index.shape[1], 0).unsqueeze(1)
+        chosen = index.reshape(-1)
+        y = (rows @ self.first[chosen]).relu() @ self.second[chosen] * weights.reshape(-1, 1, 1)
+        return y.view(x.shape[0], -1, HIDDEN).sum(1)
+
+
+def test_experts_of_other_names_run_by_their_own_code() -> None:
+    net = nn.Module()
+    net.experts = OwnExperts().to("meta")
+    split = split_experts(net, a_job("mixtral", expert=4, framework="megatron"))
+    assert split is not None
+    assert {id(p) for p in net.experts.parameters()} == split
+    x, index = torch.empty(6, HIDDEN, device="meta"), torch.empty(6, 2, device="meta", dtype=torch.int64)
+    assert net.experts(x, index, torch.empty(6, 2, device="meta")).shape == x.shape
+    with pytest.raises(UnsupportedJob, match=r"experts \(OwnExperts\) has others"):
+        split_experts(net, a_job("mixtral", expert=2, expert_imbalance=1.5, framework="megatron"))
+
+
 def test_llama_4_routes_tokens_to_their_experts() -> None:
     """transformers runs all experts on all tokens; frameworks do not."""
     whole, routed, part = (
@@ -682,6 +787,41 @@ def test_llama_4_routes_tokens_to_their_experts() -> None:
     assert whole.total("flops") > 2 * routed.total("flops")
     assert part.total("flops") == routed.total("flops")
     assert {name for _, name, _, _ in collectives(part)} == {"all_to_all"}
+
+
+EXPERT_PLANS: tuple[dict[str, Any], ...] = (
+    {"tensor": 2, "context": 2, "expert": 2, "pipeline": 2, "sequence_parallel": True},
+    {"tensor": 2, "context": 2, "expert": 2, "expert_tensor": 1, "data": 2, "sequence_parallel": True},
+    {"expert": 4, "pipeline": 2, "schedule": "interleaved", "virtual_stages": 3, "micro_batch": 1},
+)
+
+
+@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "deepseek_v3"])
+def test_experts_are_forecast_on_every_plan(model: str) -> None:
+    """DeepSeek-V3 stands for Kimi K2, too."""
+    predictor = DeletePopPredictor()
+    tables = a_job(model, framework="megatron").to_dict()
+    tables["training"] |= {"global_batch": 16}
+    tables["cluster"] = {"node": "dgx-h100", "nodes": 1}
+    held = []
+    for plan in EXPERT_PLANS:
+        given = Job.read({**tables, "plan": {"shard": "zero1", **plan}})
+        forecast = predictor.predict(given)
+        assert 0 < forecast["step_time_s"].low < forecast["step_time_s"].high
+        held.append(sum(w.elements for w in capture_rank(given).weights if w.expert))
+    assert held[0] == pytest.approx(held[1] / 2, rel=0.01)  # halves of each expert; biases of sums are whole
+    assert held[2] == held[1] // 2
+
+
+def test_the_interval_is_open_to_uneven_routing() -> None:
+    predictor = DeletePopPredictor()
+    unsaid, said = (
+        predictor.predict(a_job("mixtral", framework="megatron", expert=4, **plan))["step_time_s"]
+        for plan in ({}, {"expert_imbalance": 1.0})
+    )
+    assert unsaid.median == said.median
+    assert unsaid.high > said.high
+    assert unsaid.low == said.low
 
 
 # What cannot be cut

@@ -25,12 +25,11 @@ transposed for the weights' gradient; read once more for the largest value of sc
 _OTHER_CAST_BYTES = 6.0
 """Of torchao's: rows and columns are cast apart."""
 _COPY_SHARE = 0.85
-_EXPERT_S, _EXPERT_IN_FP8_S = 8e-6, 20e-6
-"""Host time for each expert of a call of Transformer Engine's grouped layer: it issues a product of cuBLAS
-for each (and asks for the best kernel each time), in fp8 behind a cast with scales of its own. The latter is what
-Qwen3 30B with 16 experts on a rank takes on a DGX B200 (nvidia_llm) beyond the rest of its layers."""
-
-
+_LAUNCH_S = 5e-6
+"""Host time of a kernel that a library launches in a loop of its own."""
+_CAST_KERNELS = {"current": 3, "delayed": 1, "blockwise": 1, "mxfp8": 1, "nvfp4": 1}
+"""Kernels that cast the rows of an expert: scales that follow the data take the largest value first, and a
+kernel makes a scale of it."""
 _REPEATS_ROWS = ("moe.permute", "moe.unpermute_backward")
 """Kernels that write a token several times, and read it as often: on an H200 at 4.6 TB/s in all."""
 _BIAS_BYTES, _BIAS_BACK_BYTES = 28, 35
@@ -82,12 +81,12 @@ def casts_s(operators: Sequence[Operator], device: Device, recipe: str) -> Colum
     )
 
 
-def issue_s(operators: Sequence[Operator], *, in_fp8: bool) -> Column:
-    """Host seconds that calls take beside one product's where each expert has a product of its own."""
-    each = _EXPERT_IN_FP8_S if in_fp8 else _EXPERT_S
-    return np.array(
-        [
-            each * grouped_sizes(one)[3] if traits(one.name).kind == "grouped product" else 0.0
-            for one in operators
-        ]
-    )
+def issue_s(operators: Sequence[Operator], recipe: str | None) -> Column:
+    """Host seconds of calls in which each expert has kernels of its own, as in Transformer Engine's grouped
+    layers: a product of cuBLAS, in fp8 (with a recipe) behind the casts of its rows."""
+    found = np.zeros(len(operators))
+    for i, one in enumerate(operators):
+        if traits(one.name).kind == "grouped product":
+            casts = _CAST_KERNELS.get(recipe or "", 0) if meets_weights(one) else 0
+            found[i] = _LAUNCH_S * (1 + casts) * grouped_sizes(one)[3]
+    return found

@@ -26,8 +26,8 @@ Kind = Literal[
 A row loss picks a class for each row, a pixel loss for each place of an image. A selection is as long as
 the data says. A window moves elements to where formulas say, or brings them back from fewer bits; an
 interpolation weighs the neighbours of such a place. Routing is what frameworks have kernels of their own
-for on the rows that tokens send to experts. A fused operator is one that ``fusion.py`` or
-``attention.py`` made."""
+for: on the rows that tokens send to experts, on keys and queries of latent attention. A fused operator is
+one that ``fusion.py`` or ``attention.py`` made."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 PRODUCTS: frozenset[Kind] = frozenset({"product", "batched product", "grouped product"})
@@ -96,7 +96,7 @@ def permutes(name: str) -> bool:
 
 
 def moves_rows(name: str) -> bool:
-    """Whether it is a framework's own kernel on the rows that tokens send to experts."""
+    """Whether it is a framework's own kernel that copies rows of tokens."""
     return traits(name).kind == "routing"
 
 
@@ -149,7 +149,10 @@ _NAMES: dict[Kind, str] = {
         index_put _unsafe_index_put index_add index_copy index_fill index_reduce scatter scatter_add
         scatter_reduce put masked_scatter
         """,
-    "routing": "moe.permute moe.unpermute moe.sort_chunks moe.gate moe.add_bias moe.row_map moe.sum_rows",
+    "routing": """
+        moe.permute moe.unpermute moe.sort_chunks moe.gate moe.add_bias moe.row_map moe.sum_rows
+        mla.rotate mla.keys
+        """,
     "selection": """
         masked_select nonzero nonzero_static unique _unique2 unique_dim unique_consecutive
         repeat_interleave multinomial randperm

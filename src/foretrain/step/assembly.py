@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage
 from foretrain.step.partition import virtual_stages
 from foretrain.step.play import Step, memory_by_group
+from foretrain.step.routing import uneven_share, widened
 from foretrain.step.state import model_size
 from foretrain.units import format_bytes, format_dollars
 from foretrain.workload import TORCHAO, Training
@@ -66,6 +68,8 @@ class Spread:
 
 def assemble(step: Step, spread: Spread, *, predictor: str, notes: tuple[str, ...] = ()) -> Forecast:
     """The forecast of the job whose step this is."""
+    if share := uneven_share(step):
+        spread = dataclasses.replace(spread, time=widened(spread.time, share))
     job, step_time = step.layout.job, spread.around("step_time_s", step.time_s)
     size, forward_s = model_size(job, step.layout.graph), step.phases_s["forward"]
     whole = duration(job, step_time, size, forward_s=forward_s)

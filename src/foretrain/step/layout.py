@@ -18,7 +18,7 @@ from foretrain.costs.dispatch import KERNELS, Direction, choices_of, distinct, e
 from foretrain.costs.grouped import casts_s, issue_s, moved_bytes, uneven_factors
 from foretrain.dispatching import dispatcher
 from foretrain.graph import PHASES, Operator, OpGraph, TensorSpec
-from foretrain.graph.opset import communicates, is_attention, moves_rows, permutes, waits
+from foretrain.graph.opset import communicates, is_attention, moves_rows, permutes, traits, waits
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
 from foretrain.plan import Choice, Dispatcher
@@ -217,7 +217,8 @@ def cost_calls(
         host_s += host.hook_time_s * habits.host * _OF_SAVED * _hooks(graph)
     which = graph.operator_index
     if habits.products_by_expert:
-        host_s += issue_s(operators, in_fp8=precision == "fp8")[which]
+        recipe = job.workload.training.fp8_recipe if precision == "fp8" else None
+        host_s += issue_s(operators, recipe)[which]
     host_s[moving[which]] = COLLECTIVE_HOST_S
     if device.is_cpu:  # the thread that issues an operator also runs it
         device_s[~moving] *= crowding(job.cluster.devices_per_node * device.cores)
@@ -304,13 +305,26 @@ def _copy_only(
 
 
 def _as_the_framework_has_it(operators: Sequence[Operator], device: Device, habits: Profile) -> Column:
-    """Factors on device times: the framework's attention."""
+    """Factors on device times: the framework's attention, and what a window spares it."""
     attention = attention_factor(habits, float(device.capability or 0))
     factors = np.ones(len(operators))
     for i, operator in enumerate(operators):
         if operator.flops:
-            factors[i] = attention if is_attention(operator.name) else 1.0
+            factors[i] = attention * _window_share(operator) if is_attention(operator.name) else 1.0
     return factors
+
+
+_WINDOW_TILE = 128
+"""Keys that an attention kernel works on at once: a window begins and ends somewhere in such a tile."""
+
+
+def _window_share(operator: Operator) -> float:
+    """Of the keys that causal attention meets on average, those that lie in its window."""
+    window = operator.args.get("window")
+    if window is None:
+        return 1.0
+    keys = operator.inputs[2 if traits(operator.name).backward else 1].shape[-2]
+    return float(min(1.0, 2 * (int(window) + _WINDOW_TILE) / keys))
 
 
 def slowest_device(job: Job, graph: OpGraph, costs: CostModel) -> tuple[Device, float]:

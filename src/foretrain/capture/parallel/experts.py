@@ -12,7 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from foretrain.capture.parallel.narrowing import Narrowing
-from foretrain.capture.parallel.permutation import LIBRARY_CODE, Routing, run_experts
+from foretrain.capture.parallel.permutation import LIBRARY_CODE, Routing, is_known, run_code, run_experts
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job
 
@@ -132,7 +132,7 @@ def split_experts(module: nn.Module, job: Job) -> frozenset[int] | None:
         if width > 1 and not by_team:
             narrowing.narrow_experts(path, holder)
         cut |= _keep_part(holder, count, plan.expert)
-        holder.forward = functools.partial(_run, holder, routing)
+        _set_forward(path, holder, routing)
     return None if by_team else frozenset(cut) if apart else frozenset()
 
 
@@ -143,6 +143,21 @@ def _keep_part(holder: nn.Module, count: int, degree: int) -> set[int]:
             holder._parameters[name] = part
     holder.num_experts = count // degree  # type: ignore[assignment]
     return {id(parameter) for parameter in holder._parameters.values()}
+
+
+def _set_forward(path: str, holder: nn.Module, routing: Routing) -> None:
+    """As frameworks run experts where their weights are known, else by the model's own code."""
+    if is_known(holder):
+        holder.forward = functools.partial(_run, holder, routing)
+        return
+    if routing.width > 1 or routing.fullness != 1.0 or routing.capacity is not None:
+        raise UnsupportedJob(
+            f"plan.expert_tensor, plan.expert_imbalance and plan.expert_capacity need experts with weights "
+            f"gate_up_proj (or up_proj) and down_proj; {path} ({type(holder).__name__}) has others"
+        )
+    local = _experts(holder)
+    if routing.ranks > 1 and local is not None:
+        holder.forward = functools.partial(run_code, holder.forward, local)
 
 
 def _run(

@@ -112,6 +112,29 @@ def _counts_of_all(routing: Routing, counts: torch.Tensor) -> torch.Tensor:
     return all_gather(counts, 0, routing.ranks * routing.width, group)
 
 
+def is_known(holder: Any) -> bool:
+    """Whether the weights of a layer's experts are those of transformers, whose products are known."""
+    return hasattr(holder, "down_proj") and (hasattr(holder, "gate_up_proj") or hasattr(holder, "up_proj"))
+
+
+def run_code(
+    compute: Callable[..., torch.Tensor],
+    local: int,
+    hidden: torch.Tensor,
+    index: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """The same by a model's own code between the exchanges: rows sorted by rank are tokens of one choice."""
+    tokens, choices = index.shape
+    chosen, order = torch.sort(index.reshape(-1))
+    rows = exchange(hidden[order // choices], "expert", tokens * choices)
+    rows = compute(rows, (chosen % local).unsqueeze(-1), weights.reshape(-1)[order].unsqueeze(-1))
+    rows = exchange(rows, "expert", tokens * choices)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.shape[0], device=order.device)
+    return rows[back].view(tokens, choices, -1).sum(dim=1)
+
+
 def _count(rows: float) -> int:
     return max(1, round(rows))
 
@@ -232,6 +255,8 @@ def _products(holder: Any, x: torch.Tensor, weight: torch.Tensor | None, ends: t
         y = y if bias is None else _AddBias.apply(y, bias)  # type: ignore[no-untyped-call]
         y = holder._apply_gate(y) if gated else holder.act_fn(y)
     y, bias = _product(holder, second, y, ends, turned), getattr(holder, f"{second}_bias", None)
+    if getattr(holder, "has_post_expert_norm", False):
+        y = holder.post_expert_norm(y)
     return y if bias is None else _AddBias.apply(y, bias)  # type: ignore[no-untyped-call]
 
 

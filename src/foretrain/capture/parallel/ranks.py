@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from foretrain.capture.parallel.context import ContextParallel
 from foretrain.capture.parallel.experts import route_in_low_precision, route_tokens, split_experts
+from foretrain.capture.parallel.latent import fuse_rotations
 from foretrain.capture.parallel.permutation import LIBRARY_CODE
 from foretrain.capture.parallel.stacks import CallOrder, find_stack, truncate
 from foretrain.capture.parallel.tensor import TensorParallel
@@ -95,6 +96,8 @@ def _trace(
         route_tokens(module)
     if training.framework not in LIBRARY_CODE:
         route_in_low_precision(module)
+    if training.framework == "megatron" and job.trains:
+        fuse_rotations(module)
     split = split_experts(module, job)
     tensor = TensorParallel.of(
         job,
@@ -147,6 +150,7 @@ def _trace(
         else graph.info
     )
     info = {**info, "compile": True} if loaded.compiled else info
+    info = {**info, "windows": windows} if (windows := _windows(module, training.sequence)) else info
     return dataclasses.replace(graph, weights=weights, stack=stack, parameters=parameters, info=info)
 
 
@@ -188,6 +192,12 @@ def _assumptions(
     if plan.context > 1:
         notes.append("causal attention is balanced over the context ranks")
     return notes
+
+
+def _windows(module: torch.nn.Module, sequence: int | None) -> dict[str, int]:
+    """Keys that a query sees at most, by the attention that has such a window, where sequences are longer."""
+    found = ((path, getattr(child, "sliding_window", None)) for path, child in module.named_modules())
+    return {path: window for path, window in found if type(window) is int and 0 < window < (sequence or 0)}
 
 
 def _of_routing(plan: Plan) -> str:

@@ -59,13 +59,10 @@ class Unfilled(OnMeta):
     default = "meta"
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (
-            func in _INITIAL
-            and isinstance(given := _first(args, kwargs), torch.nn.Parameter)
-            and given.is_meta
-        ):
-            self._constants.forget(given)
-            return given
+        weight = _first(args, kwargs) if func in _INITIAL else None
+        if isinstance(weight, torch.nn.Parameter) and weight.is_meta:
+            self._constants.forget(weight)
+            return weight
         if func in _FILLS and args and args[0].is_meta:
             if isinstance(args[0], torch.nn.Parameter) or func in _RANDOM:
                 self._constants.forget(args[0])

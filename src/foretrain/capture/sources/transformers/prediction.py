@@ -27,8 +27,8 @@ def predict_further(module: Any, count: int) -> None:
     layers, norm = getattr(base, "layers", None), getattr(base, "norm", None)
     if not isinstance(layers, nn.ModuleList) or not isinstance(norm, nn.Module) or head is None:
         raise UnsupportedJob(
-            f"training.mtp_layers: {count}, but {type(module).__name__} is no language model of layers, a norm "
-            "and a layer of logits"
+            f"training.mtp_layers: {count}, but {type(module).__name__} is no language model of layers, "
+            "a norm and a layer of logits"
         )
     module.mtp = nn.ModuleList(_Prediction(layers[-1], norm, head) for _ in range(count))
     module.mtp.within_sequence = True
@@ -71,9 +71,10 @@ class _Seen:
         return forward(x)
 
     def _predict(self, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        output, labels = forward(*args, **kwargs), kwargs.get("labels")
+        output = forward(*args, **kwargs)
         hidden, embedded = self._hidden, self._embedded
-        for prediction in self._module.mtp if labels is not None else ():
+        labels: Any = kwargs.get("labels")
+        for prediction in () if labels is None else self._module.mtp:
             labels, embedded = torch.roll(labels, -1, 1), torch.roll(embedded, -1, 1)
             normed, hidden = prediction(hidden, embedded, self._call)
             loss = self._module.loss_function(
