@@ -4,14 +4,14 @@ and need at each block by its place in the pipeline, and what the allocator hold
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretrain.allocator_settings import AllocatorSettings
 from foretrain.costs.roofline import SCALED
 from foretrain.costs.workspace import library_workspace
 from foretrain.forecast import PeakMoment, RankMemory
 from foretrain.graph import ITEM_BYTES, OpGraph, Phase
-from foretrain.job import Job
+from foretrain.job import UNSAID_RECOMPUTATION, Job
 from foretrain.plan import Plan
 from foretrain.step.block_memory import BlockMemory, block_memory, logits_bytes
 from foretrain.step.frameworks import Profile
@@ -36,6 +36,8 @@ _SPLIT_LOSS = 0.02
 _NOTHING = Whole(0.0, 0.0)
 _CAST_COPIES = 2
 """Of a weight in fp8, each of a byte: as it lies and transposed."""
+_ROOMY = 0.7
+"""Share of a device's memory up to which nobody asks what could be saved."""
 _NODES_AHEAD = 2
 """Nodes of a tensor team up to which a host that stalls at messages is ahead of its device."""
 
@@ -110,7 +112,8 @@ def sharded_memory(
             split, held_now = cached - returnable, sum(categories.values())
             cached = max(split, replayed + categories["workspaces"] - held_now)
             returnable = cached - split
-    room = min(group.device.memory_bytes for group in job.cluster.groups) - sum(categories.values())
+    capacity = min(group.device.memory_bytes for group in job.cluster.groups)
+    room = capacity - sum(categories.values())
     returned = min(returnable, max(0.0, cached - room))
     cached, returnable = cached - returned, returnable - returned
     return RankMemory(
@@ -118,6 +121,9 @@ def sharded_memory(
         by_category=categories,
         cached_bytes=cached,
         returnable_bytes=returnable,
+        open_bytes=_open_bytes(job, graph, stage, profile, sizes, trained, most, cast)
+        if job.trains and room < (1.0 - _ROOMY) * capacity
+        else 0.0,
         peak=PeakMoment(phase=most.phase),
     )
 
@@ -129,6 +135,33 @@ def _weights_bytes(job: Job, graph: OpGraph, stage: Stage, owned: Held, sizes: S
     sharded = job.plan.shard == "zero3"
     wider = sizes.shard / own if sharded and job.trains else 1.0
     return weights * max(1.0, wider) * owned.share(sharded=sharded) / max(1.0, owned.share(sharded=False))
+
+
+def _open_bytes(
+    job: Job,
+    graph: OpGraph,
+    stage: Stage,
+    profile: Profile,
+    sizes: Sizes,
+    trained: Held,
+    most: _Moment,
+    cast: float,
+) -> float:
+    """Less that a rank would hold with what the job leaves open and Megatron's public recipes set: gradients
+    in bf16, weights in fp8 alone, recomputation."""
+    training, plan = job.workload.training, job.plan
+    if training.framework != "megatron":
+        return 0.0
+    less = 0.0
+    if training.gradient_precision is None and training.precision in ("bf16", "fp8"):
+        less += sizes.gradient / 2 * trained.share(sharded=plan.shard in SHARDS_GRADIENTS)
+    if plan.fp8_gather is None:
+        less += cast / _CAST_COPIES * weight_bytes(graph)
+    if UNSAID_RECOMPUTATION in job.assumed:
+        again = replace(job, plan=replace(plan, recompute="full"))
+        least = max(moment.total for moment in _moments(again, graph, stage, profile, sizes, trained))
+        less += max(0.0, most.total - least)
+    return less
 
 
 def _cast_weights_bytes(graph: OpGraph, stage: Stage) -> float:
