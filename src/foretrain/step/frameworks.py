@@ -193,6 +193,8 @@ def profile(job: Job) -> Profile:
     found = _PROFILES[training.framework]
     if training.framework == "megatron":
         found = _megatron(found, job)
+    if training.loss in ("fused", "chunked"):
+        found = dataclasses.replace(found, fusion=dataclasses.replace(found.fusion, losses=True))
     if training.attention is not None:
         found = dataclasses.replace(found, flash_attention=training.attention != "eager")
     if training.attention == "eager":

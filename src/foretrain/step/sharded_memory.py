@@ -36,6 +36,8 @@ _SPLIT_LOSS = 0.02
 _NOTHING = Whole(0.0, 0.0)
 _CAST_COPIES = 2
 """Of a weight in fp8, each of a byte: as it lies and transposed."""
+_LAYERS_ON_THE_WAY = 2
+"""Layers whose activations are on the device while they are moved to the host or back."""
 _ROOMY = 0.7
 """Share of a device's memory up to which nobody asks what could be saved."""
 _NODES_AHEAD = 2
@@ -230,6 +232,10 @@ def _moments(
     everything = sum(
         count * sum(one.kept for one in chunk) for count, chunk in zip(counts, chunks, strict=True)
     )
+    if job.plan.offload_activations:  # what is on its way to the host and back
+        everything += _LAYERS_ON_THE_WAY * max(
+            block.piece.kept_bytes for block in stage.blocks if block.is_layer
+        )
     for count, blocks, chunk in zip(counts, stage.chunks, chunks, strict=True):
         if count and blocks:
             shards = _shard_buffers(job, graph, blocks, profile, sizes, trained)
