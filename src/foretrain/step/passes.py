@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from foretrain.cluster import Device
 from foretrain.graph import PHASES, OpGraph
-from foretrain.graph.opset import communicates, is_product, traits
+from foretrain.graph.opset import communicates, is_product
 from foretrain.plan import Plan
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
-from foretrain.step.recomputed_modules import calls_of
+from foretrain.step.recomputed_modules import attention_calls, calls_of
 from foretrain.step.sharding import copies_in_s, copies_out_s, shards
 from foretrain.step.spans import Column, Span, span
 
@@ -125,7 +125,7 @@ def run_again(plan: Plan, selective: str, graph: OpGraph, block: Block) -> Index
     if plan.recompute_modules:
         return calls_of(graph, block, plan.recompute_modules)
     by_operators = plan.recompute == "operators" or selective == "half"
-    return (_without_half_of_products if by_operators else _attention)(graph, forward)
+    return (_without_half_of_products if by_operators else attention_calls)(graph, forward)
 
 
 def runs_again(plan: Plan, graph: OpGraph, block: Block) -> bool:
@@ -212,17 +212,8 @@ def _accumulation_s(layout: Layout, block: Block) -> float:
 def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:
     """All calls but attention and every second matrix product, whose results are kept."""
     products = [i for i in calls.tolist() if is_product(graph.ops[i].operator.name)]
-    kept = {*products[::2], *_attention(graph, calls).tolist()}
+    kept = {*products[::2], *attention_calls(graph, calls).tolist()}
     return np.array([i for i in calls.tolist() if i not in kept], dtype=np.int64)
-
-
-def _attention(graph: OpGraph, calls: Index) -> Index:
-    """The calls between the projections of attention: what selective recomputation runs again. A softmax
-    alone is that of a loss."""
-    kinds = [traits(graph.ops[i].operator.name).kind for i in calls.tolist()]
-    attends = "attention" in kinds or "batched product" in kinds
-    chosen = [attends and kind in ("attention", "batched product", "softmax") for kind in kinds]
-    return calls[np.array(chosen, dtype=np.bool_)] if len(calls) else calls
 
 
 def _hidden(graph: OpGraph, calls: Index, device_s: Column) -> Column:

@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from foretrain.errors import InputError
 from foretrain.graph import Op, OpGraph
-from foretrain.graph.opset import communicates, permutes, traits
+from foretrain.graph.opset import is_product, traits
 from foretrain.plan import Plan, RecomputedModule
 from foretrain.step.partition import Block, Index, blocks
 
 WITHOUT_OUTPUT: frozenset[RecomputedModule] = frozenset({"norms", "expert_activation", "mla_up"})
 """Parts whose results are not kept either: Megatron makes them anew before they are read."""
-_MULTIPLIES = ("product", "batched product", "grouped product", "attention", "convolution")
 _MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")
 
 
@@ -23,11 +22,29 @@ def calls_of(graph: OpGraph, block: Block, modules: Iterable[str]) -> Index:
     """The calls of a block's forward pass that belong to any of the parts."""
     forward = block.piece.forward.tolist()
     has_experts = any(_is_expert(graph.ops[i]) for i in forward)
-    attends = any(_kind(graph.ops[i]) in ("attention", "batched product") for i in forward)
+    attends = set(attention_calls(graph, block.piece.forward).tolist())
+    acts = set(_between_products(graph, [i for i in forward if _is_expert(graph.ops[i])]))
+    inside = {"attention": attends, "expert_activation": acts}
     chosen = [
-        i for i in forward if any(_belongs(graph.ops[i], module, has_experts, attends) for module in modules)
+        i
+        for i in forward
+        if any(
+            i in inside[one] if one in inside else _belongs(graph.ops[i], one, has_experts=has_experts)
+            for one in modules
+        )
     ]
     return np.array(chosen, dtype=np.int64)
+
+
+def attention_calls(graph: OpGraph, calls: Index) -> Index:
+    """The calls between the projections of attention: one kernel, or all from the first product with keys to
+    the last with values. A softmax alone is that of a loss."""
+    chosen = [i for i in calls.tolist() if _kind(graph.ops[i]) in ("attention", "batched product")]
+    if not chosen:
+        return calls[:0]
+    modules = {graph.ops[i].layer for i in chosen}
+    between = [i for i in calls.tolist() if min(chosen) <= i <= max(chosen) and graph.ops[i].layer in modules]
+    return np.array(between, dtype=np.int64)
 
 
 def check_modules(plan: Plan, graph: OpGraph) -> None:
@@ -38,20 +55,23 @@ def check_modules(plan: Plan, graph: OpGraph) -> None:
             raise InputError(f"plan.recompute_modules: the layers of this model have no {module!r}")
 
 
-def _belongs(op: Op, module: str, has_experts: bool, attends: bool) -> bool:
-    names, kind = op.layer.split("."), _kind(op)
+def _between_products(graph: OpGraph, calls: Sequence[int]) -> list[int]:
+    """What lies between the first and the last product of some calls and is none."""
+    products = [i for i in calls if is_product(graph.ops[i].operator.name)]
+    return [i for i in calls if products and products[0] < i < products[-1] and i not in products]
+
+
+def _belongs(op: Op, module: str, *, has_experts: bool) -> bool:
+    names = op.layer.split(".")
     in_mlp = any(name in _MLP for name in names) or _is_expert(op)
     shared = any("shared_expert" in name for name in names)
-    tests: dict[str, Callable[[], bool]] = {
-        "attention": lambda: attends and kind in ("attention", "batched product", "softmax") and not in_mlp,
-        "norms": lambda: "norm" in names[-1],
-        "mlp": lambda: in_mlp and not has_experts,
-        "experts": lambda: in_mlp and has_experts and not shared,
-        "shared_experts": lambda: shared,
-        "expert_activation": lambda: _is_expert(op) and not shared and _is_elementwise(op),
-        "mla_up": lambda: names[-1] in ("q_b_proj", "kv_b_proj"),
-    }
-    return tests[module]()
+    return {
+        "norms": "norm" in names[-1],
+        "mlp": in_mlp and not has_experts,
+        "experts": in_mlp and has_experts and not shared,
+        "shared_experts": shared,
+        "mla_up": names[-1] in ("q_b_proj", "kv_b_proj"),
+    }[module]
 
 
 def _kind(op: Op) -> str:
@@ -60,11 +80,3 @@ def _kind(op: Op) -> str:
 
 def _is_expert(op: Op) -> bool:
     return any("experts" in name for name in op.layer.split(".")) and "shared" not in op.layer
-
-
-def _is_elementwise(op: Op) -> bool:
-    name = op.operator.name
-    moves = (
-        communicates(name) or permutes(name) or name in ("moe.permute", "moe.unpermute", "moe.sort_chunks")
-    )
-    return not moves and _kind(op) not in _MULTIPLIES
