@@ -7,6 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+from foretrain.errors import InputError
 from foretrain.graph.fusion import COMPILED, Fusion
 from foretrain.job import Job
 from foretrain.plan import Plan
@@ -191,6 +192,13 @@ def profile(job: Job) -> Profile:
     compiler does."""
     training = job.workload.training
     found = _PROFILES[training.framework]
+    if training.gradient_precision is not None and not found.keeps_fp32_gradients:
+        raise InputError(
+            f"training.gradient_precision: {training.framework} adds gradients up as its weights are; "
+            "leave it out"
+        )
+    if job.plan.offload_activations and not job.trains:
+        raise InputError('plan.offload_activations: true needs mode = "train"')
     if training.framework == "megatron":
         found = _megatron(found, job)
     if training.loss in ("fused", "chunked"):
