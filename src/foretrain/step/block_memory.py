@@ -133,7 +133,12 @@ def _with_loss(job: Job, graph: OpGraph, block: Block, profile: Profile, found: 
 
 def logits_bytes(graph: OpGraph, block: Block) -> int:
     """Size of the logits in fp32, where a block ends in a product whose result becomes fp32; else 0."""
-    if block.is_layer or (last := _last_product(graph, block)) is None:
+    return 0 if block.is_layer else _fp32_logits(graph, block)
+
+
+@functools.lru_cache(maxsize=64)
+def _fp32_logits(graph: OpGraph, block: Block) -> int:
+    if (last := _last_product(graph, block)) is None:
         return 0
     size = graph.ops[last].operator.outputs[0].numel * _FP32
     born = {buffer for i in block.piece.forward.tolist() for buffer in graph.ops[i].writes}

@@ -3,6 +3,7 @@ and need at each block by its place in the pipeline, and what the allocator hold
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,7 @@ from foretrain.step.held_states import (
     tied_elements,
     weight_bytes,
 )
-from foretrain.step.partition import Block, Stage
+from foretrain.step.partition import Block, Piece, Stage
 from foretrain.step.passes import runs_again
 from foretrain.step.rank_replay import replayed_bytes
 from foretrain.step.shard_buffers import ShardBuffers, Whole
@@ -168,15 +169,17 @@ def _open_bytes(
 
 def _cast_weights_bytes(graph: OpGraph, stage: Stage) -> float:
     """Of weights in fp8 that stay for all micro-batches of a step, as they lie and transposed."""
-    return float(
-        sum(
-            graph.buffers[buffer].size_bytes
-            for block in stage.blocks
-            for i in (*block.piece.forward.tolist(), *block.piece.backward.tolist())
-            if graph.ops[i].operator.name == SCALED
-            for buffer in graph.ops[i].reads
-            if graph.buffers[buffer].category == "weights"
-        )
+    return float(sum(_cast_bytes(graph, block.piece) for block in stage.blocks))
+
+
+@functools.lru_cache(maxsize=256)
+def _cast_bytes(graph: OpGraph, piece: Piece) -> int:
+    return sum(
+        graph.buffers[buffer].size_bytes
+        for i in (*piece.forward.tolist(), *piece.backward.tolist())
+        if graph.ops[i].operator.name == SCALED
+        for buffer in graph.ops[i].reads
+        if graph.buffers[buffer].category == "weights"
     )
 
 
@@ -265,7 +268,7 @@ def _chunk_moments(
     for i in range(len(blocks) - 1, -1, -1):
         one, block = memories[i], blocks[i]
         whole = shards.backward(i) if shards else _NOTHING
-        most = one.with_gradients if shards else one.backward
+        most = one.with_gradients if shards or sizes.fleeting_gradient else one.backward
         yield _Moment(
             phase="backward",
             kept=left,
@@ -338,7 +341,7 @@ def _cached_bytes(
     largest = max((weight.elements * ITEM_BYTES[weight.dtype] for weight in stage.weights), default=0)
     scratch = profile.parameter_copies * largest if largest > logits and not expands else 0.0
     ahead = _passes_ahead(job, stage, stalled=stalled) if profile.gathers_on_own_stream else 0.0
-    fetched = ahead * sum(_fetched_bytes(graph, block) for block in stage.blocks)
+    fetched = ahead and ahead * sum(_fetched_bytes(graph, block.piece) for block in stage.blocks)
     returnable = streams - most.total + fetched + scratch
     return split + returnable, returnable
 
@@ -357,10 +360,9 @@ def _passes_ahead(job: Job, stage: Stage, *, stalled: bool) -> float:
     return max(0.0, passes - 2.0) if stalled else passes
 
 
-def _fetched_bytes(graph: OpGraph, block: Block) -> int:
+@functools.lru_cache(maxsize=256)
+def _fetched_bytes(graph: OpGraph, piece: Piece) -> int:
     """What tensor parallelism gathers in a forward pass and lets go."""
-    gathers = (
-        graph.ops[i] for i in block.piece.forward.tolist() if graph.ops[i].operator.name == "all_gather"
-    )
+    gathers = (graph.ops[i] for i in piece.forward.tolist() if graph.ops[i].operator.name == "all_gather")
     written = (graph.buffers[buffer] for op in gathers for buffer in op.writes)
     return sum(buffer.size_bytes for buffer in written if buffer.category == "temporaries")
