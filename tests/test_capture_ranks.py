@@ -68,7 +68,7 @@ def a_job(
     precision: str = "bf16",
     **plan: Any,
 ) -> Job:
-    devices = plan.get("tensor", 1) * plan.get("context", 1) * plan.get("expert", 1)
+    devices = plan.get("tensor", 1) * plan.get("context", 1) * plan.get("data", plan.get("expert", 1))
     data = devices // (plan.get("tensor", 1) * plan.get("context", 1))
     size = {"image": 32} if model == "vit" else {"sequence": SEQUENCE}
     return Job.read({
@@ -556,7 +556,8 @@ def test_tokens_travel_to_their_experts_and_back(model: str, experts: int, top_k
     graph = rank(model, expert=4)
     size = BATCH * SEQUENCE * top_k * HIDDEN
     assert collectives(graph, "model.layers.2." if model == "deepseek_v3" else "model.layers.1.") == {
-        (phase, "all_to_all", "expert", size): 2 for phase in ("forward", "backward")
+        **{(phase, "all_to_all", "expert", size): 2 for phase in ("forward", "backward")},
+        ("forward", "all_to_all", "expert", experts): 1,
     }
     whole = {w.name: w for w in rank(model).weights}
     split = [w for w in graph.weights if w.expert]
@@ -575,6 +576,100 @@ def test_experts_with_tensor_and_sequence_parallelism_get_different_tokens() -> 
         ]
         == 2
     )
+
+
+def of_experts(graph: OpGraph, phase: str) -> list[tuple[str, tuple[int, ...]]]:
+    """What the experts of the second layer launch, and the shape of its first result."""
+    return [
+        (op.operator.name.removeprefix("moe."), op.operator.outputs[0].shape)
+        for op in graph.ops
+        if op.layer == "model.layers.1.mlp.experts" and op.phase == phase and op.operator.launches
+    ]
+
+
+def test_megatron_moves_rows_by_kernels_of_its_own() -> None:
+    """One copy to sort tokens by expert, one to sort what came, the weights of the choice inside of the
+    activation; and the same backward."""
+    graph = rank("mixtral", expert=4, framework="megatron")
+    rows, wide, tokens = (
+        (BATCH * SEQUENCE * 2, HIDDEN),
+        (BATCH * SEQUENCE * 2, 256),
+        (BATCH * SEQUENCE, HIDDEN),
+    )
+    assert of_experts(graph, "forward") == [
+        ("row_map", rows[:1]), ("all_gather", (32,)), ("_to_copy", (2,)), ("permute", rows),
+        ("all_to_all", rows), ("all_to_all", rows[:1]), ("sort_chunks", rows), ("_grouped_mm", wide),
+        ("gate", (rows[0], 128)), ("_grouped_mm", rows), ("sort_chunks", rows), ("all_to_all", rows),
+        ("unpermute", tokens),
+    ]  # fmt: skip
+    assert of_experts(graph, "backward") == [
+        ("unpermute_backward", rows), ("all_to_all", rows), ("sort_chunks", rows),
+        ("_grouped_mm", (2, HIDDEN, 128)), ("_grouped_mm", (rows[0], 128)), ("gate_backward", wide),
+        ("_grouped_mm", (2, 256, HIDDEN)), ("_grouped_mm", rows), ("sort_chunks", rows),
+        ("all_to_all", rows[:1]), ("all_to_all", rows), ("permute_backward", tokens),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "moved"),
+    [
+        ("allgather", ["all_gather", "all_gather", "all_gather", "permute", "unpermute", "reduce_scatter"]),
+        ("deepep", ["all_to_all", "all_to_all", "permute", "unpermute", "all_to_all"]),
+        ("hybridep", ["all_to_all", "all_to_all", "all_to_all"]),
+    ],
+)
+def test_dispatchers_differ_in_what_they_copy(dispatcher: str, moved: list[str]) -> None:
+    graph = trace_rank(
+        a_job("mixtral", expert=4, framework="megatron", dispatcher=dispatcher), accumulate=False, info={}
+    )
+    copies = ("permute", "unpermute", "sort_chunks", "all_to_all", "all_gather", "reduce_scatter")
+    assert [name for name, _ in of_experts(graph, "forward") if name in copies] == moved
+
+
+def test_experts_are_cut_over_ranks_that_gather_their_rows() -> None:
+    """Megatron cuts experts as far as other layers where there are devices for it: rows of the team are
+    gathered behind the exchange, and its sums are handed out."""
+    plan = {"tensor": 2, "expert": 2, "sequence_parallel": True, "data": 2}
+    graph, whole = (
+        trace_rank(
+            a_job("mixtral", framework="megatron", **plan, expert_tensor=width), accumulate=False, info={}
+        )
+        for width in (2, 1)
+    )
+    sent = BATCH * SEQUENCE * 2 // 2
+    assert ("all_gather", (2 * sent, HIDDEN)) in of_experts(graph, "forward")
+    assert ("reduce_scatter", (sent, HIDDEN)) in of_experts(graph, "forward")
+    assert ("all_gather", (2 * sent, HIDDEN)) not in of_experts(whole, "forward")
+    parts = {w.name: w.elements for w in graph.weights if w.expert}
+    assert parts == {w.name: w.elements // 2 for w in whole.weights if w.expert}
+    work = [sum(op.operator.flops for op in one.ops) for one in (graph, whole)]
+    assert work[0] == work[1]
+
+
+def test_the_fullest_rank_computes_and_keeps_what_it_gets() -> None:
+    even, skewed, padded = (
+        trace_rank(a_job("mixtral", expert=4, framework="megatron", **of), accumulate=False, info={})
+        for of in ({}, {"expert_imbalance": 1.5}, {"expert_capacity": 1.25})
+    )
+    rows = BATCH * SEQUENCE * 2
+    assert ("_grouped_mm", (3 * rows // 2, HIDDEN)) in of_experts(skewed, "forward")
+    assert ("permute", (rows, HIDDEN)) in of_experts(skewed, "forward")
+    assert ("unpermute", (BATCH * SEQUENCE, HIDDEN)) in of_experts(skewed, "forward")
+    assert ("permute", (5 * rows // 4, HIDDEN)) in of_experts(padded, "forward")
+    assert ("_grouped_mm", (5 * rows // 4, HIDDEN)) in of_experts(padded, "forward")
+    reads = [any(op.operator.name == "moe.read_counts" for op in one.ops) for one in (even, skewed, padded)]
+    assert reads == [True, True, False]
+
+
+def test_frameworks_route_in_the_precision_of_the_model() -> None:
+    """DeepSeek's code in transformers casts tokens to fp32 in front of the router's product."""
+    of = [
+        {spec.dtype for spec in op.operator.inputs}
+        for framework in ("pytorch", "megatron")
+        for op in rank("deepseek_v3", framework=framework).ops
+        if op.layer == "model.layers.2.mlp.gate" and op.phase == "forward" and op.operator.name == "mm"
+    ]
+    assert of == [{"float32"}, {"bfloat16"}]
 
 
 def test_llama_4_routes_tokens_to_their_experts() -> None:

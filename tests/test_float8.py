@@ -164,7 +164,7 @@ def test_gpt2_s_layers_are_in_fp8_with_transformer_engine_alone() -> None:
 
 
 def test_micro_batches_share_the_casts_of_weights_and_layers_those_of_an_input() -> None:
-    from foretrain.graph.repeats import with_kept_casts
+    from foretrain.graph.transformer_engine import with_kept_casts
 
     x = torch.empty(128, 64, device="meta")
     graph = capture(
@@ -190,7 +190,8 @@ def test_a_captured_graph_is_told_by_its_way_of_fp8(tmp_path: Path) -> None:
 
 
 def test_current_scaling_takes_the_largest_value_in_every_step_that_is_played() -> None:
-    from foretrain.graph.repeats import with_kept_casts, without_repeats
+    from foretrain.graph.repeats import without_repeats
+    from foretrain.graph.transformer_engine import with_kept_casts
 
     x = torch.empty(128, 64, device="meta")
     graph = capture(Layers().to("meta"), x, lambda y: y, precision="fp8", fp8="current", accumulate=True)

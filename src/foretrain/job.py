@@ -57,6 +57,9 @@ RESOURCE_FIGURES: dict[str, str] = {
 """Driple's twelve, of the window that a run was sampled in: mean length of idle and of active spans, mean
 peak of the active ones."""
 
+_FROM_BLACKWELL_ON: dict[str, int] = {"mxfp8": 32, "nvfp4": 16}
+"""Ways of casting that older devices have no products for, and how many numbers share a scale."""
+
 QUANTITIES: dict[str, str] = {
     "step_time_s": "s", "step_time_without_sync_s": "s", "forward_time_s": "s", "backward_time_s": "s",
     "optimizer_time_s": "s",
@@ -128,10 +131,14 @@ class Job:
                     f"training.precision: 'fp8' cannot run on {device.name}, which has no fp8 rate in the "
                     "catalogue; use bf16 or fp16, or a device that has one"
                 )
-            if self.workload.training.fp8 == "mxfp8" and device.capability and float(device.capability) < 10:
+            if self.plan.fp8_gather and self.workload.training.precision != "fp8":
+                raise InputError("plan.fp8_gather: true needs training.precision fp8")
+            recipe = self.workload.training.fp8
+            if recipe in _FROM_BLACKWELL_ON and device.capability and float(device.capability) < 10:
                 raise InputError(
-                    f"training.fp8: 'mxfp8' cannot run on {device.name}: scales of 32 numbers came with "
-                    "Blackwell; use delayed, current or blockwise"
+                    f"training.fp8: {recipe!r} cannot run on {device.name}: scales of "
+                    f"{_FROM_BLACKWELL_ON[recipe]} numbers came with Blackwell; "
+                    "use delayed, current or blockwise"
                 )
 
     def _check_product(self) -> None:
@@ -144,8 +151,38 @@ class Job:
                 f"x pipeline {plan.pipeline} x context {plan.context} = {product},"
                 f" but the cluster has {self.cluster.world_size} devices"
             )
-        if product % plan.expert:
-            raise InputError(f"plan.expert: {plan.expert} does not divide the {product} devices")
+        self._check_experts(product)
+
+    def _check_experts(self, world: int) -> None:
+        """The ranks of a pipeline stage are dealt out twice: to the teams of dense layers, and to those of
+        experts."""
+        plan, width = self.plan, self.expert_tensor
+        if plan.expert_imbalance is not None and plan.expert_capacity is not None:
+            raise InputError(
+                f"plan.expert_imbalance: {plan.expert_imbalance} has no effect with plan.expert_capacity = "
+                f"{plan.expert_capacity}, which gives every expert as many rows; leave one out"
+            )
+        framework, of_stage = self.workload.training.framework, world // plan.pipeline
+        if framework == "torchtitan" and width not in (1, plan.tensor):
+            raise invalid("plan.expert_tensor", width, f"1 or plan.tensor = {plan.tensor} in torchtitan")
+        if of_stage % (plan.expert * width):
+            least = plan.pipeline * max(plan.tensor * plan.context, plan.expert * width)
+            name, terms = (
+                ("expert", f"{plan.expert}") if width == 1 else
+                ("expert_tensor", f"{width} x expert {plan.expert} = {width * plan.expert}")
+            )  # fmt: skip
+            of = f" of a pipeline stage; the plan needs {least} or a multiple" if plan.pipeline > 1 else ""
+            raise InputError(f"plan.{name}: {terms} does not divide the {of_stage} devices{of}")
+
+    @property
+    def expert_tensor(self) -> int:
+        """Ranks that share each expert."""
+        return self.plan.expert_width(self.workload.training.framework, self.cluster.world_size)
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.cluster.world_size // (self.plan.pipeline * self.plan.expert * self.expert_tensor)
 
     def _check_batch(self) -> None:
         plan, batch = self.plan, self.workload.training.global_batch
@@ -296,12 +333,11 @@ class Run:
         _check_measured(measured, "measured")
         provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
         measured = {**sampled_figures(provenance), **measured}
-        job = Job.read(data["job"], catalog=catalog, base=base)
+        job = Job.read(_with_possible_experts(data["job"]), catalog=catalog, base=base)
         work = job.workload
-        model, training = work.model.measured_with(provenance), work.training.measured_by(provenance)
         job = dataclasses.replace(
             job,
-            workload=dataclasses.replace(work, model=model, training=training),
+            workload=dataclasses.replace(work, model=work.model.measured_with(provenance)),
             cluster=job.cluster.measured_on(provenance),
         )
         return cls(job=as_measured(job, provenance), measured=measured, provenance=provenance)
@@ -312,6 +348,18 @@ class Run:
             "measured": dict(self.measured),
             "provenance": dict(self.provenance),
         }
+
+
+def _with_possible_experts(tables: Any) -> Any:
+    """A job that was measured did run: where its table names more expert ranks than a pipeline stage has
+    devices (as published ones do), the whole stage shares the experts."""
+    plan = tables.get("plan") if isinstance(tables, Mapping) else None
+    if not isinstance(plan, Mapping) or "data" not in plan or "expert_tensor" in plan:
+        return tables
+    *sizes, expert = (plan.get(name, 1) for name in ("data", "tensor", "context", "expert"))
+    if not all(isinstance(one, int) for one in (*sizes, expert)) or expert <= math.prod(sizes):
+        return tables
+    return {**tables, "plan": {**plan, "expert": math.prod(sizes)}}
 
 
 def sampled_figures(provenance: Mapping[str, Any]) -> dict[str, float]:

@@ -12,6 +12,7 @@ Shard = Literal["none", "zero1", "zero2", "zero3"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipe"]
 Recompute = Literal["none", "selective", "operators", "full"]
 Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
+Choice = Literal["random", "round-robin"]
 ContextExchange = Literal["ring", "alltoall", "allgather"]
 Overlap = Literal["gradients", "parameters", "tensor", "experts", "messages"]
 RecomputedModule = Literal[
@@ -65,8 +66,14 @@ class Plan:
     """Rows of the fullest rank of an expert group over the mean; None for what training is seen to have."""
     dispatcher: Dispatcher | None = None
     """How tokens travel to their experts; None for what the framework does."""
+    routing: Choice | None = None
+    """Which experts tokens choose: any alike, or neighbours one token after another, as benchmarks force it
+    (torchtitan's ``moe_force_load_balance``, Automodel's ``fake_balanced_gate``)."""
     overlap: Mapping[str, bool] | None = None
     """What runs beside computation and what does not, where it differs from the framework's habit."""
+    registered_buffers: bool | None = None
+    """Whether collectives work in place on buffers that NCCL was told of (its user buffers, torch's symmetric
+    memory) and so take few processors from computation; None for what the framework does."""
     recompute_modules: tuple[str, ...] = ()
     """Parts of a layer that are computed again, with ``recompute = "selective"``."""
     stages: tuple[int, ...] | None = None
@@ -95,6 +102,11 @@ class Plan:
         for name in self.overlap or {}:
             if name not in get_args(Overlap):
                 raise unknown(f"plan.overlap.{name}", name, get_args(Overlap))
+        self._check_exchange()
+        if (self.overlap or {}).get("tensor") and self.tensor > 1 and not self.sequence_parallel:
+            raise InputError(
+                "plan.overlap.tensor: true needs sequence_parallel = true, whose collectives run in pieces"
+            )
         for name in self.recompute_modules:
             if name not in get_args(RecomputedModule):
                 raise unknown("plan.recompute_modules", name, get_args(RecomputedModule))
@@ -122,3 +134,39 @@ class Plan:
                 f"plan.virtual_stages: {self.virtual_stages} needs "
                 f"schedule = 'interleaved', not {self.schedule!r}"
             )
+
+    def _check_exchange(self) -> None:
+        """What brings tokens to experts needs a group of ranks that hold them; running it beside another
+        micro-batch needs one that is there."""
+        if self.dispatcher is not None and self.expert == 1 and self.tensor == 1:
+            raise InputError(
+                f"plan.dispatcher: {self.dispatcher!r} brings tokens to other ranks; give plan.expert"
+            )
+        if not (self.overlap or {}).get("experts"):
+            return
+        if self.expert == 1:
+            raise InputError("plan.overlap.experts: true, but no tokens travel; give plan.expert")
+        if self.recompute == "full":
+            raise InputError("plan.overlap.experts: true does not go with plan.recompute = 'full'")
+        if self.pipeline > 1 and self.schedule in ("gpipe", "1f1b"):
+            raise InputError(
+                f"plan.overlap.experts: true with plan.pipeline = {self.pipeline} needs schedule = "
+                f"'interleaved', not {self.schedule!r}"
+            )
+
+    def expert_width(self, framework: str, world: int) -> int:
+        """Ranks that share each expert: as the plan says, else as the framework has it.
+
+        Without an expert group, the tensor team cuts experts as it does other layers. Megatron goes on so
+        with one (``expert_tensor_parallel_size`` defaults to the tensor degree) where there are devices for
+        it; torchtitan keeps experts whole then.
+        """
+        if self.expert_tensor is not None:
+            return self.expert_tensor
+        enough = world % (self.pipeline * self.expert * self.tensor) == 0
+        follows = self.expert == 1 or (framework in _EXPERTS_FOLLOW_TENSOR and enough)
+        return self.tensor if follows else 1
+
+
+_EXPERTS_FOLLOW_TENSOR = ("megatron", "internevo")
+"""Frameworks that cut experts as the tensor team cuts other layers unless they are told otherwise."""

@@ -88,17 +88,19 @@ FP8 = {
     "tensorwise": "tensor per-tensor dynamic",
     "rowwise": "row per-row axiswise",
     "rowwise-gw-hp": "rowwise-with-gw-hp",
-    "delayed": "delayed-scaling hybrid",
-    "current": "current-scaling",
-    "blockwise": "block per-block deepseek",
-    "mxfp8": "mx",
+    "delayed": "delayed-scaling hybrid fp8-ds",
+    "current": "current-scaling fp8-cs",
+    "blockwise": "block per-block deepseek fp8-sc subchannel",
+    "mxfp8": "mx fp8-mx",
+    "nvfp4": "nv-fp4 fp4",
 }
 
 UNCLEAR_PRECISIONS = {
     "mixed mixed-precision autocast automatic": "may be either; give amp-bf16 or amp-fp16",
-    "int8 8bit 8-bit int4 fp4 nvfp4 mxfp4": "is not modelled; training runs in "
+    "int8 8bit 8-bit int4 mxfp4": "is not modelled; training runs in "
     "fp32, tf32, amp-bf16, amp-fp16, bf16, fp16 or fp8",
     "mxfp8": "is a way of scaling fp8; give precision fp8 and fp8 = 'mxfp8'",
+    "nvfp4 fp4": "is a way of casting for products; give precision fp8 and fp8 = 'nvfp4'",
     "4bit 4-bit nf4 qlora": "is what frozen weights are kept in beside adapters; give adapter = 'qlora:16'",
     "fp64 float64 double 64 64-true": "is not modelled; fp32 is the widest",
 }

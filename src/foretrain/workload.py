@@ -21,14 +21,14 @@ from foretrain.units import parse_seconds
 
 Source = Literal["timm", "torchvision", "transformers", "diffusion", "python", "onnx", "graph"]
 Precision = Literal["fp32", "tf32", "amp-bf16", "amp-fp16", "bf16", "fp16", "fp8"]
-Fp8 = Literal["tensorwise", "rowwise", "rowwise-gw-hp", "delayed", "current", "blockwise", "mxfp8"]
+Fp8 = Literal["tensorwise", "rowwise", "rowwise-gw-hp", "delayed", "current", "blockwise", "mxfp8", "nvfp4"]
 TORCHAO: tuple[Fp8, ...] = ("tensorwise", "rowwise", "rowwise-gw-hp")
 """Ways of fp8 that are operators of torch; the others are kernels of Transformer Engine."""
 Framework = Literal[
     "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"
 ]
 Mode = Literal["train", "infer"]
-Attention = Literal["eager", "sdpa", "flash"]
+Attention = Literal["eager", "sdpa", "flash", "cudnn"]
 Loss = Literal["plain", "fused", "chunked"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 """What ``torch.compile`` calls its modes."""
@@ -128,10 +128,6 @@ class Model:
         )
 
 
-_WITHOUT_SCALER = frozenset({"huggingface/pytorch-image-models"})
-"""Sources of runs whose programs train in amp-fp16 without a gradient scaler: timm's ``benchmark.py``."""
-
-
 def _compile_mode(value: Any, where: str) -> Any:
     """True, false, or a mode as people spell it."""
     modes = Spellings(get_args(CompileMode), spellings.COMPILE_MODES)
@@ -173,6 +169,8 @@ class Training:
     """What the optimizer keeps its moments in; None for what the optimizer does."""
     gradient_precision: Literal["fp32", "bf16"] | None = None
     """What the gradients of micro-batches are added up in; None for what the framework does."""
+    fused_accumulation: bool | None = None
+    """Whether products add up weight gradients in fp32 themselves; None for what the framework does."""
     mtp_layers: int = 0
     """Layers that predict further tokens, each with its own output (DeepSeek-V3)."""
     graphs: Literal["none", "layers", "step"] | None = None
@@ -221,6 +219,10 @@ class Training:
             raise InputError(
                 "training.samples: missing; training.epochs needs the number of samples in an epoch"
             )
+        if self.mtp_layers < 0:
+            raise invalid("training.mtp_layers", self.mtp_layers, "0 or more")
+        if self.mtp_layers and self.mode == "infer":
+            raise InputError(f'training.mtp_layers: {self.mtp_layers} needs mode = "train"')
         AllocatorSettings.read(self.allocator or "")
         self._check_interruptions()
         self._check_numbers_kept()
@@ -236,13 +238,6 @@ class Training:
 
         if self.grad_scaler and (self.precision != "amp-fp16" or self.mode != "train"):
             raise InputError("training.grad_scaler: true needs training with precision amp-fp16")
-
-    def measured_by(self, provenance: Mapping[str, Any]) -> Training:
-        """The training as the program ran it that a run was measured by, where only its provenance tells."""
-        unsaid = self.grad_scaler is None and self.precision == "amp-fp16"
-        if unsaid and provenance.get("source") in _WITHOUT_SCALER:
-            return dataclasses.replace(self, grad_scaler=False)
-        return self
 
     @property
     def scales_loss(self) -> bool:
@@ -323,6 +318,9 @@ class Workload:
     base: Path = Path()
 
     def __post_init__(self) -> None:
+        further, source = self.training.mtp_layers, self.model.source
+        if further and source != "transformers":
+            raise InputError(f"training.mtp_layers: {further} needs a model of transformers, not {source}")
         if self.training.attention is not None and self.model.source != "transformers":
             raise InputError(
                 f"training.attention: {self.training.attention!r} is a choice of transformers models, "

@@ -19,6 +19,7 @@ from foretrain.adapter import Adapter
 from foretrain.capture.cache import cache_folder, found_or_traced, read_graph
 from foretrain.capture.keys import accumulates, earlier_behaviour, library_versions
 from foretrain.capture.programs import settings as programs
+from foretrain.dispatching import dispatcher
 from foretrain.errors import CaptureError, InputError, UnsupportedJob, first_line, missing
 from foretrain.graph import OpGraph, Weight
 from foretrain.graph.ir import checked
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_folder", "capture", "capture_job", "capture_rank", "needs_torch"]
 
-_RANK_REVISION = 3
+_RANK_REVISION = 5
 """Raised when what ``capture_rank`` adds to a graph changes, so that older cached ones are made anew."""
 
 
@@ -200,7 +201,8 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
         return _with_weights(_given_graph(job))
     split = {
         "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": plan.context,
-        "expert": plan.expert,
+        "expert": [plan.expert, job.expert_tensor, plan.expert_imbalance, plan.expert_capacity],
+        "dispatcher": [dispatcher(job), plan.routing],
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan,
         "framework": framework, **({} if job.trains or plan.tensor == 1 else {"logits": "whole"}),
         **_unread(job),

@@ -63,7 +63,7 @@ def baddbmm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequenc
     return 2 * b * m * n * k
 
 
-@register("_grouped_mm")
+@register("_grouped_mm", "_scaled_grouped_mm")
 def grouped_mm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
     """Products of a mixture of experts: where an operand is cut into groups, each row meets one expert."""
     a, b = inputs[:2]

@@ -34,31 +34,6 @@ def without_repeats(graph: OpGraph) -> OpGraph:
     return _rebuilt(graph, same, dead)
 
 
-def with_kept_casts(graph: OpGraph) -> OpGraph:
-    """A later one of several micro-batches, where Transformer Engine has the weights in fp8 from the first:
-    they are there before the step, and stay."""
-    dead: set[int] = set()
-    kept: set[int] = set()
-    for i, op in enumerate(graph.ops):
-        if op.operator.name.startswith("te.") and all(
-            buffer in kept or graph.buffers[buffer].category == "weights" for buffer in op.reads
-        ):
-            dead.add(i)
-            kept.update(op.writes)
-    if not dead:
-        return graph
-    rebuilt = _rebuilt(graph, {}, dead)
-    return dataclasses.replace(
-        rebuilt,
-        buffers=tuple(
-            Buffer(graph.buffers[number].size_bytes, "weights", -1, len(rebuilt.ops))
-            if number in kept
-            else one
-            for number, one in enumerate(rebuilt.buffers)
-        ),
-    )
-
-
 def _is_pure(graph: OpGraph, i: int) -> bool:
     """Whether a call does nothing but make new tensors from others, which the step alone sees."""
     op = graph.ops[i]

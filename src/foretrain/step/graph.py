@@ -12,10 +12,21 @@ from foretrain.errors import ForetrainError
 from foretrain.graph import OpGraph
 from foretrain.graph.attention import with_flash_attention, with_fused_softmax
 from foretrain.graph.fusion import Fusion, fuse
-from foretrain.graph.repeats import with_kept_casts, without_repeats
+from foretrain.graph.merging import with_fused_accumulation, with_joined_projections
+from foretrain.graph.repeats import without_repeats
+from foretrain.graph.transformer_engine import (
+    with_four_bits,
+    with_gathers_in_fp8,
+    with_kept_casts,
+    without_transposed_copies,
+)
 from foretrain.job import Job
 from foretrain.step.frameworks import as_framework_runs_it, profile
 from foretrain.workload import TORCHAO, Training
+
+_TAKES_OPERANDS_AS_THEY_LIE = 10.0
+"""Compute capability from which on cuBLAS multiplies matrices in fp8 that lie either way (in Transformer
+Engine ``is_non_tn_fp8_gemm_supported``)."""
 
 
 def step_graph(job: Job) -> OpGraph:
@@ -28,7 +39,12 @@ def step_graph(job: Job) -> OpGraph:
     elif habits.fuses_softmax:
         graph = with_fused_softmax(graph)
     if run.workload.training.precision == "fp8":
-        graph = _in_fp8(graph, run.workload.training)
+        as_they_lie = float(job.cluster.device.capability or 0) >= _TAKES_OPERANDS_AS_THEY_LIE
+        graph = _in_fp8(graph, run.workload.training, as_they_lie=as_they_lie)
+    if habits.joins_projections:
+        graph = with_joined_projections(graph)
+    if habits.fuses_accumulation:
+        graph = with_fused_accumulation(graph)
     return graph if habits.fusion == Fusion() else _fused(graph, habits.fusion, several)
 
 
@@ -52,13 +68,19 @@ def possible_step_graph(job: Job) -> OpGraph | None:
 
 
 @functools.lru_cache(maxsize=16)
-def _in_fp8(graph: OpGraph, training: Training) -> OpGraph:
+def _in_fp8(graph: OpGraph, training: Training, *, as_they_lie: bool) -> OpGraph:
     """Compilers compute a value once; layers of Transformer Engine that share an input are one there, which
-    casts it once, and keep their weights' casts for all micro-batches of a step."""
+    casts it once, keep their weights' casts for all micro-batches of a step, and gather in fp8."""
     fused = training.fp8_recipe not in TORCHAO
     if fused and graph.accumulates:
         graph = with_kept_casts(graph)
-    return without_repeats(graph) if fused or training.compile else graph
+    if fused or training.compile:
+        graph = without_repeats(graph)
+    if as_they_lie and training.fp8_recipe in ("delayed", "current"):
+        graph = without_transposed_copies(graph)
+    if fused:
+        graph = with_gathers_in_fp8(graph)
+    return with_four_bits(graph) if training.fp8 == "nvfp4" else graph
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from foretrain.graph import ITEM_BYTES, PHASES, OpGraph
 from foretrain.job import Job
-from foretrain.plan import Plan
 from foretrain.step.frameworks import Profile, as_framework_runs_it
 from foretrain.step.partition import Stage, blocks
 from foretrain.step.sharding import syncs_last
@@ -50,16 +49,16 @@ class Held:
         return self.dense / self.replicas + self.experts / self.expert_replicas
 
 
-def held(plan: Plan, stage: Stage, tied: int, *, trained: bool = False) -> Held:
+def held(job: Job, stage: Stage, tied: int, *, trained: bool = False) -> Held:
     """What a rank has of the parameters of its stage, or of those that are trained."""
+    plan = job.plan
     together = (plan.data or 1) * plan.context
-    inside = min(plan.expert, together)
     weights = [weight for weight in stage.weights if weight.trainable >= trained]
     return Held(
         dense=float(sum(weight.elements for weight in weights if not weight.expert) + tied),
         experts=float(sum(weight.elements for weight in weights if weight.expert)),
         replicas=max(1, together // plan.replicate),
-        expert_replicas=max(1, together // inside // plan.replicate),
+        expert_replicas=max(1, job.expert_replicas // plan.replicate),
     )
 
 
@@ -87,10 +86,10 @@ def tied_elements(graph: OpGraph) -> int:
     return sum(graph.buffers[buffer].size_bytes for buffer in shared) // weight_bytes(graph)
 
 
-def gradient_bytes(graph: OpGraph, plan: Plan, stage: Stage) -> float:
+def gradient_bytes(graph: OpGraph, job: Job, stage: Stage) -> float:
     """Of all that a rank trains, as its parameters are kept."""
-    trained = held(plan, stage, 0, trained=True)
-    return weight_bytes(graph, trained=True) * trained.share(sharded=plan.shard in SHARDS_GRADIENTS)
+    trained = held(job, stage, 0, trained=True)
+    return weight_bytes(graph, trained=True) * trained.share(sharded=job.plan.shard in SHARDS_GRADIENTS)
 
 
 def state_sizes(job: Job, graph: OpGraph, profile: Profile) -> Sizes:

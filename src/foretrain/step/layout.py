@@ -14,10 +14,14 @@ from foretrain.costs.base import CostModel, HostModel
 from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
-from foretrain.graph import PHASES, Operator, OpGraph
-from foretrain.graph.opset import communicates, is_attention, permutes, waits
+from foretrain.costs.dispatch import KERNELS, Direction, choices_of, distinct, exchange_s
+from foretrain.costs.grouped import casts_s, issue_s, moved_bytes, uneven_factors
+from foretrain.dispatching import dispatcher
+from foretrain.graph import PHASES, Operator, OpGraph, TensorSpec
+from foretrain.graph.opset import communicates, is_attention, moves_rows, permutes, waits
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
+from foretrain.plan import Choice, Dispatcher
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import as_compiled, step_graph
 from foretrain.step.partition import Stage, Teams, blocks, stages
@@ -26,6 +30,8 @@ from foretrain.step.spans import Column, Mask
 
 COLLECTIVE_HOST_S = 25e-6
 """What the host needs to issue a collective, from Python to NCCL's kernel."""
+READ_COUNTS = "moe.read_counts"
+"""Where the host reads how many rows each expert has, which shapes all that follows in the layer."""
 COPY_SHARE = 0.85
 """Of the memory's rate, by long copies."""
 KINDS: dict[str, Kind] = {
@@ -40,6 +46,9 @@ _MESSAGE_HOST_S = 60e-6
 _SLOWDOWN = 0.10
 """Hidden communication takes this share of its time from the computation beside it: both use memory and
 processors."""
+_OF_PROCESSORS = 0.25
+"""Processors that collectives take of registered buffers, over those of others: 6 or fewer instead of 16 to
+24 (NVIDIA on NCCL 2.27)."""
 _SAVED = ("activations", "weights", "inputs")
 """What of the forward pass a backward operator reads."""
 _KERNEL_S = 3e-6
@@ -94,6 +103,11 @@ class Layout:
     tuning: Tuning = field(default_factory=Tuning)
     shares: tuple[float, ...] = ()
     """Of an even part of the batch, what a device of each group gets where it is split by speed."""
+
+    @property
+    def slowdown(self) -> float:
+        """Of hidden communication's time, what it takes from the computation beside it."""
+        return self.tuning.slowdown * (_OF_PROCESSORS if self.job.plan.registered_buffers else 1.0)
 
     def tuned(self, tuning: Tuning) -> Layout:
         """The same with other factors; to be called on a layout without any."""
@@ -187,12 +201,16 @@ def cost_calls(
     device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
     device_s[~moving] = share * costs.device_time_s(own, device, precision)
     kernels[~moving] = costs.kernels(own, device, precision)
-    if habits.fuses_permutation:
-        _copy_only(operators, device, device_s)
+    if job.plan.routing == "random" and job.plan.expert_capacity is None:
+        device_s *= uneven_factors(operators)
+    if precision == "fp8":
+        device_s += casts_s(operators, device, job.workload.training.fp8_recipe)
+    _copy_only(operators, device, device_s, all_indexing=habits.fuses_permutation)
     device_s *= _as_the_framework_has_it(operators, device, habits)
     least_s = habits.tensor_message_s if on_efa(job) else 0.0
+    way = dispatcher(job)
     for i in np.flatnonzero(moving).tolist():
-        device_s[i] = collective_s(operators[i], network, teams, least_s)
+        device_s[i] = collective_s(operators[i], network, teams, least_s, way, job.plan.routing)
     host_s = _issue_s(graph, host) * habits.host
     if job.workload.training.mode == "infer":
         host_s *= host.unrecorded
@@ -200,6 +218,8 @@ def cost_calls(
     if job.plan.recompute != "none" and whole and habits.checkpoint_hooks and not graph.recomputes:
         host_s += host.hook_time_s * habits.host * _OF_SAVED * _hooks(graph)
     which = graph.operator_index
+    if habits.products_by_expert:
+        host_s += issue_s(operators, in_fp8=precision == "fp8")[which]
     host_s[moving[which]] = COLLECTIVE_HOST_S
     if device.is_cpu:  # the thread that issues an operator also runs it
         device_s[~moving] *= crowding(job.cluster.devices_per_node * device.cores)
@@ -221,7 +241,10 @@ def cost_calls(
         outside=mask(
             communicates(operator.name) and teams.named(operator.overload).nodes > 1 for operator in operators
         ),
-        waits=mask(waits(operator.name) and not habits.flash_attention for operator in operators),
+        waits=mask(
+            waits(operator.name) and (operator.name == READ_COUNTS or not habits.flash_attention)
+            for operator in operators
+        ),
     )
 
 
@@ -270,13 +293,16 @@ def _hooks(graph: OpGraph) -> Column:
     return found
 
 
-def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column) -> None:
-    """Indexing at the speed of a copy."""
+def _copy_only(
+    operators: Sequence[Operator], device: Device, device_s: Column, *, all_indexing: bool
+) -> None:
+    """Kernels that move rows of tokens, and with ``all_indexing`` all that index, at the speed of a copy."""
+    copied_s = _KERNEL_S + moved_bytes(operators) / (COPY_SHARE * device.memory_bytes_per_s)
     for i, operator in enumerate(operators):
-        if permutes(operator.name):
-            device_s[i] = min(
-                device_s[i], _KERNEL_S + operator.bytes / (COPY_SHARE * device.memory_bytes_per_s)
-            )
+        if moves_rows(operator.name):
+            device_s[i] = copied_s[i]
+        elif all_indexing and permutes(operator.name):
+            device_s[i] = min(device_s[i], copied_s[i])
 
 
 def _as_the_framework_has_it(operators: Sequence[Operator], device: Device, habits: Profile) -> Column:
@@ -321,19 +347,71 @@ def on_efa(job: Job) -> bool:
 
 
 def collective_s(
-    operator: Operator, network: Collectives, teams: Teams, tensor_message_s: float = 0.0
+    operator: Operator,
+    network: Collectives,
+    teams: Teams,
+    tensor_message_s: float = 0.0,
+    way: Dispatcher = "alltoall",
+    routing: Choice = "random",
 ) -> float:
     """One call of a collective that the graph holds."""
     members = teams.named(operator.overload)
+    if way in KERNELS and operator.name == "all_to_all" and operator.overload == "expert":
+        return _token_exchange_s(operator, network, members, way, routing)
     least = tensor_message_s * members.size if operator.overload == "tensor" and members.nodes > 1 else 0.0
     return max(least, network.time_s(KINDS[operator.name], message_bytes(operator), members))
 
 
-def message_bytes(operator: Operator) -> float:
-    """The size of a collective as ``Collectives`` counts it."""
-    return float(
-        sum(
-            spec.size_bytes
-            for spec in (operator.outputs if operator.name == "all_gather" else operator.inputs)
+_LEAST_WIDTH = 256
+"""Of what counts as a token: narrower rows are weights that travel along."""
+
+
+def _token_exchange_s(
+    operator: Operator, network: Collectives, members: Team, way: Dispatcher, routing: Choice
+) -> float:
+    """Of tokens to their experts, where more rows come out than go in, or back. DeepEP gives a row for each
+    rank that a token goes to, HybridEP for each expert."""
+    given, taken = operator.inputs[0], operator.outputs[0]
+    if len(given.shape) < 2 or given.shape[-1] < _LEAST_WIDTH:
+        return 0.0
+    placed, rates = network.placement(members), network.rates(members)
+    tokens, rows = sorted((given.numel // given.shape[-1], taken.numel // taken.shape[-1]))
+    copies = rows / tokens if way == "deepep" else distinct(rows / tokens, placed.size)
+    if routing == "round-robin":
+        reached = 1 + (copies - 1) / placed.per_domain
+    else:
+        reached = distinct(choices_of(copies, placed.size), placed.domains)
+    times = [
+        exchange_s(
+            way,
+            direction,
+            tokens=tokens,
+            copies=copies,
+            reached=min(reached, placed.domains),
+            width_bytes=given.size_bytes / given.numel * given.shape[-1],
+            near=placed.per_domain,
+            domains=placed.domains,
+            inside_bytes_per_s=rates.inside_bytes_per_s,
+            outside_bytes_per_s=rates.outside_bytes_per_s,
         )
+        for direction in _directions(given, taken)
+    ]
+    return sum(times) / len(times)
+
+
+def _directions(given: TensorSpec, taken: TensorSpec) -> tuple[Direction, ...]:
+    """Which way tokens go; either, half of the time, where each goes to one rank alone."""
+    if given.numel == taken.numel:
+        return ("dispatch", "combine")
+    return ("dispatch",) if taken.numel > given.numel else ("combine",)
+
+
+def message_bytes(operator: Operator) -> float:
+    """The size of a collective as ``Collectives`` counts it; of an all-to-all, the larger of what goes out
+    and comes in."""
+    inputs, outputs = (
+        sum(spec.size_bytes for spec in specs) for specs in (operator.inputs, operator.outputs)
     )
+    if operator.name == "all_to_all":
+        return float(max(inputs, outputs))
+    return float(outputs if operator.name == "all_gather" else inputs)

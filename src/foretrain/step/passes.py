@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.cluster import Device
+from foretrain.dispatching import overlaps_exchange
 from foretrain.graph import PHASES, OpGraph
 from foretrain.graph.opset import communicates, is_product
 from foretrain.plan import Plan
@@ -19,9 +20,10 @@ from foretrain.step.partition import Block, Index, Stage, blocks
 from foretrain.step.recomputed_modules import attention_calls, calls_of
 from foretrain.step.sharding import copies_in_s, copies_out_s, shards
 from foretrain.step.spans import Column, Span, span
+from foretrain.step.tensor_overlap import hidden_s
 
 _HIDDEN_SHARE = 0.8
-"""Of a collective that runs beside a product of the same length."""
+"""Of an exchange that runs beside computation of the same length."""
 _CLIP_BYTES = 12.0
 """Per fp32 gradient: its norm reads it, scaling reads and writes it."""
 _ADD_BYTES, _ADD_BYTES_TRACED = 10.0, 4.0
@@ -31,6 +33,9 @@ _HOST_LINK_SHARE = 0.625
 """Of the rate of PCIe and the like, what copies from and to pinned memory reach."""
 _ON_C2C, _C2C_BYTES_PER_S = ("gh200", "gb200", "gb300"), 450e9
 """Devices on a board with their host, and the rate of each direction between them."""
+_ADD_BYTES_FUSED = 4.0
+"""Where the product adds it up itself: of 6 more that it moves, what its arithmetic does not hide
+(``data/h200_accumulation.jsonl``)."""
 _HOST_LINK_BYTES_PER_S = 20e9
 """Between host and device, of the 32 GB/s of PCIe 4.0 x16."""
 _HOST_MEMORY_BYTES_PER_S = 60e9
@@ -75,13 +80,12 @@ def forward_pass(layout: Layout, block: Block) -> Pass:
 
 
 def _forward(layout: Layout, block: Block) -> Pass:
-    hides = layout.profile.overlaps_tensor_forward and layout.job.plan.sequence_parallel
-    return _pass(layout, block.piece.forward, hides=hides)
+    return _pass(layout, block.piece.forward, overlaps=True)
 
 
 def backward_pass(layout: Layout, block: Block) -> Pass:
     """The backward pass of a block, behind what of its forward pass is computed again."""
-    backward = _pass(layout, block.piece.backward, hides=layout.profile.overlaps_tensor)
+    backward = _pass(layout, block.piece.backward, overlaps=True, backward=True)
     again = recomputed(layout, block)
     if len(again):
         whole = layout.job.plan.recompute == "full"
@@ -182,11 +186,14 @@ def traced_blocks(graph: OpGraph) -> Sequence[Block]:
     return (everything[0], *everything[1 : 1 + graph.stack.traced], everything[-1])
 
 
-def _pass(layout: Layout, calls: Index, *, hides: bool = False) -> Pass:
+def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: bool = False) -> Pass:
     costs = layout.calls
     host_s, busy_s, gaps_s = costs.host_s[calls], costs.device_s[calls], costs.gaps_s[calls]
-    if hides:
-        busy_s = busy_s - _hidden(layout.graph, calls, busy_s + gaps_s)
+    if overlaps:
+        overlap = layout.profile.tensor_overlap
+        busy_s = busy_s - hidden_s(layout.graph, calls, busy_s + gaps_s, overlap, backward=backward)
+    if overlaps_exchange(layout.job.plan):
+        busy_s = busy_s - _hidden_exchange(layout, calls, busy_s)
     communication_s = float(busy_s[costs.communicates[calls]].sum())
     together = span(host_s, busy_s + gaps_s, communication_s, costs.waits[calls])
     return Pass(span=together, op=calls, host_s=host_s, busy_s=busy_s, gaps_s=gaps_s)
@@ -205,7 +212,10 @@ def _accumulation_s(layout: Layout, block: Block) -> float:
     precision = layout.job.workload.training.precision
     if not layout.profile.keeps_fp32_gradients or precision not in ("bf16", "fp8"):
         return 0.0
-    moved = (block.dense + block.experts) * (_ADD_BYTES_TRACED if layout.graph.accumulates else _ADD_BYTES)
+    each = _ADD_BYTES_TRACED if layout.graph.accumulates else _ADD_BYTES
+    if layout.profile.fuses_accumulation:
+        each = _ADD_BYTES_FUSED
+    moved = (block.dense + block.experts) * each
     return moved / (COPY_SHARE * memory_rate(layout.job)) * layout.tuning.traffic
 
 
@@ -216,20 +226,17 @@ def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:
     return np.array([i for i in calls.tolist() if i not in kept], dtype=np.int64)
 
 
-def _hidden(graph: OpGraph, calls: Index, device_s: Column) -> Column:
-    """What of each collective runs beside a product: the next one, or the last one where sums are handed
-    out."""
-    hidden = np.zeros(len(calls))
-    pending: int | None = None
-    last: int | None = None
-    for position, i in enumerate(calls.tolist()):
-        operator = graph.ops[i].operator
-        if communicates(operator.name) and operator.overload == "tensor":
-            pending = position
-            if operator.name == "reduce_scatter" and last is not None and graph.ops[i].phase == "forward":
-                hidden[position], pending, last = min(device_s[position], device_s[last]), None, None
-        elif is_product(operator.name):
-            last = position
-            if pending is not None:
-                hidden[pending], pending, last = min(device_s[pending], device_s[position]), None, None
-    return _HIDDEN_SHARE * hidden
+def _hidden_exchange(layout: Layout, calls: Index, device_s: Column) -> Column:
+    """What of the exchange with experts runs beside the computation of another micro-batch, whose backward
+    pass alternates with this one's forward pass; not while a pipeline fills and drains."""
+    plan, operators = layout.job.plan, [layout.graph.ops[i].operator for i in calls.tolist()]
+    exchanges = np.array(
+        [communicates(one.name) and one.overload == "expert" for one in operators], dtype=bool
+    )
+    exchanged_s = float(device_s[exchanges].sum())
+    if not exchanged_s:
+        return np.zeros(len(calls))
+    computed_s = float(device_s[~layout.calls.communicates[calls]].sum())
+    beside_others = max(0.0, 1.0 - plan.pipeline / layout.job.accumulation)
+    share = _HIDDEN_SHARE * beside_others * min(1.0, computed_s / exchanged_s)
+    return np.where(exchanges, share * device_s, 0.0)

@@ -305,7 +305,7 @@ def _work(layout: Layout, stage: Stage, passes: Sequence[tuple[Span, Span]]) -> 
         host_call_s=COLLECTIVE_HOST_S,
         step_overhead_s=layout.step_overhead_s,
         waits_for_device=layout.profile.waits_each_step,
-        slowdown=layout.tuning.slowdown,
+        slowdown=layout.slowdown,
     )
 
 
@@ -506,7 +506,7 @@ def _with_activations(rank: RankMemory, factor: float) -> RankMemory:
 def _in_graph_pools(rank: RankMemory, layout: Layout, stage: Stage) -> RankMemory:
     """What CUDA graphs allocate lies in pools of their own: reserved, but not among what torch counts as
     allocated when they are replayed. Gradients come out of them."""
-    gradients = gradient_bytes(layout.graph, layout.job.plan, stage) if layout.job.trains else 0.0
+    gradients = gradient_bytes(layout.graph, layout.job, stage) if layout.job.trains else 0.0
     if layout.job.runs_alone:
         gradients = sum(b.size_bytes for b in layout.graph.buffers if b.category == "gradients")
     inside = dict.fromkeys(("activations", "temporaries", "workspaces", "rounding"), 0.0)

@@ -83,9 +83,9 @@ def sharded_memory(
     """
     plan = job.plan
     tied = tied_elements(graph) if stages > 1 and stage.index == stages - 1 else 0
-    owned = held(plan, stage, tied)
+    owned = held(job, stage, tied)
     whole = all(weight.trainable for weight in graph.weights)
-    trained = owned if whole else held(plan, stage, 0, trained=True)
+    trained = owned if whole else held(job, stage, 0, trained=True)
     sizes = state_sizes(job, graph, profile)
     moments = tuple(_moments(job, graph, stage, profile, sizes, trained))
     most = max(moments, key=lambda moment: moment.total)

@@ -8,7 +8,7 @@ import functools
 
 from foretrain.costs.collectives import Team
 from foretrain.errors import InputError
-from foretrain.graph import ITEM_BYTES, OpGraph
+from foretrain.graph import ITEM_BYTES, OpGraph, Weight
 from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.step.frameworks import Profile
@@ -63,6 +63,10 @@ def _across(members: Team, inner: Team) -> Team:
 # In how many bytes
 
 
+_LEAST_MATRIX = 1 << 16
+"""Elements: of fewer are the weights of norms."""
+
+
 def wire_bytes(layout: Layout, elements: float, *, gradients: bool, trained: bool = True) -> float:
     """Bytes of so many gradients or parameters on the network; of those that are ``trained``, or of all."""
     habits, job = layout.profile, layout.job
@@ -75,7 +79,26 @@ def wire_bytes(layout: Layout, elements: float, *, gradients: bool, trained: boo
     if gradients and habits.reduces_in_fp32 and precision != "fp16":
         return 4 * elements
     low = habits.casts_shards and job.plan.shard == "zero3" and precision.startswith("amp")
+    if not gradients and job.plan.fp8_gather:
+        return elements * _item_bytes_in_fp8(layout.graph)
     return _item_bytes(layout.graph, trained=trained, most=2 if low else 8) * elements
+
+
+@functools.lru_cache(maxsize=64)
+def _item_bytes_in_fp8(graph: OpGraph) -> float:
+    """Where parameters travel in fp8: those of the layers' products, one byte; others as they are held."""
+    elements = sum(weight.elements for weight in graph.weights)
+    sent = sum(
+        weight.elements * (1 if _in_fp8(graph, weight) else ITEM_BYTES[weight.dtype])
+        for weight in graph.weights
+    )
+    return sent / elements if elements else 1.0
+
+
+def _in_fp8(graph: OpGraph, weight: Weight) -> bool:
+    """Whether a parameter is multiplied in fp8: a matrix of one of the repeated layers."""
+    inside = graph.stack is not None and graph.stack.layer_of(weight.name) is not None
+    return inside and weight.elements >= _LEAST_MATRIX and not weight.name.endswith("bias")
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,13 +9,21 @@ sequence.
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 from collections.abc import Iterator
+from typing import Any
+from unittest import mock
 
 import torch
+from torch import nn
 
 from foretrain.capture.parallel.collectives import gather
 from foretrain.capture.tracing.cuda_kernels import keys_from
 from foretrain.errors import UnsupportedJob
+
+_WRITTEN_OUT = "eager_attention_forward"
+"""The function of a model's file in transformers that computes attention by single operators."""
 
 
 class ContextParallel:
@@ -27,15 +35,34 @@ class ContextParallel:
         self._masks: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @contextlib.contextmanager
-    def attention(self) -> Iterator[None]:
+    def attention(self, module: nn.Module) -> Iterator[None]:
+        """While this is open, attention of the module sees the keys and values of all ranks: torch's, or that
+        which transformers writes out for a model (sinks, soft caps)."""
         if self._degree == 1:
             yield
             return
-        with keys_from(self._gathered):
+        with keys_from(self._gathered), contextlib.ExitStack() as written_out:
+            for code in {sys.modules[type(child).__module__] for child in module.modules()}:
+                if hasattr(code, _WRITTEN_OUT):
+                    own = functools.partial(self._by_hand, getattr(code, _WRITTEN_OUT))
+                    written_out.enter_context(mock.patch.object(code, _WRITTEN_OUT, own))
             try:
                 yield
             finally:
                 self._masks.clear()
+
+    def _by_hand(
+        self,
+        attend: Any,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        return attend(module, query, *self._gathered(key, value, mask), *args, **kwargs)
 
     def _gathered(
         self, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None

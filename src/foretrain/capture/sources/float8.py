@@ -241,7 +241,7 @@ def _quantize(
         return torch.ops.te.cast_transpose(x, largest, dtype, _BLOCKS.get(recipe, 0), square)  # type: ignore[no-any-return]
 
 
-_BLOCKS: dict[Fp8, int] = {"blockwise": 128, "mxfp8": 32}
+_BLOCKS: dict[Fp8, int] = {"blockwise": 128, "mxfp8": 32, "nvfp4": 16}
 """Numbers along a row that share a scale, where not all of a tensor do."""
 
 
