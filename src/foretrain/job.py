@@ -78,6 +78,10 @@ Edit = Callable[[Any], Any]
 """What changes the tables of a job before they are read."""
 
 
+UNSAID_RECOMPUTATION = "recompute none"
+"""Among what is assumed, of a framework whose launchers choose it by the memory that there is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Workload x Cluster x Plan: everything a forecast needs to know."""
@@ -254,6 +258,12 @@ class Job:
         defaults = ("precision",) if training.mode == "infer" else ("precision", "optimizer")
         assumed = [f"{name} {getattr(training, name)}" for name in defaults if name not in data["training"]]
         plan = _read(Plan, data.get("plan", {}), "plan")
+        if (
+            training.framework == "megatron"
+            and training.mode == "train"
+            and "recompute" not in data.get("plan", {})
+        ):
+            assumed.append(UNSAID_RECOMPUTATION)
         return cls(workload=workload, cluster=cluster, plan=plan, assumed=tuple(assumed))
 
     @classmethod

@@ -39,6 +39,9 @@ OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", 
 "adagrad", "rmsprop", "sparse-adam", "adamw-8bit",
               "nadam", "radam", "adamax", "adadelta", "asgd", "rprop", "muon")  # fmt: skip
 
+_OWN_STATE = ("sgd-plain", "adafactor", "adamw-8bit")
+"""Optimizers that have no state, or one in numbers of their own."""
+
 FILE_SOURCES: tuple[Source, ...] = ("python", "onnx", "graph")
 """Sources whose models are named by the path of a file."""
 
@@ -222,6 +225,7 @@ class Training:
             raise InputError(f'training.mtp_layers: {self.mtp_layers} needs mode = "train"')
         AllocatorSettings.read(self.allocator or "")
         self._check_interruptions()
+        self._check_numbers_kept()
         if self.fp8 is not None and self.precision != "fp8":
             raise InputError(f"training.fp8: {self.fp8!r} needs precision fp8, not {self.precision}")
         if self.master_weights and self.precision not in ("bf16", "fp16", "fp8"):
@@ -238,6 +242,16 @@ class Training:
     @property
     def scales_loss(self) -> bool:
         return self.mode == "train" and self.precision == "amp-fp16" and self.grad_scaler is not False
+
+    def _check_numbers_kept(self) -> None:
+        """Of what only a training has: a loss, gradients, the state of an optimizer."""
+        for name in ("loss", "optimizer_state", "gradient_precision"):
+            if getattr(self, name) is not None and self.mode == "infer":
+                raise InputError(f'training.{name}: {getattr(self, name)!r} needs mode = "train"')
+        if self.optimizer_state is not None and self.optimizer in _OWN_STATE:
+            raise InputError(
+                f"training.optimizer_state: {self.optimizer_state!r} cannot be chosen for {self.optimizer}"
+            )
 
     def _check_interruptions(self) -> None:
         """Of what happens beside the steps."""
@@ -307,7 +321,18 @@ class Workload:
         further, source = self.training.mtp_layers, self.model.source
         if further and source != "transformers":
             raise InputError(f"training.mtp_layers: {further} needs a model of transformers, not {source}")
-        if self.model.source in ("timm", "torchvision", "diffusion") and self.training.sequence is not None:
+        if self.training.attention is not None and self.model.source != "transformers":
+            raise InputError(
+                f"training.attention: {self.training.attention!r} is a choice of transformers models, "
+                f"not of source = {self.model.source!r}"
+            )
+        images = self.model.source in ("timm", "torchvision", "diffusion")
+        if images and self.training.loss not in (None, "plain"):
+            raise InputError(
+                f"training.loss: {self.training.loss!r} is over a vocabulary, "
+                f"which a {self.model.source} model has not"
+            )
+        if images and self.training.sequence is not None:
             raise InputError(
                 f"training.sequence: {self.training.sequence} is not used by a {self.model.source} model"
             )

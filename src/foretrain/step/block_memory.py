@@ -14,6 +14,7 @@ from foretrain.plan import Plan
 from foretrain.step.frameworks import Profile
 from foretrain.step.partition import Block
 from foretrain.step.passes import run_again
+from foretrain.step.recomputed_modules import WITHOUT_OUTPUT, calls_of
 from foretrain.workload import Loss
 
 _FP32 = 4
@@ -53,17 +54,21 @@ def block_memory(job: Job, graph: OpGraph, block: Block, profile: Profile) -> Bl
 
 
 def kept_bytes(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> float:
-    """What a block keeps of a micro-batch from its forward to its backward pass."""
+    """What a block keeps of a micro-batch on its device from its forward to its backward pass."""
+    if plan.offload_activations and block.is_layer:
+        return 0.0
     again = run_again(plan, profile.selective_recompute, graph, block)
     if not len(again):
         return float(block.piece.kept_bytes)
     if plan.recompute == "full":
         return float(block.piece.handed_on_bytes)
     calls = tuple(block.piece.forward.tolist()), tuple(again.tolist())
-    whole = plan.recompute == "operators" or (
-        profile.selective_recompute == "half" and not plan.recompute_modules
-    )
-    if whole:
+    if plan.recompute_modules:
+        alone = [module for module in plan.recompute_modules if module in WITHOUT_OUTPUT]
+        return float(
+            block.piece.kept_bytes - _let_go(graph, *calls, tuple(calls_of(graph, block, alone).tolist()))
+        )
+    if plan.recompute == "operators" or profile.selective_recompute == "half":
         return float(block.piece.handed_on_bytes + _results(graph, *calls))
     return float(block.piece.kept_bytes - _let_go(graph, *calls))
 
@@ -77,20 +82,23 @@ def _results(graph: OpGraph, forward: tuple[int, ...], again: tuple[int, ...]) -
 
 
 @functools.lru_cache(maxsize=256)
-def _let_go(graph: OpGraph, forward: tuple[int, ...], again: tuple[int, ...]) -> int:
+def _let_go(
+    graph: OpGraph, forward: tuple[int, ...], again: tuple[int, ...], alone: tuple[int, ...] = ()
+) -> int:
     """Of what a block keeps, bytes that calls make which run again and that only they read, less what has to
-    stay for them instead."""
-    repeated, own = set(again), set(forward)
+    stay for them instead; of calls that stand ``alone``, all that they make."""
+    repeated, own, dropped = set(again), set(forward), set(alone)
     readers: dict[int, set[int]] = {}
     for i in forward:
-        for buffer in graph.ops[i].reads:
-            readers.setdefault(buffer, set()).add(i)
+        for read in graph.ops[i].reads:
+            readers.setdefault(read, set()).add(i)
     gone = 0
     for number, buffer in enumerate(graph.buffers):
         if buffer.born not in own:
             continue
         if buffer.category == "activations":
-            if buffer.born in repeated and readers.get(number, set()) <= repeated:
+            inside = readers.get(number, set()) <= repeated
+            if buffer.born in dropped or (buffer.born in repeated and inside):
                 gone += buffer.size_bytes
         elif buffer.born not in repeated and readers.get(number, set()) & repeated:
             gone -= buffer.size_bytes
@@ -125,7 +133,12 @@ def _with_loss(job: Job, graph: OpGraph, block: Block, profile: Profile, found: 
 
 def logits_bytes(graph: OpGraph, block: Block) -> int:
     """Size of the logits in fp32, where a block ends in a product whose result becomes fp32; else 0."""
-    if block.is_layer or (last := _last_product(graph, block)) is None:
+    return 0 if block.is_layer else _fp32_logits(graph, block)
+
+
+@functools.lru_cache(maxsize=64)
+def _fp32_logits(graph: OpGraph, block: Block) -> int:
+    if (last := _last_product(graph, block)) is None:
         return 0
     size = graph.ops[last].operator.outputs[0].numel * _FP32
     born = {buffer for i in block.piece.forward.tolist() for buffer in graph.ops[i].writes}

@@ -202,8 +202,17 @@ def profile(job: Job) -> Profile:
     compiler does."""
     training = job.workload.training
     found = _PROFILES[training.framework]
+    if training.gradient_precision is not None and not found.keeps_fp32_gradients:
+        raise InputError(
+            f"training.gradient_precision: {training.framework} adds gradients up as its weights are; "
+            "leave it out"
+        )
+    if job.plan.offload_activations and not job.trains:
+        raise InputError('plan.offload_activations: true needs mode = "train"')
     if training.framework == "megatron":
         found = _megatron(found, job)
+    if training.loss in ("fused", "chunked"):
+        found = dataclasses.replace(found, fusion=dataclasses.replace(found.fusion, losses=True))
     if training.fused_accumulation is not None and found.keeps_fp32_gradients:
         found = dataclasses.replace(found, fuses_accumulation=training.fused_accumulation)
     if training.attention is not None:

@@ -3,6 +3,7 @@ how many of them it has."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from foretrain.graph import ITEM_BYTES, PHASES, OpGraph
@@ -61,11 +62,13 @@ def held(job: Job, stage: Stage, tied: int, *, trained: bool = False) -> Held:
     )
 
 
+@functools.lru_cache(maxsize=64)
 def weight_bytes(graph: OpGraph, *, trained: bool = False) -> int:
     """Of a parameter, or of one that is trained."""
     return max((ITEM_BYTES[w.dtype] for w in graph.weights if w.trainable >= trained), default=FP32)
 
 
+@functools.lru_cache(maxsize=64)
 def tied_elements(graph: OpGraph) -> int:
     """Elements of parameters that the first and the last block share: a pipeline holds them at both of its
     ends."""
@@ -94,9 +97,7 @@ def state_sizes(job: Job, graph: OpGraph, profile: Profile) -> Sizes:
     if not job.trains:
         return Sizes(shard=own, gradient=0.0, fleeting_gradient=0.0, state=0.0, update=0.0)
     master = as_framework_runs_it(job).workload.training.master_weights
-    traced = sum(
-        weight.elements for weight in graph.weights if _is_traced(graph, weight.name) and weight.trainable
-    )
+    traced = _traced_elements(graph)
     state = _traced_bytes(graph) / max(1, traced) - FP32 * master
     if (kept_in := job.workload.training.optimizer_state) is not None:
         state *= _BYTES[kept_in] / (FP32 if master else own)
@@ -123,10 +124,20 @@ def state_sizes(job: Job, graph: OpGraph, profile: Profile) -> Sizes:
     )
 
 
+@functools.lru_cache(maxsize=64)
 def _traced_bytes(graph: OpGraph) -> int:
     return sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "optimizer_state")
 
 
+@functools.lru_cache(maxsize=64)
+def _traced_elements(graph: OpGraph) -> int:
+    """Of parameters whose update was traced."""
+    return sum(
+        weight.elements for weight in graph.weights if weight.trainable and _is_traced(graph, weight.name)
+    )
+
+
+@functools.lru_cache(maxsize=64)
 def _update_bytes(graph: OpGraph, *, cast: bool) -> float:
     """Most temporaries of the traced update at once; where gradients are ``cast`` for it, those are not among
     them that a framework has in fp32 already."""

@@ -25,6 +25,7 @@ from foretrain.plan import Choice, Dispatcher
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import as_compiled, step_graph
 from foretrain.step.partition import Stage, Teams, blocks, stages
+from foretrain.step.recomputed_modules import check_modules
 from foretrain.step.spans import Column, Mask
 
 COLLECTIVE_HOST_S = 25e-6
@@ -154,6 +155,7 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
     """Capture, partition and cost a job; what it cannot be split into is an error that names the numbers."""
     job = as_compiled(job)
     habits, graph = profile(job), step_graph(job)
+    check_modules(job.plan, graph)
     host = _compiled_host(job, graph, host) if job.workload.training.compile else host
     network, teams = Collectives(job.cluster), Teams.of(job)
     return Layout(

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.cluster import Device
 from foretrain.dispatching import overlaps_exchange
 from foretrain.graph import PHASES, OpGraph
-from foretrain.graph.opset import communicates, is_product, traits
+from foretrain.graph.opset import communicates, is_product
 from foretrain.plan import Plan
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
+from foretrain.step.recomputed_modules import attention_calls, calls_of
 from foretrain.step.sharding import copies_in_s, copies_out_s, shards
 from foretrain.step.spans import Column, Span, span
 from foretrain.step.tensor_overlap import hidden_s
@@ -27,6 +29,10 @@ _CLIP_BYTES = 12.0
 _ADD_BYTES, _ADD_BYTES_TRACED = 10.0, 4.0
 """Per low-precision gradient that is added to an fp32 one: 2 + 4 read, 4 written; 6 of them may be traced
 already."""
+_HOST_LINK_SHARE = 0.625
+"""Of the rate of PCIe and the like, what copies from and to pinned memory reach."""
+_ON_C2C, _C2C_BYTES_PER_S = ("gh200", "gb200", "gb300"), 450e9
+"""Devices on a board with their host, and the rate of each direction between them."""
 _ADD_BYTES_FUSED = 4.0
 """Where the product adds it up itself: of 6 more that it moves, what its arithmetic does not hide
 (``data/h200_accumulation.jsonl``)."""
@@ -68,7 +74,9 @@ class Pass:
 
 def forward_pass(layout: Layout, block: Block) -> Pass:
     """The forward pass of a block, with what ZeRO 3 copies for it."""
-    return _with(_forward(layout, block), copies_out_s(layout, block))
+    forward = _forward(layout, block)
+    moved = _moved_to_host_s(layout, block, forward.span.device_s)
+    return _with(forward, copies_out_s(layout, block) + moved)
 
 
 def _forward(layout: Layout, block: Block) -> Pass:
@@ -85,7 +93,25 @@ def backward_pass(layout: Layout, block: Block) -> Pass:
     if not layout.job.trains:
         return backward
     copied = copies_out_s(layout, block, again=True) + copies_in_s(layout, block)
-    return _with(backward, _accumulation_s(layout, block) + copied)
+    moved = _moved_to_host_s(layout, block, backward.span.device_s)
+    return _with(backward, _accumulation_s(layout, block) + copied + moved)
+
+
+def _moved_to_host_s(layout: Layout, block: Block, beside_s: float) -> float:
+    """What it takes longer than a pass to move what a layer keeps to or from the host meanwhile."""
+    plan = layout.job.plan
+    if not plan.offload_activations or not block.is_layer:
+        return 0.0
+    kept = block.piece.handed_on_bytes if plan.recompute == "full" else block.piece.kept_bytes
+    rate = min(host_link_bytes_per_s(group.device) for group in layout.job.cluster.groups)
+    return max(0.0, kept / rate - beside_s)
+
+
+def host_link_bytes_per_s(device: Device) -> float:
+    """Between a host and its device: what of PCIe's rate is reached, or of NVLink-C2C's 450 GB/s."""
+    if device.name.startswith(_ON_C2C):
+        return _HOST_LINK_SHARE * _C2C_BYTES_PER_S
+    return _HOST_LINK_SHARE * device.pcie_bytes_per_s
 
 
 def recomputed(layout: Layout, block: Block) -> Index:
@@ -100,8 +126,10 @@ def run_again(plan: Plan, selective: str, graph: OpGraph, block: Block) -> Index
         return forward[:0]
     if plan.recompute == "full":
         return forward
+    if plan.recompute_modules:
+        return calls_of(graph, block, plan.recompute_modules)
     by_operators = plan.recompute == "operators" or selective == "half"
-    return (_without_half_of_products if by_operators else _attention)(graph, forward)
+    return (_without_half_of_products if by_operators else attention_calls)(graph, forward)
 
 
 def runs_again(plan: Plan, graph: OpGraph, block: Block) -> bool:
@@ -194,17 +222,8 @@ def _accumulation_s(layout: Layout, block: Block) -> float:
 def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:
     """All calls but attention and every second matrix product, whose results are kept."""
     products = [i for i in calls.tolist() if is_product(graph.ops[i].operator.name)]
-    kept = {*products[::2], *_attention(graph, calls).tolist()}
+    kept = {*products[::2], *attention_calls(graph, calls).tolist()}
     return np.array([i for i in calls.tolist() if i not in kept], dtype=np.int64)
-
-
-def _attention(graph: OpGraph, calls: Index) -> Index:
-    """The calls between the projections of attention: what selective recomputation runs again. A softmax
-    alone is that of a loss."""
-    kinds = [traits(graph.ops[i].operator.name).kind for i in calls.tolist()]
-    attends = "attention" in kinds or "batched product" in kinds
-    chosen = [attends and kind in ("attention", "batched product", "softmax") for kind in kinds]
-    return calls[np.array(chosen, dtype=np.bool_)] if len(calls) else calls
 
 
 def _hidden_exchange(layout: Layout, calls: Index, device_s: Column) -> Column:

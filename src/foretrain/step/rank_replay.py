@@ -70,23 +70,24 @@ def _passes(graph: OpGraph) -> dict[int, Passes]:
     readers: dict[int, list[tuple[int, bool, int]]] = {}
     for op, one in enumerate(graph.ops):
         if one.phase == "forward" and op in where:
-            for buffer in one.reads:
-                readers.setdefault(buffer, []).append(where[op])
+            for read in one.reads:
+                readers.setdefault(read, []).append(where[op])
     born: dict[tuple[int, bool, int], list[_Birth]] = {}
     dying: dict[tuple[int, bool, int], list[tuple[int, Name]]] = {}
     for number, buffer in enumerate(graph.buffers):
         if buffer.size_bytes <= _SMALL or buffer.born not in where:
             continue
         made = where[buffer.born]
-        piece, forward, call = made
-        own, name = born.setdefault(made, []), (forward, call, len(born.get(made, ())))
-        handed_on = any(one > piece for one, _, _ in readers.get(number, ()))
+        place, forward, call = made
+        own = born.setdefault(made, [])
+        name = (forward, call, len(own))
+        handed_on = any(read > place for read, _, _ in readers.get(number, ()))
         kept = buffer.category == "activations" and not handed_on
-        last = max([call, *(place for one, _, place in readers.get(number, ()) if one == piece)])
+        last = max([call, *(at for read, _, at in readers.get(number, ()) if read == place)])
         gradient = buffer.category == "gradients"
         own.append(_Birth(name, buffer.size_bytes, gradient, last if kept else -1))
         if not gradient and buffer.dies in where:
-            dying.setdefault(where[buffer.dies], []).append((piece - where[buffer.dies][0], name))
+            dying.setdefault(where[buffer.dies], []).append((place - where[buffer.dies][0], name))
 
     def calls_of(piece: int, count: int, *, forward: bool) -> tuple[_Call, ...]:
         places = [(piece, forward, call) for call in range(count)]
@@ -263,12 +264,12 @@ class RankReplay:
             for away, name in call.deaths:
                 if away == 0 and name in beside:
                     allocator.release(beside.pop(name))
-                elif (block := self._held.get((micro, i + away), {}).pop(name, None)) is not None:
-                    allocator.release(block)
+                elif name in (made := self._held.get((micro, i + away), {})):
+                    allocator.release(made.pop(name))
             for number in [one for one in ends if one <= call.number]:
                 for name in ends.pop(number):
-                    if (block := own.pop(name, None)) is not None:
-                        allocator.release(block)
+                    if name in own:
+                        allocator.release(own.pop(name))
         return beside
 
 
@@ -286,7 +287,8 @@ def replayed_bytes(
     keeps buffers of its own, or what it runs is not a stack of layers in their order."""
     own = profile.keeps_fp32_gradients or profile.loss_copies is not None or profile.flat_shards
     whole = shards is not None or job.plan.pipeline > 1
-    odd = len(stage.chunks) != 1 or job.plan.servers or job.plan.offload or job.workload.training.loss
+    plan, loss = job.plan, job.workload.training.loss
+    odd = len(stage.chunks) != 1 or plan.servers or plan.offload or plan.offload_activations or loss
     if own or odd or not whole or graph.stack is None or job.cluster.groups[0].device.is_cpu:
         return None
     blocks = stage.chunks[0]

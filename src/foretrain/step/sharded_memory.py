@@ -3,15 +3,16 @@ and need at each block by its place in the pipeline, and what the allocator hold
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foretrain.allocator_settings import AllocatorSettings
 from foretrain.costs.roofline import SCALED
 from foretrain.costs.workspace import library_workspace
 from foretrain.forecast import PeakMoment, RankMemory
 from foretrain.graph import ITEM_BYTES, OpGraph, Phase
-from foretrain.job import Job
+from foretrain.job import UNSAID_RECOMPUTATION, Job
 from foretrain.plan import Plan
 from foretrain.step.block_memory import BlockMemory, block_memory, logits_bytes
 from foretrain.step.frameworks import Profile
@@ -26,7 +27,7 @@ from foretrain.step.held_states import (
     tied_elements,
     weight_bytes,
 )
-from foretrain.step.partition import Block, Stage
+from foretrain.step.partition import Block, Piece, Stage
 from foretrain.step.passes import runs_again
 from foretrain.step.rank_replay import replayed_bytes
 from foretrain.step.shard_buffers import ShardBuffers, Whole
@@ -36,6 +37,10 @@ _SPLIT_LOSS = 0.02
 _NOTHING = Whole(0.0, 0.0)
 _CAST_COPIES = 2
 """Of a weight in fp8, each of a byte: as it lies and transposed."""
+_LAYERS_ON_THE_WAY = 2
+"""Layers whose activations are on the device while they are moved to the host or back."""
+_ROOMY = 0.7
+"""Share of a device's memory up to which nobody asks what could be saved."""
 _NODES_AHEAD = 2
 """Nodes of a tensor team up to which a host that stalls at messages is ahead of its device."""
 
@@ -110,7 +115,8 @@ def sharded_memory(
             split, held_now = cached - returnable, sum(categories.values())
             cached = max(split, replayed + categories["workspaces"] - held_now)
             returnable = cached - split
-    room = min(group.device.memory_bytes for group in job.cluster.groups) - sum(categories.values())
+    capacity = min(group.device.memory_bytes for group in job.cluster.groups)
+    room = capacity - sum(categories.values())
     returned = min(returnable, max(0.0, cached - room))
     cached, returnable = cached - returned, returnable - returned
     return RankMemory(
@@ -118,6 +124,9 @@ def sharded_memory(
         by_category=categories,
         cached_bytes=cached,
         returnable_bytes=returnable,
+        open_bytes=_open_bytes(job, graph, stage, profile, sizes, trained, most, cast)
+        if job.trains and room < (1.0 - _ROOMY) * capacity
+        else 0.0,
         peak=PeakMoment(phase=most.phase),
     )
 
@@ -131,17 +140,46 @@ def _weights_bytes(job: Job, graph: OpGraph, stage: Stage, owned: Held, sizes: S
     return weights * max(1.0, wider) * owned.share(sharded=sharded) / max(1.0, owned.share(sharded=False))
 
 
+def _open_bytes(
+    job: Job,
+    graph: OpGraph,
+    stage: Stage,
+    profile: Profile,
+    sizes: Sizes,
+    trained: Held,
+    most: _Moment,
+    cast: float,
+) -> float:
+    """Less that a rank would hold with what the job leaves open and Megatron's public recipes set: gradients
+    in bf16, weights in fp8 alone, recomputation."""
+    training, plan = job.workload.training, job.plan
+    if training.framework != "megatron":
+        return 0.0
+    less = 0.0
+    if training.gradient_precision is None and training.precision in ("bf16", "fp8"):
+        less += sizes.gradient / 2 * trained.share(sharded=plan.shard in SHARDS_GRADIENTS)
+    if plan.fp8_gather is None:
+        less += cast / _CAST_COPIES * weight_bytes(graph)
+    if UNSAID_RECOMPUTATION in job.assumed:
+        again = replace(job, plan=replace(plan, recompute="full"))
+        least = max(moment.total for moment in _moments(again, graph, stage, profile, sizes, trained))
+        less += max(0.0, most.total - least)
+    return less
+
+
 def _cast_weights_bytes(graph: OpGraph, stage: Stage) -> float:
     """Of weights in fp8 that stay for all micro-batches of a step, as they lie and transposed."""
-    return float(
-        sum(
-            graph.buffers[buffer].size_bytes
-            for block in stage.blocks
-            for i in (*block.piece.forward.tolist(), *block.piece.backward.tolist())
-            if graph.ops[i].operator.name == SCALED
-            for buffer in graph.ops[i].reads
-            if graph.buffers[buffer].category == "weights"
-        )
+    return float(sum(_cast_bytes(graph, block.piece) for block in stage.blocks))
+
+
+@functools.lru_cache(maxsize=256)
+def _cast_bytes(graph: OpGraph, piece: Piece) -> int:
+    return sum(
+        graph.buffers[buffer].size_bytes
+        for i in (*piece.forward.tolist(), *piece.backward.tolist())
+        if graph.ops[i].operator.name == SCALED
+        for buffer in graph.ops[i].reads
+        if graph.buffers[buffer].category == "weights"
     )
 
 
@@ -197,6 +235,10 @@ def _moments(
     everything = sum(
         count * sum(one.kept for one in chunk) for count, chunk in zip(counts, chunks, strict=True)
     )
+    if job.plan.offload_activations:  # what is on its way to the host and back
+        everything += _LAYERS_ON_THE_WAY * max(
+            block.piece.kept_bytes for block in stage.blocks if block.is_layer
+        )
     for count, blocks, chunk in zip(counts, stage.chunks, chunks, strict=True):
         if count and blocks:
             shards = _shard_buffers(job, graph, blocks, profile, sizes, trained)
@@ -226,7 +268,7 @@ def _chunk_moments(
     for i in range(len(blocks) - 1, -1, -1):
         one, block = memories[i], blocks[i]
         whole = shards.backward(i) if shards else _NOTHING
-        most = one.with_gradients if shards else one.backward
+        most = one.with_gradients if shards or sizes.fleeting_gradient else one.backward
         yield _Moment(
             phase="backward",
             kept=left,
@@ -299,7 +341,7 @@ def _cached_bytes(
     largest = max((weight.elements * ITEM_BYTES[weight.dtype] for weight in stage.weights), default=0)
     scratch = profile.parameter_copies * largest if largest > logits and not expands else 0.0
     ahead = _passes_ahead(job, stage, stalled=stalled) if profile.gathers_on_own_stream else 0.0
-    fetched = ahead * sum(_fetched_bytes(graph, block) for block in stage.blocks)
+    fetched = ahead and ahead * sum(_fetched_bytes(graph, block.piece) for block in stage.blocks)
     returnable = streams - most.total + fetched + scratch
     return split + returnable, returnable
 
@@ -318,10 +360,9 @@ def _passes_ahead(job: Job, stage: Stage, *, stalled: bool) -> float:
     return max(0.0, passes - 2.0) if stalled else passes
 
 
-def _fetched_bytes(graph: OpGraph, block: Block) -> int:
+@functools.lru_cache(maxsize=256)
+def _fetched_bytes(graph: OpGraph, piece: Piece) -> int:
     """What tensor parallelism gathers in a forward pass and lets go."""
-    gathers = (
-        graph.ops[i] for i in block.piece.forward.tolist() if graph.ops[i].operator.name == "all_gather"
-    )
+    gathers = (graph.ops[i] for i in piece.forward.tolist() if graph.ops[i].operator.name == "all_gather")
     written = (graph.buffers[buffer] for op in gathers for buffer in op.writes)
     return sum(buffer.size_bytes for buffer in written if buffer.category == "temporaries")

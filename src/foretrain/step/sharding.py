@@ -70,7 +70,10 @@ _LEAST_MATRIX = 1 << 16
 def wire_bytes(layout: Layout, elements: float, *, gradients: bool, trained: bool = True) -> float:
     """Bytes of so many gradients or parameters on the network; of those that are ``trained``, or of all."""
     habits, job = layout.profile, layout.job
-    precision, given = job.workload.training.precision, job.plan.reduce_precision
+    training, given = job.workload.training, job.plan.reduce_precision
+    precision = training.precision
+    if given is None and habits.keeps_fp32_gradients:  # they travel as they are added up
+        given = training.gradient_precision
     if gradients and given is not None:
         return _PRECISION_BYTES[given] * elements
     if gradients and habits.reduces_in_fp32 and precision != "fp16":
