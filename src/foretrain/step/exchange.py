@@ -108,6 +108,28 @@ def _seconds(layout: Layout, kind: Kind, sizes: Column, members: Team) -> Column
     return np.where(sizes > 0, found, 0.0)
 
 
+_OF_ATTENTION, _OF_OTHERS = 0.5, 0.3
+"""What attention and kernels that move data lose beside a collective, as a share of what products lose."""
+_FEW_CHANNELS = 0.45
+"""Of the same, where a collective has a few channels: sockets, PCIe, and processes on CPUs."""
+
+
+def slowdown(layout: Layout, stage: Stage) -> float:
+    """What hidden communication takes from a rank's computation, as a share of its time: by what the rank
+    computes, and by how many processors the collectives' kernels hold."""
+    calls, costs = stage.calls, layout.calls
+    calls = calls[~costs.communicates[calls]]
+    weights = np.where(costs.attends, _OF_ATTENTION, np.where(costs.multiplies, 1.0, _OF_OTHERS))[calls]
+    seconds = costs.device_s[calls]
+    lost = float((weights * seconds).sum() / seconds.sum()) if seconds.any() else 1.0
+    links = {
+        (group.inter_node if layout.teams.data.nodes > 1 else group.intra_node).kind
+        for group in layout.job.cluster.groups
+    }
+    few = bool(links & {"pcie", "ethernet", "loopback"}) or layout.job.cluster.device.is_cpu
+    return layout.tuning.slowdown * (_FEW_CHANNELS if few else lost)
+
+
 def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, float], ...], float, float]:
     """Buckets beside the backward pass, what waits for its end, and what follows the optimizer or goes beside
     the next forward pass."""

@@ -102,7 +102,7 @@ class Profile:
     """How layers are dealt out to the stages of a pipeline."""
 
 
-_PYTORCH = Profile(checkpoint_hooks=True)
+_PYTORCH = Profile(checkpoint_hooks=True, casts_shards=True)
 _MEGATRON = Profile(
     loss_copies=1.5,
     logs_memory_of="last",

@@ -36,9 +36,10 @@ KINDS: dict[str, Kind] = {
 }
 """What the collectives of a graph are to the network."""
 _MESSAGE_HOST_S = 60e-6
-_SLOWDOWN = 0.10
-"""Hidden communication takes this share of its time from the computation beside it: both use memory and
-processors."""
+_SLOWDOWN = 0.22
+"""Hidden communication takes this share of its time from the matrix products beside it: NCCL's kernels hold
+16 to 24 of some 130 processors, and products that are laid out for all of them run 1.25 to 1.34 times as long
+beside as many blocks that copy (``data/h200_contention.jsonl``)."""
 _SAVED = ("activations", "weights", "inputs")
 """What of the forward pass a backward operator reads."""
 _KERNEL_S = 3e-6
@@ -68,6 +69,7 @@ class Tuning:
     step_s: float = 0.0
     """Time per step that belongs to no operator."""
     slowdown: float = _SLOWDOWN
+    """What hidden communication takes from products, as a share of its time."""
     activations: float = 1.0
     """On the memory of activations and temporaries."""
     memory_bytes: float = 0.0
@@ -90,6 +92,8 @@ class Layout:
     network: Collectives
     step_overhead_s: float
     """Host time per step that belongs to no operator."""
+    host_speed: float = 1.0
+    """How much faster the host is than the one that figures come from."""
     tuning: Tuning = field(default_factory=Tuning)
     shares: tuple[float, ...] = ()
     """Of an even part of the batch, what a device of each group gets where it is split by speed."""
@@ -151,6 +155,7 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
         calls=cost_calls(job, graph, costs, host, network, teams, gap_s),
         network=network,
         step_overhead_s=host.step_overhead_s + habits.step_s,
+        host_speed=host.speed / habits.host,
         shares=tuple(_speeds(job, graph, costs)[1]) if job.plan.balance == "speed" else (),
     )
 

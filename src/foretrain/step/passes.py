@@ -15,7 +15,7 @@ from foretrain.graph.opset import communicates, is_product, traits
 from foretrain.plan import Plan
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
-from foretrain.step.sharding import copies_in_s, copies_out_s, shards
+from foretrain.step.sharding import copies_in_s, copies_out_s, hooks_s, shards, update_hooks_s
 from foretrain.step.spans import Column, Span, span
 
 _HIDDEN_SHARE = 0.8
@@ -63,7 +63,8 @@ class Pass:
 
 def forward_pass(layout: Layout, block: Block) -> Pass:
     """The forward pass of a block, with what ZeRO 3 copies for it."""
-    return _with(_forward(layout, block), copies_out_s(layout, block))
+    host_s = hooks_s(layout, block, backward=False)
+    return _with(_forward(layout, block), copies_out_s(layout, block), host_s=host_s)
 
 
 def _forward(layout: Layout, block: Block) -> Pass:
@@ -81,7 +82,8 @@ def backward_pass(layout: Layout, block: Block) -> Pass:
     if not layout.job.trains:
         return backward
     copied = copies_out_s(layout, block, again=True) + copies_in_s(layout, block)
-    return _with(backward, _accumulation_s(layout, block) + copied)
+    host_s = hooks_s(layout, block, backward=True)
+    return _with(backward, _accumulation_s(layout, block) + copied, host_s=host_s)
 
 
 def recomputed(layout: Layout, block: Block) -> Index:
@@ -134,7 +136,8 @@ def optimizer_pass(layout: Layout, stage: Stage) -> Pass:
         update = _OFFLOAD_UPDATE_BYTES * updated / _HOST_MEMORY_BYTES_PER_S
         return _with(result, moved + update, host_s=update)
     clips = layout.profile.clips_gradients
-    return _with(result, _CLIP_BYTES * updated / memory_rate(layout.job) if clips else 0.0)
+    clipping_s = _CLIP_BYTES * updated / memory_rate(layout.job) if clips else 0.0
+    return _with(result, clipping_s, host_s=update_hooks_s(layout, stage.weights))
 
 
 def update_share(layout: Layout, stage: Stage) -> tuple[float, float]:
@@ -166,9 +169,9 @@ def _pass(layout: Layout, calls: Index, *, hides: bool = False) -> Pass:
 
 def _with(calls: Pass, beside_s: float, host_s: float = 0.0) -> Pass:
     """The same calls, and time behind them that belongs to no traced op."""
-    if not beside_s:
+    if not beside_s and not host_s:
         return calls
-    together = calls.span + Span(host_s, beside_s, beside_s)
+    together = calls.span + Span(host_s, beside_s, max(host_s, beside_s))
     return dataclasses.replace(calls, span=together, beside_s=calls.beside_s + beside_s)
 
 

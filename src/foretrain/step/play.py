@@ -14,7 +14,13 @@ from foretrain.costs.roofline import arithmetic
 from foretrain.forecast import RankMemory, fullest_of
 from foretrain.graph import Phase
 from foretrain.job import Job
-from foretrain.step.exchange import ShardTraffic, replica_traffic, sent_bytes, shard_traffic
+from foretrain.step.exchange import (
+    ShardTraffic,
+    replica_traffic,
+    sent_bytes,
+    shard_traffic,
+    slowdown,
+)
 from foretrain.step.frameworks import Profile
 from foretrain.step.layout import COLLECTIVE_HOST_S, Layout, Tuning, on_efa
 from foretrain.step.memory import rank_memory
@@ -305,7 +311,7 @@ def _work(layout: Layout, stage: Stage, passes: Sequence[tuple[Span, Span]]) -> 
         host_call_s=COLLECTIVE_HOST_S,
         step_overhead_s=layout.step_overhead_s,
         waits_for_device=layout.profile.waits_each_step,
-        slowdown=layout.tuning.slowdown,
+        slowdown=slowdown(layout, stage),
     )
 
 
