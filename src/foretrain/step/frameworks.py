@@ -273,9 +273,13 @@ def attention_factor(habits: Profile, capability: float) -> float:
     """Time of the framework's attention beside the fastest one that is known for the device.
 
     FlashAttention reaches 25 to 40 % of an A100's rate and its second version 50 to 73 % (Dao 2023, arXiv
-    2307.08691); the second one is 1.5 to 2 times slower on an H100 than later kernels (Shah et al. 2024,
-    arXiv 2407.08608).
+    2307.08691). The second one is 1.5 to 2 times slower on an H100 than later kernels (Shah et al. 2024,
+    arXiv 2407.08608), and 1.75 times slower than cuDNN's on an H200 (``data/h200_ranks.jsonl``, context 4).
     """
-    if habits.attention_generation == 1:
-        return 1.8
-    return 1.5 if habits.attention_generation == 2 and capability >= 9 else 1.0
+    if habits.attention_generation is None:
+        return 1.0
+    first = _FIRST_FLASH if habits.attention_generation == 1 else 1.0
+    return first * (_SECOND_FLASH_ON_HOPPER if capability >= 9 else 1.0)
+
+
+_FIRST_FLASH, _SECOND_FLASH_ON_HOPPER = 1.8, 1.75

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from foretrain.graph import PHASES, OpGraph
 from foretrain.graph.opset import communicates, is_product, traits
 from foretrain.plan import Plan
+from foretrain.step.context import with_context
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
 from foretrain.step.sharding import copies_in_s, copies_out_s, hooks_s, shards, update_hooks_s
@@ -162,6 +163,8 @@ def _pass(layout: Layout, calls: Index, *, hides: bool = False) -> Pass:
     host_s, busy_s, gaps_s = costs.host_s[calls], costs.device_s[calls], costs.gaps_s[calls]
     if hides:
         busy_s = busy_s - _hidden(layout.graph, calls, busy_s + gaps_s)
+    if layout.job.plan.context > 1:
+        busy_s = with_context(layout, calls, busy_s)
     communication_s = float(busy_s[costs.communicates[calls]].sum())
     together = span(host_s, busy_s + gaps_s, communication_s, costs.waits[calls])
     return Pass(span=together, op=calls, host_s=host_s, busy_s=busy_s, gaps_s=gaps_s)
