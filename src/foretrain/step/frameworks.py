@@ -48,9 +48,10 @@ class Profile:
     """Gradients of low-precision weights go over the network in fp32."""
     casts_shards: bool = False
     """ZeRO 3 fetches parameters and hands out gradients in the precision of the computation."""
-    flat_shards: bool = False
-    """ZeRO 3 keeps the parameters of a block as one (FSDP1): they are views of what is gathered, and the host
-    waits until it may gather the next."""
+    sharding: Literal["parameters", "flat", "buffers"] = "parameters"
+    """How ZeRO 3 keeps a block: parameter by parameter (FSDP2), copied out of what is gathered and into what
+    is reduced; as a flat one (FSDP1), which is gathered in place, and the host waits until it may gather the
+    next; or in buffers that kernels read and add to in place (Megatron)."""
     splits_root: bool = False
     """ZeRO 3 gathers embedding and head by themselves, not together as what is left of the model."""
     keeps_in_pipeline: bool = True
@@ -104,6 +105,7 @@ class Profile:
 
 _PYTORCH = Profile(checkpoint_hooks=True, casts_shards=True)
 _MEGATRON = Profile(
+    sharding="buffers",
     loss_copies=1.5,
     logs_memory_of="last",
     flash_attention=True,
@@ -164,9 +166,9 @@ _PROFILES: dict[Framework, Profile] = {
     "megatron": _MEGATRON,
     "nanotron": _NANOTRON,
     "llm-foundry": dataclasses.replace(
-        _FSDP, fusion=Fusion(losses=True), attention_generation=1, flat_shards=True
+        _FSDP, fusion=Fusion(losses=True), attention_generation=1, sharding="flat"
     ),
-    "fms-fsdp": dataclasses.replace(_FSDP, checkpoint_hooks=True, flat_shards=True),
+    "fms-fsdp": dataclasses.replace(_FSDP, checkpoint_hooks=True, sharding="flat"),
     "torchtitan": dataclasses.replace(
         _FSDP,
         fusion=Fusion(norms=True),

@@ -304,7 +304,7 @@ def _work(layout: Layout, stage: Stage, passes: Sequence[tuple[Span, Span]]) -> 
         syncs_last=once,
         prefetches=habits.prefetches,
         hands_out_beside=habits.overlaps_reduce,
-        host_waits=habits.flat_shards,
+        host_waits=habits.sharding == "flat",
         buckets=buckets,
         after_backward_s=after_backward,
         after_optimizer_s=after_optimizer,

@@ -24,7 +24,7 @@ _GATHER_HOST_S, _REDUCE_HOST_S = 1.1e-3, 1.0e-3
 """What the host needs for the hooks of a block with nine parameters: gathering it, and handing out its
 gradients."""
 _FLAT_HOST_S = 0.5e-3
-"""The same of FSDP1, which loops over no parameters; assumed."""
+"""The same of FSDP1 and Megatron, which loop over no parameters; assumed."""
 _UPDATE_HOST_S = 60e-6
 """For each parameter that is a DTensor in clipping and the optimizer."""
 
@@ -125,7 +125,7 @@ def syncs_last(job: Job, habits: Profile) -> bool:
 def copies_out_s(layout: Layout, block: Block, *, again: bool = False) -> float:
     """Device time in which FSDP copies gathered parameters from one buffer to their own places, before a
     forward pass or ``again`` before a backward pass; flat parameters are views of the buffer."""
-    if layout.profile.flat_shards or (again and stays_gathered(layout, block)):
+    if layout.profile.sharding != "parameters" or (again and stays_gathered(layout, block)):
         return 0.0
     moved = 2 * wire_bytes(layout, _shared(layout, block, trained=False), gradients=False, trained=False)
     return (
@@ -138,10 +138,12 @@ def copies_out_s(layout: Layout, block: Block, *, again: bool = False) -> float:
 
 def copies_in_s(layout: Layout, block: Block) -> float:
     """Device time in which it copies the gradients of a block into the buffer that is reduced."""
+    if layout.profile.sharding == "buffers":
+        return 0.0
     trained = _shared(layout, block, trained=True)
     sent, made = (wire_bytes(layout, trained, gradients=gradients) for gradients in (True, False))
     share = _IN_SHARE if sent == made else _IN_SHARE_CAST
-    rate = (COPY_SHARE if layout.profile.flat_shards else share) * memory_rate(layout.job)
+    rate = (COPY_SHARE if layout.profile.sharding == "flat" else share) * memory_rate(layout.job)
     return (sent + made) * _exchanges(layout) / rate * layout.tuning.traffic
 
 
@@ -149,8 +151,8 @@ def hooks_s(layout: Layout, block: Block, *, backward: bool) -> float:
     """What the host needs around a pass of a block to gather it and to hand out its gradients."""
     if not _shared(layout, block, trained=False):
         return 0.0
-    flat, speed = layout.profile.flat_shards, layout.host_speed
-    gather, reduce = (_FLAT_HOST_S, _FLAT_HOST_S) if flat else (_GATHER_HOST_S, _REDUCE_HOST_S)
+    each, speed = layout.profile.sharding == "parameters", layout.host_speed
+    gather, reduce = (_GATHER_HOST_S, _REDUCE_HOST_S) if each else (_FLAT_HOST_S, _FLAT_HOST_S)
     if not backward:
         return gather * _exchanges(layout) / speed
     gathers = 0.0 if stays_gathered(layout, block) else 1.0
@@ -160,7 +162,8 @@ def hooks_s(layout: Layout, block: Block, *, backward: bool) -> float:
 
 def update_hooks_s(layout: Layout, weights: Iterable[Weight]) -> float:
     """What the host needs in a step to clip and update parameters that are shards."""
-    if layout.job.plan.shard != "zero3" or layout.profile.flat_shards or layout.teams.data.size == 1:
+    is_sharded = layout.job.plan.shard == "zero3" and layout.teams.data.size > 1
+    if not is_sharded or layout.profile.sharding != "parameters":
         return 0.0
     return _UPDATE_HOST_S * sum(weight.trainable for weight in weights) / layout.host_speed
 
