@@ -122,11 +122,9 @@ def slowdown(layout: Layout, stage: Stage) -> float:
     weights = np.where(costs.attends, _OF_ATTENTION, np.where(costs.multiplies, 1.0, _OF_OTHERS))[calls]
     seconds = costs.device_s[calls]
     lost = float((weights * seconds).sum() / seconds.sum()) if seconds.any() else 1.0
-    links = {
-        (group.inter_node if layout.teams.data.nodes > 1 else group.intra_node).kind
-        for group in layout.job.cluster.groups
-    }
-    few = bool(links & {"pcie", "ethernet", "loopback"}) or layout.job.cluster.device.is_cpu
+    groups, leaves = layout.job.cluster.groups, layout.teams.data.nodes > 1
+    links = {(group.inter_node if leaves else group.intra_node).kind for group in groups}
+    few = bool(links & {"pcie", "ethernet", "loopback"}) or any(group.device.is_cpu for group in groups)
     return layout.tuning.slowdown * (_FEW_CHANNELS if few else lost)
 
 

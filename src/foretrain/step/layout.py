@@ -15,7 +15,7 @@ from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
 from foretrain.graph import PHASES, Operator, OpGraph
-from foretrain.graph.opset import communicates, is_attention, permutes, waits
+from foretrain.graph.opset import communicates, is_attention, is_product, permutes, waits
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, attention_factor, profile
@@ -203,6 +203,8 @@ def cost_calls(
     if job.plan.recompute != "none" and whole and habits.checkpoint_hooks and not graph.recomputes:
         host_s += host.hook_time_s * habits.host * _OF_SAVED * _hooks(graph)
     which = graph.operator_index
+    if job.plan.tensor > 1:
+        host_s += _of_cut_layers(graph, habits) / host.speed
     host_s[moving[which]] = COLLECTIVE_HOST_S
     if device.is_cpu:  # the thread that issues an operator also runs it
         device_s[~moving] *= crowding(job.cluster.devices_per_node * device.cores)
@@ -226,6 +228,14 @@ def cost_calls(
         ),
         waits=mask(waits(operator.name) and not habits.flash_attention for operator in operators),
     )
+
+
+def _of_cut_layers(graph: OpGraph, habits: Profile) -> Column:
+    """Host seconds beside each product of layers that tensor parallelism cuts."""
+    multiplies = np.array([is_product(operator.name) for operator in graph.operators], dtype=np.bool_)
+    forward, backward = habits.cut_product_s
+    by_phase = np.array([{"forward": forward, "backward": backward}.get(phase, 0.0) for phase in PHASES])
+    return by_phase[graph.phase_index] * multiplies[graph.operator_index]
 
 
 def _share_of_micro_batches(job: Job, graph: OpGraph, habits: Profile) -> Column:
