@@ -15,7 +15,7 @@ _FUSED_BYTES = (10.0, 10.0)
 reads and writes the sum in fp32 and reads a piece (Transformer Engine's correction; its sum of gradients)."""
 _PLAIN_BYTES = (38.0, 100.0)
 """The same by torch's own operators: four of them forward, and gradients of keys and values that travel;
-backward from ``data/h200_ranks.jsonl``, context 4."""
+backward from ``data/h200_fsdp.jsonl``, context 4."""
 
 
 def with_context(layout: Layout, calls: Index, busy_s: Column) -> Column:

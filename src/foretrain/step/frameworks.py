@@ -282,7 +282,7 @@ def attention_factor(habits: Profile, capability: float) -> float:
 
     FlashAttention reaches 25 to 40 % of an A100's rate and its second version 50 to 73 % (Dao 2023, arXiv
     2307.08691). The second one is 1.5 to 2 times slower on an H100 than later kernels (Shah et al. 2024,
-    arXiv 2407.08608), and 1.75 times slower than cuDNN's on an H200 (``data/h200_ranks.jsonl``, context 4).
+    arXiv 2407.08608), and 1.75 times slower than cuDNN's on an H200 (``data/h200_fsdp.jsonl``, context 4).
     """
     if habits.attention_generation is None:
         return 1.0

@@ -19,7 +19,7 @@ from foretrain.step.partition import Block, blocks
 _PRECISION_BYTES = {"fp32": 4.0, "bf16": 2.0}
 _IN_SHARE, _IN_SHARE_CAST = 0.71, 0.41
 """Of the memory's rate, by FSDP2's kernel that puts gradients together (``chunk_cat``): as they are, and cast
-on the way; from ``data/h200_ranks.jsonl``, as what follows."""
+on the way; from ``data/h200_fsdp.jsonl``, as what follows."""
 _GATHER_HOST_S, _REDUCE_HOST_S = 1.1e-3, 1.0e-3
 """What the host needs for the hooks of a block with nine parameters: gathering it, and handing out its
 gradients."""
