@@ -144,6 +144,19 @@ class Plan:
                 f"plan.context_exchange: {self.context_exchange!r} needs plan.context of 2 or more"
             )
 
+    def expert_width(self, framework: str, world: int) -> int:
+        """Ranks that share each expert: as the plan says, else as the framework has it.
+
+        Without an expert group, the tensor team cuts experts as it does other layers. Megatron goes on so
+        with one (``expert_tensor_parallel_size`` defaults to the tensor degree) where there are devices for
+        it; torchtitan keeps experts whole then.
+        """
+        if self.expert_tensor is not None:
+            return self.expert_tensor
+        enough = world % (self.pipeline * self.expert * self.tensor) == 0
+        follows = self.expert == 1 or (framework in _EXPERTS_FOLLOW_TENSOR and enough)
+        return self.tensor if follows else 1
+
 
 _RINGS = ("megatron", "internevo")
 """Frameworks whose context parallelism is a ring unless they are told otherwise."""
@@ -151,3 +164,7 @@ _RINGS = ("megatron", "internevo")
 
 def _word(value: bool | int) -> str:
     return str(value).lower()
+
+
+_EXPERTS_FOLLOW_TENSOR = ("megatron", "internevo")
+"""Frameworks that cut experts as the tensor team cuts other layers unless they are told otherwise."""

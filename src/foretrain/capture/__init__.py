@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_folder", "capture", "capture_job", "capture_rank", "needs_torch"]
 
-_RANK_REVISION = 3
+_RANK_REVISION = 7
 """Raised when what ``capture_rank`` adds to a graph changes, so that older cached ones are made anew."""
 
 
@@ -200,7 +200,8 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
         return _with_weights(_given_graph(job))
     split = {
         "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": _context(job),
-        "expert": plan.expert,
+        "expert": [plan.expert, job.expert_tensor, plan.expert_imbalance, plan.expert_capacity],
+        "dispatcher": plan.dispatcher,
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan,
         "framework": framework, **({} if job.trains or plan.tensor == 1 else {"logits": "whole"}),
         **_unread(job),

@@ -134,13 +134,13 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
     habits, plan, data = layout.profile, layout.job.plan, layout.teams.data
     if plan.servers:
         return (), _server_s(layout, stage), 0.0
-    if data.size == 1 or not layout.job.trains:
+    own = layout.teams.expert_data
+    if max(data.size, own.size) == 1 or not layout.job.trains:
         return (), 0.0, 0.0
     sizes = _buckets(layout, stage, habits.bucket_bytes if habits.overlaps_reduce else 0.0)
     seconds = _summing_s(layout, np.array([size for _, size in sizes]), data)
     times = list(zip([block for block, _ in sizes], seconds.tolist(), strict=True))
     experts = _elements(stage.weights, expert=True, trainable=True)
-    own = layout.teams.expert_data
     after = 0.0
     if experts and own.size > 1:
         after = float(_summing_s(layout, np.array([wire_bytes(layout, experts, gradients=True)]), own)[0])
@@ -149,6 +149,9 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
         updated = _elements(stage.weights, expert=False, trainable=True)
         size = np.array([wire_bytes(layout, updated, gradients=False)])
         gather = float(_seconds(layout, "all_gather", size, shards(plan, data))[0])
+        if experts and own.size > 1:
+            handed = np.array([wire_bytes(layout, experts, gradients=False)])
+            gather += float(_seconds(layout, "all_gather", handed, shards(plan, own))[0])
     if habits.overlaps_reduce:
         return tuple(times), after, gather
     return (), after + sum(seconds for _, seconds in times), gather

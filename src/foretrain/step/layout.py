@@ -15,7 +15,15 @@ from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
 from foretrain.graph import PHASES, Operator, OpGraph
-from foretrain.graph.opset import communicates, is_attention, is_product, permutes, waits
+from foretrain.graph.opset import (
+    communicates,
+    is_attention,
+    is_product,
+    moves_rows,
+    permutes,
+    traits,
+    waits,
+)
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, attention_factor, profile
@@ -25,6 +33,8 @@ from foretrain.step.spans import Column, Mask
 
 COLLECTIVE_HOST_S = 25e-6
 """What the host needs to issue a collective, from Python to NCCL's kernel."""
+READ_COUNTS = "moe.read_counts"
+"""Where the host reads how many rows each expert has, which shapes all that follows in the layer."""
 COPY_SHARE = 0.85
 """Of the memory's rate, by long copies."""
 KINDS: dict[str, Kind] = {
@@ -190,8 +200,7 @@ def cost_calls(
     device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
     device_s[~moving] = share * costs.device_time_s(own, device, precision)
     kernels[~moving] = costs.kernels(own, device, precision)
-    if habits.fuses_permutation:
-        _copy_only(operators, device, device_s)
+    _copy_only(operators, device, device_s, all_indexing=habits.fuses_permutation)
     device_s *= _as_the_framework_has_it(operators, device, habits)
     least_s = habits.tensor_message_s if on_efa(job) else 0.0
     for i in np.flatnonzero(moving).tolist():
@@ -226,7 +235,10 @@ def cost_calls(
         outside=mask(
             communicates(operator.name) and teams.named(operator.overload).nodes > 1 for operator in operators
         ),
-        waits=mask(waits(operator.name) and not habits.flash_attention for operator in operators),
+        waits=mask(
+            waits(operator.name) and (operator.name == READ_COUNTS or not habits.flash_attention)
+            for operator in operators
+        ),
     )
 
 
@@ -283,23 +295,38 @@ def _hooks(graph: OpGraph) -> Column:
     return found
 
 
-def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column) -> None:
-    """Indexing at the speed of a copy."""
+def _copy_only(
+    operators: Sequence[Operator], device: Device, device_s: Column, *, all_indexing: bool
+) -> None:
+    """Kernels that move rows of tokens, and with ``all_indexing`` all that index, at the speed of a copy."""
     for i, operator in enumerate(operators):
-        if permutes(operator.name):
+        if moves_rows(operator.name) or (all_indexing and permutes(operator.name)):
             device_s[i] = min(
                 device_s[i], _KERNEL_S + operator.bytes / (COPY_SHARE * device.memory_bytes_per_s)
             )
 
 
 def _as_the_framework_has_it(operators: Sequence[Operator], device: Device, habits: Profile) -> Column:
-    """Factors on device times: the framework's attention."""
+    """Factors on device times: the framework's attention, and what a window spares it."""
     attention = attention_factor(habits, float(device.capability or 0))
     factors = np.ones(len(operators))
     for i, operator in enumerate(operators):
         if operator.flops:
-            factors[i] = attention if is_attention(operator.name) else 1.0
+            factors[i] = attention * _window_share(operator) if is_attention(operator.name) else 1.0
     return factors
+
+
+_WINDOW_TILE = 128
+"""Keys that an attention kernel works on at once: a window begins and ends somewhere in such a tile."""
+
+
+def _window_share(operator: Operator) -> float:
+    """Of the keys that causal attention meets on average, those that lie in its window."""
+    window = operator.args.get("window")
+    if window is None:
+        return 1.0
+    keys = operator.inputs[2 if traits(operator.name).backward else 1].shape[-2]
+    return float(min(1.0, 2 * (int(window) + _WINDOW_TILE) / keys))
 
 
 def slowest_device(job: Job, graph: OpGraph, costs: CostModel) -> tuple[Device, float]:
@@ -343,10 +370,11 @@ def collective_s(
 
 
 def message_bytes(operator: Operator) -> float:
-    """The size of a collective as ``Collectives`` counts it."""
-    return float(
-        sum(
-            spec.size_bytes
-            for spec in (operator.outputs if operator.name == "all_gather" else operator.inputs)
-        )
+    """The size of a collective as ``Collectives`` counts it; of an all-to-all, the larger of what goes out
+    and comes in."""
+    inputs, outputs = (
+        sum(spec.size_bytes for spec in specs) for specs in (operator.inputs, operator.outputs)
     )
+    if operator.name == "all_to_all":
+        return float(max(inputs, outputs))
+    return float(outputs if operator.name == "all_gather" else inputs)

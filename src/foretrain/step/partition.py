@@ -345,12 +345,15 @@ def _cuts(work: Sequence[float], before: float, after: float, parts: int) -> lis
 class Teams:
     """The communicators that a rank belongs to.
 
-    Ranks are numbered tensor first, then context, data and pipeline.
+    Ranks are numbered tensor first, then context, data and pipeline; for experts, those of a stage once more:
+    those that share an expert first, then the expert group, then those that hold the same experts.
     """
 
     tensor: Team
     context: Team
     expert: Team
+    expert_tensor: Team
+    """Those that share each expert."""
     data: Team
     """Those that hold the same dense parameters: data x context."""
     expert_data: Team
@@ -362,17 +365,22 @@ class Teams:
     def of(cls, job: Job) -> Teams:
         plan, per_node = job.plan, job.cluster.devices_per_node
         assert plan.data is not None
-        replicas = plan.data * plan.context
-        inside = min(plan.expert, replicas)
-        across_tensor = max(1, plan.expert // inside)
+        replicas, shared = plan.data * plan.context, job.expert_tensor
+        of_stage, grouped = plan.tensor * replicas, plan.expert * shared
         return cls(
             tensor=team(plan.tensor, 1, per_node),
             context=team(plan.context, plan.tensor, per_node),
-            expert=team(plan.expert, max(1, plan.tensor // across_tensor), per_node),
+            expert=team(plan.expert, shared, per_node),
+            expert_tensor=team(shared, 1, per_node),
             data=team(replicas, plan.tensor, per_node),
-            expert_data=team(max(1, replicas // inside), plan.tensor * inside, per_node),
-            stages=team(2, plan.tensor * replicas, per_node) if plan.pipeline > 1 else team(1, 1, per_node),
+            expert_data=team(job.expert_replicas, grouped, per_node),
+            stages=team(2, of_stage, per_node) if plan.pipeline > 1 else team(1, 1, per_node),
         )
 
     def named(self, name: str) -> Team:
-        return {"tensor": self.tensor, "context": self.context, "expert": self.expert}[name]
+        return {
+            "tensor": self.tensor,
+            "context": self.context,
+            "expert": self.expert,
+            "expert_tensor": self.expert_tensor,
+        }[name]

@@ -512,7 +512,7 @@ def _with_activations(rank: RankMemory, factor: float) -> RankMemory:
 def _in_graph_pools(rank: RankMemory, layout: Layout, stage: Stage) -> RankMemory:
     """What CUDA graphs allocate lies in pools of their own: reserved, but not among what torch counts as
     allocated when they are replayed. Gradients come out of them."""
-    gradients = gradient_bytes(layout.graph, layout.job.plan, stage) if layout.job.trains else 0.0
+    gradients = gradient_bytes(layout.graph, layout.job, stage) if layout.job.trains else 0.0
     if layout.job.runs_alone:
         gradients = sum(b.size_bytes for b in layout.graph.buffers if b.category == "gradients")
     inside = dict.fromkeys(("activations", "temporaries", "workspaces", "rounding"), 0.0)

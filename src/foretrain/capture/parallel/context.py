@@ -11,15 +11,22 @@ sequence.
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
+from torch import nn
 
 from foretrain.capture.parallel.collectives import all_gather, exchange, gather
 from foretrain.capture.tracing.cuda_kernels import Attend, attention_through
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.plan import ContextExchange
+
+_WRITTEN_OUT = "eager_attention_forward"
+"""The function of a model's file in transformers that computes attention by single operators."""
 
 
 class ContextParallel:
@@ -31,15 +38,41 @@ class ContextParallel:
         self._masks: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @contextlib.contextmanager
-    def attention(self) -> Iterator[None]:
+    def attention(self, module: nn.Module) -> Iterator[None]:
+        """While this is open, attention of the module sees the keys and values of all ranks: torch's, or that
+        which transformers writes out for a model (sinks, soft caps)."""
         if self._degree == 1:
             yield
             return
-        with attention_through(self._over_heads if self._by == "alltoall" else self._over_keys):
+        around = self._over_heads if self._by == "alltoall" else self._over_keys
+        with attention_through(around), contextlib.ExitStack() as written_out:
+            for code in {sys.modules[type(child).__module__] for child in module.modules()}:
+                if hasattr(code, _WRITTEN_OUT):
+                    own = functools.partial(self._by_hand, getattr(code, _WRITTEN_OUT))
+                    written_out.enter_context(mock.patch.object(code, _WRITTEN_OUT, own))
             try:
                 yield
             finally:
                 self._masks.clear()
+
+    def _by_hand(
+        self,
+        attend: Any,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if self._by == "alltoall":
+            raise UnsupportedJob(
+                "plan.context_exchange: 'alltoall' needs torch's attention; use ring or allgather"
+            )
+        return self._over_keys(
+            lambda q, k, v, m: attend(module, q, k, v, m, *args, **kwargs), query, key, value, mask
+        )
 
     def _over_keys(
         self,
@@ -94,14 +127,17 @@ class ContextParallel:
     def _to_heads(self, x: torch.Tensor) -> torch.Tensor:
         samples, heads, tokens, size = x.shape
         parts = x.view(samples, self._degree, heads // self._degree, tokens, size).transpose(0, 1)
-        moved = exchange(parts.contiguous(), "context")  # [rank, sample, head, token, feature]
+        moved = self._exchange(parts)  # [rank, sample, head, token, feature]
         return moved.permute(1, 2, 0, 3, 4).reshape(samples, -1, self._degree * tokens, size)
 
     def _to_tokens(self, x: torch.Tensor) -> torch.Tensor:
         samples, heads, tokens, size = x.shape
         parts = x.view(samples, heads, self._degree, tokens // self._degree, size).permute(2, 0, 1, 3, 4)
-        moved = exchange(parts.contiguous(), "context")
+        moved = self._exchange(parts)
         return moved.transpose(0, 1).reshape(samples, self._degree * heads, -1, size)
+
+    def _exchange(self, parts: torch.Tensor) -> torch.Tensor:
+        return exchange(parts.contiguous(), "context", self._degree)
 
     def _widened(self, mask: torch.Tensor) -> torch.Tensor:
         """The mask of the rank's queries against all keys; layers share it."""
