@@ -108,6 +108,19 @@ def test_a_slower_network_is_slower() -> None:
     assert step_s(job(slow)) > step_s(job(fast))
 
 
+def test_collectives_that_run_in_pieces_hide_behind_products_and_registered_buffers_slow_less() -> None:
+    long = {"sequence": 8192}
+    pieces, whole = (
+        step_s(job(None, long, tensor=8, sequence_parallel=True, overlap={"tensor": on}, micro_batch=64))
+        for on in (True, False)
+    )
+    assert pieces < 0.97 * whole
+    plain, registered = (
+        step_s(job(None, long, shard="zero1", registered_buffers=on, micro_batch=8)) for on in (None, True)
+    )
+    assert registered < plain
+
+
 def test_parameters_gathered_beside_the_next_forward_pass_hide_no_longer_than_it_lasts() -> None:
     slow = {"node": "dgx-h100", "nodes": 2, "inter_node": {"kind": "ethernet", "bandwidth": "1 Gb/s"}}
     forecast = PREDICTOR.predict(job(slow, shard="zero2"))

@@ -67,6 +67,9 @@ class Plan:
     """How tokens travel to their experts; None for what the framework does."""
     overlap: Mapping[str, bool] | None = None
     """What runs beside computation and what does not, where it differs from the framework's habit."""
+    registered_buffers: bool | None = None
+    """Whether collectives work in place on buffers that NCCL was told of (its user buffers, torch's symmetric
+    memory) and so take few processors from computation; None for what the framework does."""
     recompute_modules: tuple[str, ...] = ()
     """Parts of a layer that are computed again, with ``recompute = "selective"``."""
     stages: tuple[int, ...] | None = None
@@ -96,6 +99,10 @@ class Plan:
         for name in self.overlap or {}:
             if name not in get_args(Overlap):
                 raise unknown(f"plan.overlap.{name}", name, get_args(Overlap))
+        if (self.overlap or {}).get("tensor") and self.tensor > 1 and not self.sequence_parallel:
+            raise InputError(
+                "plan.overlap.tensor: true needs sequence_parallel = true, whose collectives run in pieces"
+            )
         for name in self.recompute_modules:
             if name not in get_args(RecomputedModule):
                 raise unknown("plan.recompute_modules", name, get_args(RecomputedModule))

@@ -125,7 +125,7 @@ def slowdown(layout: Layout, stage: Stage) -> float:
     groups, leaves = layout.job.cluster.groups, layout.teams.data.nodes > 1
     links = {(group.inter_node if leaves else group.intra_node).kind for group in groups}
     few = bool(links & {"pcie", "ethernet", "loopback"}) or any(group.device.is_cpu for group in groups)
-    return layout.tuning.slowdown * (_FEW_CHANNELS if few else lost)
+    return layout.slowdown * (_FEW_CHANNELS if few else lost)
 
 
 def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, float], ...], float, float]:

@@ -7,10 +7,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+from foretrain.errors import InputError
 from foretrain.graph.fusion import COMPILED, Fusion
 from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.workload import Framework
+
+TensorOverlap = Literal["none", "behind", "piecewise"]
 
 NO_FUSION = Fusion()
 _MIB = 1 << 20
@@ -67,11 +70,9 @@ class Profile:
     """Gradients are summed up while the backward pass runs."""
     overlaps_gather: bool = False
     """Parameters of ZeRO 1 and 2 are handed out while the next forward pass runs."""
-    overlaps_tensor: bool = False
-    """The collectives of tensor parallelism run beside the weight gradients in the backward pass."""
-    overlaps_tensor_forward: bool = False
-    """With sequence parallelism they also run beside the products that they feed or follow, piece by
-    piece."""
+    tensor_overlap: TensorOverlap = "none"
+    """What of the collectives of tensor parallelism runs beside products: of column-parallel layers in the
+    backward pass those that it issues ahead (behind), or with sequence parallelism all of them in pieces."""
     fuses_permutation: bool = False
     """Tokens are sorted to experts and back by kernels that only copy."""
     cut_product_s: tuple[float, float] = (0.0, 0.0)
@@ -118,8 +119,7 @@ _MEGATRON = Profile(
     reduces_in_fp32=True,
     bucket_bytes=0.0,
     overlaps_reduce=False,
-    overlaps_tensor=True,
-    overlaps_tensor_forward=True,
+    tensor_overlap="piecewise",
     fuses_permutation=True,
     host=2.0,
     step_s=25e-3,
@@ -140,7 +140,7 @@ _NANOTRON = Profile(
     keeps_fp32_gradients=True,
     reduces_in_fp32=True,
     overlaps_reduce=True,
-    overlaps_tensor=True,
+    tensor_overlap="behind",
     host=1.2,
     step_s=15e-3,
     clips_gradients=True,
@@ -183,7 +183,7 @@ _PROFILES: dict[Framework, Profile] = {
         optimizers=_MEGATRON.optimizers,
     ),
     "internevo": dataclasses.replace(
-        _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, overlaps_tensor=False
+        _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, tensor_overlap="none"
     ),
 }
 
@@ -199,6 +199,7 @@ def profile(job: Job) -> Profile:
     found = _PROFILES[training.framework]
     if training.framework == "megatron":
         found = _megatron(found, job)
+    found = dataclasses.replace(found, tensor_overlap=_tensor_overlap(found, job))
     if not job.trains:
         found = dataclasses.replace(found, step_s=0.0, clips_gradients=False, waits_each_step=False)
     if training.compile:
@@ -220,6 +221,28 @@ def _as_planned(found: Profile, plan: Plan) -> Profile:
     return found
 
 
+def _tensor_overlap(found: Profile, job: Job) -> TensorOverlap:
+    """As the plan says, or the framework does: Megatron's recipes switch user buffers on, torch's
+    asynchronous tensor parallelism is off. Both need sequence parallelism; without its switch Megatron still
+    issues backward collectives ahead, nanotron does not."""
+    plan, training, habit = job.plan, job.workload.training, found.tensor_overlap
+    wanted = (plan.overlap or {}).get("tensor")
+    if wanted and plan.tensor > 1 and training.framework in _BY_COMPILER and not training.compile:
+        raise InputError(
+            f"plan.overlap.tensor: true needs training.compile with framework {training.framework!r}, "
+            "whose compiler takes products apart"
+        )
+    if wanted is False:
+        return "behind" if habit == "piecewise" else "none"
+    if wanted:
+        return "piecewise"
+    return "behind" if habit == "piecewise" and not plan.sequence_parallel else habit
+
+
+_BY_COMPILER: tuple[Framework, ...] = ("pytorch", "torchtitan", "fms-fsdp", "llm-foundry")
+"""Frameworks whose tensor parallelism overlaps by a pass of torch's compiler."""
+
+
 def _compiled(job: Job) -> Fusion:
     """What torch's compiler makes one kernel of. Models of transformers compute their loss themselves; with
     autocast the compiler has cut the graph before it wherever that was seen."""
@@ -235,7 +258,7 @@ def _compiled(job: Job) -> Fusion:
 
 def _megatron(found: Profile, job: Job) -> Profile:
     """Its distributed optimizer (ZeRO 1) is used with overlap; fp16 with full recomputation marks its code of
-    2020 to 2022."""
+    2020 to 2022, which waits for every collective of tensor parallelism."""
     if job.plan.shard != "none":
         found = dataclasses.replace(found, overlaps_reduce=True, overlaps_gather=True, bucket_bytes=160e6)
     if (job.workload.model.config or {}).get("attn_implementation") == "eager":
@@ -245,7 +268,7 @@ def _megatron(found: Profile, job: Job) -> Profile:
             found,
             flash_attention=False,
             fuses_softmax=True,
-            overlaps_tensor_forward=False,
+            tensor_overlap="none",
             host=1.1,
             step_s=0.0,
         )

@@ -50,6 +50,9 @@ _SLOWDOWN = 0.22
 """Hidden communication takes this share of its time from the matrix products beside it: NCCL's kernels hold
 16 to 24 of some 130 processors, and products that are laid out for all of them run 1.25 to 1.34 times as long
 beside as many blocks that copy (``data/h200_contention.jsonl``)."""
+_OF_PROCESSORS = 0.25
+"""Processors that collectives take of registered buffers, over those of others: 6 or fewer instead of 16 to
+24 (NVIDIA on NCCL 2.27)."""
 _SAVED = ("activations", "weights", "inputs")
 """What of the forward pass a backward operator reads."""
 _KERNEL_S = 3e-6
@@ -107,6 +110,11 @@ class Layout:
     tuning: Tuning = field(default_factory=Tuning)
     shares: tuple[float, ...] = ()
     """Of an even part of the batch, what a device of each group gets where it is split by speed."""
+
+    @property
+    def slowdown(self) -> float:
+        """Of hidden communication's time, what it takes from the computation beside it."""
+        return self.tuning.slowdown * (_OF_PROCESSORS if self.job.plan.registered_buffers else 1.0)
 
     def tuned(self, tuning: Tuning) -> Layout:
         """The same with other factors; to be called on a layout without any."""

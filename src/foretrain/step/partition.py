@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.costs.collectives import Team, team
+from foretrain.costs.topology import Team, team
 from foretrain.errors import InputError
 from foretrain.graph import ITEM_BYTES, PHASES, Buffer, OpGraph, Weight
 from foretrain.job import Job

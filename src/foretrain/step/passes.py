@@ -11,16 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.graph import PHASES, OpGraph
-from foretrain.graph.opset import communicates, is_product, traits
+from foretrain.graph.opset import is_product, traits
 from foretrain.plan import Plan
 from foretrain.step.context import with_context
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
 from foretrain.step.sharding import copies_in_s, copies_out_s, hooks_s, shards, update_hooks_s
 from foretrain.step.spans import Column, Span, span
+from foretrain.step.tensor_overlap import hidden_s
 
-_HIDDEN_SHARE = 0.8
-"""Of a collective that runs beside a product of the same length."""
 _CLIP_BYTES = 12.0
 """Per fp32 gradient: its norm reads it, scaling reads and writes it."""
 _ADD_BYTES, _ADD_BYTES_TRACED = 10.0, 4.0
@@ -69,13 +68,12 @@ def forward_pass(layout: Layout, block: Block) -> Pass:
 
 
 def _forward(layout: Layout, block: Block) -> Pass:
-    hides = layout.profile.overlaps_tensor_forward and layout.job.plan.sequence_parallel
-    return _pass(layout, block.piece.forward, hides=hides)
+    return _pass(layout, block.piece.forward, overlaps=True)
 
 
 def backward_pass(layout: Layout, block: Block) -> Pass:
     """The backward pass of a block, behind what of its forward pass is computed again."""
-    backward = _pass(layout, block.piece.backward, hides=layout.profile.overlaps_tensor)
+    backward = _pass(layout, block.piece.backward, overlaps=True, backward=True)
     again = recomputed(layout, block)
     if len(again):
         whole = layout.job.plan.recompute == "full"
@@ -158,11 +156,12 @@ def traced_blocks(graph: OpGraph) -> Sequence[Block]:
     return (everything[0], *everything[1 : 1 + graph.stack.traced], everything[-1])
 
 
-def _pass(layout: Layout, calls: Index, *, hides: bool = False) -> Pass:
+def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: bool = False) -> Pass:
     costs = layout.calls
     host_s, busy_s, gaps_s = costs.host_s[calls], costs.device_s[calls], costs.gaps_s[calls]
-    if hides:
-        busy_s = busy_s - _hidden(layout.graph, calls, busy_s + gaps_s)
+    if overlaps:
+        overlap = layout.profile.tensor_overlap
+        busy_s = busy_s - hidden_s(layout.graph, calls, busy_s + gaps_s, overlap, backward=backward)
     if layout.job.plan.context > 1:
         busy_s = with_context(layout, calls, busy_s)
     communication_s = float(busy_s[costs.communicates[calls]].sum())
@@ -201,22 +200,3 @@ def _attention(graph: OpGraph, calls: Index) -> Index:
     attends = "attention" in kinds or "batched product" in kinds
     chosen = [attends and kind in ("attention", "batched product", "softmax") for kind in kinds]
     return calls[np.array(chosen, dtype=np.bool_)] if len(calls) else calls
-
-
-def _hidden(graph: OpGraph, calls: Index, device_s: Column) -> Column:
-    """What of each collective runs beside a product: the next one, or the last one where sums are handed
-    out."""
-    hidden = np.zeros(len(calls))
-    pending: int | None = None
-    last: int | None = None
-    for position, i in enumerate(calls.tolist()):
-        operator = graph.ops[i].operator
-        if communicates(operator.name) and operator.overload == "tensor":
-            pending = position
-            if operator.name == "reduce_scatter" and last is not None and graph.ops[i].phase == "forward":
-                hidden[position], pending, last = min(device_s[position], device_s[last]), None, None
-        elif is_product(operator.name):
-            last = position
-            if pending is not None:
-                hidden[pending], pending, last = min(device_s[pending], device_s[position]), None, None
-    return _HIDDEN_SHARE * hidden
