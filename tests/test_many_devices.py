@@ -16,9 +16,10 @@ from foretrain.predictors.deletepop.rank_calibration import calibrate_parts
 from foretrain.predictors.deletepop.residuals import Residuals
 from foretrain.predictors.roofline import RooflinePredictor
 from foretrain.step.assembly import logged
+from foretrain.step.dealing import virtual_stages
 from foretrain.step.frameworks import attention_factor, profile
 from foretrain.step.layout import Tuning
-from foretrain.step.partition import Teams, blocks, stages, virtual_stages
+from foretrain.step.partition import Teams, blocks, stages
 from foretrain.step.play import play
 from foretrain.workload import Framework
 
@@ -188,7 +189,7 @@ def test_blocks_hold_every_parameter_once_and_stages_share_them_out() -> None:
     everything = blocks(layout.graph)
     assert sum(block.is_layer for block in everything) == 8
     assert sum(len(block.weights) for block in everything) == len(layout.graph.weights)
-    parts = stages(job(pipeline=4), layout.graph)
+    parts = stages(job(pipeline=4), layout.graph, layout.profile)
     assert [sum(block.is_layer for block in part.blocks) for part in parts] == [2, 2, 2, 2]
     assert sum(len(part.weights) for part in parts) == len(layout.graph.weights)
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.step import playback
-from foretrain.step.playback import StageWork, StepTime, Work, play_pipeline, play_rank, shares
+from foretrain.step import pipeline
+from foretrain.step.pipeline import StageWork, play_pipeline
+from foretrain.step.playback import StepTime, Work, play_rank, shares
 from foretrain.step.spans import Span, span, total
 from foretrain.step.timeline import run, slot_events
 
@@ -74,15 +75,15 @@ def _stages(count: int, chunks: int = 1) -> list[StageWork]:
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("micro_batches", [1, 4, 8, 40])
 def test_equal_stages_take_micro_batches_plus_bubble(name: str, micro_batches: int) -> None:
-    time_s, busiest_s, _ = play_pipeline(_stages(4), micro_batches, 0.0, name)
-    assert time_s == pytest.approx((micro_batches + 3) * 3.0)
-    assert busiest_s == pytest.approx(micro_batches * 3.0)
+    played = play_pipeline(_stages(4), micro_batches, 0.0, name)
+    assert played.time_s == pytest.approx((micro_batches + 3) * 3.0)
+    assert played.busiest_s == pytest.approx(micro_batches * 3.0)
 
 
 @pytest.mark.parametrize("chunks", [2, 4])
 def test_interleaving_divides_the_bubble(chunks: int) -> None:
-    time_s, _, _ = play_pipeline(_stages(4, chunks), 16, 0.0, "interleaved")
-    assert time_s == pytest.approx((16 + 3 / chunks) * 3.0)
+    played = play_pipeline(_stages(4, chunks), 16, 0.0, "interleaved")
+    assert played.time_s == pytest.approx((16 + 3 / chunks) * 3.0)
 
 
 @pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved", 2)])
@@ -98,24 +99,28 @@ def test_micro_batches_not_laid_out_follow_at_the_same_pace(
         )
         for i in range(4)
     ]
-    short, _, _ = play_pipeline(stages, 48, 0.1, name)
-    monkeypatch.setattr(playback, "_ROUNDS", 12)
-    assert short == pytest.approx(play_pipeline(stages, 48, 0.1, name)[0], rel=0.01)
+    short = play_pipeline(stages, 48, 0.1, name).time_s
+    monkeypatch.setattr(pipeline, "_ROUNDS", 12)
+    assert short == pytest.approx(play_pipeline(stages, 48, 0.1, name).time_s, rel=0.01)
 
 
 @pytest.mark.parametrize("micro_batches", range(1, 14))
 @pytest.mark.parametrize(("count", "chunks"), [(2, 2), (4, 2), (4, 3), (4, 4)])
 def test_every_task_of_an_interleaved_pipeline_is_played(count: int, chunks: int, micro_batches: int) -> None:
     stages = _stages(count, chunks)
-    _, slots = playback._lay_out(stages, micro_batches, 0.0, "interleaved")
+    _, slots = pipeline._lay_out(stages, micro_batches, 0.0, "interleaved")
     assert (
         len(slots) == len({(slot.stage, slot.name) for slot in slots}) == 2 * count * chunks * micro_batches
     )
-    assert play_pipeline(stages, micro_batches, 0.0, "interleaved")[0] >= 3.0 * micro_batches
+    assert play_pipeline(stages, micro_batches, 0.0, "interleaved").time_s >= 3.0 * micro_batches
 
 
 def test_messages_make_a_pipeline_longer() -> None:
-    assert play_pipeline(_stages(4), 8, 0.5, "1f1b")[0] > play_pipeline(_stages(4), 8, 0.0, "1f1b")[0]
+    without, beside, blocking = (
+        play_pipeline(_stages(4), 8, message_s, "1f1b", blocks=blocks).time_s
+        for message_s, blocks in ((0.0, False), (0.5, False), (0.5, True))
+    )
+    assert without < beside < blocking
 
 
 def _work(**changes: object) -> Work:
@@ -176,7 +181,7 @@ def test_parts_of_a_step_add_up_and_scale() -> None:
 
 
 def test_a_trace_has_a_process_for_each_stage() -> None:
-    _, _, slots = play_pipeline(_stages(3), 4, 0.0, "1f1b")
+    slots = play_pipeline(_stages(3), 4, 0.0, "1f1b").slots
     events = list(slot_events(slots, "job"))
     assert {event["pid"] for event in events} == {0, 1, 2}
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")

@@ -85,8 +85,12 @@ class Profile:
     """Which stage of a pipeline its memory figures are of."""
     tensor_message_s: float = 0.0
     """Least time of a collective for each member of a tensor team that spans nodes."""
-    balances_by: Literal["layers", "work"] = "layers"
-    """How layers are dealt out to the stages of a pipeline."""
+    balances_by: Literal["layers", "work", "ends"] = "layers"
+    """How layers are dealt out to the stages of a pipeline: alike, by the work of products with that of the
+    head, or alike where embedding and head count as a layer each."""
+    chunks: int | None = None
+    """Chunks of each rank of an interleaved pipeline, where the plan does not say; None for as many as
+    divide."""
 
 
 _PYTORCH = Profile(checkpoint_hooks=True)
@@ -159,6 +163,8 @@ _PROFILES: dict[Framework, Profile] = {
         checkpoint_hooks=True,
         reduces_in_fp32=True,
         optimizers=_MEGATRON.optimizers,
+        balances_by="ends",  # first_stage_less_layers = last_stage_less_layers = 1 by default
+        chunks=2,
     ),
     "internevo": dataclasses.replace(
         _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, overlaps_tensor=False

@@ -146,7 +146,7 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
         job=job,
         graph=graph,
         profile=habits,
-        stages=stages(job, graph, by_work=habits.balances_by == "work"),
+        stages=stages(job, graph, habits),
         teams=teams,
         calls=cost_calls(job, graph, costs, host, network, teams, gap_s),
         network=network,
