@@ -96,13 +96,14 @@ def _counts(counts: Sequence[int]) -> str:
     return ", ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in groups)
 
 
-def fill(work: Sequence[float], after: float, parts: int) -> list[int]:
-    """The part of each block.
+def fill(work: Sequence[float], parts: int) -> list[int]:
+    """The part of each block: the one that the blocks before it have not filled to its share of the work,
+    and at most one further than the block before.
 
-    >>> fill([1.0] * 8, 0.0, 4), fill([1.0] * 2, 1.0, 4)
-    ([0, 0, 1, 1, 2, 2, 3, 3], [0, 1])
+    >>> fill([1.0] * 8, 4), fill([1.0, 1.0, 4.0], 4)
+    ([0, 0, 1, 1, 2, 2, 3, 3], [0, 0, 1])
     """
-    share = (sum(work) + after) / parts
+    share = sum(work) / parts
     found: list[int] = []
     part, done = 0, 0.0
     for own in work:

@@ -81,6 +81,9 @@ class Profile:
     stalls_s: tuple[float, float] = (0.0, 0.0)
     """Least time of a layer and micro-batch, and what each member of its tensor team adds, where a pipeline's
     messages leave the node."""
+    far_message_s: float = 0.0
+    """What a message of the pipeline takes beside its transfer on 64 nodes or more, and where tensor teams
+    span four."""
     logs_memory_of: Literal["first", "last", "fullest"] = "fullest"
     """Which stage of a pipeline its memory figures are of."""
     tensor_message_s: float = 0.0
@@ -133,11 +136,10 @@ _NANOTRON = Profile(
     waits_each_step=True,
     waits_at_messages=True,
     metadata_messages=2,
-    stalls_s=(
-        1.5e-3,
-        2.6e-3,
-    ),
-    # seen in all its public runs on H100 with tensor and pipeline over several nodes, at any batch and width
+    # seen in its public runs on H100 and EFA alone, at any batch and width: found on the model of 1B, and as
+    # large on that of 3B
+    stalls_s=(4.2e-3, 2.1e-3),
+    far_message_s=0.5,
     balances_by="work",
     logs_memory_of="first",
 )

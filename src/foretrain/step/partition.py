@@ -306,9 +306,7 @@ def _deal(job: Job, graph: OpGraph, habits: Profile) -> Dealt:
 
 
 def _by_work(graph: OpGraph, parts: int) -> Dealt:
-    """As nanotron deals out its blocks: each goes to the stage that the blocks before it have filled to its
-    share of the products' work; a stage at most one further than the block before. So stages at the end may
-    stay empty."""
+    """As nanotron deals out its blocks, by the work of their products; stages at the end may stay empty."""
     everything = blocks(graph)
     layers = [block for block in everything if block.is_layer]
     if parts > len(layers) + _NANOTRON_ENDS:
@@ -317,9 +315,8 @@ def _by_work(graph: OpGraph, parts: int) -> Dealt:
             "embedding, norm, head, cast and loss"
         )
     flops = np.where(_products(graph), graph.column("flops"), 0.0)
-    work = [float(flops[block.piece.forward].sum()) for block in layers]
-    after = 0.0 if everything[-1].is_layer else float(flops[everything[-1].piece.forward].sum())
-    return Dealt(counts=tuple(np.bincount(fill(work, after, parts), minlength=parts).tolist()))
+    placed = fill([float(flops[block.piece.forward].sum()) for block in (*layers, everything[-1])], parts)
+    return Dealt(counts=tuple(np.bincount(placed[: len(layers)], minlength=parts).tolist()))
 
 
 def _products(graph: OpGraph) -> npt.NDArray[np.bool_]:
@@ -339,11 +336,11 @@ def _split(everything: Sequence[Block], counts: Sequence[int]) -> list[Chunk]:
 
 
 def handed_on_bytes(chunk: Chunk, stages: Sequence[Stage]) -> int:
-    """What a chunk hands on; one without blocks, what it was given."""
+    """What a chunk hands on; one without blocks, what layers do."""
     if chunk:
         return chunk[-1].piece.handed_on_bytes
-    ends = (other[-1] for stage in stages for other in stage.chunks if other)
-    return max((block.piece.handed_on_bytes for block in ends), default=0)
+    layers = (block.piece for stage in stages for block in stage.blocks if block.is_layer)
+    return max((piece.handed_on_bytes for piece in layers), default=0)
 
 
 # Teams

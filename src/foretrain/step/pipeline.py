@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from foretrain.step.layout import Layout, on_efa
 from foretrain.step.partition import Stage, handed_on_bytes
 from foretrain.step.passes import weight_gradients_s
@@ -18,8 +20,10 @@ _ROUNDS = 3
 the last."""
 TAIL = "gradients, optimizer"
 """What follows the last backward pass of a stage."""
-_STALLS_OVER_NODES = 0.35
-"""How stalls grow with the nodes that a tensor team spans."""
+_STALL_BETWEEN_NODES = 1.23
+"""On the stalls of tensor teams that span nodes."""
+_FAR_NODES, _FAR_TEAM_NODES = 64, 4
+"""Nodes of a cluster, and of a tensor team, from which on messages are held up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +66,22 @@ def laid_out(stages: int, micro_batches: int) -> int:
 
 
 def play_pipeline(
-    stages: Sequence[StageWork], micro_batches: int, message_s: float, schedule: str, *, blocks: bool = False
+    stages: Sequence[StageWork],
+    micro_batches: int,
+    message_s: float | Sequence[float],
+    schedule: str,
+    *,
+    blocks: bool = False,
 ) -> Played:
-    """All passes of a step.
+    """All passes of a step; messages take as long everywhere, or as each chunk's in the order of the model.
 
     A pass waits for its input ``message_s`` after the pass that makes it has ended; where sending
     ``blocks``, the sender waits as long before its next pass.
     """
     count = len(stages)
     shown = laid_out(count, micro_batches)
+    if isinstance(message_s, float):
+        message_s = (message_s,) * (count * len(stages[0].forward_s))
     ends, slots = _lay_out(stages, shown, message_s, schedule, blocks=blocks)
     per_round = 0.0
     if micro_batches > shown:
@@ -95,12 +106,17 @@ micro-batch."""
 
 
 def _lay_out(
-    stages: Sequence[StageWork], micro_batches: int, message_s: float, schedule: str, *, blocks: bool = False
+    stages: Sequence[StageWork],
+    micro_batches: int,
+    message_s: Sequence[float],
+    schedule: str,
+    *,
+    blocks: bool = False,
 ) -> tuple[list[float], list[Slot]]:
     """Play the stages' tasks, each in its stage's order and after what it depends on; when each stage
     ends."""
     count, chunks = len(stages), len(stages[0].forward_s)
-    route = _Route.of(schedule, count, chunks)
+    route = _Route.of(schedule, count, chunks, message_s)
     queues = [list(order(schedule, stage, count, chunks, micro_batches)) for stage in range(count)]
     position, free = [0] * count, [0.0] * count
     ended: dict[Pass, float] = {}
@@ -116,10 +132,7 @@ def _lay_out(
                 needed = [one for task in tasks if (one := route.before(stage, task)) is not None]
                 if any(one not in ended for one in needed):
                     break
-                arrived = (
-                    ended[one] + (message_s if route.stage_at[one[1]] != stage else 0.0) for one in needed
-                )
-                start = max(free[stage], *arrived, 0.0)
+                start = max(free[stage], *(ended[one] + route.travels_s(one) for one in needed), 0.0)
                 lasting_s = (
                     stages[stage].beside_s[tasks[0].chunk]
                     if len(tasks) > 1
@@ -130,7 +143,7 @@ def _lay_out(
                     made = route.made(stage, task)
                     if made is not None:
                         ended[made] = end
-                        free[stage] += message_s if blocks and route.is_sent(stage, made) else 0.0
+                        free[stage] += route.travels_s(made) if blocks else 0.0
                 slots.append(Slot(stage, "compute", _name(tasks, chunks), start, end))
                 position[stage] += len(tasks)
                 waiting = True
@@ -151,13 +164,16 @@ class _Route:
     places: tuple[tuple[Place, ...], ...]
     """Of each stage, where its chunks are."""
     stage_at: dict[Place, int]
+    message_s: Sequence[float]
+    """From each place to the next, and of gradients back."""
 
     @classmethod
-    def of(cls, schedule: str, stages: int, chunks: int) -> _Route:
+    def of(cls, schedule: str, stages: int, chunks: int, message_s: Sequence[float]) -> _Route:
         places = tuple(
             tuple(place(schedule, stage, chunk, stages) for chunk in range(chunks)) for stage in range(stages)
         )
-        return cls(places=places, stage_at={one: stage for stage, own in enumerate(places) for one in own})
+        stage_at = {one: stage for stage, own in enumerate(places) for one in own}
+        return cls(places=places, stage_at=stage_at, message_s=message_s)
 
     def before(self, stage: int, task: Task) -> Pass | None:
         """The pass whose result this one needs from elsewhere."""
@@ -175,11 +191,12 @@ class _Route:
             return None
         return "F" if task.kind == "F" else "B", self.places[stage][task.chunk], task.micro_batch
 
-    def is_sent(self, stage: int, made: Pass) -> bool:
-        """Whether a result goes to another stage."""
-        direction, here, _ = made
-        after = Place(here.copy, here.number + (1 if direction == "F" else -1))
-        return self.stage_at.get(after, stage) != stage
+    def travels_s(self, made: Pass) -> float:
+        """Time that a result takes to whom it is for."""
+        direction, (copy, number), _ = made
+        after, message = (number + 1, number) if direction == "F" else (number - 1, number - 1)
+        reader = self.stage_at.get(Place(copy, after))
+        return 0.0 if reader in (None, self.stage_at[made[1]]) else self.message_s[message]
 
 
 def _step_past(
@@ -205,21 +222,20 @@ def pipeline_step(layout: Layout, works: Sequence[Work]) -> StepTime:
     job = layout.job
     schedule = job.plan.schedule if job.trains else FORWARD_ONLY
     overlapped = overlaps_messages(layout)
-    message = _message_s(layout)
+    messages = _messages_s(layout)
     own = [
         _stage_work(layout, stage, work, waits=layout.profile.waits_at_messages and not overlapped)
         for stage, work in zip(layout.stages, works, strict=True)
     ]
     blocks = not overlapped and job.trains
-    played = play_pipeline(own, job.accumulation, message, schedule, blocks=blocks)
+    played = play_pipeline(own, job.accumulation, messages, schedule, blocks=blocks)
     slowest = max(works, key=lambda work: work.passes.device_s)
     passes, times = slowest.passes, job.accumulation / layout.stages[0].copies
     computing = (passes.device_s - passes.communication_s) * times + slowest.optimizer.device_s
-    unhurried = play_pipeline(own, job.accumulation, 0.0, schedule).time_s if message else played.time_s
-    messages = max(0.0, played.time_s - unhurried)
-    exposed = passes.communication_s * times + _tail_exchange_s(max(works, key=_tail_s)) + messages
+    waiting = max(0.0, played.time_s - play_pipeline(own, job.accumulation, 0.0, schedule).time_s)
+    exposed = passes.communication_s * times + _tail_exchange_s(max(works, key=_tail_s)) + waiting
     longest_tail = max(stage.tail_s for stage in own)
-    bubble = max(0.0, played.time_s - messages - played.busiest_s - longest_tail)
+    bubble = max(0.0, played.time_s - waiting - played.busiest_s - longest_tail)
     time_s = played.time_s + layout.step_overhead_s
     return StepTime(
         time_s=time_s,
@@ -295,7 +311,7 @@ def stall_s(layout: Layout) -> float:
     """The framework's own stall of a layer and micro-batch, forward and backward."""
     tensor, stages = layout.teams.tensor.size, layout.teams.stages
     once, each = layout.profile.stalls_s if on_efa(layout.job) else (0.0, 0.0)
-    across = layout.teams.tensor.nodes**_STALLS_OVER_NODES
+    across = _STALL_BETWEEN_NODES if layout.teams.tensor.nodes > 1 else 1.0
     return (
         (once + each * tensor) * across * layout.tuning.stalls
         if tensor > 1 and layout.job.cluster.nodes > 1 and stages.size > 1
@@ -303,12 +319,24 @@ def stall_s(layout: Layout) -> float:
     )
 
 
-def _message_s(layout: Layout) -> float:
-    """A message from one stage to the next: the activations that the next one reads."""
-    size = handed_on_bytes((), layout.stages)
-    members = layout.teams.stages
+def _messages_s(layout: Layout) -> tuple[float, ...]:
+    """The message of each chunk in the order of the model: what the next one reads of its results."""
+    members, count = layout.teams.stages, len(layout.stages)
+    chunks = {
+        place(layout.job.plan.schedule, stage.index, number, count).number: chunk
+        for stage in layout.stages
+        for number, chunk in enumerate(stage.chunks)
+    }
+    sizes = [handed_on_bytes(chunks[number], layout.stages) for number in sorted(chunks)]
+    times_s = layout.network.time_s("send", np.array(sizes, dtype=np.float64), members)
     meta = layout.profile.metadata_messages * layout.network.time_s("send", 1024.0, members)
-    return layout.network.time_s("send", float(size), members) * layout.tuning.team(members) + meta
+    return tuple((times_s * layout.tuning.team(members) + meta + _held_up_s(layout)).tolist())
+
+
+def _held_up_s(layout: Layout) -> float:
+    """The framework's own stall of a message."""
+    far = layout.job.cluster.nodes >= _FAR_NODES or layout.teams.tensor.nodes >= _FAR_TEAM_NODES
+    return layout.profile.far_message_s * layout.tuning.stalls if far and on_efa(layout.job) else 0.0
 
 
 def _tail_s(work: Work) -> float:
