@@ -219,7 +219,10 @@ def cost_calls(
         outside=mask(
             communicates(operator.name) and teams.named(operator.overload).nodes > 1 for operator in operators
         ),
-        waits=mask(waits(operator.name) and not habits.flash_attention for operator in operators),
+        waits=mask(
+            not habits.issues_ahead or (waits(operator.name) and not habits.flash_attention)
+            for operator in operators
+        ),
     )
 
 
