@@ -65,6 +65,9 @@ class Profile:
     step_s: float = 0.0
     """Host time of a step that belongs to no operator: logging, timers, reading the loss and the norm of
     gradients."""
+    pass_s: float = 0.0
+    """Host time of each forward and backward pass of a chunk that belongs to no operator: fetching its
+    input, contexts, letting go of outputs, reducing the loss."""
     selective_recompute: Literal["attention", "half"] = "attention"
     """What selective recomputation runs again: attention between its projections, or all but attention and
     every second product."""
@@ -114,6 +117,7 @@ _MEGATRON = Profile(
     fuses_permutation=True,
     host=2.0,
     step_s=25e-3,
+    pass_s=0.8e-3,  # from megatron_ci, where interleaving costs as much as it saves; vtrain and sailor agree
     clips_gradients=True,
     waits_each_step=True,
     waits_at_messages=True,

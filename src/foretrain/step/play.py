@@ -261,7 +261,20 @@ def _works(layout: Layout) -> list[Work]:
         one: (forward_pass(layout, block).span, backward_pass(layout, block).span)
         for one, block in kinds.items()
     }
-    return [_work(layout, stage, [passes[kind(block)] for block in stage.blocks]) for stage in layout.stages]
+    begun = Span(
+        host_s=layout.profile.pass_s * layout.tuning.host, alone_s=layout.profile.pass_s * layout.tuning.host
+    )
+    works = []
+    for stage in layout.stages:
+        own = [passes[kind(block)] for block in stage.blocks]
+        last = -1
+        for chunk in stage.chunks:
+            first, last = last + 1, last + len(chunk)
+            if chunk and begun.host_s:
+                own[first] = (begun + own[first][0], own[first][1])
+                own[last] = (own[last][0], begun + own[last][1])
+        works.append(_work(layout, stage, own))
+    return works
 
 
 def _work(layout: Layout, stage: Stage, passes: Sequence[tuple[Span, Span]]) -> Work:
