@@ -261,20 +261,23 @@ def _works(layout: Layout) -> list[Work]:
         one: (forward_pass(layout, block).span, backward_pass(layout, block).span)
         for one, block in kinds.items()
     }
-    begun = Span(
-        host_s=layout.profile.pass_s * layout.tuning.host, alone_s=layout.profile.pass_s * layout.tuning.host
-    )
     works = []
     for stage in layout.stages:
-        own = [passes[kind(block)] for block in stage.blocks]
-        last = -1
-        for chunk in stage.chunks:
-            first, last = last + 1, last + len(chunk)
-            if chunk and begun.host_s:
-                own[first] = (begun + own[first][0], own[first][1])
-                own[last] = (own[last][0], begun + own[last][1])
-        works.append(_work(layout, stage, own))
+        chunks = [[passes[kind(block)] for block in chunk] for chunk in stage.chunks]
+        begun = [one for chunk in chunks for one in _with_own_time(layout, chunk)]
+        works.append(_work(layout, stage, begun))
     return works
+
+
+def _with_own_time(layout: Layout, chunk: Sequence[tuple[Span, Span]]) -> list[tuple[Span, Span]]:
+    """The passes of a chunk with the host's time that belongs to no operator, before the first of each."""
+    own_s = layout.profile.pass_s * layout.tuning.host
+    if not own_s or not chunk:
+        return list(chunk)
+    own = Span(own_s, 0.0, own_s)
+    forward, backward = ([one[i] for one in chunk] for i in (0, 1))
+    forward[0], backward[-1] = own + forward[0], own + backward[-1]
+    return list(zip(forward, backward, strict=True))
 
 
 def _work(layout: Layout, stage: Stage, passes: Sequence[tuple[Span, Span]]) -> Work:
