@@ -362,6 +362,8 @@ class Teams:
     """Those that hold the same experts."""
     stages: Team
     """A rank and its neighbour in the pipeline."""
+    ends: Team
+    """Its first and its last rank."""
 
     @classmethod
     def of(cls, job: Job) -> Teams:
@@ -377,7 +379,8 @@ class Teams:
             expert=team(plan.expert, max(1, plan.tensor // across_tensor), per_node),
             data=team(alike, plan.tensor, per_node),
             expert_data=team(max(1, alike // inside), plan.tensor * inside, per_node),
-            stages=team(2, plan.tensor * replicas, per_node) if plan.pipeline > 1 else team(1, 1, per_node),
+            stages=team(min(2, plan.pipeline), plan.tensor * replicas, per_node),
+            ends=team(min(2, plan.pipeline), plan.tensor * replicas * (plan.pipeline - 1 or 1), per_node),
         )
 
     def named(self, name: str) -> Team:

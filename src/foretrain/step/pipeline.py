@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foretrain.graph import ITEM_BYTES
+from foretrain.step.exchange import wire_bytes
 from foretrain.step.layout import Layout, on_efa
-from foretrain.step.partition import Stage, handed_on_bytes
+from foretrain.step.partition import Stage, blocks, handed_on_bytes
 from foretrain.step.passes import weight_gradients_s
 from foretrain.step.playback import Slot, StepTime, Work
 from foretrain.step.schedules import BIDIRECTIONAL, FORWARD_ONLY, SPLIT, Place, Task, order, place
@@ -227,13 +229,14 @@ def pipeline_step(layout: Layout, works: Sequence[Work]) -> StepTime:
         _stage_work(layout, stage, work, waits=layout.profile.waits_at_messages and not overlapped)
         for stage, work in zip(layout.stages, works, strict=True)
     ]
-    blocks = not overlapped and job.trains
-    played = play_pipeline(own, job.accumulation, messages, schedule, blocks=blocks)
+    played = play_pipeline(own, job.accumulation, messages, schedule, blocks=not overlapped and job.trains)
     slowest = max(works, key=lambda work: work.passes.device_s)
     passes, times = slowest.passes, job.accumulation / layout.stages[0].copies
     computing = (passes.device_s - passes.communication_s) * times + slowest.optimizer.device_s
     waiting = max(0.0, played.time_s - play_pipeline(own, job.accumulation, 0.0, schedule).time_s)
-    exposed = passes.communication_s * times + _tail_exchange_s(max(works, key=_tail_s)) + waiting
+    exposed = (
+        passes.communication_s * times + _tail_exchange_s(max(works, key=_tail_s)) + waiting + _tied_s(layout)
+    )
     longest_tail = max(stage.tail_s for stage in own)
     bubble = max(0.0, played.time_s - waiting - played.busiest_s - longest_tail)
     time_s = played.time_s + layout.step_overhead_s
@@ -290,7 +293,7 @@ def _stage_work(layout: Layout, stage: Stage, work: Work, *, waits: bool) -> Sta
     return StageWork(
         forward_s=tuple(forward_s),
         backward_s=tuple(backward_s),
-        tail_s=_tail_s(work),
+        tail_s=_tail_s(work) + (_tied_s(layout) if stage.index in (0, len(layout.stages) - 1) else 0.0),
         weights_s=tuple(weights_s),
         beside_s=tuple(beside),
     )
@@ -337,6 +340,23 @@ def _held_up_s(layout: Layout) -> float:
     """The framework's own stall of a message."""
     far = layout.job.cluster.nodes >= _FAR_NODES or layout.teams.tensor.nodes >= _FAR_TEAM_NODES
     return layout.profile.far_message_s * layout.tuning.stalls if far and on_efa(layout.job) else 0.0
+
+
+def _tied_s(layout: Layout) -> float:
+    """Summing up the gradients of what both ends of the pipeline hold: an embedding that is the head too."""
+    if not layout.job.trains:
+        return 0.0
+    graph, everything = layout.graph, blocks(layout.graph)
+    read = [
+        {number for i in block.piece.forward.tolist() for number in graph.ops[i].reads}
+        for block in (everything[0], everything[-1])
+    ]
+    shared = [graph.buffers[number] for number in read[0] & read[1]]
+    held = sum(buffer.size_bytes for buffer in shared if buffer.category == "weights")
+    elements = held / max(ITEM_BYTES[weight.dtype] for weight in graph.weights)
+    size = wire_bytes(layout, elements, gradients=True)
+    ends = layout.teams.ends
+    return layout.network.time_s("all_reduce", size, ends) * layout.tuning.team(ends) if held else 0.0
 
 
 def _tail_s(work: Work) -> float:
