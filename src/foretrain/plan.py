@@ -43,7 +43,7 @@ class Plan:
     """How layers are split under tensor parallelism, by patterns of their names: column, row, vocab or
     replicate."""
     virtual_stages: int | None = None
-    """Pieces of the model on each rank, for ``schedule = "interleaved"``."""
+    """Pieces of the model on each rank, for ``schedule = "interleaved"`` or ``"zero-bubble"``."""
     balance: Literal["even", "speed"] = "even"
     """How a batch is split over devices of several kinds: alike, or in proportion to their speed."""
     offload: bool = False
@@ -125,10 +125,10 @@ class Plan:
         for pattern, role in (self.tensor_plan or {}).items():
             if role not in TENSOR_ROLES:
                 raise unknown(f"plan.tensor_plan.{pattern}", role, TENSOR_ROLES)
-        if self.virtual_stages is not None and self.schedule != "interleaved":
+        if self.virtual_stages is not None and self.schedule not in ("interleaved", "zero-bubble"):
             raise InputError(
                 f"plan.virtual_stages: {self.virtual_stages} needs "
-                f"schedule = 'interleaved', not {self.schedule!r}"
+                f"schedule = 'interleaved' or 'zero-bubble', not {self.schedule!r}"
             )
 
     def exchange_of_context(self, framework: str) -> ContextExchange:

@@ -11,8 +11,9 @@ import numpy as np
 from foretrain.costs.collectives import Kind, Team
 from foretrain.graph import Weight
 from foretrain.step.layout import KINDS, Layout, message_bytes
-from foretrain.step.partition import Stage
+from foretrain.step.partition import Stage, handed_on_bytes
 from foretrain.step.passes import recomputed, traced_blocks
+from foretrain.step.schedules import Place, place
 from foretrain.step.sharding import (
     copies,
     neighbours,
@@ -208,10 +209,11 @@ def _buckets(layout: Layout, stage: Stage, bucket_bytes: float) -> list[tuple[in
 def sent_bytes(layout: Layout, stage: Stage) -> dict[str, float]:
     """What a rank sends over its links in a step, by whom it goes to: its replicas (or parameter servers),
     its team inside the layers, and the other stages of the pipeline."""
+    micro_batches = layout.job.accumulation // stage.copies
     return {
         "replicas": _to_replicas(layout, stage),
-        "team": layout.job.accumulation * _to_team(layout, stage),
-        "stages": layout.job.accumulation * _to_stages(layout, stage),
+        "team": micro_batches * _to_team(layout, stage),
+        "stages": micro_batches * _to_stages(layout, stage),
     }
 
 
@@ -265,11 +267,20 @@ def _to_team(layout: Layout, stage: Stage) -> float:
 def _to_stages(layout: Layout, stage: Stage) -> float:
     """In a micro-batch: what the next chunk reads of each chunk's results and, in training, the gradients of
     what each chunk read of the one before it."""
-    if len(layout.stages) == 1:
+    count, schedule = len(layout.stages), layout.job.plan.schedule
+    if count == 1:
         return 0.0
-    count = len(layout.stages)
-    order = [layout.stages[i % count].chunks[i // count] for i in range(count * len(stage.chunks))]
-    sizes = [chunk[-1].piece.handed_on_bytes for chunk in order[:-1]]
-    own = range(stage.index, len(order), count)
-    back = sum(sizes[i - 1] for i in own if i) if layout.job.trains else 0
-    return float(sum(sizes[i] for i in own if i < len(sizes)) + back)
+    places = {
+        place(schedule, one.index, number, count): (one.index, handed_on_bytes(chunk, layout.stages))
+        for one in layout.stages
+        for number, chunk in enumerate(one.chunks)
+    }
+    nobody, sent = (stage.index, 0), 0
+    for number in range(len(stage.chunks)):
+        copy, here = place(schedule, stage.index, number, count)
+        above, below = (places.get(Place(copy, here + by), nobody) for by in (-1, 1))
+        if below[0] != stage.index:
+            sent += places[Place(copy, here)][1]
+        if layout.job.trains and above[0] != stage.index:
+            sent += above[1]
+    return float(sent)

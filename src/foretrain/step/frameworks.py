@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from foretrain.errors import InputError
 from foretrain.graph.fusion import COMPILED, Fusion
@@ -83,6 +83,9 @@ class Profile:
     step_s: float = 0.0
     """Host time of a step that belongs to no operator: logging, timers, reading the loss and the norm of
     gradients."""
+    pass_s: float = 0.0
+    """Host time of each forward and backward pass of a chunk that belongs to no operator: fetching its
+    input, contexts, letting go of outputs, reducing the loss."""
     selective_recompute: Literal["attention", "half"] = "attention"
     """What selective recomputation runs again: attention between its projections, or all but attention and
     every second product."""
@@ -92,6 +95,8 @@ class Profile:
     clips_gradients: bool = False
     waits_each_step: bool = False
     """The host reads the loss or the norm of the gradients in each step."""
+    issues_ahead: bool = True
+    """The host issues kernels while the device runs earlier ones."""
     waits_at_messages: bool = False
     """The host waits for the device at each message of the pipeline."""
     metadata_messages: int = 0
@@ -99,12 +104,19 @@ class Profile:
     stalls_s: tuple[float, float] = (0.0, 0.0)
     """Least time of a layer and micro-batch, and what each member of its tensor team adds, where a pipeline's
     messages leave the node."""
+    far_message_s: float = 0.0
+    """What a message of the pipeline takes beside its transfer on 64 nodes or more, and where tensor teams
+    span four."""
     logs_memory_of: Literal["first", "last", "fullest"] = "fullest"
     """Which stage of a pipeline its memory figures are of."""
     tensor_message_s: float = 0.0
     """Least time of a collective for each member of a tensor team that spans nodes."""
-    balances_by: Literal["layers", "work"] = "layers"
-    """How layers are dealt out to the stages of a pipeline."""
+    balances_by: Literal["layers", "work", "ends"] = "layers"
+    """How layers are dealt out to the stages of a pipeline: alike, by the work of products with that of the
+    head, or alike where embedding and head count as a layer each."""
+    chunks: int | None = None
+    """Chunks of each rank of an interleaved pipeline, where the plan does not say; None for as many as
+    divide."""
 
 
 _PYTORCH = Profile(checkpoint_hooks=True, casts_shards=True)
@@ -123,6 +135,7 @@ _MEGATRON = Profile(
     fuses_permutation=True,
     host=2.0,
     step_s=25e-3,
+    pass_s=0.8e-3,  # from megatron_ci, where interleaving costs as much as it saves; vtrain and sailor agree
     clips_gradients=True,
     waits_each_step=True,
     waits_at_messages=True,
@@ -147,11 +160,10 @@ _NANOTRON = Profile(
     waits_each_step=True,
     waits_at_messages=True,
     metadata_messages=2,
-    stalls_s=(
-        1.5e-3,
-        2.6e-3,
-    ),
-    # seen in all its public runs on H100 with tensor and pipeline over several nodes, at any batch and width
+    # seen in its public runs on H100 and EFA alone, at any batch and width: found on the model of 1B, and as
+    # large on that of 3B
+    stalls_s=(4.2e-3, 2.1e-3),
+    far_message_s=0.5,
     balances_by="work",
     logs_memory_of="first",
 )
@@ -181,6 +193,8 @@ _PROFILES: dict[Framework, Profile] = {
         checkpoint_hooks=True,
         reduces_in_fp32=True,
         optimizers=_MEGATRON.optimizers,
+        balances_by="ends",  # first_stage_less_layers = last_stage_less_layers = 1 by default
+        chunks=2,
     ),
     "internevo": dataclasses.replace(
         _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, tensor_overlap="none"
@@ -256,6 +270,17 @@ def _compiled(job: Job) -> Fusion:
     )
 
 
+_MEGATRON_FP32: dict[str, Any] = {
+    "host": 1.1,
+    "step_s": 0.0,
+    "overlaps_tensor_forward": False,
+    "issues_ahead": False,
+}
+"""In fp32 it is Megatron-DeepSpeed that is used, whose layers are those of Megatron's earlier code. In its
+public runs (sailor, GH200) a micro-batch takes 51 ms and 22 ms for each sample, from 1 to 8 of them: what
+the host needs for it and what the device does, one after the other."""
+
+
 def _megatron(found: Profile, job: Job) -> Profile:
     """Its distributed optimizer (ZeRO 1) is used with overlap; fp16 with full recomputation marks its code of
     2020 to 2022, which waits for every collective of tensor parallelism."""
@@ -263,6 +288,8 @@ def _megatron(found: Profile, job: Job) -> Profile:
         found = dataclasses.replace(found, overlaps_reduce=True, overlaps_gather=True, bucket_bytes=160e6)
     if (job.workload.model.config or {}).get("attn_implementation") == "eager":
         found = dataclasses.replace(found, flash_attention=False)
+    if job.workload.training.precision in ("fp32", "tf32"):
+        found = dataclasses.replace(found, **_MEGATRON_FP32)
     if job.workload.training.precision == "fp16" and job.plan.recompute == "full":
         found = dataclasses.replace(
             found,

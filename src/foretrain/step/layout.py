@@ -168,7 +168,7 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
         job=job,
         graph=graph,
         profile=habits,
-        stages=stages(job, graph, by_work=habits.balances_by == "work"),
+        stages=stages(job, graph, habits),
         teams=teams,
         calls=cost_calls(job, graph, costs, host, network, teams, gap_s),
         network=network,
@@ -244,7 +244,8 @@ def cost_calls(
             communicates(operator.name) and teams.named(operator.overload).nodes > 1 for operator in operators
         ),
         waits=mask(
-            waits(operator.name) and (operator.name == READ_COUNTS or not habits.flash_attention)
+            not habits.issues_ahead
+            or (waits(operator.name) and (operator.name == READ_COUNTS or not habits.flash_attention))
             for operator in operators
         ),
     )

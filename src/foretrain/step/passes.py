@@ -4,6 +4,7 @@ the optimizer."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -83,6 +84,29 @@ def backward_pass(layout: Layout, block: Block) -> Pass:
     copied = copies_out_s(layout, block, again=True) + copies_in_s(layout, block)
     host_s = hooks_s(layout, block, backward=True)
     return _with(backward, _accumulation_s(layout, block) + copied, host_s=host_s)
+
+
+def weight_gradients_s(layout: Layout, block: Block) -> float:
+    """Device time of the part of a block's backward pass that makes gradients of weights, which nothing
+    before the optimizer waits for."""
+    calls = block.piece.backward[makes_weight_gradients(layout.graph)[block.piece.backward]]
+    occupied = layout.calls.device_s[calls] + layout.calls.gaps_s[calls]
+    return float(occupied.sum()) + _accumulation_s(layout, block)
+
+
+@functools.lru_cache(maxsize=64)
+def makes_weight_gradients(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    """Which calls of the backward pass write gradients of weights alone, or are products whose results go
+    there."""
+    gradients = {number for number, buffer in enumerate(graph.buffers) if buffer.category == "gradients"}
+    backward = [(i, op) for i, op in enumerate(graph.ops) if op.phase == "backward"]
+    added = {number for _, op in backward if not gradients.isdisjoint(op.writes) for number in op.reads}
+    found = np.zeros(len(graph.ops), dtype=np.bool_)
+    for i, op in backward:
+        written = set(op.writes)
+        to_gradients = written <= gradients | added if is_product(op.operator.name) else written <= gradients
+        found[i] = bool(written) and to_gradients
+    return found
 
 
 def recomputed(layout: Layout, block: Block) -> Index:

@@ -17,6 +17,7 @@ from foretrain.plan import Plan
 from foretrain.step.frameworks import Profile
 from foretrain.step.partition import Block, Stage, blocks
 from foretrain.step.passes import runs_again
+from foretrain.step.schedules import in_flight
 
 _FP32 = 4
 _SHARDS_STATE = ("zero1", "zero2", "zero3")
@@ -202,27 +203,6 @@ def _bucket_bytes(plan: Plan, profile: Profile, held: _Held, own: int) -> float:
 
 
 # Activations
-
-
-def in_flight(plan: Plan, stage: int, chunks: int, micro_batches: int) -> tuple[int, ...]:
-    """For each chunk of a stage, the micro-batches whose activations it holds when the first backward pass
-    begins.
-
-    >>> in_flight(Plan(pipeline=4), 0, 1, 8), in_flight(Plan(pipeline=4), 3, 1, 8)
-    ((4,), (1,))
-    >>> in_flight(Plan(pipeline=4, schedule="interleaved"), 3, 3, 8)
-    (4, 4, 1)
-    """
-    if plan.pipeline == 1:
-        return (1,) * chunks
-    if plan.schedule == "gpipe":
-        return (micro_batches,) * chunks
-    if chunks == 1:
-        return (min(micro_batches, plan.pipeline - stage),)
-    warm_up = (plan.pipeline - stage - 1) * 2 + (chunks - 1) * plan.pipeline
-    begun = range(min(micro_batches * chunks, warm_up + 1))
-    turns = [i % (plan.pipeline * chunks) // plan.pipeline for i in begun]
-    return tuple(turns.count(chunk) for chunk in range(chunks))
 
 
 def _passes(
