@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretrain.graph import ITEM_BYTES
-from foretrain.step.exchange import wire_bytes
 from foretrain.step.layout import Layout, on_efa
 from foretrain.step.partition import Stage, blocks, handed_on_bytes
 from foretrain.step.passes import weight_gradients_s
 from foretrain.step.playback import Slot, StepTime, Work
 from foretrain.step.schedules import BIDIRECTIONAL, FORWARD_ONLY, SPLIT, Place, Task, order, place
+from foretrain.step.sharding import wire_bytes
 from foretrain.step.spans import Span, total
 
 _ROUNDS = 3
