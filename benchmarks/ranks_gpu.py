@@ -153,7 +153,7 @@ def run_rank(job: dict[str, Any], device: str) -> dict[str, Any]:
     measured = {"step_time_s": statistics.median(times), "host_issue_s": statistics.median(issued)}
     if device == "cuda":
         measured |= {
-            "peak_memory_bytes": rank.held()["peak"],
+            "peak_memory_bytes": max(phase["peak"] for phase in phases.values()),
             "reserved_memory_bytes": rank.held()["peak_reserved"],
         }
     provenance = {

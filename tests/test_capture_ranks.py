@@ -551,6 +551,7 @@ def test_context_parallelism_gathers_keys_and_values() -> None:
     size = BATCH * SEQUENCE * 4 * 8
     assert collectives(graph, "model.layers.1.") == {
         ("forward", "all_gather", "context", size): 2,
+        ("backward", "all_gather", "context", size): 2,
         ("backward", "reduce_scatter", "context", size): 2,
     }
     assert graph.tokens == BATCH * SEQUENCE // 4

@@ -151,6 +151,11 @@ class Job:
                 f"x pipeline {plan.pipeline} x context {plan.context} = {product},"
                 f" but the cluster has {self.cluster.world_size} devices"
             )
+        if plan.data % plan.replicate:
+            raise InputError(f"plan.replicate: {plan.replicate} does not divide plan.data = {plan.data}")
+        sharing = plan.data * plan.context // plan.replicate
+        if plan.reshard and sharing % plan.reshard:
+            raise InputError(f"plan.reshard: {plan.reshard} does not divide the {sharing} ranks of a copy")
         self._check_experts(product)
 
     def _check_experts(self, world: int) -> None:

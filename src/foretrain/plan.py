@@ -44,7 +44,7 @@ class Plan:
     """How layers are split under tensor parallelism, by patterns of their names: column, row, vocab or
     replicate."""
     virtual_stages: int | None = None
-    """Pieces of the model on each rank, for ``schedule = "interleaved"``."""
+    """Pieces of the model on each rank, for ``schedule = "interleaved"`` or ``"zero-bubble"``."""
     balance: Literal["even", "speed"] = "even"
     """How a batch is split over devices of several kinds: alike, or in proportion to their speed."""
     offload: bool = False
@@ -95,6 +95,7 @@ class Plan:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise invalid(f"plan.{name}", value, "1 or more")
+        self._check_replicas()
         if self.recompute_every > 1 and self.recompute == "none":
             raise InputError(
                 f"plan.recompute_every: {self.recompute_every} needs what is recomputed; give plan.recompute"
@@ -129,10 +130,30 @@ class Plan:
         for pattern, role in (self.tensor_plan or {}).items():
             if role not in TENSOR_ROLES:
                 raise unknown(f"plan.tensor_plan.{pattern}", role, TENSOR_ROLES)
-        if self.virtual_stages is not None and self.schedule != "interleaved":
+        if self.virtual_stages is not None and self.schedule not in ("interleaved", "zero-bubble"):
             raise InputError(
                 f"plan.virtual_stages: {self.virtual_stages} needs "
-                f"schedule = 'interleaved', not {self.schedule!r}"
+                f"schedule = 'interleaved' or 'zero-bubble', not {self.schedule!r}"
+            )
+
+    def exchange_of_context(self, framework: str) -> ContextExchange:
+        """How context parallelism brings queries to all keys, as the plan says or its framework does:
+        Megatron passes keys and values around (``cp_comm_type`` p2p), torch gathers them."""
+        return self.context_exchange or ("ring" if framework in _RINGS else "allgather")
+
+    def _check_replicas(self) -> None:
+        """What replicas share and exchange."""
+        if self.replicate > 1 and self.shard == "none":
+            raise InputError(
+                f"plan.replicate: {self.replicate} copies of a model that is not sharded; give plan.shard"
+            )
+        if self.reshard is not None and self.shard != "zero3":
+            raise InputError(f"plan.reshard: {_word(self.reshard)} is of shard = 'zero3', not {self.shard!r}")
+        if self.reshard is not None and not isinstance(self.reshard, bool) and self.reshard < 2:
+            raise invalid("plan.reshard", self.reshard, "true, false, or 2 or more neighbours")
+        if self.context_exchange is not None and self.context == 1:
+            raise InputError(
+                f"plan.context_exchange: {self.context_exchange!r} needs plan.context of 2 or more"
             )
 
     def _check_exchange(self) -> None:
@@ -166,6 +187,14 @@ class Plan:
         enough = world % (self.pipeline * self.expert * self.tensor) == 0
         follows = self.expert == 1 or (framework in _EXPERTS_FOLLOW_TENSOR and enough)
         return self.tensor if follows else 1
+
+
+_RINGS = ("megatron", "internevo")
+"""Frameworks whose context parallelism is a ring unless they are told otherwise."""
+
+
+def _word(value: bool | int) -> str:
+    return str(value).lower()
 
 
 _EXPERTS_FOLLOW_TENSOR = ("megatron", "internevo")

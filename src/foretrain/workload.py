@@ -27,6 +27,10 @@ TORCHAO: tuple[Fp8, ...] = ("tensorwise", "rowwise", "rowwise-gw-hp")
 Framework = Literal[
     "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"
 ]
+OWN_MODELS: tuple[Framework, ...] = (
+    "megatron", "nanotron", "llm-foundry", "torchtitan", "internevo", "fms-fsdp"
+)  # fmt: skip
+"""Frameworks that run models of their own, whatever library a job describes them by."""
 Mode = Literal["train", "infer"]
 Attention = Literal["eager", "sdpa", "flash", "cudnn"]
 Loss = Literal["plain", "fused", "chunked"]

@@ -181,8 +181,7 @@ def least_memory_bytes(job: Job, graph: OpGraph) -> float:
 
     if plan.pipeline == 1:
         return of_rank(graph.weights)
-    by_work = profile(job).balances_by == "work"
-    return min(of_rank(stage.weights) for stage in stages(job, graph, by_work=by_work))
+    return min(of_rank(stage.weights) for stage in stages(job, graph, profile(job)))
 
 
 # Network

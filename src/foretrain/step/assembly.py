@@ -17,7 +17,7 @@ from foretrain.graph.opset import is_product, waits
 from foretrain.job import Job
 from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage
-from foretrain.step.partition import virtual_stages
+from foretrain.step.partition import dealing_words
 from foretrain.step.play import Step, memory_by_group
 from foretrain.step.routing import uneven_share, widened
 from foretrain.step.state import model_size
@@ -252,8 +252,10 @@ def _servers(step: Step) -> str:
 def _plan_assumptions(job: Job, step: Step) -> Iterator[str]:
     plan, groups = job.plan, job.cluster.groups
     if plan.schedule == "interleaved" and plan.virtual_stages is None and plan.pipeline > 1:
-        layers = sum(block.is_layer for stage in step.layout.stages for block in stage.blocks)
-        yield f"plan.virtual_stages is not given: {virtual_stages(plan, layers)} chunks per rank are assumed"
+        chunks = len(step.layout.stages[0].chunks)
+        yield f"plan.virtual_stages is not given: {chunks} chunks per rank are assumed"
+    if words := dealing_words(job, step.layout.graph, step.layout.profile):
+        yield words
     if job.cluster.world_size > 1 and plan.micro_batch is None and job.micro_batch > 1:
         yield f"plan.micro_batch is not given: all {job.micro_batch} samples of a rank are handled at once"
     sockets = any(group.inter_node.kind == "ethernet" and not group.device.is_cpu for group in groups)

@@ -11,8 +11,9 @@ import numpy as np
 from foretrain.costs.collectives import Kind, Team
 from foretrain.graph import Weight
 from foretrain.step.layout import KINDS, Layout, message_bytes
-from foretrain.step.partition import Stage
+from foretrain.step.partition import Stage, handed_on_bytes
 from foretrain.step.passes import recomputed, traced_blocks
+from foretrain.step.schedules import Place, place
 from foretrain.step.sharding import (
     copies,
     neighbours,
@@ -108,6 +109,26 @@ def _seconds(layout: Layout, kind: Kind, sizes: Column, members: Team) -> Column
     return np.where(sizes > 0, found, 0.0)
 
 
+_OF_ATTENTION, _OF_OTHERS = 0.5, 0.3
+"""What attention and kernels that move data lose beside a collective, as a share of what products lose."""
+_FEW_CHANNELS = 0.45
+"""Of the same, where a collective has a few channels: sockets, PCIe, and processes on CPUs."""
+
+
+def slowdown(layout: Layout, stage: Stage) -> float:
+    """What hidden communication takes from a rank's computation, as a share of its time: by what the rank
+    computes, and by how many processors the collectives' kernels hold."""
+    calls, costs = stage.calls, layout.calls
+    calls = calls[~costs.communicates[calls]]
+    weights = np.where(costs.attends, _OF_ATTENTION, np.where(costs.multiplies, 1.0, _OF_OTHERS))[calls]
+    seconds = costs.device_s[calls]
+    lost = float((weights * seconds).sum() / seconds.sum()) if seconds.any() else 1.0
+    groups, leaves = layout.job.cluster.groups, layout.teams.data.nodes > 1
+    links = {(group.inter_node if leaves else group.intra_node).kind for group in groups}
+    few = bool(links & {"pcie", "ethernet", "loopback"}) or any(group.device.is_cpu for group in groups)
+    return layout.slowdown * (_FEW_CHANNELS if few else lost)
+
+
 def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, float], ...], float, float]:
     """Buckets beside the backward pass, what waits for its end, and what follows the optimizer or goes beside
     the next forward pass."""
@@ -129,6 +150,9 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
         updated = _elements(stage.weights, expert=False, trainable=True)
         size = np.array([wire_bytes(layout, updated, gradients=False)])
         gather = float(_seconds(layout, "all_gather", size, shards(plan, data))[0])
+        if experts and own.size > 1:
+            handed = np.array([wire_bytes(layout, experts, gradients=False)])
+            gather += float(_seconds(layout, "all_gather", handed, shards(plan, own))[0])
     if habits.overlaps_reduce:
         return tuple(times), after, gather
     return (), after + sum(seconds for _, seconds in times), gather
@@ -185,10 +209,11 @@ def _buckets(layout: Layout, stage: Stage, bucket_bytes: float) -> list[tuple[in
 def sent_bytes(layout: Layout, stage: Stage) -> dict[str, float]:
     """What a rank sends over its links in a step, by whom it goes to: its replicas (or parameter servers),
     its team inside the layers, and the other stages of the pipeline."""
+    micro_batches = layout.job.accumulation // stage.copies
     return {
         "replicas": _to_replicas(layout, stage),
-        "team": layout.job.accumulation * _to_team(layout, stage),
-        "stages": layout.job.accumulation * _to_stages(layout, stage),
+        "team": micro_batches * _to_team(layout, stage),
+        "stages": micro_batches * _to_stages(layout, stage),
     }
 
 
@@ -242,11 +267,20 @@ def _to_team(layout: Layout, stage: Stage) -> float:
 def _to_stages(layout: Layout, stage: Stage) -> float:
     """In a micro-batch: what the next chunk reads of each chunk's results and, in training, the gradients of
     what each chunk read of the one before it."""
-    if len(layout.stages) == 1:
+    count, schedule = len(layout.stages), layout.job.plan.schedule
+    if count == 1:
         return 0.0
-    count = len(layout.stages)
-    order = [layout.stages[i % count].chunks[i // count] for i in range(count * len(stage.chunks))]
-    sizes = [chunk[-1].piece.handed_on_bytes for chunk in order[:-1]]
-    own = range(stage.index, len(order), count)
-    back = sum(sizes[i - 1] for i in own if i) if layout.job.trains else 0
-    return float(sum(sizes[i] for i in own if i < len(sizes)) + back)
+    places = {
+        place(schedule, one.index, number, count): (one.index, handed_on_bytes(chunk, layout.stages))
+        for one in layout.stages
+        for number, chunk in enumerate(one.chunks)
+    }
+    nobody, sent = (stage.index, 0), 0
+    for number in range(len(stage.chunks)):
+        copy, here = place(schedule, stage.index, number, count)
+        above, below = (places.get(Place(copy, here + by), nobody) for by in (-1, 1))
+        if below[0] != stage.index:
+            sent += places[Place(copy, here)][1]
+        if layout.job.trains and above[0] != stage.index:
+            sent += above[1]
+    return float(sent)

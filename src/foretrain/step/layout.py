@@ -18,7 +18,15 @@ from foretrain.costs.dispatch import KERNELS, Direction, choices_of, distinct, e
 from foretrain.costs.grouped import casts_s, issue_s, moved_bytes, uneven_factors
 from foretrain.dispatching import dispatcher
 from foretrain.graph import PHASES, Operator, OpGraph, TensorSpec
-from foretrain.graph.opset import communicates, is_attention, moves_rows, permutes, traits, waits
+from foretrain.graph.opset import (
+    communicates,
+    is_attention,
+    is_product,
+    moves_rows,
+    permutes,
+    traits,
+    waits,
+)
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
 from foretrain.plan import Choice, Dispatcher
@@ -43,9 +51,10 @@ KINDS: dict[str, Kind] = {
 }
 """What the collectives of a graph are to the network."""
 _MESSAGE_HOST_S = 60e-6
-_SLOWDOWN = 0.10
-"""Hidden communication takes this share of its time from the computation beside it: both use memory and
-processors."""
+_SLOWDOWN = 0.22
+"""Hidden communication takes this share of its time from the matrix products beside it: NCCL's kernels hold
+16 to 24 of some 130 processors, and products that are laid out for all of them run 1.25 to 1.34 times as long
+beside as many blocks that copy (``data/h200_contention.jsonl``)."""
 _OF_PROCESSORS = 0.25
 """Processors that collectives take of registered buffers, over those of others: 6 or fewer instead of 16 to
 24 (NVIDIA on NCCL 2.27)."""
@@ -78,6 +87,7 @@ class Tuning:
     step_s: float = 0.0
     """Time per step that belongs to no operator."""
     slowdown: float = _SLOWDOWN
+    """What hidden communication takes from products, as a share of its time."""
     activations: float = 1.0
     """On the memory of activations and temporaries."""
     memory_bytes: float = 0.0
@@ -100,6 +110,8 @@ class Layout:
     network: Collectives
     step_overhead_s: float
     """Host time per step that belongs to no operator."""
+    host_speed: float = 1.0
+    """How much faster the host is than the one that figures come from."""
     tuning: Tuning = field(default_factory=Tuning)
     shares: tuple[float, ...] = ()
     """Of an even part of the batch, what a device of each group gets where it is split by speed."""
@@ -162,11 +174,12 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
         job=job,
         graph=graph,
         profile=habits,
-        stages=stages(job, graph, by_work=habits.balances_by == "work"),
+        stages=stages(job, graph, habits),
         teams=teams,
         calls=cost_calls(job, graph, costs, host, network, teams, gap_s),
         network=network,
         step_overhead_s=host.step_overhead_s + habits.step_s,
+        host_speed=host.speed / habits.host,
         shares=tuple(_speeds(job, graph, costs)[1]) if job.plan.balance == "speed" else (),
     )
 
@@ -221,6 +234,8 @@ def cost_calls(
     if habits.products_by_expert:
         recipe = job.workload.training.fp8_recipe if precision == "fp8" else None
         host_s += issue_s(operators, recipe)[which]
+    if job.plan.tensor > 1:
+        host_s += _of_cut_layers(graph, habits) / host.speed
     host_s[moving[which]] = COLLECTIVE_HOST_S
     if device.is_cpu:  # the thread that issues an operator also runs it
         device_s[~moving] *= crowding(job.cluster.devices_per_node * device.cores)
@@ -243,10 +258,19 @@ def cost_calls(
             communicates(operator.name) and teams.named(operator.overload).nodes > 1 for operator in operators
         ),
         waits=mask(
-            waits(operator.name) and (operator.name == READ_COUNTS or not habits.flash_attention)
+            not habits.issues_ahead
+            or (waits(operator.name) and (operator.name == READ_COUNTS or not habits.flash_attention))
             for operator in operators
         ),
     )
+
+
+def _of_cut_layers(graph: OpGraph, habits: Profile) -> Column:
+    """Host seconds beside each product of layers that tensor parallelism cuts."""
+    multiplies = np.array([is_product(operator.name) for operator in graph.operators], dtype=np.bool_)
+    forward, backward = habits.cut_product_s
+    by_phase = np.array([{"forward": forward, "backward": backward}.get(phase, 0.0) for phase in PHASES])
+    return by_phase[graph.phase_index] * multiplies[graph.operator_index]
 
 
 def _share_of_micro_batches(job: Job, graph: OpGraph, habits: Profile) -> Column:

@@ -4,6 +4,7 @@ the optimizer."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,11 @@ from foretrain.dispatching import overlaps_exchange
 from foretrain.graph import PHASES, OpGraph
 from foretrain.graph.opset import communicates, is_product
 from foretrain.plan import Plan
+from foretrain.step.context import with_context
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
 from foretrain.step.recomputed_modules import attention_calls, calls_of
-from foretrain.step.sharding import copies_in_s, copies_out_s, shards
+from foretrain.step.sharding import copies_in_s, copies_out_s, hooks_s, shards, update_hooks_s
 from foretrain.step.spans import Column, Span, span
 from foretrain.step.tensor_overlap import hidden_s
 
@@ -76,7 +78,8 @@ def forward_pass(layout: Layout, block: Block) -> Pass:
     """The forward pass of a block, with what ZeRO 3 copies for it."""
     forward = _forward(layout, block)
     moved = _moved_to_host_s(layout, block, forward.span.device_s)
-    return _with(forward, copies_out_s(layout, block) + moved)
+    host_s = hooks_s(layout, block, backward=False)
+    return _with(forward, copies_out_s(layout, block) + moved, host_s=host_s)
 
 
 def _forward(layout: Layout, block: Block) -> Pass:
@@ -94,7 +97,8 @@ def backward_pass(layout: Layout, block: Block) -> Pass:
         return backward
     copied = copies_out_s(layout, block, again=True) + copies_in_s(layout, block)
     moved = _moved_to_host_s(layout, block, backward.span.device_s)
-    return _with(backward, _accumulation_s(layout, block) + copied + moved)
+    host_s = hooks_s(layout, block, backward=True)
+    return _with(backward, _accumulation_s(layout, block) + copied + moved, host_s=host_s)
 
 
 def _moved_to_host_s(layout: Layout, block: Block, beside_s: float) -> float:
@@ -112,6 +116,29 @@ def host_link_bytes_per_s(device: Device) -> float:
     if device.name.startswith(_ON_C2C):
         return _HOST_LINK_SHARE * _C2C_BYTES_PER_S
     return _HOST_LINK_SHARE * device.pcie_bytes_per_s
+
+
+def weight_gradients_s(layout: Layout, block: Block) -> float:
+    """Device time of the part of a block's backward pass that makes gradients of weights, which nothing
+    before the optimizer waits for."""
+    calls = block.piece.backward[makes_weight_gradients(layout.graph)[block.piece.backward]]
+    occupied = layout.calls.device_s[calls] + layout.calls.gaps_s[calls]
+    return float(occupied.sum()) + _accumulation_s(layout, block)
+
+
+@functools.lru_cache(maxsize=64)
+def makes_weight_gradients(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    """Which calls of the backward pass write gradients of weights alone, or are products whose results go
+    there."""
+    gradients = {number for number, buffer in enumerate(graph.buffers) if buffer.category == "gradients"}
+    backward = [(i, op) for i, op in enumerate(graph.ops) if op.phase == "backward"]
+    added = {number for _, op in backward if not gradients.isdisjoint(op.writes) for number in op.reads}
+    found = np.zeros(len(graph.ops), dtype=np.bool_)
+    for i, op in backward:
+        written = set(op.writes)
+        to_gradients = written <= gradients | added if is_product(op.operator.name) else written <= gradients
+        found[i] = bool(written) and to_gradients
+    return found
 
 
 def recomputed(layout: Layout, block: Block) -> Index:
@@ -166,7 +193,8 @@ def optimizer_pass(layout: Layout, stage: Stage) -> Pass:
         update = _OFFLOAD_UPDATE_BYTES * updated / _HOST_MEMORY_BYTES_PER_S
         return _with(result, moved + update, host_s=update)
     clips = layout.profile.clips_gradients
-    return _with(result, _CLIP_BYTES * updated / memory_rate(layout.job) if clips else 0.0)
+    clipping_s = _CLIP_BYTES * updated / memory_rate(layout.job) if clips else 0.0
+    return _with(result, clipping_s, host_s=update_hooks_s(layout, stage.weights))
 
 
 def update_share(layout: Layout, stage: Stage) -> tuple[float, float]:
@@ -194,6 +222,8 @@ def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: boo
         busy_s = busy_s - hidden_s(layout.graph, calls, busy_s + gaps_s, overlap, backward=backward)
     if overlaps_exchange(layout.job.plan):
         busy_s = busy_s - _hidden_exchange(layout, calls, busy_s)
+    if layout.job.plan.context > 1:
+        busy_s = with_context(layout, calls, busy_s)
     communication_s = float(busy_s[costs.communicates[calls]].sum())
     together = span(host_s, busy_s + gaps_s, communication_s, costs.waits[calls])
     return Pass(span=together, op=calls, host_s=host_s, busy_s=busy_s, gaps_s=gaps_s)
@@ -201,9 +231,9 @@ def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: boo
 
 def _with(calls: Pass, beside_s: float, host_s: float = 0.0) -> Pass:
     """The same calls, and time behind them that belongs to no traced op."""
-    if not beside_s:
+    if not beside_s and not host_s:
         return calls
-    together = calls.span + Span(host_s, beside_s, beside_s)
+    together = calls.span + Span(host_s, beside_s, max(host_s, beside_s))
     return dataclasses.replace(calls, span=together, beside_s=calls.beside_s + beside_s)
 
 

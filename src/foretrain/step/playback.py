@@ -1,9 +1,9 @@
-"""Plays the work of ranks: host, compute and network of one rank, and the pipeline that ranks form."""
+"""Plays the work of one rank: its host, its device and its network."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,16 +13,6 @@ from foretrain.step.spans import Span, total
 _LAID_OUT = 3
 """Micro-batches of a rank that are laid out where each fetches its parameters; further ones repeat the last
 of these."""
-_ROUNDS = 3
-"""Micro-batches of a pipeline that are laid out, in units of its stages; further ones follow at the pace of
-the last."""
-FORWARD_ONLY = "forward"
-"""The schedule of a pipeline that serves."""
-TAIL = "gradients, optimizer"
-"""What follows the last backward pass of a stage."""
-
-
-# One rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +53,11 @@ class Work:
     """Whether the host reads a result of the device once per step."""
     slowdown: float = 0.0
     """Share of the time of hidden communication by which computation becomes longer."""
+
+    @property
+    def passes(self) -> Span:
+        """A micro-batch, forward and backward."""
+        return total(self.forward) + total(self.backward)
 
 
 @dataclass(slots=True)
@@ -308,154 +303,6 @@ class _Fetching:
         clock.host += work.host_call_s
         ready = max(clock.host, freed if work.prefetches else clock.device)
         self._there[block] = clock.move(f"parameters {block}", self._seconds[block], ready)
-
-
-# A pipeline
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageWork:
-    """What a rank of a pipeline does: the passes of each of its chunks, and what follows the last one."""
-
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-    """Empty in inference."""
-    tail_s: float
-    """From the end of its last backward pass to the end of its step."""
-
-
-Task = tuple[str, int, int]
-"""Pass ("F" or "B"), chunk and micro-batch."""
-
-
-def laid_out(stages: int, micro_batches: int) -> int:
-    """Micro-batches of a pipeline that are played task by task."""
-    return min(micro_batches, _ROUNDS * stages)
-
-
-def play_pipeline(
-    stages: Sequence[StageWork], micro_batches: int, message_s: float, schedule: str
-) -> tuple[float, float, tuple[Slot, ...]]:
-    """The time from the first pass to the end of the last stage, that of its busiest stage's own work, and
-    the passes as laid out.
-
-    A pass waits for its input ``message_s`` after the pass that makes it has ended.
-    """
-    count = len(stages)
-    shown = laid_out(count, micro_batches)
-    ends, slots = _lay_out(stages, shown, message_s, schedule)
-    per_round = 0.0
-    if micro_batches > shown:
-        before, _ = _lay_out(stages, shown - count, message_s, schedule)
-        per_round = (max(ends) - max(before)) / count
-    own = [sum(stage.forward_s) + sum(stage.backward_s) for stage in stages]
-    more = per_round * (micro_batches - shown)
-    busiest = max(own) * micro_batches
-    slots += [
-        Slot(i, "compute", TAIL, end, end + stage.tail_s)
-        for i, (end, stage) in enumerate(zip(ends, stages, strict=True))
-    ]
-    return (
-        max(end + stage.tail_s for end, stage in zip(ends, stages, strict=True)) + more,
-        busiest,
-        tuple(slots),
-    )
-
-
-def _lay_out(
-    stages: Sequence[StageWork], micro_batches: int, message_s: float, schedule: str
-) -> tuple[list[float], list[Slot]]:
-    """Play the stages' tasks, each in its stage's order and after what it depends on; when each stage
-    ends."""
-    count, chunks = len(stages), len(stages[0].forward_s)
-    queues = [list(_order(stage, count, chunks, micro_batches, schedule)) for stage in range(count)]
-    position, free = [0] * count, [0.0] * count
-    ended: dict[tuple[int, Task], float] = {}
-    slots: list[Slot] = []
-    waiting = True
-    while waiting:
-        waiting = False
-        for stage, queue in enumerate(queues):
-            while position[stage] < len(queue):
-                task = queue[position[stage]]
-                needed = _before(stage, task, count, chunks)
-                if needed is not None and needed not in ended:
-                    break
-                ready = 0.0 if needed is None else ended[needed] + (message_s if needed[0] != stage else 0.0)
-                kind, chunk, micro_batch = task
-                start = max(free[stage], ready)
-                free[stage] = (
-                    start + (stages[stage].forward_s if kind == "F" else stages[stage].backward_s)[chunk]
-                )
-                ended[stage, task] = free[stage]
-                slots.append(
-                    Slot(
-                        stage,
-                        "compute",
-                        f"{kind}{micro_batch}" + (f".{chunk}" if chunks > 1 else ""),
-                        start,
-                        free[stage],
-                    )
-                )
-                position[stage] += 1
-                waiting = True
-        waiting = waiting or _step_past(queues, position, ended, chunks)
-    return free, slots
-
-
-def _step_past(
-    queues: Sequence[list[Task]], position: Sequence[int], ended: Collection[tuple[int, Task]], chunks: int
-) -> bool:
-    """Where all stages wait for one another, a stage takes its first task that can run: the last group of
-    micro-batches of an interleaved schedule may be smaller than the pipeline. Whether there was one."""
-    for stage, queue in enumerate(queues):
-        for place in range(position[stage], len(queue)):
-            needed = _before(stage, queue[place], len(queues), chunks)
-            if needed is None or needed in ended:
-                queue.insert(position[stage], queue.pop(place))
-                return True
-    return False
-
-
-def _before(stage: int, task: Task, count: int, chunks: int) -> tuple[int, Task] | None:
-    """The task whose result this one needs."""
-    kind, chunk, micro_batch = task
-    if kind == "F":
-        if stage:
-            return stage - 1, task
-        return (count - 1, ("F", chunk - 1, micro_batch)) if chunk else None
-    if stage < count - 1:
-        return stage + 1, task
-    return (0, ("B", chunk + 1, micro_batch)) if chunk < chunks - 1 else (stage, ("F", chunk, micro_batch))
-
-
-def _order(stage: int, count: int, chunks: int, micro_batches: int, schedule: str) -> Iterator[Task]:
-    """The order in which a stage takes its tasks: all forward first (gpipe, and all there is in inference),
-    or one forward, one backward after a warm-up."""
-    tasks = micro_batches * chunks
-    if schedule in ("gpipe", FORWARD_ONLY):
-        warm_up = tasks
-    elif chunks == 1:
-        warm_up = min(tasks, count - stage - 1)
-    else:
-        warm_up = min(tasks, (count - stage - 1) * 2 + (chunks - 1) * count)
-    numbered: Callable[[int], tuple[int, int]] = lambda i: _interleaved(i, count, chunks, micro_batches)  # noqa: E731
-    for i in range(tasks if schedule == FORWARD_ONLY else tasks + warm_up):
-        if i < tasks:
-            chunk, micro_batch = numbered(i)
-            yield "F", chunk, micro_batch
-        if i >= warm_up:
-            chunk, micro_batch = numbered(i - warm_up)
-            yield "B", chunks - 1 - chunk, micro_batch
-
-
-def _interleaved(i: int, count: int, chunks: int, micro_batches: int) -> tuple[int, int]:
-    """The chunk and micro-batch of the i-th pass: groups of as many micro-batches as stages go through a
-    chunk together."""
-    group, within = divmod(i, count * chunks)
-    size = min(count, micro_batches - group * count)
-    chunk, offset = divmod(within, size)
-    return chunk, group * count + offset
 
 
 def shares(step: StepTime) -> Mapping[str, float]:

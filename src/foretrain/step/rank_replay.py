@@ -285,7 +285,7 @@ def replayed_bytes(
 ) -> float | None:
     """What a rank of a stage has reserved, with so many micro-batches ``flying``; None where its framework
     keeps buffers of its own, or what it runs is not a stack of layers in their order."""
-    own = profile.keeps_fp32_gradients or profile.loss_copies is not None or profile.flat_shards
+    own = profile.keeps_fp32_gradients or profile.loss_copies is not None or profile.sharding == "flat"
     whole = shards is not None or job.plan.pipeline > 1
     plan, loss = job.plan, job.workload.training.loss
     odd = len(stage.chunks) != 1 or plan.servers or plan.offload or plan.offload_activations or loss

@@ -30,6 +30,7 @@ from foretrain.step.held_states import (
 from foretrain.step.partition import Block, Piece, Stage
 from foretrain.step.passes import runs_again
 from foretrain.step.rank_replay import replayed_bytes
+from foretrain.step.schedules import in_flight
 from foretrain.step.shard_buffers import ShardBuffers, Whole
 
 _SPLIT_LOSS = 0.02
@@ -191,27 +192,6 @@ def _bucket_bytes(plan: Plan, profile: Profile, trained: Held, own: int) -> floa
 
 
 # Passes
-
-
-def in_flight(plan: Plan, stage: int, chunks: int, micro_batches: int) -> tuple[int, ...]:
-    """For each chunk of a stage, the micro-batches whose activations it holds when the first backward pass
-    begins.
-
-    >>> in_flight(Plan(pipeline=4), 0, 1, 8), in_flight(Plan(pipeline=4), 3, 1, 8)
-    ((4,), (1,))
-    >>> in_flight(Plan(pipeline=4, schedule="interleaved"), 3, 3, 8)
-    (4, 4, 1)
-    """
-    if plan.pipeline == 1:
-        return (1,) * chunks
-    if plan.schedule == "gpipe":
-        return (micro_batches,) * chunks
-    if chunks == 1:
-        return (min(micro_batches, plan.pipeline - stage),)
-    warm_up = (plan.pipeline - stage - 1) * 2 + (chunks - 1) * plan.pipeline
-    begun = range(min(micro_batches * chunks, warm_up + 1))
-    turns = [i % (plan.pipeline * chunks) // plan.pipeline for i in begun]
-    return tuple(turns.count(chunk) for chunk in range(chunks))
 
 
 def _moments(

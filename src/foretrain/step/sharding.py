@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 
 from foretrain.costs.collectives import Team
 from foretrain.errors import InputError
@@ -16,6 +17,16 @@ from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, blocks
 
 _PRECISION_BYTES = {"fp32": 4.0, "bf16": 2.0}
+_IN_SHARE, _IN_SHARE_CAST = 0.71, 0.41
+"""Of the memory's rate, by FSDP2's kernel that puts gradients together (``chunk_cat``): as they are, and cast
+on the way; from ``data/h200_fsdp.jsonl``, as what follows."""
+_GATHER_HOST_S, _REDUCE_HOST_S = 1.1e-3, 1.0e-3
+"""What the host needs for the hooks of a block with nine parameters: gathering it, and handing out its
+gradients."""
+_FLAT_HOST_S = 0.5e-3
+"""The same of FSDP1 and Megatron, which loop over no parameters; assumed."""
+_UPDATE_HOST_S = 60e-6
+"""For each parameter that is a DTensor in clipping and the optimizer."""
 
 
 # Who shares
@@ -140,19 +151,52 @@ def syncs_last(job: Job, habits: Profile) -> bool:
 def copies_out_s(layout: Layout, block: Block, *, again: bool = False) -> float:
     """Device time in which FSDP copies gathered parameters from one buffer to their own places, before a
     forward pass or ``again`` before a backward pass; flat parameters are views of the buffer."""
-    if layout.profile.flat_shards or (again and stays_gathered(layout, block)):
+    if layout.profile.sharding != "parameters" or (again and stays_gathered(layout, block)):
         return 0.0
     moved = 2 * wire_bytes(layout, _shared(layout, block, trained=False), gradients=False, trained=False)
-    times = 1.0 if again or not syncs_last(layout.job, layout.profile) else 1.0 / layout.job.accumulation
-    return moved * times / (COPY_SHARE * memory_rate(layout.job)) * layout.tuning.traffic
+    return (
+        moved
+        * (1.0 if again else _exchanges(layout))
+        / (COPY_SHARE * memory_rate(layout.job))
+        * layout.tuning.traffic
+    )
 
 
 def copies_in_s(layout: Layout, block: Block) -> float:
     """Device time in which it copies the gradients of a block into the buffer that is reduced."""
+    if layout.profile.sharding == "buffers":
+        return 0.0
     trained = _shared(layout, block, trained=True)
-    moved = wire_bytes(layout, trained, gradients=True) + wire_bytes(layout, trained, gradients=False)
-    times = 1.0 / layout.job.accumulation if syncs_last(layout.job, layout.profile) else 1.0
-    return moved * times / (COPY_SHARE * memory_rate(layout.job)) * layout.tuning.traffic
+    sent, made = (wire_bytes(layout, trained, gradients=gradients) for gradients in (True, False))
+    share = _IN_SHARE if sent == made else _IN_SHARE_CAST
+    rate = (COPY_SHARE if layout.profile.sharding == "flat" else share) * memory_rate(layout.job)
+    return (sent + made) * _exchanges(layout) / rate * layout.tuning.traffic
+
+
+def hooks_s(layout: Layout, block: Block, *, backward: bool) -> float:
+    """What the host needs around a pass of a block to gather it and to hand out its gradients."""
+    if not _shared(layout, block, trained=False):
+        return 0.0
+    each, speed = layout.profile.sharding == "parameters", layout.host_speed
+    gather, reduce = (_GATHER_HOST_S, _REDUCE_HOST_S) if each else (_FLAT_HOST_S, _FLAT_HOST_S)
+    if not backward:
+        return gather * _exchanges(layout) / speed
+    gathers = 0.0 if stays_gathered(layout, block) else 1.0
+    reduces = _exchanges(layout) * bool(_shared(layout, block, trained=True))
+    return (gather * gathers + reduce * reduces) / speed
+
+
+def update_hooks_s(layout: Layout, weights: Iterable[Weight]) -> float:
+    """What the host needs in a step to clip and update parameters that are shards."""
+    is_sharded = layout.job.plan.shard == "zero3" and layout.teams.data.size > 1
+    if not is_sharded or not layout.job.trains or layout.profile.sharding != "parameters":
+        return 0.0
+    return _UPDATE_HOST_S * sum(weight.trainable for weight in weights) / layout.host_speed
+
+
+def _exchanges(layout: Layout) -> float:
+    """How often in a micro-batch parameters are gathered for the forward pass, and gradients handed out."""
+    return 1.0 / layout.job.accumulation if syncs_last(layout.job, layout.profile) else 1.0
 
 
 def _shared(layout: Layout, block: Block, *, trained: bool) -> float:

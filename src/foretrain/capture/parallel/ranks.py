@@ -114,7 +114,7 @@ def _trace(
         stack = Stack(stack.path, stack.layers, stack.layers, tuple(range(stack.layers)))
     switched = recompute_layers(module, plan) if recomputes else None
     order = CallOrder(module.get_submodule(stack.path)) if stack is not None else None
-    context = ContextParallel(plan.context)
+    context = ContextParallel(plan.context, plan.exchange_of_context(training.framework))
     tensor.bound_sequence()
     try:
         graph = trace_step(
