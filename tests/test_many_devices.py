@@ -113,6 +113,19 @@ def test_a_slower_network_is_slower() -> None:
     assert step_s(job(slow)) > step_s(job(fast))
 
 
+def test_collectives_that_run_in_pieces_hide_behind_products_and_registered_buffers_slow_less() -> None:
+    long = {"sequence": 8192}
+    pieces, whole = (
+        step_s(job(None, long, tensor=8, sequence_parallel=True, overlap={"tensor": on}, micro_batch=64))
+        for on in (True, False)
+    )
+    assert pieces < 0.97 * whole
+    plain, registered = (
+        step_s(job(None, long, shard="zero1", registered_buffers=on, micro_batch=8)) for on in (None, True)
+    )
+    assert registered < plain
+
+
 def test_parameters_gathered_beside_the_next_forward_pass_hide_no_longer_than_it_lasts() -> None:
     slow = {"node": "dgx-h100", "nodes": 2, "inter_node": {"kind": "ethernet", "bandwidth": "1 Gb/s"}}
     forecast = PREDICTOR.predict(job(slow, shard="zero2"))
@@ -316,6 +329,54 @@ def test_teams_lie_tensor_first() -> None:
     assert (teams.tensor.size, teams.tensor.nodes) == (4, 1)
     assert teams.data.size == 4
     assert teams.stages.nodes == 2
+
+
+def test_experts_are_dealt_out_over_the_ranks_of_a_stage_anew() -> None:
+    """Megatron: those that share an expert side by side, then the expert group, then replicas; experts are
+    whole where there are no devices to cut them as other layers are."""
+    nodes = {"node": "dgx-h100", "nodes": 4}
+    cut = Teams.of(job(nodes, tensor=2, pipeline=2, expert=4, sequence_parallel=True))
+    assert (cut.expert_tensor.size, cut.expert.size, cut.expert_data.size) == (2, 4, 2)
+    assert (cut.expert_tensor.nodes, cut.expert.nodes, cut.expert_data.nodes) == (1, 1, 2)
+    whole = Teams.of(job(nodes, tensor=4, pipeline=2, expert=16, sequence_parallel=True))
+    assert (whole.expert_tensor.size, whole.expert.size, whole.expert_data.size) == (1, 16, 1)
+    assert whole.expert.nodes == 2
+    given = Teams.of(job(nodes, tensor=2, expert=4, expert_tensor=1, sequence_parallel=True))
+    assert (given.expert_tensor.size, given.expert.size, given.expert_data.size) == (1, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"expert": 3}, "plan.expert: 3 does not divide the 8 devices"),
+        (
+            {"expert": 8, "pipeline": 2},
+            "plan.expert: 8 does not divide the 4 devices of a pipeline stage; the plan needs 16 or a multiple",
+        ),
+        (
+            {"expert": 4, "expert_tensor": 4, "tensor": 2},
+            "plan.expert_tensor: 4 x expert 4 = 16 does not divide the 8 devices",
+        ),
+        ({"expert_imbalance": 1.2, "expert_capacity": 1.5}, "plan.expert_imbalance: 1.2 has no effect"),
+    ],
+)
+def test_expert_groups_fill_the_ranks_of_a_stage(plan: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        job(**plan)
+
+
+def test_measured_runs_have_plans_that_ran() -> None:
+    """Published tables name expert groups that are larger than a stage."""
+    tables = job(expert=4, pipeline=2, data=4).to_dict()
+    tables["plan"]["expert"] = 8
+    with pytest.raises(InputError, match="of a pipeline stage"):
+        Job.read(tables)
+    assert Run.read({"job": tables, "measured": {"step_time_s": 1.0}}).job.plan.expert == 4
+
+
+def test_torchtitan_cuts_experts_by_the_tensor_team_or_not_at_all() -> None:
+    with pytest.raises(InputError, match=r"plan.expert_tensor: 2 is not 1 or plan.tensor = 4 in torchtitan"):
+        job(training={"framework": "torchtitan"}, tensor=4, expert_tensor=2, sequence_parallel=True)
 
 
 def test_attention_of_earlier_generations_takes_longer() -> None:

@@ -259,8 +259,8 @@ def test_a_slow_host_bounds_the_step() -> None:
 
 
 def test_fetching_is_hidden_while_it_is_shorter_than_the_computation() -> None:
-    hidden = play_rank(_work(gathers_s=(0.5,) * 4, reduces_s=(0.5,) * 4), 1)
-    exposed = play_rank(_work(gathers_s=(3.0,) * 4, reduces_s=(3.0,) * 4), 1)
+    hidden = play_rank(_work(gathers_s=(0.5,) * 4, again_s=(0.5,) * 4, reduces_s=(0.5,) * 4), 1)
+    exposed = play_rank(_work(gathers_s=(3.0,) * 4, again_s=(3.0,) * 4, reduces_s=(3.0,) * 4), 1)
     assert hidden.time_s < 12.5 + 4 * 0.5
     assert exposed.time_s > 3.0 * 12
     assert exposed.exposed_s > hidden.exposed_s

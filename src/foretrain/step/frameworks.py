@@ -7,9 +7,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from foretrain.errors import InputError
 from foretrain.graph.fusion import COMPILED, Fusion
 from foretrain.job import Job
+from foretrain.plan import Plan
 from foretrain.workload import Framework
+
+TensorOverlap = Literal["none", "behind", "piecewise"]
 
 NO_FUSION = Fusion()
 _MIB = 1 << 20
@@ -47,19 +51,33 @@ class Profile:
     """Gradients of low-precision weights go over the network in fp32."""
     casts_shards: bool = False
     """ZeRO 3 fetches parameters and hands out gradients in the precision of the computation."""
+    sharding: Literal["parameters", "flat", "buffers"] = "parameters"
+    """How ZeRO 3 keeps a block: parameter by parameter (FSDP2), copied out of what is gathered and into what
+    is reduced; as a flat one (FSDP1), which is gathered in place, and the host waits until it may gather the
+    next; or in buffers that kernels read and add to in place (Megatron)."""
+    splits_root: bool = False
+    """ZeRO 3 gathers embedding and head by themselves, not together as what is left of the model."""
+    keeps_in_pipeline: bool = True
+    """Stages of a pipeline under ZeRO 3 gather parameters once in a step and hand out gradients once, as
+    torch's schedules do."""
+    syncs_last: bool = False
+    """They do so without a pipeline too."""
+    prefetches: bool = True
+    """ZeRO 3 gathers the parameters of a block while the one before it runs."""
     bucket_bytes: float = 25 * _MIB
     """Gradients that are summed up in one call; 0 for all of them in one."""
     overlaps_reduce: bool = True
     """Gradients are summed up while the backward pass runs."""
     overlaps_gather: bool = False
     """Parameters of ZeRO 1 and 2 are handed out while the next forward pass runs."""
-    overlaps_tensor: bool = False
-    """The collectives of tensor parallelism run beside the weight gradients in the backward pass."""
-    overlaps_tensor_forward: bool = False
-    """With sequence parallelism they also run beside the products that they feed or follow, piece by
-    piece."""
+    tensor_overlap: TensorOverlap = "none"
+    """What of the collectives of tensor parallelism runs beside products: of column-parallel layers in the
+    backward pass those that it issues ahead (behind), or with sequence parallelism all of them in pieces."""
     fuses_permutation: bool = False
     """Tokens are sorted to experts and back by kernels that only copy."""
+    cut_product_s: tuple[float, float] = (0.0, 0.0)
+    """What the host needs beside for a product of a layer that is cut, forward and backward: DTensors find
+    out how their results are laid out."""
     host: float = 1.0
     """Host time of a call beside that of a plain PyTorch model: the framework's own Python around it."""
     step_s: float = 0.0
@@ -101,8 +119,9 @@ class Profile:
     divide."""
 
 
-_PYTORCH = Profile(checkpoint_hooks=True)
+_PYTORCH = Profile(checkpoint_hooks=True, casts_shards=True)
 _MEGATRON = Profile(
+    sharding="buffers",
     loss_copies=1.5,
     logs_memory_of="last",
     flash_attention=True,
@@ -112,8 +131,7 @@ _MEGATRON = Profile(
     reduces_in_fp32=True,
     bucket_bytes=0.0,
     overlaps_reduce=False,
-    overlaps_tensor=True,
-    overlaps_tensor_forward=True,
+    tensor_overlap="piecewise",
     fuses_permutation=True,
     host=2.0,
     step_s=25e-3,
@@ -135,7 +153,7 @@ _NANOTRON = Profile(
     keeps_fp32_gradients=True,
     reduces_in_fp32=True,
     overlaps_reduce=True,
-    overlaps_tensor=True,
+    tensor_overlap="behind",
     host=1.2,
     step_s=15e-3,
     clips_gradients=True,
@@ -162,12 +180,16 @@ _PROFILES: dict[Framework, Profile] = {
     "adaptdl": Profile(host=1.5, step_s=50e-3, overlaps_reduce=False, waits_each_step=True),
     "megatron": _MEGATRON,
     "nanotron": _NANOTRON,
-    "llm-foundry": dataclasses.replace(_FSDP, fusion=Fusion(losses=True), attention_generation=1),
-    "fms-fsdp": dataclasses.replace(_FSDP, checkpoint_hooks=True),
+    "llm-foundry": dataclasses.replace(
+        _FSDP, fusion=Fusion(losses=True), attention_generation=1, sharding="flat"
+    ),
+    "fms-fsdp": dataclasses.replace(_FSDP, checkpoint_hooks=True, sharding="flat"),
     "torchtitan": dataclasses.replace(
         _FSDP,
         fusion=Fusion(norms=True),
         selective_recompute="half",
+        splits_root=True,
+        cut_product_s=(0.39e-3, 0.24e-3),  # a rank of data 8 x tensor 8 on an H200, benchmarks/ranks_gpu.py
         checkpoint_hooks=True,
         reduces_in_fp32=True,
         optimizers=_MEGATRON.optimizers,
@@ -175,7 +197,7 @@ _PROFILES: dict[Framework, Profile] = {
         chunks=2,
     ),
     "internevo": dataclasses.replace(
-        _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, overlaps_tensor=False
+        _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, tensor_overlap="none"
     ),
 }
 
@@ -191,11 +213,48 @@ def profile(job: Job) -> Profile:
     found = _PROFILES[training.framework]
     if training.framework == "megatron":
         found = _megatron(found, job)
+    found = dataclasses.replace(found, tensor_overlap=_tensor_overlap(found, job))
     if not job.trains:
         found = dataclasses.replace(found, step_s=0.0, clips_gradients=False, waits_each_step=False)
     if training.compile:
-        found = dataclasses.replace(found, fusion=_compiled(job), checkpoint_hooks=False)
+        found = dataclasses.replace(
+            found, fusion=_compiled(job), checkpoint_hooks=False, cut_product_s=(0.0, 0.0)
+        )
+    return _as_planned(found, job.plan)
+
+
+def _as_planned(found: Profile, plan: Plan) -> Profile:
+    """With what the plan says otherwise of its replicas."""
+    overlap = plan.overlap or {}
+    if "gradients" in overlap:
+        found = dataclasses.replace(found, overlaps_reduce=overlap["gradients"])
+    if "parameters" in overlap:
+        found = dataclasses.replace(
+            found, overlaps_gather=overlap["parameters"], prefetches=overlap["parameters"]
+        )
     return found
+
+
+def _tensor_overlap(found: Profile, job: Job) -> TensorOverlap:
+    """As the plan says, or the framework does: Megatron's recipes switch user buffers on, torch's
+    asynchronous tensor parallelism is off. Both need sequence parallelism; without its switch Megatron still
+    issues backward collectives ahead, nanotron does not."""
+    plan, training, habit = job.plan, job.workload.training, found.tensor_overlap
+    wanted = (plan.overlap or {}).get("tensor")
+    if wanted and plan.tensor > 1 and training.framework in _BY_COMPILER and not training.compile:
+        raise InputError(
+            f"plan.overlap.tensor: true needs training.compile with framework {training.framework!r}, "
+            "whose compiler takes products apart"
+        )
+    if wanted is False:
+        return "behind" if habit == "piecewise" else "none"
+    if wanted:
+        return "piecewise"
+    return "behind" if habit == "piecewise" and not plan.sequence_parallel else habit
+
+
+_BY_COMPILER: tuple[Framework, ...] = ("pytorch", "torchtitan", "fms-fsdp", "llm-foundry")
+"""Frameworks whose tensor parallelism overlaps by a pass of torch's compiler."""
 
 
 def _compiled(job: Job) -> Fusion:
@@ -214,7 +273,7 @@ def _compiled(job: Job) -> Fusion:
 _MEGATRON_FP32: dict[str, Any] = {
     "host": 1.1,
     "step_s": 0.0,
-    "overlaps_tensor_forward": False,
+    "tensor_overlap": "behind",
     "issues_ahead": False,
 }
 """In fp32 it is Megatron-DeepSpeed that is used, whose layers are those of Megatron's earlier code. In its
@@ -224,7 +283,7 @@ the host needs for it and what the device does, one after the other."""
 
 def _megatron(found: Profile, job: Job) -> Profile:
     """Its distributed optimizer (ZeRO 1) is used with overlap; fp16 with full recomputation marks its code of
-    2020 to 2022."""
+    2020 to 2022, which waits for every collective of tensor parallelism."""
     if job.plan.shard != "none":
         found = dataclasses.replace(found, overlaps_reduce=True, overlaps_gather=True, bucket_bytes=160e6)
     if (job.workload.model.config or {}).get("attn_implementation") == "eager":
@@ -236,7 +295,7 @@ def _megatron(found: Profile, job: Job) -> Profile:
             found,
             flash_attention=False,
             fuses_softmax=True,
-            overlaps_tensor_forward=False,
+            tensor_overlap="none",
             host=1.1,
             step_s=0.0,
         )
@@ -272,9 +331,13 @@ def attention_factor(habits: Profile, capability: float) -> float:
     """Time of the framework's attention beside the fastest one that is known for the device.
 
     FlashAttention reaches 25 to 40 % of an A100's rate and its second version 50 to 73 % (Dao 2023, arXiv
-    2307.08691); the second one is 1.5 to 2 times slower on an H100 than later kernels (Shah et al. 2024,
-    arXiv 2407.08608).
+    2307.08691). The second one is 1.5 to 2 times slower on an H100 than later kernels (Shah et al. 2024,
+    arXiv 2407.08608), and 1.75 times slower than cuDNN's on an H200 (``data/h200_fsdp.jsonl``, context 4).
     """
-    if habits.attention_generation == 1:
-        return 1.8
-    return 1.5 if habits.attention_generation == 2 and capability >= 9 else 1.0
+    if habits.attention_generation is None:
+        return 1.0
+    first = _FIRST_FLASH if habits.attention_generation == 1 else 1.0
+    return first * (_SECOND_FLASH_ON_HOPPER if capability >= 9 else 1.0)
+
+
+_FIRST_FLASH, _SECOND_FLASH_ON_HOPPER = 1.8, 1.75

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.costs.collectives import Team, team
+from foretrain.costs.topology import Team, team
 from foretrain.errors import InputError
 from foretrain.graph import ITEM_BYTES, PHASES, Buffer, OpGraph, Weight
 from foretrain.graph.opset import is_product
@@ -350,12 +350,15 @@ def handed_on_bytes(chunk: Chunk, stages: Sequence[Stage]) -> int:
 class Teams:
     """The communicators that a rank belongs to.
 
-    Ranks are numbered tensor first, then context, data and pipeline.
+    Ranks are numbered tensor first, then context, data and pipeline; for experts, those of a stage once more:
+    those that share an expert first, then the expert group, then those that hold the same experts.
     """
 
     tensor: Team
     context: Team
     expert: Team
+    expert_tensor: Team
+    """Those that share each expert."""
     data: Team
     """Those that hold the same dense parameters: data x context."""
     expert_data: Team
@@ -369,19 +372,24 @@ class Teams:
     def of(cls, job: Job) -> Teams:
         plan, per_node = job.plan, job.cluster.devices_per_node
         assert plan.data is not None
-        replicas = plan.data * plan.context
+        replicas, shared = plan.data * plan.context, job.expert_tensor
         alike = replicas * copies(plan)
-        inside = min(plan.expert, replicas)
-        across_tensor = max(1, plan.expert // inside)
+        of_stage, grouped = plan.tensor * replicas, plan.expert * shared
         return cls(
             tensor=team(plan.tensor, 1, per_node),
             context=team(plan.context, plan.tensor, per_node),
-            expert=team(plan.expert, max(1, plan.tensor // across_tensor), per_node),
+            expert=team(plan.expert, shared, per_node),
+            expert_tensor=team(shared, 1, per_node),
             data=team(alike, plan.tensor, per_node),
-            expert_data=team(max(1, alike // inside), plan.tensor * inside, per_node),
-            stages=team(min(2, plan.pipeline), plan.tensor * replicas, per_node),
-            ends=team(min(2, plan.pipeline), plan.tensor * replicas * (plan.pipeline - 1 or 1), per_node),
+            expert_data=team(job.expert_replicas * copies(plan), grouped, per_node),
+            stages=team(min(2, plan.pipeline), of_stage, per_node),
+            ends=team(min(2, plan.pipeline), of_stage * (plan.pipeline - 1 or 1), per_node),
         )
 
     def named(self, name: str) -> Team:
-        return {"tensor": self.tensor, "context": self.context, "expert": self.expert}[name]
+        return {
+            "tensor": self.tensor,
+            "context": self.context,
+            "expert": self.expert,
+            "expert_tensor": self.expert_tensor,
+        }[name]

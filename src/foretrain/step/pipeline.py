@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretrain.graph import ITEM_BYTES
-from foretrain.step.exchange import wire_bytes
 from foretrain.step.layout import Layout, on_efa
 from foretrain.step.partition import Stage, blocks, handed_on_bytes
 from foretrain.step.passes import weight_gradients_s
 from foretrain.step.playback import Slot, StepTime, Work
 from foretrain.step.schedules import BIDIRECTIONAL, FORWARD_ONLY, SPLIT, place, program
+from foretrain.step.sharding import wire_bytes
 from foretrain.step.spans import Span, total
 
 _ROUNDS = 3
@@ -205,7 +205,7 @@ def overlaps_messages(layout: Layout) -> bool:
 
 
 def _stage_work(layout: Layout, stage: Stage, work: Work, *, waits: bool) -> StageWork:
-    schedule, slowdown = layout.job.plan.schedule, layout.tuning.slowdown
+    schedule, slowdown = layout.job.plan.schedule, layout.slowdown
     forward: list[Span] = []
     backward: list[Span] = []
     forward_s, backward_s, weights_s, first = [], [], [], 0
@@ -213,7 +213,8 @@ def _stage_work(layout: Layout, stage: Stage, work: Work, *, waits: bool) -> Sta
         part = slice(first, first + len(chunk))
         first += len(chunk)
         least = stall_s(layout) * sum(block.is_layer for block in chunk)
-        fetched, handed = sum(work.gathers_s[part]), sum(work.reduces_s[part])
+        fetched, again = sum(work.gathers_s[part]), sum(work.again_s[part])
+        handed = sum(work.reduces_s[part])
         forward.append(total(work.forward[part]))
         forward_s.append(
             max(_lasting(forward[-1], waits=waits) + layout.tuning.message_s, least / 3, fetched)
@@ -225,7 +226,7 @@ def _stage_work(layout: Layout, stage: Stage, work: Work, *, waits: bool) -> Sta
             max(
                 _lasting(backward[-1], waits=waits) + layout.tuning.message_s,
                 least * 2 / 3,
-                fetched + handed,
+                again + handed,
             )
         )
         if schedule in SPLIT:

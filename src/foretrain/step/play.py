@@ -13,7 +13,13 @@ import numpy as np
 from foretrain.forecast import RankMemory, fullest_of
 from foretrain.graph import Phase
 from foretrain.job import Job
-from foretrain.step.exchange import replica_traffic, sent_bytes, shard_traffic
+from foretrain.step.exchange import (
+    ShardTraffic,
+    replica_traffic,
+    sent_bytes,
+    shard_traffic,
+    slowdown,
+)
 from foretrain.step.layout import COLLECTIVE_HOST_S, Layout
 from foretrain.step.memory import rank_memory
 from foretrain.step.partition import Block, Stage
@@ -32,6 +38,7 @@ from foretrain.step.pipeline import pipeline_step, stall_s
 from foretrain.step.playback import StepTime, Work, play_rank, shares
 from foretrain.step.power import within_power
 from foretrain.step.sharded_memory import gradient_bytes
+from foretrain.step.sharding import syncs_last
 from foretrain.step.spans import Span, total
 
 OUTSIDE = "(communication outside of layers)"
@@ -281,25 +288,35 @@ def _with_own_time(layout: Layout, chunk: Sequence[tuple[Span, Span]]) -> list[t
 
 
 def _work(layout: Layout, stage: Stage, passes: Sequence[tuple[Span, Span]]) -> Work:
-    sharded = layout.job.plan.shard == "zero3"
-    gathers, reduces = shard_traffic(layout, stage) if sharded else ((), ())
+    habits, sharded = layout.profile, layout.job.plan.shard == "zero3"
+    traffic = shard_traffic(layout, stage) if sharded else ShardTraffic()
     buckets, after_backward, after_optimizer = ((), 0.0, 0.0) if sharded else replica_traffic(layout, stage)
-    if layout.profile.overlaps_gather:  # at most the next forward pass hides it
-        hidden = total([forward for forward, _ in passes])
+    once = sharded and layout.job.trains and syncs_last(layout.job, habits)
+    if once and len(layout.stages) > 1:
+        buckets, after_optimizer = traffic.buckets, traffic.first_s
+        traffic = dataclasses.replace(traffic, gathers_s=(), reduces_s=(), copies_s=())
+    hidden = total([forward for forward, _ in passes])
+    if habits.overlaps_gather or once:  # at most the next forward pass hides it
         after_optimizer = max(0.0, after_optimizer - max(hidden.host_s, hidden.device_s))
     return Work(
         forward=tuple(forward for forward, _ in passes),
         backward=tuple(backward for _, backward in passes) if layout.job.trains else (),
         optimizer=optimizer_pass(layout, stage).span,
-        gathers_s=gathers,
-        reduces_s=reduces,
+        gathers_s=traffic.gathers_s,
+        again_s=traffic.again_s,
+        reduces_s=traffic.reduces_s,
+        copies_s=traffic.copies_s,
+        syncs_last=once,
+        prefetches=habits.prefetches,
+        hands_out_beside=habits.overlaps_reduce,
+        host_waits=habits.sharding == "flat",
         buckets=buckets,
         after_backward_s=after_backward,
         after_optimizer_s=after_optimizer,
         host_call_s=COLLECTIVE_HOST_S,
         step_overhead_s=layout.step_overhead_s,
         waits_for_device=layout.profile.waits_each_step,
-        slowdown=layout.tuning.slowdown,
+        slowdown=slowdown(layout, stage),
     )
 
 
@@ -361,7 +378,7 @@ def _with_activations(rank: RankMemory, factor: float) -> RankMemory:
 def _in_graph_pools(rank: RankMemory, layout: Layout, stage: Stage) -> RankMemory:
     """What CUDA graphs allocate lies in pools of their own: reserved, but not among what torch counts as
     allocated when they are replayed. Gradients come out of them."""
-    gradients = gradient_bytes(layout.graph, layout.job.plan, stage) if layout.job.trains else 0.0
+    gradients = gradient_bytes(layout.graph, layout.job, stage) if layout.job.trains else 0.0
     if layout.job.runs_alone:
         gradients = sum(b.size_bytes for b in layout.graph.buffers if b.category == "gradients")
     inside = dict.fromkeys(("activations", "temporaries", "workspaces", "rounding"), 0.0)

@@ -24,10 +24,21 @@ class Work:
     """Of the same blocks, in forward order too; empty in inference."""
     optimizer: Span
     gathers_s: tuple[float, ...] = ()
-    """Fetching the parameters of each block before it runs, forward and again backward (ZeRO 3); empty for
-    none."""
+    """Fetching the parameters of each block before it runs (ZeRO 3); empty for none."""
+    again_s: tuple[float, ...] = ()
+    """Fetching them again for the backward pass; zero for blocks that stay."""
     reduces_s: tuple[float, ...] = ()
     """Handing out the gradients of each block after each backward pass of it (ZeRO 3); empty for none."""
+    copies_s: tuple[float, ...] = ()
+    """Summing them up among those that hold the same shard, on links of their own; empty for none."""
+    syncs_last: bool = False
+    """Whether parameters stay after a backward pass, and only the last one hands out gradients."""
+    prefetches: bool = True
+    """Whether parameters come while the block before runs."""
+    hands_out_beside: bool = True
+    """Whether gradients go while the next block's backward pass runs."""
+    host_waits: bool = False
+    """Whether the host fetches a block only when the one before the last has been freed."""
     buckets: tuple[tuple[int, float], ...] = ()
     """Summing up gradients in the last micro-batch: the block whose backward pass completes a bucket, and the
     time."""
@@ -56,6 +67,8 @@ class _Clock:
     host: float = 0.0
     device: float = 0.0
     network: float = 0.0
+    copies: float = 0.0
+    """The links on which copies of a shard sum up."""
     slots: list[Slot] = field(default_factory=list)
     moved_s: float = 0.0
     """Time that the network was in use."""
@@ -80,6 +93,13 @@ class _Clock:
         self.moved_s += seconds
         self.slots.append(Slot(0, "network", name, self.network - seconds, self.network))
         return self.network
+
+    def sum_up(self, name: str, seconds: float, ready: float) -> float:
+        """The same among the copies of a shard."""
+        self.copies = max(self.copies, ready) + seconds
+        self.moved_s += seconds
+        self.slots.append(Slot(0, "network", name, self.copies - seconds, self.copies))
+        return self.copies
 
     def wait(self, until: float) -> None:
         self.waited_s += max(0.0, until - self.device)
@@ -199,12 +219,12 @@ def _play(work: Work, micro_batches: int, clock: _Clock) -> None:
     if many > 0:
         clock.run(f"{many} micro-batches", None, (forward + backward) * many)
     for micro_batch in range(max(many, 0), micro_batches):
-        _forward(work, clock, forward)
+        _forward(work, clock, forward, fetches=not work.syncs_last or micro_batch == 0)
         _backward(work, clock, backward, last=micro_batch == micro_batches - 1)
     if work.after_backward_s:
         clock.host += work.host_call_s
         clock.wait(clock.move("gradients", work.after_backward_s, max(clock.device, clock.host)))
-    clock.wait(clock.network if work.buckets or work.reduces_s else 0.0)
+    clock.wait(max(clock.network, clock.copies) if work.buckets or work.reduces_s else 0.0)
     if work.waits_for_device:
         clock.host = max(clock.host, clock.device)
     clock.run("optimizer", "optimizer", work.optimizer)
@@ -212,16 +232,13 @@ def _play(work: Work, micro_batches: int, clock: _Clock) -> None:
         clock.wait(clock.move("parameters", work.after_optimizer_s, clock.device))
 
 
-def _forward(work: Work, clock: _Clock, whole: Span) -> None:
-    if not work.gathers_s:
+def _forward(work: Work, clock: _Clock, whole: Span, *, fetches: bool) -> None:
+    if not work.gathers_s or not fetches:
         clock.run("forward", "forward", whole, blocks=tuple(range(len(work.forward))))
         return
-    ended = [clock.device, clock.device]
-    ready = _fetch(work, clock, 0, ended[0])
+    fetching = _Fetching(work, clock, work.gathers_s, range(len(work.forward)), ahead=False)
     for i, block in enumerate(work.forward):
-        this, ready = ready, _fetch(work, clock, i + 1, ended[-2]) if i + 1 < len(work.forward) else 0.0
-        clock.run(f"forward {i}", "forward", block, this, (i,))
-        ended.append(clock.device)
+        clock.run(f"forward {i}", "forward", block, fetching.ready(i), (i,))
 
 
 def _backward(work: Work, clock: _Clock, whole: Span, *, last: bool) -> None:
@@ -234,23 +251,58 @@ def _backward(work: Work, clock: _Clock, whole: Span, *, last: bool) -> None:
     if not work.gathers_s and not due:
         clock.run("backward", "backward", whole, blocks=tuple(order))
         return
-    fetching = bool(work.gathers_s)
-    ended = [clock.device, clock.device]
-    ready = _fetch(work, clock, order[0], ended[0]) if fetching else 0.0
+    fetching = _Fetching(work, clock, work.again_s, order, ahead=work.prefetches)
+    hands_out = last or not work.syncs_last
     for i in order:
-        this, ready = ready, _fetch(work, clock, i - 1, ended[-2]) if fetching and i else 0.0
-        clock.run(f"backward {i}", "backward", work.backward[i], this, (i,))
-        ended.append(clock.device)
-        for seconds in (*due.get(i, ()), *(work.reduces_s[i : i + 1])):
-            clock.host += work.host_call_s
-            clock.move(f"gradients {i}", seconds, clock.device)
+        clock.run(f"backward {i}", "backward", work.backward[i], fetching.ready(i), (i,))
+        for seconds in (*due.get(i, ()), *(work.reduces_s[i : i + 1] if hands_out else ())):
+            if seconds:
+                _hand_out(work, clock, i, seconds)
 
 
-def _fetch(work: Work, clock: _Clock, block: int, freed: float) -> float:
-    """Fetch the parameters of a block once those of the one before the last are freed; when they are
-    there."""
-    clock.host = max(clock.host, freed) + work.host_call_s
-    return clock.move(f"parameters {block}", work.gathers_s[block], clock.host)
+def _hand_out(work: Work, clock: _Clock, block: int, seconds: float) -> None:
+    """The gradients of a block: reduced among those that share it, then summed up with other copies."""
+    clock.host += work.host_call_s
+    ended = clock.move(f"gradients {block}", seconds, clock.device)
+    if work.copies_s:
+        clock.host += work.host_call_s
+        ended = clock.sum_up(f"copies {block}", work.copies_s[block], ended)
+    if not work.hands_out_beside:
+        clock.wait(ended)
+
+
+class _Fetching:
+    """The parameters of blocks in the order of a pass.
+
+    The host asks for those of a block when it comes to it, which is while the device still runs the block
+    before, or (``ahead``) one block earlier. They come once the last but one before it is freed.
+    """
+
+    def __init__(
+        self, work: Work, clock: _Clock, seconds: Sequence[float], order: Sequence[int], *, ahead: bool
+    ) -> None:
+        self._work, self._clock, self._seconds, self._ahead = work, clock, seconds, ahead
+        self._left = [i for i in order if seconds and seconds[i]]
+        self._ended = [clock.device]
+        self._there: dict[int, float] = {}
+
+    def ready(self, block: int) -> float:
+        """When the parameters of a block are there, as the host comes to it."""
+        self._ended.append(self._clock.device)
+        if block in self._left:
+            self._fetch(before=3)
+        if self._ahead and self._left:
+            self._fetch(before=2)
+        return self._there.get(block, 0.0)
+
+    def _fetch(self, before: int) -> None:
+        work, clock, block = self._work, self._clock, self._left.pop(0)
+        freed = self._ended[-before:][0]
+        if work.host_waits:
+            clock.host = max(clock.host, freed)
+        clock.host += work.host_call_s
+        ready = max(clock.host, freed if work.prefetches else clock.device)
+        self._there[block] = clock.move(f"parameters {block}", self._seconds[block], ready)
 
 
 def shares(step: StepTime) -> Mapping[str, float]:
