@@ -299,7 +299,7 @@ def _compiled(job: Job) -> Fusion:
 _MEGATRON_FP32: dict[str, Any] = {
     "host": 1.1,
     "step_s": 0.0,
-    "overlaps_tensor_forward": False,
+    "tensor_overlap": "behind",
     "issues_ahead": False,
 }
 """In fp32 it is Megatron-DeepSpeed that is used, whose layers are those of Megatron's earlier code. In its

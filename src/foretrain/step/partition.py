@@ -220,10 +220,10 @@ def _bytes(graph: OpGraph, number: Index, count: int) -> dict[str, list[int]]:
     made = np.zeros((count, ends + 1))
     others = np.zeros(ends + 1)
     kept = [0] * count
-    for number, buffer in enumerate(graph.buffers):
+    for which, buffer in enumerate(graph.buffers):
         if buffer.born < 0:
             continue
-        piece, size = int(number[buffer.born]), buffer.size_bytes - spare.get(number, 0)
+        piece, size = int(number[buffer.born]), buffer.size_bytes - spare.get(which, 0)
         curve = others
         if buffer.category == "gradients" and graph.phase_index[buffer.born] == PHASES.index("backward"):
             curve = made[piece]
