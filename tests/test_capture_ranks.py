@@ -271,11 +271,20 @@ def test_products_are_divided_by_the_degree(model: str, by_sequence: bool) -> No
 @pytest.mark.parametrize("model", ["llama", "gpt2", "bert", "gpt_neox", "mpt"])
 def test_a_layer_all_reduces_twice_each_way(model: str) -> None:
     """Shoeybi et al. 2019, section 3."""
-    graph = rank(model, tensor=2)
+    graph = rank(model, tensor=2, framework="megatron")
     assert graph.stack is not None
     size = BATCH * SEQUENCE * HIDDEN
     assert collectives(graph, f"{graph.stack.path}.1.") == {
         (phase, "all_reduce", "tensor", size): 2 for phase in ("forward", "backward")
+    }
+
+
+def test_each_column_layer_sums_up_the_gradient_of_its_input_in_torchs_own_styles() -> None:
+    """``ColwiseParallel`` of queries, keys, values, gate and up: counted by torch's ``CommDebugMode``."""
+    size = BATCH * SEQUENCE * HIDDEN
+    assert collectives(rank("llama", tensor=2), "model.layers.1.") == {
+        ("forward", "all_reduce", "tensor", size): 2,
+        ("backward", "all_reduce", "tensor", size): 5,
     }
 
 

@@ -3,13 +3,15 @@ makes its shapes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from foretrain.capture.parallel.tensor_plan import is_fused, is_linear, reads_keys
+from foretrain.capture.parallel.adapted import is_linear
+from foretrain.capture.parallel.tensor_plan import is_fused, reads_keys
 from foretrain.errors import InputError
 
 _HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nheads", "nhead", "heads")
@@ -43,8 +45,16 @@ class Narrowing:
     With ``keeps_sizes``, numbers that the module's code computes with stay those of the whole.
     """
 
-    def __init__(self, module: nn.Module, degree: int, *, keeps_sizes: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        degree: int,
+        *,
+        keeps_sizes: bool = False,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self._module, self._degree, self._keeps_sizes = module, degree, keeps_sizes
+        self._names = names or {}  # of layers inside of one with an adapter: the name of that one
         self._whole: dict[int, tuple[nn.Parameter, int]] = {}  # a part -> itself, and the size that was cut
         self._holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
         for child in module.modules():
@@ -59,7 +69,7 @@ class Narrowing:
         them."""
         families: dict[str, list[str]] = {}
         for path in columns:
-            families.setdefault(path.rpartition(".")[0], []).append(path)
+            families.setdefault(self.owner(path), []).append(path)
         for parent_path, paths in families.items():
             self._narrow_family(self._module.get_submodule(parent_path), paths)
         for path in rows:
@@ -67,7 +77,12 @@ class Narrowing:
             dim = 1 - _output_dim(layer)
             self._resize(layer, dim, self._share(_weight(layer).shape[dim], f"inputs of {path}"))
         if not self._keeps_sizes:
-            self._divide_heads({self._module.get_submodule(path) for path in (*columns, *rows)})
+            cut = (name for path in (*columns, *rows) for name in (path, self._names.get(path, path)))
+            self._divide_heads({self._module.get_submodule(path) for path in cut})
+
+    def owner(self, path: str) -> str:
+        """The path of the module that calls a layer."""
+        return self._names.get(path, path).rpartition(".")[0]
 
     def _narrow_family(self, parent: nn.Module, paths: list[str]) -> None:
         heads = self._heads(parent)
@@ -76,7 +91,7 @@ class Narrowing:
             layer = self._module.get_submodule(path)
             dim = _output_dim(layer)
             width = _weight(layer).shape[dim]
-            widths[width] = self._part_of(path, width, heads)
+            widths[width] = self._part_of(self._names.get(path, path), width, heads)
             self._resize(layer, dim, widths[width])
         if heads is not None:
             self._narrow_beside(parent, heads, widths)
@@ -152,8 +167,9 @@ class Narrowing:
         """Counts of heads wherever a module or a configuration keeps them, but for modules whose layers stay
         whole."""
         holders: dict[int, Any] = {}
+        adapted = {self._module.get_submodule(name) for name in self._names.values()}
         for child in self._module.modules():
-            layers = {layer for layer in child.children() if is_linear(layer)}
+            layers = {layer for layer in child.children() if is_linear(layer) or layer in adapted}
             if layers and not layers & cut:
                 continue
             config = getattr(child, "config", None)

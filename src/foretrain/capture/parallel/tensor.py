@@ -17,10 +17,12 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from foretrain.capture.parallel.adapted import AdaptedLayer, Style, adapted_layers, is_linear
 from foretrain.capture.parallel.collectives import (
     all_gather,
     copy_to,
     gather,
+    gather_results,
     reduce_from,
     scatter,
     take_slice,
@@ -29,7 +31,7 @@ from foretrain.capture.parallel.collectives import (
 from foretrain.capture.parallel.experts import expert_modules, takes_routes
 from foretrain.capture.parallel.narrowing import Narrowing
 from foretrain.capture.parallel.stacks import block_lists
-from foretrain.capture.parallel.tensor_plan import is_linear, layer_roles, seen_layers
+from foretrain.capture.parallel.tensor_plan import layer_roles, seen_layers
 from foretrain.capture.parallel.whole_sizes import WholeSizes, cut, head_counts, uncut
 from foretrain.capture.parallel.wrapping import Shared, after, at_exit, before, keeping_parts
 from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
@@ -54,6 +56,8 @@ class TensorParallel:
         given: Mapping[str, str] | None = None,
         keeps_sizes: bool = False,
         whole_logits: bool = False,
+        style: Style = "torch",
+        shares_inputs: bool = True,
     ) -> None:
         self._module, self._degree = module, degree
         self._whole_logits = whole_logits
@@ -63,11 +67,14 @@ class TensorParallel:
         self._heads = head_counts(module) if keeps_sizes else set()
         self._by_sequence = by_sequence and degree > 1
         self._keeps_parts = keeps_parts
+        self._shares_inputs = shares_inputs
         self._vocabulary: set[int] = set()
         self._regions: list[nn.Module] = []
         self._embeds_parts = False
+        self._adapted: list[AdaptedLayer] = []
         if degree > 1:
-            roles = layer_roles(module, given)
+            self._adapted = adapted_layers(module)
+            roles = layer_roles(module, given, style)
             self._check_cover(roles)
             if "vocab" not in roles.values() and any(isinstance(m, nn.Embedding) for m in module.modules()):
                 self.notes.append(
@@ -89,6 +96,8 @@ class TensorParallel:
             given=plan.tensor_plan,
             keeps_sizes=keeps_sizes,
             whole_logits=not job.trains,
+            style="megatron" if job.workload.training.framework == "megatron" else "torch",
+            shares_inputs=job.workload.training.framework != "pytorch",
         )
 
     def explain(self, error: CaptureError) -> ForetrainError:
@@ -136,11 +145,22 @@ class TensorParallel:
             [path for path, role in roles.items() if role == wanted] for wanted in ("column", "row")
         )
         holders = {} if whole_experts else expert_modules(self._module)
-        narrowing = Narrowing(self._module, self._degree, keeps_sizes=self._keeps_sizes)
+        names = {layer.base: layer.path for layer in self._adapted}
+        names |= {layer.up: layer.path for layer in self._adapted if roles.get(layer.base) == "column"}
+        narrowing = Narrowing(self._module, self._degree, keeps_sizes=self._keeps_sizes, names=names)
         narrowing.narrow(columns, rows)
-        self._connect_columns(columns)
+        beside = {path for layer in self._adapted for path in (layer.down, layer.up)}
+        self._connect_columns([path for path in columns if path not in beside], narrowing)
         for path in rows:
-            after(self._module.get_submodule(path), self._leave)
+            if path not in beside:
+                after(self._module.get_submodule(path), self._leave)
+        inputs: dict[str, Shared] = {}
+        for layer in self._adapted:
+            owner = layer.path.rpartition(".")[0]
+            if owner not in inputs:
+                inputs[owner] = Shared(lambda x: copy_to(x, "tensor"))
+                inputs[owner].within(self._module.get_submodule(owner))
+            self._connect_adapter(layer, roles, inputs[owner])
         if self._keeps_sizes:
             for path in columns:
                 after(self._module.get_submodule(path), cut(narrowing.ratio(path)))
@@ -185,8 +205,32 @@ class TensorParallel:
             else reduce_from(x, "tensor")
         )
 
-    def _connect_columns(self, columns: list[str]) -> None:
-        """Column layers with the same input share its communication.
+    def _connect_adapter(self, layer: AdaptedLayer, roles: Mapping[str, str], enter: Shared) -> None:
+        """What the thin layers beside a layer exchange: mostly as many numbers per token as they are wide.
+        Megatron's first one reads the layer's input by itself; those of one input are one there."""
+        down, up = (self._module.get_submodule(path) for path in (layer.down, layer.up))
+        if roles.get(layer.down) == "column":
+            if not self._by_sequence:
+                before(down, enter)
+            after(down, lambda x: gather_results(x, self._degree, "tensor"))
+        if roles.get(layer.down) == "row":
+            whole = roles.get(layer.up) == "column"
+            after(down, (lambda x: reduce_from(x, "tensor")) if whole else self._leave)
+        if roles.get(layer.up) == "column":
+            before(up, lambda x: copy_to(x, "tensor"))
+            if roles.get(layer.base) == "row":
+                after(up, self._whole_results)
+
+    def _whole_results(self, x: torch.Tensor) -> torch.Tensor:
+        """The results of all ranks; with sequence parallelism, of the rank's part of the sequence."""
+        whole = gather_results(x, self._degree, "tensor")
+        if not self._by_sequence:
+            return whole
+        return take_slice(whole, _sequence_dim(whole), self._degree, "tensor")
+
+    def _connect_columns(self, columns: list[str], narrowing: Narrowing) -> None:
+        """Column layers with the same input share its communication, but for torch's own parallel styles:
+        there each sums up the gradient of its input by itself.
 
         With sequence parallelism the module around them gets the whole sequence, as its shapes follow from
         its input; a block that holds such layers itself does not, as it works on its part of the sequence in
@@ -195,12 +239,16 @@ class TensorParallel:
         blocks = {id(block) for members in block_lists(self._module).values() for block in members}
         families: dict[str, list[nn.Module]] = {}
         for path in columns:
-            families.setdefault(path.rpartition(".")[0], []).append(self._module.get_submodule(path))
+            families.setdefault(narrowing.owner(path), []).append(self._module.get_submodule(path))
         for parent_path, layers in families.items():
             parent = self._module.get_submodule(parent_path)
             self._regions.append(parent)
             if self._by_sequence and id(parent) not in blocks:
                 self._enter_region(parent, layers)
+                continue
+            if not (self._shares_inputs or self._by_sequence):
+                for layer in layers:
+                    before(layer, self._enter)
                 continue
             shared = Shared(self._enter)
             for layer in layers:
@@ -208,7 +256,7 @@ class TensorParallel:
             shared.within(parent)
 
     def _enter_region(self, region: nn.Module, layers: list[nn.Module]) -> None:
-        if self._keeps_parts:
+        if self._keeps_parts and all(_weight(layer).requires_grad for layer in layers):
             keeping_parts(
                 region, layers, self._enter, lambda x: all_gather(x, _sequence_dim(x), self._degree, "tensor")
             )
@@ -310,6 +358,12 @@ def _mask_others(embedding: nn.Module, rows: int) -> None:
 def _sequence_dim(x: torch.Tensor) -> int:
     """Of (batch, sequence, ...), or of (tokens, ...)."""
     return 1 if x.dim() > 2 else 0
+
+
+def _weight(layer: nn.Module) -> torch.Tensor:
+    weight = layer.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
 
 
 def _norm_behind(module: nn.Module, path: str) -> nn.Module | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
+from foretrain.capture.parallel.adapted import Style, adapted_layers, adapter_roles, is_linear
 from foretrain.errors import invalid
 from foretrain.plan import TENSOR_ROLES
 
@@ -44,11 +45,6 @@ _DENSE = (
 """Endings of layers that are called ``dense`` whatever they do."""
 
 
-def is_linear(module: nn.Module) -> bool:
-    """A matrix product with a weight: torch's own, or GPT-2's, whose weight is transposed."""
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
-
-
 def reads_keys(path: str) -> bool:
     """Whether a layer makes keys or values alone, which may have fewer heads than queries."""
     return path.rpartition(".")[2] in _KEYS_AND_VALUES
@@ -59,29 +55,45 @@ def is_fused(path: str) -> bool:
     return path.rpartition(".")[2] in _FUSED
 
 
-def layer_roles(module: nn.Module, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The role of every layer that has one, by path."""
+def layer_roles(
+    module: nn.Module, given: Mapping[str, str] | None = None, style: Style = "torch"
+) -> dict[str, str]:
+    """The role of every layer that has one, by path; a layer with an adapter has that of its name, and its
+    adapter what goes with it."""
     for pattern, role in (given or {}).items():
         if role not in ROLES:
             raise invalid(f"plan.tensor_plan.{pattern}", role, f"one of {', '.join(ROLES)}")
-    library = _library_plan(module)
+    library, adapted = _library_plan(module), adapted_layers(module)
+    names = {layer.base: layer.path for layer in adapted}
+    beside = {path for layer in adapted for path in (layer.down, layer.up)}
     roles: dict[str, str] = {}
     for path, child in module.named_modules():
-        if is_linear(child) or isinstance(child, nn.Embedding):
-            known = _vocabulary_role(module, child) or library.get(_generic(path)) or _named_role(path, child)
-            own = _given_role(path, given or {}) or known
-            if own is not None:
-                roles[path] = own
-    return roles if is_of_library(module) else roles | _shaped_roles(module, roles)
+        if not (is_linear(child) or isinstance(child, nn.Embedding)):
+            continue
+        own = _given_role(path, given or {})
+        if own is None and path not in beside:
+            name = names.get(path, path)
+            called = module.get_submodule(name)
+            own = _given_role(name, given or {}) or _vocabulary_role(module, called)
+            own = own or library.get(_generic(name)) or _named_role(name, child)
+        if own is not None:
+            roles[path] = own
+    roles |= {} if is_of_library(module) else _shaped_roles(module, roles, names, beside)
+    for layer in adapted:
+        roles |= adapter_roles(layer, roles, style)
+    return roles
 
 
-def _shaped_roles(module: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
+def _shaped_roles(
+    module: nn.Module, roles: Mapping[str, str], names: Mapping[str, str], beside: Collection[str]
+) -> dict[str, str]:
     """Roles of layers of unknown names beside each other in a repeated block, by their shapes: the last takes
     what the others make of the width that it gives."""
     families: dict[str, list[tuple[str, nn.Linear]]] = {}
     for path, child in module.named_modules():
-        if isinstance(child, nn.Linear) and "*" in _generic(path.rpartition(".")[0]):
-            families.setdefault(path.rpartition(".")[0], []).append((path, child))
+        owner = names.get(path, path).rpartition(".")[0]
+        if isinstance(child, nn.Linear) and "*" in _generic(owner) and path not in beside:
+            families.setdefault(owner, []).append((path, child))
     found: dict[str, str] = {}
     for layers in families.values():
         (*firsts, (last_path, last)) = layers
