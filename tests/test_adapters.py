@@ -87,10 +87,37 @@ def test_frameworks_that_keep_fp32_beside_weights_take_adapters() -> None:
         training = as_framework_runs_it(job).workload.training
         return training.adapter.precision, training.precision, training.master_weights
 
-    assert run(framework="megatron", precision="bf16", adapter="lora:8") == ("fp32", "bf16", False)
+    in_fp32 = "lora:8,precision=fp32"
+    assert run(framework="megatron", precision="bf16", adapter=in_fp32) == ("fp32", "bf16", False)
     for adapter in ("lora:8", "qlora:8,base=bf16"):
         how = {"shard": "zero3", "devices": 4, "precision": "amp-bf16", "adapter": adapter}
         assert run(framework="torchtitan", **how) == ("bf16", "bf16", True)
+
+
+def test_frameworks_beside_peft_make_adapters_as_other_weights() -> None:
+    def run(framework: str, precision: str) -> str:
+        how = {"framework": framework, "precision": precision, "adapter": "lora:8"}
+        made = make_job("gpt2", sequence=64, batch=8, device="h100", **how)
+        return as_framework_runs_it(made).workload.training.adapter.precision
+
+    assert run("pytorch", "bf16") == "fp32"
+    assert run("megatron", "bf16") == run("megatron", "fp8") == "bf16"
+    assert run("megatron", "amp-bf16") == "fp32"
+
+
+def test_frozen_layers_in_fp8_have_adapters_in_bf16_and_keep_no_inputs() -> None:
+    graph = graph_of(layers(), "lora:8,precision=bf16", torch.zeros(64, 128), precision="fp8", fp8="delayed")
+    names = Counter((op.phase, op.operator.name) for op in graph.ops if op.operator.name.endswith("mm"))
+    assert names[("forward", "_scaled_mm")] == 3
+    assert names[("backward", "_scaled_mm")] == 2
+    assert names[("forward", "mm")] == 6
+    casts = [op for op in graph.ops if op.phase == "forward" and op.operator.name == "te.cast_transpose"]
+    inputs = [op for op in casts if op.operator.inputs[0].shape == (64, 128)]
+    ends = next(i for i, op in enumerate(graph.ops) if op.phase == "backward")
+    assert len(inputs) == 3
+    assert all(graph.buffers[i].dies < ends for op in inputs for i in op.writes)
+    with pytest.raises(InputError, match="'qlora' keeps weights in 4 bits, not in fp8"):
+        parse_adapter("qlora:8", "adapter").check("fp8", master_weights=False)
 
 
 def test_an_adapter_is_said_in_reports_and_is_an_option() -> None:
@@ -310,7 +337,11 @@ def job(
     return Job.read(
         {
             "model": {"source": "transformers", "task": "causal-lm", "config": llama | (config or {})},
-            "training": {**training, "framework": framework, **({} if adapter is None else {"adapter": adapter})},
+            "training": {
+                **training,
+                "framework": framework,
+                **({} if adapter is None else {"adapter": adapter}),
+            },
             "cluster": {"device": "h100", "devices_per_node": devices},
             "plan": plan,
         }

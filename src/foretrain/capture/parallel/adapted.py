@@ -1,8 +1,8 @@
 """Finds layers that have a low-rank adapter beside them, and says how the adapter is cut with its layer.
 
 An adapter is known by its shapes: beside a frozen layer a thin one that reads what it reads, and another
-that makes what it makes, both trained. So peft's, ours and those that users write (``base``, ``a``, ``b``; a linear layer that holds its own
-two) are found alike.
+that makes what it makes, both trained. So peft's, ours and those that users write (``base``, ``a``, ``b``; a
+linear layer that holds its own two) are found alike.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import nn
 
 Style = Literal["torch", "megatron"]
-"""Who cuts adapters. With torch (peft, Automodel's parallel styles) the thin dimension stays whole. Megatron's
+"""Who cuts adapters. With torch (peft, Automodel) the thin dimension stays whole. Megatron's
 ``ParallelLinearAdapter`` cuts it and gathers what the first thin layer makes; beside a row layer the second
 is cut by outputs, and those are gathered."""
 
