@@ -41,6 +41,10 @@ KEEPS_PARTS = ("megatron", "nanotron")
 """Frameworks that keep a rank's part of what sequence parallelism gathers, and gather it again for the
 weights' gradients."""
 
+SUMS_EACH = ("pytorch", "automodel")
+"""Frameworks that cut layers by torch's ``ColwiseParallel``, each of which sums up the gradient of its
+input."""
+
 
 class TensorParallel:
     """The tensor-parallel form of a module, which is changed in place. A degree of 1 leaves it as it is."""
@@ -97,7 +101,7 @@ class TensorParallel:
             keeps_sizes=keeps_sizes,
             whole_logits=not job.trains,
             style="megatron" if job.workload.training.framework == "megatron" else "torch",
-            shares_inputs=job.workload.training.framework != "pytorch",
+            shares_inputs=job.workload.training.framework not in SUMS_EACH,
         )
 
     def explain(self, error: CaptureError) -> ForetrainError:
@@ -153,7 +157,8 @@ class TensorParallel:
         self._connect_columns([path for path in columns if path not in beside], narrowing)
         for path in rows:
             if path not in beside:
-                after(self._module.get_submodule(path), self._leave)
+                inside = path.endswith(".x_proj")  # of Mamba, between layers that are cut
+                after(self._module.get_submodule(path), self._sum_inside if inside else self._leave)
         inputs: dict[str, Shared] = {}
         for layer in self._adapted:
             owner = layer.path.rpartition(".")[0]
@@ -204,6 +209,10 @@ class TensorParallel:
             if self._by_sequence
             else reduce_from(x, "tensor")
         )
+
+    def _sum_inside(self, x: torch.Tensor) -> torch.Tensor:
+        """What every rank reads as a whole between two layers that are cut."""
+        return copy_to(reduce_from(x, "tensor"), "tensor")
 
     def _connect_adapter(self, layer: AdaptedLayer, roles: Mapping[str, str], enter: Shared) -> None:
         """What the thin layers beside a layer exchange: mostly as many numbers per token as they are wide.

@@ -11,6 +11,8 @@ from typing import Any
 from torch import nn
 
 from foretrain.capture.parallel.adapted import Style, adapted_layers, adapter_roles, is_linear
+from foretrain.capture.sources.linear_attention import is_delta_rule
+from foretrain.capture.sources.state_space import is_state_space
 from foretrain.errors import invalid
 from foretrain.plan import TENSOR_ROLES
 
@@ -21,12 +23,12 @@ q_proj k_proj v_proj qkv_proj qkv Wqkv c_attn q_attn query key value query_key_v
 wq wk wv linear_qkv qkv_lin
 q_b_proj kv_b_proj gate_proj up_proj gate_up_proj c_fc fc1 fc1_g fc1_x linear1 lin1 Wi wi wi_0 wi_1 w1 w3
 w12 dense_h_to_4h linear_fc1 fc_in to_qkv to_q to_k to_v to_kv q_linear k_linear v_linear query_proj key_proj
-value_proj W_q W_k W_v w_q w_k w_v qkv_linear
+value_proj W_q W_k W_v w_q w_k w_v qkv_linear input_linear ffn
 """.split())  # fmt: skip
 _ROW = frozenset(
     """
 o_proj out_proj c_proj dense_4h_to_h down_proj fc2 linear2 lin2 out_lin Wo wo w2 proj linear_proj linear_fc2
-o fc_out to_out o_linear out_linear W_o w_o
+o fc_out to_out o_linear out_linear W_o w_o output_linear ffn_output
 """.split()
 )
 _KEYS_AND_VALUES = frozenset(
@@ -75,6 +77,7 @@ def layer_roles(
             name = names.get(path, path)
             called = module.get_submodule(name)
             own = _given_role(name, given or {}) or _vocabulary_role(module, called)
+            own = own or _state_space_role(module, name)
             own = own or library.get(_generic(name)) or _named_role(name, child)
         if own is not None:
             roles[path] = own
@@ -116,6 +119,18 @@ def _vocabulary_role(module: nn.Module, child: nn.Module) -> str | None:
         if is_of_library(module) and child is getattr(module, name)():
             return "vocab"
     return None
+
+
+_STATE_SPACE = {"in_proj": "column", "x_proj": "row", "dt_proj": "column", "out_proj": "row"}
+"""Projections of a state-space layer: heads (channels, in Mamba) are divided, and so are groups."""
+
+
+def _state_space_role(module: nn.Module, path: str) -> str | None:
+    owner, _, name = path.rpartition(".")
+    parent = module.get_submodule(owner)
+    if is_delta_rule(parent):
+        return "row" if name == "out_proj" else "column"
+    return _STATE_SPACE.get(name) if is_state_space(parent) else None
 
 
 def is_of_library(module: nn.Module) -> bool:
