@@ -315,6 +315,44 @@ def test_with_sequence_parallelism_it_gathers_and_scatters_twice_each_way(model:
     assert collectives(graph, f"{graph.stack.path}.1.") == expected
 
 
+def test_sequence_parallelism_is_for_text_alone() -> None:
+    """A tower of images has 17 positions here, 577 in use: all of them are on every rank."""
+    vision = {**{name: TEXT[name] for name in list(TEXT)[:4]}, "model_type": "clip_vision_model",
+              "image_size": 32, "patch_size": 8}  # fmt: skip
+    text = {"model_type": "llama", **GROUPED}
+    config = {"model_type": "llava", "text_config": text, "vision_config": vision, "image_token_index": 200,
+              "image_seq_length": 16}  # fmt: skip
+    job = Job.read({
+        "model": {"source": "transformers", "task": "image-text-to-text", "config": config},
+        "training": {"global_batch": 2, "sequence": 64, "precision": "bf16", "framework": "megatron"},
+        "cluster": {"device": "h100", "nodes": 2, "devices_per_node": 1},
+        "plan": {"tensor": 2, "sequence_parallel": True},
+    })  # fmt: skip
+    graph = trace_rank(job, accumulate=False, info={})
+    names = {
+        tower: {name for _, name, _, _ in collectives(graph, f"model.{tower}.")}
+        for tower in ("vision_tower", "language_model.layers")
+    }
+    assert names == {
+        "vision_tower": {"all_reduce"},
+        "language_model.layers": {"all_gather", "reduce_scatter"},
+    }
+
+
+@pytest.mark.parametrize("model", ["phimoe", "granitemoe"])
+def test_models_of_experts_that_are_cut_by_their_own_names(model: str) -> None:
+    """The width of a head is fixed before heads are divided; ``input_linear`` and ``output_linear``."""
+    config = {"model_type": model, **GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
+    job = Job.read({
+        "model": {"source": "transformers", "task": "causal-lm", "config": config},
+        "training": {"global_batch": 2, "sequence": 32, "precision": "bf16"},
+        "cluster": {"device": "h100", "nodes": 2, "devices_per_node": 1},
+        "plan": {"tensor": 2},
+    })  # fmt: skip
+    graph = trace_rank(job, accumulate=False, info={})
+    assert collectives(graph)
+
+
 # State-space layers and linear attention
 
 

@@ -230,8 +230,9 @@ def as_framework_runs_it(job: Job) -> Job:
         training = dataclasses.replace(training, optimizer=fused)
     if training.adapter is not None:
         kept = training.adapter.kept_in(training.precision, training.framework)
-        adapter = dataclasses.replace(training.adapter, precision=kept)
-        training = dataclasses.replace(training, adapter=adapter)
+        training = dataclasses.replace(
+            training, adapter=dataclasses.replace(training.adapter, precision=kept)
+        )
     in_fp32 = training.adapter is not None and training.adapter.precision == "fp32"
     if habits.keeps_fp32_gradients and training.precision in ("bf16", "fp16", "fp8") and not in_fp32:
         training = dataclasses.replace(training, master_weights=True)

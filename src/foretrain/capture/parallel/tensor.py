@@ -10,12 +10,12 @@ without gathering logits; inference, which has no loss, gathers them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from foretrain.capture.parallel.adapted import AdaptedLayer, Style, adapted_layers, is_linear
 from foretrain.capture.parallel.collectives import (
@@ -26,12 +26,12 @@ from foretrain.capture.parallel.collectives import (
     reduce_from,
     scatter,
     take_slice,
-    vocabulary_cross_entropy,
 )
 from foretrain.capture.parallel.experts import expert_modules, takes_routes
 from foretrain.capture.parallel.narrowing import Narrowing
 from foretrain.capture.parallel.stacks import block_lists
 from foretrain.capture.parallel.tensor_plan import layer_roles, seen_layers
+from foretrain.capture.parallel.vocabulary import VocabularyLoss, mask_others
 from foretrain.capture.parallel.whole_sizes import WholeSizes, cut, head_counts, uncut
 from foretrain.capture.parallel.wrapping import Shared, after, at_exit, before, keeping_parts
 from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
@@ -76,6 +76,8 @@ class TensorParallel:
         self._regions: list[nn.Module] = []
         self._embeds_parts = False
         self._adapted: list[AdaptedLayer] = []
+        self._towers = _towers(module) if self._by_sequence else ()
+        self._in_tower = False
         if degree > 1:
             self._adapted = adapted_layers(module)
             roles = layer_roles(module, given, style)
@@ -186,7 +188,7 @@ class TensorParallel:
         first = narrowing.narrow_vocabulary(layer)
         if isinstance(layer, nn.Embedding):
             self._embeds_parts = True
-            _mask_others(layer, first)
+            mask_others(layer, first)
             if not self._by_sequence:
                 after(layer, self._leave)
         else:
@@ -199,16 +201,30 @@ class TensorParallel:
     # Communication
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
-        return (
-            gather(x, _sequence_dim(x), self._degree, "tensor") if self._by_sequence else copy_to(x, "tensor")
-        )
+        cuts = self._by_sequence and not self._in_tower
+        return gather(x, _sequence_dim(x), self._degree, "tensor") if cuts else copy_to(x, "tensor")
 
     def _leave(self, x: torch.Tensor) -> torch.Tensor:
-        return (
-            scatter(x, _sequence_dim(x), self._degree, "tensor")
-            if self._by_sequence
-            else reduce_from(x, "tensor")
-        )
+        cuts = self._by_sequence and not self._in_tower
+        return scatter(x, _sequence_dim(x), self._degree, "tensor") if cuts else reduce_from(x, "tensor")
+
+    def _leave_towers_whole(self) -> None:
+        """Encoders of images and sound have every position on every rank: patches and a class token are
+        rarely a multiple of the group, so Megatron's and others' sequence parallelism is for text alone."""
+        for path in self._towers:
+            tower = self._module.get_submodule(path)
+            tower.forward = self._whole_in(tower.forward)
+
+    def _whole_in(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            self._in_tower = True
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._in_tower = False
+
+        return changed
 
     def _sum_inside(self, x: torch.Tensor) -> torch.Tensor:
         """What every rank reads as a whole between two layers that are cut."""
@@ -233,7 +249,7 @@ class TensorParallel:
     def _whole_results(self, x: torch.Tensor) -> torch.Tensor:
         """The results of all ranks; with sequence parallelism, of the rank's part of the sequence."""
         whole = gather_results(x, self._degree, "tensor")
-        if not self._by_sequence:
+        if not self._by_sequence or self._in_tower:
             return whole
         return take_slice(whole, _sequence_dim(whole), self._degree, "tensor")
 
@@ -253,7 +269,8 @@ class TensorParallel:
             parent = self._module.get_submodule(parent_path)
             self._regions.append(parent)
             if self._by_sequence and id(parent) not in blocks:
-                self._enter_region(parent, layers)
+                in_tower = parent_path.startswith(self._towers) if self._towers else False
+                self._enter_region(parent, layers, keeps_parts=self._keeps_parts and not in_tower)
                 continue
             if not (self._shares_inputs or self._by_sequence):
                 for layer in layers:
@@ -264,8 +281,8 @@ class TensorParallel:
                 before(layer, shared)
             shared.within(parent)
 
-    def _enter_region(self, region: nn.Module, layers: list[nn.Module]) -> None:
-        if self._keeps_parts and all(_weight(layer).requires_grad for layer in layers):
+    def _enter_region(self, region: nn.Module, layers: list[nn.Module], *, keeps_parts: bool) -> None:
+        if keeps_parts and all(_weight(layer).requires_grad for layer in layers):
             keeping_parts(
                 region, layers, self._enter, lambda x: all_gather(x, _sequence_dim(x), self._degree, "tensor")
             )
@@ -300,7 +317,10 @@ class TensorParallel:
             raise UnsupportedJob(
                 f"plan.sequence_parallel: {type(self._module).__name__} has no list of repeated blocks"
             )
+        self._leave_towers_whole()
         for path, blocks in lists.items():
+            if self._towers and path.startswith(self._towers):
+                continue
             members = list(blocks.children())
             before(members[0], self._begin)
             last = _norm_behind(self._module, path) or members[-1]
@@ -325,7 +345,7 @@ class TensorParallel:
         if not self._vocabulary:
             yield
             return
-        with _VocabularyLoss(self._vocabulary) as loss:
+        with VocabularyLoss(self._vocabulary) as loss:
             yield
         if needed and not loss.calls:
             raise UnsupportedJob(
@@ -335,38 +355,19 @@ class TensorParallel:
             )
 
 
-class _VocabularyLoss(TorchFunctionMode):
-    def __init__(self, widths: set[int]) -> None:
-        super().__init__()
-        self._widths = widths
-        self.calls = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is nn.functional.cross_entropy:
-            logits = args[0] if args else kwargs["input"]
-            target = args[1] if len(args) > 1 else kwargs["target"]
-            if logits.dim() == 2 and logits.shape[1] in self._widths and not target.is_floating_point():
-                self.calls += 1
-                return vocabulary_cross_entropy(logits, target)
-        return func(*args, **kwargs)
-
-
-def _mask_others(embedding: nn.Module, rows: int) -> None:
-    """Look up the tokens that the rank has; the others' rows are zero."""
-    embed = embedding.forward
-
-    def forward(ids: torch.Tensor) -> torch.Tensor:
-        elsewhere = (ids < 0) | (ids >= rows)
-        found: torch.Tensor = embed(ids.masked_fill(elsewhere, 0))
-        return found.masked_fill_(elsewhere.unsqueeze(-1), 0.0)
-
-    embedding.forward = forward
-
-
 def _sequence_dim(x: torch.Tensor) -> int:
     """Of (batch, sequence, ...), or of (tokens, ...)."""
     return 1 if x.dim() > 2 else 0
+
+
+def _towers(module: nn.Module) -> tuple[str, ...]:
+    """Paths of the encoders of images and sound in a model that reads text beside them."""
+    named = [
+        path
+        for path, _ in module.named_modules()
+        if path.rpartition(".")[2].startswith(("vision_tower", "vision_model", "visual", "audio_tower"))
+    ]
+    return tuple(path for path in named if not any(path.startswith(f"{one}.") for one in named))
 
 
 def _weight(layer: nn.Module) -> torch.Tensor:

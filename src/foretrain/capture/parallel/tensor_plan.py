@@ -3,6 +3,7 @@ plan, and names in common use."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -115,9 +116,10 @@ def _given_role(path: str, given: Mapping[str, str]) -> str | None:
 
 def _vocabulary_role(module: nn.Module, child: nn.Module) -> str | None:
     """The token embedding and the layer that gives logits, where the model says which they are."""
-    for name in ("get_input_embeddings", "get_output_embeddings"):
-        if is_of_library(module) and child is getattr(module, name)():
-            return "vocab"
+    for name in ("get_input_embeddings", "get_output_embeddings") if is_of_library(module) else ():
+        with contextlib.suppress(NotImplementedError):  # of models with several
+            if child is getattr(module, name)():
+                return "vocab"
     return None
 
 

@@ -10,6 +10,7 @@ gates and the inverse of each chunk; states and what follows from them are compu
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,8 +49,8 @@ def _delta_rule(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     out = _DeltaRule.apply(query, key, value, g, beta)  # type: ignore[no-untyped-call]
-    batch, _, heads, width = value.shape
-    last = value.new_empty(batch, heads, key.shape[-1], width) if output_final_state else None
+    state = (value.shape[0], value.shape[2], key.shape[-1], value.shape[-1])
+    last = value.new_empty(state) if output_final_state else None
     return out, last
 
 
@@ -104,7 +105,7 @@ def _states(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return k.new_empty((batch, -(-length // DELTA_CHUNK), heads, k.shape[-1], width))
 
 
-_KERNELS = {
+_KERNELS: dict[str, tuple[str, Callable[..., Any]]] = {
     "l2norm(Tensor x)": ("Tensor", _like),
     "l2norm_backward(Tensor gradient, Tensor x)": ("Tensor", lambda gradient, _x: _like(gradient)),
     "keys_by_keys(Tensor k, Tensor beta, Tensor g)": ("Tensor", _keys_by_keys),

@@ -60,7 +60,7 @@ def _transformers(workload: Workload, batch: int, device: str) -> LoadedModel:
             workload.model, workload.training, batch, device, constants
         )
         if device == "meta":
-            notes = [*notes, *with_state_space_kernels(module), *with_delta_rule_kernels(module)]
+            notes = (*notes, *with_state_space_kernels(module), *with_delta_rule_kernels(module))
     return LoadedModel(
         module=module,
         inputs=inputs,

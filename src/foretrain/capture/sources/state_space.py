@@ -202,7 +202,7 @@ class _SplitScan(torch.autograd.Function):
 
 def _split(zxbcdt: torch.Tensor, sizes: tuple[int, int, int, int], channels: int) -> tuple[torch.Tensor, ...]:
     heads, width = sizes[:2]
-    return zxbcdt.split([heads * width, channels, heads], dim=-1)
+    return zxbcdt.split([heads * width, channels, heads], dim=-1)  # type: ignore[no-any-return]
 
 
 def _heads(convolved: torch.Tensor, sizes: tuple[int, int, int, int]) -> tuple[torch.Tensor, ...]:
