@@ -437,6 +437,19 @@ def test_what_goes_into_the_states_of_mamba_is_summed_up_inside_the_layer() -> N
     assert named(part, "backbone.layers.2.mixer", "forward")["mamba.selective_scan"] == 1
 
 
+def test_state_space_layers_trade_parts_of_sequences_for_heads() -> None:
+    """Megatron's ``MambaContextParallel``: all-to-all of what the first projection gave and of the result."""
+    part, tokens = rank("nemotron_h", context=2), BATCH * SEQUENCE // 2
+    width = 128 + (128 + 2 * 2 * 16) + 8
+    assert collectives(part, "model.layers.2.") == {
+        (phase, "all_to_all", "context", tokens * one): 1
+        for phase in ("forward", "backward")
+        for one in (width, 128)
+    }
+    with pytest.raises(UnsupportedJob, match="carries a state along them that has no heads"):
+        rank("mamba", context=2)
+
+
 def test_heads_of_linear_attention_are_divided_and_run_by_kernels() -> None:
     whole, part = rank("qwen3_next"), rank("qwen3_next", tensor=2)
     layer = "model.layers.2.linear_attn"

@@ -104,6 +104,7 @@ def _trace(
     switched = recompute_layers(module, plan) if recomputes else None
     order = CallOrder(module.get_submodule(stack.path)) if stack is not None else None
     context = ContextParallel(plan.context)
+    context.exchange_states(module)
     tensor.bound_sequence()
     try:
         graph = trace_step(
