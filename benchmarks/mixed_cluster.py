@@ -1,13 +1,13 @@
 """Compares forecasts of a mixed cluster with DistributedDataParallel on two kinds of CPU workers.
 
-    sudo python benchmarks/mixed_cluster.py [--share 0.2] [--rate 1Gbit] [--repeat 5] [--batch 192] [--json OUT]
+    sudo python benchmarks/mixed_cluster.py [--share 0.2] [--rate 1Gbit] [--repeat 5] [--json OUT]
 
-One worker has a core to itself, the other a core of which it gets a share (a quota of its control group). Each is in a
-network namespace of its own, joined by a link of limited rate (``foretrain/measure/links.py``), and they sum up
-gradients over gloo. In turn, so that whatever else the machine does falls on all alike: steps of each kind without
-synchronising, steps with an even split of the batch, and steps with a split by speed. What a kind takes alone in a
-round is all that the forecasts of the round are told, as the clock of a device; how long both take together, with
-either split, is forecast.
+One worker has a core to itself, the other a core of which it gets a share (a quota of its control group).
+Each is in a network namespace of its own, joined by a link of limited rate (``foretrain/measure/links.py``),
+and they sum up gradients over gloo. In turn, so that whatever else the machine does falls on all alike: steps
+of each kind without synchronising, steps with an even split of the batch, and steps with a split by speed.
+What a kind takes alone in a round is all that the forecasts of the round are told, as the clock of a device;
+how long both take together, with either split, is forecast.
 """
 
 from __future__ import annotations
@@ -210,13 +210,10 @@ def main() -> None:
         print("  ".join(f"{name} {_milliseconds(value)}" for name, value in one.items()))
     for name in ("even", "speed"):
         errors = [one["forecast"][name] / one[name] - 1 for one in rounds]
-        print(
-            f"{name:6} median error {statistics.median(map(abs, errors)):.1%}, bias {statistics.median(errors):+.1%}"
-        )
-    gains = [
-        (one["even"] / one["speed"], one["forecast"]["even"] / one["forecast"]["speed"]) for one in rounds
-    ]
-    measured, forecast = (statistics.median(gain[i] for gain in gains) for i in range(2))
+        error, bias = statistics.median(map(abs, errors)), statistics.median(errors)
+        print(f"{name:6} median error {error:.1%}, bias {bias:+.1%}")
+    measured = statistics.median(one["even"] / one["speed"] for one in rounds)
+    forecast = statistics.median(one["forecast"]["even"] / one["forecast"]["speed"] for one in rounds)
     print(f"a split by speed is faster by: measured {measured:.2f}, forecast {forecast:.2f}")
     if how.json is not None:
         how.json.write_text(json.dumps(rounds, indent=1))

@@ -1,12 +1,13 @@
-"""Compares forecasts of tensor parallelism with torch's own on two CPU workers: bytes over the network and step times.
+"""Compares forecasts of tensor parallelism with torch's own on two CPU workers: bytes sent and step times.
 
     sudo python benchmarks/tensor_cpu.py [--rate 1Gbit] [--repeat 3] [--json OUT]
 
-A small Llama of transformers is cut by torch's ``parallelize_module`` (DTensor) over two processes, each on a core and in a
-network namespace of its own, joined by a link of limited rate; they talk over gloo. Bytes are those that the link's
-counters saw, TCP's own among them (about 5 %). In turn: the whole model on both workers at once, each by itself,
-then the model cut, in inference (logits gathered) and in training (embedding and logits whole on both).
-What the whole model takes is all that the forecast is told, as the clock of a device.
+A small Llama of transformers is cut by torch's ``parallelize_module`` (DTensor) over two processes, each on a
+core and in a network namespace of its own, joined by a link of limited rate; they talk over gloo. Bytes are
+those that the link's counters saw, TCP's own among them (about 1 %). In turn: the whole model on both workers
+at once, each by itself, then the model cut, in inference (logits gathered) and in training (embedding and
+logits whole on both). What the whole model takes is all that the forecast is told, as the clock of a device;
+times need an idle machine, bytes do not.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class ContextParallel:
             for name, layer in mixer.named_children():
                 if name.startswith("in_proj"):
                     after(layer, lambda x: exchange(x, "context"))
-            before(mixer.out_proj, lambda x: exchange(x, "context"))  # type: ignore[arg-type]
+            before(mixer.out_proj, lambda x: exchange(x, "context"))
 
     @contextlib.contextmanager
     def attention(self) -> Iterator[None]:
