@@ -66,6 +66,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "vit": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 8,
     "patch_size": 8},
 }  # fmt: skip
+STATEFUL: dict[str, dict[str, Any]] = {
+    "mamba": {"hidden_size": 64, "num_hidden_layers": 6, "vocab_size": 256, "state_size": 16},
+    "nemotron_h": {
+        "hidden_size": 64, "vocab_size": 256, "hybrid_override_pattern": "M-M*M-", "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 8, "intermediate_size": 128, "ssm_state_size": 16,
+        "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "chunk_size": 32,
+    },
+    "qwen3_next": {
+        **GROUPED, "head_dim": 8, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    },
+}  # fmt: skip
 TASKS = {"bert": "masked-lm", "t5": "seq2seq-lm", "vit": "image-classification"}
 BATCH, SEQUENCE, HIDDEN = 2, 64, 64
 
@@ -84,7 +97,7 @@ def a_job(
     size = {"image": 32} if model == "vit" else {"sequence": SEQUENCE}
     return Job.read({
         "model": {"source": "transformers", "task": TASKS.get(model, "causal-lm"),
-        "config": {"model_type": model, **MODELS[model], **(config or {})}},
+        "config": {"model_type": model, **(MODELS | STATEFUL)[model], **(config or {})}},
         "training": {"global_batch": BATCH * data, "precision": precision, "optimizer": "sgd-plain",
         "framework": framework, **size, **(training or {})},
         "cluster": {"device": "h100", "nodes": devices, "devices_per_node": 1},
@@ -282,11 +295,20 @@ def test_products_are_divided_by_the_degree(model: str, by_sequence: bool) -> No
 @pytest.mark.parametrize("model", ["llama", "gpt2", "bert", "gpt_neox", "mpt"])
 def test_a_layer_all_reduces_twice_each_way(model: str) -> None:
     """Shoeybi et al. 2019, section 3."""
-    graph = rank(model, tensor=2)
+    graph = rank(model, tensor=2, framework="megatron")
     assert graph.stack is not None
     size = BATCH * SEQUENCE * HIDDEN
     assert collectives(graph, f"{graph.stack.path}.1.") == {
         (phase, "all_reduce", "tensor", size): 2 for phase in ("forward", "backward")
+    }
+
+
+def test_each_column_layer_sums_up_the_gradient_of_its_input_in_torchs_own_styles() -> None:
+    """``ColwiseParallel`` of queries, keys, values, gate and up: counted by torch's ``CommDebugMode``."""
+    size = BATCH * SEQUENCE * HIDDEN
+    assert collectives(rank("llama", tensor=2), "model.layers.1.") == {
+        ("forward", "all_reduce", "tensor", size): 2,
+        ("backward", "all_reduce", "tensor", size): 5,
     }
 
 
@@ -302,6 +324,155 @@ def test_with_sequence_parallelism_it_gathers_and_scatters_twice_each_way(model:
         for name in ("all_gather", "reduce_scatter")
     }
     assert collectives(graph, f"{graph.stack.path}.1.") == expected
+
+
+def test_sequence_parallelism_is_for_text_alone() -> None:
+    """A tower of images has 17 positions here, 577 in use: all of them are on every rank."""
+    vision = {**{name: TEXT[name] for name in list(TEXT)[:4]}, "model_type": "clip_vision_model",
+              "image_size": 32, "patch_size": 8}  # fmt: skip
+    text = {"model_type": "llama", **GROUPED}
+    config = {"model_type": "llava", "text_config": text, "vision_config": vision, "image_token_index": 200,
+              "image_seq_length": 16}  # fmt: skip
+    job = Job.read({
+        "model": {"source": "transformers", "task": "image-text-to-text", "config": config},
+        "training": {"global_batch": 2, "sequence": 64, "precision": "bf16", "framework": "megatron"},
+        "cluster": {"device": "h100", "nodes": 2, "devices_per_node": 1},
+        "plan": {"tensor": 2, "sequence_parallel": True},
+    })  # fmt: skip
+    graph = trace_rank(job, accumulate=False, info={})
+    names = {
+        tower: {name for _, name, _, _ in collectives(graph, f"model.{tower}.")}
+        for tower in ("vision_tower", "language_model.layers")
+    }
+    assert names == {
+        "vision_tower": {"all_reduce"},
+        "language_model.layers": {"all_gather", "reduce_scatter"},
+    }
+
+
+@pytest.mark.parametrize("model", ["phimoe", "granitemoe"])
+def test_models_of_experts_that_are_cut_by_their_own_names(model: str) -> None:
+    """The width of a head is fixed before heads are divided; ``input_linear`` and ``output_linear``."""
+    config = {"model_type": model, **GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
+    job = Job.read({
+        "model": {"source": "transformers", "task": "causal-lm", "config": config},
+        "training": {"global_batch": 2, "sequence": 32, "precision": "bf16"},
+        "cluster": {"device": "h100", "nodes": 2, "devices_per_node": 1},
+        "plan": {"tensor": 2},
+    })  # fmt: skip
+    graph = trace_rank(job, accumulate=False, info={})
+    assert collectives(graph)
+
+
+# State-space layers and linear attention
+
+
+def named(graph: OpGraph, layer: str, phase: str) -> Counter[str]:
+    """Kernels of ``mamba_ssm``, ``causal_conv1d`` and ``fla`` in a layer."""
+    calls = [op for op in graph.ops if op.phase == phase and op.layer.startswith(layer)]
+    return Counter(op.operator.name for op in calls if op.operator.name.startswith(("mamba.", "fla.")))
+
+
+def test_state_space_layers_run_the_kernels_that_users_install() -> None:
+    """Not the library's own code, which holds scores of every chunk; the fused scan keeps what the first
+    projection gave and its result, and convolves again."""
+    graph = rank("nemotron_h")
+    layer = "model.layers.2.mixer"
+    forward, backward = (named(graph, layer, phase) for phase in ("forward", "backward"))
+    assert sum(forward.values()) == 7
+    assert forward["mamba.causal_conv1d"] == backward["mamba.causal_conv1d"] == 1
+    assert backward["mamba.chunk_scan"] == backward["mamba.causal_conv1d_backward"] == 1
+    assert not any(op.operator.name in ("cumsum", "exp", "bmm", "convolution") for op in graph.ops
+                   if op.layer.startswith(layer) and op.operator.outputs[0].numel > 64)  # fmt: skip
+    ends = next(i for i, op in enumerate(graph.ops) if op.phase == "backward")
+    written = {w for op in graph.ops[:ends] if op.layer.startswith(layer) for w in op.writes}
+    kept = sum(graph.buffers[w].size_bytes for w in written if graph.buffers[w].dies >= ends)
+    tokens, inner, joined = BATCH * SEQUENCE, 128, 128 + 2 * 2 * 16
+    assert kept == tokens * (2 * (inner + joined + 8) + 2 * inner + 2 * inner + 4) + 2 * 4 * 8
+    assert any("mamba_ssm" in note for note in graph.info["assumptions"])
+
+
+def test_a_chunked_scan_counts_its_products() -> None:
+    """Scores of groups, half of those of heads, and states in and out (Dao and Gu 2024, section 6)."""
+    graph = rank("nemotron_h")
+    calls = [op for op in graph.ops if op.phase == "forward" and op.layer.startswith("model.layers.2.mixer")]
+    counted = {op.operator.name: op.operator.flops for op in calls if op.operator.name.startswith("mamba.")}
+    tokens, heads, width, state, groups, chunk = BATCH * SEQUENCE, 8, 16, 16, 2, 32
+    assert counted["mamba.bmm_chunk"] == 2 * tokens * groups * chunk * state
+    assert counted["mamba.chunk_state"] == 2 * tokens * heads * width * state
+    assert counted["mamba.chunk_scan"] == tokens * heads * width * (chunk + 2 * state)
+
+
+@pytest.mark.parametrize("by_sequence", [False, True])
+def test_heads_and_groups_of_a_state_space_layer_are_divided(by_sequence: bool) -> None:
+    """Megatron's ``MambaMixer``: one column and one row layer around heads, groups and channels."""
+    whole = rank("nemotron_h", framework="megatron")
+    part = rank("nemotron_h", framework="megatron", tensor=2, sequence_parallel=by_sequence)
+    layer = "model.layers.2."
+    for call in ("mamba.chunk_scan", "mamba.bmm_chunk", "mamba.chunk_state"):
+        counts = [
+            sum(op.operator.flops for op in graph.ops if op.operator.name == call) for graph in (whole, part)
+        ]
+        assert counts[0] == 2 * counts[1] > 0
+    sizes = {weight.name: weight.elements for weight in part.weights}
+    assert sizes[f"{layer}mixer.in_proj.weight"] == 64 * (64 + (64 + 2 * 16) + 4)
+    assert sizes[f"{layer}mixer.conv1d.weight"] == 4 * (64 + 2 * 16)
+    assert sizes[f"{layer}mixer.A_log"] == 4
+    assert sizes[f"{layer}mixer.norm.weight"] == sizes[f"{layer}mixer.out_proj.weight"] // 64 == 64
+    size = BATCH * SEQUENCE * HIDDEN
+    expected = (
+        {("forward", "all_gather"): 1, ("forward", "reduce_scatter"): 1, ("backward", "all_gather"): 2,
+         ("backward", "reduce_scatter"): 1}
+        if by_sequence
+        else {("forward", "all_reduce"): 1, ("backward", "all_reduce"): 1}
+    )  # fmt: skip
+    assert collectives(part, layer) == {(*what, "tensor", size): n for what, n in expected.items()}
+
+
+def test_groups_of_a_state_space_layer_are_copied_where_there_are_fewer_than_ranks() -> None:
+    sizes = {weight.name: weight.elements for weight in rank("nemotron_h", tensor=4).weights}
+    assert sizes["model.layers.2.mixer.conv1d.weight"] == 4 * (32 + 2 * 16)
+    with pytest.raises(InputError, match="2 neither divides the 3 groups of a state-space layer"):
+        trace_rank(a_job("nemotron_h", config={"n_groups": 3, "mamba_num_heads": 6}, tensor=2),
+                   accumulate=False, info={})  # fmt: skip
+
+
+def test_what_goes_into_the_states_of_mamba_is_summed_up_inside_the_layer() -> None:
+    part = rank("mamba", tensor=2, sequence_parallel=True)
+    inside = collectives(part, "backbone.layers.2.mixer.x_proj")
+    rows = BATCH * SEQUENCE * (4 + 2 * 16)
+    assert inside == {
+        ("forward", "all_reduce", "tensor", rows): 1,
+        ("backward", "all_reduce", "tensor", rows): 1,
+    }
+    assert named(part, "backbone.layers.2.mixer", "forward")["mamba.selective_scan"] == 1
+
+
+def test_state_space_layers_trade_parts_of_sequences_for_heads() -> None:
+    """Megatron's ``MambaContextParallel``: all-to-all of what the first projection gave and of the result."""
+    part, tokens = rank("nemotron_h", context=2), BATCH * SEQUENCE // 2
+    width = 128 + (128 + 2 * 2 * 16) + 8
+    assert collectives(part, "model.layers.2.") == {
+        (phase, "all_to_all", "context", tokens * one): 1
+        for phase in ("forward", "backward")
+        for one in (width, 128)
+    }
+    with pytest.raises(UnsupportedJob, match="carries a state along them that has no heads"):
+        rank("mamba", context=2)
+
+
+def test_heads_of_linear_attention_are_divided_and_run_by_kernels() -> None:
+    whole, part = rank("qwen3_next"), rank("qwen3_next", tensor=2)
+    layer = "model.layers.2.linear_attn"
+    assert sum(named(part, layer, "forward").values()) == 8
+    assert named(part, layer, "backward")["fla.chunk_states_backward"] == 1
+    flops = [
+        sum(op.operator.flops for op in graph.ops if op.operator.name.startswith("fla."))
+        for graph in (whole, part)
+    ]
+    assert flops[0] == 2 * flops[1] > 0
+    sizes = {weight.name: weight.elements for weight in part.weights}
+    assert sizes[f"{layer}.in_proj_qkvz.weight"] == 64 * (2 * 32 + 2 * 64) // 2
 
 
 def test_megatron_keeps_parts_and_gathers_them_again() -> None:

@@ -136,6 +136,16 @@ def test_parameters_gathered_beside_the_next_forward_pass_hide_no_longer_than_it
     assert step_s(forecast.job) == pytest.approx(0.75 * whole, rel=0.1)
 
 
+def test_workers_with_fewer_cores_of_one_processor_are_waited_for() -> None:
+    def group(cores: int) -> dict[str, Any]:
+        return {"device": "cpu", "cores_per_device": cores, "devices_per_node": 1, "nodes": 1}
+
+    def times_s(*cores: int, **plan: Any) -> float:
+        return step_s(job({"groups": [group(one) for one in cores]}, **plan))
+
+    assert times_s(4, 4) < times_s(4, 1, balance="speed") < times_s(4, 1) <= 1.01 * times_s(1, 1)
+
+
 def test_mixed_devices_wait_for_the_slowest_unless_the_batch_follows_their_speed() -> None:
     groups = [
         {"device": "h100-sxm-80gb", "devices_per_node": 4, "nodes": 1},

@@ -238,7 +238,7 @@ class Training:
                 f"bf16, fp16 or fp8; {self.precision} already keeps fp32 weights"
             )
         if self.adapter is not None:
-            self.adapter.check(self.precision, master_weights=self.master_weights)
+            self.adapter.check(self.precision, master_weights=self.master_weights, framework=self.framework)
 
         if self.grad_scaler and (self.precision != "amp-fp16" or self.mode != "train"):
             raise InputError("training.grad_scaler: true needs training with precision amp-fp16")

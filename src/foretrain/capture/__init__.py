@@ -37,6 +37,8 @@ __all__ = ["cache_folder", "capture", "capture_job", "capture_rank", "needs_torc
 
 _RANK_REVISION = 9
 """Raised when what ``capture_rank`` adds to a graph changes, so that older cached ones are made anew."""
+_TENSOR_REVISION = 1
+"""As that, of layers that torch's own styles cut."""
 
 
 def capture(
@@ -205,6 +207,7 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
         "dispatcher": [dispatcher(job), plan.routing],
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan,
         "framework": framework, **({} if job.trains or plan.tensor == 1 else {"logits": "whole"}),
+        **({"layers": _TENSOR_REVISION} if plan.tensor > 1 and framework == "pytorch" else {}),
         **_unread(job),
     }  # fmt: skip
     return found_or_traced(functools.partial(_trace_rank, job), job, split, refresh=refresh)

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 Kind = Literal[
     "product", "batched product", "grouped product", "vector product",
-    "convolution", "recurrence", "attention",
+    "convolution", "recurrence", "attention", "state space",
     "row norm", "channel norm", "vector norm", "softmax", "row loss", "pixel loss", "loss",
     "sum", "reduction", "scan", "sort", "histogram",
     "embedding", "gather", "scatter", "routing", "selection", "copy", "window", "pooling", "resampling",
@@ -26,7 +26,8 @@ Kind = Literal[
 A row loss picks a class for each row, a pixel loss for each place of an image. A selection is as long as
 the data says. A window moves elements to where formulas say, or brings them back from fewer bits; an
 interpolation weighs the neighbours of such a place. Routing is what frameworks have kernels of their own
-for: on the rows that tokens send to experts, on keys and queries of latent attention. A fused operator is
+for: on the rows that tokens send to experts, on keys and queries of latent attention. A state space is a kernel of a layer that carries a
+state along the sequence. A fused operator is
 one that ``fusion.py`` or ``attention.py`` made."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -123,6 +124,15 @@ _NAMES: dict[Kind, str] = {
         _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
         _scaled_dot_product_cudnn_attention _flash_attention_forward _flash_attention_backward
         _efficient_attention_forward _efficient_attention_backward
+        """,
+    "state space": """
+        mamba.causal_conv1d mamba.causal_conv1d_backward mamba.selective_scan mamba.selective_scan_backward
+        mamba.chunk_cumsum mamba.chunk_state mamba.state_passing mamba.bmm_chunk mamba.chunk_scan
+        mamba.chunk_state_backward mamba.chunk_scores_backward mamba.chunk_decay_backward
+        mamba.bmm_chunk_backward mamba.gated_norm mamba.gated_norm_backward
+        fla.l2norm fla.l2norm_backward fla.keys_by_keys fla.solve fla.representation fla.chunk_states
+        fla.chunk_outputs fla.chunk_values_backward fla.chunk_states_backward fla.chunk_outputs_backward
+        fla.representation_backward
         """,
     "row norm": "native_layer_norm rms_norm _fused_rms_norm",
     "channel norm": "native_batch_norm cudnn_batch_norm miopen_batch_norm native_group_norm",

@@ -269,9 +269,10 @@ def _plan_assumptions(job: Job, step: Step) -> Iterator[str]:
         yield f"plan.expert_tensor is not given: every expert is {cut}, as {_habit(job)}"
     if plan.servers:
         yield _servers(step)
-    if len({group.device.name for group in groups}) > 1 and plan.balance == "even":
+    mixed = len({group.device for group in groups}) > 1
+    if mixed and plan.balance == "even":
         yield "every device gets the same share of the batch: the others wait for the slowest"
-    elif len({group.device.name for group in groups}) > 1:
+    elif mixed:
         parts = zip(groups, step.layout.shares, memory_by_group(step.layout), strict=True)
         held = [
             f"{group.device.name} gets {share:.2f} of an even part and peaks at "

@@ -341,6 +341,11 @@ def as_framework_runs_it(job: Job) -> Job:
     fused = dict(habits.optimizers).get(training.optimizer)
     if fused is not None:
         training = dataclasses.replace(training, optimizer=fused)
+    if training.adapter is not None:
+        kept = training.adapter.kept_in(training.precision, training.framework)
+        training = dataclasses.replace(
+            training, adapter=dataclasses.replace(training.adapter, precision=kept)
+        )
     in_fp32 = training.adapter is not None and training.adapter.precision == "fp32"
     if habits.keeps_fp32_gradients and training.precision in ("bf16", "fp16", "fp8") and not in_fp32:
         training = dataclasses.replace(training, master_weights=True)

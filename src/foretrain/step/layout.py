@@ -365,7 +365,7 @@ def _speeds(job: Job, graph: OpGraph, costs: CostModel) -> tuple[list[float], li
     """Of each group, the time that an even part of the batch takes, and the part that makes all take as
     long."""
     groups = job.cluster.groups
-    if len({group.device.name for group in groups}) == 1:
+    if len({group.device for group in groups}) == 1:
         return [1.0] * len(groups), [1.0] * len(groups)
     calls = np.bincount(graph.operator_index, minlength=len(graph.operators))
     computing = [i for i, operator in enumerate(graph.operators) if not communicates(operator.name)]

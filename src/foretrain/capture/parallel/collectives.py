@@ -109,6 +109,17 @@ class _Gather(torch.autograd.Function):
         return reduce_scatter(gradient, *ctx.arguments), None, None, None
 
 
+class _GatherResults(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, size: int, group: Group) -> torch.Tensor:
+        ctx.size = size
+        return all_gather(x, x.dim() - 1, size, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient.narrow(-1, 0, gradient.shape[-1] // ctx.size).contiguous(), None, None
+
+
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, size: int, group: Group) -> torch.Tensor:
@@ -156,6 +167,12 @@ def reduce_from(x: torch.Tensor, group: Group) -> torch.Tensor:
 def gather(x: torch.Tensor, dim: int, size: int, group: Group) -> torch.Tensor:
     """All-gather forward, reduce-scatter of the gradient."""
     return _Gather.apply(x, dim, size, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def gather_results(x: torch.Tensor, size: int, group: Group) -> torch.Tensor:
+    """All-gather of the outputs of a column layer; backward the rank's part of the gradient, without
+    communication."""
+    return _GatherResults.apply(x, size, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def scatter(x: torch.Tensor, dim: int, size: int, group: Group) -> torch.Tensor:

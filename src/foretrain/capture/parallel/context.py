@@ -21,6 +21,9 @@ import torch
 from torch import nn
 
 from foretrain.capture.parallel.collectives import all_gather, exchange, gather
+from foretrain.capture.parallel.wrapping import after, before
+from foretrain.capture.sources.linear_attention import is_delta_rule
+from foretrain.capture.sources.state_space import is_chunked, is_state_space
 from foretrain.capture.tracing.cuda_kernels import Attend, attention_through
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.plan import ContextExchange
@@ -36,6 +39,23 @@ class ContextParallel:
         self._degree, self._by = degree, by
         self._calls = 0
         self._masks: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def exchange_states(self, module: nn.Module) -> None:
+        """Around a state-space layer or linear attention, ranks trade parts of sequences for heads and back,
+        by all-to-all, as Megatron's ``MambaContextParallel``: a state goes along the whole sequence."""
+        for path, mixer in module.named_modules() if self._degree > 1 else ():
+            if not (is_state_space(mixer) or is_delta_rule(mixer)):
+                continue
+            if not is_chunked(mixer):
+                raise UnsupportedJob(
+                    f"plan.context: {self._degree} cuts sequences, and {path} carries a state along them "
+                    "that has no heads to trade for"
+                )
+            self._calls += 1
+            for name, layer in mixer.named_children():
+                if name.startswith("in_proj"):
+                    after(layer, lambda x: exchange(x, "context"))
+            before(mixer.out_proj, lambda x: exchange(x, "context"))
 
     @contextlib.contextmanager
     def attention(self, module: nn.Module) -> Iterator[None]:

@@ -115,6 +115,7 @@ def _trace(
     switched = recompute_layers(module, plan) if recomputes else None
     order = CallOrder(module.get_submodule(stack.path)) if stack is not None else None
     context = ContextParallel(plan.context, plan.exchange_of_context(training.framework))
+    context.exchange_states(module)
     tensor.bound_sequence()
     try:
         graph = trace_step(
@@ -155,11 +156,11 @@ def _trace(
 
 
 def _check_adapter(job: Job) -> None:
-    """Of layers that are cut, what their adapters exchange is not modelled."""
-    for name in ("tensor", "expert"):
-        if job.workload.training.adapter is not None and (degree := getattr(job.plan, name)) > 1:
-            what = f"plan.{name}: {degree} cuts layers, and adapters on cut layers are not modelled"
-            raise UnsupportedJob(f"{what}; leave it out, or training.adapter")
+    """Blocks of 4-bit weights belong together: nobody cuts them by rows or columns."""
+    adapter, tensor = job.workload.training.adapter, job.plan.tensor
+    if adapter is not None and adapter.quantises and tensor > 1:
+        what = f"plan.tensor: {tensor} cuts layers, and weights in 4 bits are not cut"
+        raise UnsupportedJob(f'{what}; give training.adapter.kind = "lora", or plan.shard = "zero3" instead')
 
 
 def _values(loaded: LoadedModel, everything: bool) -> Constants:

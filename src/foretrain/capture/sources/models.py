@@ -14,7 +14,9 @@ from foretrain.capture.sources.adapters import with_adapter
 from foretrain.capture.sources.diffusion import load_diffusion
 from foretrain.capture.sources.float8 import into_fp8
 from foretrain.capture.sources.inputs import check_classes, check_inputs
+from foretrain.capture.sources.linear_attention import with_delta_rule_kernels
 from foretrain.capture.sources.loaded import LoadedModel, building, classifier_loss
+from foretrain.capture.sources.state_space import with_state_space_kernels
 from foretrain.capture.sources.transformers.loading import load_transformers
 from foretrain.capture.sources.transformers.losses import OwnOrMean
 from foretrain.capture.sources.transformers.prediction import predict_further
@@ -60,6 +62,8 @@ def _transformers(workload: Workload, batch: int, device: str) -> LoadedModel:
         )
         if further := workload.training.mtp_layers:
             predict_further(module, further)
+        if device == "meta":
+            notes = (*notes, *with_state_space_kernels(module), *with_delta_rule_kernels(module))
     return LoadedModel(
         module=module,
         inputs=inputs,

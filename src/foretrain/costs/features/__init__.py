@@ -42,6 +42,12 @@ SERIAL = "serial"
 """The family of operators whose work is done in turn (``serial.py``); there are no figures to learn from."""
 SCALED_PRODUCT = "scaled product"
 """The family of products in fp8 and fp4."""
+STATE_SPACE = "state space"
+"""The family of kernels that carry a state along a sequence; none was measured."""
+_TRITON_RATE, _TRITON_BANDWIDTH = 0.4, 0.75
+"""What they reach of the peak rates: small products with decays in between. With these a chunked scan of
+Mamba-2 on an A100 takes as long as FlashAttention-2 (70 % of the peak, Dao 2023) at a sequence of 1,400,
+and is faster from 2,048 on (Dao and Gu 2024, figure 10)."""
 KERNEL_FLOOR_S = 2e-6
 """About the shortest time that a kernel takes."""
 
@@ -63,7 +69,10 @@ def describe(call: Call, device: Device, precision: str) -> Described:
     family = family_of(call, precision)
     scene = Scene(call, device, precision, family)
     traffic_s = scene.cached_s() if family == SCALED_PRODUCT else scene.memory_s
-    ideal_s, in_turn_s = max(scene.compute_s, traffic_s, KERNEL_FLOOR_S), serial_s(call, device)
+    compute_s = scene.compute_s
+    if family == STATE_SPACE:
+        compute_s, traffic_s = compute_s / _TRITON_RATE, traffic_s / _TRITON_BANDWIDTH
+    ideal_s, in_turn_s = max(compute_s, traffic_s, KERNEL_FLOOR_S), serial_s(call, device)
     if family == "recurrence":
         ideal_s = max(ideal_s, in_turn_s)
     elif in_turn_s > ideal_s:
@@ -84,6 +93,7 @@ _FAMILY_OF: dict[Kind, str] = {
     "convolution": "convolution",
     "recurrence": "recurrence",
     "attention": "attention",
+    "state space": STATE_SPACE,
     **dict.fromkeys(("row norm", "channel norm"), "norm"),
     **dict.fromkeys(("softmax", "row loss", "pixel loss"), "softmax"),
     **dict.fromkeys(("sum", "reduction", "vector norm", "scan", "sort"), "reduction"),
@@ -134,6 +144,7 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
         "softmax reduction copy pooling optimizer pointwise".split(),
         (TRAFFIC, traffic),
     ),
+    STATE_SPACE: (TRAFFIC, traffic),
     "lookup": (LOOKUPS, lookups),
     "recurrence": (RECURRENCES, recurrence),
     "norm": (NORMS, norms),
