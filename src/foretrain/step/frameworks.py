@@ -166,6 +166,19 @@ _PROFILES: dict[Framework, Profile] = {
 }
 
 
+_PROFILES["automodel"] = dataclasses.replace(_PROFILES["torchtitan"], attention_generation=None)
+"""NeMo Automodel: torch's FSDP2 with the layers and the attention of Transformer Engine."""
+_PROFILES["deepspeed"] = Profile(
+    optimizers=_MEGATRON.optimizers,
+    bucket_bytes=1e9,  # reduce_bucket_size = 5e8 elements, of two bytes
+    overlaps_reduce=False,  # overlap_comm is off but for stage 3
+    checkpoint_hooks=True,
+    clips_gradients=True,
+    waits_each_step=True,  # for the norm of gradients, and whether they are finite
+)
+"""DeepSpeed's ZeRO, with the defaults of its zero/config.py."""
+
+
 _CAST: dict[str, Literal["bf16", "fp16"]] = {"amp-bf16": "bf16", "amp-fp16": "fp16"}
 """What the computation sees where parameters are cast as they are fetched."""
 
@@ -177,6 +190,8 @@ def profile(job: Job) -> Profile:
     found = _PROFILES[training.framework]
     if training.framework == "megatron":
         found = _megatron(found, job)
+    if training.framework == "deepspeed" and job.plan.shard == "zero3":
+        found = dataclasses.replace(found, overlaps_reduce=True)
     if not job.trains:
         found = dataclasses.replace(found, step_s=0.0, clips_gradients=False, waits_each_step=False)
     if training.compile:
@@ -198,13 +213,17 @@ def _compiled(job: Job) -> Fusion:
 
 
 def _megatron(found: Profile, job: Job) -> Profile:
-    """Its distributed optimizer (ZeRO 1) is used with overlap; fp16 with full recomputation marks its code of
-    2020 to 2022."""
+    """Its distributed optimizer (ZeRO 1) is used with overlap. Its code of 2020 to 2022 (Megatron-LM 1 to 3,
+    before core 0.1) is known by its version, or else by fp16 with full recomputation."""
     if job.plan.shard != "none":
         found = dataclasses.replace(found, overlaps_reduce=True, overlaps_gather=True, bucket_bytes=160e6)
     if (job.workload.model.config or {}).get("attn_implementation") == "eager":
         found = dataclasses.replace(found, flash_attention=False)
-    if job.workload.training.precision == "fp16" and job.plan.recompute == "full":
+    training = job.workload.training
+    early = training.precision == "fp16" and job.plan.recompute == "full"
+    if training.version is not None:
+        early = training.version >= (1,)
+    if early:
         found = dataclasses.replace(
             found,
             flash_attention=False,

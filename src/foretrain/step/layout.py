@@ -18,6 +18,7 @@ from foretrain.graph import PHASES, Operator, OpGraph
 from foretrain.graph.opset import communicates, is_attention, permutes, waits
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
+from foretrain.step.cuda_graphs import launched
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import as_compiled, step_graph
 from foretrain.step.partition import Stage, Teams, blocks, stages
@@ -164,7 +165,7 @@ def _compiled_host(job: Job, graph: OpGraph, host: HostModel) -> HostModel:
         parameters=trained or sum(buffer.category == "gradients" for buffer in graph.buffers),
         mode=training.mode,
         micro_batches=job.accumulation,
-        graphs=training.cuda_graphs,
+        graphs=training.cuda_graphs != "none",
     )
 
 
@@ -199,6 +200,8 @@ def cost_calls(
         host_s += host.hook_time_s * habits.host * _OF_SAVED * _hooks(graph)
     which = graph.operator_index
     host_s[moving[which]] = COLLECTIVE_HOST_S
+    if not job.workload.training.compile:
+        host_s = launched(host_s, graph, job.workload.training.cuda_graphs)
     if device.is_cpu:  # the thread that issues an operator also runs it
         device_s[~moving] *= crowding(job.cluster.devices_per_node * device.cores)
         host_s = np.zeros(len(host_s))
