@@ -1,6 +1,5 @@
 """A plan for torchtitan's main branch, August 2026."""
 
-import torch
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.models.llama3.config_registry import llama3_70b

@@ -14,6 +14,7 @@ from foretrain.files import read_text
 from foretrain.launchers.settings import Key, Keys, Reading, Setting, dashed, take, text, whole
 from foretrain.launchers.shell import Command, Word, commands_of
 
+_UNSET = re.compile(r"\$\{?\w+\}?|\$\(\.\.\.\)")
 _PYTHON = re.compile(r"python[\d.]*")
 _MODULES = {
     "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
@@ -230,8 +231,10 @@ def arguments_of(words: Sequence[Word], file: str) -> tuple[list[Setting], list[
             where, values = place, [value] if equals else []
         elif matched := re.match(r"(\+*[A-Za-z_][\w.]*)=(.*)", word.text):
             alone.append(Setting(matched[1], matched[2], place))
-        elif key:
+        elif key and not (values and _UNSET.fullmatch(word.text)):  # further options in a variable, mostly
             values.append(word.text)
+        elif key:
+            continue
         else:
             alone.append(Setting("", word.text, place))
     close()

@@ -101,7 +101,7 @@ class _Lexer:
 
     @property
     def testing(self) -> bool:
-        words = [word for word, _ in self.statement.words]
+        words = [*(word for word, _ in self.statement.words), self.word]
         return "[[" in words and "]]" not in words
 
     def step(self, char: str) -> None:

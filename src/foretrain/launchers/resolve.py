@@ -41,9 +41,10 @@ def resolve(
     reading.tables.update({name: tables.get(name, {}) for name in _SECTIONS})
     _stages(reading, run)
     _batch(reading, run, options, catalog)
-    _sharded_degrees(reading, run, catalog)
+    _sharded_degrees(reading, run, options, catalog)
     if not {"steps", "epochs"} & set(reading.tables["training"]):
         reading.tables["training"].pop("checkpoint_every", None)
+    base = base if model is None else Path()
     try:
         return Job.read({name: reading.tables[name] for name in _SECTIONS}, catalog=catalog, base=base)
     except InputError as error:
@@ -102,30 +103,24 @@ def _cluster(reading: Reading, run: Mapping[str, Any], options: Mapping[str, Any
         if "groups" in options:
             cluster.clear()
         return
-    nodes = options.get("nodes", cluster.get("nodes"))
-    per_node = options.get("devices_per_node", cluster.get("devices_per_node"))
-    if devices is not None and not {"nodes", "devices_per_node"} & set(options):
+    nodes, per_node = cluster.get("nodes"), cluster.get("devices_per_node")
+    if devices is not None:
         count = nodes or nodes_for(devices, node, options.get("device"), catalog)
+        said = f"{reading.where('run.devices')}{reading.said('run.devices', f'{devices} devices')}"
         if devices % count:
-            raise InputError(
-                f"{reading.where('run.devices')}{reading.said('run.devices', f'{devices} devices')} does not "
-                f"divide over {count} nodes"
-            )
+            raise InputError(f"{said} does not divide over {count} nodes")
         if per_node not in (None, devices // count):
-            raise InputError(
-                f"{reading.where('run.devices')}{reading.said('run.devices', f'{devices} devices')} is not "
-                f"{count} nodes of {per_node}"
-            )
+            raise InputError(f"{said} is not {count} nodes of {per_node}")
         nodes, per_node = count, devices // count
-    if nodes is None and per_node is None:
+    if nodes is None and per_node is None and not {"nodes", "devices_per_node"} & set(options):
         nodes, per_node = _implied(reading, run, in_node)
     if per_node is None:
         per_node = in_node
-        if node is None:
+        if node is None and "devices_per_node" not in options:
             reading.assumed.append(f"cluster.devices_per_node = {per_node}: no file says")
     if nodes is None:
         nodes = 1
-        if options.get("nodes") is None and run.get("one_node") is None:
+        if "nodes" not in options:
             reading.assumed.append("cluster.nodes = 1: no file says")
     cluster["nodes"], cluster["devices_per_node"] = nodes, per_node
 
@@ -169,7 +164,7 @@ def _data(reading: Reading, catalog: Catalog) -> int:
         paths = [f"plan.{name}" for name in _DEGREES if plan.get(name, 1) > 1]
         words = " x ".join(reading.said(path, f"{path} = {reading.get(path)}") for path in paths)
         raise InputError(f"{reading.where(*paths)}{words} = {rest} does not divide the {world} devices")
-    return world // rest
+    return int(world // rest)
 
 
 def _stages(reading: Reading, run: Mapping[str, Any]) -> None:
@@ -210,7 +205,7 @@ def _batch(reading: Reading, run: dict[str, Any], options: Mapping[str, Any], ca
     if batch and micro and accumulation and batch != micro * accumulation * data:
         if not overridden_by:
             _refuse_batch(reading, micro, accumulation, data)
-        reading.assumed.append(f"gradient accumulation follows from --{sorted(overridden_by)[0]}")
+        reading.assumed.append(f"gradient accumulation follows from {sorted(overridden_by)[0]}")
     if batch and micro is None and accumulation and batch % (accumulation * data) == 0:
         micro = batch // (accumulation * data)
     if batch is None:
@@ -239,7 +234,9 @@ def _refuse_batch(reading: Reading, micro: int, accumulation: int, data: int) ->
     )
 
 
-def _sharded_degrees(reading: Reading, run: Mapping[str, Any], catalog: Catalog) -> None:
+def _sharded_degrees(
+    reading: Reading, run: Mapping[str, Any], options: Mapping[str, Any], catalog: Catalog
+) -> None:
     """Copies of a sharded model: what is left of the data-parallel ranks is sharded over."""
     plan, data = reading.tables["plan"], _data(reading, catalog)
     if run.get("replicate_nodes"):
@@ -250,6 +247,8 @@ def _sharded_degrees(reading: Reading, run: Mapping[str, Any], catalog: Catalog)
     if shard and shard > 1 and shard * replicate != data and plan.get("shard") != "none":
         if reading.whose("plan.replicate") is None and data % shard == 0:
             plan["replicate"] = data // shard
+        elif changed := sorted({*_CLUSTER_OPTIONS, *_DEGREES, "replicate"} & set(options)):
+            reading.assumed.append(f"sharded over what {changed[0]} leaves, not over {shard}")
         else:
             raise InputError(
                 f"{reading.where('run.shard_degree')}{reading.said('run.shard_degree', str(shard))} x "

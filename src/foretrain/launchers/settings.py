@@ -37,7 +37,10 @@ class Setting:
     @property
     def words(self) -> str:
         """For people: the key with its value."""
-        return self.key if self.value is True and self.key.startswith("-") else f"{self.key} = {self.value}"
+        value = " ".join(map(str, self.value)) if isinstance(self.value, list) else str(self.value)
+        if self.key.startswith("-"):
+            return self.key if self.value is True else f"{self.key} {value}"
+        return f"{self.key} = {value}" if self.key else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,27 +13,31 @@ from foretrain.launchers.settings import Setting
 
 _MOST = 12
 """Of settings that change nothing, how many are named."""
+_WIDEST = 64
 
 
 def launch_tables(launch: Launch) -> list[RenderableType]:
-    """What each setting decides, and lines for the others."""
-    table = Table(title=f"{launch.framework}: {', '.join(launch.files)}", title_justify="left", box=None)
-    for heading in ("setting", "value", "field of the job", "where"):
-        table.add_column(heading)
+    """What each setting decides, file by file, and lines for the others."""
+    by_file: dict[str, Table] = {}
     for one in launch.understood:
-        table.add_row(one.setting.key, _short(one.setting.value), one.field, one.setting.where)
+        file, _, line = one.setting.where.partition(":")
+        if file not in by_file:
+            by_file[file] = Table(title=file, title_justify="left", box=None)
+            by_file[file].add_column("line", justify="right")
+            by_file[file].add_column("setting", overflow="fold")
+            by_file[file].add_column("field of the job", overflow="fold")
+        by_file[file].add_row(line, _short(one.setting.words), one.field)
     lines = [
         _line("not known", launch.unknown, None),
         _line("not modelled", launch.unmodelled, None),
         _line("changes nothing", launch.ignored, _MOST),
         *(Text(f"assumed: {one}") for one in launch.assumed),
     ]
-    return [table, *(line for line in lines if line is not None), Text("")]
+    return [*by_file.values(), *(line for line in lines if line is not None), Text("")]
 
 
-def _short(value: object) -> str:
-    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 48 else f"{text[:45]}..."
+def _short(words: str) -> str:
+    return words if len(words) <= _WIDEST else f"{words[: _WIDEST - 3]}..."
 
 
 def _line(what: str, settings: Iterable[Setting], most: int | None) -> Text | None:
