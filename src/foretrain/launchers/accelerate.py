@@ -72,13 +72,11 @@ KEYS: Keys = {
     "gradient_accumulation_steps": Key("run.accumulation", whole),
     "use_fsdp": Key("own.use_fsdp", yes, "plan.shard"),
     "use_deepspeed": Key("own.use_deepspeed", yes, "plan.shard"),
-    "zero_stage": Key("plan.shard", one_of({"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"})),
+    "zero_stage": Key("plan.shard", one_of(deepspeed.STAGES)),
     "dynamo_config.dynamo_backend": Key("own.dynamo", text, "training.compile"),
     "dynamo_backend": Key("own.dynamo", text, "training.compile"),
     "fp8_config.backend": Key("own.fp8_backend", text, "training.fp8"),
-    "deepspeed_config.zero_stage": Key(
-        "plan.shard", one_of({"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"})
-    ),
+    "deepspeed_config.zero_stage": Key("plan.shard", one_of(deepspeed.STAGES)),
     "deepspeed_config.offload_optimizer_device": Key(
         "plan.offload", one_of({"none": None, "cpu": True, "nvme": True})
     ),
@@ -113,11 +111,9 @@ UNMODELLED = "deepspeed_config.offload_param_device offload_param_device"
 
 def read(reading: Reading, settings: Iterable[Setting]) -> None:
     kept = [one for one in settings if one.value not in ({}, None)]
-    quiet = [one for one in kept if one.key.endswith("offload_param_device") and one.value == "none"]
-    reading.ignored.extend(quiet)
     take(
         reading,
-        (one for one in kept if one not in quiet),
+        kept,
         KEYS,
         READER,
         ignored=IGNORED,

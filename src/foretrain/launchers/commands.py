@@ -26,6 +26,8 @@ _NAMES = {
     "axolotl": "axolotl", "llamafactory-cli": "llama-factory", "run_train.sh": "torchtitan",
     "train.sh": "bridge", "setup_experiment.py": "bridge", "torchpippy": "torchrun",
 }  # fmt: skip
+_STARTERS = ("srun", "mpirun", "mpiexec", "numactl", "nsys", "singularity", "apptainer", "env", "pdsh")
+"""Commands in front of a program."""
 _FLAGS = frozenset(
     "standalone module m no_python multi_gpu use_fsdp use_deepspeed tpu cpu no_local_rank debug quiet "
     "force_multi same_network use_megatron_lm use_parallelism_config save_pid enable_each_rank_log no_ssh "
@@ -161,7 +163,7 @@ def _program(command: Command, file: str) -> Program | None:
             return _of_python(rest, file, command)
         if name in _NAMES and (name not in ("accelerate", "axolotl", "llamafactory-cli") or rest):
             return _of_launcher(_NAMES[name], rest, file, command)
-        if number and word.text.endswith(".py") and not words[0].text.startswith(("cp", "cat", "ls")):
+        if word.text.endswith(".py") and Path(words[0].text).name in (name, *_STARTERS):
             return _of_python(words[number:], file, command)
     return None
 

@@ -21,7 +21,7 @@ from foretrain.launchers.settings import (
 
 READER = "deepspeed"
 
-_STAGES = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}
+STAGES = {"0": "none", "1": "zero1", "2": "zero2", "3": "zero3"}
 _PLACES = {"none": None, "cpu": True, "nvme": True}
 
 
@@ -44,7 +44,7 @@ KEYS: Keys = {
     "bf16.bf16_optimizer_states": Key("training.optimizer_state", when("bf16")),
     "communication_data_type": Key("plan.reduce_precision", dtype),
     "data_types.grad_accum_dtype": Key("training.gradient_precision", dtype),
-    "zero_optimization.stage": Key("plan.shard", one_of(_STAGES)),
+    "zero_optimization.stage": Key("plan.shard", one_of(STAGES)),
     "zero_optimization.overlap_comm": Key("plan.overlap.gradients", yes),
     "zero_optimization.offload_optimizer.device": Key("plan.offload", one_of(_PLACES)),
     "zero_optimization.cpu_offload": Key("plan.offload", yes),
@@ -71,17 +71,23 @@ IGNORED = (
     "zero_optimization.round_robin_gradients zero_optimization.ignore_unused_parameters "
     "zero_optimization.load_from_fp32_weights zero_optimization.elastic_checkpoint "
     "zero_optimization.legacy_stage1 zero_optimization.memory_efficient_linear "
-    "zero_optimization.reduce_bucket_size zero_optimization.allgather_bucket_size "
-    "zero_optimization.sub_group_size zero_optimization.stage3_prefetch_bucket_size "
-    "zero_optimization.stage3_param_persistence_threshold zero_optimization.stage3_max_live_parameters "
-    "zero_optimization.stage3_max_reuse_distance zero_optimization.offload_param.pin_memory "
-    "zero_optimization.offload_param.buffer_* zero_optimization.offload_param.max_in_cpu "
-    "zero_optimization.offload_param.nvme_path zero_optimization.cpu_offload_use_pin_memory "
-    "tensor_parallel.preset_model tensor_parallel.tp_grain_size expert_parallel.preset_model "
-    "activation_checkpointing.* aio.* hybrid_engine* seed communication_data_type_* "
-    "zero_optimization.mics_hierarchical_params_gather torch_autocast.lower_precision_safe_modules "
-    "compile.*"
+    "zero_optimization.offload_param.pin_memory zero_optimization.offload_param.buffer_* "
+    "zero_optimization.offload_param.max_in_cpu zero_optimization.offload_param.nvme_path "
+    "zero_optimization.cpu_offload_use_pin_memory tensor_parallel.preset_model "
+    "tensor_parallel.tp_grain_size expert_parallel.preset_model activation_checkpointing.* aio.* "
+    "hybrid_engine* seed communication_data_type_* zero_optimization.mics_hierarchical_params_gather "
+    "torch_autocast.lower_precision_safe_modules compile.*"
 )
+_SIZES = {
+    "reduce_bucket_size": 5e8,
+    "allgather_bucket_size": 5e8,
+    "stage3_prefetch_bucket_size": 5e7,
+    "stage3_param_persistence_threshold": 1e5,
+    "sub_group_size": 1e9,
+    "stage3_max_live_parameters": 1e9,
+    "stage3_max_reuse_distance": 1e9,
+}
+"""Elements of what is gathered, kept and summed up at once: DeepSpeed's own, which a forecast takes."""
 UNMODELLED = (
     "zero_optimization.zero_quantized_* zero_optimization.zenflow* zero_optimization.zeropp_* "
     "zero_optimization.offload_param.device zero_optimization.cpu_offload_params "

@@ -38,6 +38,8 @@ def tested(words: list[str]) -> bool | None:
         return None if answer is None else not answer
     if len(words) == 1:
         return bool(words[0])
+    if len(words) == 2 and words[0] in ("-f", "-e", "-d", "-s", "-r", "-x"):
+        return True  # what a script looks for is there
     if len(words) == 2 and words[0] in ("-z", "-n"):
         return (words[1] == "") == (words[0] == "-z")
     if len(words) != 3 or any("$" in word for word in words):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from foretrain.launchers import accelerate
+from foretrain.launchers import accelerate, deepspeed
 from foretrain.launchers.settings import (
     DTYPES,
     Key,
@@ -80,6 +80,9 @@ KEYS: Keys = {
     "max_length": Key("training.sequence", whole),
     "model_max_length": Key("training.sequence", whole),
     "block_size": Key("training.sequence", whole),
+    "max_seq_len": Key("training.sequence", whole),
+    "zero_stage": Key("plan.shard", one_of(deepspeed.STAGES)),
+    "offload": Key("plan.offload", yes),
     "cutoff_len": Key("training.sequence", whole),
     "max_source_length": Key("training.sequence", whole),
     "save_strategy": Key("own.save_strategy", text, "training.checkpoint_every"),
@@ -141,6 +144,8 @@ def read(reading: Reading, settings: Iterable[Setting]) -> None:
         own["kind"] = "fsdp"
         if "offload" in words:
             reading.set("plan.offload", True)
+    if reading.whose("plan.shard") is not None and reading.sources["plan.shard"][1] == READER:
+        reading.set("training.framework", "deepspeed")  # scripts of DeepSpeed's examples
     finish(reading)
 
 
@@ -177,6 +182,7 @@ def _precision(reading: Reading, own: dict[str, Any]) -> None:
     """Autocast over weights as they are loaded; DeepSpeed keeps an fp32 copy instead."""
     half = "bf16" if own.get("bf16") or own.get("pure") else "fp16" if own.get("fp16") else None
     if reading.get("training.framework") == "deepspeed":
+        half = half or {"bf16": "bf16", "fp16": "fp16"}.get(str(own.get("loaded")))
         if half is not None and reading.get("training.precision") is None:
             reading.set("training.precision", half)
             reading.set("training.master_weights", True)

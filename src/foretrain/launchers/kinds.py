@@ -34,6 +34,8 @@ MARKS: tuple[tuple[str, frozenset[str]], ...] = (
 def reader_of(program: Program) -> str:
     """Whose arguments a program has."""
     names = {dashed(one.key) for one in program.arguments}
+    if "automodel" in program.name:
+        return "automodel"
     script = Path(program.name).name
     if program.launcher in ("automodel", "axolotl", "torchtitan") or program.name in ("automodel", "axolotl"):
         return program.launcher if program.launcher != "accelerate" else program.name

@@ -184,7 +184,7 @@ IGNORED = (
 """Changes neither time nor memory, or is what a forecast takes anyway."""
 
 UNMODELLED = (
-    "optimizer_offload_fraction main_params_dtype ddp_bucket_size ddp_num_buckets "
+    "empty_unused_memory_level optimizer_offload_fraction main_params_dtype ddp_bucket_size ddp_num_buckets "
     "fsdp_double_buffer delay_wgrad_compute sliding_window* rampup_batch_size cuda_graph_modules "
     "cuda_graph_scope moe_apply_probs_on_input attention_output_gate "
     "overlap_param_gather_with_optimizer_step moe_shared_expert_overlap tp_comm_bootstrap_backend "

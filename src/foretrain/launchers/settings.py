@@ -98,14 +98,13 @@ class Reading:
     assumed: list[str] = field(default_factory=list)
 
     def put(self, path: str, value: Any, setting: Setting, reader: str) -> None:
-        """Set a field; another value of it from another reader or file is refused."""
+        """Set a field; another value of it from another reader is refused."""
         before = self.sources.get(path)
-        if before is not None and self.get(path) != value:
-            earlier, who = before
-            if (who, _file(earlier)) != (reader, _file(setting)):
-                raise InputError(
-                    f"{setting.where}: {setting.words} contradicts {earlier.words} ({earlier.where})"
-                )
+        if before is not None and before[1] != reader and self.get(path) != value:
+            earlier = before[0]
+            raise InputError(
+                f"{setting.where}: {setting.words} contradicts {earlier.words} ({earlier.where})"
+            )
         self.sources[path] = setting, reader
         self.set(path, value)
 
@@ -148,10 +147,6 @@ class Reading:
         return "" if found is None else f"{found.where}: "
 
 
-def _file(setting: Setting) -> str:
-    return setting.where.partition(":")[0]
-
-
 def take(
     reading: Reading,
     settings: Iterable[Setting],
@@ -175,7 +170,8 @@ def take(
         elif key is not None:
             _take_one(reading, setting, key, reader)
         elif any(fnmatch.fnmatchcase(plain, pattern) for pattern in lacking):
-            reading.unmodelled.append(setting)
+            off = str(setting.value).lower() in _NO
+            (reading.ignored if off else reading.unmodelled).append(setting)
         elif any(fnmatch.fnmatchcase(plain, pattern) for pattern in nothing):
             reading.ignored.append(setting)
         else:

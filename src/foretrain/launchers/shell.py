@@ -251,7 +251,7 @@ class Shell:
             if count:
                 return [Word(str(len(value)), line)]
             if index in ("[@]", "[*]") or index is None:
-                return value
+                return [part for word in value for part in _split(word)] if split else value
             number = self.arithmetic(index[1:-1])
             return [value[number]] if number is not None and number < len(value) else []
         if index in ("[@]", "[*]") or name in "@*":
