@@ -99,9 +99,11 @@ UNMODELLED = (
 def read(reading: Reading, settings: Iterable[Setting]) -> None:
     kept = []
     for setting in settings:
-        if (
-            setting.key == "zero_optimization.offload_param.device" and setting.value in ("none", None)
-        ) or setting.value == {}:
+        name = setting.key.removeprefix("zero_optimization.")
+        if name in _SIZES:
+            usual = setting.value in ("auto", _SIZES[name])
+            (reading.ignored if usual else reading.unmodelled).append(setting)
+        elif setting.value == {}:
             reading.ignored.append(setting)
         else:
             kept.append(setting)
