@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,21 @@ from foretrain.api import job_of
 from foretrain.cli.app import show
 from foretrain.errors import InputError
 from foretrain.job import Job
-from foretrain.launchers import Launch, read_launch
+from foretrain.launchers import (
+    Launch,
+    automodel,
+    axolotl,
+    deepspeed,
+    huggingface,
+    megatron,
+    read_launch,
+    torchtitan,
+)
 from foretrain.launchers.expressions import evaluated
 from foretrain.launchers.shell import commands_of
+from foretrain.plan import Plan
 from foretrain.report.launch import launch_tables
+from foretrain.workload import Training
 
 pytest.importorskip("yaml", reason="PyYAML is not installed")
 
@@ -131,7 +144,7 @@ MEGATRON = (
 TORCHRUN = "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py"
 
 
-def megatron(folder: Path, more: str) -> dict[str, Any]:
+def of_megatron(folder: Path, more: str) -> dict[str, Any]:
     (script,) = written(folder, run_sh=f"{TORCHRUN} {MEGATRON} {more}\n")
     return read_launch(script).job.to_dict()
 
@@ -154,7 +167,7 @@ def megatron(folder: Path, more: str) -> dict[str, Any]:
     ],
 )
 def test_megatron_arguments_are_the_type_with_the_same_layers(more: str, kind: str, tmp_path: Path) -> None:
-    assert megatron(tmp_path, more)["model"]["config"]["model_type"] == kind
+    assert of_megatron(tmp_path, more)["model"]["config"]["model_type"] == kind
 
 
 @pytest.mark.parametrize(
@@ -185,7 +198,7 @@ def test_megatron_arguments_are_the_type_with_the_same_layers(more: str, kind: s
 def test_megatron_arguments_are_fields(
     more: str, section: str, field: str, value: Any, tmp_path: Path
 ) -> None:
-    assert megatron(tmp_path, more)[section].get(field) == value
+    assert of_megatron(tmp_path, more)[section].get(field) == value
 
 
 def test_slurm_headers_say_nodes_and_devices(tmp_path: Path) -> None:
@@ -328,3 +341,19 @@ def test_commands_that_cannot_be(words: str, answer: str) -> None:
     result = run(*words.split())
     assert result.exit_code == 2
     assert answer in result.stderr
+
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_every_key_is_documented() -> None:
+    text = (DOCS / "launchers.md").read_text()
+    readers = (megatron, torchtitan, deepspeed, huggingface, axolotl, automodel)
+    keys = {key for reader in readers for key in reader.KEYS}
+    assert not {key for key in keys if f"`{key}`" not in text}
+
+
+def test_every_field_of_training_and_plan_is_documented() -> None:
+    text = (DOCS / "formats.md").read_text()
+    named = {field.name for noun in (Training, Plan) for field in dataclasses.fields(noun)}
+    assert not {name for name in named if not re.search(rf"\b{name}\b", text)}
