@@ -286,6 +286,26 @@ def test_files_are_given_together_or_followed(tmp_path: Path) -> None:
     assert any("is not there: read without it" in one for one in launch.assumed)
 
 
+def test_host_files_and_settings_of_fsdp_are_read(tmp_path: Path) -> None:
+    script = (
+        "deepspeed --hostfile hosts.txt train.py --model_name_or_path Qwen/Qwen3-8B --max_length 1024 --bf16 "
+        "--fsdp full_shard --fsdp_config fsdp.json --per_device_train_batch_size 1\n"
+    )
+    run_sh, *_ = written(
+        tmp_path,
+        run_sh=script,
+        hosts_txt="# two\nworker-1 slots=4\nworker-2 slots=4\n",
+        fsdp_json='{"activation_checkpointing": true, "reshard_after_forward": false, "xla": false}',
+    )
+    launch = read_launch(run_sh)
+    assert (launch.job.cluster.nodes, launch.job.cluster.devices_per_node) == (2, 4)
+    assert (launch.job.plan.recompute, launch.job.plan.reshard, launch.job.plan.shard) == (
+        "full",
+        False,
+        "zero3",
+    )
+
+
 def test_what_only_a_running_script_knows_is_told(tmp_path: Path) -> None:
     (script,) = written(
         tmp_path, run_sh=f"torchrun --nnodes $WORLD --nproc-per-node 8 pretrain_gpt.py {MEGATRON} $MORE\n"
@@ -293,6 +313,7 @@ def test_what_only_a_running_script_knows_is_told(tmp_path: Path) -> None:
     launch = read_launch(script)
     assert [one.words for one in launch.unknown] == ["--nnodes $WORLD"]
     assert launch.job.cluster.nodes == 1
+    assert "cluster.nodes = 1: no file says" in launch.assumed
 
 
 def test_predict_reads_launch_files_and_writes_the_job(tmp_path: Path) -> None:

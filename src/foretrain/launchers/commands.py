@@ -78,7 +78,7 @@ def program_of(found: Sequence[Command], path: Path, reading: Reading) -> Progra
         reading.assumed.append(
             f"of {len(programs)} trainings in {path.name}, the one of {program.name or program.launcher}"
         )
-    _devices(reading, program)
+    _devices(reading, program, path.parent)
     _environment(reading, program, path.name)
     return program
 
@@ -267,21 +267,32 @@ DEEPSPEED: Keys = {
 }
 
 
-def _devices(reading: Reading, program: Program) -> None:
+def _devices(reading: Reading, program: Program, folder: Path) -> None:
     launchers = {"torchrun": TORCHRUN, "deepspeed": DEEPSPEED}
+    told = {dashed(one.key): one for one in program.options}
     if program.launcher in launchers:
         keys = launchers[program.launcher]
         take(reading, program.options, keys, program.launcher, ignored="*", name=dashed)
-        if reading.get("cluster.nodes") is None:
-            standalone = any(dashed(one.key) == "standalone" for one in program.options)
-            reading.set("cluster.nodes", 1 if standalone or program.launcher == "torchrun" else None)
-            if reading.get("cluster.nodes") is None:
-                reading.tables["cluster"].pop("nodes")
+        if program.launcher == "torchrun" and "nnodes" not in told:
+            reading.default("cluster.nodes", 1)
+        if "hostfile" in told:
+            _hosts(reading, told["hostfile"], folder)
     elif program.launcher == "python" and reading.get("cluster.devices_per_node") is None:
         tasks = reading.get("own.tasks_per_node")
         setting = reading.whose("own.tasks_per_node") or reading.whose("own.tasks")
         if tasks and setting is not None:
             reading.put("cluster.devices_per_node", tasks, setting, "slurm")
+
+
+def _hosts(reading: Reading, setting: Setting, folder: Path) -> None:
+    """Nodes and their devices in a host file: ``worker-1 slots=8``."""
+    path = folder / str(setting.value)
+    slots = (
+        re.findall(r"^\s*[^#\s]\S*\s+slots=(\d+)", read_text(path), re.MULTILINE) if path.is_file() else []
+    )
+    if len(set(slots)) == 1:
+        reading.default("cluster.nodes", len(slots))
+        reading.default("cluster.devices_per_node", int(slots[0]))
 
 
 def _environment(reading: Reading, program: Program, file: str) -> None:

@@ -254,10 +254,22 @@ class _Session:
             )
             if named and dashed(argument.key) in follows:
                 self.follow(argument, path)
+            if named and dashed(argument.key) == "fsdp_config":
+                self.add_fsdp_config(argument, path)
         for word in program.words:
             if not word.key and str(word.value).endswith((".json", ".yaml", ".yml")):
                 self.follow(word, path)
         self.give_arguments(program, path)
+
+    def add_fsdp_config(self, setting: Setting, path: Path) -> None:
+        """The file of the Trainer's ``--fsdp_config``."""
+        file = path.parent / str(setting.value)
+        if not file.is_file():
+            self.reading.unknown.append(setting)
+            return
+        self.files.append(str(file))
+        held = [Setting(f"fsdp_config.{one.key}", one.value, one.where) for one in read_document(file)[1]]
+        self.give("transformers", held)
 
     def give_arguments(self, program: Program, path: Path) -> None:
         """The arguments of a program to whom they belong."""
