@@ -201,6 +201,15 @@ def test_megatron_arguments_are_fields(
     assert of_megatron(tmp_path, more)[section].get(field) == value
 
 
+def test_other_programs_of_megatron_have_other_models(tmp_path: Path) -> None:
+    (script,) = written(tmp_path, run_sh=f"torchrun --nproc-per-node 8 pretrain_bert.py {MEGATRON}\n")
+    model = read_launch(script).job.workload.model
+    assert (model.model_type, model.task) == ("bert", "masked-lm")
+    script.write_text(f"torchrun --nproc-per-node 8 pretrain_mamba.py {MEGATRON}\n")
+    with pytest.raises(InputError, match=r"run.sh: no model is named in it; give MODEL"):
+        read_launch(script)
+
+
 def test_slurm_headers_say_nodes_and_devices(tmp_path: Path) -> None:
     text = (
         f"#SBATCH --nodes=2 --ntasks-per-node=4 --gres=gpu:a100:4\nsrun python pretrain_gpt.py {MEGATRON}\n"

@@ -300,10 +300,9 @@ class _Session:
             }
             take(self.reading, devices, keys, reader, name=dashed)
         else:
-            self.give(
-                reader,
-                [one for one in arguments if dashed(one.key) not in ("deepspeed_config", "local_rank")],
-            )
+            self.reading.set("own.program", Path(program.name).name)
+            apart = ("deepspeed_config", "local_rank")
+            self.give(reader, [one for one in arguments if dashed(one.key) not in apart])
 
     # Other launchers' YAML
 

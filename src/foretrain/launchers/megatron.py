@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from foretrain.errors import InputError
-from foretrain.launchers.megatron_model import MODEL_KEYS, model_table
+from foretrain.launchers.megatron_model import MODEL_KEYS, OTHER_MODELS, model_table
 from foretrain.launchers.settings import (
     Key,
     Keys,
@@ -208,7 +208,7 @@ def finish(reading: Reading) -> None:
     reading.default("training.optimizer", "adam", "Megatron's own")
     _precision(reading, own)
     _sharding(reading, own)
-    if own.get("num_layers") and own.get("hidden_size"):
+    if own.get("num_layers") and own.get("hidden_size") and own.get("program") not in OTHER_MODELS:
         reading.set("model", model_table(reading, own))
     _stages(reading, own)
     _recomputation(reading, own)

@@ -87,6 +87,12 @@ MODEL_KEYS: Keys = {
     "moe_router_topk_limited_devices": _own("limited_devices", share, "n_group"),
 }
 
+OTHER_MODELS = frozenset(
+    "pretrain_t5.py pretrain_mamba.py pretrain_retro.py pretrain_ict.py pretrain_vlm.py "
+    "pretrain_vision_classify.py pretrain_vision_dino.py pretrain_vision_inpaint.py".split()
+)
+"""Programs whose models are not made of their arguments: they are to be named."""
+
 _GPT2_WORDS = 50257
 """What Megatron's GPT-2 tokenizer knows."""
 _MULTIPLE = 128
@@ -114,6 +120,11 @@ def model_table(reading: Reading, own: dict[str, Any]) -> dict[str, Any]:
     }
     if own.get("kv_channels"):
         common["head_dim"] = own["kv_channels"]
+    if own.get("program") == "pretrain_bert.py":
+        unlike = ("num_key_value_heads", "head_dim")
+        config = {name: value for name, value in common.items() if name not in unlike}
+        config = {"model_type": "bert", **config}
+        return {"source": "transformers", "task": "masked-lm", "config": config}
     if own.get("num_experts") or own.get("mla"):
         config = _experts(common, own)
     elif gated:
