@@ -308,7 +308,7 @@ class _Session:
 
     def add_skypilot(self, path: Path, table: Mapping[str, Any]) -> None:
         """The devices of a SkyPilot task, and the commands of its ``run``."""
-        resources = table.get("resources") or {}
+        resources = _table(table, "resources")
         accelerators = str(resources.get("accelerators", ""))
         name, _, count = accelerators.partition(":")
         settings = [Setting("num_nodes", table.get("num_nodes", 1), path.name)]
@@ -323,13 +323,13 @@ class _Session:
             take(self.reading, [setting], {setting.key: Key(field, reader)}, "skypilot")
         given = {
             "SKYPILOT_NUM_NODES": table.get("num_nodes", 1), "SKYPILOT_NUM_GPUS_PER_NODE": count or 1,
-            "SKYPILOT_NODE_RANK": 0, **(table.get("envs") or {}),
+            "SKYPILOT_NODE_RANK": 0, **_table(table, "envs"),
         }  # fmt: skip
         self.add_commands(path, str(table.get("run", "")), given)
 
     def add_trainjob(self, path: Path, table: Mapping[str, Any]) -> None:
         """The nodes and the command of a Kubeflow TrainJob."""
-        trainer = ((table.get("spec") or {}).get("trainer")) or {}
+        trainer = _table(_table(table, "spec"), "trainer")
         if table.get("kind") != "TrainJob":
             raise InputError(f"{path}: kind: {table.get('kind')!r} is not TrainJob")
         keys = {
@@ -347,3 +347,9 @@ class _Session:
         shell = Shell(path.parent, {name: Word(str(value), 1) for name, value in variables.items()})
         shell.run(statements(script))
         self.add_program(program_of(shell.commands, path, self.reading), path)
+
+
+def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A table in another; an empty one where there is none."""
+    found = table.get(name)
+    return found if isinstance(found, Mapping) else {}

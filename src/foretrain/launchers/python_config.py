@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,8 @@ def read_python(path: Path, function: str | None = None) -> PythonFile:
     """The configuration that a function of the file returns (the last one that does), or that its statements
     fill."""
     try:
-        tree = ast.parse(read_text(path), filename=str(path))
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
+            tree = ast.parse(read_text(path), filename=str(path))
     except SyntaxError as error:
         raise InputError(f"{path}:{error.lineno}: not Python ({error.msg})") from error
     reader = _Reader(path.name, tree)
