@@ -442,7 +442,7 @@ def test_cuda_graphs_of_layers_or_passes_take_the_host_off_their_calls() -> None
     (plain_s, plain_bytes), (layers_s, layers_bytes), (step_s, _) = map(found, ("none", "layers", "step"))
     assert step_s == 0
     assert 0 < layers_s < 0.8 * plain_s
-    assert layers_bytes < plain_bytes
+    assert layers_bytes == plain_bytes, "as when they are captured"
 
 
 def test_ranks_keep_their_gradients_out_of_the_pools_of_cuda_graphs() -> None:

@@ -283,6 +283,12 @@ class Training:
         return self.graphs or ("step" if self.compile in _GRAPHED_MODES else "none")
 
     @property
+    def hides_pools(self) -> bool:
+        """Whether the memory of passes is reserved and not allocated: in the pools of the compiler's graphs.
+        Frameworks that capture graphs themselves log a peak from before, when it counted."""
+        return bool(self.compile) and self.cuda_graphs != "none"
+
+    @property
     def version(self) -> tuple[int, ...] | None:
         """Of the framework, as numbers.
 

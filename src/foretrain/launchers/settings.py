@@ -37,7 +37,8 @@ class Setting:
     @property
     def words(self) -> str:
         """For people: the key with its value."""
-        value = " ".join(map(str, self.value)) if isinstance(self.value, list) else str(self.value)
+        listed = self.value if isinstance(self.value, list) else [self.value]
+        value = " ".join(" ".join(map(str, listed)).split())
         if self.key.startswith("-"):
             return self.key if self.value is True else f"{self.key} {value}"
         return f"{self.key} = {value}" if self.key else value

@@ -173,9 +173,11 @@ def _assumptions(step: Step) -> Iterator[str]:
             yield f"the compiler cuts the model where its code reads a value ({cuts} times in a forward pass)"
         if str(training.compile).startswith("max-autotune"):
             yield "products are costed as the libraries' own, which max-autotune may beat"
-    if (graphs := training.cuda_graphs) != "none":
+    if training.hides_pools:
+        yield "what passes allocate lies in the pools of CUDA graphs: reserved, not in the memory at peak"
+    elif (graphs := training.cuda_graphs) != "none":
         what = "layers" if graphs == "layers" else "passes"
-        yield f"what {what} allocate lies in the pools of CUDA graphs: reserved, not in the memory at peak"
+        yield f"{what} are launched as CUDA graphs; their memory counts at the peak, as when they are captured"
     if training.precision == "fp8":
         yield _fp8_words(training, graph)
     if training.precision == "amp-fp16" and training.mode == "train" and not training.scales_loss:
