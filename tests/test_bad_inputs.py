@@ -133,9 +133,9 @@ training.adapter = {"kind": "lora", "bias": "all"} -> training.adapter.bias: 'al
 training.adapter = "lora" -> training.adapter: the graph graph.json.zst was captured without; capture it with adapters
 training.channels_last = "yes" -> training.channels_last: 'yes' is not true or false
 training.compile = "yes" -> training.compile: 'yes' is not true, false or one of default, reduce-overhead
-training.framework = "pytroch" -> training.framework: 'pytroch' is not one of adaptdl, fms-fsdp, internevo, llm-foundry
-training.framework = "" -> training.framework: '' is not one of adaptdl, fms-fsdp, internevo, llm-foundry, megatron
-training.framework = 2 -> training.framework: 2 is not one of adaptdl, fms-fsdp, internevo, llm-foundry, megatron
+training.framework = "pytroch" -> training.framework: 'pytroch' is not one of adaptdl, automodel, deepspeed, fms-fsdp
+training.framework = "" -> training.framework: '' is not one of adaptdl, automodel, deepspeed, fms-fsdp, megatron
+training.framework = 2 -> training.framework: 2 is not one of adaptdl, automodel, deepspeed, fms-fsdp, megatron
 training.samples = 0 -> training.samples: 0 is not a number greater than zero
 training.samples = -1 -> training.samples: -1 is not a number greater than zero
 training.samples = 1.5 -> training.samples: 1.5 is not a whole number
@@ -354,7 +354,7 @@ plan.expert = 2 ; cluster.devices_per_node = 2 -> plan: a graph that is given as
 plan.context = 2 ; cluster.devices_per_node = 2 -> plan: a graph that is given as a file cannot be cut; plan.tensor, plan.context and plan.expert
 """
 COMMAND_ROWS = r"""
-predict -> give a job file, a model, or --jobs (and only one of them)
+predict -> give a job file, a model, --from or --jobs (and only one of them)
 predict job.json job.toml -> Got unexpected extra argument(s) (job.toml)
 predict missing.toml -> missing.toml: cannot be read (No such file or directory)
 predict missing.json -> missing.json: cannot be read (No such file or directory)
@@ -407,7 +407,14 @@ predict job.json --expert 0 -> job.json: plan.expert: 0 is not 1 or more
 predict job.json --shard nope -> job.json: plan.shard: 'nope' is not one of none, zero1, zero2, zero3
 predict job.json --recompute nope -> job.json: plan.recompute: 'nope' is not one of full, none, operators, selective
 predict job.json --schedule nope -> job.json: plan.schedule: 'nope' is not one of 1f1b, dualpipe, gpipe, interleaved
-predict job.json --framework nope -> job.json: training.framework: 'nope' is not one of adaptdl, fms-fsdp, internevo, llm-foundry
+predict job.json --framework nope -> job.json: training.framework: 'nope' is not one of adaptdl, automodel, deepspeed, fms-fsdp
+predict job.json --set plan.nope=1 -> plan.nope: 'nope' is not a known key; allowed are asynchronous
+predict job.json --set training.graphs=some -> job.json: training.graphs: 'some' is not one of layers, none, step
+predict job.json --set plan -> --set: 'plan' is not of the form section.field=value, such as plan.reshard=false
+predict --from nothing.sh -> nothing.sh: there is no such file
+predict --from job.json -> job.json: a job file already; give it without --from
+predict --from job.json --jobs jobs.jsonl -> --from is for one job, not for --jobs
+predict --jobs jobs.jsonl --write-job job.toml -> --write-job is for one job, not for --jobs
 predict job.json --cores-per-device 4 -> job.json: cluster.cores_per_device: 4 is not allowed, because 'h100-sxm-80gb' is not a CPU
 predict job.json --source nope -> job.json: model.source: 'nope' is not one of diffusion, graph, onnx, python, timm
 predict job.json --catalog missing.toml -> missing.toml: the catalogue cannot be read (No such file or directory)
@@ -434,7 +441,7 @@ predict job.json --depth 0 -> --depth: '0' is not greater than or equal to 1
 predict job.json --out x -> --out is for --jobs; --json prints one forecast, --trace and --html write files
 predict job.json --processes 2 -> --processes and --ray are for --jobs
 predict job.json --processes 0 -> --processes: '0' is not greater than or equal to 1
-predict job.json --jobs jobs.jsonl -> give a job file, a model, or --jobs (and only one of them)
+predict job.json --jobs jobs.jsonl -> give a job file, a model, --from or --jobs (and only one of them)
 predict job.json --compare --html x.html -> --compare asks every predictor: only --json and the job's own options go with it
 predict job.json --compare --predictor ernest -> --compare asks every predictor: only --json and the job's own options go with it
 predict job.json --colour -> No such option: --colour (Possible options: --out, --source)
