@@ -179,6 +179,14 @@ _PROFILES["deepspeed"] = Profile(
 """DeepSpeed's ZeRO, with the defaults of its zero/config.py."""
 
 
+def _habits(job: Job) -> Profile:
+    """Of the framework, whatever the job trains; DeepSpeed switches overlap_comm on with stage 3."""
+    found = _PROFILES[job.workload.training.framework]
+    if job.workload.training.framework == "deepspeed" and job.plan.shard == "zero3":
+        return dataclasses.replace(found, overlaps_reduce=True)
+    return found
+
+
 _CAST: dict[str, Literal["bf16", "fp16"]] = {"amp-bf16": "bf16", "amp-fp16": "fp16"}
 """What the computation sees where parameters are cast as they are fetched."""
 
@@ -187,11 +195,9 @@ def profile(job: Job) -> Profile:
     """The facts of the job's framework, of its training loop where it trains; ``compile`` fuses as torch's
     compiler does."""
     training = job.workload.training
-    found = _PROFILES[training.framework]
+    found = _habits(job)
     if training.framework == "megatron":
         found = _megatron(found, job)
-    if training.framework == "deepspeed" and job.plan.shard == "zero3":
-        found = dataclasses.replace(found, overlaps_reduce=True)
     if not job.trains:
         found = dataclasses.replace(found, step_s=0.0, clips_gradients=False, waits_each_step=False)
     if training.compile:
@@ -213,17 +219,13 @@ def _compiled(job: Job) -> Fusion:
 
 
 def _megatron(found: Profile, job: Job) -> Profile:
-    """Its distributed optimizer (ZeRO 1) is used with overlap. Its code of 2020 to 2022 (Megatron-LM 1 to 3,
-    before core 0.1) is known by its version, or else by fp16 with full recomputation."""
+    """Its distributed optimizer (ZeRO 1) is used with overlap; fp16 with full recomputation marks its code of
+    2020 to 2022."""
     if job.plan.shard != "none":
         found = dataclasses.replace(found, overlaps_reduce=True, overlaps_gather=True, bucket_bytes=160e6)
     if (job.workload.model.config or {}).get("attn_implementation") == "eager":
         found = dataclasses.replace(found, flash_attention=False)
-    training = job.workload.training
-    early = training.precision == "fp16" and job.plan.recompute == "full"
-    if training.version is not None:
-        early = training.version >= (1,)
-    if early:
+    if _is_early(job):
         found = dataclasses.replace(
             found,
             flash_attention=False,
@@ -233,6 +235,14 @@ def _megatron(found: Profile, job: Job) -> Profile:
             step_s=0.0,
         )
     return found
+
+
+def _is_early(job: Job) -> bool:
+    """Whether it is Megatron's code of 2020 to 2022: Megatron-LM 1 to 3, before core 0.1."""
+    version = job.workload.training.version
+    if version is not None:
+        return version >= (1,)
+    return job.workload.training.precision == "fp16" and job.plan.recompute == "full"
 
 
 def logged_stage(job: Job) -> int:

@@ -18,9 +18,9 @@ from foretrain.graph import PHASES, Operator, OpGraph
 from foretrain.graph.opset import communicates, is_attention, permutes, waits
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
-from foretrain.step.cuda_graphs import launched
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import as_compiled, step_graph
+from foretrain.step.launches import launched
 from foretrain.step.partition import Stage, Teams, blocks, stages
 from foretrain.step.spans import Column, Mask
 
