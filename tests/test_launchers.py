@@ -188,8 +188,8 @@ def test_megatron_arguments_are_the_type_with_the_same_layers(more: str, kind: s
         ("--recompute-granularity full --recompute-method block --recompute-num-layers 4", "plan",
          "recompute_every", 2),
         ("--context-parallel-size 2 --cp-comm-type a2a", "plan", "context_exchange", "alltoall"),
-        ("--no-overlap-p2p-communication", "plan", "overlap", {"messages": False}),
-        ("--moe-token-dispatcher-type flex --num-experts 8", "plan", "dispatcher", "deepep"),
+        ("--no-overlap-p2p-communication --pipeline-model-parallel-size 2", "plan", "overlap", {"messages": False}),
+        ("--moe-token-dispatcher-type flex --num-experts 8 --expert-model-parallel-size 2", "plan", "dispatcher", "deepep"),
         ("--moe-expert-capacity-factor 1.5 --num-experts 8", "plan", "expert_capacity", 1.5),
         ("--optimizer-cpu-offload", "plan", "offload", True),
         ("--num-distributed-optimizer-instances 2 --use-distributed-optimizer", "plan", "replicate", 2),
@@ -199,6 +199,12 @@ def test_megatron_arguments_are_fields(
     more: str, section: str, field: str, value: Any, tmp_path: Path
 ) -> None:
     assert of_megatron(tmp_path, more)[section].get(field) == value
+
+
+def test_what_a_plan_has_no_use_for_is_left_out(tmp_path: Path) -> None:
+    idle = "--cp-comm-type p2p --tp-comm-overlap --sequence-parallel --moe-token-dispatcher-type alltoall "
+    idle += "--fp8-param-gather --num-distributed-optimizer-instances 2 --expert-tensor-parallel-size 1"
+    assert of_megatron(tmp_path, idle)["plan"] == {"data": 8, "micro_batch": 1}
 
 
 def test_other_programs_of_megatron_have_other_models(tmp_path: Path) -> None:

@@ -43,7 +43,6 @@ KEYS: Keys = {
     "bf16.bf16_master_weights_and_grads": Key("own.no_master", yes, "training.master_weights"),
     "bf16.bf16_optimizer_states": Key("training.optimizer_state", when("bf16")),
     "communication_data_type": Key("plan.reduce_precision", dtype),
-    "data_types.grad_accum_dtype": Key("training.gradient_precision", dtype),
     "zero_optimization.stage": Key("plan.shard", one_of(STAGES)),
     "zero_optimization.overlap_comm": Key("plan.overlap.gradients", yes),
     "zero_optimization.offload_optimizer.device": Key("plan.offload", one_of(_PLACES)),
@@ -89,10 +88,10 @@ _SIZES = {
 }
 """Elements of what is gathered, kept and summed up at once: DeepSpeed's own, which a forecast takes."""
 UNMODELLED = (
-    "zero_optimization.zero_quantized_* zero_optimization.zenflow* zero_optimization.zeropp_* "
-    "zero_optimization.offload_param.device zero_optimization.cpu_offload_params "
-    "zero_optimization.log_trace* sparse_attention* compression_training* pipeline* superoffload* "
-    "zero_optimization.leaf_module"
+    "data_types.grad_accum_dtype zero_optimization.zero_quantized_* zero_optimization.zenflow* "
+    "zero_optimization.zeropp_* zero_optimization.offload_param.device "
+    "zero_optimization.cpu_offload_params zero_optimization.log_trace* sparse_attention* "
+    "compression_training* pipeline* superoffload* zero_optimization.leaf_module"
 )
 
 

@@ -208,6 +208,8 @@ def finish(reading: Reading) -> None:
     reading.default("training.optimizer", "adam", "Megatron's own")
     _precision(reading, own)
     _sharding(reading, own)
+    if not own.get("recipe"):
+        reading.default("plan.recompute", "none")
     if own.get("num_layers") and own.get("hidden_size") and own.get("program") not in OTHER_MODELS:
         reading.set("model", model_table(reading, own))
     _stages(reading, own)

@@ -40,6 +40,7 @@ def resolve(
     )
     reading.tables.update({name: tables.get(name, {}) for name in _SECTIONS})
     _stages(reading, run)
+    _leave_out_what_has_no_effect(reading)
     _batch(reading, run, options, catalog)
     _sharded_degrees(reading, run, options, catalog)
     if not {"steps", "epochs"} & set(reading.tables["training"]):
@@ -187,11 +188,41 @@ def _stages(reading: Reading, run: Mapping[str, Any]) -> None:
     layers = config.get("num_hidden_layers") or config.get("n_layer")
     if each and layers and plan.get("pipeline", 1) > 1:
         chunks = -(-layers // (each * plan["pipeline"]))
-        if plan.get("schedule") == "interleaved":
+        if plan.get("schedule") in ("interleaved", "zero-bubble"):
             plan["virtual_stages"] = max(1, chunks)
     if plan.get("pipeline", 1) == 1:
         for name in ("schedule", "virtual_stages", "stages"):
             plan.pop(name, None)
+
+
+def _leave_out_what_has_no_effect(reading: Reading) -> None:
+    """Launch files switch on what their plan has no use for; a job says only what has an effect."""
+    plan, training = reading.tables["plan"], reading.tables["training"]
+    config = reading.tables["model"].get("config") or {}
+    experts = any("expert" in str(name) for name in (*config, *config.get("ffn_config", {})))
+    spread = {name: plan.get(name, 1) > 1 for name in (*_DEGREES, "expert")}
+    useful = {
+        "sequence_parallel": spread["tensor"],
+        "context_exchange": spread["context"],
+        "replicate": plan.get("shard", "none") != "none",
+        "reshard": plan.get("shard") == "zero3",
+        "fp8_gather": training.get("precision") == "fp8",
+        "dispatcher": experts and (spread["expert"] or spread["tensor"]),
+        "routing": experts and spread["expert"],
+        "expert": experts,
+        "expert_tensor": experts,
+        "expert_capacity": experts,
+        "expert_imbalance": experts and "expert_capacity" not in plan,
+    }
+    for name, has_effect in useful.items():
+        if not has_effect:
+            plan.pop(name, None)
+    overlap = plan.get("overlap") or {}
+    for name, degree in (("tensor", "tensor"), ("experts", "expert"), ("messages", "pipeline")):
+        if not spread[degree]:
+            overlap.pop(name, None)
+    if not overlap:
+        plan.pop("overlap", None)
 
 
 def _batch(reading: Reading, run: dict[str, Any], options: Mapping[str, Any], catalog: Catalog) -> None:
