@@ -50,7 +50,7 @@ TRAINING_ARGS=(
     --global-batch-size $GLOBAL_BATCH_SIZE
     --train-samples 1953125000
     --lr-decay-samples 1949218748
-    --no-gradient-accumulation-fusion --bf16 --grad-reduce-in-bf16 --cross-entropy-loss-fusion
+    --bf16 --grad-reduce-in-bf16 --cross-entropy-loss-fusion
     --calculate-per-token-loss --manual-gc --empty-unused-memory-level 1
 )
 DTYPE_ARGS=()

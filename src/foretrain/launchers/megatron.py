@@ -141,6 +141,8 @@ _TRAINING: Keys = {
     "exp_avg_sq_dtype": Key("own.second_moment", dtype, "training.optimizer_state"),
     "main_grads_dtype": Key("own.main_grads", dtype, "training.gradient_precision"),
     "accumulate_allreduce_grads_in_fp32": Key("training.gradient_precision", when("fp32")),
+    "gradient_accumulation_fusion": Key("training.fused_accumulation", yes),
+    "no_gradient_accumulation_fusion": Key("training.fused_accumulation", no),
     "cuda_graph_impl": Key("training.graphs", one_of(_GRAPHS)),
     "enable_cuda_graph": Key("training.graphs", when("layers")),
     "external_cuda_graph": Key("training.graphs", when("layers")),
@@ -166,27 +168,26 @@ IGNORED = (
     "moe_router_bias_update_rate moe_router_topk_scaling_factor moe_router_pre_softmax moe_grouped_gemm "
     "moe_permute_fusion moe_router_fusion moe_router_padding_for_* moe_pad_expert_input_to_capacity "
     "moe_token_drop_policy moe_deepep_num_sms moe_per_layer_logging use_mcore_models transformer_impl "
-    "no_gradient_accumulation_fusion no_masked_softmax_fusion attention_softmax_in_fp32 "
-    "no_create_attention_mask_in_dataloader no_mmap_bin_files manual_gc* use_legacy_models async_save "
-    "use_dist_ckpt dist_ckpt_* auto_detect_ckpt_format ckpt_format loss_scale initial_loss_scale "
-    "min_loss_scale loss_scale_window override_opt_param_scheduler override_opt_* use_checkpoint_* "
-    "fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_interval mtp_loss_scaling_factor bias_* "
-    "apply_layernorm_1p rotary_interleaved rotary_seq_len_interpolation_factor mscale* beta_fast "
-    "beta_slow rope_type enable_experimental cross_entropy_fusion_impl disable_straggler_* log_interval "
-    "check_for_nan* no_check_for_nan* rerun_* use_pytorch_profiler profile* nccl_* apply_rope_fusion "
-    "no_rope_fusion no_bias_* te_rng_tracker inference_* deterministic_mode local_rank "
-    "overlap_cpu_optimizer_* use_torch_optimizer_for_cpu_offload exit_interval eval_* "
-    "high_priority_stream_groups fake_process_group decoder_seq_length no_persist_layer_norm delay_* "
-    "qk_clip* hidden_act account_* train_sync_interval moe_router_group_topk_scaling "
-    "no_position_embedding export_* first_last_layers_bf16 num_layers_at_*_in_bf16 "
-    "calculate_per_token_loss"
+    "no_masked_softmax_fusion attention_softmax_in_fp32 no_create_attention_mask_in_dataloader "
+    "no_mmap_bin_files manual_gc* use_legacy_models async_save use_dist_ckpt dist_ckpt_* "
+    "auto_detect_ckpt_format ckpt_format loss_scale initial_loss_scale min_loss_scale loss_scale_window "
+    "override_opt_param_scheduler override_opt_* use_checkpoint_* fp8_margin fp8_amax_history_len "
+    "fp8_amax_compute_algo fp8_interval mtp_loss_scaling_factor bias_* apply_layernorm_1p "
+    "rotary_interleaved rotary_seq_len_interpolation_factor mscale* beta_fast beta_slow rope_type "
+    "enable_experimental cross_entropy_fusion_impl disable_straggler_* log_interval check_for_nan* "
+    "no_check_for_nan* rerun_* use_pytorch_profiler profile* nccl_* apply_rope_fusion no_rope_fusion "
+    "no_bias_* te_rng_tracker inference_* deterministic_mode local_rank overlap_cpu_optimizer_* "
+    "use_torch_optimizer_for_cpu_offload exit_interval eval_* high_priority_stream_groups "
+    "fake_process_group decoder_seq_length no_persist_layer_norm delay_* qk_clip* hidden_act account_* "
+    "train_sync_interval moe_router_group_topk_scaling no_position_embedding export_* "
+    "first_last_layers_bf16 num_layers_at_*_in_bf16 calculate_per_token_loss"
 )
 """Changes neither time nor memory, or is what a forecast takes anyway."""
 
 UNMODELLED = (
-    "empty_unused_memory_level optimizer_offload_fraction main_params_dtype ddp_bucket_size ddp_num_buckets "
-    "fsdp_double_buffer delay_wgrad_compute sliding_window* rampup_batch_size cuda_graph_modules "
-    "cuda_graph_scope moe_apply_probs_on_input attention_output_gate "
+    "empty_unused_memory_level optimizer_offload_fraction main_params_dtype ddp_bucket_size "
+    "ddp_num_buckets fsdp_double_buffer delay_wgrad_compute sliding_window* rampup_batch_size "
+    "cuda_graph_modules cuda_graph_scope moe_apply_probs_on_input attention_output_gate "
     "overlap_param_gather_with_optimizer_step moe_shared_expert_overlap tp_comm_bootstrap_backend "
     "window_size hybrid_* is_hybrid_model mamba_* spec moe_latent_size microbatch_group_size_per_vp_stage "
     "activation_offload_fraction cpu_offloading_num_layers offload_modules encoder_* decoder_* "
