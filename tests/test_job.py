@@ -680,7 +680,28 @@ def test_compile_is_a_mode_of_the_compiler(written: object, meant: object, graph
     }
     training = Job.read(document, catalog=CATALOG).workload.training
     assert training.compile == meant
-    assert training.cuda_graphs == graphs
+    assert training.cuda_graphs == ("step" if graphs else "none")
+
+
+def test_cuda_graphs_are_said_or_follow_from_the_compiler() -> None:
+    assert Training(global_batch=1, graphs="layers").cuda_graphs == "layers"
+    assert Training(global_batch=1, graphs="layers", compile="reduce-overhead").cuda_graphs == "layers"
+    with pytest.raises(InputError, match=r"training.graphs: 'none', but compile = 'max-autotune' launches"):
+        Training(global_batch=1, graphs="none", compile="max-autotune")
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("0.20.0", (0, 20, 0)), ("v0.2.2", (0, 2, 2)), ("core_r0.12", (0, 12)), ("1.15.0.dev0", (1, 15, 0)),
+     ("2.7.0+cu128", (2, 7, 0)), ("3", (3,))],
+)  # fmt: skip
+def test_versions_of_frameworks_are_numbers(text: str, numbers: tuple[int, ...]) -> None:
+    assert Training(global_batch=1, framework_version=text).version == numbers
+
+
+def test_what_is_no_version_is_refused() -> None:
+    with pytest.raises(InputError, match=r"training.framework_version: 'newest' is not a version"):
+        Training(global_batch=1, framework_version="newest")
 
 
 # What only provenance tells

@@ -19,7 +19,7 @@ from foretrain.predictors.deletepop.residuals import Residuals
 from foretrain.predictors.roofline import RooflinePredictor
 from foretrain.step.assembly import logged
 from foretrain.step.dealing import deal, fill, virtual_stages
-from foretrain.step.frameworks import attention_factor, profile
+from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.layout import Tuning
 from foretrain.step.partition import Teams, blocks, stages
 from foretrain.step.play import play
@@ -85,6 +85,24 @@ def test_every_kind_of_plan_has_a_forecast(plan: dict[str, Any]) -> None:
     assert len(forecast.ranks) == job(**plan).plan.pipeline
     assert forecast["device_utilization"].median <= 1.0
     assert forecast["network_tx_bytes_per_s"].median > 0
+
+
+def test_an_early_megatron_is_known_by_its_version_or_else_by_its_habits() -> None:
+    def fused(version: str | None, precision: str) -> bool:
+        training = {"precision": precision, "framework_version": version}
+        return profile(job(training=training, recompute="full")).flash_attention
+
+    assert [fused(None, precision) for precision in ("fp16", "bf16")] == [False, True]
+    assert fused("core_v0.12.0", "fp16")
+    assert not fused("3.0.2", "bf16")
+
+
+def test_deepspeed_sums_up_gradients_beside_the_backward_pass_in_stage_3_alone() -> None:
+    def habits(shard: str) -> Profile:
+        return profile(job(training={"framework": "deepspeed"}, shard=shard))
+
+    assert [habits(shard).overlaps_reduce for shard in ("none", "zero2", "zero3")] == [False, False, True]
+    assert habits("zero2").bucket_bytes == 1e9
 
 
 @pytest.mark.parametrize("framework", get_args(Framework))

@@ -25,8 +25,9 @@ Fp8 = Literal["tensorwise", "rowwise", "rowwise-gw-hp", "delayed", "current", "b
 TORCHAO: tuple[Fp8, ...] = ("tensorwise", "rowwise", "rowwise-gw-hp")
 """Ways of fp8 that are operators of torch; the others are kernels of Transformer Engine."""
 Framework = Literal[
-    "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"
-]
+    "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp",
+    "deepspeed", "automodel",
+]  # fmt: skip
 OWN_MODELS: tuple[Framework, ...] = (
     "megatron", "nanotron", "llm-foundry", "torchtitan", "internevo", "fms-fsdp"
 )  # fmt: skip
@@ -34,6 +35,7 @@ OWN_MODELS: tuple[Framework, ...] = (
 Mode = Literal["train", "infer"]
 Attention = Literal["eager", "sdpa", "flash", "cudnn"]
 Loss = Literal["plain", "fused", "chunked"]
+Graphs = Literal["none", "layers", "step"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 """What ``torch.compile`` calls its modes."""
 
@@ -132,6 +134,12 @@ class Model:
         )
 
 
+_GRAPHED_MODES = ("reduce-overhead", "max-autotune")
+"""Modes of the compiler that launch CUDA graphs."""
+_VERSION = re.compile(r"(?:core[-_]?)?[rv]?(\d+(?:\.\d+)*)(?:[-.+_]?[a-z].*)?")
+"""Numbers with points, as tags and packages have them: 0.20.0, v0.2.2, core_r0.12.0, 1.15.0.dev0."""
+
+
 def _compile_mode(value: Any, where: str) -> Any:
     """True, false, or a mode as people spell it."""
     modes = Spellings(get_args(CompileMode), spellings.COMPILE_MODES)
@@ -177,8 +185,9 @@ class Training:
     """Whether products add up weight gradients in fp32 themselves; None for what the framework does."""
     mtp_layers: int = 0
     """Layers that predict further tokens, each with its own output (DeepSeek-V3)."""
-    graphs: Literal["none", "layers", "step"] | None = None
-    """What is launched as a CUDA graph; None for what ``compile`` and the framework do."""
+    graphs: Graphs | None = None
+    """What is launched as a CUDA graph: nothing, each layer, or the passes of a step; None for what
+    ``compile`` does."""
     allocator: str | None = None
     """Settings of torch's CUDA allocator, as in ``PYTORCH_CUDA_ALLOC_CONF``."""
     samples: int | None = None
@@ -228,6 +237,10 @@ class Training:
         if self.mtp_layers and self.mode == "infer":
             raise InputError(f'training.mtp_layers: {self.mtp_layers} needs mode = "train"')
         AllocatorSettings.read(self.allocator or "")
+        if self.graphs == "none" and self.compile in _GRAPHED_MODES:
+            raise InputError(f"training.graphs: 'none', but compile = {self.compile!r} launches CUDA graphs")
+        if self.framework_version is not None and self.version is None:
+            raise invalid("training.framework_version", self.framework_version, 'a version, such as "0.12.1"')
         self._check_interruptions()
         self._check_numbers_kept()
         if self.fp8 is not None and self.precision != "fp8":
@@ -279,9 +292,25 @@ class Training:
                 raise invalid(f"training.{name}", every, 'steps above zero, "epoch", or a time such as "1h"')
 
     @property
-    def cuda_graphs(self) -> bool:
-        """Whether the compiled model is launched as CUDA graphs, which its mode says."""
-        return self.compile in ("reduce-overhead", "max-autotune")
+    def cuda_graphs(self) -> Graphs:
+        """What is launched as CUDA graphs: as the job says, else as the mode of the compiler does."""
+        return self.graphs or ("step" if self.compile in _GRAPHED_MODES else "none")
+
+    @property
+    def hides_pools(self) -> bool:
+        """Whether the memory of passes is reserved and not allocated: in the pools of the compiler's graphs.
+        Frameworks that capture graphs themselves log a peak from before, when it counted."""
+        return bool(self.compile) and self.cuda_graphs != "none"
+
+    @property
+    def version(self) -> tuple[int, ...] | None:
+        """Of the framework, as numbers.
+
+        >>> Training(global_batch=1, framework="megatron", framework_version="core_v0.12.1").version
+        (0, 12, 1)
+        """
+        found = _VERSION.fullmatch(self.framework_version or "")
+        return None if found is None else tuple(map(int, found[1].split(".")))
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:

@@ -26,9 +26,9 @@ Kind = Literal[
 A row loss picks a class for each row, a pixel loss for each place of an image. A selection is as long as
 the data says. A window moves elements to where formulas say, or brings them back from fewer bits; an
 interpolation weighs the neighbours of such a place. Routing is what frameworks have kernels of their own
-for: on the rows that tokens send to experts, on keys and queries of latent attention. A state space is a kernel of a layer that carries a
-state along the sequence. A fused operator is
-one that ``fusion.py`` or ``attention.py`` made."""
+for: on the rows that tokens send to experts, on keys and queries of latent attention. A state space is a
+kernel of a layer that carries a state along the sequence. A fused operator is one that ``fusion.py`` or
+``attention.py`` made."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 PRODUCTS: frozenset[Kind] = frozenset({"product", "batched product", "grouped product"})

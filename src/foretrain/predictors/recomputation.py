@@ -54,7 +54,7 @@ def with_recomputation(forecast: Forecast, predictor: Predictor) -> Forecast:
     if job.plan.recompute == "none":
         return forecast
     kept = dataclasses.replace(job, plan=dataclasses.replace(job.plan, recompute="none", recompute_every=1))
-    held = "reserved_memory_bytes" if job.workload.training.cuda_graphs else "peak_memory_bytes"
+    held = "reserved_memory_bytes" if job.workload.training.hides_pools else "peak_memory_bytes"
     with contextlib.suppress(ForetrainError):
         plain = predictor.predict(kept)
         if plain.step is not None and not plain.step.layout.graph.recomputes:  # its own code does not

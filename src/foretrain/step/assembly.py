@@ -175,10 +175,13 @@ def _assumptions(step: Step) -> Iterator[str]:
         cuts = sum(waits(op.operator.name) for op in graph.ops if op.phase == "forward")
         if cuts:
             yield f"the compiler cuts the model where its code reads a value ({cuts} times in a forward pass)"
-        if training.cuda_graphs:
-            yield "what passes allocate lies in the pools of CUDA graphs: reserved, not in the memory at peak"
         if str(training.compile).startswith("max-autotune"):
             yield "products are costed as the libraries' own, which max-autotune may beat"
+    if training.hides_pools:
+        yield "what passes allocate lies in the pools of CUDA graphs: reserved, not in the memory at peak"
+    elif (graphs := training.cuda_graphs) != "none":
+        what = "layers" if graphs == "layers" else "passes"
+        yield f"{what} are launched as CUDA graphs; their memory counts at the peak, as while captured"
     if training.precision == "fp8":
         yield _fp8_words(training, graph)
     if training.precision == "amp-fp16" and training.mode == "train" and not training.scales_loss:

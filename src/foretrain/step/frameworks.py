@@ -213,6 +213,27 @@ _PROFILES: dict[Framework, Profile] = {
 }
 
 
+_PROFILES["automodel"] = dataclasses.replace(_PROFILES["torchtitan"], attention_generation=None)
+"""NeMo Automodel: torch's FSDP2 with the layers and the attention of Transformer Engine."""
+_PROFILES["deepspeed"] = Profile(
+    optimizers=_MEGATRON.optimizers,
+    bucket_bytes=1e9,  # reduce_bucket_size = 5e8 elements, of two bytes
+    overlaps_reduce=False,  # overlap_comm is off but for stage 3
+    checkpoint_hooks=True,
+    clips_gradients=True,
+    waits_each_step=True,  # for the norm of gradients, and whether they are finite
+)
+"""DeepSpeed's ZeRO, with the defaults of its zero/config.py."""
+
+
+def _habits(job: Job) -> Profile:
+    """Of the framework, whatever the job trains; DeepSpeed switches overlap_comm on with stage 3."""
+    found = _PROFILES[job.workload.training.framework]
+    if job.workload.training.framework == "deepspeed" and job.plan.shard == "zero3":
+        return dataclasses.replace(found, overlaps_reduce=True)
+    return found
+
+
 _CAST: dict[str, Literal["bf16", "fp16"]] = {"amp-bf16": "bf16", "amp-fp16": "fp16"}
 """What the computation sees where parameters are cast as they are fetched."""
 
@@ -221,7 +242,7 @@ def profile(job: Job) -> Profile:
     """The facts of the job's framework, of its training loop where it trains; ``compile`` fuses as torch's
     compiler does."""
     training = job.workload.training
-    found = _PROFILES[training.framework]
+    found = _habits(job)
     if training.gradient_precision is not None and not found.keeps_fp32_gradients:
         raise InputError(
             f"training.gradient_precision: {training.framework} adds gradients up as its weights are; "
@@ -316,7 +337,7 @@ def _megatron(found: Profile, job: Job) -> Profile:
         found = dataclasses.replace(found, flash_attention=False)
     if job.workload.training.precision in ("fp32", "tf32"):
         found = dataclasses.replace(found, **_MEGATRON_FP32)
-    if job.workload.training.precision == "fp16" and job.plan.recompute == "full":
+    if _is_early(job):
         found = dataclasses.replace(
             found,
             flash_attention=False,
@@ -327,6 +348,14 @@ def _megatron(found: Profile, job: Job) -> Profile:
             step_s=0.0,
         )
     return found
+
+
+def _is_early(job: Job) -> bool:
+    """Whether it is Megatron's code of 2020 to 2022: Megatron-LM 1 to 3, before core 0.1."""
+    version = job.workload.training.version
+    if version is not None:
+        return version >= (1,)
+    return job.workload.training.precision == "fp16" and job.plan.recompute == "full"
 
 
 def logged_stage(job: Job) -> int:

@@ -32,6 +32,7 @@ from foretrain.job import Job
 from foretrain.plan import Choice, Dispatcher
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import as_compiled, step_graph
+from foretrain.step.launches import launched
 from foretrain.step.partition import Stage, Teams, blocks, stages
 from foretrain.step.recomputed_modules import check_modules
 from foretrain.step.spans import Column, Mask
@@ -193,7 +194,7 @@ def _compiled_host(job: Job, graph: OpGraph, host: HostModel) -> HostModel:
         parameters=trained or sum(buffer.category == "gradients" for buffer in graph.buffers),
         mode=training.mode,
         micro_batches=job.accumulation,
-        graphs=training.cuda_graphs,
+        graphs=training.cuda_graphs != "none",
     )
 
 
@@ -237,6 +238,8 @@ def cost_calls(
     if job.plan.tensor > 1:
         host_s += _of_cut_layers(graph, habits) / host.speed
     host_s[moving[which]] = COLLECTIVE_HOST_S
+    if not job.workload.training.compile:
+        host_s = launched(host_s, graph, job.workload.training.cuda_graphs)
     if device.is_cpu:  # the thread that issues an operator also runs it
         device_s[~moving] *= crowding(job.cluster.devices_per_node * device.cores)
         host_s = np.zeros(len(host_s))

@@ -391,7 +391,7 @@ def _memory(layout: Layout, stage: Stage) -> RankMemory:
     layers = sum(block.is_layer for block in stage.blocks)
     stalled = stall_s(layout) * layers > float(layout.calls.device_s[stage.calls].sum())
     found = rank_memory(layout, stage, stalled=stalled)
-    if layout.job.workload.training.cuda_graphs:
+    if layout.job.workload.training.hides_pools:
         found = _in_graph_pools(found, layout, stage)
     factor, beside = layout.tuning.activations, layout.tuning.memory_bytes
     if factor == 1.0 and not beside:

@@ -54,8 +54,8 @@ class ContextParallel:
             self._calls += 1
             for name, layer in mixer.named_children():
                 if name.startswith("in_proj"):
-                    after(layer, lambda x: exchange(x, "context"))
-            before(mixer.out_proj, lambda x: exchange(x, "context"))
+                    after(layer, lambda x: exchange(x, "context", x.shape[0]))
+            before(mixer.out_proj, lambda x: exchange(x, "context", x.shape[0]))
 
     @contextlib.contextmanager
     def attention(self, module: nn.Module) -> Iterator[None]:
