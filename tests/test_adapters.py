@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from foretrain.adapter import Adapter, parse_adapter
 from foretrain.api import make_job
 from foretrain.capture import capture, capture_job, capture_rank
 from foretrain.capture.keys import graph_key
+from foretrain.capture.parallel.adapted import adapted_layers
 from foretrain.capture.sources.adapters import with_adapter
 from foretrain.capture.sources.quantised import QuantisedLinear
 from foretrain.cluster import Catalog
@@ -85,10 +87,37 @@ def test_frameworks_that_keep_fp32_beside_weights_take_adapters() -> None:
         training = as_framework_runs_it(job).workload.training
         return training.adapter.precision, training.precision, training.master_weights
 
-    assert run(framework="megatron", precision="bf16", adapter="lora:8") == ("fp32", "bf16", False)
+    in_fp32 = "lora:8,precision=fp32"
+    assert run(framework="megatron", precision="bf16", adapter=in_fp32) == ("fp32", "bf16", False)
     for adapter in ("lora:8", "qlora:8,base=bf16"):
         how = {"shard": "zero3", "devices": 4, "precision": "amp-bf16", "adapter": adapter}
         assert run(framework="torchtitan", **how) == ("bf16", "bf16", True)
+
+
+def test_frameworks_beside_peft_make_adapters_as_other_weights() -> None:
+    def run(framework: str, precision: str) -> str:
+        how = {"framework": framework, "precision": precision, "adapter": "lora:8"}
+        made = make_job("gpt2", sequence=64, batch=8, device="h100", **how)
+        return as_framework_runs_it(made).workload.training.adapter.precision
+
+    assert run("pytorch", "bf16") == "fp32"
+    assert run("megatron", "bf16") == run("megatron", "fp8") == "bf16"
+    assert run("megatron", "amp-bf16") == "fp32"
+
+
+def test_frozen_layers_in_fp8_have_adapters_in_bf16_and_keep_no_inputs() -> None:
+    graph = graph_of(layers(), "lora:8,precision=bf16", torch.zeros(64, 128), precision="fp8", fp8="delayed")
+    names = Counter((op.phase, op.operator.name) for op in graph.ops if op.operator.name.endswith("mm"))
+    assert names[("forward", "_scaled_mm")] == 3
+    assert names[("backward", "_scaled_mm")] == 2
+    assert names[("forward", "mm")] == 6
+    casts = [op for op in graph.ops if op.phase == "forward" and op.operator.name == "te.cast_transpose"]
+    inputs = [op for op in casts if op.operator.inputs[0].shape == (64, 128)]
+    ends = next(i for i, op in enumerate(graph.ops) if op.phase == "backward")
+    assert len(inputs) == 3
+    assert all(graph.buffers[i].dies < ends for op in inputs for i in op.writes)
+    with pytest.raises(InputError, match="'qlora' keeps weights in 4 bits, not in fp8"):
+        parse_adapter("qlora:8", "adapter").check("fp8", master_weights=False)
 
 
 def test_an_adapter_is_said_in_reports_and_is_an_option() -> None:
@@ -293,16 +322,26 @@ def test_bringing_weights_back_is_replayed() -> None:
 # On several devices
 
 
-def job(devices: int = 1, adapter: str | None = None, **plan: Any) -> Job:
-    config = {
+def job(
+    devices: int = 1,
+    adapter: str | None = None,
+    framework: str = "pytorch",
+    config: dict[str, Any] | None = None,
+    **plan: Any,
+) -> Job:
+    llama = {
         "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
         "intermediate_size": 128, "vocab_size": 128,
     }  # fmt: skip
     training = {"global_batch": 2 * devices, "sequence": 16, "precision": "bf16", "optimizer": "adamw"}
     return Job.read(
         {
-            "model": {"source": "transformers", "task": "causal-lm", "config": config},
-            "training": {**training, **({} if adapter is None else {"adapter": adapter})},
+            "model": {"source": "transformers", "task": "causal-lm", "config": llama | (config or {})},
+            "training": {
+                **training,
+                "framework": framework,
+                **({} if adapter is None else {"adapter": adapter}),
+            },
             "cluster": {"device": "h100", "devices_per_node": devices},
             "plan": plan,
         }
@@ -331,6 +370,92 @@ def test_replicas_exchange_and_keep_what_is_trained(shard: str) -> None:
     assert memory.by_category["gradients"] <= 4 * trained
 
 
-def test_adapters_on_layers_that_are_cut_are_refused() -> None:
-    with pytest.raises(UnsupportedJob, match=r"plan\.tensor: 2 cuts layers, and adapters on cut layers"):
-        capture_rank(job(2, "lora:8", tensor=2))
+def exchanged(graph: OpGraph, layer: str = "model.layers.1.") -> Counter[tuple[str, str, int]]:
+    """Collectives of a layer: phase, name, numbers per token that they leave whole."""
+    tokens = 4 * 16
+    return Counter(
+        (op.phase, op.operator.name, max(op.operator.inputs[0].numel, op.operator.outputs[0].numel) // tokens)
+        for op in graph.ops
+        if op.operator.overload == "tensor" and op.layer.startswith(layer)
+    )
+
+
+WIDTH, RANK = 64, 4
+
+
+@pytest.mark.parametrize("by_sequence", [False, True])
+def test_adapters_are_cut_with_their_layers(by_sequence: bool) -> None:
+    """As peft and torch's parallel styles do: beside column layers the second thin layer is cut, beside row
+    layers the first; what goes over the network is as wide as the adapters."""
+    adapter = f"lora:{RANK},precision=bf16"
+    plan = {"tensor": 2, "sequence_parallel": by_sequence}
+    plain, adapted = capture_rank(job(2, None, **plan)), capture_rank(job(2, adapter, **plan))
+    extra = exchanged(adapted) - exchanged(plain)
+    summed = Counter({("backward", "all_reduce", RANK): 5})
+    if by_sequence:
+        summed |= {("forward", "reduce_scatter", RANK): 2, ("backward", "all_gather", RANK): 2}
+    else:
+        summed |= {("forward", "all_reduce", RANK): 2}
+    assert extra == summed
+    sizes = {weight.name: weight.elements for weight in adapted.weights}
+    layer = "model.layers.1"
+    assert sizes[f"{layer}.self_attn.q_proj.lora_A.weight"] == RANK * WIDTH
+    assert sizes[f"{layer}.self_attn.q_proj.lora_B.weight"] == RANK * WIDTH // 2
+    assert sizes[f"{layer}.self_attn.o_proj.lora_A.weight"] == RANK * WIDTH // 2
+    assert sizes[f"{layer}.self_attn.o_proj.lora_B.weight"] == RANK * WIDTH
+
+
+@pytest.mark.parametrize("by_sequence", [False, True])
+def test_megatron_cuts_the_thin_side_of_adapters_and_gathers_it(by_sequence: bool) -> None:
+    """``ParallelLinearAdapter``: without sequence parallelism its first layer sums up the gradient of the
+    layer's input once more; beside row layers it gathers whole results."""
+    adapter = f"lora:{RANK},precision=bf16"
+    plan = {"framework": "megatron", "tensor": 2, "sequence_parallel": by_sequence}
+    plain, adapted = capture_rank(job(2, None, **plan)), capture_rank(job(2, adapter, **plan))
+    extra = exchanged(adapted) - exchanged(plain)
+    expected = {
+        ("forward", "all_gather", RANK): 5, ("forward", "all_reduce", RANK): 2,
+        ("backward", "all_reduce", RANK): 7, ("forward", "all_gather", WIDTH): 2,
+    }  # fmt: skip
+    assert extra == expected | ({} if by_sequence else {("backward", "all_reduce", WIDTH): 2})
+    kept = ("backward", "all_gather", WIDTH)
+    assert exchanged(adapted)[kept] == exchanged(plain)[kept] == 4 * by_sequence
+    sizes = {weight.name: weight.elements for weight in adapted.weights}
+    for name in ("q_proj.lora_A", "q_proj.lora_B", "o_proj.lora_A", "o_proj.lora_B"):
+        assert sizes[f"model.layers.1.self_attn.{name}.weight"] == RANK * WIDTH // 2
+
+
+def test_adapters_of_ones_own_are_known_by_their_shapes() -> None:
+    """A linear layer that holds its two thin ones, and one that keeps frozen weights beside them."""
+
+    class Own(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 16)
+            self.requires_grad_(False)
+            self.a, self.b = nn.Linear(8, 2, bias=False), nn.Linear(2, 16, bias=False)
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = nn.Linear(8, 16).requires_grad_(False)
+            self.thin = nn.ModuleDict({"default": nn.Linear(8, 2)})
+            self.back = nn.ModuleDict({"default": nn.Linear(2, 16)})
+
+    found = adapted_layers(nn.ModuleDict({"one": Own(), "two": Beside(), "plain": nn.Linear(8, 16)}))
+    assert [(one.path, one.base, one.down, one.up) for one in found] == [
+        ("one", "one", "one.a", "one.b"),
+        ("two", "two.frozen", "two.thin.default", "two.back.default"),
+    ]
+
+
+def test_experts_stay_frozen_beside_adapters_over_an_expert_group() -> None:
+    graph = capture_rank(job(2, "lora:8", config={"model_type": "mixtral", "num_local_experts": 4}, expert=2))
+    experts = [weight for weight in graph.weights if weight.expert]
+    assert experts
+    assert not any(weight.trainable for weight in experts)
+    assert any(op.operator.name == "all_to_all" for op in graph.ops)
+
+
+def test_weights_in_4_bits_are_not_cut() -> None:
+    with pytest.raises(UnsupportedJob, match=r"plan\.tensor: 2 cuts layers, and weights in 4 bits are not"):
+        capture_rank(job(2, "qlora:8", tensor=2))

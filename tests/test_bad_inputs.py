@@ -133,9 +133,9 @@ training.adapter = {"kind": "lora", "bias": "all"} -> training.adapter.bias: 'al
 training.adapter = "lora" -> training.adapter: the graph graph.json.zst was captured without; capture it with adapters
 training.channels_last = "yes" -> training.channels_last: 'yes' is not true or false
 training.compile = "yes" -> training.compile: 'yes' is not true, false or one of default, reduce-overhead
-training.framework = "pytroch" -> training.framework: 'pytroch' is not one of adaptdl, fms-fsdp, internevo, llm-foundry
-training.framework = "" -> training.framework: '' is not one of adaptdl, fms-fsdp, internevo, llm-foundry, megatron
-training.framework = 2 -> training.framework: 2 is not one of adaptdl, fms-fsdp, internevo, llm-foundry, megatron
+training.framework = "pytroch" -> training.framework: 'pytroch' is not one of adaptdl, automodel, deepspeed, fms-fsdp
+training.framework = "" -> training.framework: '' is not one of adaptdl, automodel, deepspeed, fms-fsdp, megatron
+training.framework = 2 -> training.framework: 2 is not one of adaptdl, automodel, deepspeed, fms-fsdp, megatron
 training.samples = 0 -> training.samples: 0 is not a number greater than zero
 training.samples = -1 -> training.samples: -1 is not a number greater than zero
 training.samples = 1.5 -> training.samples: 1.5 is not a whole number
@@ -178,11 +178,11 @@ training.checkpoint_every = -1 -> training.checkpoint_every: -1 is not steps abo
 training.checkpoint_every = "soon" -> training.checkpoint_every: 'soon' is not a time such as "3h", "1d 12h" or "90 min"
 training.checkpoint_every = 1.5 -> training.checkpoint_every: 1.5 is not a whole number or a text
 training.checkpoint_every = 10 ; training.mode = "infer" -> training.checkpoint_every: 10 needs mode = "train"
-training.batch = 3 -> training.batch: 'batch' is not a known key; allowed are adapter, allocator, channels_last, checkpoint_every
-training.lr = 0.1 -> training.lr: 'lr' is not a known key; allowed are adapter, allocator, channels_last, checkpoint_every
+training.batch = 3 -> training.batch: 'batch' is not a known key; allowed are adapter, allocator, attention, channels_last
+training.lr = 0.1 -> training.lr: 'lr' is not a known key; allowed are adapter, allocator, attention, channels_last
 trainig = {} -> trainig: 'trainig' is not a known section; allowed are cluster, model, plan, training
 extra = {} -> extra: 'extra' is not a known section; allowed are cluster, model, plan, training
-training.precison = "fp32" -> training.precison: 'precison' is not a known key; allowed are adapter, allocator, channels_last, checkpoint_every
+training.precison = "fp32" -> training.precison: 'precison' is not a known key; allowed are adapter, allocator, attention, channels_last
 cluster = - -> cluster: missing; a job has the sections model, training and cluster (and plan)
 cluster = 3 -> cluster: 3 is not a table of keys and values
 cluster = {} -> cluster: missing; a job has the sections model, training and cluster (and plan)
@@ -315,8 +315,8 @@ cluster.devices_per_node = 3 -> training.global_batch: 4 does not divide over pl
 cluster.devices_per_node = 8 ; cluster.nodes = 8 -> training.global_batch: 4 does not divide over plan.data = 64
 plan.shard = "zero4" -> plan.shard: 'zero4' is not one of none, zero1, zero2, zero3
 plan.shard = null -> plan.shard: None is not one of none, zero1, zero2, zero3
-plan.schedule = "2f2b" -> plan.schedule: '2f2b' is not one of 1f1b, gpipe, interleaved
-plan.schedule = 1 -> plan.schedule: 1 is not one of 1f1b, gpipe, interleaved
+plan.schedule = "2f2b" -> plan.schedule: '2f2b' is not one of 1f1b, dualpipe, gpipe, interleaved
+plan.schedule = 1 -> plan.schedule: 1 is not one of 1f1b, dualpipe, gpipe, interleaved
 plan.recompute = "some" -> plan.recompute: 'some' is not one of full, none, operators, selective
 plan.recompute_every = 2 -> plan.recompute_every: 2 needs what is recomputed; give plan.recompute
 plan.recompute = "full" ; plan.recompute_every = 0 -> plan.recompute_every: 0 is not 1 or more
@@ -326,7 +326,7 @@ plan.tensor_plan = 3 -> plan.tensor_plan: 3 is not a table of keys and values
 plan.tensor_plan = {"a": "sideways"} -> plan.tensor_plan.a: 'sideways' is not one of column, replicate, row, vocab
 plan.tensor_plan = {"a": 3} -> plan.tensor_plan.a: 3 is not a text
 plan.tensor_plan = ["a"] -> plan.tensor_plan: ['a'] is not a table of keys and values
-plan.virtual_stages = 2 -> plan.virtual_stages: 2 needs schedule = 'interleaved', not '1f1b'
+plan.virtual_stages = 2 -> plan.virtual_stages: 2 needs schedule = 'interleaved' or 'zero-bubble', not '1f1b'
 plan.virtual_stages = 0 ; plan.schedule = "interleaved" -> plan.virtual_stages: 0 is not 1 or more
 plan.balance = "unfair" -> plan.balance: 'unfair' is not one of even, speed
 plan.offload = "yes" -> plan.offload: 'yes' is not true or false
@@ -338,7 +338,7 @@ plan.servers = 1 ; plan.offload = true -> plan.servers: 1 hold the optimizer sta
 plan.servers = 1 ; training.mode = "infer" -> plan.servers: 1, but inference has no gradients to send them
 plan.servers = 1 ; plan.tensor = 2 ; cluster.devices_per_node = 2 -> plan.servers: 1 serve workers that hold the whole model; leave out plan.tensor = 2
 plan.offload = true ; cluster.device = "cpu" ; cluster.cores_per_device = 1 -> plan.offload: true, but a CPU is the host already; leave it out
-plan.zero = 3 -> plan.zero: 'zero' is not a known key; allowed are asynchronous, balance, context, data
+plan.zero = 3 -> plan.zero: 'zero' is not a known key; allowed are asynchronous, balance, context, context_exchange, data
 plan = 3 -> plan: 3 is not a table of keys and values
 plan = [1] -> plan: [1] is not a table of keys and values
 training.precision = "fp8" ; cluster.device = "v100-sxm-32gb" -> training.precision: 'fp8' cannot run on v100-sxm-32gb, which has no fp8 rate in the catalogue
@@ -354,7 +354,7 @@ plan.expert = 2 ; cluster.devices_per_node = 2 -> plan: a graph that is given as
 plan.context = 2 ; cluster.devices_per_node = 2 -> plan: a graph that is given as a file cannot be cut; plan.tensor, plan.context and plan.expert
 """
 COMMAND_ROWS = r"""
-predict -> give a job file, a model, or --jobs (and only one of them)
+predict -> give a job file, a model, --from or --jobs (and only one of them)
 predict job.json job.toml -> Got unexpected extra argument(s) (job.toml)
 predict missing.toml -> missing.toml: cannot be read (No such file or directory)
 predict missing.json -> missing.json: cannot be read (No such file or directory)
@@ -406,8 +406,15 @@ predict job.json --context 0 -> job.json: plan.context: 0 is not 1 or more
 predict job.json --expert 0 -> job.json: plan.expert: 0 is not 1 or more
 predict job.json --shard nope -> job.json: plan.shard: 'nope' is not one of none, zero1, zero2, zero3
 predict job.json --recompute nope -> job.json: plan.recompute: 'nope' is not one of full, none, operators, selective
-predict job.json --schedule nope -> job.json: plan.schedule: 'nope' is not one of 1f1b, gpipe, interleaved
-predict job.json --framework nope -> job.json: training.framework: 'nope' is not one of adaptdl, fms-fsdp, internevo, llm-foundry
+predict job.json --schedule nope -> job.json: plan.schedule: 'nope' is not one of 1f1b, dualpipe, gpipe, interleaved
+predict job.json --framework nope -> job.json: training.framework: 'nope' is not one of adaptdl, automodel, deepspeed, fms-fsdp
+predict job.json --set plan.nope=1 -> plan.nope: 'nope' is not a known key; allowed are asynchronous
+predict job.json --set training.graphs=some -> job.json: training.graphs: 'some' is not one of layers, none, step
+predict job.json --set plan -> --set: 'plan' is not of the form section.field=value, such as plan.reshard=false
+predict --from nothing.sh -> nothing.sh: there is no such file
+predict --from job.json -> job.json: a job file already; give it without --from
+predict --from job.json --jobs jobs.jsonl -> --from is for one job, not for --jobs
+predict --jobs jobs.jsonl --write-job job.toml -> --write-job is for one job, not for --jobs
 predict job.json --cores-per-device 4 -> job.json: cluster.cores_per_device: 4 is not allowed, because 'h100-sxm-80gb' is not a CPU
 predict job.json --source nope -> job.json: model.source: 'nope' is not one of diffusion, graph, onnx, python, timm
 predict job.json --catalog missing.toml -> missing.toml: the catalogue cannot be read (No such file or directory)
@@ -434,7 +441,7 @@ predict job.json --depth 0 -> --depth: '0' is not greater than or equal to 1
 predict job.json --out x -> --out is for --jobs; --json prints one forecast, --trace and --html write files
 predict job.json --processes 2 -> --processes and --ray are for --jobs
 predict job.json --processes 0 -> --processes: '0' is not greater than or equal to 1
-predict job.json --jobs jobs.jsonl -> give a job file, a model, or --jobs (and only one of them)
+predict job.json --jobs jobs.jsonl -> give a job file, a model, --from or --jobs (and only one of them)
 predict job.json --compare --html x.html -> --compare asks every predictor: only --json and the job's own options go with it
 predict job.json --compare --predictor ernest -> --compare asks every predictor: only --json and the job's own options go with it
 predict job.json --colour -> No such option: --colour (Possible options: --out, --source)

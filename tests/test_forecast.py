@@ -388,3 +388,37 @@ def test_a_forecast_without_details_is_json_too() -> None:
     data = json.loads(json.dumps(forecast().to_dict()))
     assert data["cost_usd"] is data["energy_j"] is data["fits"] is None
     assert "breakdown_s" not in data
+
+
+# Whether it fits
+
+
+def of_ranks(*, devices: int, need_gib: float, open_gib: float = 0.0) -> Forecast:
+    described = {
+        "model": {"source": "timm", "name": "resnet18"},
+        "training": {"global_batch": 8},
+        "cluster": {"device": "h100-sxm-80gb", "devices_per_node": devices, "nodes": 1},
+    }
+    size = Estimate(need_gib, need_gib * 0.99, need_gib * 1.01) * GIB
+    rank = RankMemory(stage=0, by_category={"weights": need_gib * GIB}, open_bytes=open_gib * GIB)
+    return forecast(
+        job=Job.read(described),
+        quantities={"peak_memory_bytes": size, "reserved_memory_bytes": size},
+        ranks=(rank,),
+    )
+
+
+def test_one_of_many_devices_has_less_for_torch() -> None:
+    capacity = of_ranks(devices=1, need_gib=1).memory_capacity_bytes / GIB
+    alone, many = (of_ranks(devices=devices, need_gib=capacity - 1) for devices in (1, 8))
+    assert alone.fits is True
+    assert many.fits is False
+    assert many.usable_memory_bytes == alone.usable_memory_bytes - 1.5 * GIB
+
+
+def test_what_a_job_leaves_open_may_make_it_fit() -> None:
+    closed, saves, hopeless = (of_ranks(devices=8, need_gib=100, open_gib=less) for less in (0, 50, 5))
+    assert closed.fits is False
+    assert saves.fits is True
+    assert saves.out_of_memory_chance == pytest.approx(1 / 3, abs=0.01)
+    assert hopeless.fits is False

@@ -14,7 +14,7 @@ from foretrain import predictors
 from foretrain.capture import capture_job, capture_rank
 from foretrain.costs.features import family_of
 from foretrain.costs.kernels import kernel_count
-from foretrain.graph import Buffer, Op, Operator, OpGraph, Stack, TensorSpec
+from foretrain.graph import PHASES, Buffer, Op, Operator, OpGraph, Stack, TensorSpec
 from foretrain.graph.fusion import COMPILED, Fusion, fuse
 from foretrain.graph.opset import is_attention
 from foretrain.graph.runs import FUSED
@@ -426,6 +426,23 @@ def test_what_cuda_graphs_allocate_is_reserved_in_their_pools() -> None:
     assert plain[0] > 1.2 * graphs[0]
     assert graphs[1] == plain[1]
     assert graphs[2] < plain[2]
+
+
+def test_cuda_graphs_of_layers_or_passes_take_the_host_off_their_calls() -> None:
+    def found(graphs: str) -> tuple[float, float]:
+        job = a_job("llama", layers=4).to_dict()
+        job = Job.read({**job, "training": {**job["training"], "framework": "megatron", "graphs": graphs}})
+        forecast = predictors.get("roofline").predict(job)
+        assert forecast.step is not None
+        calls, graph = forecast.step.layout.calls, forecast.step.layout.graph
+        of_passes = graph.phase_index != PHASES.index("optimizer")
+        assert calls.host_s[~of_passes].sum() > 0
+        return float(calls.host_s[of_passes].sum()), forecast["peak_memory_bytes"].median
+
+    (plain_s, plain_bytes), (layers_s, layers_bytes), (step_s, _) = map(found, ("none", "layers", "step"))
+    assert step_s == 0
+    assert 0 < layers_s < 0.8 * plain_s
+    assert layers_bytes == plain_bytes, "as when they are captured"
 
 
 def test_ranks_keep_their_gradients_out_of_the_pools_of_cuda_graphs() -> None:

@@ -680,4 +680,94 @@ def test_compile_is_a_mode_of_the_compiler(written: object, meant: object, graph
     }
     training = Job.read(document, catalog=CATALOG).workload.training
     assert training.compile == meant
-    assert training.cuda_graphs == graphs
+    assert training.cuda_graphs == ("step" if graphs else "none")
+
+
+def test_cuda_graphs_are_said_or_follow_from_the_compiler() -> None:
+    assert Training(global_batch=1, graphs="layers").cuda_graphs == "layers"
+    assert Training(global_batch=1, graphs="layers", compile="reduce-overhead").cuda_graphs == "layers"
+    with pytest.raises(InputError, match=r"training.graphs: 'none', but compile = 'max-autotune' launches"):
+        Training(global_batch=1, graphs="none", compile="max-autotune")
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("0.20.0", (0, 20, 0)), ("v0.2.2", (0, 2, 2)), ("core_r0.12", (0, 12)), ("1.15.0.dev0", (1, 15, 0)),
+     ("2.7.0+cu128", (2, 7, 0)), ("3", (3,))],
+)  # fmt: skip
+def test_versions_of_frameworks_are_numbers(text: str, numbers: tuple[int, ...]) -> None:
+    assert Training(global_batch=1, framework_version=text).version == numbers
+
+
+def test_what_is_no_version_is_refused() -> None:
+    with pytest.raises(InputError, match=r"training.framework_version: 'newest' is not a version"):
+        Training(global_batch=1, framework_version="newest")
+
+
+# What only provenance tells
+
+MEGATRON: dict[str, Any] = {
+    "model": {"source": "transformers", "task": "causal-lm", "config": {"model_type": "gpt2"}},
+    "training": {"global_batch": 8, "sequence": 64, "precision": "bf16", "framework": "megatron"},
+    "cluster": {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("provenance", "attention", "gradients"),
+    [
+        ({"args": {"attention-backend": "unfused"}}, "eager", None),
+        ({"args": {"attention-backend": "flash", "transformer-impl": "local"}}, "flash", None),
+        ({"args": {"transformer-impl": "local"}}, "eager", None),
+        ({"args": {"deterministic-mode": True}, "environment": "lts"}, "eager", None),
+        ({"args": {"deterministic-mode": True}, "environment": "dev"}, None, None),
+        ({"args": {"grad_reduce_in_fp32": False}}, None, "bf16"),
+        ({"args": {"grad_sync_dtype": "bf16"}}, None, "bf16"),
+        ({"source": "NVIDIA-NeMo/Megatron-Bridge"}, None, "bf16"),
+        ({"args": "none"}, None, None),
+    ],
+)
+def test_runs_tell_what_their_programs_were_set_to(
+    provenance: dict[str, Any], attention: str | None, gradients: str | None
+) -> None:
+    run = Run.read(
+        {"job": MEGATRON, "measured": {"step_time_s": 1.0}, "provenance": provenance}, catalog=CATALOG
+    )
+    training = run.job.workload.training
+    assert (training.attention, training.gradient_precision) == (attention, gradients)
+
+
+def test_runs_tell_where_weights_are_in_fp8_alone() -> None:
+    def told(provenance: dict[str, Any], **plan: Any) -> bool | None:
+        job = {**MEGATRON, "training": {**MEGATRON["training"], "precision": "fp8"}, "plan": plan}
+        run = {"job": job, "measured": {"step_time_s": 1.0}, "provenance": provenance}
+        return Run.read(run, catalog=CATALOG).job.plan.fp8_gather
+
+    assert told({"args": {"fp8_params": True}}) is True
+    assert told({"args": {"fp8_params": True}}, fp8_gather=False) is False
+    assert told({"source": "NVIDIA-NeMo/NeMo", "precision_recipe": "FP8-MX"}) is None
+
+
+def test_recomputation_that_megatron_is_not_told_is_assumed() -> None:
+    assert "recompute none" in Job.read(MEGATRON, catalog=CATALOG).assumed
+    assert (
+        "recompute none" not in Job.read({**MEGATRON, "plan": {"recompute": "none"}}, catalog=CATALOG).assumed
+    )
+    assert "recompute none" not in read().assumed
+
+
+@pytest.mark.parametrize(
+    ("training", "words"),
+    [
+        ({"attention": "eager"}, "training.attention: 'eager' is a choice of transformers models"),
+        ({"loss": "fused"}, "training.loss: 'fused' is over a vocabulary"),
+        ({"mode": "infer", "optimizer_state": "bf16"}, "training.optimizer_state: 'bf16' needs mode"),
+        (
+            {"optimizer": "adamw-8bit", "optimizer_state": "bf16"},
+            "training.optimizer_state: 'bf16' cannot be",
+        ),
+    ],
+)
+def test_what_a_training_cannot_keep_is_refused(training: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        read("training", **training)

@@ -142,6 +142,7 @@ QUERY = spec(2, 8, 128, 64, dtype="bfloat16")
 EXAMPLES: dict[str, Operator] = {
     "product": product(128, 256, 512),
     "scaled product": scaled_product(spec(), spec()),
+    "state space": call("mamba.state_passing", spec(2, 4, 8, 64, 16), outputs=(spec(2, 4, 8, 64, 16),)),
     "convolution": convolution(8, 64, 128, 28, 3),
     "depthwise": convolution(8, 64, 64, 28, 3, groups=64),
     "convolution_backward": convolution(8, 64, 128, 28, 3, backward=True),
@@ -203,6 +204,14 @@ def check(described: Described) -> None:
 
 def test_there_is_an_example_of_each_family() -> None:
     assert EXAMPLES.keys() == set(FAMILIES)
+
+
+def test_state_space_kernels_reach_less_than_the_peak() -> None:
+    """None was measured: their time is a roofline that small products and decays stay below."""
+    states = spec(8, 64, 64, 64, 128)
+    operator = call("mamba.state_passing", states, outputs=(states,))
+    traffic_s = operator.bytes / (H200.memory_bytes_per_s * H200.sustained_memory)
+    assert describe(operator, H200, "bf16").ideal_s == pytest.approx(traffic_s / 0.75)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

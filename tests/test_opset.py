@@ -121,7 +121,7 @@ def test_every_traced_operator_has_traits(name: str) -> None:
 
 def test_only_operators_that_multiply_have_flops() -> None:
     kinds = {traits(name).kind for name in flops.FORMULAS}
-    assert kinds == {*PRODUCTS, "convolution", "attention", "recurrence"}
+    assert kinds == {*PRODUCTS, "convolution", "attention", "recurrence", "state space"}
 
 
 def test_workspaces_are_of_known_operators() -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from foretrain.forecast import Estimate, Forecast
     from foretrain.graph import OpGraph
     from foretrain.job import Job, Run, read_jobs, read_runs
+    from foretrain.launchers import Launch, read_launch
     from foretrain.plan import Plan
     from foretrain.workload import Workload
 
@@ -36,6 +37,7 @@ __all__ = [
     "ForetrainError",
     "InputError",
     "Job",
+    "Launch",
     "OpGraph",
     "Plan",
     "Run",
@@ -45,6 +47,7 @@ __all__ = [
     "make_job",
     "predict",
     "read_jobs",
+    "read_launch",
     "read_runs",
 ]
 
@@ -54,6 +57,7 @@ _FROM = {
     "errors": ("CaptureError", "ForetrainError", "InputError", "UnsupportedJob"),
     "forecast": ("Estimate", "Forecast"),
     "graph": ("OpGraph",),
+    "launchers": ("Launch", "read_launch"),
     "job": ("Job", "Plan", "Run", "Workload", "read_jobs", "read_runs"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}

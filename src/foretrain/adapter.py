@@ -24,6 +24,8 @@ _KINDS = Spellings(
 _FORMATS = Spellings(
     get_args(Format), {"fp32": "float32 float 32", "bf16": "bfloat16", "fp16": "float16 half"}
 )
+_WEIGHTS: dict[str, Format] = {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}
+"""What weights are kept in where that is not fp32, by the precision of the training."""
 _ALSO = {
     "r": "rank", "lora_rank": "rank", "lora_r": "rank", "target_modules": "targets", "lora_target": "targets",
     "lora_dropout": "dropout", "dtype": "precision",
@@ -42,8 +44,9 @@ class Adapter:
     targets: str | tuple[str, ...] = ALL_LINEAR
     """``all-linear``, endings of the layers' names (``q_proj``), or a pattern of whole names."""
     dropout: float = 0.0
-    precision: Format = "fp32"
-    """What the adapters' own weights are kept in; peft keeps them in fp32 unless it is told otherwise."""
+    precision: Format | None = None
+    """What the adapters' own weights are kept in. Unless it is told otherwise, peft keeps them in fp32; other
+    frameworks make them as they make other weights."""
     base: Format | None = None
     """What frozen weights are kept in under autocast, where that is not fp32."""
     modules_to_save: tuple[str, ...] = ()
@@ -72,20 +75,25 @@ class Adapter:
     def listed(self) -> tuple[str, ...]:
         return (self.targets,) if isinstance(self.targets, str) else self.targets
 
-    def check(self, precision: str, *, master_weights: bool) -> None:
+    def kept_in(self, precision: str, framework: str) -> Format:
+        """What the adapters' own weights are kept in where a framework trains in this precision."""
+        if self.precision is not None:
+            return self.precision
+        weights = _WEIGHTS.get(precision, "fp32")
+        return "fp32" if framework == "pytorch" else weights
+
+    def check(self, precision: str, *, master_weights: bool, framework: str = "pytorch") -> None:
         """Refuse what cannot go with the precision of the training."""
-        if precision == "fp8":
-            raise InputError(
-                "training.adapter: is not modelled with precision = 'fp8'; give bf16 or amp-bf16"
-            )
+        if precision == "fp8" and self.quantises:
+            raise InputError("training.adapter.kind: 'qlora' keeps weights in 4 bits, not in fp8; give lora")
         mixed = precision.startswith("amp-")
         if self.base is not None and not mixed:
             what = f"precision = {precision!r} says what weights are kept in"
             raise InputError(f"training.adapter.base: {self.base!r} is for autocast; {what}")
-        if precision in ("fp32", "tf32") and self.precision != "fp32":
+        if precision in ("fp32", "tf32") and self.precision not in (None, "fp32"):
             what = f"{self.precision!r} beside weights in fp32"
             raise InputError(f"training.adapter.precision: {what} is not modelled; leave it out")
-        if master_weights and self.precision == "fp32":
+        if master_weights and self.kept_in(precision, framework) == "fp32":
             raise InputError("training.master_weights: true, but adapters are kept in fp32 already")
 
 

@@ -18,8 +18,9 @@ from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import CaptureError, InputError, UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
+from foretrain.launchers import SUFFIXES, Launch, read_launch
 from foretrain.model_names import check_file, model_section
-from foretrain.options import check_names, lists_options, overridden, overriding, plain
+from foretrain.options import DEFAULT_DEVICE, check_names, lists_options, overridden, overriding, plain
 from foretrain.schema import read
 from foretrain.workload import Model, Training
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from foretrain.graph import OpGraph
     from foretrain.predictors.base import Predictor
 
-DEFAULT_DEVICE = "h100-sxm-80gb"
 _USUAL_BATCH = 32
 _JOB_FILES = (".toml", ".json")
 _IMAGE_SOURCES = ("timm", "torchvision")
@@ -38,7 +38,7 @@ _IMAGE_SOURCES = ("timm", "torchvision")
 
 @lists_options
 def predict(
-    model: str | os.PathLike[str] | Job | Run | Mapping[str, Any] | torch.nn.Module,
+    model: str | os.PathLike[str] | Job | Run | Launch | Mapping[str, Any] | torch.nn.Module,
     inputs: Any = None,
     loss: Callable[..., Any] | None = None,
     *,
@@ -50,7 +50,8 @@ def predict(
     """Forecast a training.
 
     ``model`` is a ``torch.nn.Module``, with ``inputs`` of one (micro-)batch; the name of a model; a Job, a
-    Run, the tables of a job as a dict, or the path of a job file. A name is one of ``foretrain catalog
+    Run, the tables of a job as a dict, or the path of a job file or of a shell script or YAML that launches
+    it (others with ``read_launch``). A name is one of ``foretrain catalog
     models``, a torchvision or timm name, ``file.py:function``, an ``.onnx`` file or a captured graph.
 
     ``options`` are the fields of a job by name (``device``, ``precision``, ``shard``, ...), with ``batch``
@@ -112,7 +113,7 @@ def job_of(target: Any, options: Mapping[str, Any] | None = None, catalog: Catal
     with the options around it."""
     given = plain(options or {})
     catalog = catalog or Catalog.load()
-    if isinstance(target, Run):
+    if isinstance(target, Run | Launch):
         target = target.job
     if isinstance(target, Job):
         if not given:
@@ -125,6 +126,8 @@ def job_of(target: Any, options: Mapping[str, Any] | None = None, catalog: Catal
     if not isinstance(target, str | os.PathLike):
         raise InputError(f"model: {_kind(target)} is not a module, a job, a path or a model's name")
     path = Path(target)
+    if path.suffix in SUFFIXES:
+        return read_launch(path, catalog=catalog, **given).job
     if path.name.endswith((".jsonl", ".jsonl.zst")):
         raise InputError(f"{path}: a file of many jobs, and one is forecast here")
     if path.suffix in _JOB_FILES and not is_checkpoint(path):

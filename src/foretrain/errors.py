@@ -33,7 +33,7 @@ EXTRAS = {
     "plotly": "report", "torch_geometric": "learn", "lightgbm": "learn", "networkx": "learn",
     "optuna": "learn", "pyarrow": "learn", "scipy": "learn", "sklearn": "learn", "ray": "ray",
     "accelerate": "huggingface", "lightning": "lightning", "pytorch_lightning": "lightning",
-    "ecos": "gavel", "sqlalchemy": "store", "psycopg": "store",
+    "ecos": "gavel", "yaml": "launch", "sqlalchemy": "store", "psycopg": "store",
 }  # fmt: skip
 """The extra of pyproject.toml that each library comes with."""
 

@@ -21,6 +21,8 @@ Options = Mapping[str, Any]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+DEFAULT_DEVICE = "h100-sxm-80gb"
+"""Where nothing is said of the device."""
 USUAL_IN_NODE = 8
 """GPUs in a node, where the job does not say."""
 
@@ -57,6 +59,8 @@ _MEANT = {
     "pipeline": "pp pp_size pipeline_parallel pipeline_parallel_size",
     "context": "cp cp_size context_parallel",
     "expert": "ep ep_size expert_parallel",
+    "expert_tensor": "etp etp_size expert_tensor_parallel expert_tensor_parallel_size",
+    "mtp_layers": "mtp mtp_num_layers",
     "shard": "fsdp zero zero_stage sharding sharding_strategy strategy deepspeed",
     "recompute": "checkpointing gradient_checkpointing activation_checkpointing remat",
     "offload": "cpu_offload offload_optimizer",
@@ -97,6 +101,30 @@ def places() -> dict[str, tuple[str, ...]]:
             found[field.name] = (*found.get(field.name, ()), section)
     del found["name"]
     return {**found, **{short: found[field] for short, field in _SHORT.items()}}
+
+
+class Within(dict[str, Any]):
+    """Some fields of a table, whose others stay as they are."""
+
+    def merged(self, more: Mapping[str, Any]) -> Within:
+        return Within(
+            self
+            | {
+                name: Within(self[name]).merged(value)
+                if isinstance(value, Within) and name in self
+                else value
+                for name, value in more.items()
+            }
+        )
+
+
+def section_of(section: str, field: str) -> None:
+    """Refuse a field that a section of a job does not have."""
+    if section not in _TABLES:
+        raise unknown(f"{section}.{field}", section, _TABLES, "a section of a job; these are")
+    names = [one.name for one in dataclasses.fields(_TABLES[section])]
+    if field not in names:
+        raise unknown(f"{section}.{field}", field, names, "a known key; allowed are")
 
 
 @functools.cache
@@ -232,6 +260,9 @@ def overridden(data: Mapping[str, Any], options: Options, catalog: Catalog | Non
             continue
         section = job.setdefault(sections[0 if isinstance(value, Mapping) else -1], {})
         if isinstance(section, dict):
+            before = section.get(_SHORT.get(name, name))
+            if isinstance(value, Within) and isinstance(before, Mapping):
+                value = Within(before).merged(value)
             section[_SHORT.get(name, name)] = value
             if (other := _INSTEAD.get(name)) is not None and other not in options:
                 section.pop(other, None)

@@ -185,10 +185,14 @@ RECOMPUTE = {
 }
 
 FRAMEWORKS = {
-    "pytorch": "torch pytorch-lightning lightning transformers accelerate",
-    "megatron": "megatron-lm megatronlm megatron-core mcore megatron-bridge nemo",
+    "pytorch": "torch pytorch-lightning lightning transformers accelerate huggingface hf trainer trl axolotl "
+    "llama-factory llamafactory fsdp2 unsloth",
+    "megatron": "megatron-lm megatronlm megatron-core mcore megatron-bridge bridge nemo nemo-megatron "
+    "nemo2 primus",
     "llm-foundry": "llmfoundry mosaicml composer mosaicml-llm-foundry",
     "torchtitan": "torch-titan",
     "internevo": "intern-evo",
     "fms-fsdp": "fms",
+    "deepspeed": "deep-speed zero megatron-deepspeed",
+    "automodel": "nemo-automodel",
 }

@@ -25,11 +25,17 @@ Fp8 = Literal["tensorwise", "rowwise", "rowwise-gw-hp", "delayed", "current", "b
 TORCHAO: tuple[Fp8, ...] = ("tensorwise", "rowwise", "rowwise-gw-hp")
 """Ways of fp8 that are operators of torch; the others are kernels of Transformer Engine."""
 Framework = Literal[
-    "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp"
-]
+    "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp",
+    "deepspeed", "automodel",
+]  # fmt: skip
+OWN_MODELS: tuple[Framework, ...] = (
+    "megatron", "nanotron", "llm-foundry", "torchtitan", "internevo", "fms-fsdp"
+)  # fmt: skip
+"""Frameworks that run models of their own, whatever library a job describes them by."""
 Mode = Literal["train", "infer"]
-Attention = Literal["eager", "sdpa", "flash"]
+Attention = Literal["eager", "sdpa", "flash", "cudnn"]
 Loss = Literal["plain", "fused", "chunked"]
+Graphs = Literal["none", "layers", "step"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 """What ``torch.compile`` calls its modes."""
 
@@ -38,6 +44,9 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 OPTIMIZERS = ("sgd", "sgd-plain", "adam", "adamw", "adam-fused", "adamw-fused", "adafactor", "lamb",
 "adagrad", "rmsprop", "sparse-adam", "adamw-8bit",
               "nadam", "radam", "adamax", "adadelta", "asgd", "rprop", "muon")  # fmt: skip
+
+_OWN_STATE = ("sgd-plain", "adafactor", "adamw-8bit")
+"""Optimizers that have no state, or one in numbers of their own."""
 
 FILE_SOURCES: tuple[Source, ...] = ("python", "onnx", "graph")
 """Sources whose models are named by the path of a file."""
@@ -125,12 +134,10 @@ class Model:
         )
 
 
-_WITHOUT_SCALER = frozenset({"huggingface/pytorch-image-models"})
-"""Sources of runs whose programs train in amp-fp16 without a gradient scaler: timm's ``benchmark.py``."""
-
-
-_RECIPES: dict[str, Fp8] = {"FP8-CS": "current", "FP8-MX": "mxfp8", "FP8-SC": "blockwise", "NVFP4": "nvfp4"}
-"""What Megatron-Bridge calls its ways of fp8 and fp4."""
+_GRAPHED_MODES = ("reduce-overhead", "max-autotune")
+"""Modes of the compiler that launch CUDA graphs."""
+_VERSION = re.compile(r"(?:core[-_]?)?[rv]?(\d+(?:\.\d+)*)(?:[-.+_]?[a-z].*)?")
+"""Numbers with points, as tags and packages have them: 0.20.0, v0.2.2, core_r0.12.0, 1.15.0.dev0."""
 
 
 def _compile_mode(value: Any, where: str) -> Any:
@@ -178,8 +185,9 @@ class Training:
     """Whether products add up weight gradients in fp32 themselves; None for what the framework does."""
     mtp_layers: int = 0
     """Layers that predict further tokens, each with its own output (DeepSeek-V3)."""
-    graphs: Literal["none", "layers", "step"] | None = None
-    """What is launched as a CUDA graph; None for what ``compile`` and the framework do."""
+    graphs: Graphs | None = None
+    """What is launched as a CUDA graph: nothing, each layer, or the passes of a step; None for what
+    ``compile`` does."""
     allocator: str | None = None
     """Settings of torch's CUDA allocator, as in ``PYTORCH_CUDA_ALLOC_CONF``."""
     samples: int | None = None
@@ -224,8 +232,17 @@ class Training:
             raise InputError(
                 "training.samples: missing; training.epochs needs the number of samples in an epoch"
             )
+        if self.mtp_layers < 0:
+            raise invalid("training.mtp_layers", self.mtp_layers, "0 or more")
+        if self.mtp_layers and self.mode == "infer":
+            raise InputError(f'training.mtp_layers: {self.mtp_layers} needs mode = "train"')
         AllocatorSettings.read(self.allocator or "")
+        if self.graphs == "none" and self.compile in _GRAPHED_MODES:
+            raise InputError(f"training.graphs: 'none', but compile = {self.compile!r} launches CUDA graphs")
+        if self.framework_version is not None and self.version is None:
+            raise invalid("training.framework_version", self.framework_version, 'a version, such as "0.12.1"')
         self._check_interruptions()
+        self._check_numbers_kept()
         if self.fp8 is not None and self.precision != "fp8":
             raise InputError(f"training.fp8: {self.fp8!r} needs precision fp8, not {self.precision}")
         if self.master_weights and self.precision not in ("bf16", "fp16", "fp8"):
@@ -234,28 +251,24 @@ class Training:
                 f"bf16, fp16 or fp8; {self.precision} already keeps fp32 weights"
             )
         if self.adapter is not None:
-            self.adapter.check(self.precision, master_weights=self.master_weights)
+            self.adapter.check(self.precision, master_weights=self.master_weights, framework=self.framework)
 
         if self.grad_scaler and (self.precision != "amp-fp16" or self.mode != "train"):
             raise InputError("training.grad_scaler: true needs training with precision amp-fp16")
 
-    def measured_by(self, provenance: Mapping[str, Any]) -> Training:
-        """The training as the program ran it that a run was measured by, where only its provenance tells."""
-        recipe = _RECIPES.get(str(provenance.get("precision_recipe")))
-        if self.precision == "fp8" and self.fp8 is None and recipe is not None:
-            return dataclasses.replace(self, fp8=recipe)
-        arguments = provenance.get("args")
-        apart = isinstance(arguments, Mapping) and arguments.get("no-gradient-accumulation-fusion") is True
-        if apart and self.fused_accumulation is None:
-            return dataclasses.replace(self, fused_accumulation=False)
-        unsaid = self.grad_scaler is None and self.precision == "amp-fp16"
-        if unsaid and provenance.get("source") in _WITHOUT_SCALER:
-            return dataclasses.replace(self, grad_scaler=False)
-        return self
-
     @property
     def scales_loss(self) -> bool:
         return self.mode == "train" and self.precision == "amp-fp16" and self.grad_scaler is not False
+
+    def _check_numbers_kept(self) -> None:
+        """Of what only a training has: a loss, gradients, the state of an optimizer."""
+        for name in ("loss", "optimizer_state", "gradient_precision"):
+            if getattr(self, name) is not None and self.mode == "infer":
+                raise InputError(f'training.{name}: {getattr(self, name)!r} needs mode = "train"')
+        if self.optimizer_state is not None and self.optimizer in _OWN_STATE:
+            raise InputError(
+                f"training.optimizer_state: {self.optimizer_state!r} cannot be chosen for {self.optimizer}"
+            )
 
     def _check_interruptions(self) -> None:
         """Of what happens beside the steps."""
@@ -279,9 +292,25 @@ class Training:
                 raise invalid(f"training.{name}", every, 'steps above zero, "epoch", or a time such as "1h"')
 
     @property
-    def cuda_graphs(self) -> bool:
-        """Whether the compiled model is launched as CUDA graphs, which its mode says."""
-        return self.compile in ("reduce-overhead", "max-autotune")
+    def cuda_graphs(self) -> Graphs:
+        """What is launched as CUDA graphs: as the job says, else as the mode of the compiler does."""
+        return self.graphs or ("step" if self.compile in _GRAPHED_MODES else "none")
+
+    @property
+    def hides_pools(self) -> bool:
+        """Whether the memory of passes is reserved and not allocated: in the pools of the compiler's graphs.
+        Frameworks that capture graphs themselves log a peak from before, when it counted."""
+        return bool(self.compile) and self.cuda_graphs != "none"
+
+    @property
+    def version(self) -> tuple[int, ...] | None:
+        """Of the framework, as numbers.
+
+        >>> Training(global_batch=1, framework="megatron", framework_version="core_v0.12.1").version
+        (0, 12, 1)
+        """
+        found = _VERSION.fullmatch(self.framework_version or "")
+        return None if found is None else tuple(map(int, found[1].split(".")))
 
     @property
     def image_shape(self) -> tuple[int, int, int] | None:
@@ -322,7 +351,21 @@ class Workload:
     base: Path = Path()
 
     def __post_init__(self) -> None:
-        if self.model.source in ("timm", "torchvision", "diffusion") and self.training.sequence is not None:
+        further, source = self.training.mtp_layers, self.model.source
+        if further and source != "transformers":
+            raise InputError(f"training.mtp_layers: {further} needs a model of transformers, not {source}")
+        if self.training.attention is not None and self.model.source != "transformers":
+            raise InputError(
+                f"training.attention: {self.training.attention!r} is a choice of transformers models, "
+                f"not of source = {self.model.source!r}"
+            )
+        images = self.model.source in ("timm", "torchvision", "diffusion")
+        if images and self.training.loss not in (None, "plain"):
+            raise InputError(
+                f"training.loss: {self.training.loss!r} is over a vocabulary, "
+                f"which a {self.model.source} model has not"
+            )
+        if images and self.training.sequence is not None:
             raise InputError(
                 f"training.sequence: {self.training.sequence} is not used by a {self.model.source} model"
             )

@@ -26,6 +26,9 @@ _FP8_REVISION = 3
 _ADAPTER_REVISION = 2
 """Raised when what is traced of adapters changes."""
 
+_STATE_SPACE_REVISION = 1
+"""Raised when what is traced of state-space layers changes."""
+
 _LIBRARIES = {
     "timm": ("torch", "timm"),
     "torchvision": ("torch", "torchvision"),
@@ -55,6 +58,15 @@ def _version(library: str) -> str | None:
         return None
 
 
+_STATE_SPACES = frozenset(
+    """
+    bamba falcon_h1 falcon_mamba granitemoehybrid jamba mamba mamba2 nemotron_h olmo_hybrid qwen3_5
+    qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next zamba zamba2
+    """.split()
+)
+"""Types of models with state-space layers or linear attention."""
+
+
 def graph_key(
     job: Job, split: Mapping[str, Any] | None, batch: int | None, read: Mapping[str, Any] | None = None
 ) -> str:
@@ -79,7 +91,9 @@ def graph_key(
         **({} if split is None else {"split": dict(split)}),
         **({"read": read} if read else {}),
         **({"fp8": [_FP8_REVISION, training.fp8_recipe]} if training.precision == "fp8" else {}),
+        **({"mtp_layers": training.mtp_layers} if training.mtp_layers else {}),
         **({"adapter": [_ADAPTER_REVISION, training.adapter]} if training.adapter else {}),
+        **({"state_space": _STATE_SPACE_REVISION} if model.model_type in _STATE_SPACES else {}),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from foretrain.errors import InputError, invalid
 
 if TYPE_CHECKING:
     from foretrain.job import Edit, Job
+    from foretrain.launchers import Launch
 
 
 PREDICTOR_HELP = "Predictor by name, as file.py:Class, or a folder that fit made"
@@ -181,6 +183,13 @@ class JobOptions:
     master_weights: Annotated[
         bool | None, typer.Option(help="An fp32 copy of low-precision weights.", show_default=False)
     ]
+    set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SECTION.FIELD=VALUE",
+            help="Any field of the job, such as plan.reshard=false or plan.overlap.tensor=true; repeatable.",
+        ),
+    ]
     catalog: CatalogOption
     refresh: Annotated[
         bool | None,
@@ -236,6 +245,22 @@ def job_from(target: str, options: Options) -> Job:
     return job_of(target, _of_job(options), Catalog.load(options.get("catalog")))
 
 
+def is_launch_file(target: str) -> bool:
+    """Whether a file can be nothing but what launches a training."""
+    from foretrain.launchers import SUFFIXES
+
+    return target.endswith(SUFFIXES) and Path(target).is_file()
+
+
+def launch_from(files: list[str], model: str | None, options: Options) -> Launch:
+    """The job of launch files, with a model and options over it."""
+    from foretrain.catalog import Catalog
+    from foretrain.launchers import read_launch
+
+    catalog = Catalog.load(options.get("catalog"))
+    return read_launch(*files, model=model, catalog=catalog, **_of_job(options))
+
+
 def overriding(options: Options) -> Edit:
     """Puts the options over the tables of a job; what is no table is left to be refused."""
     from foretrain.options import overriding
@@ -252,10 +277,32 @@ def _of_job(options: Options) -> Options:
         given["compile"] = mode
     if "image" in given:
         given["image"] = _image(given["image"])
+    for setting in given.pop("set", []):
+        _put(given, setting)
     for name in ("evaluate_every", "checkpoint_every"):
         if given.get(name, "").isdigit():
             given[name] = int(given[name])
     return given
+
+
+def _put(given: Options, setting: str) -> None:
+    """``plan.overlap.tensor=true`` among the options; what is set within a table leaves the rest of it."""
+    from foretrain.options import Within, section_of
+
+    path, equals, text = setting.partition("=")
+    section, *names = path.split(".")
+    if not equals or not names:
+        raise invalid("--set", setting, "of the form section.field=value, such as plan.reshard=false")
+    field, *inner = names
+    section_of(section, field)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = {"True": True, "False": False}.get(text, text)
+    for name in reversed(inner):
+        value = Within({name: value})
+    before = given.get(field)
+    given[field] = before.merged(value) if isinstance(before, Within) and inner else value
 
 
 def _image(text: str) -> int | list[int]:

@@ -14,7 +14,15 @@ import typer
 
 from foretrain.cli import completion
 from foretrain.cli.app import JsonFlag, registry, say, show
-from foretrain.cli.job_options import Options, PredictorOption, job_from, overriding, with_job_options
+from foretrain.cli.job_options import (
+    Options,
+    PredictorOption,
+    is_launch_file,
+    job_from,
+    launch_from,
+    overriding,
+    with_job_options,
+)
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
 from foretrain.errors import ForetrainError, InputError
 from foretrain.interrupts import exit_code
@@ -23,6 +31,7 @@ if TYPE_CHECKING:
     from foretrain.catalog import Catalog
     from foretrain.forecast import Forecast
     from foretrain.job import Job
+    from foretrain.launchers import Launch
     from foretrain.predictors.base import Predictor
     from foretrain.predictors.driple.predictor import Resources
     from foretrain.predictors.portable import Portable
@@ -40,6 +49,18 @@ def predict(
         typer.Argument(
             metavar="JOB.toml|JOB.json|MODEL", show_default=False, autocompletion=completion.models
         ),
+    ] = None,
+    launch_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="What launches the training: run.sh, ds_config.json, accelerate.yaml, config.toml, "
+            "config.py, ...; several together; MODEL and options complete it.",
+        ),
+    ] = None,
+    write_job: Annotated[
+        Path | None, typer.Option(help="Write the job that was forecast: job.toml or job.json.")
     ] = None,
     jobs: Annotated[Path | None, typer.Option(help="Many jobs, one JSON object a line.")] = None,
     out: Annotated[
@@ -82,8 +103,12 @@ def predict(
     from foretrain.files import check_target
     from foretrain.predictors.plugins import told_in_one_line
 
-    if (target is None) == (jobs is None):
-        raise typer.BadParameter("give a job file, a model, or --jobs (and only one of them)")
+    if target is not None and launch_files is None and is_launch_file(target):
+        launch_files, target = [target], None
+    if launch_files and jobs is not None:
+        raise typer.BadParameter("--from is for one job, not for --jobs")
+    if not launch_files and (target is None) == (jobs is None):
+        raise typer.BadParameter("give a job file, a model, --from or --jobs (and only one of them)")
     compare = compare or predictor == _ALL
     if jobs is not None and (trace or html or breakdown or resources or compare or evidence):
         raise typer.BadParameter(
@@ -100,14 +125,26 @@ def predict(
         )
     if jobs is None and (ray is not None or processes > 1):
         raise typer.BadParameter("--processes and --ray are for --jobs")
-    for written in (trace, html, out):
+    if jobs is not None and write_job is not None:
+        raise typer.BadParameter("--write-job is for one job, not for --jobs")
+    for written in (trace, html, out, write_job):
         if written is not None:
             check_target(written)
     name = predictors.DEFAULT if predictor is None else predictor
     if jobs is not None:
         _predict_many(jobs, out, options, name, processes, ray)
         return
-    job = job_from(str(target), options)
+    launch = launch_from(launch_files, target, options) if launch_files else None
+    job = job_from(str(target), options) if launch is None else launch.job
+    if write_job is not None:
+        from foretrain.report.jobs import write_job_file
+
+        write_job_file(job, write_job)
+        say(f"job in {write_job}")
+    if launch is not None and not as_json:
+        from foretrain.report.launch import launch_tables
+
+        show(*launch_tables(launch))
     if compare:
         _compare(job, as_json)
         return
@@ -117,7 +154,7 @@ def predict(
     use = _resources(forecast) if resources else None
     _write_files(forecast, trace, html, use)
     if as_json:
-        _print_json(forecast, breakdown, use, evidence)
+        _print_json(forecast, breakdown, use, evidence, launch)
         return
     from foretrain.report.text import breakdown_table, summary
 
@@ -172,10 +209,11 @@ def _print_json(
     breakdown: Literal["layer", "operator", "phase"] | None,
     use: Resources | None,
     evidence: bool,
+    launch: Launch | None,
 ) -> None:
     from foretrain.report import to_json
 
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = {} if launch is None else {"launch": launch.to_dict()}
     if use is not None:
         from foretrain.report.resources import document
 

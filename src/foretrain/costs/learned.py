@@ -51,8 +51,16 @@ def group_of(described: Described) -> str:
     return f"{group}, channels last" if described.channels_last and group in _BY_LAYOUT else group
 
 
-_AS = {"te.cast_transpose": "_to_copy", "te.amax": "amax"}
-"""Kernels of Transformer Engine, by the operators of torch that move as much in as plain a way."""
+_AS = {
+    "te.cast_transpose": "_to_copy", "te.amax": "amax", "moe.sum_rows": "sum",
+    "_grouped_mm": "bmm", "_scaled_grouped_mm": "_scaled_mm",
+    **dict.fromkeys(
+        ("moe.permute", "moe.permute_backward", "moe.unpermute", "moe.unpermute_backward", "moe.sort_chunks",
+         "moe.gate", "moe.gate_backward", "moe.add_bias", "moe.row_map"), "clone",
+    ),
+}  # fmt: skip
+"""What kernels count as that were not learned from: those of Transformer Engine and of experts as operators
+of torch that move as much in as plain a way, products of experts as batched ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +73,13 @@ class OperatorModel:
     """The effect of a name that was never measured."""
 
     def log_factors(self, names: Sequence[str], figures: Sequence[Sequence[float]]) -> Column:
-        effects = np.array([self.names.get(_AS.get(name, name), self.default) for name in names])
+        effects = np.array([self.names.get(name, self._nearest(name)) for name in names])
         if self.forest is None:
             return effects
         return self.forest.predict(np.column_stack([np.array(figures, dtype=np.float64), effects]))
+
+    def _nearest(self, name: str) -> float:
+        return self.names.get(_AS.get(name, name), self.default)
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,7 +63,7 @@ def baddbmm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequenc
     return 2 * b * m * n * k
 
 
-@register("_grouped_mm")
+@register("_grouped_mm", "_scaled_grouped_mm")
 def grouped_mm(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
     """Products of a mixture of experts: where an operand is cut into groups, each row meets one expert."""
     a, b = inputs[:2]
@@ -130,3 +130,101 @@ def cudnn_rnn(args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequen
 @register("_cudnn_rnn_backward")
 def cudnn_rnn_backward(args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
     return 2 * _rnn_forward(args, inputs[0])
+
+
+@register("mamba.chunk_state", "mamba.chunk_state_backward")
+def chunk_state(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    """What each position of a head puts into the state of its chunk, or takes from it."""
+    return 2 * math.prod(inputs[0]) * inputs[1][-1]
+
+
+@register("mamba.bmm_chunk")
+def bmm_chunk(_args: Mapping[str, Any], inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    return 2 * math.prod(outputs[0]) * inputs[0][-1]
+
+
+@register("mamba.bmm_chunk_backward")
+def bmm_chunk_backward(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    return 2 * math.prod(inputs[0]) * inputs[1][-1]
+
+
+@register("mamba.chunk_scan")
+def chunk_scan(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    """Scores of the earlier positions of a chunk, half of all, and the state before it."""
+    x, scores, states = inputs[0], inputs[1], inputs[5]
+    return math.prod(x) * (scores[-1] + 2 * states[-1])
+
+
+@register("mamba.chunk_scores_backward", "mamba.chunk_decay_backward")
+def chunk_scores_backward(
+    _args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]
+) -> int:
+    return math.prod(inputs[0]) * inputs[4][-1]
+
+
+@register("mamba.selective_scan")
+def selective_scan(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    """Nine operations for each number of a state (Gu and Dao 2023, appendix D), one of them an exponential,
+    which takes as long as eight others."""
+    a, u = inputs[:2]
+    return 16 * math.prod(u) * a[-1]
+
+
+@register("mamba.selective_scan_backward")
+def selective_scan_backward(
+    _args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]
+) -> int:
+    """The state again, and twice as much for the gradients."""
+    a, u = inputs[:2]
+    return 48 * math.prod(u) * a[-1]
+
+
+@register("fla.keys_by_keys")
+def keys_by_keys(_args: Mapping[str, Any], inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Of the earlier positions of a chunk, half of all."""
+    return math.prod(outputs[0]) * inputs[0][-1]
+
+
+@register("fla.representation", "fla.representation_backward")
+def representation(_args: Mapping[str, Any], inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """A chunk's inverse with its keys and values; backward with the gradients of both, and of the inverse."""
+    times = 2 if len(inputs) == 3 else 6
+    return times * inputs[2][-1] * sum(map(math.prod, outputs))
+
+
+@register("fla.chunk_states")
+def chunk_states(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    return 4 * math.prod(inputs[2]) * inputs[0][-1]
+
+
+@register("fla.chunk_states_backward")
+def chunk_states_backward(
+    _args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]
+) -> int:
+    return 6 * math.prod(inputs[4]) * inputs[0][-1]
+
+
+@register("fla.chunk_outputs")
+def chunk_outputs(_args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
+    """The state before a chunk, and its earlier positions, half of all."""
+    q, v = inputs[0], inputs[2]
+    return 2 * math.prod(q) * v[-1] + DELTA_CHUNK * (math.prod(q) + math.prod(v))
+
+
+@register("fla.chunk_values_backward")
+def chunk_values_backward(
+    _args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]
+) -> int:
+    return DELTA_CHUNK * (math.prod(inputs[0]) + math.prod(inputs[2]))
+
+
+@register("fla.chunk_outputs_backward")
+def chunk_outputs_backward(
+    _args: Mapping[str, Any], inputs: Sequence[Shape], _outputs: Sequence[Shape]
+) -> int:
+    q, v = inputs[0], inputs[2]
+    return 6 * math.prod(q) * v[-1] + DELTA_CHUNK * (3 * math.prod(q) + math.prod(v))
+
+
+DELTA_CHUNK = 64
+"""Positions of a chunk of the gated delta rule."""

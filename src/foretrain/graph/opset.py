@@ -14,17 +14,20 @@ from typing import Literal, get_args
 
 Kind = Literal[
     "product", "batched product", "grouped product", "vector product",
-    "convolution", "recurrence", "attention",
+    "convolution", "recurrence", "attention", "state space",
     "row norm", "channel norm", "vector norm", "softmax", "row loss", "pixel loss", "loss",
     "sum", "reduction", "scan", "sort", "histogram",
-    "embedding", "gather", "scatter", "selection", "copy", "window", "pooling", "resampling", "interpolation",
+    "embedding", "gather", "scatter", "routing", "selection", "copy", "window", "pooling", "resampling",
+    "interpolation",
     "activation", "pointwise", "fill", "fused", "optimizer", "transform", "solver",
     "collective", "wait", "view", "allocation", "unknown",
 ]  # fmt: skip
 """What the words leave open: a row norm works along the last dimensions, a channel norm along all but one.
 A row loss picks a class for each row, a pixel loss for each place of an image. A selection is as long as
 the data says. A window moves elements to where formulas say, or brings them back from fewer bits; an
-interpolation weighs the neighbours of such a place. A fused operator is one that ``fusion.py`` or
+interpolation weighs the neighbours of such a place. Routing is what frameworks have kernels of their own
+for: on the rows that tokens send to experts, on keys and queries of latent attention. A state space is a
+kernel of a layer that carries a state along the sequence. A fused operator is one that ``fusion.py`` or
 ``attention.py`` made."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -93,6 +96,11 @@ def permutes(name: str) -> bool:
     return traits(name).kind in PERMUTING
 
 
+def moves_rows(name: str) -> bool:
+    """Whether it is a framework's own kernel that copies rows of tokens."""
+    return traits(name).kind == "routing"
+
+
 def communicates(name: str) -> bool:
     """Whether devices exchange data in it."""
     return traits(name).kind == "collective"
@@ -108,7 +116,7 @@ def waits(name: str) -> bool:
 _NAMES: dict[Kind, str] = {
     "product": "mm addmm _scaled_mm",
     "batched product": "bmm baddbmm",
-    "grouped product": "_grouped_mm",
+    "grouped product": "_grouped_mm _scaled_grouped_mm",
     "vector product": "mv addmv dot vdot addr ger",
     "convolution": "convolution",
     "recurrence": "_cudnn_rnn",
@@ -116,6 +124,15 @@ _NAMES: dict[Kind, str] = {
         _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
         _scaled_dot_product_cudnn_attention _flash_attention_forward _flash_attention_backward
         _efficient_attention_forward _efficient_attention_backward
+        """,
+    "state space": """
+        mamba.causal_conv1d mamba.causal_conv1d_backward mamba.selective_scan mamba.selective_scan_backward
+        mamba.chunk_cumsum mamba.chunk_state mamba.state_passing mamba.bmm_chunk mamba.chunk_scan
+        mamba.chunk_state_backward mamba.chunk_scores_backward mamba.chunk_decay_backward
+        mamba.bmm_chunk_backward mamba.gated_norm mamba.gated_norm_backward
+        fla.l2norm fla.l2norm_backward fla.keys_by_keys fla.solve fla.representation fla.chunk_states
+        fla.chunk_outputs fla.chunk_values_backward fla.chunk_states_backward fla.chunk_outputs_backward
+        fla.representation_backward
         """,
     "row norm": "native_layer_norm rms_norm _fused_rms_norm",
     "channel norm": "native_batch_norm cudnn_batch_norm miopen_batch_norm native_group_norm",
@@ -141,6 +158,10 @@ _NAMES: dict[Kind, str] = {
     "scatter": """
         index_put _unsafe_index_put index_add index_copy index_fill index_reduce scatter scatter_add
         scatter_reduce put masked_scatter
+        """,
+    "routing": """
+        moe.permute moe.unpermute moe.sort_chunks moe.gate moe.add_bias moe.row_map moe.sum_rows
+        mla.rotate mla.keys
         """,
     "selection": """
         masked_select nonzero nonzero_static unique _unique2 unique_dim unique_consecutive
@@ -204,7 +225,7 @@ _NAMES: dict[Kind, str] = {
         _cdist_forward _cdist _pdist_forward
         """,
     "collective": "all_reduce all_gather reduce_scatter all_to_all send_recv broadcast",
-    "wait": "_local_scalar_dense",
+    "wait": "_local_scalar_dense moe.read_counts",
     "view": """
         view _unsafe_view reshape t transpose permute expand squeeze unsqueeze slice select split
         split_with_sizes unsafe_split unsafe_split_with_sizes unbind chunk narrow unfold diagonal

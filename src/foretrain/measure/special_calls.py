@@ -1,4 +1,5 @@
-"""Builds the calls whose integer inputs mean something: recurrences, bags, boxes and sequences of labels."""
+"""Builds the calls whose integer inputs mean something: recurrences, bags, experts, boxes and sequences of
+labels."""
 
 from __future__ import annotations
 
@@ -77,6 +78,32 @@ def _embedding_bag_backward(instance: Instance, device: str) -> Call:
 def _even(bags: int, indices: int, device: str) -> torch.Tensor:
     """Where each of so many bags of about one size begins."""
     return torch.arange(bags, device=device) * indices // max(1, bags)
+
+
+@builds("_grouped_mm", "_scaled_grouped_mm")
+def _grouped_product(instance: Instance, device: str) -> Call:
+    """With as many rows for each expert."""
+    tensors = make_tensors(instance, device)
+    offsets = tensors[int(instance.args["offs"][1:])]
+    groups, rows = len(offsets), _grouped_rows(instance)
+    ends = torch.arange(1, groups + 1, device=device) * rows // groups
+    offsets.copy_(ends // _ROWS_TOGETHER * _ROWS_TOGETHER)
+    offsets[-1:] = rows
+    if instance.name == "_scaled_grouped_mm":
+        for scale in tensors[2:4]:
+            scale.fill_(1.0)
+    return call_of(instance, tensors, device)
+
+
+_ROWS_TOGETHER = 16
+"""What the rows of an expert are a multiple of, as its kernels ask for."""
+
+
+def _grouped_rows(instance: Instance) -> int:
+    """The rows that are dealt out to experts: the outer size of a product with weights, the inner one of a
+    product that gives their gradients."""
+    first, second = instance.inputs[:2]
+    return first.shape[0] if len(second.shape) == 3 else first.shape[1]
 
 
 @builds("_ctc_loss", "_ctc_loss_backward")

@@ -11,11 +11,11 @@ from typing import Any
 from foretrain.errors import ForetrainError
 from foretrain.forecast import Forecast
 from foretrain.predictors.base import Predictor
+from foretrain.step.block_memory import kept_bytes
 from foretrain.step.layout import Layout
 from foretrain.step.partition import Block
 from foretrain.step.passes import backward_pass, is_recomputed
 from foretrain.step.play import Step
-from foretrain.step.sharded_memory import kept_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def with_recomputation(forecast: Forecast, predictor: Predictor) -> Forecast:
     if job.plan.recompute == "none":
         return forecast
     kept = dataclasses.replace(job, plan=dataclasses.replace(job.plan, recompute="none", recompute_every=1))
-    held = "reserved_memory_bytes" if job.workload.training.cuda_graphs else "peak_memory_bytes"
+    held = "reserved_memory_bytes" if job.workload.training.hides_pools else "peak_memory_bytes"
     with contextlib.suppress(ForetrainError):
         plain = predictor.predict(kept)
         if plain.step is not None and not plain.step.layout.graph.recomputes:  # its own code does not

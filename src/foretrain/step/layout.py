@@ -14,17 +14,33 @@ from foretrain.costs.base import CostModel, HostModel
 from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
-from foretrain.graph import PHASES, Operator, OpGraph
-from foretrain.graph.opset import communicates, is_attention, permutes, traits, waits
+from foretrain.costs.dispatch import KERNELS, Direction, choices_of, distinct, exchange_s
+from foretrain.costs.grouped import casts_s, issue_s, moved_bytes, uneven_factors
+from foretrain.dispatching import dispatcher
+from foretrain.graph import PHASES, Operator, OpGraph, TensorSpec
+from foretrain.graph.opset import (
+    communicates,
+    is_attention,
+    is_product,
+    moves_rows,
+    permutes,
+    traits,
+    waits,
+)
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
+from foretrain.plan import Choice, Dispatcher
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import as_compiled, step_graph
+from foretrain.step.launches import launched
 from foretrain.step.partition import Stage, Teams, blocks, stages
+from foretrain.step.recomputed_modules import check_modules
 from foretrain.step.spans import Column, Mask
 
 COLLECTIVE_HOST_S = 25e-6
 """What the host needs to issue a collective, from Python to NCCL's kernel."""
+READ_COUNTS = "moe.read_counts"
+"""Where the host reads how many rows each expert has, which shapes all that follows in the layer."""
 COPY_SHARE = 0.85
 """Of the memory's rate, by long copies."""
 KINDS: dict[str, Kind] = {
@@ -36,9 +52,10 @@ KINDS: dict[str, Kind] = {
 }
 """What the collectives of a graph are to the network."""
 _MESSAGE_HOST_S = 60e-6
-_SLOWDOWN = 0.10
-"""Hidden communication takes this share of its time from the computation beside it: both use memory and
-processors."""
+_SLOWDOWN = 0.22
+"""Hidden communication takes this share of its time from the matrix products beside it: NCCL's kernels hold
+16 to 24 of some 130 processors, and products that are laid out for all of them run 1.25 to 1.34 times as long
+beside as many blocks that copy (``data/h200_contention.jsonl``)."""
 _OF_PROCESSORS = 0.25
 """Processors that collectives take of registered buffers, over those of others: 6 or fewer instead of 16 to
 24 (NVIDIA on NCCL 2.27)."""
@@ -73,6 +90,7 @@ class Tuning:
     step_s: float = 0.0
     """Time per step that belongs to no operator."""
     slowdown: float = _SLOWDOWN
+    """What hidden communication takes from products, as a share of its time."""
     activations: float = 1.0
     """On the memory of activations and temporaries."""
     memory_bytes: float = 0.0
@@ -95,6 +113,8 @@ class Layout:
     network: Collectives
     step_overhead_s: float
     """Host time per step that belongs to no operator."""
+    host_speed: float = 1.0
+    """How much faster the host is than the one that figures come from."""
     tuning: Tuning = field(default_factory=Tuning)
     shares: tuple[float, ...] = ()
     """Of an even part of the batch, what a device of each group gets where it is split by speed."""
@@ -150,17 +170,19 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
     """Capture, partition and cost a job; what it cannot be split into is an error that names the numbers."""
     job = as_compiled(job)
     habits, graph = profile(job), step_graph(job)
+    check_modules(job.plan, graph)
     host = _compiled_host(job, graph, host) if job.workload.training.compile else host
     network, teams = Collectives(job.cluster), Teams.of(job)
     return Layout(
         job=job,
         graph=graph,
         profile=habits,
-        stages=stages(job, graph, by_work=habits.balances_by == "work"),
+        stages=stages(job, graph, habits),
         teams=teams,
         calls=cost_calls(job, graph, costs, host, network, teams, gap_s),
         network=network,
         step_overhead_s=host.step_overhead_s + habits.step_s,
+        host_speed=host.speed / habits.host,
         shares=tuple(_speeds(job, graph, costs)[1]) if job.plan.balance == "speed" else (),
     )
 
@@ -174,7 +196,7 @@ def _compiled_host(job: Job, graph: OpGraph, host: HostModel) -> HostModel:
         parameters=trained or sum(buffer.category == "gradients" for buffer in graph.buffers),
         mode=training.mode,
         micro_batches=job.accumulation,
-        graphs=training.cuda_graphs,
+        graphs=training.cuda_graphs != "none",
     )
 
 
@@ -195,12 +217,16 @@ def cost_calls(
     device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
     device_s[~moving] = share * costs.device_time_s(own, device, precision)
     kernels[~moving] = costs.kernels(own, device, precision)
-    if habits.fuses_permutation:
-        _copy_only(operators, device, device_s)
+    if job.plan.routing == "random" and job.plan.expert_capacity is None:
+        device_s *= uneven_factors(operators)
+    if precision == "fp8":
+        device_s += casts_s(operators, device, job.workload.training.fp8_recipe)
+    _copy_only(operators, device, device_s, all_indexing=habits.fuses_permutation)
     device_s *= _as_the_framework_has_it(operators, device, habits)
     least_s = habits.tensor_message_s if on_efa(job) else 0.0
+    way = dispatcher(job)
     for i in np.flatnonzero(moving).tolist():
-        device_s[i] = collective_s(operators[i], network, teams, least_s)
+        device_s[i] = collective_s(operators[i], network, teams, least_s, way, job.plan.routing or "random")
     host_s = _issue_s(graph, host) * habits.host
     if job.workload.training.mode == "infer":
         host_s *= host.unrecorded
@@ -208,7 +234,14 @@ def cost_calls(
     if job.plan.recompute != "none" and whole and habits.checkpoint_hooks and not graph.recomputes:
         host_s += host.hook_time_s * habits.host * _OF_SAVED * _hooks(graph)
     which = graph.operator_index
+    if habits.products_by_expert:
+        recipe = job.workload.training.fp8_recipe if precision == "fp8" else None
+        host_s += issue_s(operators, recipe)[which]
+    if job.plan.tensor > 1:
+        host_s += _of_cut_layers(graph, habits) / host.speed
     host_s[moving[which]] = COLLECTIVE_HOST_S
+    if not job.workload.training.compile:
+        host_s = launched(host_s, graph, job.workload.training.cuda_graphs)
     if device.is_cpu:  # the thread that issues an operator also runs it
         device_s[~moving] *= crowding(job.cluster.devices_per_node * device.cores)
         host_s = np.zeros(len(host_s))
@@ -229,7 +262,11 @@ def cost_calls(
         outside=mask(
             communicates(operator.name) and teams.named(operator.overload).nodes > 1 for operator in operators
         ),
-        waits=mask(waits(operator.name) and not habits.flash_attention for operator in operators),
+        waits=mask(
+            not habits.issues_ahead
+            or (waits(operator.name) and (operator.name == READ_COUNTS or not habits.flash_attention))
+            for operator in operators
+        ),
     )
 
 
@@ -244,6 +281,14 @@ def _attends(operator: Operator) -> bool:
 _SOFTMAX = frozenset({"_softmax", "_softmax_backward_data"})
 _ROWS = 2
 """Dimensions of logits; scores have more."""
+
+
+def _of_cut_layers(graph: OpGraph, habits: Profile) -> Column:
+    """Host seconds beside each product of layers that tensor parallelism cuts."""
+    multiplies = np.array([is_product(operator.name) for operator in graph.operators], dtype=np.bool_)
+    forward, backward = habits.cut_product_s
+    by_phase = np.array([{"forward": forward, "backward": backward}.get(phase, 0.0) for phase in PHASES])
+    return by_phase[graph.phase_index] * multiplies[graph.operator_index]
 
 
 def _share_of_micro_batches(job: Job, graph: OpGraph, habits: Profile) -> Column:
@@ -291,23 +336,39 @@ def _hooks(graph: OpGraph) -> Column:
     return found
 
 
-def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column) -> None:
-    """Indexing at the speed of a copy."""
+def _copy_only(
+    operators: Sequence[Operator], device: Device, device_s: Column, *, all_indexing: bool
+) -> None:
+    """Kernels that move rows of tokens, and with ``all_indexing`` all that index, at the speed of a copy."""
+    copied_s = _KERNEL_S + moved_bytes(operators) / (COPY_SHARE * device.memory_bytes_per_s)
     for i, operator in enumerate(operators):
-        if permutes(operator.name):
-            device_s[i] = min(
-                device_s[i], _KERNEL_S + operator.bytes / (COPY_SHARE * device.memory_bytes_per_s)
-            )
+        if moves_rows(operator.name):
+            device_s[i] = copied_s[i]
+        elif all_indexing and permutes(operator.name):
+            device_s[i] = min(device_s[i], copied_s[i])
 
 
 def _as_the_framework_has_it(operators: Sequence[Operator], device: Device, habits: Profile) -> Column:
-    """Factors on device times: the framework's attention."""
+    """Factors on device times: the framework's attention, and what a window spares it."""
     attention = attention_factor(habits, float(device.capability or 0))
     factors = np.ones(len(operators))
     for i, operator in enumerate(operators):
         if operator.flops:
-            factors[i] = attention if is_attention(operator.name) else 1.0
+            factors[i] = attention * _window_share(operator) if is_attention(operator.name) else 1.0
     return factors
+
+
+_WINDOW_TILE = 128
+"""Keys that an attention kernel works on at once: a window begins and ends somewhere in such a tile."""
+
+
+def _window_share(operator: Operator) -> float:
+    """Of the keys that causal attention meets on average, those that lie in its window."""
+    window = operator.args.get("window")
+    if window is None:
+        return 1.0
+    keys = operator.inputs[2 if traits(operator.name).backward else 1].shape[-2]
+    return float(min(1.0, 2 * (int(window) + _WINDOW_TILE) / keys))
 
 
 def slowest_device(job: Job, graph: OpGraph, costs: CostModel) -> tuple[Device, float]:
@@ -322,7 +383,7 @@ def _speeds(job: Job, graph: OpGraph, costs: CostModel) -> tuple[list[float], li
     """Of each group, the time that an even part of the batch takes, and the part that makes all take as
     long."""
     groups = job.cluster.groups
-    if len({group.device.name for group in groups}) == 1:
+    if len({group.device for group in groups}) == 1:
         return [1.0] * len(groups), [1.0] * len(groups)
     calls = np.bincount(graph.operator_index, minlength=len(graph.operators))
     computing = [i for i, operator in enumerate(graph.operators) if not communicates(operator.name)]
@@ -342,19 +403,71 @@ def on_efa(job: Job) -> bool:
 
 
 def collective_s(
-    operator: Operator, network: Collectives, teams: Teams, tensor_message_s: float = 0.0
+    operator: Operator,
+    network: Collectives,
+    teams: Teams,
+    tensor_message_s: float = 0.0,
+    way: Dispatcher = "alltoall",
+    routing: Choice = "random",
 ) -> float:
     """One call of a collective that the graph holds."""
     members = teams.named(operator.overload)
+    if way in KERNELS and operator.name == "all_to_all" and operator.overload == "expert":
+        return _token_exchange_s(operator, network, members, way, routing)
     least = tensor_message_s * members.size if operator.overload == "tensor" and members.nodes > 1 else 0.0
     return max(least, network.time_s(KINDS[operator.name], message_bytes(operator), members))
 
 
-def message_bytes(operator: Operator) -> float:
-    """The size of a collective as ``Collectives`` counts it."""
-    return float(
-        sum(
-            spec.size_bytes
-            for spec in (operator.outputs if operator.name == "all_gather" else operator.inputs)
+_LEAST_WIDTH = 256
+"""Of what counts as a token: narrower rows are weights that travel along."""
+
+
+def _token_exchange_s(
+    operator: Operator, network: Collectives, members: Team, way: Dispatcher, routing: Choice
+) -> float:
+    """Of tokens to their experts, where more rows come out than go in, or back. DeepEP gives a row for each
+    rank that a token goes to, HybridEP for each expert."""
+    given, taken = operator.inputs[0], operator.outputs[0]
+    if len(given.shape) < 2 or given.shape[-1] < _LEAST_WIDTH:
+        return 0.0
+    placed, rates = network.placement(members), network.rates(members)
+    tokens, rows = sorted((given.numel // given.shape[-1], taken.numel // taken.shape[-1]))
+    copies = rows / tokens if way == "deepep" else distinct(rows / tokens, placed.size)
+    if routing == "round-robin":
+        reached = 1 + (copies - 1) / placed.per_domain
+    else:
+        reached = distinct(choices_of(copies, placed.size), placed.domains)
+    times = [
+        exchange_s(
+            way,
+            direction,
+            tokens=tokens,
+            copies=copies,
+            reached=min(reached, placed.domains),
+            width_bytes=given.size_bytes / given.numel * given.shape[-1],
+            near=placed.per_domain,
+            domains=placed.domains,
+            inside_bytes_per_s=rates.inside_bytes_per_s,
+            outside_bytes_per_s=rates.outside_bytes_per_s,
         )
+        for direction in _directions(given, taken)
+    ]
+    return sum(times) / len(times)
+
+
+def _directions(given: TensorSpec, taken: TensorSpec) -> tuple[Direction, ...]:
+    """Which way tokens go; either, half of the time, where each goes to one rank alone."""
+    if given.numel == taken.numel:
+        return ("dispatch", "combine")
+    return ("dispatch",) if taken.numel > given.numel else ("combine",)
+
+
+def message_bytes(operator: Operator) -> float:
+    """The size of a collective as ``Collectives`` counts it; of an all-to-all, the larger of what goes out
+    and comes in."""
+    inputs, outputs = (
+        sum(spec.size_bytes for spec in specs) for specs in (operator.inputs, operator.outputs)
     )
+    if operator.name == "all_to_all":
+        return float(max(inputs, outputs))
+    return float(outputs if operator.name == "all_gather" else inputs)

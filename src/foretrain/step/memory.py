@@ -49,7 +49,10 @@ def rank_memory(layout: Layout, stage: Stage, *, stalled: bool = False) -> RankM
 def _is_whole(layout: Layout) -> bool:
     """Whether the graph holds every buffer of the step: on a GPU by itself, where the framework keeps none of
     its own."""
+    training = layout.job.workload.training
     keeps_own = layout.profile.keeps_fp32_gradients or layout.profile.loss_copies is not None
+    set_otherwise = training.loss or training.optimizer_state or training.gradient_precision
+    keeps_own = keeps_own or bool(set_otherwise) or layout.job.plan.offload_activations
     on_cpu = any(group.device.is_cpu for group in layout.job.cluster.groups)
     return layout.job.runs_alone and not on_cpu and not (keeps_own and layout.job.trains)
 

@@ -4,7 +4,8 @@ communicate."""
 from __future__ import annotations
 
 import functools
-import math
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,12 +15,16 @@ import numpy.typing as npt
 from foretrain.costs.topology import Team, team
 from foretrain.errors import InputError
 from foretrain.graph import ITEM_BYTES, PHASES, Buffer, OpGraph, Weight
+from foretrain.graph.opset import is_product
 from foretrain.job import Job
-from foretrain.plan import Plan
+from foretrain.step.dealing import Dealt, deal, fill, virtual_stages
+from foretrain.step.frameworks import Profile
+from foretrain.step.schedules import check, copies, place
 
 Index = npt.NDArray[np.int64]
 
-_MOST_CHUNKS = 8
+_NANOTRON_ENDS = 5
+"""Blocks of its pipeline beside layers: embedding, norm, head, cast to fp32 and loss."""
 _DEPTH = 2
 
 
@@ -32,8 +37,13 @@ class Piece:
     backward: Index
     kept_bytes: int
     """Kept from the forward pass for the backward pass; in inference to the end, as keys and values are."""
-    working_bytes: int
-    """Most that its calls need at once beside what is kept."""
+    forward_bytes: int
+    """Most that it holds at once in its forward pass, with what it keeps by then."""
+    backward_bytes: int
+    """The same of its backward pass, with what is left of what it kept, and without gradients of
+    parameters."""
+    gradient_bytes: int
+    """The same with the gradients of its parameters as far as they are made."""
     handed_on_bytes: int
     """What the next piece reads of its results."""
 
@@ -74,6 +84,8 @@ class Stage:
 
     index: int
     chunks: tuple[Chunk, ...]
+    copies: int = 1
+    """Of the model in the pipeline; each runs its part of the micro-batches."""
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -87,7 +99,8 @@ class Stage:
     def calls(self) -> Index:
         """All calls of a micro-batch."""
         pieces = (block.piece for block in self.blocks)
-        return np.concatenate([index for piece in pieces for index in (piece.forward, piece.backward)])
+        none = np.zeros(0, dtype=np.int64)
+        return np.concatenate([none, *(part for piece in pieces for part in (piece.forward, piece.backward))])
 
 
 # Blocks
@@ -151,16 +164,14 @@ def _pieces(graph: OpGraph, keys: Sequence[str]) -> list[Piece]:
     """Each op goes to the piece that its layer belongs to; ops between layers to the piece that the stream is
     in."""
     number = _numbers(graph, keys)
-    kept, working, handed_on = _bytes(graph, number, len(keys))
     phase = graph.phase_index
     forward, backward = phase == PHASES.index("forward"), phase == PHASES.index("backward")
+    sizes = _bytes(graph, number, len(keys))
     return [
         Piece(
             forward=np.flatnonzero(forward & (number == i)),
             backward=np.flatnonzero(backward & (number == i)),
-            kept_bytes=kept[i],
-            working_bytes=working[i],
-            handed_on_bytes=handed_on[i],
+            **{name: column[i] for name, column in sizes.items()},
         )
         for i in range(len(keys))
     ]
@@ -198,28 +209,69 @@ def _last_positions(graph: OpGraph, position: Mapping[str, int]) -> dict[str, in
     return last
 
 
-def _bytes(graph: OpGraph, number: Index, count: int) -> tuple[list[int], list[int], list[int]]:
-    """Per piece: activations kept, most temporaries at once, and what the next piece reads."""
-    kept, handed_on = [0] * count, [0] * count
-    change = np.zeros(len(graph.ops) + 1)
-    forward = graph.phase_index == PHASES.index("forward")
-    backward_begins = int(forward.sum())
-    for buffer in graph.buffers:
+def _bytes(graph: OpGraph, number: Index, count: int) -> dict[str, list[int]]:
+    """Per piece: what it keeps of a micro-batch, what it holds at most forward and backward, and what the
+    next piece reads."""
+    ends = len(graph.ops)
+    forward, backward = (graph.phase_index == PHASES.index(phase) for phase in ("forward", "backward"))
+    begins = int(forward.sum())
+    spare = _saved_in_shards(graph)
+    own = np.zeros((count, ends + 1))
+    made = np.zeros((count, ends + 1))
+    others = np.zeros(ends + 1)
+    kept = [0] * count
+    for which, buffer in enumerate(graph.buffers):
         if buffer.born < 0:
             continue
-        if _is_kept(graph, buffer, number, backward_begins):
-            kept[number[buffer.born]] += buffer.size_bytes
-        elif buffer.category != "gradients" or graph.stack is None:
-            change[buffer.born] += buffer.size_bytes
-            change[min(buffer.dies + 1, len(graph.ops))] -= buffer.size_bytes
-    live = np.cumsum(change)[:-1]
-    working = [int(live[number == i].max(initial=0)) for i in range(count)]
+        piece, size = int(number[buffer.born]), buffer.size_bytes - spare.get(which, 0)
+        curve = others
+        if buffer.category == "gradients" and graph.phase_index[buffer.born] == PHASES.index("backward"):
+            curve = made[piece]
+        elif _is_kept(graph, buffer, number, begins):
+            kept[piece] += size
+            curve = own[piece]
+        curve[buffer.born] += size
+        curve[min(buffer.dies + 1, ends)] -= size
+    own, made = np.cumsum(own, axis=1)[:, :-1], np.cumsum(made, axis=1)[:, :-1]
+    live = np.cumsum(others)[:-1] + own
     read_by = _first_readers(graph, number, forward)
-    for i, op in enumerate(graph.ops[:backward_begins]):
-        for buffer_number in op.writes:
-            if number[i] + 1 in read_by.get(buffer_number, ()):
-                handed_on[number[i]] += graph.buffers[buffer_number].size_bytes
-    return kept, working, handed_on
+    handed_on = [0] * count
+    for i, op in enumerate(graph.ops[:begins]):
+        for written in op.writes:
+            if number[i] + 1 in read_by.get(written, ()):
+                handed_on[number[i]] += graph.buffers[written].size_bytes
+    places = [(number == i) for i in range(count)]
+    return {
+        "kept_bytes": kept,
+        "forward_bytes": [int(live[i][place & forward].max(initial=0)) for i, place in enumerate(places)],
+        "backward_bytes": [int(live[i][place & backward].max(initial=0)) for i, place in enumerate(places)],
+        "gradient_bytes": [
+            int((live[i] + made[i])[place & backward].max(initial=0)) for i, place in enumerate(places)
+        ],
+        "handed_on_bytes": handed_on,
+    }
+
+
+def _saved_in_shards(graph: OpGraph) -> dict[int, int]:
+    """Bytes that layers of Transformer Engine do not keep of what tensor parallelism gathers for them: they
+    save a rank's own part, in fp8, and gather it again in the backward pass."""
+    forward = [op for op in graph.ops if op.phase == "forward"]
+    if not any(op.operator.name.startswith("te.") for op in forward):
+        return {}
+    readers = Counter(buffer for op in graph.ops for buffer in op.reads)
+    gathered: dict[int, tuple[int, Sequence[int]]] = {}  # by buffer: of how many parts, and the rank's own
+    spare: dict[int, int] = {}
+    for op in forward:
+        if op.operator.name == "all_gather" and op.operator.overload == "tensor":
+            parts = max(1, op.operator.outputs[0].numel // max(1, op.operator.inputs[0].numel))
+            gathered.update(dict.fromkeys(op.writes, (parts, op.reads)))
+            cast = [one for one in op.writes if graph.buffers[one].size_bytes <= op.operator.outputs[0].numel]
+            spare.update({one: graph.buffers[one].size_bytes * (parts - 1) // parts for one in cast})
+        elif op.operator.name.startswith("te."):
+            for parts, sent in (gathered[one] for one in op.reads if one in gathered):
+                spare.update({one: graph.buffers[one].size_bytes * (parts - 1) // parts for one in op.writes})
+                spare.update({one: graph.buffers[one].size_bytes for one in sent if readers[one] == 1})
+    return spare
 
 
 def _is_kept(graph: OpGraph, buffer: Buffer, number: Index, backward_begins: int) -> bool:
@@ -265,77 +317,75 @@ def _around_stack(weights: Iterable[Weight], graph: OpGraph, path: str) -> tuple
 # Stages
 
 
-def stages(job: Job, graph: OpGraph, *, by_work: bool = False) -> tuple[Stage, ...]:
-    """The blocks dealt out to the ranks of the pipeline: equal numbers of layers, or (``by_work``) equal
-    FLOPs."""
+def stages(job: Job, graph: OpGraph, habits: Profile) -> tuple[Stage, ...]:
+    """The blocks dealt out to the ranks of the pipeline, as the plan says or as its framework does."""
     plan, everything = job.plan, blocks(graph)
-    layers = [block for block in everything if block.is_layer]
     if plan.pipeline == 1:
         return (Stage(index=0, chunks=(everything,)),)
-    if plan.pipeline > len(layers):
-        raise InputError(
-            f"plan.pipeline: {plan.pipeline} stages are more than the {len(layers)} layers of the model"
-        )
-    chunks = virtual_stages(plan, len(layers))
-    parts = _split(everything, graph, plan.pipeline * chunks, by_work=by_work)
-    return tuple(Stage(index=i, chunks=tuple(parts[i :: plan.pipeline])) for i in range(plan.pipeline))
+    check(plan, job.accumulation, trains=job.trains)
+    parts = _split(everything, _deal(job, graph, habits).counts)
+    chunks = len(parts) * copies(plan) // plan.pipeline
 
+    def chunk_at(stage: int, chunk: int) -> Chunk:
+        return parts[place(plan.schedule, stage, chunk, plan.pipeline).number]
 
-def virtual_stages(plan: Plan, layers: int) -> int:
-    """Chunks on each rank: as the plan says, else the most (up to eight) that the layers of a stage divide
-    into."""
-    if plan.schedule != "interleaved" or plan.pipeline == 1:
-        return 1
-    if plan.virtual_stages is not None:
-        if plan.pipeline * plan.virtual_stages > layers:
-            total = plan.pipeline * plan.virtual_stages
-            raise InputError(
-                f"plan.virtual_stages: {plan.virtual_stages} x {plan.pipeline} "
-                f"stages = {total}, more than the {layers} layers"
-            )
-        return plan.virtual_stages
-    own = math.ceil(layers / plan.pipeline)
-    return max(
-        divisor
-        for divisor in range(1, min(own, _MOST_CHUNKS) + 1)
-        if own % divisor == 0 and divisor * plan.pipeline <= layers
+    return tuple(
+        Stage(index=i, chunks=tuple(chunk_at(i, chunk) for chunk in range(chunks)), copies=copies(plan))
+        for i in range(plan.pipeline)
     )
 
 
-def _split(everything: Sequence[Block], graph: OpGraph, parts: int, *, by_work: bool) -> list[Chunk]:
-    """Consecutive blocks in ``parts`` chunks; what comes before the layers stays in the first, what follows
-    in the last."""
+def dealing_words(job: Job, graph: OpGraph, habits: Profile) -> str:
+    """What was assumed of the layers of each chunk; empty where nothing was."""
+    return _deal(job, graph, habits).because if job.plan.pipeline > 1 else ""
+
+
+def _deal(job: Job, graph: OpGraph, habits: Profile) -> Dealt:
+    plan, layers = job.plan, sum(block.is_layer for block in blocks(graph))
+    if plan.stages is None and habits.balances_by == "work" and plan.schedule in ("gpipe", "1f1b"):
+        return _by_work(graph, plan.pipeline)
+    chunks = virtual_stages(plan, layers, habits.chunks)
+    return deal(
+        plan, layers, plan.pipeline * chunks // copies(plan), counts_ends=habits.balances_by == "ends"
+    )
+
+
+def _by_work(graph: OpGraph, parts: int) -> Dealt:
+    """As nanotron deals out its blocks, by the work of their products; stages at the end may stay empty."""
+    everything = blocks(graph)
+    layers = [block for block in everything if block.is_layer]
+    if parts > len(layers) + _NANOTRON_ENDS:
+        raise InputError(
+            f"plan.pipeline: {parts} stages are more than the {len(layers)} layers of the model with "
+            "embedding, norm, head, cast and loss"
+        )
+    flops = np.where(_products(graph), graph.column("flops"), 0.0)
+    placed = fill([float(flops[block.piece.forward].sum()) for block in (*layers, everything[-1])], parts)
+    return Dealt(counts=tuple(np.bincount(placed[: len(layers)], minlength=parts).tolist()))
+
+
+def _products(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    return np.array([is_product(operator.name) for operator in graph.operators])[graph.operator_index]
+
+
+def _split(everything: Sequence[Block], counts: Sequence[int]) -> list[Chunk]:
+    """Consecutive blocks in chunks of so many layers; what comes before the layers goes to the first, what
+    follows to the last."""
     first = next(i for i, block in enumerate(everything) if block.is_layer)
     last = len(everything) - next(i for i, block in enumerate(reversed(everything)) if block.is_layer)
-    layers = everything[first:last]
-    flops = graph.column("flops")
-    work = [float(flops[block.piece.forward].sum()) if by_work else 1.0 for block in layers]
-    ends = [
-        float(flops[block.piece.forward].sum()) if by_work else 0.0
-        for block in (everything[0], everything[-1])
-    ]
-    cuts = _cuts(work, ends[0] * (first > 0), ends[1] * (last < len(everything)), parts)
-    chunks = [tuple(layers[start:end]) for start, end in zip([0, *cuts], [*cuts, len(layers)], strict=True)]
+    cuts = np.concatenate(([0], np.cumsum(counts))) + first
+    chunks = [tuple(everything[start:end]) for start, end in itertools.pairwise(cuts.tolist())]
     chunks[0] = (*everything[:first], *chunks[0])
     chunks[-1] = (*chunks[-1], *everything[last:])
     return chunks
 
 
-def _cuts(work: Sequence[float], before: float, after: float, parts: int) -> list[int]:
-    """Where to cut: each part ends with the layer that brings it to its share of the work, and has at least
-    one.
-
-    >>> _cuts([1.0] * 8, 0.0, 0.0, 4)
-    [2, 4, 6]
-    """
-    total = before + sum(work) + after
-    done = before + np.concatenate(([0.0], np.cumsum(work)))
-    cuts: list[int] = []
-    for part in range(1, parts):
-        reached = int(np.searchsorted(done, total * part / parts * (1 - 1e-9)))
-        lowest, highest = (cuts[-1] if cuts else 0) + 1, len(work) - (parts - part)
-        cuts.append(min(max(reached, lowest), highest))
-    return cuts
+def handed_on_bytes(chunk: Chunk, stages: Sequence[Stage]) -> int:
+    """What a chunk hands on; one without blocks, what layers do."""
+    if chunk:
+        return chunk[-1].piece.handed_on_bytes
+    layers = (block.piece for stage in stages for block in stage.blocks if block.is_layer)
+    return max((piece.handed_on_bytes for piece in layers), default=0)
 
 
 # Teams
@@ -345,34 +395,45 @@ def _cuts(work: Sequence[float], before: float, after: float, parts: int) -> lis
 class Teams:
     """The communicators that a rank belongs to.
 
-    Ranks are numbered tensor first, then context, data and pipeline.
+    Ranks are numbered tensor first, then context, data and pipeline; for experts, those of a stage once more:
+    those that share an expert first, then the expert group, then those that hold the same experts.
     """
 
     tensor: Team
     context: Team
     expert: Team
+    expert_tensor: Team
+    """Those that share each expert."""
     data: Team
     """Those that hold the same dense parameters: data x context."""
     expert_data: Team
     """Those that hold the same experts."""
     stages: Team
     """A rank and its neighbour in the pipeline."""
+    ends: Team
+    """Its first and its last rank."""
 
     @classmethod
     def of(cls, job: Job) -> Teams:
         plan, per_node = job.plan, job.cluster.devices_per_node
         assert plan.data is not None
-        replicas = plan.data * plan.context
-        inside = min(plan.expert, replicas)
-        across_tensor = max(1, plan.expert // inside)
+        replicas, shared = plan.data * plan.context, job.expert_tensor
+        of_stage, grouped = plan.tensor * replicas, plan.expert * shared
         return cls(
             tensor=team(plan.tensor, 1, per_node),
             context=team(plan.context, plan.tensor, per_node),
-            expert=team(plan.expert, max(1, plan.tensor // across_tensor), per_node),
-            data=team(replicas, plan.tensor, per_node),
-            expert_data=team(max(1, replicas // inside), plan.tensor * inside, per_node),
-            stages=team(2, plan.tensor * replicas, per_node) if plan.pipeline > 1 else team(1, 1, per_node),
+            expert=team(plan.expert, shared, per_node),
+            expert_tensor=team(shared, 1, per_node),
+            data=team(replicas * copies(plan), plan.tensor, per_node),
+            expert_data=team(job.expert_replicas * copies(plan), grouped, per_node),
+            stages=team(min(2, plan.pipeline), of_stage, per_node),
+            ends=team(min(2, plan.pipeline), of_stage * (plan.pipeline - 1 or 1), per_node),
         )
 
     def named(self, name: str) -> Team:
-        return {"tensor": self.tensor, "context": self.context, "expert": self.expert}[name]
+        return {
+            "tensor": self.tensor,
+            "context": self.context,
+            "expert": self.expert,
+            "expert_tensor": self.expert_tensor,
+        }[name]

@@ -4,25 +4,37 @@ the optimizer."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.cluster import Device
+from foretrain.dispatching import overlaps_exchange
 from foretrain.graph import PHASES, OpGraph
-from foretrain.graph.opset import is_product, traits
+from foretrain.graph.opset import communicates, is_product
 from foretrain.plan import Plan
+from foretrain.step.context import with_context
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
+from foretrain.step.recomputed_modules import attention_calls, calls_of
+from foretrain.step.sharding import copies_in_s, copies_out_s, hooks_s, shards, update_hooks_s
 from foretrain.step.spans import Column, Span, span
 from foretrain.step.tensor_overlap import hidden_s
 
+_HIDDEN_SHARE = 0.8
+"""Of an exchange that runs beside computation of the same length."""
 _CLIP_BYTES = 12.0
 """Per fp32 gradient: its norm reads it, scaling reads and writes it."""
 _ADD_BYTES, _ADD_BYTES_TRACED = 10.0, 4.0
 """Per low-precision gradient that is added to an fp32 one: 2 + 4 read, 4 written; 6 of them may be traced
 already."""
+_HOST_LINK_SHARE = 0.625
+"""Of the rate of PCIe and the like, what copies from and to pinned memory reach."""
+_ON_C2C, _C2C_BYTES_PER_S = ("gh200", "gb200", "gb300"), 450e9
+"""Devices on a board with their host, and the rate of each direction between them."""
 _ADD_BYTES_FUSED = 4.0
 """Where the product adds it up itself: of 6 more that it moves, what its arithmetic does not hide
 (``data/h200_accumulation.jsonl``)."""
@@ -63,6 +75,14 @@ class Pass:
 
 
 def forward_pass(layout: Layout, block: Block) -> Pass:
+    """The forward pass of a block, with what ZeRO 3 copies for it."""
+    forward = _forward(layout, block)
+    moved = _moved_to_host_s(layout, block, forward.span.device_s)
+    host_s = hooks_s(layout, block, backward=False)
+    return _with(forward, copies_out_s(layout, block) + moved, host_s=host_s)
+
+
+def _forward(layout: Layout, block: Block) -> Pass:
     return _pass(layout, block.piece.forward, overlaps=True)
 
 
@@ -72,8 +92,53 @@ def backward_pass(layout: Layout, block: Block) -> Pass:
     again = recomputed(layout, block)
     if len(again):
         whole = layout.job.plan.recompute == "full"
-        backward = (forward_pass(layout, block) if whole else _pass(layout, again)) + backward
-    return _with(backward, _accumulation_s(layout, block))
+        backward = (_forward(layout, block) if whole else _pass(layout, again)) + backward
+    if not layout.job.trains:
+        return backward
+    copied = copies_out_s(layout, block, again=True) + copies_in_s(layout, block)
+    moved = _moved_to_host_s(layout, block, backward.span.device_s)
+    host_s = hooks_s(layout, block, backward=True)
+    return _with(backward, _accumulation_s(layout, block) + copied + moved, host_s=host_s)
+
+
+def _moved_to_host_s(layout: Layout, block: Block, beside_s: float) -> float:
+    """What it takes longer than a pass to move what a layer keeps to or from the host meanwhile."""
+    plan = layout.job.plan
+    if not plan.offload_activations or not block.is_layer:
+        return 0.0
+    kept = block.piece.handed_on_bytes if plan.recompute == "full" else block.piece.kept_bytes
+    rate = min(host_link_bytes_per_s(group.device) for group in layout.job.cluster.groups)
+    return max(0.0, kept / rate - beside_s)
+
+
+def host_link_bytes_per_s(device: Device) -> float:
+    """Between a host and its device: what of PCIe's rate is reached, or of NVLink-C2C's 450 GB/s."""
+    if device.name.startswith(_ON_C2C):
+        return _HOST_LINK_SHARE * _C2C_BYTES_PER_S
+    return _HOST_LINK_SHARE * device.pcie_bytes_per_s
+
+
+def weight_gradients_s(layout: Layout, block: Block) -> float:
+    """Device time of the part of a block's backward pass that makes gradients of weights, which nothing
+    before the optimizer waits for."""
+    calls = block.piece.backward[makes_weight_gradients(layout.graph)[block.piece.backward]]
+    occupied = layout.calls.device_s[calls] + layout.calls.gaps_s[calls]
+    return float(occupied.sum()) + _accumulation_s(layout, block)
+
+
+@functools.lru_cache(maxsize=64)
+def makes_weight_gradients(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    """Which calls of the backward pass write gradients of weights alone, or are products whose results go
+    there."""
+    gradients = {number for number, buffer in enumerate(graph.buffers) if buffer.category == "gradients"}
+    backward = [(i, op) for i, op in enumerate(graph.ops) if op.phase == "backward"]
+    added = {number for _, op in backward if not gradients.isdisjoint(op.writes) for number in op.reads}
+    found = np.zeros(len(graph.ops), dtype=np.bool_)
+    for i, op in backward:
+        written = set(op.writes)
+        to_gradients = written <= gradients | added if is_product(op.operator.name) else written <= gradients
+        found[i] = bool(written) and to_gradients
+    return found
 
 
 def recomputed(layout: Layout, block: Block) -> Index:
@@ -88,8 +153,10 @@ def run_again(plan: Plan, selective: str, graph: OpGraph, block: Block) -> Index
         return forward[:0]
     if plan.recompute == "full":
         return forward
+    if plan.recompute_modules:
+        return calls_of(graph, block, plan.recompute_modules)
     by_operators = plan.recompute == "operators" or selective == "half"
-    return (_without_half_of_products if by_operators else _attention)(graph, forward)
+    return (_without_half_of_products if by_operators else attention_calls)(graph, forward)
 
 
 def runs_again(plan: Plan, graph: OpGraph, block: Block) -> bool:
@@ -126,13 +193,15 @@ def optimizer_pass(layout: Layout, stage: Stage) -> Pass:
         update = _OFFLOAD_UPDATE_BYTES * updated / _HOST_MEMORY_BYTES_PER_S
         return _with(result, moved + update, host_s=update)
     clips = layout.profile.clips_gradients
-    return _with(result, _CLIP_BYTES * updated / memory_rate(layout.job) if clips else 0.0)
+    clipping_s = _CLIP_BYTES * updated / memory_rate(layout.job) if clips else 0.0
+    return _with(result, clipping_s, host_s=update_hooks_s(layout, stage.weights))
 
 
 def update_share(layout: Layout, stage: Stage) -> tuple[float, float]:
     """Parameters that a rank updates beside those that were traced, and their number."""
     graph, sharded = layout.graph, layout.job.plan.shard != "none"
-    dense, experts = (layout.teams.data.size, layout.teams.expert_data.size) if sharded else (1, 1)
+    plan, teams = layout.job.plan, layout.teams
+    dense, experts = (shards(plan, one).size if sharded else 1 for one in (teams.data, teams.expert_data))
     updated = sum(w.elements / (experts if w.expert else dense) for w in stage.weights if w.trainable)
     traced = sum(w.elements for block in traced_blocks(graph) for w in block.weights if w.trainable)
     return (updated / traced if traced else 1.0), updated
@@ -151,6 +220,10 @@ def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: boo
     if overlaps:
         overlap = layout.profile.tensor_overlap
         busy_s = busy_s - hidden_s(layout.graph, calls, busy_s + gaps_s, overlap, backward=backward)
+    if overlaps_exchange(layout.job.plan):
+        busy_s = busy_s - _hidden_exchange(layout, calls, busy_s)
+    if layout.job.plan.context > 1:
+        busy_s = with_context(layout, calls, busy_s)
     communication_s = float(busy_s[costs.communicates[calls]].sum())
     together = span(host_s, busy_s + gaps_s, communication_s, costs.waits[calls])
     return Pass(span=together, op=calls, host_s=host_s, busy_s=busy_s, gaps_s=gaps_s)
@@ -158,9 +231,9 @@ def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: boo
 
 def _with(calls: Pass, beside_s: float, host_s: float = 0.0) -> Pass:
     """The same calls, and time behind them that belongs to no traced op."""
-    if not beside_s:
+    if not beside_s and not host_s:
         return calls
-    together = calls.span + Span(host_s, beside_s, beside_s)
+    together = calls.span + Span(host_s, beside_s, max(host_s, beside_s))
     return dataclasses.replace(calls, span=together, beside_s=calls.beside_s + beside_s)
 
 
@@ -179,14 +252,21 @@ def _accumulation_s(layout: Layout, block: Block) -> float:
 def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:
     """All calls but attention and every second matrix product, whose results are kept."""
     products = [i for i in calls.tolist() if is_product(graph.ops[i].operator.name)]
-    kept = {*products[::2], *_attention(graph, calls).tolist()}
+    kept = {*products[::2], *attention_calls(graph, calls).tolist()}
     return np.array([i for i in calls.tolist() if i not in kept], dtype=np.int64)
 
 
-def _attention(graph: OpGraph, calls: Index) -> Index:
-    """The calls between the projections of attention: what selective recomputation runs again. A softmax
-    alone is that of a loss."""
-    kinds = [traits(graph.ops[i].operator.name).kind for i in calls.tolist()]
-    attends = "attention" in kinds or "batched product" in kinds
-    chosen = [attends and kind in ("attention", "batched product", "softmax") for kind in kinds]
-    return calls[np.array(chosen, dtype=np.bool_)] if len(calls) else calls
+def _hidden_exchange(layout: Layout, calls: Index, device_s: Column) -> Column:
+    """What of the exchange with experts runs beside the computation of another micro-batch, whose backward
+    pass alternates with this one's forward pass; not while a pipeline fills and drains."""
+    plan, operators = layout.job.plan, [layout.graph.ops[i].operator for i in calls.tolist()]
+    exchanges = np.array(
+        [communicates(one.name) and one.overload == "expert" for one in operators], dtype=bool
+    )
+    exchanged_s = float(device_s[exchanges].sum())
+    if not exchanged_s:
+        return np.zeros(len(calls))
+    computed_s = float(device_s[~layout.calls.communicates[calls]].sum())
+    beside_others = max(0.0, 1.0 - plan.pipeline / layout.job.accumulation)
+    share = _HIDDEN_SHARE * beside_others * min(1.0, computed_s / exchanged_s)
+    return np.where(exchanges, share * device_s, 0.0)

@@ -1,56 +1,70 @@
-"""Estimates what a rank of a sharded job holds: its share of parameters and state, activations by its place
-in the pipeline."""
+"""Says what a rank of a sharded job holds at its peak: its share of parameters and state, what passes keep
+and need at each block by its place in the pipeline, and what the allocator holds beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foretrain.allocator_settings import AllocatorSettings
 from foretrain.costs.roofline import SCALED
 from foretrain.costs.workspace import library_workspace
 from foretrain.forecast import PeakMoment, RankMemory
-from foretrain.graph import ITEM_BYTES, OpGraph
-from foretrain.graph.opset import traits
-from foretrain.job import Job
+from foretrain.graph import ITEM_BYTES, OpGraph, Phase
+from foretrain.job import UNSAID_RECOMPUTATION, Job
 from foretrain.plan import Plan
+from foretrain.step.block_memory import BlockMemory, block_memory, logits_bytes
 from foretrain.step.frameworks import Profile
-from foretrain.step.partition import Block, Stage, blocks
+from foretrain.step.held_states import (
+    FP32,
+    SHARDS_GRADIENTS,
+    SHARDS_STATE,
+    Held,
+    Sizes,
+    held,
+    state_sizes,
+    tied_elements,
+    weight_bytes,
+)
+from foretrain.step.partition import Block, Piece, Stage
 from foretrain.step.passes import runs_again
+from foretrain.step.rank_replay import replayed_bytes
+from foretrain.step.schedules import in_flight
+from foretrain.step.shard_buffers import ShardBuffers, Whole
 
-_FP32 = 4
-_SHARDS_STATE = ("zero1", "zero2", "zero3")
-_SHARDS_GRADIENTS = ("zero2", "zero3")
-_HALF_KEPT = 0.5
-"""Of a block's activations, where element-wise results and every second product are computed again."""
 _SPLIT_LOSS = 0.02
 """Of the activations, lost in blocks that the allocator has split."""
+_NOTHING = Whole(0.0, 0.0)
+_CAST_COPIES = 2
+"""Of a weight in fp8, each of a byte: as it lies and transposed."""
+_LAYERS_ON_THE_WAY = 2
+"""Layers whose activations are on the device while they are moved to the host or back."""
+_ROOMY = 0.7
+"""Share of a device's memory up to which nobody asks what could be saved."""
+_NODES_AHEAD = 2
+"""Nodes of a tensor team up to which a host that stalls at messages is ahead of its device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
-    """Bytes per parameter of a rank's gradients and optimizer state, before sharding."""
+class _Moment:
+    """What a rank holds beside what it holds all the time."""
 
-    gradient: float
-    """Held all the time; 0 where gradients come and go with the step."""
-    fleeting_gradient: float
-    """Held from the backward pass of a block to the end of that pass."""
-    state: float
+    phase: Phase
+    kept: float
+    working: float = 0.0
+    gradients: float = 0.0
+    whole: Whole = _NOTHING
+    """Parameters and gradients that ZeRO 3 has whole for a while."""
 
+    @property
+    def here(self) -> float:
+        """On the stream of the computation."""
+        return self.kept + self.working + self.whole.here
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """Parameters of a stage: all of them, and how many of them a rank has of what is sharded."""
-
-    dense: float
-    experts: float
-    replicas: int
-    expert_replicas: int
-
-    def share(self, *, sharded: bool) -> float:
-        if not sharded:
-            return self.dense + self.experts
-        return self.dense / self.replicas + self.experts / self.expert_replicas
+    @property
+    def total(self) -> float:
+        return self.here + self.gradients + self.whole.aside
 
 
 def sharded_memory(
@@ -62,279 +76,273 @@ def sharded_memory(
     *,
     stalled: bool = False,
 ) -> RankMemory:
-    """The peak of a rank of ``stage``: at the turn from forward to backward, or later as gradients replace
-    activations.
+    """The peak of a rank of ``stage``: at a block of a micro-batch's passes when most are in flight, or in
+    the update.
 
     ``stalled`` says that the host is held up at the messages of the pipeline for longer than the device works
     in between.
     """
     plan = job.plan
-    own = _weight_bytes(graph)
-    tied = _tied_elements(graph) if stages > 1 and stage.index == stages - 1 else 0
-    held = _held(plan, stage, tied)
+    tied = tied_elements(graph) if stages > 1 and stage.index == stages - 1 else 0
+    owned = held(job, stage, tied)
     whole = all(weight.trainable for weight in graph.weights)
-    trained = held if whole else _held(plan, stage, 0, trained=True)
-    sizes = _sizes(job, graph, profile)
-    if plan.shard in _SHARDS_GRADIENTS:
-        sizes = replace(sizes, fleeting_gradient=sizes.fleeting_gradient / held.replicas)
-    kept, working, fleeting = _passes(job, graph, stage, sizes, profile)
-    weights = float(sum(block.weight_bytes for block in stage.blocks)) + tied * own
-    sharded = plan.shard == "zero3"
+    trained = owned if whole else held(job, stage, 0, trained=True)
+    sizes = state_sizes(job, graph, profile)
+    moments = tuple(_moments(job, graph, stage, profile, sizes, trained))
+    most = max(moments, key=lambda moment: moment.total)
+    cast = _cast_weights_bytes(graph, stage) if plan.shard != "zero3" else 0.0
+    in_fp8 = cast / _CAST_COPIES * weight_bytes(graph) if plan.fp8_gather else 0.0
     categories = {
-        "weights": weights * held.share(sharded=sharded) / max(1.0, held.share(sharded=False)),
-        "gradients": sizes.gradient * trained.share(sharded=plan.shard in _SHARDS_GRADIENTS) + fleeting,
+        "weights": _weights_bytes(job, graph, stage, owned, sizes, tied) - in_fp8,
+        "gradients": sizes.gradient * trained.share(sharded=plan.shard in SHARDS_GRADIENTS) + most.gradients,
         "optimizer_state": 0.0
         if plan.offload or plan.servers
-        else sizes.state * trained.share(sharded=plan.shard in _SHARDS_STATE),
-        "activations": kept,
-        "temporaries": working,
-        "buffers": _gathered_bytes(job, stage, profile, held)
-        + (_bucket_bytes(plan, profile, trained, _weight_bytes(graph, trained=True)) if job.trains else 0.0)
-        + _cast_weights_bytes(graph, stage),
+        else sizes.state * trained.share(sharded=plan.shard in SHARDS_STATE),
+        "activations": most.kept,
+        "temporaries": most.working,
+        "buffers": most.whole.here
+        + most.whole.aside
+        + (_bucket_bytes(plan, profile, trained, weight_bytes(graph, trained=True)) if job.trains else 0.0)
+        + cast,
         "workspaces": (2.0 if job.trains else 1.0)
         * max(library_workspace(group.device) for group in job.cluster.groups),
     }
+    cached, returnable = _cached_bytes(job, graph, stage, profile, moments, most, stalled=stalled)
+    if job.trains and stage.index in (0, stages - 1):  # one of these is the fullest
+        shards = _shard_buffers(job, graph, stage.chunks[0], profile, sizes, trained)
+        (flying, *_) = in_flight(plan, stage.index, len(stage.chunks), job.accumulation)
+        replayed = replayed_bytes(job, graph, stage, profile, sizes, trained, shards, flying)
+        if replayed is not None:
+            split, held_now = cached - returnable, sum(categories.values())
+            cached = max(split, replayed + categories["workspaces"] - held_now)
+            returnable = cached - split
+    capacity = min(group.device.memory_bytes for group in job.cluster.groups)
+    room = capacity - sum(categories.values())
+    returned = min(returnable, max(0.0, cached - room))
+    cached, returnable = cached - returned, returnable - returned
     return RankMemory(
         stage=stage.index,
         by_category=categories,
-        cached_bytes=_cached_bytes(job, graph, stage, profile, kept, stalled=stalled),
-        peak=PeakMoment(phase="backward" if job.trains and (working or fleeting) else "forward"),
+        cached_bytes=cached,
+        returnable_bytes=returnable,
+        open_bytes=_open_bytes(job, graph, stage, profile, sizes, trained, most, cast)
+        if job.trains and room < (1.0 - _ROOMY) * capacity
+        else 0.0,
+        peak=PeakMoment(phase=most.phase),
     )
 
 
-# Parameters
+def _weights_bytes(job: Job, graph: OpGraph, stage: Stage, owned: Held, sizes: Sizes, tied: int) -> float:
+    """Of a rank's parameters as it keeps them: a shard of ZeRO 3 may be wider than what is computed with."""
+    own = weight_bytes(graph)
+    weights = float(sum(block.weight_bytes for block in stage.blocks)) + tied * own
+    sharded = job.plan.shard == "zero3"
+    wider = sizes.shard / own if sharded and job.trains else 1.0
+    return weights * max(1.0, wider) * owned.share(sharded=sharded) / max(1.0, owned.share(sharded=False))
 
 
-def _weight_bytes(graph: OpGraph, *, trained: bool = False) -> int:
-    """Of a parameter, or of one that is trained."""
-    return max((ITEM_BYTES[w.dtype] for w in graph.weights if w.trainable >= trained), default=_FP32)
-
-
-def _held(plan: Plan, stage: Stage, tied: int, *, trained: bool = False) -> _Held:
-    replicas = (plan.data or 1) * plan.context
-    weights = [weight for weight in stage.weights if weight.trainable >= trained]
-    return _Held(
-        dense=float(sum(weight.elements for weight in weights if not weight.expert) + tied),
-        experts=float(sum(weight.elements for weight in weights if weight.expert)),
-        replicas=replicas,
-        expert_replicas=max(1, replicas // min(plan.expert, replicas)),
-    )
-
-
-def gradient_bytes(graph: OpGraph, plan: Plan, stage: Stage) -> float:
-    """Of all that a rank trains, as its parameters are kept."""
-    trained = _held(plan, stage, 0, trained=True)
-    return _weight_bytes(graph, trained=True) * trained.share(sharded=plan.shard in _SHARDS_GRADIENTS)
+def _open_bytes(
+    job: Job,
+    graph: OpGraph,
+    stage: Stage,
+    profile: Profile,
+    sizes: Sizes,
+    trained: Held,
+    most: _Moment,
+    cast: float,
+) -> float:
+    """Less that a rank would hold with what the job leaves open and Megatron's public recipes set: gradients
+    in bf16, weights in fp8 alone, recomputation."""
+    training, plan = job.workload.training, job.plan
+    if training.framework != "megatron":
+        return 0.0
+    less = 0.0
+    if training.gradient_precision is None and training.precision in ("bf16", "fp8"):
+        less += sizes.gradient / 2 * trained.share(sharded=plan.shard in SHARDS_GRADIENTS)
+    if plan.fp8_gather is None:
+        less += cast / _CAST_COPIES * weight_bytes(graph)
+    if UNSAID_RECOMPUTATION in job.assumed:
+        again = replace(job, plan=replace(plan, recompute="full"))
+        least = max(moment.total for moment in _moments(again, graph, stage, profile, sizes, trained))
+        less += max(0.0, most.total - least)
+    return less
 
 
 def _cast_weights_bytes(graph: OpGraph, stage: Stage) -> float:
     """Of weights in fp8 that stay for all micro-batches of a step, as they lie and transposed."""
-    return float(
-        sum(
-            graph.buffers[buffer].size_bytes
-            for block in stage.blocks
-            for i in (*block.piece.forward.tolist(), *block.piece.backward.tolist())
-            if graph.ops[i].operator.name == SCALED
-            for buffer in graph.ops[i].reads
-            if graph.buffers[buffer].category == "weights"
-        )
+    return float(sum(_cast_bytes(graph, block.piece) for block in stage.blocks))
+
+
+@functools.lru_cache(maxsize=256)
+def _cast_bytes(graph: OpGraph, piece: Piece) -> int:
+    return sum(
+        graph.buffers[buffer].size_bytes
+        for i in (*piece.forward.tolist(), *piece.backward.tolist())
+        if graph.ops[i].operator.name == SCALED
+        for buffer in graph.ops[i].reads
+        if graph.buffers[buffer].category == "weights"
     )
 
 
-def _tied_elements(graph: OpGraph) -> int:
-    """Elements of parameters that the first and the last block share: a pipeline holds them at both of its
-    ends."""
-    everything = blocks(graph)
-    first, last = (
-        {
-            buffer
-            for i in block.piece.forward.tolist()
-            for buffer in graph.ops[i].reads
-            if graph.buffers[buffer].category == "weights"
-        }
-        for block in (everything[0], everything[-1])
-    )
-    shared: set[int] = first & last
-    return sum(graph.buffers[buffer].size_bytes for buffer in shared) // _weight_bytes(graph)
-
-
-def _sizes(job: Job, graph: OpGraph, profile: Profile) -> _Sizes:
-    if not job.trains:
-        return _Sizes(gradient=0.0, fleeting_gradient=0.0, state=0.0)
-    traced = sum(
-        weight.elements for weight in graph.weights if _is_traced(graph, weight.name) and weight.trainable
-    )
-    state = sum(buffer.size_bytes for buffer in graph.buffers if buffer.category == "optimizer_state") / max(
-        1, traced
-    )
-    own = _weight_bytes(graph, trained=True)
-    if profile.keeps_fp32_gradients:
-        persistent = own if job.workload.training.precision == "fp16" else _FP32
-        return _Sizes(
-            gradient=persistent, fleeting_gradient=own if profile.uses_ddp_beside else 0.0, state=state
-        )
-    if job.accumulation > 1 or profile.bucket_bytes == 0:
-        return _Sizes(gradient=own, fleeting_gradient=0.0, state=state)
-    return _Sizes(gradient=0.0, fleeting_gradient=own, state=state)
-
-
-def _is_traced(graph: OpGraph, name: str) -> bool:
-    layer = None if graph.stack is None else graph.stack.layer_of(name)
-    return layer is None or graph.stack is None or layer < graph.stack.traced
-
-
-def _gathered_bytes(job: Job, stage: Stage, profile: Profile, held: _Held) -> float:
-    """ZeRO 3 has the whole parameters of two blocks at once: of one that runs, and of the next."""
-    if job.plan.shard != "zero3" or held.replicas == 1:
-        return 0.0
-    low = profile.casts_shards and job.workload.training.precision.startswith("amp")
-    return 2.0 * max(
-        ((block.dense + block.experts) * 2 if low else block.weight_bytes for block in stage.blocks),
-        default=0,
-    )
-
-
-def _bucket_bytes(plan: Plan, profile: Profile, held: _Held, own: int) -> float:
+def _bucket_bytes(plan: Plan, profile: Profile, trained: Held, own: int) -> float:
     """torch's DistributedDataParallel copies gradients to buckets of its own."""
     uses_ddp = profile.uses_ddp_beside or not profile.keeps_fp32_gradients
-    wrapped = uses_ddp and plan.shard in ("none", "zero1") and held.replicas > 1 and not plan.servers
-    return held.dense * own if wrapped else 0.0
+    wrapped = uses_ddp and plan.shard in ("none", "zero1") and trained.replicas > 1 and not plan.servers
+    return trained.dense * own if wrapped else 0.0
 
 
-# Activations
+# Passes
 
 
-def in_flight(plan: Plan, stage: int, chunks: int, micro_batches: int) -> tuple[int, ...]:
-    """For each chunk of a stage, the micro-batches whose activations it holds when the first backward pass
-    begins.
+def _moments(
+    job: Job, graph: OpGraph, stage: Stage, profile: Profile, sizes: Sizes, trained: Held
+) -> Iterator[_Moment]:
+    """What is held at each block as a micro-batch goes forward and backward when most are in flight, and in
+    the update; in inference one block at a time, and what is kept of every micro-batch."""
 
-    >>> in_flight(Plan(pipeline=4), 0, 1, 8), in_flight(Plan(pipeline=4), 3, 1, 8)
-    ((4,), (1,))
-    >>> in_flight(Plan(pipeline=4, schedule="interleaved"), 3, 3, 8)
-    (4, 4, 1)
-    """
-    if plan.pipeline == 1:
-        return (1,) * chunks
-    if plan.schedule == "gpipe":
-        return (micro_batches,) * chunks
-    if chunks == 1:
-        return (min(micro_batches, plan.pipeline - stage),)
-    warm_up = (plan.pipeline - stage - 1) * 2 + (chunks - 1) * plan.pipeline
-    begun = range(min(micro_batches * chunks, warm_up + 1))
-    turns = [i % (plan.pipeline * chunks) // plan.pipeline for i in begun]
-    return tuple(turns.count(chunk) for chunk in range(chunks))
+    def kind(block: Block) -> tuple[int, bool]:
+        return id(block.piece), runs_again(job.plan, graph, block)
 
-
-def _passes(
-    job: Job, graph: OpGraph, stage: Stage, sizes: _Sizes, profile: Profile
-) -> tuple[float, float, float]:
-    """Activations, temporaries and fleeting gradients at the moment when they are most together; in inference
-    one block at a time, and what is kept of every micro-batch."""
-    plan = job.plan
+    alike = {kind(block): block for block in stage.blocks}
+    memories = {one: block_memory(job, graph, block, profile) for one, block in alike.items()}
+    chunks = [[memories[kind(block)] for block in chunk] for chunk in stage.chunks]
     if not job.trains:
-        kept = sum(block.piece.kept_bytes for block in stage.blocks) * job.accumulation
-        return float(kept), float(max(block.piece.working_bytes for block in stage.blocks)), 0.0
-    counts = in_flight(plan, stage.index, len(stage.chunks), job.accumulation)
+        kept = sum(one.kept for chunk in chunks for one in chunk) * job.accumulation
+        for one in (one for chunk in chunks for one in chunk):
+            yield _Moment(phase="forward", kept=kept, working=one.forward - one.kept)
+        return
+    counts = in_flight(job.plan, stage.index, len(stage.chunks), job.accumulation)
     everything = sum(
-        count * sum(kept_bytes(graph, block, plan, profile) for block in chunk)
-        for count, chunk in zip(counts, stage.chunks, strict=True)
+        count * sum(one.kept for one in chunk) for count, chunk in zip(counts, chunks, strict=True)
     )
-    best = (everything, 0.0, 0.0)
-    for count, chunk in zip(counts, stage.chunks, strict=True):
-        if count:
-            best = max(best, *_backward(graph, chunk, everything, plan, sizes, profile), key=sum)
-    return best
+    if job.plan.offload_activations:  # what is on its way to the host and back
+        everything += _LAYERS_ON_THE_WAY * max(
+            block.piece.kept_bytes for block in stage.blocks if block.is_layer
+        )
+    for count, blocks, chunk in zip(counts, stage.chunks, chunks, strict=True):
+        if count and blocks:
+            shards = _shard_buffers(job, graph, blocks, profile, sizes, trained)
+            yield from _chunk_moments(job, blocks, chunk, everything, shards, sizes, trained)
+    share = trained.share(sharded=job.plan.shard in SHARDS_GRADIENTS)
+    updated = trained.share(sharded=job.plan.shard in SHARDS_STATE)
+    update = 0.0 if job.plan.offload or job.plan.servers else sizes.update * updated
+    yield _Moment(phase="optimizer", kept=0.0, working=update, gradients=sizes.fleeting_gradient * share)
 
 
-def _backward(
-    graph: OpGraph, chunk: Sequence[Block], left: float, plan: Plan, sizes: _Sizes, profile: Profile
-) -> list[tuple[float, float, float]]:
-    """What is held at each block as one micro-batch goes backward through a chunk."""
-    moments, gradients = [], 0.0
-    for block in reversed(chunk):
-        moments.append((left, _working(graph, block, plan, profile), gradients))
-        left -= kept_bytes(graph, block, plan, profile)
-        trained = sum(weight.elements for weight in block.weights if weight.trainable)
-        gradients += sizes.fleeting_gradient * trained
-    return [*moments, (left, 0.0, gradients)]
+def _chunk_moments(
+    job: Job,
+    blocks: Sequence[Block],
+    memories: Sequence[BlockMemory],
+    everything: float,
+    shards: ShardBuffers | None,
+    sizes: Sizes,
+    trained: Held,
+) -> Iterator[_Moment]:
+    """One micro-batch forward through a chunk, as the last of those in flight, and backward."""
+    left = everything - sum(one.kept for one in memories)
+    for i, one in enumerate(memories):
+        whole = shards.forward(i) if shards else _NOTHING
+        left += one.kept
+        yield _Moment(phase="forward", kept=left, working=one.forward - one.kept, whole=whole)
+    sharded, gradients = job.plan.shard in SHARDS_GRADIENTS, 0.0
+    for i in range(len(blocks) - 1, -1, -1):
+        one, block = memories[i], blocks[i]
+        whole = shards.backward(i) if shards else _NOTHING
+        most = one.with_gradients if shards or sizes.fleeting_gradient else one.backward
+        yield _Moment(
+            phase="backward",
+            kept=left,
+            working=most - one.kept,
+            gradients=gradients,
+            whole=whole,
+        )
+        left -= one.kept
+        gradients += sizes.fleeting_gradient * _trained_share(block, trained, sharded=sharded)
+        whole = shards.after(i) if shards else _NOTHING
+        yield _Moment(phase="backward", kept=left, gradients=gradients, whole=whole)
 
 
-def _recomputed(graph: OpGraph, block: Block, plan: Plan) -> bool:
-    return plan.recompute == "full" and runs_again(plan, graph, block)
-
-
-def kept_bytes(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> float:
-    """What a block keeps of a micro-batch from its forward to its backward pass."""
-    if _recomputed(graph, block, plan):
-        return float(block.piece.handed_on_bytes)
-    by_operators = plan.recompute == "operators" or (
-        plan.recompute == "selective" and profile.selective_recompute == "half"
+def _trained_share(block: Block, trained: Held, *, sharded: bool) -> float:
+    """Parameters of a block whose gradients a rank has, as they are sharded."""
+    return sum(
+        weight.elements / ((trained.expert_replicas if weight.expert else trained.replicas) if sharded else 1)
+        for weight in block.weights
+        if weight.trainable
     )
-    halved = by_operators and runs_again(plan, graph, block)
-    return block.piece.kept_bytes * (_HALF_KEPT if halved else 1.0)
 
 
-def _working(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> float:
-    """Temporaries of a block; a loss of the framework's own holds as many copies of the logits as it is known
-    to."""
-    if _recomputed(graph, block, plan):
-        return float(block.piece.working_bytes + block.piece.kept_bytes)
-    logits = _logits_bytes(graph, block) if profile.loss_copies is not None else 0
-    return (
-        (profile.loss_copies - 1) * logits
-        if logits and profile.loss_copies is not None
-        else float(block.piece.working_bytes)
-    )
+def _shard_buffers(
+    job: Job, graph: OpGraph, blocks: Sequence[Block], profile: Profile, sizes: Sizes, trained: Held
+) -> ShardBuffers | None:
+    if job.plan.shard != "zero3":
+        return None
+    gather, reduce = _on_the_network(job, graph, profile, sizes)
+    tied = tied_elements(graph) > 0
+    return ShardBuffers.of(job, blocks, profile, trained, gather=gather, reduce=reduce, tied=tied)
 
 
-def _logits_bytes(graph: OpGraph, block: Block) -> int:
-    """Size of the logits in fp32, where a block ends in a product whose result becomes fp32; else 0."""
-    products = [
-        graph.ops[i].operator
-        for i in block.piece.forward.tolist()
-        if traits(graph.ops[i].operator.name).kind == "product"
-    ]
-    if block.is_layer or not products:
-        return 0
-    size = products[-1].outputs[0].numel * _FP32
-    born = {buffer for i in block.piece.forward.tolist() for buffer in graph.ops[i].writes}
-    return size if any(graph.buffers[buffer].size_bytes == size for buffer in born) else 0
+def _on_the_network(job: Job, graph: OpGraph, profile: Profile, sizes: Sizes) -> tuple[float, float]:
+    """Bytes of a parameter as it is gathered, and of a gradient as it is reduced."""
+    gather = float(weight_bytes(graph))
+    given = job.plan.reduce_precision
+    if given is not None:
+        return gather, {"fp32": 4.0, "bf16": 2.0}[given]
+    if profile.keeps_fp32_gradients:
+        return gather, sizes.gradient
+    return gather, float(FP32) if profile.reduces_in_fp32 else gather
 
 
 # The allocator
 
 
 def _cached_bytes(
-    job: Job, graph: OpGraph, stage: Stage, profile: Profile, kept: float, *, stalled: bool
-) -> float:
-    """Beside tensors: split blocks, blocks whose collectives have not run yet, and segments for what fits in
-    no block of activations. Segments that expand have neither the first nor the last."""
+    job: Job,
+    graph: OpGraph,
+    stage: Stage,
+    profile: Profile,
+    moments: Sequence[_Moment],
+    most: _Moment,
+    *,
+    stalled: bool,
+) -> tuple[float, float]:
+    """Beside tensors, and what of it torch could return to a device that is full: memory of each stream that
+    others do not use, split blocks, blocks whose collectives have not run yet, and segments for what fits in
+    no block of activations. Segments that expand have neither split blocks nor the last."""
     expands = AllocatorSettings.read(job.workload.training.allocator or "").expandable_segments
+    kept = max(moment.kept for moment in moments)
+    split = 0.0 if expands else _SPLIT_LOSS * kept
     if not job.trains:
-        return 0.0 if expands else _SPLIT_LOSS * kept
-    logits = max((_logits_bytes(graph, block) for block in stage.blocks), default=0)
+        return split, 0.0
+    streams = most.total
+    if job.plan.shard == "zero3":
+        parts = [(one.here, one.gradients, one.whole.aside) for one in moments]
+        streams = sum(max(column) for column in zip(*parts, strict=True))
+    logits = max((logits_bytes(graph, block) for block in stage.blocks), default=0)
     largest = max((weight.elements * ITEM_BYTES[weight.dtype] for weight in stage.weights), default=0)
-    scratch = profile.parameter_copies * largest if largest > logits else 0.0
+    scratch = profile.parameter_copies * largest if largest > logits and not expands else 0.0
     ahead = _passes_ahead(job, stage, stalled=stalled) if profile.gathers_on_own_stream else 0.0
-    fetched = sum(_fetched_bytes(graph, block) for block in stage.blocks)
-    return ahead * fetched + (0.0 if expands else _SPLIT_LOSS * kept + scratch)
+    fetched = ahead and ahead * sum(_fetched_bytes(graph, block.piece) for block in stage.blocks)
+    returnable = streams - most.total + fetched + scratch
+    return split + returnable, returnable
 
 
 def _passes_ahead(job: Job, stage: Stage, *, stalled: bool) -> float:
     """Forward passes that the host has issued and the device has not run: all in flight, or what fills the
     pipeline before it stalls.
 
-    torch does not reuse the blocks of a collective on another stream before the device has passed it.
+    torch does not reuse the blocks of a collective on another stream before the device has passed it. Where
+    a tensor team spans more than two nodes, no pass is ahead in any of nanotron's public runs that stall.
     """
     counts = in_flight(job.plan, stage.index, len(stage.chunks), job.accumulation)
     passes = sum(counts) / len(counts)
+    if stalled and job.plan.tensor > _NODES_AHEAD * job.cluster.devices_per_node:
+        return 0.0
     return max(0.0, passes - 2.0) if stalled else passes
 
 
-def _fetched_bytes(graph: OpGraph, block: Block) -> int:
+@functools.lru_cache(maxsize=256)
+def _fetched_bytes(graph: OpGraph, piece: Piece) -> int:
     """What tensor parallelism gathers in a forward pass and lets go."""
-    gathers = (
-        graph.ops[i] for i in block.piece.forward.tolist() if graph.ops[i].operator.name == "all_gather"
-    )
+    gathers = (graph.ops[i] for i in piece.forward.tolist() if graph.ops[i].operator.name == "all_gather")
     written = (graph.buffers[buffer] for op in gathers for buffer in op.writes)
     return sum(buffer.size_bytes for buffer in written if buffer.category == "temporaries")

@@ -3,13 +3,17 @@ makes its shapes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from foretrain.capture.parallel.tensor_plan import is_fused, is_linear, reads_keys
+from foretrain.capture.parallel.adapted import is_linear
+from foretrain.capture.parallel.tensor_plan import is_fused, reads_keys
+from foretrain.capture.sources.linear_attention import is_delta_rule
+from foretrain.capture.sources.state_space import is_chunked, is_state_space
 from foretrain.errors import InputError
 
 _HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads", "nheads", "nhead", "heads")
@@ -43,8 +47,18 @@ class Narrowing:
     With ``keeps_sizes``, numbers that the module's code computes with stay those of the whole.
     """
 
-    def __init__(self, module: nn.Module, degree: int, *, keeps_sizes: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        degree: int,
+        field: str = "plan.tensor",
+        *,
+        keeps_sizes: bool = False,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
         self._module, self._degree, self._keeps_sizes = module, degree, keeps_sizes
+        self._field = field
+        self._names = names or {}  # of layers inside of one with an adapter: the name of that one
         self._whole: dict[int, tuple[nn.Parameter, int]] = {}  # a part -> itself, and the size that was cut
         self._holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
         for child in module.modules():
@@ -59,7 +73,7 @@ class Narrowing:
         them."""
         families: dict[str, list[str]] = {}
         for path in columns:
-            families.setdefault(path.rpartition(".")[0], []).append(path)
+            families.setdefault(self.owner(path), []).append(path)
         for parent_path, paths in families.items():
             self._narrow_family(self._module.get_submodule(parent_path), paths)
         for path in rows:
@@ -67,16 +81,27 @@ class Narrowing:
             dim = 1 - _output_dim(layer)
             self._resize(layer, dim, self._share(_weight(layer).shape[dim], f"inputs of {path}"))
         if not self._keeps_sizes:
-            self._divide_heads({self._module.get_submodule(path) for path in (*columns, *rows)})
+            cut = (name for path in (*columns, *rows) for name in (path, self._names.get(path, path)))
+            self._divide_heads({self._module.get_submodule(path) for path in cut})
+
+    def owner(self, path: str) -> str:
+        """The path of the module that calls a layer."""
+        return self._names.get(path, path).rpartition(".")[0]
 
     def _narrow_family(self, parent: nn.Module, paths: list[str]) -> None:
+        if is_delta_rule(parent):
+            self._narrow_delta_rule(parent, paths)
+            return
+        if is_state_space(parent):
+            self._narrow_state_space(parent, paths)
+            return
         heads = self._heads(parent)
         widths: dict[int, int] = {}
         for path in paths:
             layer = self._module.get_submodule(path)
             dim = _output_dim(layer)
             width = _weight(layer).shape[dim]
-            widths[width] = self._part_of(path, width, heads)
+            widths[width] = self._part_of(self._names.get(path, path), width, heads)
             self._resize(layer, dim, widths[width])
         if heads is not None:
             self._narrow_beside(parent, heads, widths)
@@ -119,7 +144,7 @@ class Narrowing:
 
     def _share(self, size: int, what: str) -> int:
         if size % self._degree:
-            raise InputError(f"plan.tensor: {self._degree} does not divide the {size} {what}")
+            raise InputError(f"{self._field}: {self._degree} does not divide the {size} {what}")
         return size // self._degree
 
     def _narrow_beside(self, parent: nn.Module, heads: _Heads, widths: dict[int, int]) -> None:
@@ -148,13 +173,70 @@ class Narrowing:
         if isinstance(shape, tuple) and shape[-1] in widths:
             norm.normalized_shape = (widths[shape[-1]],)  # type: ignore[assignment]
 
+    def _narrow_state_space(self, mixer: Any, paths: list[str]) -> None:
+        """As Megatron's ``MambaMixer``: channels are divided by heads, and what goes into and out of states
+        by groups of heads, which are copied where there are fewer than ranks. The channels of Mamba have no
+        heads, and what goes into their states is summed up (``x_proj``)."""
+        inner = self._share(mixer.intermediate_size, "channels of a state-space layer")
+        width, channels = 2 * inner, inner
+        if is_chunked(mixer):
+            heads = self._share(mixer.num_heads, "heads of a state-space layer")
+            groups, state = mixer.n_groups, mixer.ssm_state_size
+            if groups % self._degree and self._degree % groups:
+                raise InputError(
+                    f"plan.tensor: {self._degree} neither divides the {groups} groups of a state-space layer "
+                    "nor is a multiple of them"
+                )
+            local = max(1, groups // self._degree)
+            channels = inner + 2 * local * state
+            width = inner + channels + heads
+            mixer.num_heads, mixer.n_groups, mixer.conv_dim = heads, local, channels
+            if hasattr(mixer, "groups_time_state_size"):
+                mixer.groups_time_state_size = local * state
+            norm = getattr(mixer, "norm", None)
+            if norm is not None:
+                self._narrow_norm(norm, {mixer.intermediate_size: inner})
+                norm.group_size = min(getattr(norm, "group_size", inner), inner)
+                norm.n_groups = local
+        for path in paths:
+            layer = self._module.get_submodule(path)
+            first = path.rpartition(".")[2] == "in_proj" or self._names.get(path, "").endswith(".in_proj")
+            self._resize(layer, _output_dim(layer), width if first else inner)
+        self._narrow_channels(mixer, channels)
+        for name, buffer in mixer._buffers.items():
+            if buffer is not None and name == "mup_vector":
+                mixer._buffers[name] = buffer[..., :width].contiguous()
+        mixer.intermediate_size = inner
+
+    def _narrow_delta_rule(self, mixer: Any, paths: list[str]) -> None:
+        """Linear attention: heads of keys and of values are divided."""
+        for name in ("num_k_heads", "num_v_heads", "key_dim", "value_dim", "conv_dim"):
+            if hasattr(mixer, name):
+                setattr(mixer, name, self._share(getattr(mixer, name), f"{name} of linear attention"))
+        for path in paths:
+            layer = self._module.get_submodule(path)
+            dim = _output_dim(layer)
+            self._resize(layer, dim, self._share(_weight(layer).shape[dim], f"outputs of {path}"))
+        self._narrow_channels(mixer, self._share(mixer.conv1d.out_channels, "channels of linear attention"))
+
+    def _narrow_channels(self, mixer: Any, channels: int) -> None:
+        """Decay rates and steps by heads, and the convolution of each channel."""
+        for name in ("A_log", "D", "dt_bias"):
+            if (parameter := mixer._parameters.get(name)) is not None:
+                self._cut(parameter, 0, self._share(parameter.shape[0], name))
+        self._cut(_weight(mixer.conv1d), 0, channels)
+        if mixer.conv1d.bias is not None:
+            self._cut(mixer.conv1d.bias, 0, channels)
+        mixer.conv1d.in_channels = mixer.conv1d.out_channels = mixer.conv1d.groups = channels
+
     def _divide_heads(self, cut: set[nn.Module]) -> None:
         """Counts of heads wherever a module or a configuration keeps them, but for modules whose layers stay
         whole."""
         holders: dict[int, Any] = {}
+        adapted = {self._module.get_submodule(name) for name in self._names.values()}
         for child in self._module.modules():
-            layers = {layer for layer in child.children() if is_linear(layer)}
-            if layers and not layers & cut:
+            layers = {layer for layer in child.children() if is_linear(layer) or layer in adapted}
+            if (layers and not layers & cut) or is_state_space(child):
                 continue
             config = getattr(child, "config", None)
             holders |= {
@@ -163,6 +245,7 @@ class Narrowing:
                 if one is not None
             }
         for holder in holders.values():
+            _fix_head_width(holder)
             queries, keys = _first(holder, _HEADS), _first(holder, _KEY_HEADS)
             if queries is not None and queries % self._degree == 0:
                 _set_all(holder, _HEADS, queries // self._degree)
@@ -245,6 +328,13 @@ def _set_all(holder: Any, names: tuple[str, ...], value: int) -> None:
     for name in names:
         if type(getattr(holder, name, None)) is int:
             setattr(holder, name, value)
+
+
+def _fix_head_width(config: Any) -> None:
+    """Let a configuration say how wide a head is where it leaves that to width over heads."""
+    width, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
+    if type(width) is int and type(heads) is int and not isinstance(config, nn.Module):
+        config.head_dim = getattr(config, "head_dim", None) or width // heads
 
 
 def _weight(layer: nn.Module) -> nn.Parameter:

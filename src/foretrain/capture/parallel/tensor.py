@@ -10,26 +10,28 @@ without gathering logits; inference, which has no loss, gathers them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
+from foretrain.capture.parallel.adapted import AdaptedLayer, Style, adapted_layers, is_linear
 from foretrain.capture.parallel.collectives import (
     all_gather,
     copy_to,
     gather,
+    gather_results,
     reduce_from,
     scatter,
     take_slice,
-    vocabulary_cross_entropy,
 )
 from foretrain.capture.parallel.experts import expert_modules, takes_routes
 from foretrain.capture.parallel.narrowing import Narrowing
 from foretrain.capture.parallel.stacks import block_lists
-from foretrain.capture.parallel.tensor_plan import is_linear, layer_roles, seen_layers
+from foretrain.capture.parallel.tensor_plan import layer_roles, seen_layers
+from foretrain.capture.parallel.vocabulary import VocabularyLoss, mask_others
 from foretrain.capture.parallel.whole_sizes import WholeSizes, cut, head_counts, uncut
 from foretrain.capture.parallel.wrapping import Shared, after, at_exit, before, keeping_parts
 from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
@@ -38,6 +40,10 @@ from foretrain.job import Job
 KEEPS_PARTS = ("megatron", "nanotron")
 """Frameworks that keep a rank's part of what sequence parallelism gathers, and gather it again for the
 weights' gradients."""
+
+SUMS_EACH = ("pytorch", "automodel")
+"""Frameworks that cut layers by torch's ``ColwiseParallel``, each of which sums up the gradient of its
+input."""
 
 
 class TensorParallel:
@@ -54,6 +60,8 @@ class TensorParallel:
         given: Mapping[str, str] | None = None,
         keeps_sizes: bool = False,
         whole_logits: bool = False,
+        style: Style = "torch",
+        shares_inputs: bool = True,
     ) -> None:
         self._module, self._degree = module, degree
         self._whole_logits = whole_logits
@@ -63,11 +71,16 @@ class TensorParallel:
         self._heads = head_counts(module) if keeps_sizes else set()
         self._by_sequence = by_sequence and degree > 1
         self._keeps_parts = keeps_parts
+        self._shares_inputs = shares_inputs
         self._vocabulary: set[int] = set()
         self._regions: list[nn.Module] = []
         self._embeds_parts = False
+        self._adapted: list[AdaptedLayer] = []
+        self._towers = _towers(module) if self._by_sequence else ()
+        self._in_tower = False
         if degree > 1:
-            roles = layer_roles(module, given)
+            self._adapted = adapted_layers(module)
+            roles = layer_roles(module, given, style)
             self._check_cover(roles)
             if "vocab" not in roles.values() and any(isinstance(m, nn.Embedding) for m in module.modules()):
                 self.notes.append(
@@ -77,18 +90,23 @@ class TensorParallel:
             self._split({path: role for path, role in roles.items() if role != "replicate"}, whole_experts)
 
     @classmethod
-    def of(cls, job: Job, module: nn.Module, *, keeps_sizes: bool = False) -> TensorParallel:
-        """As the job's plan has it; with ``keeps_sizes``, for code that is written for whole layers."""
+    def of(
+        cls, job: Job, module: nn.Module, *, whole_experts: bool = False, keeps_sizes: bool = False
+    ) -> TensorParallel:
+        """As the job's plan has it; with ``whole_experts``, but for experts; with ``keeps_sizes``, for code
+        that is written for whole layers."""
         plan = job.plan
         return cls(
             module,
             plan.tensor,
             by_sequence=plan.sequence_parallel,
             keeps_parts=job.workload.training.framework in KEEPS_PARTS,
-            whole_experts=plan.expert > 1,
+            whole_experts=whole_experts,
             given=plan.tensor_plan,
             keeps_sizes=keeps_sizes,
             whole_logits=not job.trains,
+            style="megatron" if job.workload.training.framework == "megatron" else "torch",
+            shares_inputs=job.workload.training.framework not in SUMS_EACH,
         )
 
     def explain(self, error: CaptureError) -> ForetrainError:
@@ -136,11 +154,23 @@ class TensorParallel:
             [path for path, role in roles.items() if role == wanted] for wanted in ("column", "row")
         )
         holders = {} if whole_experts else expert_modules(self._module)
-        narrowing = Narrowing(self._module, self._degree, keeps_sizes=self._keeps_sizes)
+        names = {layer.base: layer.path for layer in self._adapted}
+        names |= {layer.up: layer.path for layer in self._adapted if roles.get(layer.base) == "column"}
+        narrowing = Narrowing(self._module, self._degree, keeps_sizes=self._keeps_sizes, names=names)
         narrowing.narrow(columns, rows)
-        self._connect_columns(columns)
+        beside = {path for layer in self._adapted for path in (layer.down, layer.up)}
+        self._connect_columns([path for path in columns if path not in beside], narrowing)
         for path in rows:
-            after(self._module.get_submodule(path), self._leave)
+            if path not in beside:
+                inside = path.endswith(".x_proj")  # of Mamba, between layers that are cut
+                after(self._module.get_submodule(path), self._sum_inside if inside else self._leave)
+        inputs: dict[str, Shared] = {}
+        for layer in self._adapted:
+            owner = layer.path.rpartition(".")[0]
+            if owner not in inputs:
+                inputs[owner] = Shared(lambda x: copy_to(x, "tensor"))
+                inputs[owner].within(self._module.get_submodule(owner))
+            self._connect_adapter(layer, roles, inputs[owner])
         if self._keeps_sizes:
             for path in columns:
                 after(self._module.get_submodule(path), cut(narrowing.ratio(path)))
@@ -161,7 +191,7 @@ class TensorParallel:
         first = narrowing.narrow_vocabulary(layer)
         if isinstance(layer, nn.Embedding):
             self._embeds_parts = True
-            _mask_others(layer, first)
+            mask_others(layer, first)
             if not self._by_sequence:
                 after(layer, self._leave)
         else:
@@ -174,19 +204,61 @@ class TensorParallel:
     # Communication
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
-        return (
-            gather(x, _sequence_dim(x), self._degree, "tensor") if self._by_sequence else copy_to(x, "tensor")
-        )
+        cuts = self._by_sequence and not self._in_tower
+        return gather(x, _sequence_dim(x), self._degree, "tensor") if cuts else copy_to(x, "tensor")
 
     def _leave(self, x: torch.Tensor) -> torch.Tensor:
-        return (
-            scatter(x, _sequence_dim(x), self._degree, "tensor")
-            if self._by_sequence
-            else reduce_from(x, "tensor")
-        )
+        cuts = self._by_sequence and not self._in_tower
+        return scatter(x, _sequence_dim(x), self._degree, "tensor") if cuts else reduce_from(x, "tensor")
 
-    def _connect_columns(self, columns: list[str]) -> None:
-        """Column layers with the same input share its communication.
+    def _leave_towers_whole(self) -> None:
+        """Encoders of images and sound have every position on every rank: patches and a class token are
+        rarely a multiple of the group, so Megatron's and others' sequence parallelism is for text alone."""
+        for path in self._towers:
+            tower = self._module.get_submodule(path)
+            tower.forward = self._whole_in(tower.forward)
+
+    def _whole_in(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            self._in_tower = True
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self._in_tower = False
+
+        return changed
+
+    def _sum_inside(self, x: torch.Tensor) -> torch.Tensor:
+        """What every rank reads as a whole between two layers that are cut."""
+        return copy_to(reduce_from(x, "tensor"), "tensor")
+
+    def _connect_adapter(self, layer: AdaptedLayer, roles: Mapping[str, str], enter: Shared) -> None:
+        """What the thin layers beside a layer exchange: mostly as many numbers per token as they are wide.
+        Megatron's first one reads the layer's input by itself; those of one input are one there."""
+        down, up = (self._module.get_submodule(path) for path in (layer.down, layer.up))
+        if roles.get(layer.down) == "column":
+            if not self._by_sequence:
+                before(down, enter)
+            after(down, lambda x: gather_results(x, self._degree, "tensor"))
+        if roles.get(layer.down) == "row":
+            whole = roles.get(layer.up) == "column"
+            after(down, (lambda x: reduce_from(x, "tensor")) if whole else self._leave)
+        if roles.get(layer.up) == "column":
+            before(up, lambda x: copy_to(x, "tensor"))
+            if roles.get(layer.base) == "row":
+                after(up, self._whole_results)
+
+    def _whole_results(self, x: torch.Tensor) -> torch.Tensor:
+        """The results of all ranks; with sequence parallelism, of the rank's part of the sequence."""
+        whole = gather_results(x, self._degree, "tensor")
+        if not self._by_sequence or self._in_tower:
+            return whole
+        return take_slice(whole, _sequence_dim(whole), self._degree, "tensor")
+
+    def _connect_columns(self, columns: list[str], narrowing: Narrowing) -> None:
+        """Column layers with the same input share its communication, but for torch's own parallel styles:
+        there each sums up the gradient of its input by itself.
 
         With sequence parallelism the module around them gets the whole sequence, as its shapes follow from
         its input; a block that holds such layers itself does not, as it works on its part of the sequence in
@@ -195,20 +267,25 @@ class TensorParallel:
         blocks = {id(block) for members in block_lists(self._module).values() for block in members}
         families: dict[str, list[nn.Module]] = {}
         for path in columns:
-            families.setdefault(path.rpartition(".")[0], []).append(self._module.get_submodule(path))
+            families.setdefault(narrowing.owner(path), []).append(self._module.get_submodule(path))
         for parent_path, layers in families.items():
             parent = self._module.get_submodule(parent_path)
             self._regions.append(parent)
             if self._by_sequence and id(parent) not in blocks:
-                self._enter_region(parent, layers)
+                in_tower = parent_path.startswith(self._towers) if self._towers else False
+                self._enter_region(parent, layers, keeps_parts=self._keeps_parts and not in_tower)
+                continue
+            if not (self._shares_inputs or self._by_sequence):
+                for layer in layers:
+                    before(layer, self._enter)
                 continue
             shared = Shared(self._enter)
             for layer in layers:
                 before(layer, shared)
             shared.within(parent)
 
-    def _enter_region(self, region: nn.Module, layers: list[nn.Module]) -> None:
-        if self._keeps_parts:
+    def _enter_region(self, region: nn.Module, layers: list[nn.Module], *, keeps_parts: bool) -> None:
+        if keeps_parts and all(_weight(layer).requires_grad for layer in layers):
             keeping_parts(
                 region, layers, self._enter, lambda x: all_gather(x, _sequence_dim(x), self._degree, "tensor")
             )
@@ -243,8 +320,15 @@ class TensorParallel:
             raise UnsupportedJob(
                 f"plan.sequence_parallel: {type(self._module).__name__} has no list of repeated blocks"
             )
+        self._leave_towers_whole()
         for path, blocks in lists.items():
+            if self._towers and path.startswith(self._towers):
+                continue
             members = list(blocks.children())
+            if getattr(blocks, "within_sequence", False):  # each takes parts and is followed by logits
+                for member in members:
+                    at_exit(member, self._enter)
+                continue
             before(members[0], self._begin)
             last = _norm_behind(self._module, path) or members[-1]
             at_exit(last, self._enter)
@@ -268,7 +352,7 @@ class TensorParallel:
         if not self._vocabulary:
             yield
             return
-        with _VocabularyLoss(self._vocabulary) as loss:
+        with VocabularyLoss(self._vocabulary) as loss:
             yield
         if needed and not loss.calls:
             raise UnsupportedJob(
@@ -278,38 +362,25 @@ class TensorParallel:
             )
 
 
-class _VocabularyLoss(TorchFunctionMode):
-    def __init__(self, widths: set[int]) -> None:
-        super().__init__()
-        self._widths = widths
-        self.calls = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is nn.functional.cross_entropy:
-            logits = args[0] if args else kwargs["input"]
-            target = args[1] if len(args) > 1 else kwargs["target"]
-            if logits.dim() == 2 and logits.shape[1] in self._widths and not target.is_floating_point():
-                self.calls += 1
-                return vocabulary_cross_entropy(logits, target)
-        return func(*args, **kwargs)
-
-
-def _mask_others(embedding: nn.Module, rows: int) -> None:
-    """Look up the tokens that the rank has; the others' rows are zero."""
-    embed = embedding.forward
-
-    def forward(ids: torch.Tensor) -> torch.Tensor:
-        elsewhere = (ids < 0) | (ids >= rows)
-        found: torch.Tensor = embed(ids.masked_fill(elsewhere, 0))
-        return found.masked_fill_(elsewhere.unsqueeze(-1), 0.0)
-
-    embedding.forward = forward
-
-
 def _sequence_dim(x: torch.Tensor) -> int:
     """Of (batch, sequence, ...), or of (tokens, ...)."""
     return 1 if x.dim() > 2 else 0
+
+
+def _towers(module: nn.Module) -> tuple[str, ...]:
+    """Paths of the encoders of images and sound in a model that reads text beside them."""
+    named = [
+        path
+        for path, _ in module.named_modules()
+        if path.rpartition(".")[2].startswith(("vision_tower", "vision_model", "visual", "audio_tower"))
+    ]
+    return tuple(path for path in named if not any(path.startswith(f"{one}.") for one in named))
+
+
+def _weight(layer: nn.Module) -> torch.Tensor:
+    weight = layer.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
 
 
 def _norm_behind(module: nn.Module, path: str) -> nn.Module | None:

@@ -51,18 +51,20 @@ def with_adapter(module: nn.Module, adapter: Adapter, precision: str) -> list[st
 
 def _notes(adapter: Adapter, precision: str, layers: int) -> list[str]:
     weights = "fp32" if precision.startswith("amp-") else precision
-    base = adapter.base or ("fp32" if weights == "tf32" else weights)
+    base, own = adapter.base or ("fp32" if weights == "tf32" else weights), adapter.precision or "fp32"
     held = (
         f"in 4 bits (NF4, blocks of 64), other frozen weights in {base}"
         if adapter.quantises
         else f"in {base}"
     )
+    computes_in = "bf16" if weights == "fp8" else weights
     casts = (
-        f": inputs are cast to fp32 and results back, as peft does (adapter.precision = {weights} spares it)"
-        if adapter.precision == "fp32" and weights in ("bf16", "fp16")
+        ": inputs are cast to fp32 and results back, as peft does "
+        f"(adapter.precision = {computes_in} spares it)"
+        if own == "fp32" and computes_in in ("bf16", "fp16")
         else ""
     )
-    of = f"adapters of rank {adapter.rank} on {layers} layer{'s' * (layers != 1)}, in {adapter.precision}"
+    of = f"adapters of rank {adapter.rank} on {layers} layer{'s' * (layers != 1)}, in {own}"
     return [
         f"{of}; frozen weights {held}{casts}",
         *(["4-bit weights are brought back before each product"] if adapter.quantises else []),
@@ -149,7 +151,7 @@ def _sizes(layer: Any) -> tuple[int, int]:
 
 
 def _adapted(name: str, layer: nn.Module, adapter: Adapter) -> nn.Module:
-    dtype, place = _FORMATS[adapter.precision], next(layer.parameters()).device
+    dtype, place = _FORMATS[adapter.precision or "fp32"], next(layer.parameters()).device
     made: dict[str, Any] = {"dtype": dtype, "device": place}
     if isinstance(layer, nn.Linear | QuantisedLinear | _conv1d()):
         rows, columns = _sizes(layer)

@@ -193,7 +193,9 @@ class _FusedCasts(torch.autograd.Function):
         if by_inputs:
             of_weight, weight_columns = weight_columns, of_weight
             weight_scale, weight_column_scale = weight_column_scale, weight_scale
-        ctx.save_for_backward(columns, column_scale, weight_columns, weight_column_scale)
+        trained = ctx.needs_input_grad[1]  # of a frozen weight there is no gradient that needs the input
+        of_input = (columns, column_scale) if trained else (None, None)
+        ctx.save_for_backward(*of_input, weight_columns, weight_column_scale)
         ctx.recipe, ctx.by_inputs = recipe, by_inputs
         fast = recipe not in _BLOCKS
         return _scaled_mm(rows, of_weight.t(), scale, weight_scale.t(), bias, fast=fast)

@@ -14,9 +14,12 @@ from foretrain.capture.sources.adapters import with_adapter
 from foretrain.capture.sources.diffusion import load_diffusion
 from foretrain.capture.sources.float8 import into_fp8
 from foretrain.capture.sources.inputs import check_classes, check_inputs
+from foretrain.capture.sources.linear_attention import with_delta_rule_kernels
 from foretrain.capture.sources.loaded import LoadedModel, building, classifier_loss
+from foretrain.capture.sources.state_space import with_state_space_kernels
 from foretrain.capture.sources.transformers.loading import load_transformers
 from foretrain.capture.sources.transformers.losses import OwnOrMean
+from foretrain.capture.sources.transformers.prediction import predict_further
 from foretrain.capture.sources.user_files import load_python
 from foretrain.capture.sources.zoo import load_timm, load_torchvision, quiet_zoo_import
 from foretrain.capture.tracing.constants import Constants
@@ -57,6 +60,10 @@ def _transformers(workload: Workload, batch: int, device: str) -> LoadedModel:
         module, inputs, tokens, notes = load_transformers(
             workload.model, workload.training, batch, device, constants
         )
+        if further := workload.training.mtp_layers:
+            predict_further(module, further)
+        if device == "meta":
+            notes = (*notes, *with_state_space_kernels(module), *with_delta_rule_kernels(module))
     return LoadedModel(
         module=module,
         inputs=inputs,

@@ -34,7 +34,7 @@ from foretrain.costs.features.traffic import (
     recurrence,
     traffic,
 )
-from foretrain.costs.roofline import SCALED
+from foretrain.costs.roofline import SCALED, arithmetic
 from foretrain.costs.serial import serial_s
 from foretrain.graph.opset import KINDS, Kind, traits
 
@@ -42,6 +42,12 @@ SERIAL = "serial"
 """The family of operators whose work is done in turn (``serial.py``); there are no figures to learn from."""
 SCALED_PRODUCT = "scaled product"
 """The family of products in fp8 and fp4."""
+STATE_SPACE = "state space"
+"""The family of kernels that carry a state along a sequence; none was measured."""
+_TRITON_RATE, _TRITON_BANDWIDTH = 0.4, 0.75
+"""What they reach of the peak rates: small products with decays in between. With these a chunked scan of
+Mamba-2 on an A100 takes as long as FlashAttention-2 (70 % of the peak, Dao 2023) at a sequence of 1,400,
+and is faster from 2,048 on (Dao and Gu 2024, figure 10)."""
 KERNEL_FLOOR_S = 2e-6
 """About the shortest time that a kernel takes."""
 
@@ -60,10 +66,13 @@ class Described:
 
 def describe(call: Call, device: Device, precision: str) -> Described:
     """The family, the roofline time and the figures of one operator on one device."""
-    family = family_of(call)
+    family = family_of(call, precision)
     scene = Scene(call, device, precision, family)
     traffic_s = scene.cached_s() if family == SCALED_PRODUCT else scene.memory_s
-    ideal_s, in_turn_s = max(scene.compute_s, traffic_s, KERNEL_FLOOR_S), serial_s(call, device)
+    compute_s = scene.compute_s
+    if family == STATE_SPACE:
+        compute_s, traffic_s = compute_s / _TRITON_RATE, traffic_s / _TRITON_BANDWIDTH
+    ideal_s, in_turn_s = max(compute_s, traffic_s, KERNEL_FLOOR_S), serial_s(call, device)
     if family == "recurrence":
         ideal_s = max(ideal_s, in_turn_s)
     elif in_turn_s > ideal_s:
@@ -80,17 +89,19 @@ def describe(call: Call, device: Device, precision: str) -> Described:
 
 _FAMILY_OF: dict[Kind, str] = {
     **dict.fromkeys(KINDS, "pointwise"),
-    **dict.fromkeys(("product", "batched product"), "product"),
+    **dict.fromkeys(("product", "batched product", "grouped product"), "product"),
     "convolution": "convolution",
     "recurrence": "recurrence",
     "attention": "attention",
+    "state space": STATE_SPACE,
     **dict.fromkeys(("row norm", "channel norm"), "norm"),
     **dict.fromkeys(("softmax", "row loss", "pixel loss"), "softmax"),
     **dict.fromkeys(("sum", "reduction", "vector norm", "scan", "sort"), "reduction"),
-    **dict.fromkeys(("copy", "window", "wait"), "copy"),
+    **dict.fromkeys(("copy", "window", "wait", "routing"), "copy"),
     **dict.fromkeys(("embedding", "gather", "scatter"), "lookup"),
     **dict.fromkeys(("pooling", "resampling", "interpolation"), "pooling"),
 }
+_SCALED = ("fp8", "fp4")
 _WITH_GRADIENTS = ("convolution", "depthwise", "attention", "norm")
 """Families whose backward pass is one of its own."""
 
@@ -102,11 +113,11 @@ def of_rows_alone(args: Mapping[str, Any]) -> bool:
     return len(mask) > 1 and mask[0] and not any(mask[1:])
 
 
-def family_of(call: Call) -> str:
+def family_of(call: Call, precision: str = "") -> str:
     """The family of operators that share a learned model; what is of no other kind counts as pointwise."""
     of = traits(call.name)
     family = "optimizer" if of.multi_tensor else _FAMILY_OF[of.kind]
-    if call.name == SCALED:
+    if call.name == SCALED or (of.kind == "grouped product" and arithmetic(call, precision) in _SCALED):
         return SCALED_PRODUCT
     if family == "convolution" and 1 < call.args.get("groups", 1) == call.inputs[int(of.backward)].shape[1]:
         family = "depthwise"
@@ -133,6 +144,7 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], _Figures]] = {
         "softmax reduction copy pooling optimizer pointwise".split(),
         (TRAFFIC, traffic),
     ),
+    STATE_SPACE: (TRAFFIC, traffic),
     "lookup": (LOOKUPS, lookups),
     "recurrence": (RECURRENCES, recurrence),
     "norm": (NORMS, norms),

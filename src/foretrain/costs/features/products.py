@@ -16,6 +16,8 @@ def _transposed(spec: TensorSpec) -> bool:
 def products(scene: Scene) -> list[float]:
     """mm, addmm, bmm, baddbmm: the last two inputs are the matrices."""
     inputs = scene.call.inputs
+    if is_grouped(scene.call):
+        return _grouped(scene)
     a, b = inputs[-2], inputs[-1]
     batched = len(a.shape) == 3
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
@@ -27,22 +29,48 @@ def products(scene: Scene) -> list[float]:
     ]
 
 
+def is_grouped(call: Call) -> bool:
+    return traits(call.name).kind == "grouped product"
+
+
+def grouped_sizes(call: Call) -> tuple[int, int, int, int]:
+    """Rows, columns and inner size of the product of one expert where all have as many rows, and experts.
+
+    One kernel runs the tiles of all experts one after another: it fills a device as a batched product does.
+    """
+    (a, b), experts = call.inputs[:2], max(1, call.inputs[-1].shape[0])
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    if len(a.shape) == 2:
+        return (m, n, -(-k // experts), experts) if len(b.shape) == 2 else (-(-m // experts), n, k, experts)
+    return (m, -(-n // experts), k, experts) if len(b.shape) == 2 else (m, n, k, experts)
+
+
+def _grouped(scene: Scene) -> list[float]:
+    m, n, k, experts = grouped_sizes(scene.call)
+    a, b = scene.call.inputs[:2]
+    marks = (_transposed(a), _transposed(b), False, experts > 1)
+    return [*scene.product(m, n, k, experts), *map(float, marks), *map(alignment, (m, n, k))]
+
+
 PRODUCT_COLUMNS = (*PRODUCT, *"transposed_a transposed_b bias batched align_m align_n align_k".split())
 
 
 def scaled_products(scene: Scene) -> list[float]:
-    """_scaled_mm: two matrices in fp8 or fp4, then their scales."""
+    """_scaled_mm: two matrices in fp8 or fp4, then their scales; products of experts in fp8 likewise."""
     call = scene.call
     a, b = call.inputs[:2]
-    m, k, n = a.shape[0], b.shape[0] * (2 if b.dtype == PACKED else 1), b.shape[1]
+    if is_grouped(call):
+        m, n, k, experts = grouped_sizes(call)
+    else:
+        m, k, n, experts = a.shape[0], b.shape[0] * (2 if b.dtype == PACKED else 1), b.shape[1], 1
     cached_s = max(scene.cached_s(), 1e-10)
     return [
-        *scene.product(m, n, k, 1),
+        *scene.product(m, n, k, experts),
         log(cached_s / 1e-6),
         log(max(scene.compute_s, 1e-10) / cached_s),
         *map(alignment, (m, n, k)),
-        _scaling(call),
-        float(ITEM_BYTES[a.dtype] > 1),
+        _BY_ROW if is_grouped(call) else _scaling(call),
+        float(ITEM_BYTES[a.dtype] > 1 and not is_grouped(call)),
         float(bool(call.args.get("use_fast_accum"))),
         float(_LIBRARIES.index(call.args.get("library", "cublas"))),
     ]
@@ -55,12 +83,13 @@ def _scaling(call: Call) -> float:
     if scale is None or scale.numel <= 1:
         return 1.0
     if scale.numel <= a.shape[0]:
-        return 2.0
+        return _BY_ROW
     if scale.numel * 32 < a.numel:
         return 3.0
     return 4.0 if a.dtype == PACKED else 1.0
 
 
+_BY_ROW = 2.0
 _LIBRARIES = ("cublas", "cutlass", "deepgemm", "cutedsl")
 """Whose kernel a scaled product is: in ``args`` where it is not torch's own."""
 SCALED_COLUMNS = (

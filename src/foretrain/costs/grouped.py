@@ -1,0 +1,92 @@
+"""Costs what products of experts take beside the even one that was measured: rows by chance, casts, and a
+call for each expert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foretrain.cluster import Device
+from foretrain.costs.base import Column
+from foretrain.costs.features.products import grouped_sizes
+from foretrain.graph import Operator
+from foretrain.graph.opset import traits
+
+_TILE_ROWS = 128
+_WASTED_ROWS = 90.0
+"""Of each expert, rows of tiles that stay empty where experts have uneven numbers: half of a tile of 128 to
+256 rows. From products on an H200 (``data/h200_experts.jsonl``): 89 where experts have 256 or 512 rows, 118
+where they have 1,024, whether the fullest has 1.5 or 2 times the mean. Gradients of weights, whose tiles lie
+across rows, lose nothing."""
+_CAST_BYTES = {"delayed": 4.0, "current": 6.0, "blockwise": 4.0, "mxfp8": 4.0, "nvfp4": 3.2}
+"""Traffic for each number of bf16 rows that products in fp8 take: read, and written for the product and
+transposed for the weights' gradient; read once more for the largest value of scales that follow the data."""
+_OTHER_CAST_BYTES = 6.0
+"""Of torchao's: rows and columns are cast apart."""
+_COPY_SHARE = 0.85
+_LAUNCH_S = 5e-6
+"""Host time of a kernel that a library launches in a loop of its own."""
+_CAST_KERNELS = {"current": 3, "delayed": 1, "blockwise": 1, "mxfp8": 1, "nvfp4": 1}
+"""Kernels that cast the rows of an expert: scales that follow the data take the largest value first, and a
+kernel makes a scale of it."""
+_REPEATS_ROWS = ("moe.permute", "moe.unpermute_backward")
+"""Kernels that write a token several times, and read it as often: on an H200 at 4.6 TB/s in all."""
+_BIAS_BYTES, _BIAS_BACK_BYTES = 28, 35
+"""Traffic for each number to which an expert's bias is added behind its last product, where rows have their
+weight already: Megatron Core and Automodel join ``rows + bias * weight`` of every expert, in fp32 as the
+weights are, and cast the whole; and back, with the gradients of bias and weight as products and sums."""
+
+
+def moved_bytes(operators: Sequence[Operator]) -> Column:
+    """The traffic of each operator, and of kernels on the rows of experts what they really move."""
+    weighs = any(one.name == "moe.gate" for one in operators)
+    biased = {one.outputs[0].shape for one in operators if weighs and one.name == "moe.add_bias"}
+    moved = np.array([one.bytes for one in operators], dtype=np.float64)
+    for i, one in enumerate(operators):
+        if one.name in _REPEATS_ROWS:
+            moved[i] = max(one.bytes, 2 * one.bytes_written)
+        elif one.name == "moe.add_bias" and weighs:
+            moved[i] = _BIAS_BYTES * one.outputs[0].numel
+        elif one.name == "moe.sum_rows" and one.inputs[0].shape in biased:
+            moved[i] = _BIAS_BACK_BYTES * one.inputs[0].numel
+    return moved
+
+
+def meets_weights(operator: Operator) -> bool:
+    """Whether it is a product of rows with the weights of their experts, or with those transposed."""
+    return traits(operator.name).kind == "grouped product" and len(operator.inputs[1].shape) == 3
+
+
+def uneven_factors(operators: Sequence[Operator]) -> Column:
+    """How much longer products take whose rows are spread over experts by chance than with as many for
+    each."""
+    factors = np.ones(len(operators))
+    for i, operator in enumerate(operators):
+        if meets_weights(operator):
+            rows = max(1, grouped_sizes(operator)[0])
+            empty = -rows % _TILE_ROWS
+            factors[i] = (rows + max(_WASTED_ROWS, empty)) / (rows + empty)
+    return factors
+
+
+def casts_s(operators: Sequence[Operator], device: Device, recipe: str) -> Column:
+    """Casting the rows of experts to fp8, once for the product with weights and for their gradient."""
+    rate = _COPY_SHARE * device.memory_bytes_per_s / _CAST_BYTES.get(recipe, _OTHER_CAST_BYTES)
+    return np.array(
+        [
+            one.inputs[0].numel / rate if meets_weights(one) and one.inputs[0].dtype == "bfloat16" else 0.0
+            for one in operators
+        ]
+    )
+
+
+def issue_s(operators: Sequence[Operator], recipe: str | None) -> Column:
+    """Host seconds of calls in which each expert has kernels of its own, as in Transformer Engine's grouped
+    layers: a product of cuBLAS, in fp8 (with a recipe) behind the casts of its rows."""
+    found = np.zeros(len(operators))
+    for i, one in enumerate(operators):
+        if traits(one.name).kind == "grouped product":
+            casts = _CAST_KERNELS.get(recipe or "", 0) if meets_weights(one) else 0
+            found[i] = _LAUNCH_S * (1 + casts) * grouped_sizes(one)[3]
+    return found

@@ -1,0 +1,183 @@
+"""Says what a block holds of a micro-batch as a plan and a framework have it: with what is computed again,
+and with the loss that is used."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from foretrain.graph import ITEM_BYTES, OpGraph
+from foretrain.graph.opset import traits
+from foretrain.job import Job
+from foretrain.plan import Plan
+from foretrain.step.frameworks import Profile
+from foretrain.step.partition import Block
+from foretrain.step.passes import run_again
+from foretrain.step.recomputed_modules import WITHOUT_OUTPUT, calls_of
+from foretrain.workload import Loss
+
+_FP32 = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockMemory:
+    """Bytes of one micro-batch in a block."""
+
+    kept: float
+    """From its forward to its backward pass."""
+    forward: float
+    """Most at once in its forward pass, with what it keeps by then."""
+    backward: float
+    """Most at once in its backward pass, with what is left of what it kept, and without gradients of
+    parameters."""
+    with_gradients: float
+    """The same with those gradients."""
+
+
+def block_memory(job: Job, graph: OpGraph, block: Block, profile: Profile) -> BlockMemory:
+    piece = block.piece
+    kept, again = (
+        kept_bytes(graph, block, job.plan, profile),
+        run_again(job.plan, profile.selective_recompute, graph, block),
+    )
+    first = piece.forward_bytes if len(again) else 0
+    found = BlockMemory(
+        kept=kept,
+        forward=min(float(piece.forward_bytes), kept + piece.forward_bytes - piece.kept_bytes)
+        if len(again)
+        else float(piece.forward_bytes),
+        backward=float(max(first, piece.backward_bytes)),
+        with_gradients=float(max(first, piece.gradient_bytes)),
+    )
+    return _with_loss(job, graph, block, profile, found)
+
+
+def kept_bytes(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> float:
+    """What a block keeps of a micro-batch on its device from its forward to its backward pass."""
+    if plan.offload_activations and block.is_layer:
+        return 0.0
+    again = run_again(plan, profile.selective_recompute, graph, block)
+    if not len(again):
+        return float(block.piece.kept_bytes)
+    if plan.recompute == "full":
+        return float(block.piece.handed_on_bytes)
+    calls = tuple(block.piece.forward.tolist()), tuple(again.tolist())
+    if plan.recompute_modules:
+        alone = [module for module in plan.recompute_modules if module in WITHOUT_OUTPUT]
+        return float(
+            block.piece.kept_bytes - _let_go(graph, *calls, tuple(calls_of(graph, block, alone).tolist()))
+        )
+    if plan.recompute == "operators" or profile.selective_recompute == "half":
+        return float(block.piece.handed_on_bytes + _results(graph, *calls))
+    return float(block.piece.kept_bytes - _let_go(graph, *calls))
+
+
+@functools.lru_cache(maxsize=256)
+def _results(graph: OpGraph, forward: tuple[int, ...], again: tuple[int, ...]) -> int:
+    """Of calls of a checkpoint that do not run again: what they made is kept."""
+    repeated = set(again)
+    kept = {buffer for i in forward if i not in repeated for buffer in graph.ops[i].writes}
+    return sum(graph.buffers[buffer].size_bytes for buffer in kept if graph.buffers[buffer].born >= 0)
+
+
+@functools.lru_cache(maxsize=256)
+def _let_go(
+    graph: OpGraph, forward: tuple[int, ...], again: tuple[int, ...], alone: tuple[int, ...] = ()
+) -> int:
+    """Of what a block keeps, bytes that calls make which run again and that only they read, less what has to
+    stay for them instead; of calls that stand ``alone``, all that they make."""
+    repeated, own, dropped = set(again), set(forward), set(alone)
+    readers: dict[int, set[int]] = {}
+    for i in forward:
+        for read in graph.ops[i].reads:
+            readers.setdefault(read, set()).add(i)
+    gone = 0
+    for number, buffer in enumerate(graph.buffers):
+        if buffer.born not in own:
+            continue
+        if buffer.category == "activations":
+            inside = readers.get(number, set()) <= repeated
+            if buffer.born in dropped or (buffer.born in repeated and inside):
+                gone += buffer.size_bytes
+        elif buffer.born not in repeated and readers.get(number, set()) & repeated:
+            gone -= buffer.size_bytes
+    return max(0, gone)
+
+
+# The loss over a vocabulary
+
+
+def _with_loss(job: Job, graph: OpGraph, block: Block, profile: Profile, found: BlockMemory) -> BlockMemory:
+    """With the loss that the job names, or that is the framework's own: it holds as many copies of the logits
+    as it is known to."""
+    loss = job.workload.training.loss
+    if block.is_layer or (loss is None and profile.loss_copies is None):
+        return found
+    logits = logits_bytes(graph, block)
+    if not logits:
+        return found
+    if loss is None:
+        assert profile.loss_copies is not None
+        most = found.kept + (profile.loss_copies - 1) * logits
+        return BlockMemory(kept=found.kept, forward=most, backward=most, with_gradients=most)
+    if loss == "plain":
+        return found
+    kept = found.kept - _logits_kept(graph, block, logits // _FP32)
+    own = _own_logits(graph, block, logits, loss)
+    gradients = found.with_gradients - found.backward
+    kept += own if loss == "fused" else _width_bytes(graph, block)
+    most = kept + own
+    return BlockMemory(kept=kept, forward=most, backward=most, with_gradients=most + gradients)
+
+
+def logits_bytes(graph: OpGraph, block: Block) -> int:
+    """Size of the logits in fp32, where a block ends in a product whose result becomes fp32; else 0."""
+    return 0 if block.is_layer else _fp32_logits(graph, block)
+
+
+@functools.lru_cache(maxsize=64)
+def _fp32_logits(graph: OpGraph, block: Block) -> int:
+    if (last := _last_product(graph, block)) is None:
+        return 0
+    size = graph.ops[last].operator.outputs[0].numel * _FP32
+    born = {buffer for i in block.piece.forward.tolist() for buffer in graph.ops[i].writes}
+    return size if any(graph.buffers[buffer].size_bytes == size for buffer in born) else 0
+
+
+def _last_product(graph: OpGraph, block: Block) -> int | None:
+    products = [
+        i for i in block.piece.forward.tolist() if traits(graph.ops[i].operator.name).kind == "product"
+    ]
+    return products[-1] if products else None
+
+
+def _logits_kept(graph: OpGraph, block: Block, elements: int) -> int:
+    """Of what the block keeps, tensors of the size of the logits."""
+    own = set(block.piece.forward.tolist())
+    sizes = {elements * width for width in (2, _FP32)}
+    return sum(
+        buffer.size_bytes
+        for buffer in graph.buffers
+        if buffer.born in own and buffer.category == "activations" and buffer.size_bytes in sizes
+    )
+
+
+def _own_logits(graph: OpGraph, block: Block, logits: int, loss: Loss) -> float:
+    """Fused, the kernel writes the gradient over the logits, which are in the precision of the product;
+    chunked (Liger's fused linear cross entropy), as many chunks as the vocabulary is times the width exist
+    one at a time, with their gradient in fp32."""
+    product = graph.ops[_last_product(graph, block) or 0].operator
+    width = ITEM_BYTES[product.outputs[0].dtype]
+    if loss == "fused":
+        return logits // _FP32 * width
+    rows, columns = product.inputs[0].shape[0], product.outputs[0].shape[-1]
+    inner = max(1, product.inputs[0].shape[-1])
+    chunk = 2 ** math.ceil(math.log2(max(1, rows / math.ceil(columns / inner))))
+    return float(min(rows, chunk) * columns * (width + _FP32))
+
+
+def _width_bytes(graph: OpGraph, block: Block) -> int:
+    """Of the gradient of what goes into the last product, which chunks make in the forward pass."""
+    operand = graph.ops[_last_product(graph, block) or 0].operator.inputs[0]
+    return operand.numel * ITEM_BYTES[operand.dtype]

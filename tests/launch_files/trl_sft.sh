@@ -1,0 +1,1 @@
+ACCELERATE_LOG_LEVEL=info accelerate launch --config_file=accelerate_deepspeed.yaml --num_processes 16 --num_machines 2 trl/scripts/sft.py --model_name_or_path Qwen/Qwen2.5-1.5B --dtype bfloat16 --per_device_train_batch_size 1 --packing --max_length 8192 --use_peft --lora_r 32 --lora_target_modules all-linear --gradient_checkpointing
