@@ -111,7 +111,8 @@ _EXPECTED_OF = {
 in a step than is forecast, so that bounds above are the wider ones; what a rank keeps follows from the plan,
 what its allocator holds beside it hardly."""
 _LEAST = {COMPUTING["vendor"]: 0.3, COMPUTING["never"]: 0.4, HOST: 0.12}
-"""Hosts of one kind differ by so much (``data/h200_repeat_steps.jsonl``). What stands for devices that were not measured are fp32 forward passes of transformers, the easiest."""
+"""Hosts of one kind differ by so much (``data/h200_repeat_steps.jsonl``). What stands for devices that were
+not measured are fp32 forward passes of transformers, the easiest."""
 _PULL = 0.01
 """What a unit of distance to the expected width costs, where a file's mean error counts 1 / files."""
 _WIDER = 1.6
