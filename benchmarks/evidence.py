@@ -6,9 +6,9 @@
 ``--runs`` are our own files, which go into the table run by run; of ``--public`` files only scores by kind of
 job do, with the name of the source. A predictor that learned from a file forecasts its runs with their
 architecture family left out, as ``evaluate --split leave-model-out`` does; all others as they are shipped.
-``--work`` keeps the forecasts of each file and predictor, so that what was stopped goes on. About an hour, most
-of which the predictors take that learn anew for each family: ``--carry`` takes the outcomes of those that
-have not changed from the table that is there.
+``--work`` keeps the forecasts of each file and predictor, so that what was stopped goes on. About an hour,
+most of which the predictors take that learn anew for each family: ``--carry`` takes the outcomes of those
+that have not changed from the table that is there.
 
 The weights of the distance say by how much the errors of two runs differ for each setting that differs:
 non-negative least squares of |difference of log errors| of the default predictor over pairs of runs that have

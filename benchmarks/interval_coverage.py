@@ -51,6 +51,7 @@ from foretrain.predictors.deletepop.spread import (
     EXPERTS,
     HOST,
     HOST_MEASURED,
+    HOST_OF_RANKS,
     INSIDE,
     LOOKED_UP,
     MEMORY_PARTS,
@@ -83,19 +84,20 @@ SIDES = ((0.975, -1), (0.9, -1), (0.9, 1), (0.975, 1))
 _EXPECTED = 0.4
 """The half width, as a logarithm, of a part of which nothing is known: a third less to half as much again."""
 _EXPECTED_OF = {
-    LOOKED_UP: (0.05, 0.1),
-    COMPUTING["measured"]: (0.06, 0.12),
+    LOOKED_UP: (0.03, 0.06),
+    COMPUTING["measured"]: (0.04, 0.08),
     COMPUTING["scored"]: (0.06, 0.1),
     COMPUTING["vendor"]: 0.3,
     COMPUTING["never"]: 0.4,
     BY_ROOFLINE: 0.9,
-    HOST: (0.15, 0.25),
+    HOST: (0.15, 0.55),
     HOST_MEASURED: (0.2, 0.25),
-    INSIDE: (0.2, 0.3),
-    RDMA: (0.2, 0.3),
-    EFA: (0.2, 0.3),
+    HOST_OF_RANKS: (0.15, 0.25),
+    INSIDE: (0.2, 0.25),
+    RDMA: (0.2, 0.25),
+    EFA: (0.2, 0.25),
     SOCKETS: 0.3,
-    PIPELINE: (0.2, 0.25),
+    PIPELINE: (0.15, 0.2),
     CHANNELS_LAST: (0.05, 0.1),
     ESTIMATED: (0.02, 0.03),
     ATTENTION: 0.1,
@@ -103,18 +105,21 @@ _EXPECTED_OF = {
     OTHERS: (0.15, 0.2),
     EXPERTS: (0.05, 0.15),
     STATES: 0.02,
-    ACTIVATIONS: 0.1,
-    BUFFERS: 0.3,
-    CACHED: (0.6, 0.6),
+    ACTIVATIONS: (0.08, 0.15),
+    BUFFERS: (0.2, 0.4),
+    CACHED: 0.6,
 }
 """Computing is known better the nearer it was measured, products better than other kernels. More goes wrong
-in a step than is forecast, so that bounds above are the wider ones; what a rank keeps follows from the plan,
+in a step than is forecast, so that bounds above are the wider ones: hosts of one kind differ, and the one
+learned from was the fastest (``data/h200_repeat_steps.jsonl``). What a rank keeps follows from the plan,
 what its allocator holds beside it hardly."""
-_LEAST = {COMPUTING["vendor"]: 0.3, COMPUTING["never"]: 0.4, HOST: 0.12}
+_LEAST = {COMPUTING["vendor"]: 0.3, COMPUTING["never"]: 0.4, HOST: 0.12, HOST_OF_RANKS: 0.12}
 """Hosts of one kind differ by so much (``data/h200_repeat_steps.jsonl``). What stands for devices that were
 not measured are fp32 forward passes of transformers, the easiest."""
-_PULL = 0.01
-"""What a unit of distance to the expected width costs, where a file's mean error counts 1 / files."""
+_NEARER = (LOOKED_UP, *COMPUTING.values())
+"""Of these none is narrower than the one before it."""
+_PULL = 0.12
+"""What a unit of distance to the expected width costs, where the mean error of a file counts 1."""
 _WIDER = 1.6
 """The 95 % bounds of a part are at least so much wider than its 80 % bounds, as of a normal deviation."""
 
@@ -255,7 +260,8 @@ def learn(rows: Sequence[Row], parts: Sequence[str]) -> Matrix:
     files = [one.file for one in rows]
     weights = np.array([1.0 / files.count(file) for file in files]) / len(set(files))
     low_95, low, high, high_95 = (
-        regress(parts, columns, sign * errors, weights, quantile, sign) for quantile, sign in SIDES
+        regress(parts, columns, sign * errors, weights, len(set(files)), quantile, sign)
+        for quantile, sign in SIDES
     )
     return np.array([-np.maximum(low_95, _WIDER * low), -low, high, np.maximum(high_95, _WIDER * high)])
 
@@ -266,7 +272,13 @@ def expected_of(part: str, sign: int) -> float:
 
 
 def regress(
-    names: Sequence[str], columns: Matrix, errors: Matrix, weights: Matrix, quantile: float, sign: int
+    names: Sequence[str],
+    columns: Matrix,
+    errors: Matrix,
+    weights: Matrix,
+    files: int,
+    quantile: float,
+    sign: int,
 ) -> Matrix:
     """Widths whose sums by share leave so much of the errors below: a linear programme."""
     from scipy import sparse
@@ -277,12 +289,16 @@ def regress(
     least = np.array([_LEAST.get(part, 0.02) for part in names])
     count, parts = columns.shape
     start = np.maximum(expected, least)
-    costs = np.concatenate([np.full(2 * parts, _PULL), weights * quantile, weights * (1 - quantile)])
+    pull = _PULL / files
+    costs = np.concatenate([np.full(2 * parts, pull), weights * quantile, weights * (1 - quantile)])
     slack = sparse.identity(count)
     matrix = sparse.hstack([columns, -columns, slack, -slack], format="csc")
     limits = [(0, None)] * parts + [(0, room) for room in start - least] + [(0, None)] * (2 * count)
     found = linprog(costs, A_eq=matrix, b_eq=errors - columns @ start, bounds=limits, method="highs").x
-    return np.asarray(start + found[:parts] - found[parts : 2 * parts])
+    widths = np.asarray(start + found[:parts] - found[parts : 2 * parts])
+    ordered = [names.index(part) for part in _NEARER if part in names]
+    widths[ordered] = np.maximum.accumulate(widths[ordered])
+    return widths
 
 
 def show(rows: Sequence[Row], parts: Sequence[str]) -> None:

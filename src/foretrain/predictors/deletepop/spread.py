@@ -35,11 +35,13 @@ COMPUTING: Mapping[Tier, str] = {
 LOOKED_UP = "computing, operators looked up"
 ON_CPU = "computing on CPU cores"
 BY_ROOFLINE = "computing, by the roofline alone"
-HOST, HOST_MEASURED = "host", "host, measured"
+HOST, HOST_MEASURED, HOST_OF_RANKS = "host", "host, measured", "host of a framework's ranks"
 INSIDE, RDMA, EFA, SOCKETS = "network inside a node", "network, RDMA", "network, EFA", "network, sockets"
 PIPELINE, CHANNELS_LAST, ESTIMATED = "pipeline and stragglers", "channels last", "ways of training estimated"
 ATTENTION, CONVOLUTIONS, OTHERS = "attention", "convolutions", "other kernels"
 EXPERTS = "experts"
+ON_TOP = (CHANNELS_LAST, ESTIMATED, ATTENTION, CONVOLUTIONS, OTHERS, EXPERTS)
+"""What comes on top of computing, as products are known best, or of all of a step with experts."""
 PARTS = (
     LOOKED_UP,
     *COMPUTING.values(),
@@ -47,20 +49,15 @@ PARTS = (
     BY_ROOFLINE,
     HOST,
     HOST_MEASURED,
+    HOST_OF_RANKS,
     INSIDE,
     RDMA,
     EFA,
     SOCKETS,
     PIPELINE,
-    CHANNELS_LAST,
-    ESTIMATED,
-    ATTENTION,
-    CONVOLUTIONS,
-    OTHERS,
-    EXPERTS,
+    *ON_TOP,
 )
-"""What the time of a step is divided into; from channels last on they come on top of computing, or of the
-step of a model with experts: products are known best."""
+"""What the time of a step is divided into, and what comes on top."""
 STATES, ACTIVATIONS, BUFFERS, CACHED = "states", "activations", "buffers", "cached"
 MEMORY_PARTS = (STATES, ACTIVATIONS, BUFFERS, CACHED)
 """What the memory of a rank is divided into: parameters, gradients and the optimizer's state, which follow
@@ -140,7 +137,9 @@ def shares(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0)
         own = 1.0 - exposed - pipeline
         computing = min(own, max(0.0, step.device_busy_s / whole - exposed))
         bound = min(1.0, max(0.0, own - computing - _IDLE_ANYWAY) / _IDLE_OF_BOUND)
-        host = HOST_MEASURED if job.cluster.issuer and job.cluster.issuer.measured else HOST
+        host = HOST if job.runs_alone and job.workload.training.framework == "pytorch" else HOST_OF_RANKS
+        if job.cluster.issuer and job.cluster.issuer.measured:
+            host = HOST_MEASURED
         found[host], computing = own * bound, own * (1.0 - bound)
         for part, share in computing_parts(step, costs, tier, unmeasured).items():
             found[part] = computing * share
