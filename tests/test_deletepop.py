@@ -446,7 +446,7 @@ def test_what_is_not_products_is_known_less() -> None:
         for given in (by_name["tensor"], by_name["AdaptDL"])
     )
     assert tensor[ATTENTION] > 0 == tensor[CONVOLUTIONS] == tensor[EXPERTS]
-    assert images[CONVOLUTIONS] > 0.3 * (1 - images[CONVOLUTIONS]) > 0 == images[ATTENTION]
+    assert images[CONVOLUTIONS] > 0.2 > 0.01 > images[ATTENTION]
     widths = shipped_widths()
     assert all(widths[part].low < 0 < widths[part].high for part in ON_TOP)
 

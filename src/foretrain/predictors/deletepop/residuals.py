@@ -41,7 +41,7 @@ class Residuals:
         return cls(
             np.array([_numbers(job) for job in jobs]),
             tuple(_names(job) for job in jobs),
-            np.linalg.solve(covariance, logs),
+            np.asarray(np.linalg.solve(covariance, logs), dtype=np.float64),
         )
 
     def factor(self, job: Job) -> float:
