@@ -17,7 +17,7 @@ from foretrain.graph import ITEM_BYTES, PHASES, Buffer, OpGraph, Weight
 from foretrain.graph.opset import is_product
 from foretrain.job import Job
 from foretrain.step.dealing import Dealt, deal, fill, virtual_stages
-from foretrain.step.frameworks import Profile
+from foretrain.step.frameworks import Profile, profile
 from foretrain.step.schedules import check, copies, place
 
 Index = npt.NDArray[np.int64]
@@ -272,13 +272,13 @@ def _around_stack(weights: Iterable[Weight], graph: OpGraph, path: str) -> tuple
 # Stages
 
 
-def stages(job: Job, graph: OpGraph, habits: Profile) -> tuple[Stage, ...]:
+def stages(job: Job, graph: OpGraph, habits: Profile | None = None) -> tuple[Stage, ...]:
     """The blocks dealt out to the ranks of the pipeline, as the plan says or as its framework does."""
-    plan, everything = job.plan, blocks(graph)
+    plan, habits = job.plan, habits or profile(job)
     if plan.pipeline == 1:
-        return (Stage(index=0, chunks=(everything,)),)
+        return (Stage(index=0, chunks=(blocks(graph),)),)
     check(plan, job.accumulation, trains=job.trains)
-    parts = _split(everything, _deal(job, graph, habits).counts)
+    parts = _split(blocks(graph), _deal(job, graph, habits).counts)
     chunks = len(parts) * copies(plan) // plan.pipeline
 
     def chunk_at(stage: int, chunk: int) -> Chunk:
