@@ -212,7 +212,7 @@ def test_the_hosts_part_of_an_optimizer_is_not_communication_of_a_pipeline() -> 
     step = DeletePopPredictor().step(job(two, {"pipeline": 2, "micro_batch": 1}))
     work = step.works[step.busiest]
     assert work.optimizer.alone_s > 1.5 * work.optimizer.device_s
-    assert step.time.exposed_s < 1e-4  # messages between the stages
+    assert step.time.exposed_s < 2e-4  # messages between the stages
 
 
 # Accumulation, recomputation and offload

@@ -13,7 +13,7 @@ from foretrain.plan import Plan
 from foretrain.step import pipeline
 from foretrain.step.pipeline import TAIL, Played, StageWork, play_pipeline
 from foretrain.step.playback import StepTime, Work, play_rank, shares
-from foretrain.step.schedules import in_flight, order, place
+from foretrain.step.schedules import in_flight, order, place, program
 from foretrain.step.spans import Span, span, total
 from foretrain.step.timeline import run, slot_events
 
@@ -220,10 +220,8 @@ def test_micro_batches_not_laid_out_follow_at_the_same_pace(
 @pytest.mark.parametrize(("count", "chunks"), [(2, 2), (4, 2), (4, 3), (4, 4)])
 def test_every_task_of_an_interleaved_pipeline_is_played(count: int, chunks: int, micro_batches: int) -> None:
     stages = _stages(count, chunks)
-    _, slots = pipeline._lay_out(stages, micro_batches, (0.0,) * count * chunks, "interleaved")
-    assert (
-        len(slots) == len({(slot.stage, slot.name) for slot in slots}) == 2 * count * chunks * micro_batches
-    )
+    turns = program("interleaved", count, chunks, micro_batches)
+    assert len(turns) == len({turn[:2] for turn in turns}) == 2 * count * chunks * micro_batches
     assert play_pipeline(stages, micro_batches, 0.0, "interleaved").time_s >= 3.0 * micro_batches
 
 

@@ -197,7 +197,7 @@ _PROFILES: dict[Framework, Profile] = {
         chunks=2,
     ),
     "internevo": dataclasses.replace(
-        _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, tensor_overlap="none"
+        _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, tensor_overlap="none", pass_s=0.0
     ),
 }
 
@@ -273,7 +273,7 @@ def _compiled(job: Job) -> Fusion:
 _MEGATRON_FP32: dict[str, Any] = {
     "host": 1.1,
     "step_s": 0.0,
-    "overlaps_tensor_forward": False,
+    "tensor_overlap": "behind",
     "issues_ahead": False,
 }
 """In fp32 it is Megatron-DeepSpeed that is used, whose layers are those of Megatron's earlier code. In its

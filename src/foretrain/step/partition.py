@@ -17,7 +17,7 @@ from foretrain.graph import ITEM_BYTES, PHASES, Buffer, OpGraph, Weight
 from foretrain.graph.opset import is_product
 from foretrain.job import Job
 from foretrain.step.dealing import Dealt, deal, fill, virtual_stages
-from foretrain.step.frameworks import Profile
+from foretrain.step.frameworks import Profile, profile
 from foretrain.step.schedules import check, copies, place
 
 Index = npt.NDArray[np.int64]
@@ -272,13 +272,13 @@ def _around_stack(weights: Iterable[Weight], graph: OpGraph, path: str) -> tuple
 # Stages
 
 
-def stages(job: Job, graph: OpGraph, habits: Profile) -> tuple[Stage, ...]:
+def stages(job: Job, graph: OpGraph, habits: Profile | None = None) -> tuple[Stage, ...]:
     """The blocks dealt out to the ranks of the pipeline, as the plan says or as its framework does."""
-    plan, everything = job.plan, blocks(graph)
+    plan, habits = job.plan, habits or profile(job)
     if plan.pipeline == 1:
-        return (Stage(index=0, chunks=(everything,)),)
+        return (Stage(index=0, chunks=(blocks(graph),)),)
     check(plan, job.accumulation, trains=job.trains)
-    parts = _split(everything, _deal(job, graph, habits).counts)
+    parts = _split(blocks(graph), _deal(job, graph, habits).counts)
     chunks = len(parts) * copies(plan) // plan.pipeline
 
     def chunk_at(stage: int, chunk: int) -> Chunk:
@@ -373,13 +373,14 @@ class Teams:
         plan, per_node = job.plan, job.cluster.devices_per_node
         assert plan.data is not None
         replicas, shared = plan.data * plan.context, job.expert_tensor
+        alike = replicas * copies(plan)
         of_stage, grouped = plan.tensor * replicas, plan.expert * shared
         return cls(
             tensor=team(plan.tensor, 1, per_node),
             context=team(plan.context, plan.tensor, per_node),
             expert=team(plan.expert, shared, per_node),
             expert_tensor=team(shared, 1, per_node),
-            data=team(replicas * copies(plan), plan.tensor, per_node),
+            data=team(alike, plan.tensor, per_node),
             expert_data=team(job.expert_replicas * copies(plan), grouped, per_node),
             stages=team(min(2, plan.pipeline), of_stage, per_node),
             ends=team(min(2, plan.pipeline), of_stage * (plan.pipeline - 1 or 1), per_node),

@@ -3,7 +3,7 @@ follows the last pass."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from foretrain.step.layout import Layout, on_efa
 from foretrain.step.partition import Stage, blocks, handed_on_bytes
 from foretrain.step.passes import weight_gradients_s
 from foretrain.step.playback import Slot, StepTime, Work
-from foretrain.step.schedules import BIDIRECTIONAL, FORWARD_ONLY, SPLIT, Place, Task, order, place
+from foretrain.step.schedules import BIDIRECTIONAL, FORWARD_ONLY, SPLIT, place, program
 from foretrain.step.sharding import wire_bytes
 from foretrain.step.spans import Span, total
 
@@ -42,13 +42,23 @@ class StageWork:
     beside_s: tuple[float, ...] = ()
     """A forward pass of each chunk together with a backward pass of the other one."""
 
-    def lasting(self, task: Task) -> float:
-        if task.kind == "F":
-            return self.forward_s[task.chunk]
-        if task.kind == "B":
-            return self.backward_s[task.chunk]
-        weights_s = self.weights_s[task.chunk]
-        return weights_s if task.kind == "W" else self.backward_s[task.chunk] - weights_s
+    @property
+    def hidden_s(self) -> float:
+        """What passes of a micro-batch are shorter by that run together."""
+        apart = sum(self.forward_s) + sum(self.backward_s)
+        return apart - sum(self.beside_s) if self.beside_s else 0.0
+
+    def lasting(self) -> dict[tuple[str, int], float]:
+        """Seconds of each kind of turn, by the chunk of its first task."""
+        inputs_s = (whole - part for whole, part in zip(self.backward_s, self.weights_s, strict=False))
+        kinds = {
+            "F": self.forward_s,
+            "B": self.backward_s,
+            "I": tuple(inputs_s),
+            "W": self.weights_s,
+            "FB": self.beside_s,
+        }
+        return {(kind, chunk): time for kind, times in kinds.items() for chunk, time in enumerate(times)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,31 +90,47 @@ def play_pipeline(
     A pass waits for its input ``message_s`` after the pass that makes it has ended; where sending
     ``blocks``, the sender waits as long before its next pass.
     """
+    chunks, shown = len(stages[0].forward_s), laid_out(len(stages), micro_batches)
+    time_s, ends, times = _timed(stages, micro_batches, message_s, schedule, blocks=blocks)
+    turns = program(schedule, len(stages), chunks, shown)
+    passes = (Slot(turn.stage, "compute", turn.name, *when) for turn, when in zip(turns, times, strict=True))
+    tails = (
+        Slot(i, "compute", TAIL, end, end + stage.tail_s)
+        for i, (end, stage) in enumerate(zip(ends, stages, strict=True))
+    )
+    own = max(sum(stage.forward_s) + sum(stage.backward_s) for stage in stages)
+    return Played(
+        time_s=time_s,
+        busiest_s=own * micro_batches / (2 if schedule == BIDIRECTIONAL else 1),
+        slots=(*passes, *tails),
+    )
+
+
+def _timed(
+    stages: Sequence[StageWork],
+    micro_batches: int,
+    message_s: float | Sequence[float],
+    schedule: str,
+    *,
+    blocks: bool = False,
+) -> tuple[float, Sequence[float], Times]:
+    """The time of all passes and what follows them; of those that are laid out, when each stage ends and when
+    each turn runs."""
     count = len(stages)
     shown = laid_out(count, micro_batches)
     if isinstance(message_s, float):
         message_s = (message_s,) * (count * len(stages[0].forward_s))
-    ends, slots = _lay_out(stages, shown, message_s, schedule, blocks=blocks)
+    ends, times = _lay_out(stages, shown, message_s, schedule, blocks=blocks)
     per_round = 0.0
     if micro_batches > shown:
         before, _ = _lay_out(stages, shown - count, message_s, schedule, blocks=blocks)
         per_round = (max(ends) - max(before)) / count
-    own = [sum(stage.forward_s) + sum(stage.backward_s) for stage in stages]
-    slots += [
-        Slot(i, "compute", TAIL, end, end + stage.tail_s)
-        for i, (end, stage) in enumerate(zip(ends, stages, strict=True))
-    ]
     last = max(end + stage.tail_s for end, stage in zip(ends, stages, strict=True))
-    return Played(
-        time_s=last + per_round * (micro_batches - shown),
-        busiest_s=max(own) * micro_batches / (2 if schedule == BIDIRECTIONAL else 1),
-        slots=tuple(slots),
-    )
+    return last + per_round * (micro_batches - shown), ends, times
 
 
-Pass = tuple[str, Place, int]
-"""A result that others wait for: of a forward ("F") or a backward pass ("B"), at a place, of a
-micro-batch."""
+Times = Sequence[tuple[float, float]]
+"""When each turn of a program begins and ends."""
 
 
 def _lay_out(
@@ -114,106 +140,26 @@ def _lay_out(
     schedule: str,
     *,
     blocks: bool = False,
-) -> tuple[list[float], list[Slot]]:
+) -> tuple[list[float], Times]:
     """Play the stages' tasks, each in its stage's order and after what it depends on; when each stage
     ends."""
-    count, chunks = len(stages), len(stages[0].forward_s)
-    route = _Route.of(schedule, count, chunks, message_s)
-    queues = [list(order(schedule, stage, count, chunks, micro_batches)) for stage in range(count)]
-    position, free = [0] * count, [0.0] * count
-    ended: dict[Pass, float] = {}
-    slots: list[Slot] = []
-    waiting = True
-    while waiting:
-        waiting = False
-        for stage, queue in enumerate(queues):
-            while position[stage] < len(queue):
-                tasks = queue[position[stage] : position[stage] + 1]
-                if queue[position[stage] + 1 : position[stage] + 2] and queue[position[stage] + 1].beside:
-                    tasks.append(queue[position[stage] + 1])
-                needed = [one for task in tasks if (one := route.before(stage, task)) is not None]
-                if any(one not in ended for one in needed):
-                    break
-                start = max(free[stage], *(ended[one] + route.travels_s(one) for one in needed), 0.0)
-                lasting_s = (
-                    stages[stage].beside_s[tasks[0].chunk]
-                    if len(tasks) > 1
-                    else stages[stage].lasting(tasks[0])
-                )
-                end = free[stage] = start + lasting_s
-                for task in tasks:
-                    made = route.made(stage, task)
-                    if made is not None:
-                        ended[made] = end
-                        free[stage] += route.travels_s(made) if blocks else 0.0
-                slots.append(Slot(stage, "compute", _name(tasks, chunks), start, end))
-                position[stage] += len(tasks)
-                waiting = True
-        waiting = waiting or _step_past(queues, position, ended, route)
-    return free, slots
-
-
-def _name(tasks: Sequence[Task], chunks: int) -> str:
-    return " ".join(
-        f"{task.kind}{task.micro_batch}" + (f".{task.chunk}" if chunks > 1 else "") for task in tasks
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Route:
-    """The way of a micro-batch through the chunks of a pipeline."""
-
-    places: tuple[tuple[Place, ...], ...]
-    """Of each stage, where its chunks are."""
-    stage_at: dict[Place, int]
-    message_s: Sequence[float]
-    """From each place to the next, and of gradients back."""
-
-    @classmethod
-    def of(cls, schedule: str, stages: int, chunks: int, message_s: Sequence[float]) -> _Route:
-        places = tuple(
-            tuple(place(schedule, stage, chunk, stages) for chunk in range(chunks)) for stage in range(stages)
-        )
-        stage_at = {one: stage for stage, own in enumerate(places) for one in own}
-        return cls(places=places, stage_at=stage_at, message_s=message_s)
-
-    def before(self, stage: int, task: Task) -> Pass | None:
-        """The pass whose result this one needs from elsewhere."""
-        here = self.places[stage][task.chunk]
-        if task.kind == "W":
-            return None
-        if task.kind == "F":
-            above = Place(here.copy, here.number - 1)
-            return ("F", above, task.micro_batch) if here.number else None
-        below = Place(here.copy, here.number + 1)
-        return ("B", below, task.micro_batch) if below in self.stage_at else ("F", here, task.micro_batch)
-
-    def made(self, stage: int, task: Task) -> Pass | None:
-        if task.kind == "W":
-            return None
-        return "F" if task.kind == "F" else "B", self.places[stage][task.chunk], task.micro_batch
-
-    def travels_s(self, made: Pass) -> float:
-        """Time that a result takes to whom it is for."""
-        direction, (copy, number), _ = made
-        after, message = (number + 1, number) if direction == "F" else (number - 1, number - 1)
-        reader = self.stage_at.get(Place(copy, after))
-        return 0.0 if reader in (None, self.stage_at[made[1]]) else self.message_s[message]
-
-
-def _step_past(
-    queues: Sequence[list[Task]], position: Sequence[int], ended: Collection[Pass], route: _Route
-) -> bool:
-    """Where all stages wait for one another, a stage takes its first task that can run: the last group of
-    micro-batches of an interleaved schedule may be smaller than the pipeline. Whether there was one."""
-    for stage, queue in enumerate(queues):
-        for number in range(position[stage], len(queue)):
-            task = queue[number]
-            needed = route.before(stage, task)
-            if task.kind != "W" and (needed is None or needed in ended):
-                queue.insert(position[stage], queue.pop(number))
-                return True
-    return False
+    free, times = [0.0] * len(stages), []
+    travels_s = (*message_s, 0.0)
+    lasting_s = [stage.lasting() for stage in stages]
+    turns = program(schedule, len(stages), len(stages[0].forward_s), micro_batches)
+    ended: dict[int, float] = {}
+    for turn in turns:
+        start = free[turn.stage]
+        for result, message in turn.needs:
+            start = max(start, ended[result] + travels_s[message])
+        end = start + lasting_s[turn.stage][turn.kind, turn.tasks[0].chunk]
+        free[turn.stage] = end
+        for result, message in turn.makes:
+            ended[result] = end
+            if blocks:
+                free[turn.stage] += travels_s[message]
+        times.append((start, end))
+    return free, times
 
 
 # Stages as they are laid out
@@ -233,10 +179,10 @@ def pipeline_step(layout: Layout, works: Sequence[Work]) -> StepTime:
     slowest = max(works, key=lambda work: work.passes.device_s)
     passes, times = slowest.passes, job.accumulation / layout.stages[0].copies
     computing = (passes.device_s - passes.communication_s) * times + slowest.optimizer.device_s
-    waiting = max(0.0, played.time_s - play_pipeline(own, job.accumulation, 0.0, schedule).time_s)
-    exposed = (
-        passes.communication_s * times + _tail_exchange_s(max(works, key=_tail_s)) + waiting + _tied_s(layout)
-    )
+    waiting = max(0.0, played.time_s - _timed(own, job.accumulation, 0.0, schedule)[0])
+    exchange = _tail_exchange_s(max(works, key=_tail_s)) + _tied_s(layout)
+    inside = passes.communication_s - own[works.index(slowest)].hidden_s  # nearly all passes are in pairs
+    exposed = max(0.0, inside) * times + exchange + waiting
     longest_tail = max(stage.tail_s for stage in own)
     bubble = max(0.0, played.time_s - waiting - played.busiest_s - longest_tail)
     time_s = played.time_s + layout.step_overhead_s
@@ -267,9 +213,8 @@ def _stage_work(layout: Layout, stage: Stage, work: Work, *, waits: bool) -> Sta
         part = slice(first, first + len(chunk))
         first += len(chunk)
         least = stall_s(layout) * sum(block.is_layer for block in chunk)
-        fetched, again, handed = (
-            sum(seconds[part]) for seconds in (work.gathers_s, work.again_s, work.reduces_s)
-        )
+        fetched, again = sum(work.gathers_s[part]), sum(work.again_s[part])
+        handed = sum(work.reduces_s[part])
         forward.append(total(work.forward[part]))
         forward_s.append(
             max(_lasting(forward[-1], waits=waits) + layout.tuning.message_s, least / 3, fetched)

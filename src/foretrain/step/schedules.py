@@ -4,7 +4,7 @@ what is held meanwhile."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from foretrain.errors import InputError
@@ -29,6 +29,9 @@ class Task(NamedTuple):
     micro_batch: int
     beside: bool = False
     """Runs together with the task before it, each hiding the communication of the other."""
+
+    def named(self, chunks: int) -> str:
+        return f"{self.kind}{self.micro_batch}" + (f".{self.chunk}" if chunks > 1 else "")
 
 
 class Place(NamedTuple):
@@ -83,7 +86,7 @@ def place(schedule: str, stage: int, chunk: int, stages: int) -> Place:
     return Place(0, chunk * stages + stage)
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=256)
 def order(schedule: str, stage: int, stages: int, chunks: int, micro_batches: int) -> tuple[Task, ...]:
     """The order in which a rank takes its tasks; micro-batches are numbered in each copy of the model."""
     if schedule == "zbv":
@@ -225,6 +228,112 @@ def _dualpipe(stage: int, stages: int, micro_batches: int) -> Iterator[Task]:
         yield postponed.pop(0)
         yield back(own, split=True)
     yield from postponed
+
+
+# All ranks together
+
+
+class Turn(NamedTuple):
+    """What a rank runs next: one task, or two of them together."""
+
+    stage: int
+    tasks: tuple[Task, ...]
+    needs: tuple[tuple[int, int], ...]
+    """Results that it waits for, by their number, and the message that brings each: from which place, or -1
+    for none."""
+    makes: tuple[tuple[int, int], ...]
+    """Results that it makes, and the message that takes each away."""
+    kind: str
+    name: str
+
+
+@functools.lru_cache(maxsize=64)
+def program(schedule: str, stages: int, chunks: int, micro_batches: int) -> tuple[Turn, ...]:
+    """The turns of all ranks, each behind those that it needs."""
+    queues = [list(order(schedule, stage, stages, chunks, micro_batches)) for stage in range(stages)]
+    route = _Route(schedule, stages, chunks)
+    numbers: dict[_Result, int] = {}
+    turns: list[Turn] = []
+    position = [0] * stages
+    waiting = True
+    while waiting:
+        waiting = False
+        for stage, queue in enumerate(queues):
+            while position[stage] < len(queue):
+                at = position[stage]
+                tasks = queue[at : at + 1 + (at + 1 < len(queue) and queue[at + 1].beside)]
+                needed = [one for task in tasks if (one := route.before(stage, task)) is not None]
+                if any(one not in numbers for one in needed):
+                    break
+                made = [one for task in tasks if (one := route.made(stage, task)) is not None]
+                for one in made:
+                    numbers[one] = len(numbers)
+                turns.append(
+                    Turn(
+                        stage=stage,
+                        tasks=tuple(tasks),
+                        needs=tuple((numbers[one], route.message(one)) for one in needed),
+                        makes=tuple((numbers[one], route.message(one)) for one in made),
+                        kind="".join(task.kind for task in tasks),
+                        name=" ".join(task.named(chunks) for task in tasks),
+                    )
+                )
+                position[stage] += len(tasks)
+                waiting = True
+        waiting = waiting or _step_past(queues, position, numbers, route)
+    return tuple(turns)
+
+
+_Result = tuple[str, Place, int]
+"""What others wait for: of a forward ("F") or a backward pass ("B"), at a place, of a micro-batch."""
+
+
+class _Route:
+    """The way of a micro-batch through the chunks of a pipeline."""
+
+    def __init__(self, schedule: str, stages: int, chunks: int) -> None:
+        self._places = [[place(schedule, i, chunk, stages) for chunk in range(chunks)] for i in range(stages)]
+        self._stage_at = {one: stage for stage, own in enumerate(self._places) for one in own}
+
+    def before(self, stage: int, task: Task) -> _Result | None:
+        """The result that a task needs from another one."""
+        here = self._places[stage][task.chunk]
+        if task.kind == "W":
+            return None
+        if task.kind == "F":
+            return ("F", Place(here.copy, here.number - 1), task.micro_batch) if here.number else None
+        below = Place(here.copy, here.number + 1)
+        return ("B", below, task.micro_batch) if below in self._stage_at else ("F", here, task.micro_batch)
+
+    def made(self, stage: int, task: Task) -> _Result | None:
+        if task.kind == "W":
+            return None
+        return "F" if task.kind == "F" else "B", self._places[stage][task.chunk], task.micro_batch
+
+    def message(self, result: _Result) -> int:
+        """The place between which and the next one a result travels; -1 where it stays."""
+        direction, (copy, number), _ = result
+        after, message = (number + 1, number) if direction == "F" else (number - 1, number - 1)
+        reader = self._stage_at.get(Place(copy, after))
+        return -1 if reader in (None, self._stage_at[result[1]]) else message
+
+
+def _step_past(
+    queues: Sequence[list[Task]], position: Sequence[int], there: Collection[_Result], route: _Route
+) -> bool:
+    """Where all stages wait for one another, a stage takes its first task that can run: the last group of
+    micro-batches of an interleaved schedule may be smaller than the pipeline. Whether there was one."""
+    for stage, queue in enumerate(queues):
+        for number in range(position[stage], len(queue)):
+            task = queue[number]
+            needed = route.before(stage, task)
+            if task.kind != "W" and (needed is None or needed in there):
+                queue.insert(position[stage], queue.pop(number))
+                return True
+    return False
+
+
+# Memory
 
 
 @functools.lru_cache(maxsize=4096)
