@@ -208,7 +208,7 @@ _PROFILES: dict[Framework, Profile] = {
         chunks=2,
     ),
     "internevo": dataclasses.replace(
-        _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, tensor_overlap="none"
+        _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, tensor_overlap="none", pass_s=0.0
     ),
 }
 
