@@ -163,7 +163,7 @@ def hooks_s(layout: Layout, block: Block, *, backward: bool) -> float:
 def update_hooks_s(layout: Layout, weights: Iterable[Weight]) -> float:
     """What the host needs in a step to clip and update parameters that are shards."""
     is_sharded = layout.job.plan.shard == "zero3" and layout.teams.data.size > 1
-    if not is_sharded or layout.profile.sharding != "parameters":
+    if not is_sharded or not layout.job.trains or layout.profile.sharding != "parameters":
         return 0.0
     return _UPDATE_HOST_S * sum(weight.trainable for weight in weights) / layout.host_speed
 

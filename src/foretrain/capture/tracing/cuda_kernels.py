@@ -117,7 +117,7 @@ def _attention(
         )
     how = (query.shape[-2] == key.shape[-2], dropout_p, is_causal, scale, enable_gqa)
     if _around is not None:
-        return _around(lambda *tensors: _chosen(*tensors, *how), query, key, value, attn_mask)
+        return _around(lambda q, k, v, mask: _chosen(q, k, v, mask, *how), query, key, value, attn_mask)
     return _chosen(query, key, value, attn_mask, *how)
 
 
