@@ -171,8 +171,8 @@ _NANOTRON = Profile(
     waits_each_step=True,
     waits_at_messages=True,
     metadata_messages=2,
-    # seen in its public runs on H100 and EFA alone, at any batch and width: found on the model of 1B, and as
-    # large on that of 3B
+    # seen in its public runs on H100 and EFA alone, at any batch, about as large for its models of 1B and 3B;
+    # the cause is not known
     stalls_s=(4.2e-3, 2.1e-3),
     far_message_s=0.5,
     balances_by="work",
@@ -325,7 +325,7 @@ _MEGATRON_FP32: dict[str, Any] = {
 }
 """In fp32 it is Megatron-DeepSpeed that is used, whose layers are those of Megatron's earlier code. In its
 public runs (sailor, GH200) a micro-batch takes 51 ms and 22 ms for each sample, from 1 to 8 of them: what
-the host needs for it and what the device does, one after the other."""
+the host needs for it and what the device does, one after the other; why is not known."""
 
 
 def _megatron(found: Profile, job: Job) -> Profile:
