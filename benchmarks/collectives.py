@@ -27,7 +27,8 @@ from scipy.optimize import least_squares
 
 import reading
 from foretrain.cluster import Cluster
-from foretrain.costs.collectives import SERVER, TRANSPORTS, Collectives, Kind, Team, Transport
+from foretrain.costs.collectives import Collectives, Kind, Team
+from foretrain.costs.transports import SERVER, TRANSPORTS, Transport
 
 OWN = Path("data")
 SMALL_BYTES = 1 << 20
@@ -40,19 +41,21 @@ BERT_BASE_PARAMETERS = 108.9e6
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20
 """DistributedDataParallel's defaults."""
 FREE: dict[str, tuple[str, ...]] = {
-    "nvlink3": ("ring", "pair", "chunk_s", "start_s"),
-    "nvlink4": ("pair", "chunk_s", "start_s", "switch"),
+    "nvlink3": ("ring", "own", "pair", "chunk_s", "start_s"),
+    "nvlink4": ("ring", "own", "pair", "chunk_s", "start_s", "switch"),
+    "nvlink5": ("ring", "own", "exchange", "chunk_s", "start_s", "switch"),
     "pcie": ("ring", "chunk_s", "start_s"),
     "rdma": ("ring", "pair", "start_s"),
     "sockets": ("most_bytes_per_s",),
     "gloo": ("most_bytes_per_s", "hop_s"),
     "server": ("process_bytes_per_s", "update_s_per_byte"),
 }
-"""What the data can tell of each set of constants. H100 was measured up to 64 MiB, too little to tell ring
-from chunk: A100's ring holds."""
+"""What the data can tell of each set of constants."""
 
 BEGIN = {
     "ring": 0.8,
+    "own": 0.4,
+    "exchange": 0.8,
     "pair": 0.8,
     "switch": 0.8,
     "chunk_s": 3e-6,
@@ -143,7 +146,7 @@ def buckets(size: float) -> Array:
 def vidur(path: Path) -> Iterator[Curve]:
     """The least of three calls: the others contain the wait for members that came late.
 
-    All-reduces below 1 MiB contain it all the same, and short messages over sockets end when they are
+    Calls below 1 MiB contain it all the same, and short messages over sockets end when they are
     buffered: not fitted.
     """
     table = pd.read_csv(path)
@@ -174,7 +177,7 @@ def vidur(path: Path) -> Iterator[Curve]:
             sizes=rows["bytes"].to_numpy(float),
             times_s=rows["min_s"].to_numpy(float),
             fits=fits,
-            fits_from_bytes=8 << 20 if fits == "sockets" else 1 << 20 if kind == "all_reduce" else 0.0,
+            fits_from_bytes=8 << 20 if fits == "sockets" else 1 << 20 if nodes == 1 else 0.0,
             note=note,
         )
         yield possible(curve)
@@ -236,7 +239,7 @@ def perlmutter_vista(path: Path) -> Iterator[Curve]:
 
 def possible(curve: Curve) -> Curve:
     """Without rows that are faster than the data-sheet rate of the link allows."""
-    free = {"ring": 1.0, "pair": 1.0, "chunk_s": 0.0, "start_s": 0.0, "most_bytes_per_s": np.inf}
+    free = {"ring": 1.0, "pair": 1.0, "own": 0.0, "chunk_s": 0.0, "start_s": 0.0, "most_bytes_per_s": np.inf}
     perfect = {
         **{name: dataclasses.replace(transport, **free) for name, transport in TRANSPORTS.items()},
         "server": SERVER,
@@ -245,6 +248,37 @@ def possible(curve: Curve) -> Curve:
     good = curve.times_s >= 0.95 * (curve.predicted_s(perfect) - latency)
     note = curve.note if good.all() else f"{int((~good).sum())} rows faster than the link left out"
     return dataclasses.replace(curve.chosen(good), note=note)
+
+
+AIC_NODES = {
+    "a100-sxm-80gb": "dgx-a100",
+    "h100-sxm-80gb": "dgx-h100",
+    "h200-sxm-141gb": "dgx-h200",
+    "b200": "dgx-b200",
+    "gb200": "gb200-nvl72",
+}
+
+
+def aiconfigurator(path: Path) -> Iterator[Curve]:
+    """The median of what was measured for a cell, a curve for each version of NCCL.
+
+    A size is that of the whole buffer, and calls are repeated back to back: no member comes late.
+    """
+    table = pd.read_csv(path)
+    for (device, _version, collective, devices), rows in table.groupby(
+        ["device", "nccl", "collective", "devices"]
+    ):
+        medians = rows.groupby("elements")["latency_s"].median()
+        yield Curve(
+            file="aiconfigurator",
+            system=AIC_NODES[device],
+            kind="all_to_all" if collective == "alltoall" else collective,
+            cluster={"node": AIC_NODES[device]},
+            team=Team(per_node=int(devices), nodes=1),
+            sizes=2.0 * medians.index.to_numpy(float),
+            times_s=medians.to_numpy(float),
+            fits={"a100": "nvlink3", "h100": "nvlink4", "h200": "nvlink4"}.get(device[:4], "nvlink5"),
+        )
 
 
 def galvatron(path: Path) -> Iterator[Curve]:
@@ -341,7 +375,7 @@ def fit(name: str, curves: Sequence[Curve], constants: Constants = SHIPPED) -> C
     """The constants, the free ones of one set fitted to curves of equal weight, or else as in BEGIN."""
     thinned = [curve.thinned() for curve in curves]
     begin = np.log([BEGIN[field] for field in FREE[name]])
-    most = [0.0 if field in ("ring", "pair", "switch") else np.inf for field in FREE[name]]
+    most = [0.0 if field in ("ring", "exchange", "pair", "switch") else np.inf for field in FREE[name]]
 
     def changed(logs: Iterable[float]) -> Constants:
         values = dict(zip(FREE[name], map(float, np.exp(logs)), strict=True))
@@ -441,6 +475,7 @@ def read_all(data: Path) -> Iterator[Curve]:
     network = data / "network"
     yield from vidur(network / "vidur_collectives.csv.gz")
     yield from perlmutter_vista(network / "nccl_perlmutter_vista.csv.gz")
+    yield from aiconfigurator(network / "aic_nccl.csv.gz")
     yield from galvatron(network / "galvatron_collectives.csv.gz")
     yield from pollux(data / "tables" / "pollux_t4_steps.csv")
     for name in ("cpu16_ddp.jsonl", "cpu16_campaign.jsonl.zst", "links_campaign.jsonl.zst"):

@@ -111,7 +111,7 @@ def score_file(
     cases["many devices"] += found[:MOST_OF_A_FILE]
     if name == "nanotron_h100":
         print_ranks(runs, found)
-    if name not in NOT_CALIBRATED:
+    if name not in NOT_CALIBRATED and len(runs) > CALIBRATION_RUNS:
         predictor = DeletePopPredictor().fit(runs[:CALIBRATION_RUNS])
         found = score(name, "calibrated", predictor, runs[CALIBRATION_RUNS:], quantities)
         cases["many devices, calibrated"] += found[:MOST_OF_A_FILE]
@@ -150,6 +150,9 @@ def score(
 
 
 def show(name: str, how: str, quantity: str, rows: Sequence[Comparison], unsupported: int) -> None:
+    if not rows:
+        print(f"{name:30s} {how:10s} {quantity:22s} {0:5d} {unsupported:47d}")
+        return
     errors = np.array([row.predicted / row.measured - 1 for row in rows])
     size = np.abs(errors)
     within = np.mean([row.low <= row.measured <= row.high for row in rows])
@@ -171,6 +174,8 @@ def print_ranks(runs: Sequence[Run], rows: Sequence[Comparison]) -> None:
                 f"{json.dumps(job.to_dict()['model'], sort_keys=True)} {job.cluster.world_size}", []
             ).append(row)
     large = [group for group in groups.values() if len(group) >= LEAST_PLANS]
+    if not large:
+        return
     orders = [
         spearmanr([row.measured for row in group], [row.predicted for row in group])[0] for group in large
     ]

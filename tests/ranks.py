@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import steps
 from foretrain.forecast import Estimate, Forecast, RankMemory, whole_training
 from foretrain.job import Job
+from foretrain.step.pipeline import StageWork, play_pipeline
 from foretrain.step.play import Step
-from foretrain.step.playback import StageWork, StepTime, Work, play_pipeline, play_rank
+from foretrain.step.playback import StepTime, Work, play_rank
 from foretrain.step.spans import Span
 
 GIB = 2**30
@@ -46,7 +47,8 @@ def pipeline(stages: int, micro_batches: int, schedule: str = "1f1b") -> StepTim
     works = [
         StageWork(forward_s=(0.010 + 0.001 * i,), backward_s=(0.020,), tail_s=0.005) for i in range(stages)
     ]
-    time_s, busiest, slots = play_pipeline(works, micro_batches, 0.0005, schedule)
+    played = play_pipeline(works, micro_batches, 0.0005, schedule)
+    time_s, busiest, slots = played.time_s, played.busiest_s, played.slots
     parts = {
         "computing_s": busiest * 0.8,
         "exposed_s": busiest * 0.2,

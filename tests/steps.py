@@ -61,7 +61,7 @@ def step(
         job=job,
         graph=graph,
         profile=Profile(),
-        stages=stages(job, graph),
+        stages=stages(job, graph, Profile()),
         teams=Teams.of(job),
         calls=calls,
         network=Collectives(job.cluster),

@@ -326,7 +326,7 @@ plan.tensor_plan = 3 -> plan.tensor_plan: 3 is not a table of keys and values
 plan.tensor_plan = {"a": "sideways"} -> plan.tensor_plan.a: 'sideways' is not one of column, replicate, row, vocab
 plan.tensor_plan = {"a": 3} -> plan.tensor_plan.a: 3 is not a text
 plan.tensor_plan = ["a"] -> plan.tensor_plan: ['a'] is not a table of keys and values
-plan.virtual_stages = 2 -> plan.virtual_stages: 2 needs schedule = 'interleaved', not '1f1b'
+plan.virtual_stages = 2 -> plan.virtual_stages: 2 needs schedule = 'interleaved' or 'zero-bubble', not '1f1b'
 plan.virtual_stages = 0 ; plan.schedule = "interleaved" -> plan.virtual_stages: 0 is not 1 or more
 plan.balance = "unfair" -> plan.balance: 'unfair' is not one of even, speed
 plan.offload = "yes" -> plan.offload: 'yes' is not true or false

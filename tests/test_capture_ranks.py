@@ -15,13 +15,17 @@ import torch
 from torch import nn
 
 from foretrain.capture import capture_job, capture_rank
+from foretrain.capture.parallel.experts import split_experts
 from foretrain.capture.parallel.ranks import trace_rank
 from foretrain.capture.parallel.stacks import find_stack
 from foretrain.capture.parallel.tensor import TensorParallel
 from foretrain.capture.parallel.whole_sizes import WholeSizes, cut
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.graph import OpGraph, Stack, Weight
+from foretrain.graph.attention import with_flash_attention
 from foretrain.job import Job
+from foretrain.predictors.deletepop import DeletePopPredictor
+from foretrain.step.partition import blocks
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 TEXT = {
@@ -48,6 +52,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
         "v_head_dim": 8,
     },
+    "qwen3_moe": {
+        **GROUPED, "head_dim": 8, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    },
+    "gpt_oss": {
+        **GROUPED, "head_dim": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16,
+    },
     "llama4_text": {
         **GROUPED, "head_dim": 8, "intermediate_size_mlp": 128, "num_local_experts": 8,
         "num_experts_per_tok": 1, "no_rope_layers": [1] * 6,
@@ -66,16 +76,17 @@ def a_job(
     config: dict[str, Any] | None = None,
     framework: str = "pytorch",
     precision: str = "bf16",
+    training: dict[str, Any] | None = None,
     **plan: Any,
 ) -> Job:
-    devices = plan.get("tensor", 1) * plan.get("context", 1) * plan.get("expert", 1)
+    devices = plan.get("tensor", 1) * plan.get("context", 1) * plan.get("data", plan.get("expert", 1))
     data = devices // (plan.get("tensor", 1) * plan.get("context", 1))
     size = {"image": 32} if model == "vit" else {"sequence": SEQUENCE}
     return Job.read({
         "model": {"source": "transformers", "task": TASKS.get(model, "causal-lm"),
         "config": {"model_type": model, **MODELS[model], **(config or {})}},
         "training": {"global_batch": BATCH * data, "precision": precision, "optimizer": "sgd-plain",
-        "framework": framework, **size},
+        "framework": framework, **size, **(training or {})},
         "cluster": {"device": "h100", "nodes": devices, "devices_per_node": 1},
         "plan": plan,
     })  # fmt: skip
@@ -540,6 +551,7 @@ def test_context_parallelism_gathers_keys_and_values() -> None:
     size = BATCH * SEQUENCE * 4 * 8
     assert collectives(graph, "model.layers.1.") == {
         ("forward", "all_gather", "context", size): 2,
+        ("backward", "all_gather", "context", size): 2,
         ("backward", "reduce_scatter", "context", size): 2,
     }
     assert graph.tokens == BATCH * SEQUENCE // 4
@@ -556,7 +568,8 @@ def test_tokens_travel_to_their_experts_and_back(model: str, experts: int, top_k
     graph = rank(model, expert=4)
     size = BATCH * SEQUENCE * top_k * HIDDEN
     assert collectives(graph, "model.layers.2." if model == "deepseek_v3" else "model.layers.1.") == {
-        (phase, "all_to_all", "expert", size): 2 for phase in ("forward", "backward")
+        **{(phase, "all_to_all", "expert", size): 2 for phase in ("forward", "backward")},
+        ("forward", "all_to_all", "expert", experts): 1,
     }
     whole = {w.name: w for w in rank(model).weights}
     split = [w for w in graph.weights if w.expert]
@@ -577,6 +590,175 @@ def test_experts_with_tensor_and_sequence_parallelism_get_different_tokens() -> 
     )
 
 
+def of_experts(graph: OpGraph, phase: str) -> list[tuple[str, tuple[int, ...]]]:
+    """What the experts of the second layer launch, and the shape of its first result."""
+    return [
+        (op.operator.name.removeprefix("moe."), op.operator.outputs[0].shape)
+        for op in graph.ops
+        if op.layer == "model.layers.1.mlp.experts" and op.phase == phase and op.operator.launches
+    ]
+
+
+def test_megatron_moves_rows_by_kernels_of_its_own() -> None:
+    """One copy to sort tokens by expert, one to sort what came, the weights of the choice inside of the
+    activation; and the same backward."""
+    graph = rank("mixtral", expert=4, framework="megatron")
+    rows, wide, tokens = (
+        (BATCH * SEQUENCE * 2, HIDDEN),
+        (BATCH * SEQUENCE * 2, 256),
+        (BATCH * SEQUENCE, HIDDEN),
+    )
+    assert of_experts(graph, "forward") == [
+        ("row_map", rows[:1]), ("all_gather", (32,)), ("_to_copy", (2,)), ("permute", rows),
+        ("all_to_all", rows), ("all_to_all", rows[:1]), ("sort_chunks", rows), ("_grouped_mm", wide),
+        ("gate", (rows[0], 128)), ("_grouped_mm", rows), ("sort_chunks", rows), ("all_to_all", rows),
+        ("unpermute", tokens),
+    ]  # fmt: skip
+    assert of_experts(graph, "backward") == [
+        ("unpermute_backward", rows), ("all_to_all", rows), ("sort_chunks", rows),
+        ("_grouped_mm", (2, HIDDEN, 128)), ("_grouped_mm", (rows[0], 128)), ("gate_backward", wide),
+        ("_grouped_mm", (2, 256, HIDDEN)), ("_grouped_mm", rows), ("sort_chunks", rows),
+        ("all_to_all", rows[:1]), ("all_to_all", rows), ("permute_backward", tokens),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "moved"),
+    [
+        ("allgather", ["all_gather", "all_gather", "all_gather", "permute", "unpermute", "reduce_scatter"]),
+        ("deepep", ["all_to_all", "all_to_all", "permute", "unpermute", "all_to_all"]),
+        ("hybridep", ["all_to_all", "all_to_all", "all_to_all"]),
+    ],
+)
+def test_dispatchers_differ_in_what_they_copy(dispatcher: str, moved: list[str]) -> None:
+    graph = trace_rank(
+        a_job("mixtral", expert=4, framework="megatron", dispatcher=dispatcher), accumulate=False, info={}
+    )
+    copies = ("permute", "unpermute", "sort_chunks", "all_to_all", "all_gather", "reduce_scatter")
+    assert [name for name, _ in of_experts(graph, "forward") if name in copies] == moved
+
+
+def test_experts_are_cut_over_ranks_that_gather_their_rows() -> None:
+    """Megatron cuts experts as far as other layers where there are devices for it: rows of the team are
+    gathered behind the exchange, and its sums are handed out."""
+    plan = {"tensor": 2, "expert": 2, "sequence_parallel": True, "data": 2}
+    graph, whole = (
+        trace_rank(
+            a_job("mixtral", framework="megatron", **plan, expert_tensor=width), accumulate=False, info={}
+        )
+        for width in (2, 1)
+    )
+    sent = BATCH * SEQUENCE * 2 // 2
+    assert ("all_gather", (2 * sent, HIDDEN)) in of_experts(graph, "forward")
+    assert ("reduce_scatter", (sent, HIDDEN)) in of_experts(graph, "forward")
+    assert ("all_gather", (2 * sent, HIDDEN)) not in of_experts(whole, "forward")
+    parts = {w.name: w.elements for w in graph.weights if w.expert}
+    assert parts == {w.name: w.elements // 2 for w in whole.weights if w.expert}
+    work = [sum(op.operator.flops for op in one.ops) for one in (graph, whole)]
+    assert work[0] == work[1]
+
+
+def test_the_fullest_rank_computes_and_keeps_what_it_gets() -> None:
+    even, skewed, padded = (
+        trace_rank(a_job("mixtral", expert=4, framework="megatron", **of), accumulate=False, info={})
+        for of in ({}, {"expert_imbalance": 1.5}, {"expert_capacity": 1.25})
+    )
+    rows = BATCH * SEQUENCE * 2
+    assert ("_grouped_mm", (3 * rows // 2, HIDDEN)) in of_experts(skewed, "forward")
+    assert ("permute", (rows, HIDDEN)) in of_experts(skewed, "forward")
+    assert ("unpermute", (BATCH * SEQUENCE, HIDDEN)) in of_experts(skewed, "forward")
+    assert ("permute", (5 * rows // 4, HIDDEN)) in of_experts(padded, "forward")
+    assert ("_grouped_mm", (5 * rows // 4, HIDDEN)) in of_experts(padded, "forward")
+    reads = [any(op.operator.name == "moe.read_counts" for op in one.ops) for one in (even, skewed, padded)]
+    assert reads == [True, True, False]
+
+
+def test_frameworks_route_in_the_precision_of_the_model() -> None:
+    """DeepSeek's code in transformers casts tokens to fp32 in front of the router's product."""
+    of = [
+        {spec.dtype for spec in op.operator.inputs}
+        for framework in ("pytorch", "megatron")
+        for op in rank("deepseek_v3", framework=framework).ops
+        if op.layer == "model.layers.2.mlp.gate" and op.phase == "forward" and op.operator.name == "mm"
+    ]
+    assert of == [{"float32"}, {"bfloat16"}]
+
+
+def test_further_tokens_are_predicted_behind_the_last_layer() -> None:
+    """A layer like the last one, a projection of twice the width, the model's own embedding and logits: all on
+    the last stage."""
+    plain, further = (
+        trace_rank(
+            a_job(
+                "deepseek_v3", framework="megatron", training={"mtp_layers": count},
+                tensor=2, expert=2, sequence_parallel=True,
+            ), accumulate=False, info={},
+        )
+        for count in (0, 2)
+    )  # fmt: skip
+    own = [weight for weight in further.weights if weight.name.startswith("mtp.0.")]
+    last = [weight for weight in plain.weights if weight.name.startswith("model.layers.5.")]
+    assert sum(w.elements for w in own) == sum(w.elements for w in last) + 2 * HIDDEN * HIDDEN + 3 * HIDDEN
+    assert {w.name for w in own if w.expert} == {
+        w.name.replace("model.layers.5", "mtp.0.layer") for w in last if w.expert
+    }
+    assert {w.name for w in own} <= {w.name for w in blocks(further)[-1].weights}
+    logits = [
+        [op for op in one.ops if op.layer == "lm_head" and op.phase == "forward"] for one in (plain, further)
+    ]
+    assert len(logits[1]) == 3 * len(logits[0])
+
+
+def test_attention_that_is_written_out_sees_the_keys_of_all_ranks() -> None:
+    """That of GPT-OSS, which has sinks."""
+    graph = rank("gpt_oss", context=2)
+    size = BATCH * SEQUENCE * 4 * 8
+    assert collectives(graph, "model.layers.1.") == {
+        ("forward", "all_gather", "context", size): 2,
+        ("backward", "reduce_scatter", "context", size): 2,
+    }
+
+
+def test_frameworks_know_of_windows_of_keys() -> None:
+    graph = with_flash_attention(rank("gpt_oss", framework="megatron"), causal=True)
+    seen = {
+        op.layer: op.operator.args.get("window")
+        for op in graph.ops
+        if op.operator.name.startswith("_scaled_dot_product_flash_attention")
+    }
+    assert {layer.removeprefix("model.layers."): window for layer, window in seen.items()} == {
+        "0.self_attn": 16, "1.self_attn": None, "2.self_attn": 16, "3.self_attn": None,
+    }  # fmt: skip
+
+
+class OwnExperts(nn.Module):
+    """Experts as a user writes them, with names of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 8
+        self.first = nn.Parameter(torch.empty(8, HIDDEN, 32))
+        self.second = nn.Parameter(torch.empty(8, 32, HIDDEN))
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        rows = x.repeat_interleave(index.shape[1], 0).unsqueeze(1)
+        chosen = index.reshape(-1)
+        y = (rows @ self.first[chosen]).relu() @ self.second[chosen] * weights.reshape(-1, 1, 1)
+        return y.view(x.shape[0], -1, HIDDEN).sum(1)
+
+
+def test_experts_of_other_names_run_by_their_own_code() -> None:
+    net = nn.Module()
+    net.experts = OwnExperts().to("meta")
+    split = split_experts(net, a_job("mixtral", expert=4, framework="megatron"))
+    assert split is not None
+    assert {id(p) for p in net.experts.parameters()} == split
+    x, index = torch.empty(6, HIDDEN, device="meta"), torch.empty(6, 2, device="meta", dtype=torch.int64)
+    assert net.experts(x, index, torch.empty(6, 2, device="meta")).shape == x.shape
+    with pytest.raises(UnsupportedJob, match=r"experts \(OwnExperts\) has others"):
+        split_experts(net, a_job("mixtral", expert=2, expert_imbalance=1.5, framework="megatron"))
+
+
 def test_llama_4_routes_tokens_to_their_experts() -> None:
     """transformers runs all experts on all tokens; frameworks do not."""
     whole, routed, part = (
@@ -587,6 +769,41 @@ def test_llama_4_routes_tokens_to_their_experts() -> None:
     assert whole.total("flops") > 2 * routed.total("flops")
     assert part.total("flops") == routed.total("flops")
     assert {name for _, name, _, _ in collectives(part)} == {"all_to_all"}
+
+
+EXPERT_PLANS: tuple[dict[str, Any], ...] = (
+    {"tensor": 2, "context": 2, "expert": 2, "pipeline": 2, "sequence_parallel": True},
+    {"tensor": 2, "context": 2, "expert": 2, "expert_tensor": 1, "data": 2, "sequence_parallel": True},
+    {"expert": 4, "pipeline": 2, "schedule": "interleaved", "virtual_stages": 3, "micro_batch": 1},
+)
+
+
+@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "deepseek_v3"])
+def test_experts_are_forecast_on_every_plan(model: str) -> None:
+    """DeepSeek-V3 stands for Kimi K2, too."""
+    predictor = DeletePopPredictor()
+    tables = a_job(model, framework="megatron").to_dict()
+    tables["training"] |= {"global_batch": 16}
+    tables["cluster"] = {"node": "dgx-h100", "nodes": 1}
+    held = []
+    for plan in EXPERT_PLANS:
+        given = Job.read({**tables, "plan": {"shard": "zero1", **plan}})
+        forecast = predictor.predict(given)
+        assert 0 < forecast["step_time_s"].low < forecast["step_time_s"].high
+        held.append(sum(w.elements for w in capture_rank(given).weights if w.expert))
+    assert held[0] == pytest.approx(held[1] / 2, rel=0.01)  # halves of each expert; biases of sums are whole
+    assert held[2] == held[1] // 2
+
+
+def test_the_interval_is_open_to_uneven_routing() -> None:
+    predictor = DeletePopPredictor()
+    unsaid, said = (
+        predictor.predict(a_job("mixtral", framework="megatron", expert=4, **plan))["step_time_s"]
+        for plan in ({}, {"expert_imbalance": 1.0})
+    )
+    assert unsaid.median == said.median
+    assert unsaid.high > said.high
+    assert unsaid.low == said.low
 
 
 # What cannot be cut

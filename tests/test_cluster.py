@@ -27,12 +27,17 @@ NETWORKS = st.sampled_from(["infiniband", "roce", "efa", "ethernet"])
 RATES = st.floats(1e8, 1e12) | st.sampled_from(["400 Gb/s", "900 GB/s", "25 GB/s", "100 kb/s"])
 
 
-def links(kinds: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+FABRIC: dict[str, st.SearchStrategy[Any]] = {
+    "rails": st.booleans(), "leaf_nodes": st.integers(1, 64), "oversubscription": st.floats(1, 8),
+}  # fmt: skip
+
+
+def links(kinds: st.SearchStrategy[str], **fabric: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     table = {"kind": kinds, "latency": st.floats(0, 1e-3) | st.just("5 us"), "nics": st.integers(1, 16)}
-    return RATES | st.fixed_dictionaries({"bandwidth": RATES}, optional=table)
+    return RATES | st.fixed_dictionaries({"bandwidth": RATES}, optional={**table, **fabric})
 
 
-LINKS = {"intra_node": links(LINKS_IN_NODE), "inter_node": links(NETWORKS)}
+LINKS = {"intra_node": links(LINKS_IN_NODE), "inter_node": links(NETWORKS, **FABRIC)}
 GPUS = st.sampled_from([name for name in CATALOG.names("devices") if name != "cpu"] + ["h100", "RTX 3090"])
 BARE = st.fixed_dictionaries(
     {"device": GPUS}, optional={"nodes": st.integers(1, 512), "devices_per_node": st.integers(1, 8), **LINKS}
@@ -109,6 +114,59 @@ def test_nvlink_may_span_nodes() -> None:
     assert read(node="gb200-nvl72", nodes=2).groups[0].domain == 8
     assert read(node="gb200-nvl72", nodes=36).groups[0].domain == 72
     assert read(node="dgx-b200", nodes=2).groups[0].domain == 8
+
+
+@pytest.mark.parametrize(
+    ("section", "domain"),
+    [
+        ({"node": "gb200-nvl72", "nodes": 16}, 64),
+        ({"node": "gb200-nvl72", "nodes": 32}, 64),  # blocks of 16 trays, not 18 and 14
+        ({"node": "gb200-nvl72", "nodes": 54}, 72),
+        ({"node": "gb200-nvl72", "nodes": 19}, 72),  # no equal blocks of more than half a rack
+        ({"node": "gb200-nvl72", "nodes": 32, "domain": 32}, 32),
+        ({"node": "gb200-nvl72", "nodes": 8, "domain": 4}, 4),
+        ({"node": "gb200-nvl72", "nodes": 4, "domain": 72}, 16),
+        ({"device": "gb200", "devices_per_node": 4, "nodes": 16}, 64),
+        ({"device": "gh200-96gb", "nodes": 32, "intra_node": {"kind": "nvswitch"}, "domain": 32}, 32),
+    ],
+)
+def test_a_domain_is_as_large_as_the_job_says_or_racks_are(section: dict[str, Any], domain: int) -> None:
+    cluster = read(**section)
+    assert cluster.groups[0].domain == domain
+    assert cluster.to_dict().get("domain") == section.get("domain")
+    (said,) = [note for note in cluster.assumptions if "cluster.domain" in note] or [""]
+    blocks = section["nodes"] == 32 and "domain" not in section
+    by_device = "node" not in section and "domain" not in section
+    assert said == (
+        "cluster.domain is not given: NVLink is taken to join each 64 devices" if blocks
+        else "cluster.domain is not given: NVLink is taken to join all 64 devices" if by_device
+        else ""
+    )  # fmt: skip
+
+
+def test_groups_share_what_stands_beside_them() -> None:
+    racks = {"node": "gb200-nvl72", "nodes": 8}
+    mixed = read(groups=[racks, {**racks, "node": "gb300-nvl72", "domain": 32}], domain=16)
+    assert [group.domain for group in mixed.groups] == [16, 32]
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"domain": 6}, r"cluster\.domain: 6 is not a multiple of the 4 devices of a node, up to 72"),
+        ({"domain": 144}, r"cluster\.domain: 144 is not a multiple"),
+        ({"domain": 2}, r"cluster\.domain: 2 is not a multiple"),
+        ({"domain": "x"}, r"cluster\.domain: 'x' is not a whole number"),
+        ({"domain": 8, "intra_node": {"kind": "pcie"}}, r"cluster\.domain: 8 .* of kind 'nvswitch'"),
+        ({"inter_node": {"oversubscription": 0.5}}, r"cluster\.inter_node\.oversubscription: 0\.5 is not 1"),
+        ({"inter_node": {"leaf_nodes": 0}}, r"cluster\.inter_node\.leaf_nodes: 0 is not a number above 0"),
+        ({"inter_node": {"kind": "roce", "sharp": True}}, r"cluster\.inter_node\.sharp: .*not 'roce'"),
+        ({"intra_node": {"rails": True}}, r"cluster\.intra_node\.rails: only a network between nodes has it"),
+    ],
+)
+def test_what_no_fabric_is_like_is_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(node="gb200-nvl72", nodes=8, **section)
 
 
 def test_without_a_node_links_come_from_the_device_and_are_said() -> None:

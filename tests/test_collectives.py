@@ -12,7 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from foretrain.cluster import Catalog, Cluster
-from foretrain.costs.collectives import SERVER, TRANSPORTS, Collectives, Kind, Team, team
+from foretrain.costs.collectives import Collectives, Kind, Team, team
+from foretrain.costs.transports import SERVER, TRANSPORTS
 from foretrain.errors import InputError
 
 KINDS = st.sampled_from(get_args(Kind))
@@ -211,6 +212,104 @@ def test_an_nvlink_domain_counts_as_one_node() -> None:
     pair = Team(per_node=1, nodes=2)
     assert NETWORKS["nvl72"].time_s("send", 1e9, pair) < 2e9 / 900e9
     assert NETWORKS["nvl72"].time_s("send", 1e9, dataclasses.replace(pair, spacing=18)) > 1e9 / 50e9
+
+
+@pytest.mark.parametrize(
+    ("degree", "stride", "per_node", "per_domain", "domains"),
+    [(8, 1, 4, 8, 1), (64, 1, 4, 64, 1), (128, 1, 4, 64, 2), (16, 8, 1, 8, 2), (8, 64, 1, 1, 8)],
+)
+def test_teams_lie_in_domains(degree: int, stride: int, per_node: int, per_domain: int, domains: int) -> None:
+    """64 trays of NVL72 are four domains of 16: ranks 64 apart have no NVLink between them."""
+    found = NETWORKS["nvl72"].placement(placed("nvl72", degree, stride))
+    assert (found.per_node, found.per_domain, found.domains) == (per_node, per_domain, domains)
+    assert found.near_share + found.far_share == pytest.approx((degree - 1) / degree)
+    assert found.nodes_per_domain * found.per_node == per_domain
+
+
+@given(*(st.integers(0, 6) for _ in range(3)))
+def test_ranks_share_a_domain_where_their_numbers_say_so(degree: int, stride: int, domain: int) -> None:
+    """Ranks are numbered through nodes and domains one after another."""
+    members, size = team(1 << degree, 1 << stride, 4), 4 << domain
+    cluster = Cluster.read({"device": "b200", "devices_per_node": 4, "nodes": 1024, "domain": size,
+                            "intra_node": {"kind": "nvswitch"}})  # fmt: skip
+    found = Collectives(cluster).placement(members)
+    ranks = [i << stride for i in range(1 << degree)]
+    assert found.domains == len({rank // size for rank in ranks})
+    assert found.per_node == sum(rank < 4 for rank in ranks)
+
+
+def test_a_smaller_domain_sends_more_over_the_network() -> None:
+    members = team(64, 1, 4)
+    times = [
+        Collectives(Cluster.read({**SECTIONS["nvl72"], "domain": size})).time_s("all_to_all", 1e9, members)
+        for size in (64, 32, 16, 4)
+    ]
+    assert times == sorted(times)
+    # of 60/64 that leaves a tray of 4 with 4 adapters of 50 GB/s
+    assert times[-1] > 4 * 60 / 64 * 1e9 / 200e9
+
+
+def test_rates_of_a_member_are_its_link_and_its_part_of_the_adapters() -> None:
+    rates = NETWORKS["nvl72"].rates(team(128, 1, 4))
+    assert (rates.inside_bytes_per_s, rates.outside_bytes_per_s) == (900e9, 50e9)
+    assert NETWORKS["h100"].rates(team(16, 8, 8)).outside_bytes_per_s == 50e9
+
+
+def with_network(name: str, **network: Any) -> Collectives:
+    return Collectives(Cluster.read({**SECTIONS[name], "inter_node": network}))
+
+
+def test_a_narrow_spine_slows_what_goes_through_it() -> None:
+    """All-to-alls send most of their messages above the leaf switches, rings one node's of each leaf."""
+    members, narrow = team(256, 1, 8), with_network("h100", oversubscription=4, leaf_nodes=8)
+    plain, worst = NETWORKS["h100"], with_network("h100", oversubscription=4)
+    assert narrow.time_s("all_reduce", 1e9, members) == plain.time_s("all_reduce", 1e9, members)
+    assert narrow.time_s("all_to_all", 1e9, members) > 2.5 * plain.time_s("all_to_all", 1e9, members)
+    assert worst.time_s("all_reduce", 1e9, members) > 3 * plain.time_s("all_reduce", 1e9, members)
+    assert narrow.time_s("all_to_all", 1e9, team(64, 1, 8)) == plain.time_s("all_to_all", 1e9, team(64, 1, 8))
+
+
+def test_messages_to_another_rail_go_over_nvlink_first() -> None:
+    members, fast = team(64, 1, 8), {"kind": "infiniband", "bandwidth": "40 Tb/s", "nics": 8}
+    rails = with_network("h100", rails=True, **fast).time_s("all_to_all", 1e9, members)
+    assert rails > 1.5 * with_network("h100", **fast).time_s("all_to_all", 1e9, members)
+    gathers = [with_network("h100", rails=on).time_s("all_gather", 1e9, members) for on in (True, False)]
+    assert gathers[0] == gathers[1]
+
+
+def test_switches_that_add_up_halve_what_an_all_reduce_sends() -> None:
+    sharp, one_each, all_of_them = with_network("h100", sharp=True), team(64, 8, 8), team(512, 1, 8)
+    plain = NETWORKS["h100"].time_s("all_reduce", 1e9, one_each)
+    assert sharp.time_s("all_reduce", 1e9, one_each) == pytest.approx(plain / 2, rel=0.05)
+    assert sharp.time_s("all_reduce", 1e9, all_of_them) < NETWORKS["h100"].time_s(
+        "all_reduce", 1e9, all_of_them
+    )
+    for kind in ("all_gather", "reduce_scatter"):
+        assert sharp.time_s(kind, 1e9, one_each) == NETWORKS["h100"].time_s(kind, 1e9, one_each)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "members", "times_us"),
+    [  # of 1 KiB, 1 MiB, 32 MiB and 512 MiB: aiconfigurator's tables, NCCL 2.27 to 2.29
+        ("a100", "all_reduce", 8, (22, 39, 367, 4226)),
+        ("a100", "reduce_scatter", 4, (11, 21, 166, 1982)),
+        ("h100", "all_reduce", 8, (16, 25, 200, 2111)),
+        ("h100", "all_gather", 2, (5, 11, 93, 1039)),
+        ("h100", "all_to_all", 8, (8, 16, 125, 1490)),
+        ("b200", "all_reduce", 8, (25, 30, 168, 1335)),
+        ("b200", "all_gather", 8, (16, 19, 114, 761)),
+        ("b200", "all_to_all", 4, (10, 18, 74, 825)),
+        ("nvl72", "all_reduce", 4, (16, 20, 123, 1282)),
+        ("nvl72", "reduce_scatter", 2, (9, 12, 54, 657)),
+    ],
+)
+def test_calls_in_a_node_take_what_nccl_takes(
+    name: str, kind: Kind, members: int, times_us: tuple[float, ...]
+) -> None:
+    sizes = 1024.0 * np.array([1, 1 << 10, 32 << 10, 512 << 10])
+    found = NETWORKS[name].time_s(kind, sizes, Team(per_node=members, nodes=1)) / np.array(times_us) * 1e6
+    assert found.tolist() == pytest.approx([1.0] * 4, rel=0.35)
+    assert found[-1] == pytest.approx(1.0, rel=0.13)
 
 
 def test_trees_keep_short_messages_fast_on_thousands_of_devices() -> None:

@@ -31,8 +31,9 @@ from foretrain.step.graph import step_graph
 from foretrain.step.layout import lay_out
 from foretrain.step.partition import blocks
 from foretrain.step.passes import run_again
+from foretrain.step.pipeline import StageWork, play_pipeline
 from foretrain.step.play import OUTSIDE, Step
-from foretrain.step.playback import FORWARD_ONLY, StageWork, play_pipeline
+from foretrain.step.schedules import FORWARD_ONLY
 from foretrain.step.spans import total
 from foretrain.step.timeline import StepUse, Timeline
 
@@ -512,11 +513,11 @@ def test_micro_batches_flow_through_the_stages_without_waiting_for_one_another()
         return StageWork(forward_s=(time_s,), backward_s=(), tail_s=0.0)
 
     for stages, micro_batches in ((2, 1), (2, 8), (4, 3), (4, 64)):
-        time_s, busiest, _ = play_pipeline([stage(1.0)] * stages, micro_batches, 0.0, FORWARD_ONLY)
-        assert time_s == pytest.approx(micro_batches + stages - 1)
-        assert busiest == pytest.approx(micro_batches)
-    slowest, _, _ = play_pipeline([stage(1.0), stage(3.0), stage(1.0)], 5, 0.5, FORWARD_ONLY)
-    assert slowest == pytest.approx(1.0 + 0.5 + 5 * 3.0 + 0.5 + 1.0)
+        played = play_pipeline([stage(1.0)] * stages, micro_batches, 0.0, FORWARD_ONLY)
+        assert played.time_s == pytest.approx(micro_batches + stages - 1)
+        assert played.busiest_s == pytest.approx(micro_batches)
+    slowest = play_pipeline([stage(1.0), stage(3.0), stage(1.0)], 5, 0.5, FORWARD_ONLY)
+    assert slowest.time_s == pytest.approx(1.0 + 0.5 + 5 * 3.0 + 0.5 + 1.0)
 
 
 def test_a_stage_that_serves_holds_its_weights_and_one_micro_batch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, get_args
 
 import numpy as np
@@ -10,15 +11,17 @@ import pytest
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
+from foretrain.plan import Plan
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.deletepop.calibration import Calibration, Case
 from foretrain.predictors.deletepop.rank_calibration import calibrate_parts
 from foretrain.predictors.deletepop.residuals import Residuals
 from foretrain.predictors.roofline import RooflinePredictor
 from foretrain.step.assembly import logged
+from foretrain.step.dealing import deal, fill, virtual_stages
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.layout import Tuning
-from foretrain.step.partition import Teams, blocks, stages, virtual_stages
+from foretrain.step.partition import Teams, blocks, stages
 from foretrain.step.play import play
 from foretrain.workload import Framework
 
@@ -28,6 +31,8 @@ LLAMA = {
     "vocab_size": 4096,
 }  # fmt: skip
 PREDICTOR = DeletePopPredictor()
+LARGE = {"global_batch": 512}
+"""A batch whose micro-batches of 16 keep a device busier than its host."""
 
 
 def job(cluster: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **plan: Any) -> Job:
@@ -126,6 +131,19 @@ def test_a_slower_network_is_slower() -> None:
     assert step_s(job(slow)) > step_s(job(fast))
 
 
+def test_collectives_that_run_in_pieces_hide_behind_products_and_registered_buffers_slow_less() -> None:
+    long = {"sequence": 8192}
+    pieces, whole = (
+        step_s(job(None, long, tensor=8, sequence_parallel=True, overlap={"tensor": on}, micro_batch=64))
+        for on in (True, False)
+    )
+    assert pieces < 0.97 * whole
+    plain, registered = (
+        step_s(job(None, long, shard="zero1", registered_buffers=on, micro_batch=8)) for on in (None, True)
+    )
+    assert registered < plain
+
+
 def test_parameters_gathered_beside_the_next_forward_pass_hide_no_longer_than_it_lasts() -> None:
     slow = {"node": "dgx-h100", "nodes": 2, "inter_node": {"kind": "ethernet", "bandwidth": "1 Gb/s"}}
     forecast = PREDICTOR.predict(job(slow, shard="zero2"))
@@ -206,9 +224,116 @@ def test_blocks_hold_every_parameter_once_and_stages_share_them_out() -> None:
     everything = blocks(layout.graph)
     assert sum(block.is_layer for block in everything) == 8
     assert sum(len(block.weights) for block in everything) == len(layout.graph.weights)
-    parts = stages(job(pipeline=4), layout.graph)
+    parts = stages(job(pipeline=4), layout.graph, layout.profile)
     assert [sum(block.is_layer for block in part.blocks) for part in parts] == [2, 2, 2, 2]
     assert sum(len(part.weights) for part in parts) == len(layout.graph.weights)
+
+
+def layers_of(given: Job) -> list[list[int]]:
+    """Of each stage, the layers of its chunks."""
+    layout = PREDICTOR.layout(given)
+    return [[sum(block.is_layer for block in chunk) for chunk in stage.chunks] for stage in layout.stages]
+
+
+def test_stages_have_the_layers_that_the_plan_says() -> None:
+    assert layers_of(job(pipeline=4, stages=[0, 3, 4, 1])) == [[0], [3], [4], [1]]
+    chunked = {"pipeline": 2, "schedule": "interleaved", "stages": [1, 2, 2, 3]}
+    assert layers_of(job(**chunked)) == [[1, 2], [2, 3]]
+    even, uneven = (step_s(job(pipeline=4, stages=counts)) for counts in ([2, 2, 2, 2], [1, 1, 1, 5]))
+    assert uneven > 1.5 * even
+
+
+def test_layers_fold_back_where_a_schedule_does() -> None:
+    assert layers_of(job(pipeline=2, schedule="zbv", stages=[1, 2, 2, 3])) == [[1, 3], [2, 2]]
+    dual = {"pipeline": 2, "schedule": "dualpipe", "stages": [3, 5], "micro_batch": 1}
+    assert layers_of(job(**dual)) == [[3, 5], [5, 3]]
+
+
+def test_embedding_and_loss_count_as_layers_where_that_alone_divides() -> None:
+    """Llama 3.1 405B has 126 layers on 8 x 8 chunks."""
+    found = deal(Plan(pipeline=8), 126, 64)
+    assert found.counts == (1, *[2] * 62, 1)
+    assert "embedding and loss count as a layer each (1, 62 x 2, 1)" in found.because
+    assert deal(Plan(pipeline=4), 31, 4).counts == (8, 8, 8, 7)
+    assert "the loss counts as a layer" in deal(Plan(pipeline=4), 31, 4).because
+    assert deal(Plan(pipeline=16), 61, 16).counts == (3, *[4] * 14, 2)
+    assert deal(Plan(pipeline=4), 32, 4).because == ""
+    assert deal(Plan(pipeline=10), 8, 10).counts == (0, *[1] * 8, 0)
+    assert deal(Plan(pipeline=4), 32, 4, counts_ends=True).counts == (8, 9, 8, 7)
+
+
+def test_what_was_assumed_of_stages_is_said() -> None:
+    given = job(pipeline=2, schedule="interleaved", virtual_stages=5)
+    (note,) = [note for note in PREDICTOR.predict(given).assumptions if "plan.stages" in note]
+    assert "8 layers do not divide into 10" in note
+    assert layers_of(given) == [[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
+
+
+def test_nanotron_fills_stages_by_the_work_of_products_and_leaves_the_last_ones_empty() -> None:
+    assert fill([1.0] * 16 + [4.0], 4)[:16] == [0] * 5 + [1] * 5 + [2] * 5 + [3]
+    given = job({"node": "dgx-h100", "nodes": 2}, training={"framework": "nanotron"}, pipeline=8, tensor=2)
+    assert step_s(given) > 0
+    counts = [own for (own,) in layers_of(given)]
+    assert sum(counts) == 8
+    assert counts[0] >= 1 > counts[-1]
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (
+            {"pipeline": 2, "stages": [4, 5]},
+            "plan.stages: 4, 5 are 2 counts of 9 layers; the plan has 2 chunks",
+        ),
+        ({"pipeline": 2, "stages": [2, 2, 2, 2]}, "the plan has 2 chunks"),
+        ({"pipeline": 4, "schedule": "dualpipe", "micro_batch": 8}, "'dualpipe' needs an even number"),
+        ({"pipeline": 2, "schedule": "zbv", "training": {"mode": "infer"}}, "inference has none"),
+    ],
+)
+def test_pipelines_that_cannot_run_are_refused_in_one_line(plan: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        PREDICTOR.predict(job(**plan))
+
+
+def test_splitting_the_backward_pass_makes_a_pipeline_shorter_and_fills_its_last_ranks() -> None:
+    wide = {**LLAMA, "hidden_size": 4096, "intermediate_size": 8192, "num_attention_heads": 32}
+
+    def forecast(schedule: str) -> Forecast:
+        given = job(pipeline=4, micro_batch=16, schedule=schedule, training=LARGE).to_dict()
+        given["model"]["config"] = wide
+        return PREDICTOR.predict(Job.read(given))
+
+    plain, split, folded = (forecast(schedule) for schedule in ("1f1b", "zero-bubble", "zbv"))
+    times = [one["step_time_s"].median for one in (plain, split, folded)]
+    assert times[0] > times[1] > times[2]
+    held = [one.ranks[-1].by_category["activations"] for one in (plain, split)]
+    assert held[1] > 2 * held[0]
+
+
+def test_messages_are_waited_for_in_plain_schedules_only() -> None:
+    far = {"node": "dgx-h100", "nodes": 4}
+    given = {"pipeline": 4, "tensor": 8, "micro_batch": 16, "training": LARGE}
+    waits, overlaps = (step_s(job(far, overlap={"messages": value}, **given)) for value in (False, True))
+    assert step_s(job(far, **given)) == waits > overlaps
+    given |= {"schedule": "interleaved"}
+    assert step_s(job(far, **given)) == step_s(job(far, overlap={"messages": True}, **given))
+
+
+def test_tied_embeddings_are_summed_up_over_both_ends_of_a_pipeline() -> None:
+    far = {"node": "dgx-h100", "nodes": 2}
+    exposed = {}
+    for tied in (True, False):
+        given = job(far, pipeline=2).to_dict()
+        given["model"]["config"] = {**LLAMA, "tie_word_embeddings": tied}
+        exposed[tied] = PREDICTOR.predict(Job.read(given)).inside("time").causes_s["exposed communication"]
+    assert exposed[True] > exposed[False]
+
+
+def test_in_fp32_megatron_has_host_and_device_one_after_the_other() -> None:
+    given = {"tensor": 2, "micro_batch": 1, "training": {"precision": "tf32", "master_weights": False}}
+    step = PREDICTOR.predict(job(**given)).inside("time")
+    (work,) = step.works
+    assert work.passes.steady_s == pytest.approx(work.passes.host_s + work.passes.device_s, rel=0.02)
 
 
 def test_chunks_are_as_many_as_divide_the_layers_of_a_stage() -> None:
@@ -222,6 +347,54 @@ def test_teams_lie_tensor_first() -> None:
     assert (teams.tensor.size, teams.tensor.nodes) == (4, 1)
     assert teams.data.size == 4
     assert teams.stages.nodes == 2
+
+
+def test_experts_are_dealt_out_over_the_ranks_of_a_stage_anew() -> None:
+    """Megatron: those that share an expert side by side, then the expert group, then replicas; experts are
+    whole where there are no devices to cut them as other layers are."""
+    nodes = {"node": "dgx-h100", "nodes": 4}
+    cut = Teams.of(job(nodes, tensor=2, pipeline=2, expert=4, sequence_parallel=True))
+    assert (cut.expert_tensor.size, cut.expert.size, cut.expert_data.size) == (2, 4, 2)
+    assert (cut.expert_tensor.nodes, cut.expert.nodes, cut.expert_data.nodes) == (1, 1, 2)
+    whole = Teams.of(job(nodes, tensor=4, pipeline=2, expert=16, sequence_parallel=True))
+    assert (whole.expert_tensor.size, whole.expert.size, whole.expert_data.size) == (1, 16, 1)
+    assert whole.expert.nodes == 2
+    given = Teams.of(job(nodes, tensor=2, expert=4, expert_tensor=1, sequence_parallel=True))
+    assert (given.expert_tensor.size, given.expert.size, given.expert_data.size) == (1, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"expert": 3}, "plan.expert: 3 does not divide the 8 devices"),
+        (
+            {"expert": 8, "pipeline": 2},
+            "plan.expert: 8 does not divide the 4 devices of a pipeline stage; the plan needs 16 or a multiple",
+        ),
+        (
+            {"expert": 4, "expert_tensor": 4, "tensor": 2},
+            "plan.expert_tensor: 4 x expert 4 = 16 does not divide the 8 devices",
+        ),
+        ({"expert_imbalance": 1.2, "expert_capacity": 1.5}, "plan.expert_imbalance: 1.2 has no effect"),
+    ],
+)
+def test_expert_groups_fill_the_ranks_of_a_stage(plan: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        job(**plan)
+
+
+def test_measured_runs_have_plans_that_ran() -> None:
+    """Published tables name expert groups that are larger than a stage."""
+    tables = job(expert=4, pipeline=2, data=4).to_dict()
+    tables["plan"]["expert"] = 8
+    with pytest.raises(InputError, match="of a pipeline stage"):
+        Job.read(tables)
+    assert Run.read({"job": tables, "measured": {"step_time_s": 1.0}}).job.plan.expert == 4
+
+
+def test_torchtitan_cuts_experts_by_the_tensor_team_or_not_at_all() -> None:
+    with pytest.raises(InputError, match=r"plan.expert_tensor: 2 is not 1 or plan.tensor = 4 in torchtitan"):
+        job(training={"framework": "torchtitan"}, tensor=4, expert_tensor=2, sequence_parallel=True)
 
 
 def test_attention_of_earlier_generations_takes_longer() -> None:

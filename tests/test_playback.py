@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.step import playback
-from foretrain.step.playback import StageWork, StepTime, Work, play_pipeline, play_rank, shares
+from foretrain.plan import Plan
+from foretrain.step import pipeline
+from foretrain.step.pipeline import TAIL, Played, StageWork, play_pipeline
+from foretrain.step.playback import StepTime, Work, play_rank, shares
+from foretrain.step.schedules import in_flight, order, place
 from foretrain.step.spans import Span, span, total
 from foretrain.step.timeline import run, slot_events
 
@@ -71,18 +76,126 @@ def _stages(count: int, chunks: int = 1) -> list[StageWork]:
     ]
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("micro_batches", [1, 4, 8, 40])
-def test_equal_stages_take_micro_batches_plus_bubble(name: str, micro_batches: int) -> None:
-    time_s, busiest_s, _ = play_pipeline(_stages(4), micro_batches, 0.0, name)
-    assert time_s == pytest.approx((micro_batches + 3) * 3.0)
-    assert busiest_s == pytest.approx(micro_batches * 3.0)
+SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 1, "zbv": 2, "dualpipe": 2}
+"""Chunks of a rank in the tests of each schedule."""
+
+
+def _played(name: str, stages: int, micro_batches: int, times: tuple[float, float, float]) -> Played:
+    """Equal stages with these seconds of a micro-batch for forward, gradients of inputs and of weights; in
+    DualPipe each half of the micro-batches goes through all of it."""
+    chunks = SCHEDULES[name]
+    share = 1.0 if name == "dualpipe" else 1.0 / chunks
+    forward, inputs, weights = (time * share for time in times)
+    work = StageWork(
+        forward_s=(forward,) * chunks,
+        backward_s=(inputs + weights,) * chunks,
+        weights_s=(weights,) * chunks,
+        beside_s=(forward + inputs + weights,) * chunks,
+        tail_s=0.0,
+    )
+    return play_pipeline([work] * stages, micro_batches, 0.0, name)
+
+
+BUBBLES: dict[str, Callable[[int, float, float, float], float]] = {
+    "gpipe": lambda p, f, i, w: (p - 1) * (f + i + w),
+    "1f1b": lambda p, f, i, w: (p - 1) * (f + i + w),
+    "interleaved": lambda p, f, i, w: (p - 1) * (f + i + w) / SCHEDULES["interleaved"],
+    "zero-bubble": lambda p, f, i, w: (p - 1) * (f + i - w),
+    "zbv": lambda p, f, i, w: (p - 1) * f / 2,
+    "dualpipe": lambda p, f, i, w: (p / 2 - 1) * (f + i + w + i + w - 3 * w),
+}
+"""As published: of equal passes for the last two, and in ZBV with the update after the slowest rank."""
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8), (4, 40), (8, 16)])
+def test_equal_stages_take_their_work_and_the_bubble_of_the_schedule(
+    name: str, stages: int, micro_batches: int
+) -> None:
+    times = (1.0, 1.0, 1.0) if name in ("zbv", "dualpipe") else (1.0, 1.3, 0.8)
+    played = _played(name, stages, micro_batches, times)
+    assert played.busiest_s == pytest.approx(micro_batches * sum(times))
+    assert played.time_s - played.busiest_s == pytest.approx(BUBBLES[name](stages, *times), abs=1e-9)
 
 
 @pytest.mark.parametrize("chunks", [2, 4])
 def test_interleaving_divides_the_bubble(chunks: int) -> None:
-    time_s, _, _ = play_pipeline(_stages(4, chunks), 16, 0.0, "interleaved")
-    assert time_s == pytest.approx((16 + 3 / chunks) * 3.0)
+    played = play_pipeline(_stages(4, chunks), 16, 0.0, "interleaved")
+    assert played.time_s == pytest.approx((16 + 3 / chunks) * 3.0)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8), (4, 10)])
+def test_no_pass_runs_before_its_input_and_none_is_left_out(
+    name: str, stages: int, micro_batches: int
+) -> None:
+    chunks = SCHEDULES[name]
+    slots = _played(name, stages, micro_batches, (chunks, chunks, chunks)).slots
+    ran: dict[tuple[str, int, int, int], tuple[float, float]] = {}
+    for slot in slots:
+        for part in slot.name.split() if slot.name != TAIL else ():
+            kind, number = part[0], part[1:].split(".")
+            spot = place(name, slot.stage, int(number[1]) if chunks > 1 else 0, stages)
+            ran[kind, *spot, int(number[0])] = (slot.start_s, slot.end_s)
+    last = stages * chunks // (2 if name == "dualpipe" else 1) - 1
+    for (kind, copy, number, micro_batch), (start, _) in ran.items():
+        if kind == "F" and number:
+            assert start >= ran["F", copy, number - 1, micro_batch][1]
+        if kind in "BI":
+            above = (
+                ran["F", copy, number, micro_batch]
+                if number == last
+                else next(
+                    ran[other, copy, number + 1, micro_batch]
+                    for other in "BI"
+                    if (other, copy, number + 1, micro_batch) in ran
+                )
+            )
+            assert start >= above[1]
+        if kind == "W":
+            assert start >= ran["I", copy, number, micro_batch][1]
+    copies = 2 if name == "dualpipe" else 1
+    for kinds in ("F", "BI", "BW"):
+        count = sum(kind in kinds for kind, *_ in ran)
+        assert count == stages * chunks * micro_batches // copies
+
+
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [("1f1b", (8, 1)), ("gpipe", (20, 20)), ("zero-bubble", (8, 8)), ("zbv", (16, 16)), ("dualpipe", (9, 9))],
+)
+def test_ranks_hold_as_many_micro_batches_as_published(name: str, held: tuple[int, int]) -> None:
+    """Of the first and the last of 8 ranks: p in 1F1B and ZB-H1, 2p halves in ZBV, p + 1 in DualPipe."""
+    plan = Plan(pipeline=8, schedule=name)  # type: ignore[arg-type]
+    found = tuple(sum(in_flight(plan, stage, SCHEDULES[name], 20)) for stage in (0, 7))
+    assert found == held
+
+
+@given(st.sampled_from(sorted(SCHEDULES)), st.sampled_from([2, 4, 6]), st.integers(2, 9))
+def test_no_rank_holds_more_than_is_in_flight(name: str, stages: int, half: int) -> None:
+    micro_batches = 2 * max(half, stages)
+    plan = Plan(pipeline=stages, schedule=name)  # type: ignore[arg-type]
+    for stage in range(stages):
+        most, held = sum(in_flight(plan, stage, SCHEDULES[name], micro_batches)), 0
+        for task in order(name, stage, stages, SCHEDULES[name], micro_batches):
+            held += {"F": 1, "I": 0, "B": -1, "W": -1}[task.kind]
+            assert 0 <= held <= most
+        assert held == 0
+
+
+def test_pairs_of_passes_hide_each_others_communication() -> None:
+    plain, hidden = (
+        StageWork(
+            forward_s=(1.0, 1.0),
+            backward_s=(2.0, 2.0),
+            weights_s=(1.0, 1.0),
+            beside_s=(both, both),
+            tail_s=0.0,
+        )
+        for both in (3.0, 2.4)
+    )
+    slow, fast = (play_pipeline([work] * 4, 16, 0.0, "dualpipe").time_s for work in (plain, hidden))
+    assert fast < 0.9 * slow
 
 
 @pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved", 2)])
@@ -98,24 +211,28 @@ def test_micro_batches_not_laid_out_follow_at_the_same_pace(
         )
         for i in range(4)
     ]
-    short, _, _ = play_pipeline(stages, 48, 0.1, name)
-    monkeypatch.setattr(playback, "_ROUNDS", 12)
-    assert short == pytest.approx(play_pipeline(stages, 48, 0.1, name)[0], rel=0.01)
+    short = play_pipeline(stages, 48, 0.1, name).time_s
+    monkeypatch.setattr(pipeline, "_ROUNDS", 12)
+    assert short == pytest.approx(play_pipeline(stages, 48, 0.1, name).time_s, rel=0.01)
 
 
 @pytest.mark.parametrize("micro_batches", range(1, 14))
 @pytest.mark.parametrize(("count", "chunks"), [(2, 2), (4, 2), (4, 3), (4, 4)])
 def test_every_task_of_an_interleaved_pipeline_is_played(count: int, chunks: int, micro_batches: int) -> None:
     stages = _stages(count, chunks)
-    _, slots = playback._lay_out(stages, micro_batches, 0.0, "interleaved")
+    _, slots = pipeline._lay_out(stages, micro_batches, (0.0,) * count * chunks, "interleaved")
     assert (
         len(slots) == len({(slot.stage, slot.name) for slot in slots}) == 2 * count * chunks * micro_batches
     )
-    assert play_pipeline(stages, micro_batches, 0.0, "interleaved")[0] >= 3.0 * micro_batches
+    assert play_pipeline(stages, micro_batches, 0.0, "interleaved").time_s >= 3.0 * micro_batches
 
 
 def test_messages_make_a_pipeline_longer() -> None:
-    assert play_pipeline(_stages(4), 8, 0.5, "1f1b")[0] > play_pipeline(_stages(4), 8, 0.0, "1f1b")[0]
+    without, beside, blocking = (
+        play_pipeline(_stages(4), 8, message_s, "1f1b", blocks=blocks).time_s
+        for message_s, blocks in ((0.0, False), (0.5, False), (0.5, True))
+    )
+    assert without < beside < blocking
 
 
 def _work(**changes: object) -> Work:
@@ -144,8 +261,8 @@ def test_a_slow_host_bounds_the_step() -> None:
 
 
 def test_fetching_is_hidden_while_it_is_shorter_than_the_computation() -> None:
-    hidden = play_rank(_work(gathers_s=(0.5,) * 4, reduces_s=(0.5,) * 4), 1)
-    exposed = play_rank(_work(gathers_s=(3.0,) * 4, reduces_s=(3.0,) * 4), 1)
+    hidden = play_rank(_work(gathers_s=(0.5,) * 4, again_s=(0.5,) * 4, reduces_s=(0.5,) * 4), 1)
+    exposed = play_rank(_work(gathers_s=(3.0,) * 4, again_s=(3.0,) * 4, reduces_s=(3.0,) * 4), 1)
     assert hidden.time_s < 12.5 + 4 * 0.5
     assert exposed.time_s > 3.0 * 12
     assert exposed.exposed_s > hidden.exposed_s
@@ -176,7 +293,7 @@ def test_parts_of_a_step_add_up_and_scale() -> None:
 
 
 def test_a_trace_has_a_process_for_each_stage() -> None:
-    _, _, slots = play_pipeline(_stages(3), 4, 0.0, "1f1b")
+    slots = play_pipeline(_stages(3), 4, 0.0, "1f1b").slots
     events = list(slot_events(slots, "job"))
     assert {event["pid"] for event in events} == {0, 1, 2}
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from foretrain import schema
 from foretrain.catalog import Catalog, Device, LinkSpec, Node, check_numbers, read_link
 from foretrain.catalog.hosts import Host, HostProfile, read_host
 from foretrain.errors import InputError, UnsupportedJob, invalid
+from foretrain.links import Link, check_switch, domain_of, fill_link, usual_network
 from foretrain.schema import quantity
 from foretrain.units import (
     LEAST_BARE_RATE,
@@ -26,25 +27,6 @@ __all__ = ["Catalog", "Cluster", "ClusterSpec", "Device", "Group", "GroupSpec", 
 
 _BY_GROUP = ("device", "node", "nodes", "cores_per_device")
 _STORAGE_AND_FAILURES = ("storage_bandwidth", "node_mtbf", "restart_time")
-_SCOPES = {"node": "a link inside a node", "network": "a network between nodes"}
-
-_HDR_BYTES_PER_S, _NDR_BYTES_PER_S = 25e9, 50e9
-"""Of InfiniBand adapters at 200 and 400 Gb/s."""
-_NDR_SINCE = 2022
-"""The year of devices from which on NDR is assumed."""
-
-_ON_A_BOARD = 8
-"""Devices that an NVSwitch board joins, where the catalogue has no larger node of the device."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """A link as its ends see it, per direction: devices inside a node, whole nodes between nodes."""
-
-    kind: str
-    bandwidth_bytes_per_s: float
-    latency_s: float
-    nics: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +38,8 @@ class GroupSpec:
     nodes: int | None = None
     node: str | None = None
     cores_per_device: int | None = None
+    domain: int | None = None
+    """Devices of the job that one NVLink domain joins."""
     intra_node: LinkSpec | None = dataclasses.field(default=None, metadata={"parse": read_link})
     inter_node: LinkSpec | None = dataclasses.field(default=None, metadata={"parse": read_link})
 
@@ -99,16 +83,12 @@ class Group:
     node: Node | None
     intra_node: Link
     inter_node: Link
+    domain: int
+    """Devices that the intra-node link joins: those of a node, or of all nodes that NVLink spans."""
 
     @property
     def world_size(self) -> int:
         return self.nodes * self.devices_per_node
-
-    @property
-    def domain(self) -> int:
-        """Devices that the intra-node link joins: those of a node, or of all nodes that NVLink spans."""
-        trays = self.node.domain // self.node.devices if self.node and self.node.domain else 1
-        return self.devices_per_node * min(trays, self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +248,7 @@ def _group_specs(cluster_spec: ClusterSpec) -> dict[str, GroupSpec]:
 
 
 def _fill(group: GroupSpec, cluster_spec: ClusterSpec) -> GroupSpec:
-    shared = ("devices_per_node", "intra_node", "inter_node")
+    shared = ("devices_per_node", "domain", "intra_node", "inter_node")
     return dataclasses.replace(
         group, **{name: getattr(cluster_spec, name) for name in shared if getattr(group, name) is None}
     )
@@ -279,26 +259,35 @@ def _group(where: str, spec: GroupSpec, catalog: Catalog) -> Group:
     device = _device(where, spec, node, catalog)
     per_node = _devices_per_node(f"{where}.devices_per_node", spec.devices_per_node, node)
     if node is None and spec.intra_node is None:
-        _check_switch(f"{where}.devices_per_node", device, per_node, catalog)
+        check_switch(f"{where}.devices_per_node", device, per_node, catalog)
     intra, inter = (
-        (node.intra_node, node.inter_node) if node else (LinkSpec(), _usual_network(device, per_node))
+        (node.intra_node, node.inter_node) if node else (LinkSpec(), usual_network(device, per_node))
     )
+    nodes = _count(f"{where}.nodes", spec.nodes)
+    inside = fill_link(f"{where}.intra_node", "node", spec.intra_node, intra, device, catalog)
     return Group(
         device=device,
         devices_per_node=per_node,
-        nodes=_count(f"{where}.nodes", spec.nodes),
+        nodes=nodes,
         node=node,
-        intra_node=_link(f"{where}.intra_node", "node", spec.intra_node, intra, device, catalog),
-        inter_node=_link(f"{where}.inter_node", "network", spec.inter_node, inter, device, catalog),
+        intra_node=inside,
+        inter_node=fill_link(f"{where}.inter_node", "network", spec.inter_node, inter, device, catalog),
+        domain=domain_of(
+            f"{where}.domain", spec.domain, node or _rack(spec, device, catalog), inside, per_node, nodes
+        ),
     )
 
 
-def _usual_network(device: Device, per_node: int) -> LinkSpec:
-    """An InfiniBand adapter for each device that is sold on NVSwitch boards; else nothing in particular."""
-    if device.link != "nvswitch" or device.link_optional:
-        return LinkSpec()
-    rate = _HDR_BYTES_PER_S if device.year is not None and device.year < _NDR_SINCE else _NDR_BYTES_PER_S
-    return LinkSpec(kind="infiniband", bandwidth=per_node * rate, nics=per_node)
+def _rack(spec: GroupSpec, device: Device, catalog: Catalog) -> Node | None:
+    """The node of a device that is sold in nodes which NVLink joins, and in no others; where a job says
+    nothing else of several nodes."""
+    per_node = spec.devices_per_node or 1
+    if (spec.nodes or 1) == 1 or spec.intra_node is not None or device.link != "nvswitch":
+        return None
+    nodes = [catalog.node(name) for name in catalog.names("nodes")]
+    having = [node for node in nodes if device.name in (node.device, *node.variants)]
+    joined = [node for node in having if node.domain is not None and node.devices == per_node]
+    return joined[0] if joined and len(joined) == len(having) else None
 
 
 def _device(where: str, spec: GroupSpec, node: Node | None, catalog: Catalog) -> Device:
@@ -328,54 +317,10 @@ def _devices_per_node(where: str, count: int | None, node: Node | None) -> int:
     return _count(where, count)
 
 
-def _check_switch(where: str, device: Device, count: int, catalog: Catalog) -> None:
-    """No more devices behind one NVSwitch than any node has."""
-    if count > _ON_A_BOARD and device.link == "nvswitch" and not device.link_optional:
-        nodes = [catalog.node(name) for name in catalog.names("nodes")]
-        known = [
-            node.domain or node.devices for node in nodes if device.name in (node.device, *node.variants)
-        ]
-        most = max([_ON_A_BOARD, *known])
-        if count > most:
-            allowed = f"at most {most}, what NVSwitch joins in a node; give nodes, or intra_node of your own"
-            raise invalid(where, count, allowed)
-
-
 def _count(where: str, count: int | None) -> int:
     if count is not None and count < 1:
         raise invalid(where, count, "a whole number of at least 1")
     return count or 1
-
-
-def _link(
-    where: str,
-    scope: Literal["node", "network"],
-    of_job: LinkSpec | None,
-    of_node: LinkSpec,
-    device: Device,
-    catalog: Catalog,
-) -> Link:
-    """What the job gives, else what the node has, else what is usual for the device and the kind of link."""
-    of_job = of_job or LinkSpec()
-    usual = "ethernet" if scope == "network" else "pcie" if device.link_optional else device.link
-    kind = catalog.link_kind(of_job.kind or of_node.kind or usual, f"{where}.kind")
-    if kind.scope != scope:
-        raise invalid(f"{where}.kind", kind.name, _SCOPES[scope])
-    if (of_node.kind or usual) != kind.name:
-        of_node = LinkSpec()
-    own = device.link_rate(kind.name) if scope == "node" else None
-    bandwidth = of_job.bandwidth or of_node.bandwidth or own or kind.bandwidth
-    if bandwidth is None:
-        raise InputError(
-            f"{where}.bandwidth: missing; {device.name} has no {kind.name} of its own that would give it"
-        )
-    latencies = (of_job.latency, of_node.latency, kind.latency)
-    return Link(
-        kind=kind.name,
-        bandwidth_bytes_per_s=bandwidth,
-        latency_s=next(latency for latency in latencies if latency is not None),
-        nics=of_job.nics or of_node.nics or 1,
-    )
 
 
 def _notes(where: str, spec: GroupSpec, group: Group, several_nodes: bool) -> list[str]:
@@ -386,6 +331,11 @@ def _notes(where: str, spec: GroupSpec, group: Group, several_nodes: bool) -> li
         notes.append(
             f"{where}.intra_node is not given: {intra.kind} at {rate} per device and direction is assumed"
         )
+    if spec.domain is None and group.domain > group.devices_per_node:
+        racks = group.domain < group.world_size
+        each = f"each {group.domain}" if racks else f"all {group.domain}"
+        if group.node is None or (racks and group.domain != group.node.domain):
+            notes.append(f"{where}.domain is not given: NVLink is taken to join {each} devices")
     own = group.device.link_rate(intra.kind)
     if own is not None and intra.bandwidth_bytes_per_s > 1.01 * own:
         rate, limit = format_count(intra.bandwidth_bytes_per_s, "B/s"), format_count(own, "B/s")
@@ -407,6 +357,7 @@ def _canonical(spec: GroupSpec, group: Group) -> GroupSpec:
         nodes=group.nodes,
         node=group.node.name if group.node else None,
         cores_per_device=spec.cores_per_device,
+        domain=spec.domain,
         intra_node=_with_kind(spec.intra_node, group.intra_node),
         inter_node=_with_kind(spec.inter_node, group.inter_node),
     )

@@ -200,7 +200,7 @@ def _writing_nodes(job: Job) -> int:
     if plan.shard != "none":
         return cluster.nodes
     per_node = max(group.devices_per_node for group in cluster.groups)
-    different = plan.tensor * plan.pipeline * min(plan.expert, plan.data or 1)
+    different = plan.pipeline * max(plan.tensor, plan.expert * job.expert_tensor)
     return min(cluster.nodes, math.ceil(different / per_node))
 
 

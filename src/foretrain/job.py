@@ -139,8 +139,43 @@ class Job:
                 f"x pipeline {plan.pipeline} x context {plan.context} = {product},"
                 f" but the cluster has {self.cluster.world_size} devices"
             )
-        if product % plan.expert:
-            raise InputError(f"plan.expert: {plan.expert} does not divide the {product} devices")
+        if plan.data % plan.replicate:
+            raise InputError(f"plan.replicate: {plan.replicate} does not divide plan.data = {plan.data}")
+        sharing = plan.data * plan.context // plan.replicate
+        if plan.reshard and sharing % plan.reshard:
+            raise InputError(f"plan.reshard: {plan.reshard} does not divide the {sharing} ranks of a copy")
+        self._check_experts(product)
+
+    def _check_experts(self, world: int) -> None:
+        """The ranks of a pipeline stage are dealt out twice: to the teams of dense layers, and to those of
+        experts."""
+        plan, width = self.plan, self.expert_tensor
+        if plan.expert_imbalance is not None and plan.expert_capacity is not None:
+            raise InputError(
+                f"plan.expert_imbalance: {plan.expert_imbalance} has no effect with plan.expert_capacity = "
+                f"{plan.expert_capacity}, which gives every expert as many rows; leave one out"
+            )
+        framework, of_stage = self.workload.training.framework, world // plan.pipeline
+        if framework == "torchtitan" and width not in (1, plan.tensor):
+            raise invalid("plan.expert_tensor", width, f"1 or plan.tensor = {plan.tensor} in torchtitan")
+        if of_stage % (plan.expert * width):
+            least = plan.pipeline * max(plan.tensor * plan.context, plan.expert * width)
+            name, terms = (
+                ("expert", f"{plan.expert}") if width == 1 else
+                ("expert_tensor", f"{width} x expert {plan.expert} = {width * plan.expert}")
+            )  # fmt: skip
+            of = f" of a pipeline stage; the plan needs {least} or a multiple" if plan.pipeline > 1 else ""
+            raise InputError(f"plan.{name}: {terms} does not divide the {of_stage} devices{of}")
+
+    @property
+    def expert_tensor(self) -> int:
+        """Ranks that share each expert."""
+        return self.plan.expert_width(self.workload.training.framework, self.cluster.world_size)
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.cluster.world_size // (self.plan.pipeline * self.plan.expert * self.expert_tensor)
 
     def _check_batch(self) -> None:
         plan, batch = self.plan, self.workload.training.global_batch
@@ -285,7 +320,7 @@ class Run:
         _check_measured(measured, "measured")
         provenance = convert(data.get("provenance") or {}, Mapping[str, Any], "provenance")
         measured = {**sampled_figures(provenance), **measured}
-        job = Job.read(data["job"], catalog=catalog, base=base)
+        job = Job.read(_with_possible_experts(data["job"]), catalog=catalog, base=base)
         work = job.workload
         model, training = work.model.measured_with(provenance), work.training.measured_by(provenance)
         job = dataclasses.replace(
@@ -301,6 +336,18 @@ class Run:
             "measured": dict(self.measured),
             "provenance": dict(self.provenance),
         }
+
+
+def _with_possible_experts(tables: Any) -> Any:
+    """A job that was measured did run: where its table names more expert ranks than a pipeline stage has
+    devices (as published ones do), the whole stage shares the experts."""
+    plan = tables.get("plan") if isinstance(tables, Mapping) else None
+    if not isinstance(plan, Mapping) or "data" not in plan or "expert_tensor" in plan:
+        return tables
+    *sizes, expert = (plan.get(name, 1) for name in ("data", "tensor", "context", "expert"))
+    if not all(isinstance(one, int) for one in (*sizes, expert)) or expert <= math.prod(sizes):
+        return tables
+    return {**tables, "plan": {**plan, "expert": math.prod(sizes)}}
 
 
 def sampled_figures(provenance: Mapping[str, Any]) -> dict[str, float]:

@@ -59,6 +59,8 @@ _MEANT = {
     "pipeline": "pp pp_size pipeline_parallel pipeline_parallel_size",
     "context": "cp cp_size context_parallel",
     "expert": "ep ep_size expert_parallel",
+    "expert_tensor": "etp etp_size expert_tensor_parallel expert_tensor_parallel_size",
+    "mtp_layers": "mtp mtp_num_layers",
     "shard": "fsdp zero zero_stage sharding sharding_strategy strategy deepspeed",
     "recompute": "checkpointing gradient_checkpointing activation_checkpointing remat",
     "offload": "cpu_offload offload_optimizer",

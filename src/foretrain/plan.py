@@ -43,7 +43,7 @@ class Plan:
     """How layers are split under tensor parallelism, by patterns of their names: column, row, vocab or
     replicate."""
     virtual_stages: int | None = None
-    """Pieces of the model on each rank, for ``schedule = "interleaved"``."""
+    """Pieces of the model on each rank, for ``schedule = "interleaved"`` or ``"zero-bubble"``."""
     balance: Literal["even", "speed"] = "even"
     """How a batch is split over devices of several kinds: alike, or in proportion to their speed."""
     offload: bool = False
@@ -67,6 +67,9 @@ class Plan:
     """How tokens travel to their experts; None for what the framework does."""
     overlap: Mapping[str, bool] | None = None
     """What runs beside computation and what does not, where it differs from the framework's habit."""
+    registered_buffers: bool | None = None
+    """Whether collectives work in place on buffers that NCCL was told of (its user buffers, torch's symmetric
+    memory) and so take few processors from computation; None for what the framework does."""
     recompute_modules: tuple[str, ...] = ()
     """Parts of a layer that are computed again, with ``recompute = "selective"``."""
     stages: tuple[int, ...] | None = None
@@ -88,6 +91,7 @@ class Plan:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise invalid(f"plan.{name}", value, "1 or more")
+        self._check_replicas()
         if self.recompute_every > 1 and self.recompute == "none":
             raise InputError(
                 f"plan.recompute_every: {self.recompute_every} needs what is recomputed; give plan.recompute"
@@ -95,6 +99,10 @@ class Plan:
         for name in self.overlap or {}:
             if name not in get_args(Overlap):
                 raise unknown(f"plan.overlap.{name}", name, get_args(Overlap))
+        if (self.overlap or {}).get("tensor") and self.tensor > 1 and not self.sequence_parallel:
+            raise InputError(
+                "plan.overlap.tensor: true needs sequence_parallel = true, whose collectives run in pieces"
+            )
         for name in self.recompute_modules:
             if name not in get_args(RecomputedModule):
                 raise unknown("plan.recompute_modules", name, get_args(RecomputedModule))
@@ -117,8 +125,53 @@ class Plan:
         for pattern, role in (self.tensor_plan or {}).items():
             if role not in TENSOR_ROLES:
                 raise unknown(f"plan.tensor_plan.{pattern}", role, TENSOR_ROLES)
-        if self.virtual_stages is not None and self.schedule != "interleaved":
+        if self.virtual_stages is not None and self.schedule not in ("interleaved", "zero-bubble"):
             raise InputError(
                 f"plan.virtual_stages: {self.virtual_stages} needs "
-                f"schedule = 'interleaved', not {self.schedule!r}"
+                f"schedule = 'interleaved' or 'zero-bubble', not {self.schedule!r}"
             )
+
+    def exchange_of_context(self, framework: str) -> ContextExchange:
+        """How context parallelism brings queries to all keys, as the plan says or its framework does:
+        Megatron passes keys and values around (``cp_comm_type`` p2p), torch gathers them."""
+        return self.context_exchange or ("ring" if framework in _RINGS else "allgather")
+
+    def _check_replicas(self) -> None:
+        """What replicas share and exchange."""
+        if self.replicate > 1 and self.shard == "none":
+            raise InputError(
+                f"plan.replicate: {self.replicate} copies of a model that is not sharded; give plan.shard"
+            )
+        if self.reshard is not None and self.shard != "zero3":
+            raise InputError(f"plan.reshard: {_word(self.reshard)} is of shard = 'zero3', not {self.shard!r}")
+        if self.reshard is not None and not isinstance(self.reshard, bool) and self.reshard < 2:
+            raise invalid("plan.reshard", self.reshard, "true, false, or 2 or more neighbours")
+        if self.context_exchange is not None and self.context == 1:
+            raise InputError(
+                f"plan.context_exchange: {self.context_exchange!r} needs plan.context of 2 or more"
+            )
+
+    def expert_width(self, framework: str, world: int) -> int:
+        """Ranks that share each expert: as the plan says, else as the framework has it.
+
+        Without an expert group, the tensor team cuts experts as it does other layers. Megatron goes on so
+        with one (``expert_tensor_parallel_size`` defaults to the tensor degree) where there are devices for
+        it; torchtitan keeps experts whole then.
+        """
+        if self.expert_tensor is not None:
+            return self.expert_tensor
+        enough = world % (self.pipeline * self.expert * self.tensor) == 0
+        follows = self.expert == 1 or (framework in _EXPERTS_FOLLOW_TENSOR and enough)
+        return self.tensor if follows else 1
+
+
+_RINGS = ("megatron", "internevo")
+"""Frameworks whose context parallelism is a ring unless they are told otherwise."""
+
+
+def _word(value: bool | int) -> str:
+    return str(value).lower()
+
+
+_EXPERTS_FOLLOW_TENSOR = ("megatron", "internevo")
+"""Frameworks that cut experts as the tensor team cuts other layers unless they are told otherwise."""

@@ -28,6 +28,11 @@ Framework = Literal[
     "pytorch", "megatron", "nanotron", "llm-foundry", "torchtitan", "adaptdl", "internevo", "fms-fsdp",
     "deepspeed", "automodel",
 ]  # fmt: skip
+OWN_MODELS: tuple[Framework, ...] = (
+    "megatron", "nanotron", "llm-foundry", "torchtitan", "internevo", "fms-fsdp",
+    "automodel",
+)  # fmt: skip
+"""Frameworks that run models of their own, whatever library a job describes them by."""
 Mode = Literal["train", "infer"]
 Attention = Literal["eager", "sdpa", "flash"]
 Loss = Literal["plain", "fused", "chunked"]
@@ -226,6 +231,10 @@ class Training:
             raise InputError(
                 "training.samples: missing; training.epochs needs the number of samples in an epoch"
             )
+        if self.mtp_layers < 0:
+            raise invalid("training.mtp_layers", self.mtp_layers, "0 or more")
+        if self.mtp_layers and self.mode == "infer":
+            raise InputError(f'training.mtp_layers: {self.mtp_layers} needs mode = "train"')
         AllocatorSettings.read(self.allocator or "")
         if self.graphs == "none" and self.compile in _GRAPHED_MODES:
             raise InputError(f"training.graphs: 'none', but compile = {self.compile!r} launches CUDA graphs")
@@ -337,6 +346,9 @@ class Workload:
     base: Path = Path()
 
     def __post_init__(self) -> None:
+        further, source = self.training.mtp_layers, self.model.source
+        if further and source != "transformers":
+            raise InputError(f"training.mtp_layers: {further} needs a model of transformers, not {source}")
         if self.model.source in ("timm", "torchvision", "diffusion") and self.training.sequence is not None:
             raise InputError(
                 f"training.sequence: {self.training.sequence} is not used by a {self.model.source} model"

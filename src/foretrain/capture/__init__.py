@@ -25,7 +25,7 @@ from foretrain.graph.ir import checked
 from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.progress import tell
-from foretrain.workload import Fp8, Training
+from foretrain.workload import OWN_MODELS, Fp8, Training
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_folder", "capture", "capture_job", "capture_rank", "needs_torch"]
 
-_RANK_REVISION = 3
+_RANK_REVISION = 7
 """Raised when what ``capture_rank`` adds to a graph changes, so that older cached ones are made anew."""
 
 
@@ -199,8 +199,9 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
             )
         return _with_weights(_given_graph(job))
     split = {
-        "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": plan.context,
-        "expert": plan.expert,
+        "ranks": _RANK_REVISION, "by_layers": True, "tensor": plan.tensor, "context": _context(job),
+        "expert": [plan.expert, job.expert_tensor, plan.expert_imbalance, plan.expert_capacity],
+        "dispatcher": plan.dispatcher,
         "sequence_parallel": plan.sequence_parallel and plan.tensor > 1, "tensor_plan": plan.tensor_plan,
         "framework": framework, **({} if job.trains or plan.tensor == 1 else {"logits": "whole"}),
         **_unread(job),
@@ -208,10 +209,18 @@ def capture_rank(job: Job, *, refresh: bool = False) -> OpGraph:
     return found_or_traced(functools.partial(_trace_rank, job), job, split, refresh=refresh)
 
 
+def _context(job: Job) -> object:
+    """How context parallelism cuts attention, as part of a graph's key; a ring's is that of gathering."""
+    by = job.plan.exchange_of_context(job.workload.training.framework)
+    return [job.plan.context, "heads" if by == "alltoall" else "keys"] if job.plan.context > 1 else 1
+
+
 def _unread(job: Job) -> dict[str, bool]:
-    """Whether the model's library makes its masks as for a compiler, as part of a graph's key."""
-    compiles = job.workload.training.compile and job.workload.model.source == "transformers"
-    return {"unread_masks": True} if compiles else {}
+    """Whether the model's library makes its masks as for a compiler, as part of a graph's key; frameworks
+    with models of their own have none."""
+    training = job.workload.training
+    compiles = training.compile and job.workload.model.source == "transformers"
+    return {"unread_masks": True} if compiles and training.framework not in OWN_MODELS else {}
 
 
 @functools.lru_cache(maxsize=32)

@@ -79,6 +79,7 @@ def graph_key(
         **({} if split is None else {"split": dict(split)}),
         **({"read": read} if read else {}),
         **({"fp8": [_FP8_REVISION, training.fp8_recipe]} if training.precision == "fp8" else {}),
+        **({"mtp_layers": training.mtp_layers} if training.mtp_layers else {}),
         **({"adapter": [_ADAPTER_REVISION, training.adapter]} if training.adapter else {}),
     }  # fmt: skip
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]

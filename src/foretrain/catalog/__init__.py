@@ -46,6 +46,10 @@ class LinkSpec:
     bandwidth: float | None = quantity(parse_rate, default=None)
     latency: float | None = quantity(parse_seconds, default=None)
     nics: int | None = None
+    rails: bool | None = None
+    leaf_nodes: int | None = None
+    oversubscription: float | None = None
+    sharp: bool | None = None
 
 
 def read_link(value: Any, where: str) -> LinkSpec:
@@ -54,7 +58,8 @@ def read_link(value: Any, where: str) -> LinkSpec:
         spec: LinkSpec = schema.convert(value, LinkSpec, where)
     else:
         spec = LinkSpec(bandwidth=parse_rate(value, where))
-    check_numbers(where, bandwidth=spec.bandwidth, nics=spec.nics)
+    check_numbers(where, bandwidth=spec.bandwidth, nics=spec.nics, leaf_nodes=spec.leaf_nodes)
+    check_numbers(where, oversubscription=spec.oversubscription)
     check_numbers(where, zero=True, latency=spec.latency)
     return spec
 

@@ -14,307 +14,52 @@ docs/collectives.md tells how well they hold.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal, get_args, overload
+from typing import get_args, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.cluster import Cluster, Device, Group
+from foretrain.cluster import Cluster, Group
+from foretrain.costs.algorithms import Algorithm, Kind, Load, algorithms, by_rail, traffic
 from foretrain.costs.base import Column
+from foretrain.costs.topology import Placement, Team, adapters, nodes_under_a_leaf, place, team
+from foretrain.costs.transports import (
+    SERVER,
+    TRANSPORTS,
+    Library,
+    ParameterServer,
+    Transport,
+    since_hopper,
+    transport_name,
+)
 from foretrain.errors import invalid, unknown
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
-Library = Literal["nccl", "gloo"]
-Way = Literal["ring", "pair", "switch"]
-"""How members use their links: all at once (ring, tree, all-to-all), one pair, or a switch that reduces."""
+__all__ = ["Collectives", "Kind", "Library", "Placement", "Rates", "Team", "team"]
+
 Sizes = npt.NDArray[np.number]
 
-_MESSAGES_AT_ONCE = 8
-"""Peers that a member of an NCCL all-to-all serves at a time."""
-_SWITCH_HOPS = 10
-"""What setting up the switch takes, in hops of NVLink: NCCL's tuning counts 25 us."""
 _NEIGHBOURS = {"nvlink-mesh": 4, "infinity-fabric": 7}
 """Most peers that a device without a switch divides its links among: DGX-1's cube mesh, MI300's full mesh."""
-
-
-# Who takes part
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Team:
-    """The members of one communicator, as they lie on the nodes."""
-
-    per_node: int
-    """Members on each node that it touches."""
-    nodes: int
-    """Nodes that it spans."""
-    sharing: int = 1
-    """Teams alike on the same nodes that communicate at the same time and share the nodes' network."""
-    spacing: int = 1
-    """From each node that it touches to the next; it tells which nodes lie in one NVLink domain."""
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise invalid(f"team.{field.name}", getattr(self, field.name), "a whole number of at least 1")
-
-    @property
-    def size(self) -> int:
-        return self.per_node * self.nodes
-
-
-def team(degree: int, stride: int, devices_per_node: int) -> Team:
-    """The team of ``degree`` ranks that lie ``stride`` apart, ranks being numbered through the nodes one
-    after another.
-
-    Where the ranks do not fill their nodes evenly, it is spread over the next number of nodes that divides
-    them.
-
-    >>> team(degree=16, stride=8, devices_per_node=8)
-    Team(per_node=1, nodes=16, sharing=8, spacing=1)
-    """
-    for name, value in {"degree": degree, "stride": stride, "devices_per_node": devices_per_node}.items():
-        if value < 1:
-            raise invalid(f"team.{name}", value, "a whole number of at least 1")
-    most = max(1, devices_per_node // stride)
-    nodes = -(-degree // most)
-    while degree % nodes:
-        nodes += 1
-    per_node = degree // nodes
-    sharing = min(stride, max(1, devices_per_node // per_node))
-    return Team(per_node=per_node, nodes=nodes, sharing=sharing, spacing=max(1, stride // devices_per_node))
-
-
-# What a library makes of a link
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transport:
-    """What a library reaches on a kind of link, as shares of its data-sheet rate, and the time it adds."""
-
-    ring: float
-    """Share of the rate that a ring or a tree sustains on long messages."""
-    pair: float
-    """Share that a message from one member to another sustains."""
-    chunk_s: float
-    """Time that each chunk of a pipelined message costs on its own."""
-    start_s: float
-    """Time of a call beside its hops: the kernel, and the proxy thread of a network."""
-    hop_s: float = 0.0
-    """Time that the library's own threads add to each hop."""
-    switch: float | None = None
-    """Share that reduction inside the switch sustains, where the device has it."""
-    most_bytes_per_s: float = math.inf
-    """What the host can move for one adapter, sent and received together: the limit of sockets."""
-    source: str
-
-    def share(self, way: Way) -> float:
-        if way == "pair":
-            return self.pair
-        return self.switch if way == "switch" and self.switch else self.ring
-
-
-TRANSPORTS: Mapping[str, Transport] = MappingProxyType(
-    {
-        "nvlink3": Transport(
-            ring=0.79,
-            pair=0.93,
-            chunk_s=11e-6,
-            start_s=12e-6,
-            source="vidur (DGX A100, A100 pairs), estimate-train-time (Perlmutter, inside a node), "
-            "Galvatron: all-reduce, send",
-        ),
-        "nvlink4": Transport(
-            ring=0.79,
-            pair=0.80,
-            chunk_s=2.1e-6,
-            start_s=5.3e-6,
-            switch=0.64,
-            source="vidur (DGX H100, H100 NVL pairs): all-reduce, send, up to 64 MiB; ring as nvlink3",
-        ),
-        "pcie": Transport(
-            ring=0.80,
-            pair=0.80,
-            chunk_s=1.3e-6,
-            start_s=20e-6,
-            source="vidur (all-reduce of 4 A100 PCIe and of 4 H100 NVL); pair as ring",
-        ),
-        "rdma": Transport(
-            ring=0.94,
-            pair=0.72,
-            chunk_s=0.0,
-            start_s=12e-6,
-            source="estimate-train-time (Vista), vidur (send between DGX H100): 400 Gb/s InfiniBand each",
-        ),
-        "efa": Transport(
-            ring=0.45,
-            pair=0.45,
-            chunk_s=0.0,
-            start_s=12e-6,
-            hop_s=100e-6,
-            source="nanotron's public runs on p5.48xlarge: what gradients and tensor parallelism between "
-            "nodes add to a step",
-        ),
-        "sockets": Transport(
-            ring=0.9,
-            pair=0.9,
-            chunk_s=0.0,
-            start_s=0.0,
-            most_bytes_per_s=2.5e9,
-            source="estimate-train-time (Perlmutter between nodes), vidur (send between nodes of A100 pairs "
-            "and of A40); ring, pair assumed",
-        ),
-        "gloo": Transport(
-            ring=0.95,
-            pair=0.95,
-            chunk_s=0.0,
-            start_s=0.0,
-            hop_s=0.58e-3,
-            most_bytes_per_s=1.9e9,
-            source="data/cpu16_ddp, cpu16_campaign, links_campaign: what synchronising adds to a DDP step; "
-            "ring, pair assumed",
-        ),
-    }
-)
-_NCCL_ON = {
-    **dict.fromkeys(("nvswitch", "nvlink-mesh", "nvlink-pair", "infinity-fabric"), "nvlink3"),
-    "pcie": "pcie",
-    **dict.fromkeys(("infiniband", "roce", "slingshot"), "rdma"),
-    "efa": "efa",
-    **dict.fromkeys(("ethernet", "loopback"), "sockets"),
-}
-
-
-def transport_name(library: Library, link_kind: str, device: Device) -> str:
-    """The transport that a library uses on a link; a kind of the user's own counts as a network with RDMA."""
-    name = "gloo" if library == "gloo" else _NCCL_ON.get(link_kind, "rdma")
-    return "nvlink4" if name == "nvlink3" and _since_hopper(device) else name
-
-
-def _since_hopper(device: Device) -> bool:
-    return device.vendor == "nvidia" and float(device.capability or 0) >= 9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterServer:
-    """What the processes of a parameter server reach on a CPU core each."""
-
-    process_bytes_per_s: float
-    """Sent or received by one process."""
-    update_s_per_byte: float
-    """Adding up and the optimizer, on a server, of each byte that it holds."""
-    pack_s_per_byte: float
-    """Packing gradients and unpacking weights on a worker."""
-    source: str
-
-
-SERVER = ParameterServer(
-    process_bytes_per_s=4.0e9,
-    update_s_per_byte=0.64e-9,
-    pack_s_per_byte=0.5e-9,
-    source="data/cpu16_campaign, cells with one server; the split of update and pack follows the resource "
-    "series of one cell",
-)
-
-
-# Algorithms: what they put on the links
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What an algorithm moves, as multiples of the call's size, and the messages that follow one another."""
-
-    inside: float
-    """Sent by each member over the links inside a node."""
-    outside: float
-    """Sent by the team's members on a node, together, over the network."""
-    hops_inside: float
-    hops_outside: float
-    way: Way = "ring"
-    one_way: bool = False
-    """Whether each end only sends or only receives: no pipeline of members."""
-
-
-Algorithm = Callable[[int, int], Load]
-"""Given the members on each node and the number of nodes."""
-
-
-def _around(times: int) -> Algorithm:
-    """A ring gone round once (all-gather, reduce-scatter) or twice (all-reduce); it leaves each node once."""
-
-    def load(per_node: int, nodes: int) -> Load:
-        size = per_node * nodes
-        share = times * (size - 1) / size
-        return Load(
-            inside=share, outside=share, hops_inside=times * (size - nodes), hops_outside=times * (nodes - 1)
-        )
-
-    return load
-
-
-def _tree(per_node: int, nodes: int) -> Load:
-    """Two binary trees, each for half of the data, up and down (Sanders et al. 2009)."""
-    return Load(
-        inside=2.0, outside=2.0, hops_inside=2 * math.log2(per_node), hops_outside=2 * math.log2(nodes)
-    )
-
-
-def _in_switch(per_node: int, nodes: int) -> Load:
-    """NVLS: the switch adds up what members send once and hands all of them the sum; trees between nodes."""
-    return dataclasses.replace(_tree(per_node, nodes), inside=1.0, hops_inside=_SWITCH_HOPS, way="switch")
-
-
-def _chain(per_node: int, nodes: int) -> Load:
-    """A ring that passes the whole message on."""
-    return Load(inside=1.0, outside=1.0, hops_inside=per_node * nodes - nodes, hops_outside=nodes - 1)
-
-
-def _binomial(per_node: int, nodes: int) -> Load:
-    """Whole messages to twice as many members each round."""
-    inside, outside = math.ceil(math.log2(per_node)), math.ceil(math.log2(nodes))
-    return Load(inside=inside, outside=outside, hops_inside=inside, hops_outside=outside)
-
-
-def _pairwise(per_node: int, nodes: int) -> Load:
-    """A message from each member to every other."""
-    size = per_node * nodes
-    return Load(
-        inside=(per_node - 1) / size,
-        outside=per_node * (size - per_node) / size,
-        hops_inside=math.ceil((per_node - 1) / _MESSAGES_AT_ONCE),
-        hops_outside=math.ceil((size - per_node) / _MESSAGES_AT_ONCE),
-    )
-
-
-def _message(per_node: int, nodes: int) -> Load:
-    """One message, from one member to another."""
-    near, far = float(nodes == 1), float(nodes > 1)
-    return Load(inside=near, outside=far, hops_inside=near, hops_outside=far, way="pair", one_way=True)
-
-
-_COMMON: dict[Kind, tuple[Algorithm, ...]] = {
-    "all_gather": (_around(1),),
-    "reduce_scatter": (_around(1),),
-    "all_to_all": (_pairwise,),
-    "send": (_message,),
-}
-_ALGORITHMS: dict[Library, dict[Kind, tuple[Algorithm, ...]]] = {
-    "nccl": {**_COMMON, "all_reduce": (_around(2), _tree, _in_switch), "broadcast": (_chain,)},
-    "gloo": {**_COMMON, "all_reduce": (_around(2),), "broadcast": (_binomial,)},
-}
-
-
+_PCIE_LATENCY_S = 5e-6
+"""Of messages from one bridged pair to another."""
 _SOCKET_SHARE = 0.4
 """Of a fast adapter's rate, sent and received together, that sockets reach when their limit is below it:
 they use several threads."""
 
 
-# Costs
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What each member of a team has by data sheet, for messages to all others alike."""
+
+    inside_bytes_per_s: float
+    """Over NVLink or PCIe, to members that it joins."""
+    outside_bytes_per_s: float
+    """Its part of the adapters of its node, as far as the network above them carries it."""
+    inside_latency_s: float
+    outside_latency_s: float
 
 
 class Collectives:
@@ -324,7 +69,7 @@ class Collectives:
 
     >>> network = Collectives(Cluster.read({"node": "dgx-h100", "nodes": 4}))
     >>> f"{network.time_s('all_reduce', 1e9, team(32, 1, 8)) * 1e3:.1f} ms"
-    '5.4 ms'
+    '5.3 ms'
     """
 
     def __init__(
@@ -357,8 +102,8 @@ class Collectives:
         if team.size == 1:
             times = np.zeros_like(sizes)
         else:
-            algorithms = _algorithms(self.library, kind)
-            times = np.max([route.time_s(algorithms, sizes, team) for route in self._routes], axis=0)
+            known = algorithms(self.library, kind)
+            times = np.max([route.time_s(known, sizes, team) for route in self._routes], axis=0)
         return times if times.ndim else float(times)
 
     @overload
@@ -406,8 +151,17 @@ class Collectives:
 
         In-switch reduction, which sends less, is counted as a ring.
         """
-        _algorithms(self.library, kind)
-        return _TRAFFIC[kind](team.size) * size_bytes if team.size > 1 else 0.0
+        algorithms(self.library, kind)
+        return traffic(kind, team.size) * size_bytes if team.size > 1 else 0.0
+
+    def placement(self, team: Team) -> Placement:
+        """Which members share a node and an NVLink domain; of several groups, where fewest do."""
+        return min((route.placement(team) for route in self._routes), key=lambda found: found.per_domain)
+
+    def rates(self, team: Team) -> Rates:
+        """What the members of a team have to exchange messages with all others, in the slowest group."""
+        found = [route.rates(team) for route in self._routes]
+        return min(found, key=lambda rates: (rates.outside_bytes_per_s, rates.inside_bytes_per_s))
 
 
 def _sizes(size_bytes: float | Sizes) -> Column:
@@ -415,12 +169,6 @@ def _sizes(size_bytes: float | Sizes) -> Column:
     if not np.all((sizes >= 0) & np.isfinite(sizes)):
         raise invalid("size_bytes", size_bytes, "numbers of at least 0")
     return sizes
-
-
-def _algorithms(library: Library, kind: Kind) -> tuple[Algorithm, ...]:
-    if kind not in get_args(Kind):
-        raise unknown("kind", kind, get_args(Kind))
-    return _ALGORITHMS[library][kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,12 +181,18 @@ class _Lane:
     """What the host can move of it, sent and received together."""
     latency_s: float
     transport: Transport
+    own: bool = False
+    """Whether members copy their own part while it works."""
+    narrows: tuple[float, float] = (1.0, 1.0)
+    """By what its rate is divided further up: of messages to a neighbour, and to all alike."""
 
     def time_s(self, sizes: Column, share: float, load: Load) -> Column:
         """Of a pipeline that moves ``share`` of each size over this lane."""
-        rate = min(self.rate * self.transport.share(load.way), self.most if load.one_way else self.most / 2)
-        wire = sizes * share / rate
-        chunk_s = 0.0 if load.one_way else self.transport.chunk_s
+        transport = self.transport
+        rate = self.rate * transport.share(load.way) / self.narrows[load.to_all]
+        rate = min(rate, self.most if load.one_way else self.most / 2)
+        wire = sizes * (share + (transport.own * load.own if self.own else 0.0)) / rate
+        chunk_s = 0.0 if load.one_way else transport.chunk_s
         times: Column = wire + 2 * np.sqrt(chunk_s * wire)
         return times
 
@@ -448,14 +202,43 @@ class _Route:
 
     def __init__(self, group: Group, library: Library, transports: Mapping[str, Transport]) -> None:
         self._group, self._library, self._transports = group, library, dict(transports)
+        self._ways: dict[
+            tuple[tuple[Algorithm, ...], Team], tuple[_Lane | None, _Lane | None, list[Load]]
+        ] = {}
 
-    def time_s(self, algorithms: tuple[Algorithm, ...], sizes: Column, team: Team) -> Column:
+    def time_s(self, known: tuple[Algorithm, ...], sizes: Column, team: Team) -> Column:
         """Of the fastest algorithm that this team can use."""
-        inside, outside, per_node, nodes = self._lanes(team)
-        loads = [algorithm(per_node, nodes) for algorithm in algorithms]
-        usable = [load for load in loads if load.way != "switch" or self._reduces_in_switch(per_node)]
-        times: Column = np.min([_call_s(load, sizes, inside, outside) for load in usable], axis=0)
+        if (known, team) not in self._ways:
+            self._ways[known, team] = self._usable(known, team)
+        inside, outside, loads = self._ways[known, team]
+        times: Column = np.min([_call_s(load, sizes, inside, outside) for load in loads], axis=0)
         return times
+
+    def _usable(
+        self, known: tuple[Algorithm, ...], team: Team
+    ) -> tuple[_Lane | None, _Lane | None, list[Load]]:
+        """The lanes inside and between nodes, and what algorithms put on them; an NVLink domain counts as a
+        node."""
+        placed = self.placement(team)
+        inside = self._inside(placed.per_domain) if placed.per_domain > 1 else None
+        outside = self._outside(team, placed) if placed.domains > 1 else None
+        loads = [algorithm(placed.per_domain, placed.domains) for algorithm in known]
+        if self._group.inter_node.rails:
+            loads = [by_rail(load, placed.per_node, placed.domains) for load in loads]
+        return inside, outside, [load for load in loads if self._can(load, placed)]
+
+    def placement(self, team: Team) -> Placement:
+        return place(team, self._group)
+
+    def rates(self, team: Team) -> Rates:
+        placed = self.placement(team)
+        inside, outside = self._inside(max(2, placed.per_domain)), self._outside(team, placed)
+        return Rates(
+            inside_bytes_per_s=inside.rate,
+            outside_bytes_per_s=outside.rate / outside.narrows[True] / placed.per_domain,
+            inside_latency_s=inside.latency_s,
+            outside_latency_s=outside.latency_s,
+        )
 
     @property
     def host_network_bytes_per_s(self) -> float:
@@ -466,52 +249,50 @@ class _Route:
         link = self._group.inter_node if nodes > 1 else self._group.intra_node
         return link.latency_s + self._transports["gloo"].hop_s
 
-    def _lanes(self, team: Team) -> tuple[_Lane | None, _Lane | None, int, int]:
-        """The lanes inside and between nodes, members per node, nodes; an NVLink domain counts as a node."""
-        joined = self._nodes_joined(team)
-        per_node, nodes = team.per_node * joined, team.nodes // joined
-        inside = self._inside(per_node) if per_node > 1 else None
-        outside = self._outside(team, joined) if nodes > 1 else None
-        return inside, outside, per_node, nodes
-
-    def _nodes_joined(self, team: Team) -> int:
-        """Nodes of the team in one NVLink domain; a divisor of its nodes, so that domains are alike."""
-        trays = self._group.domain // self._group.devices_per_node
-        most = min(team.nodes, -(-trays // team.spacing))
-        return next(count for count in range(most, 0, -1) if team.nodes % count == 0)
-
     def _inside(self, members: int) -> _Lane:
-        link, device = self._group.intra_node, self._group.device
-        kind, rate = link.kind, link.bandwidth_bytes_per_s
+        group = self._group
+        link, device = group.intra_node, group.device
+        kind, rate, latency_s = link.kind, link.bandwidth_bytes_per_s, link.latency_s
         if kind == "nvlink-pair" and members > 2:
-            kind, rate = "pcie", device.pcie_bytes_per_s
+            kind, rate, latency_s = "pcie", device.pcie_bytes_per_s, max(latency_s, _PCIE_LATENCY_S)
         if kind in _NEIGHBOURS:
-            peers = min(_NEIGHBOURS[kind], self._devices_in_node - 1)
+            peers = min(_NEIGHBOURS[kind], (group.node.devices if group.node else group.devices_per_node) - 1)
             rate *= min(1.0, (members - 1) / max(1, peers))
         transport = self._transports[transport_name(self._library, kind, device)]
-        return _Lane(rate, transport.most_bytes_per_s, link.latency_s, transport)
+        return _Lane(rate, transport.most_bytes_per_s, latency_s, transport, own=True)
 
-    def _outside(self, team: Team, joined: int) -> _Lane:
-        """Members use the adapters next to them, at least one, and share them with the teams alike."""
+    def _outside(self, team: Team, placed: Placement) -> _Lane:
+        """The adapters of all nodes of a domain work together."""
         link = self._group.inter_node
-        active = team.per_node * team.sharing / self._devices_in_node
-        adapters = joined * min(link.nics, max(1.0, link.nics * active)) / team.sharing
+        used = placed.nodes_per_domain * adapters(team, self._group)
         transport = self._transports[transport_name(self._library, link.kind, self._group.device)]
         rate = link.bandwidth_bytes_per_s / link.nics
         return _Lane(
-            adapters * rate,
-            adapters * max(transport.most_bytes_per_s, _SOCKET_SHARE * rate),
+            used * rate,
+            used * max(transport.most_bytes_per_s, _SOCKET_SHARE * rate),
             link.latency_s,
             transport,
+            narrows=self._narrows(team, placed),
         )
 
-    @property
-    def _devices_in_node(self) -> int:
-        return self._group.node.devices if self._group.node else self._group.devices_per_node
+    def _narrows(self, team: Team, placed: Placement) -> tuple[float, float]:
+        """Above its leaf switches a network may be narrower. Of a ring one node of each leaf sends up, of
+        messages to all those for nodes elsewhere do."""
+        near = nodes_under_a_leaf(team, self._group)
+        if near >= team.nodes:
+            return 1.0, 1.0
+        apart = max(1.0, near / placed.nodes_per_domain)
+        up = 1 / apart, (placed.domains - apart) / max(1, placed.domains - 1)
+        ring, to_all = (max(1.0, self._group.inter_node.oversubscription * share) for share in up)
+        return ring, to_all
 
-    def _reduces_in_switch(self, members: int) -> bool:
-        """NVSwitch adds up from its third generation on, that of Hopper."""
-        return _since_hopper(self._group.device) and self._group.intra_node.kind == "nvswitch" and members > 2
+    def _can(self, load: Load, placed: Placement) -> bool:
+        """Whether switches add up: NVSwitch from its third generation on, that of Hopper; those of the
+        network where the job says so."""
+        if load.reduces == "in the network" and (not self._group.inter_node.sharp or placed.domains == 1):
+            return False
+        switched = since_hopper(self._group.device) and self._group.intra_node.kind == "nvswitch"
+        return load.way != "switch" or (switched and placed.per_domain > 2)
 
 
 def _call_s(load: Load, sizes: Column, inside: _Lane | None, outside: _Lane | None) -> Column:
@@ -524,13 +305,3 @@ def _call_s(load: Load, sizes: Column, inside: _Lane | None, outside: _Lane | No
         start + latency + np.max([lane.time_s(sizes, share, load) for lane, share, _ in used], axis=0)
     )
     return times
-
-
-_TRAFFIC: dict[Kind, Callable[[int], float]] = {
-    "all_reduce": lambda size: 2 * (size - 1) / size,
-    "all_gather": lambda size: (size - 1) / size,
-    "reduce_scatter": lambda size: (size - 1) / size,
-    "all_to_all": lambda size: (size - 1) / size,
-    "broadcast": lambda size: (size - 1) / size,
-    "send": lambda size: 1.0,
-}

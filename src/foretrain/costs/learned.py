@@ -51,8 +51,15 @@ def group_of(described: Described) -> str:
     return f"{group}, channels last" if described.channels_last and group in _BY_LAYOUT else group
 
 
-_AS = {"te.cast_transpose": "_to_copy", "te.amax": "amax"}
-"""Kernels of Transformer Engine, by the operators of torch that move as much in as plain a way."""
+_AS = {
+    "te.cast_transpose": "_to_copy", "te.amax": "amax", "moe.sum_rows": "sum",
+    **dict.fromkeys(
+        ("moe.permute", "moe.permute_backward", "moe.unpermute", "moe.unpermute_backward", "moe.sort_chunks",
+         "moe.gate", "moe.gate_backward", "moe.add_bias", "moe.row_map"), "clone",
+    ),
+}  # fmt: skip
+"""Kernels of Transformer Engine and of experts, by the operators of torch that move as much in as plain a
+way."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from foretrain.graph import Buffer, Op, Operator, OpGraph, TensorSpec
@@ -50,11 +50,45 @@ def with_fused_softmax(graph: OpGraph) -> OpGraph:
 
 @functools.lru_cache(maxsize=128)
 def with_flash_attention(graph: OpGraph, *, causal: bool) -> OpGraph:
-    """The graph with every written-out attention merged, its scores never kept; the same if there is none."""
+    """The graph with every written-out attention merged, its scores never kept, and attention of torch's
+    memory-efficient kernels, which it takes where keys are wider than values (MLA), by the framework's."""
+    graph = _without_efficient_kernels(graph)
     found = [
         attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None
     ]
-    return _merge(graph, found, causal=causal) if found else graph
+    return _with_windows(_merge(graph, found, causal=causal) if found else graph)
+
+
+def _with_windows(graph: OpGraph) -> OpGraph:
+    """Attention over a window of keys, which kernels of frameworks know of, says so in place of a mask."""
+    windows: Mapping[str, int] = graph.info.get("windows", {})
+    if not windows:
+        return graph
+    changed: dict[tuple[int, int], Operator] = {}
+
+    def of(op: Op) -> Op:
+        if op.layer not in windows or traits(op.operator.name).kind != "attention":
+            return op
+        args = {name: value for name, value in op.operator.args.items() if name != "attn_bias"}
+        windowed = replace(op.operator, args={**args, "window": windows[op.layer]})
+        return replace(op, operator=changed.setdefault((id(op.operator), windows[op.layer]), windowed))
+
+    return replace(graph, ops=tuple(map(of, graph.ops)))
+
+
+_EFFICIENT = "_scaled_dot_product_efficient_attention"
+
+
+def _without_efficient_kernels(graph: OpGraph) -> OpGraph:
+    if not any(operator.name.startswith(_EFFICIENT) for operator in graph.operators):
+        return graph
+    renamed = {
+        operator: replace(operator, name=operator.name.replace(_EFFICIENT, FORWARD))
+        for operator in graph.operators
+        if operator.name.startswith(_EFFICIENT)
+    }
+    ops = (replace(op, operator=renamed.get(op.operator, op.operator)) for op in graph.ops)
+    return replace(graph, ops=tuple(ops))
 
 
 def _layers_with_softmax(graph: OpGraph) -> Iterable[str]:

@@ -17,14 +17,16 @@ Kind = Literal[
     "convolution", "recurrence", "attention",
     "row norm", "channel norm", "vector norm", "softmax", "row loss", "pixel loss", "loss",
     "sum", "reduction", "scan", "sort", "histogram",
-    "embedding", "gather", "scatter", "selection", "copy", "window", "pooling", "resampling", "interpolation",
+    "embedding", "gather", "scatter", "routing", "selection", "copy", "window", "pooling", "resampling",
+    "interpolation",
     "activation", "pointwise", "fill", "fused", "optimizer", "transform", "solver",
     "collective", "wait", "view", "allocation", "unknown",
 ]  # fmt: skip
 """What the words leave open: a row norm works along the last dimensions, a channel norm along all but one.
 A row loss picks a class for each row, a pixel loss for each place of an image. A selection is as long as
 the data says. A window moves elements to where formulas say, or brings them back from fewer bits; an
-interpolation weighs the neighbours of such a place. A fused operator is one that ``fusion.py`` or
+interpolation weighs the neighbours of such a place. Routing is what frameworks have kernels of their own
+for on the rows that tokens send to experts. A fused operator is one that ``fusion.py`` or
 ``attention.py`` made."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -93,6 +95,11 @@ def permutes(name: str) -> bool:
     return traits(name).kind in PERMUTING
 
 
+def moves_rows(name: str) -> bool:
+    """Whether it is a framework's own kernel on the rows that tokens send to experts."""
+    return traits(name).kind == "routing"
+
+
 def communicates(name: str) -> bool:
     """Whether devices exchange data in it."""
     return traits(name).kind == "collective"
@@ -141,6 +148,10 @@ _NAMES: dict[Kind, str] = {
     "scatter": """
         index_put _unsafe_index_put index_add index_copy index_fill index_reduce scatter scatter_add
         scatter_reduce put masked_scatter
+        """,
+    "routing": """
+        moe.permute moe.unpermute moe.sort_chunks moe.gate moe.add_bias moe.row_map moe.sum_rows
+        moe.weigh_bias moe.add_rows moe.join moe.weigh_rows moe.sum_columns
         """,
     "selection": """
         masked_select nonzero nonzero_static unique _unique2 unique_dim unique_consecutive
@@ -204,7 +215,7 @@ _NAMES: dict[Kind, str] = {
         _cdist_forward _cdist _pdist_forward
         """,
     "collective": "all_reduce all_gather reduce_scatter all_to_all send_recv broadcast",
-    "wait": "_local_scalar_dense",
+    "wait": "_local_scalar_dense moe.read_counts",
     "view": """
         view _unsafe_view reshape t transpose permute expand squeeze unsqueeze slice select split
         split_with_sizes unsafe_split unsafe_split_with_sizes unbind chunk narrow unfold diagonal

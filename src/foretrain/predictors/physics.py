@@ -163,7 +163,7 @@ def least_memory_bytes(job: Job, graph: OpGraph) -> float:
     beside each."""
     plan = job.plan
     replicas = (plan.data or 1) * plan.context
-    of_expert = max(1, replicas // min(plan.expert, replicas))
+    of_expert = job.expert_replicas
     gradient, state = bytes_per_parameter(graph)
     if plan.offload:
         gradient = state = 0.0
@@ -181,8 +181,7 @@ def least_memory_bytes(job: Job, graph: OpGraph) -> float:
 
     if plan.pipeline == 1:
         return of_rank(graph.weights)
-    by_work = profile(job).balances_by == "work"
-    return min(of_rank(stage.weights) for stage in stages(job, graph, by_work=by_work))
+    return min(of_rank(stage.weights) for stage in stages(job, graph, profile(job)))
 
 
 # Network

@@ -39,9 +39,20 @@ _CATEGORY_COLORS = {
 _SLOT_COLORS = {
     "F": _PHASE_COLORS["forward"],
     "B": _PHASE_COLORS["backward"],
+    "I": _PHASE_COLORS["backward"],
+    "W": "#e8b77d",
     "O": _PHASE_COLORS["optimizer"],
     "network": "#b3261e",
 }
+_SLOT_KINDS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "gradients of inputs",
+    "W": "gradients of weights",
+    "O": "optimizer",
+    "network": "network",
+}
+"""What the first letter of a slot on the timeline of a stage stands for."""
 
 
 def write_html(forecast: Forecast, path: Path, resources: Resources | None = None) -> None:
@@ -321,7 +332,7 @@ def _slots_figure(slots: Sequence[Slot]) -> tuple[Any, int]:
         )
     )
     figure = objects.Figure()
-    for name, kind in (("forward", "F"), ("backward", "B"), ("optimizer", "O"), ("network", "network")):
+    for kind, name in _SLOT_KINDS.items():
         mine = [
             slot for slot in shown if (slot.lane if slot.lane == "network" else slot.name[:1].upper()) == kind
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from foretrain.graph.opset import is_product, waits
 from foretrain.job import Job
 from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage
-from foretrain.step.partition import virtual_stages
+from foretrain.step.partition import dealing_words
 from foretrain.step.play import Step, memory_by_group
+from foretrain.step.routing import uneven_share, widened
 from foretrain.step.state import model_size
 from foretrain.units import format_bytes, format_dollars
 from foretrain.workload import TORCHAO, Training
@@ -66,6 +68,8 @@ class Spread:
 
 def assemble(step: Step, spread: Spread, *, predictor: str, notes: tuple[str, ...] = ()) -> Forecast:
     """The forecast of the job whose step this is."""
+    if share := uneven_share(step):
+        spread = dataclasses.replace(spread, time=widened(spread.time, share))
     job, step_time = step.layout.job, spread.around("step_time_s", step.time_s)
     size, forward_s = model_size(job, step.layout.graph), step.phases_s["forward"]
     whole = duration(job, step_time, size, forward_s=forward_s)
@@ -214,6 +218,17 @@ def _fp8_words(training: Training, graph: OpGraph) -> str:
     return f"fp8 by {whose} {recipe} scaling in {share:.0%} of the products' work{experts}{slow}"
 
 
+def _habit(job: Job) -> str:
+    """Why experts are cut as they are where the plan leaves it open."""
+    framework, plan = job.workload.training.framework, job.plan
+    if job.expert_tensor > 1:
+        return f"{framework} has it"
+    needed = plan.pipeline * plan.expert * plan.tensor
+    if plan.expert_width(framework, needed) > 1:
+        return f"cutting it over the tensor team needs a multiple of {needed} devices"
+    return f"{framework} has it"
+
+
 def _servers(step: Step) -> str:
     """Where parameter servers run, what they hold and who pays."""
     job, size = step.layout.job, server_bytes(step.layout)
@@ -240,8 +255,10 @@ def _servers(step: Step) -> str:
 def _plan_assumptions(job: Job, step: Step) -> Iterator[str]:
     plan, groups = job.plan, job.cluster.groups
     if plan.schedule == "interleaved" and plan.virtual_stages is None and plan.pipeline > 1:
-        layers = sum(block.is_layer for stage in step.layout.stages for block in stage.blocks)
-        yield f"plan.virtual_stages is not given: {virtual_stages(plan, layers)} chunks per rank are assumed"
+        chunks = len(step.layout.stages[0].chunks)
+        yield f"plan.virtual_stages is not given: {chunks} chunks per rank are assumed"
+    if words := dealing_words(job, step.layout.graph, step.layout.profile):
+        yield words
     if job.cluster.world_size > 1 and plan.micro_batch is None and job.micro_batch > 1:
         yield f"plan.micro_batch is not given: all {job.micro_batch} samples of a rank are handled at once"
     sockets = any(group.inter_node.kind == "ethernet" and not group.device.is_cpu for group in groups)
@@ -250,8 +267,9 @@ def _plan_assumptions(job: Job, step: Step) -> Iterator[str]:
             "cluster.inter_node: ethernet is used through TCP sockets, below its rate;"
             " give kind = 'roce' where it has RDMA"
         )
-    if plan.expert > 1:
-        yield "tokens are spread evenly over the experts"
+    if plan.expert > 1 and plan.tensor > 1 and plan.expert_tensor is None:
+        cut = "whole" if job.expert_tensor == 1 else f"cut over {job.expert_tensor} ranks"
+        yield f"plan.expert_tensor is not given: every expert is {cut}, as {_habit(job)}"
     if plan.servers:
         yield _servers(step)
     if len({group.device.name for group in groups}) > 1 and plan.balance == "even":

@@ -56,8 +56,8 @@ def _parameters(job: Job, graph: OpGraph) -> tuple[int, int | None]:
         return total, trainable
     if not any(weight.name for weight in graph.weights):
         return graph.parameters, None
-    plan = job.plan
-    held = [(w.elements * (plan.expert if w.expert else plan.tensor), w.trainable) for w in graph.weights]
+    parts = {False: job.plan.tensor, True: job.plan.expert * job.expert_tensor}
+    held = [(w.elements * parts[w.expert], w.trainable) for w in graph.weights]
     return sum(size for size, _ in held), sum(size for size, trained in held if trained)
 
 

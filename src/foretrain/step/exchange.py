@@ -3,37 +3,30 @@ rank sends."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
-from foretrain.costs.collectives import Kind
-from foretrain.graph import ITEM_BYTES, OpGraph, Weight
+from foretrain.costs.collectives import Kind, Team
+from foretrain.graph import Weight
 from foretrain.step.layout import KINDS, Layout, message_bytes
-from foretrain.step.partition import Stage
+from foretrain.step.partition import Stage, handed_on_bytes
 from foretrain.step.passes import recomputed, traced_blocks
+from foretrain.step.schedules import Place, place
+from foretrain.step.sharding import (
+    copies,
+    neighbours,
+    reshards,
+    shards,
+    stays_gathered,
+    syncs_last,
+    wire_bytes,
+)
+from foretrain.step.spans import Column
 
 _FIRST_BUCKET = 1 << 20
 """Bytes of the first bucket of torch's DistributedDataParallel, so that summing up begins early."""
-
-
-def wire_bytes(layout: Layout, elements: float, *, gradients: bool, trained: bool = True) -> float:
-    """Bytes of so many gradients or parameters on the network; of those that are ``trained``, or of all."""
-    habits, precision = layout.profile, layout.job.workload.training.precision
-    if gradients and habits.reduces_in_fp32 and precision != "fp16":
-        return 4 * elements
-    low = habits.casts_shards and layout.job.plan.shard == "zero3" and precision.startswith("amp")
-    return _item_bytes(layout.graph, trained=trained, most=2 if low else 8) * elements
-
-
-@functools.lru_cache(maxsize=64)
-def _item_bytes(graph: OpGraph, *, trained: bool, most: int) -> float:
-    """Of the parameters as the rank holds them, on average; none is sent in more bytes than ``most``."""
-    weights = [weight for weight in graph.weights if weight.trainable >= trained]
-    elements = sum(weight.elements for weight in weights)
-    held = sum(weight.elements * min(ITEM_BYTES[weight.dtype], most) for weight in weights)
-    return held / elements if elements else 4.0
 
 
 def _elements(weights: Iterable[Weight], *, expert: bool, trainable: bool) -> float:
@@ -41,25 +34,99 @@ def _elements(weights: Iterable[Weight], *, expert: bool, trainable: bool) -> fl
     return float(sum(w.elements for w in weights if w.expert == expert and w.trainable >= trainable))
 
 
-def shard_traffic(layout: Layout, stage: Stage) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """ZeRO 3: fetching the parameters of each block, and handing out the gradients of those that are trained;
-    none where nothing is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTraffic:
+    """Seconds of what ZeRO 3 exchanges, block by block: fetching parameters before the forward pass and again
+    before the backward pass, handing out gradients, and summing them up over copies of a shard."""
+
+    gathers_s: tuple[float, ...] = ()
+    again_s: tuple[float, ...] = ()
+    reduces_s: tuple[float, ...] = ()
+    copies_s: tuple[float, ...] = ()
+
+    @property
+    def first_s(self) -> float:
+        """Fetching all blocks for the first micro-batch."""
+        return sum(self.gathers_s)
+
+    @property
+    def buckets(self) -> tuple[tuple[int, float], ...]:
+        """Handing out the gradients of the last micro-batch, the last block first."""
+        copied = self.copies_s or (0.0,) * len(self.reduces_s)
+        seconds = [a + b for a, b in zip(self.reduces_s, copied, strict=True)]
+        return tuple((i, seconds[i]) for i in range(len(seconds) - 1, -1, -1) if seconds[i])
+
+
+def shard_traffic(layout: Layout, stage: Stage) -> ShardTraffic:
+    """What ZeRO 3 exchanges in a micro-batch; nothing where a rank has no replicas."""
     if layout.teams.data.size == 1:
-        return (), ()
-    gathers, reduces = np.zeros(len(stage.blocks)), np.zeros(len(stage.blocks))
+        return ShardTraffic()
+    job, habits = layout.job, layout.profile
+    count = len(stage.blocks)
+    gathers, again, reduces, summed_up = (np.zeros(count) for _ in range(4))
+    stays = np.array([stays_gathered(layout, block) for block in stage.blocks])
+    kept = reshards(job, habits)
     for expert, members in ((False, layout.teams.data), (True, layout.teams.expert_data)):
         if members.size == 1 or (expert and not any(block.experts for block in stage.blocks)):
             continue
-        held, summed = (
+        inner, outer = shards(job.plan, members), copies(job.plan, members)
+        held, trained = (
             np.array([_elements(block.weights, expert=expert, trainable=trained) for block in stage.blocks])
             for trained in (False, True)
         )
-        factor, network = layout.tuning.team(members), layout.network
+        if not habits.splits_root:
+            held, trained = (_with_root(stage, elements) for elements in (held, trained))
+        near = inner
+        if isinstance(kept, int) and not isinstance(kept, bool):
+            near = neighbours(inner, min(kept, inner.size), "plan.reshard", kept)
         gathered = held * wire_bytes(layout, 1.0, gradients=False, trained=False)
-        reduced = summed * wire_bytes(layout, 1.0, gradients=True)
-        gathers += network.time_s("all_gather", gathered, members) * factor
-        reduces += network.time_s("reduce_scatter", reduced, members) * factor
-    return tuple(gathers.tolist()), tuple(reduces.tolist()) if layout.job.trains else ()
+        reduced = trained * wire_bytes(layout, 1.0, gradients=True)
+        gathers += _seconds(layout, "all_gather", gathered, inner)
+        again += _seconds(layout, "all_gather", gathered, near) * ~stays
+        reduces += _seconds(layout, "reduce_scatter", reduced, inner)
+        summed_up += _seconds(layout, "all_reduce", reduced / inner.size, outer)
+    if not job.trains:
+        return ShardTraffic(gathers_s=tuple(gathers.tolist()))
+    return ShardTraffic(
+        gathers_s=tuple(gathers.tolist()),
+        again_s=tuple(again.tolist()),
+        reduces_s=tuple(reduces.tolist()),
+        copies_s=tuple(summed_up.tolist()) if summed_up.any() else (),
+    )
+
+
+def _with_root(stage: Stage, elements: Column) -> Column:
+    """What is outside of layers as one unit of its own, the root's, which comes first and goes last."""
+    outside = np.array([not block.is_layer for block in stage.blocks])
+    together = np.where(outside, 0.0, elements)
+    together[0] += elements[outside].sum()
+    return together
+
+
+def _seconds(layout: Layout, kind: Kind, sizes: Column, members: Team) -> Column:
+    """Of these calls, one for each size that is not zero."""
+    found = layout.network.time_s(kind, sizes, members) * layout.tuning.team(members)
+    return np.where(sizes > 0, found, 0.0)
+
+
+_OF_ATTENTION, _OF_OTHERS = 0.5, 0.3
+"""What attention and kernels that move data lose beside a collective, as a share of what products lose."""
+_FEW_CHANNELS = 0.45
+"""Of the same, where a collective has a few channels: sockets, PCIe, and processes on CPUs."""
+
+
+def slowdown(layout: Layout, stage: Stage) -> float:
+    """What hidden communication takes from a rank's computation, as a share of its time: by what the rank
+    computes, and by how many processors the collectives' kernels hold."""
+    calls, costs = stage.calls, layout.calls
+    calls = calls[~costs.communicates[calls]]
+    weights = np.where(costs.attends, _OF_ATTENTION, np.where(costs.multiplies, 1.0, _OF_OTHERS))[calls]
+    seconds = costs.device_s[calls]
+    lost = float((weights * seconds).sum() / seconds.sum()) if seconds.any() else 1.0
+    groups, leaves = layout.job.cluster.groups, layout.teams.data.nodes > 1
+    links = {(group.inter_node if leaves else group.intra_node).kind for group in groups}
+    few = bool(links & {"pcie", "ethernet", "loopback"}) or any(group.device.is_cpu for group in groups)
+    return layout.slowdown * (_FEW_CHANNELS if few else lost)
 
 
 def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, float], ...], float, float]:
@@ -68,29 +135,38 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
     habits, plan, data = layout.profile, layout.job.plan, layout.teams.data
     if plan.servers:
         return (), _server_s(layout, stage), 0.0
-    if data.size == 1 or not layout.job.trains:
+    own = layout.teams.expert_data
+    if max(data.size, own.size) == 1 or not layout.job.trains:
         return (), 0.0, 0.0
-    factor = layout.tuning.team(data)
-    kind: Kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
     sizes = _buckets(layout, stage, habits.bucket_bytes if habits.overlaps_reduce else 0.0)
-    seconds = layout.network.time_s(kind, np.array([size for _, size in sizes]), data) * factor
+    seconds = _summing_s(layout, np.array([size for _, size in sizes]), data)
     times = list(zip([block for block, _ in sizes], seconds.tolist(), strict=True))
     experts = _elements(stage.weights, expert=True, trainable=True)
-    own = layout.teams.expert_data
     after = 0.0
     if experts and own.size > 1:
-        after = layout.network.time_s(
-            kind, wire_bytes(layout, experts, gradients=True), own
-        ) * layout.tuning.team(own)
+        after = float(_summing_s(layout, np.array([wire_bytes(layout, experts, gradients=True)]), own)[0])
     gather = 0.0
     if plan.shard in ("zero1", "zero2"):
         updated = _elements(stage.weights, expert=False, trainable=True)
-        gather = (
-            layout.network.time_s("all_gather", wire_bytes(layout, updated, gradients=False), data) * factor
-        )
+        size = np.array([wire_bytes(layout, updated, gradients=False)])
+        gather = float(_seconds(layout, "all_gather", size, shards(plan, data))[0])
+        if experts and own.size > 1:
+            handed = np.array([wire_bytes(layout, experts, gradients=False)])
+            gather += float(_seconds(layout, "all_gather", handed, shards(plan, own))[0])
     if habits.overlaps_reduce:
         return tuple(times), after, gather
     return (), after + sum(seconds for _, seconds in times), gather
+
+
+def _summing_s(layout: Layout, sizes: Column, members: Team) -> Column:
+    """Summing up gradients: on all members, or on the shards of each and then over their copies."""
+    plan = layout.job.plan
+    if plan.shard == "none":
+        return _seconds(layout, "all_reduce", sizes, members)
+    inner, outer = shards(plan, members), copies(plan, members)
+    return _seconds(layout, "reduce_scatter", sizes, inner) + _seconds(
+        layout, "all_reduce", sizes / inner.size, outer
+    )
 
 
 def _server_s(layout: Layout, stage: Stage) -> float:
@@ -133,10 +209,11 @@ def _buckets(layout: Layout, stage: Stage, bucket_bytes: float) -> list[tuple[in
 def sent_bytes(layout: Layout, stage: Stage) -> dict[str, float]:
     """What a rank sends over its links in a step, by whom it goes to: its replicas (or parameter servers),
     its team inside the layers, and the other stages of the pipeline."""
+    micro_batches = layout.job.accumulation // stage.copies
     return {
         "replicas": _to_replicas(layout, stage),
-        "team": layout.job.accumulation * _to_team(layout, stage),
-        "stages": layout.job.accumulation * _to_stages(layout, stage),
+        "team": micro_batches * _to_team(layout, stage),
+        "stages": micro_batches * _to_stages(layout, stage),
     }
 
 
@@ -144,21 +221,35 @@ def _to_replicas(layout: Layout, stage: Stage) -> float:
     plan, network, teams = layout.job.plan, layout.network, layout.teams
     if plan.servers:
         return wire_bytes(layout, _elements(stage.weights, expert=False, trainable=True), gradients=True)
-    kind: Kind = "all_reduce" if plan.shard == "none" else "reduce_scatter"
-    passes = layout.job.accumulation if plan.shard == "zero3" else 1
     sent = 0.0
     for expert, members in ((False, teams.data), (True, teams.expert_data)):
-        if layout.job.trains:
-            summed = wire_bytes(
-                layout, _elements(stage.weights, expert=expert, trainable=True), gradients=True
-            )
-            sent += passes * network.traffic_bytes(kind, summed, members)
-        if plan.shard == "zero3" or (plan.shard != "none" and layout.job.trains):
-            fetched = _elements(stage.weights, expert=expert, trainable=plan.shard != "zero3")
-            times = (1 + layout.job.trains) * passes if plan.shard == "zero3" else 1
-            size = wire_bytes(layout, fetched, gradients=False, trained=plan.shard != "zero3")
-            sent += times * network.traffic_bytes("all_gather", size, members)
+        inner, outer = (members, members)
+        if plan.shard != "none":
+            inner, outer = shards(plan, members), copies(plan, members)
+        fetches, again, sums = _times(layout)
+        summed = wire_bytes(layout, _elements(stage.weights, expert=expert, trainable=True), gradients=True)
+        if plan.shard == "none":
+            sent += sums * network.traffic_bytes("all_reduce", summed, members)
+            continue
+        sent += sums * network.traffic_bytes("reduce_scatter", summed, inner)
+        sent += sums * network.traffic_bytes("all_reduce", summed / inner.size, outer)
+        for block in stage.blocks:
+            held = _elements(block.weights, expert=expert, trainable=plan.shard != "zero3")
+            size = wire_bytes(layout, held, gradients=False, trained=plan.shard != "zero3")
+            times = fetches + again * (not stays_gathered(layout, block))
+            sent += times * network.traffic_bytes("all_gather", size, inner)
     return sent
+
+
+def _times(layout: Layout) -> tuple[int, int, int]:
+    """How often in a step parameters are fetched for forward passes and again for backward passes, and
+    gradients are summed up."""
+    job = layout.job
+    passes, trains = job.accumulation, int(job.trains)
+    if job.plan.shard != "zero3":
+        return trains, 0, trains
+    once = trains and syncs_last(job, layout.profile)
+    return (1 if once else passes), passes * trains, (1 if once else passes) * trains
 
 
 def _to_team(layout: Layout, stage: Stage) -> float:
@@ -176,11 +267,20 @@ def _to_team(layout: Layout, stage: Stage) -> float:
 def _to_stages(layout: Layout, stage: Stage) -> float:
     """In a micro-batch: what the next chunk reads of each chunk's results and, in training, the gradients of
     what each chunk read of the one before it."""
-    if len(layout.stages) == 1:
+    count, schedule = len(layout.stages), layout.job.plan.schedule
+    if count == 1:
         return 0.0
-    count = len(layout.stages)
-    order = [layout.stages[i % count].chunks[i // count] for i in range(count * len(stage.chunks))]
-    sizes = [chunk[-1].piece.handed_on_bytes for chunk in order[:-1]]
-    own = range(stage.index, len(order), count)
-    back = sum(sizes[i - 1] for i in own if i) if layout.job.trains else 0
-    return float(sum(sizes[i] for i in own if i < len(sizes)) + back)
+    places = {
+        place(schedule, one.index, number, count): (one.index, handed_on_bytes(chunk, layout.stages))
+        for one in layout.stages
+        for number, chunk in enumerate(one.chunks)
+    }
+    nobody, sent = (stage.index, 0), 0
+    for number in range(len(stage.chunks)):
+        copy, here = place(schedule, stage.index, number, count)
+        above, below = (places.get(Place(copy, here + by), nobody) for by in (-1, 1))
+        if below[0] != stage.index:
+            sent += places[Place(copy, here)][1]
+        if layout.job.trains and above[0] != stage.index:
+            sent += above[1]
+    return float(sent)

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from foretrain.errors import InputError
 from foretrain.graph.fusion import COMPILED, Fusion
 from foretrain.job import Job
+from foretrain.plan import Plan
 from foretrain.workload import Framework
+
+TensorOverlap = Literal["none", "behind", "piecewise"]
 
 NO_FUSION = Fusion()
 _MIB = 1 << 20
@@ -47,24 +51,41 @@ class Profile:
     """Gradients of low-precision weights go over the network in fp32."""
     casts_shards: bool = False
     """ZeRO 3 fetches parameters and hands out gradients in the precision of the computation."""
+    sharding: Literal["parameters", "flat", "buffers"] = "parameters"
+    """How ZeRO 3 keeps a block: parameter by parameter (FSDP2), copied out of what is gathered and into what
+    is reduced; as a flat one (FSDP1), which is gathered in place, and the host waits until it may gather the
+    next; or in buffers that kernels read and add to in place (Megatron)."""
+    splits_root: bool = False
+    """ZeRO 3 gathers embedding and head by themselves, not together as what is left of the model."""
+    keeps_in_pipeline: bool = True
+    """Stages of a pipeline under ZeRO 3 gather parameters once in a step and hand out gradients once, as
+    torch's schedules do."""
+    syncs_last: bool = False
+    """They do so without a pipeline too."""
+    prefetches: bool = True
+    """ZeRO 3 gathers the parameters of a block while the one before it runs."""
     bucket_bytes: float = 25 * _MIB
     """Gradients that are summed up in one call; 0 for all of them in one."""
     overlaps_reduce: bool = True
     """Gradients are summed up while the backward pass runs."""
     overlaps_gather: bool = False
     """Parameters of ZeRO 1 and 2 are handed out while the next forward pass runs."""
-    overlaps_tensor: bool = False
-    """The collectives of tensor parallelism run beside the weight gradients in the backward pass."""
-    overlaps_tensor_forward: bool = False
-    """With sequence parallelism they also run beside the products that they feed or follow, piece by
-    piece."""
+    tensor_overlap: TensorOverlap = "none"
+    """What of the collectives of tensor parallelism runs beside products: of column-parallel layers in the
+    backward pass those that it issues ahead (behind), or with sequence parallelism all of them in pieces."""
     fuses_permutation: bool = False
     """Tokens are sorted to experts and back by kernels that only copy."""
+    cut_product_s: tuple[float, float] = (0.0, 0.0)
+    """What the host needs beside for a product of a layer that is cut, forward and backward: DTensors find
+    out how their results are laid out."""
     host: float = 1.0
     """Host time of a call beside that of a plain PyTorch model: the framework's own Python around it."""
     step_s: float = 0.0
     """Host time of a step that belongs to no operator: logging, timers, reading the loss and the norm of
     gradients."""
+    pass_s: float = 0.0
+    """Host time of each forward and backward pass of a chunk that belongs to no operator: fetching its
+    input, contexts, letting go of outputs, reducing the loss."""
     selective_recompute: Literal["attention", "half"] = "attention"
     """What selective recomputation runs again: attention between its projections, or all but attention and
     every second product."""
@@ -74,6 +95,8 @@ class Profile:
     clips_gradients: bool = False
     waits_each_step: bool = False
     """The host reads the loss or the norm of the gradients in each step."""
+    issues_ahead: bool = True
+    """The host issues kernels while the device runs earlier ones."""
     waits_at_messages: bool = False
     """The host waits for the device at each message of the pipeline."""
     metadata_messages: int = 0
@@ -81,16 +104,24 @@ class Profile:
     stalls_s: tuple[float, float] = (0.0, 0.0)
     """Least time of a layer and micro-batch, and what each member of its tensor team adds, where a pipeline's
     messages leave the node."""
+    far_message_s: float = 0.0
+    """What a message of the pipeline takes beside its transfer on 64 nodes or more, and where tensor teams
+    span four."""
     logs_memory_of: Literal["first", "last", "fullest"] = "fullest"
     """Which stage of a pipeline its memory figures are of."""
     tensor_message_s: float = 0.0
     """Least time of a collective for each member of a tensor team that spans nodes."""
-    balances_by: Literal["layers", "work"] = "layers"
-    """How layers are dealt out to the stages of a pipeline."""
+    balances_by: Literal["layers", "work", "ends"] = "layers"
+    """How layers are dealt out to the stages of a pipeline: alike, by the work of products with that of the
+    head, or alike where embedding and head count as a layer each."""
+    chunks: int | None = None
+    """Chunks of each rank of an interleaved pipeline, where the plan does not say; None for as many as
+    divide."""
 
 
-_PYTORCH = Profile(checkpoint_hooks=True)
+_PYTORCH = Profile(checkpoint_hooks=True, casts_shards=True)
 _MEGATRON = Profile(
+    sharding="buffers",
     loss_copies=1.5,
     logs_memory_of="last",
     flash_attention=True,
@@ -100,11 +131,11 @@ _MEGATRON = Profile(
     reduces_in_fp32=True,
     bucket_bytes=0.0,
     overlaps_reduce=False,
-    overlaps_tensor=True,
-    overlaps_tensor_forward=True,
+    tensor_overlap="piecewise",
     fuses_permutation=True,
     host=2.0,
     step_s=25e-3,
+    pass_s=0.8e-3,  # from megatron_ci, where interleaving costs as much as it saves; vtrain and sailor agree
     clips_gradients=True,
     waits_each_step=True,
     waits_at_messages=True,
@@ -122,18 +153,17 @@ _NANOTRON = Profile(
     keeps_fp32_gradients=True,
     reduces_in_fp32=True,
     overlaps_reduce=True,
-    overlaps_tensor=True,
+    tensor_overlap="behind",
     host=1.2,
     step_s=15e-3,
     clips_gradients=True,
     waits_each_step=True,
     waits_at_messages=True,
     metadata_messages=2,
-    stalls_s=(
-        1.5e-3,
-        2.6e-3,
-    ),
-    # seen in all its public runs on H100 with tensor and pipeline over several nodes, at any batch and width
+    # seen in its public runs on H100 and EFA alone, at any batch and width: found on the model of 1B, and as
+    # large on that of 3B
+    stalls_s=(4.2e-3, 2.1e-3),
+    far_message_s=0.5,
     balances_by="work",
     logs_memory_of="first",
 )
@@ -150,24 +180,33 @@ _PROFILES: dict[Framework, Profile] = {
     "adaptdl": Profile(host=1.5, step_s=50e-3, overlaps_reduce=False, waits_each_step=True),
     "megatron": _MEGATRON,
     "nanotron": _NANOTRON,
-    "llm-foundry": dataclasses.replace(_FSDP, fusion=Fusion(losses=True), attention_generation=1),
-    "fms-fsdp": dataclasses.replace(_FSDP, checkpoint_hooks=True),
+    "llm-foundry": dataclasses.replace(
+        _FSDP, fusion=Fusion(losses=True), attention_generation=1, sharding="flat"
+    ),
+    "fms-fsdp": dataclasses.replace(_FSDP, checkpoint_hooks=True, sharding="flat"),
     "torchtitan": dataclasses.replace(
         _FSDP,
         fusion=Fusion(norms=True),
         selective_recompute="half",
+        splits_root=True,
+        cut_product_s=(0.39e-3, 0.24e-3),  # a rank of data 8 x tensor 8 on an H200, benchmarks/ranks_gpu.py
         checkpoint_hooks=True,
         reduces_in_fp32=True,
         optimizers=_MEGATRON.optimizers,
+        balances_by="ends",  # first_stage_less_layers = last_stage_less_layers = 1 by default
+        chunks=2,
     ),
     "internevo": dataclasses.replace(
-        _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, overlaps_tensor=False
+        _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, tensor_overlap="none"
     ),
 }
 
 
-_PROFILES["automodel"] = dataclasses.replace(_PROFILES["torchtitan"], attention_generation=None)
-"""NeMo Automodel: torch's FSDP2 with the layers and the attention of Transformer Engine."""
+_PROFILES["automodel"] = dataclasses.replace(
+    _PROFILES["torchtitan"], attention_generation=None, splits_root=False, syncs_last=True
+)
+"""NeMo Automodel: torch's FSDP2 with the layers and the attention of Transformer Engine; gradients of
+micro-batches stay on the rank until the last (``prepare_for_grad_accumulation``)."""
 _PROFILES["deepspeed"] = Profile(
     optimizers=_MEGATRON.optimizers,
     bucket_bytes=1e9,  # reduce_bucket_size = 5e8 elements, of two bytes
@@ -198,11 +237,48 @@ def profile(job: Job) -> Profile:
     found = _habits(job)
     if training.framework == "megatron":
         found = _megatron(found, job)
+    found = dataclasses.replace(found, tensor_overlap=_tensor_overlap(found, job))
     if not job.trains:
         found = dataclasses.replace(found, step_s=0.0, clips_gradients=False, waits_each_step=False)
     if training.compile:
-        found = dataclasses.replace(found, fusion=_compiled(job), checkpoint_hooks=False)
+        found = dataclasses.replace(
+            found, fusion=_compiled(job), checkpoint_hooks=False, cut_product_s=(0.0, 0.0)
+        )
+    return _as_planned(found, job.plan)
+
+
+def _as_planned(found: Profile, plan: Plan) -> Profile:
+    """With what the plan says otherwise of its replicas."""
+    overlap = plan.overlap or {}
+    if "gradients" in overlap:
+        found = dataclasses.replace(found, overlaps_reduce=overlap["gradients"])
+    if "parameters" in overlap:
+        found = dataclasses.replace(
+            found, overlaps_gather=overlap["parameters"], prefetches=overlap["parameters"]
+        )
     return found
+
+
+def _tensor_overlap(found: Profile, job: Job) -> TensorOverlap:
+    """As the plan says, or the framework does: Megatron's recipes switch user buffers on, torch's
+    asynchronous tensor parallelism is off. Both need sequence parallelism; without its switch Megatron still
+    issues backward collectives ahead, nanotron does not."""
+    plan, training, habit = job.plan, job.workload.training, found.tensor_overlap
+    wanted = (plan.overlap or {}).get("tensor")
+    if wanted and plan.tensor > 1 and training.framework in _BY_COMPILER and not training.compile:
+        raise InputError(
+            f"plan.overlap.tensor: true needs training.compile with framework {training.framework!r}, "
+            "whose compiler takes products apart"
+        )
+    if wanted is False:
+        return "behind" if habit == "piecewise" else "none"
+    if wanted:
+        return "piecewise"
+    return "behind" if habit == "piecewise" and not plan.sequence_parallel else habit
+
+
+_BY_COMPILER: tuple[Framework, ...] = ("pytorch", "torchtitan", "automodel", "fms-fsdp", "llm-foundry")
+"""Frameworks whose tensor parallelism overlaps by a pass of torch's compiler."""
 
 
 def _compiled(job: Job) -> Fusion:
@@ -218,19 +294,32 @@ def _compiled(job: Job) -> Fusion:
     )
 
 
+_MEGATRON_FP32: dict[str, Any] = {
+    "host": 1.1,
+    "step_s": 0.0,
+    "overlaps_tensor_forward": False,
+    "issues_ahead": False,
+}
+"""In fp32 it is Megatron-DeepSpeed that is used, whose layers are those of Megatron's earlier code. In its
+public runs (sailor, GH200) a micro-batch takes 51 ms and 22 ms for each sample, from 1 to 8 of them: what
+the host needs for it and what the device does, one after the other."""
+
+
 def _megatron(found: Profile, job: Job) -> Profile:
     """Its distributed optimizer (ZeRO 1) is used with overlap; fp16 with full recomputation marks its code of
-    2020 to 2022."""
+    2020 to 2022, which waits for every collective of tensor parallelism."""
     if job.plan.shard != "none":
         found = dataclasses.replace(found, overlaps_reduce=True, overlaps_gather=True, bucket_bytes=160e6)
     if (job.workload.model.config or {}).get("attn_implementation") == "eager":
         found = dataclasses.replace(found, flash_attention=False)
+    if job.workload.training.precision in ("fp32", "tf32"):
+        found = dataclasses.replace(found, **_MEGATRON_FP32)
     if _is_early(job):
         found = dataclasses.replace(
             found,
             flash_attention=False,
             fuses_softmax=True,
-            overlaps_tensor_forward=False,
+            tensor_overlap="none",
             host=1.1,
             step_s=0.0,
         )
@@ -274,9 +363,13 @@ def attention_factor(habits: Profile, capability: float) -> float:
     """Time of the framework's attention beside the fastest one that is known for the device.
 
     FlashAttention reaches 25 to 40 % of an A100's rate and its second version 50 to 73 % (Dao 2023, arXiv
-    2307.08691); the second one is 1.5 to 2 times slower on an H100 than later kernels (Shah et al. 2024,
-    arXiv 2407.08608).
+    2307.08691). The second one is 1.5 to 2 times slower on an H100 than later kernels (Shah et al. 2024,
+    arXiv 2407.08608), and 1.75 times slower than cuDNN's on an H200 (``data/h200_fsdp.jsonl``, context 4).
     """
-    if habits.attention_generation == 1:
-        return 1.8
-    return 1.5 if habits.attention_generation == 2 and capability >= 9 else 1.0
+    if habits.attention_generation is None:
+        return 1.0
+    first = _FIRST_FLASH if habits.attention_generation == 1 else 1.0
+    return first * (_SECOND_FLASH_ON_HOPPER if capability >= 9 else 1.0)
+
+
+_FIRST_FLASH, _SECOND_FLASH_ON_HOPPER = 1.8, 1.75

@@ -15,7 +15,15 @@ from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
 from foretrain.graph import PHASES, Operator, OpGraph
-from foretrain.graph.opset import communicates, is_attention, permutes, waits
+from foretrain.graph.opset import (
+    communicates,
+    is_attention,
+    is_product,
+    moves_rows,
+    permutes,
+    traits,
+    waits,
+)
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, attention_factor, profile
@@ -26,6 +34,8 @@ from foretrain.step.spans import Column, Mask
 
 COLLECTIVE_HOST_S = 25e-6
 """What the host needs to issue a collective, from Python to NCCL's kernel."""
+READ_COUNTS = "moe.read_counts"
+"""Where the host reads how many rows each expert has, which shapes all that follows in the layer."""
 COPY_SHARE = 0.85
 """Of the memory's rate, by long copies."""
 KINDS: dict[str, Kind] = {
@@ -37,9 +47,13 @@ KINDS: dict[str, Kind] = {
 }
 """What the collectives of a graph are to the network."""
 _MESSAGE_HOST_S = 60e-6
-_SLOWDOWN = 0.10
-"""Hidden communication takes this share of its time from the computation beside it: both use memory and
-processors."""
+_SLOWDOWN = 0.22
+"""Hidden communication takes this share of its time from the matrix products beside it: NCCL's kernels hold
+16 to 24 of some 130 processors, and products that are laid out for all of them run 1.25 to 1.34 times as long
+beside as many blocks that copy (``data/h200_contention.jsonl``)."""
+_OF_PROCESSORS = 0.25
+"""Processors that collectives take of registered buffers, over those of others: 6 or fewer instead of 16 to
+24 (NVIDIA on NCCL 2.27)."""
 _SAVED = ("activations", "weights", "inputs")
 """What of the forward pass a backward operator reads."""
 _KERNEL_S = 3e-6
@@ -69,6 +83,7 @@ class Tuning:
     step_s: float = 0.0
     """Time per step that belongs to no operator."""
     slowdown: float = _SLOWDOWN
+    """What hidden communication takes from products, as a share of its time."""
     activations: float = 1.0
     """On the memory of activations and temporaries."""
     memory_bytes: float = 0.0
@@ -91,9 +106,16 @@ class Layout:
     network: Collectives
     step_overhead_s: float
     """Host time per step that belongs to no operator."""
+    host_speed: float = 1.0
+    """How much faster the host is than the one that figures come from."""
     tuning: Tuning = field(default_factory=Tuning)
     shares: tuple[float, ...] = ()
     """Of an even part of the batch, what a device of each group gets where it is split by speed."""
+
+    @property
+    def slowdown(self) -> float:
+        """Of hidden communication's time, what it takes from the computation beside it."""
+        return self.tuning.slowdown * (_OF_PROCESSORS if self.job.plan.registered_buffers else 1.0)
 
     def tuned(self, tuning: Tuning) -> Layout:
         """The same with other factors; to be called on a layout without any."""
@@ -147,11 +169,12 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
         job=job,
         graph=graph,
         profile=habits,
-        stages=stages(job, graph, by_work=habits.balances_by == "work"),
+        stages=stages(job, graph, habits),
         teams=teams,
         calls=cost_calls(job, graph, costs, host, network, teams, gap_s),
         network=network,
         step_overhead_s=host.step_overhead_s + habits.step_s,
+        host_speed=host.speed / habits.host,
         shares=tuple(_speeds(job, graph, costs)[1]) if job.plan.balance == "speed" else (),
     )
 
@@ -186,8 +209,7 @@ def cost_calls(
     device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
     device_s[~moving] = share * costs.device_time_s(own, device, precision)
     kernels[~moving] = costs.kernels(own, device, precision)
-    if habits.fuses_permutation:
-        _copy_only(operators, device, device_s)
+    _copy_only(operators, device, device_s, all_indexing=habits.fuses_permutation)
     device_s *= _as_the_framework_has_it(operators, device, habits)
     least_s = habits.tensor_message_s if on_efa(job) else 0.0
     for i in np.flatnonzero(moving).tolist():
@@ -199,6 +221,8 @@ def cost_calls(
     if job.plan.recompute != "none" and whole and habits.checkpoint_hooks and not graph.recomputes:
         host_s += host.hook_time_s * habits.host * _OF_SAVED * _hooks(graph)
     which = graph.operator_index
+    if job.plan.tensor > 1:
+        host_s += _of_cut_layers(graph, habits) / host.speed
     host_s[moving[which]] = COLLECTIVE_HOST_S
     if not job.workload.training.compile:
         host_s = launched(host_s, graph, job.workload.training.cuda_graphs)
@@ -222,8 +246,20 @@ def cost_calls(
         outside=mask(
             communicates(operator.name) and teams.named(operator.overload).nodes > 1 for operator in operators
         ),
-        waits=mask(waits(operator.name) and not habits.flash_attention for operator in operators),
+        waits=mask(
+            not habits.issues_ahead
+            or (waits(operator.name) and (operator.name == READ_COUNTS or not habits.flash_attention))
+            for operator in operators
+        ),
     )
+
+
+def _of_cut_layers(graph: OpGraph, habits: Profile) -> Column:
+    """Host seconds beside each product of layers that tensor parallelism cuts."""
+    multiplies = np.array([is_product(operator.name) for operator in graph.operators], dtype=np.bool_)
+    forward, backward = habits.cut_product_s
+    by_phase = np.array([{"forward": forward, "backward": backward}.get(phase, 0.0) for phase in PHASES])
+    return by_phase[graph.phase_index] * multiplies[graph.operator_index]
 
 
 def _share_of_micro_batches(job: Job, graph: OpGraph, habits: Profile) -> Column:
@@ -271,23 +307,38 @@ def _hooks(graph: OpGraph) -> Column:
     return found
 
 
-def _copy_only(operators: Sequence[Operator], device: Device, device_s: Column) -> None:
-    """Indexing at the speed of a copy."""
+def _copy_only(
+    operators: Sequence[Operator], device: Device, device_s: Column, *, all_indexing: bool
+) -> None:
+    """Kernels that move rows of tokens, and with ``all_indexing`` all that index, at the speed of a copy."""
     for i, operator in enumerate(operators):
-        if permutes(operator.name):
+        if moves_rows(operator.name) or (all_indexing and permutes(operator.name)):
             device_s[i] = min(
                 device_s[i], _KERNEL_S + operator.bytes / (COPY_SHARE * device.memory_bytes_per_s)
             )
 
 
 def _as_the_framework_has_it(operators: Sequence[Operator], device: Device, habits: Profile) -> Column:
-    """Factors on device times: the framework's attention."""
+    """Factors on device times: the framework's attention, and what a window spares it."""
     attention = attention_factor(habits, float(device.capability or 0))
     factors = np.ones(len(operators))
     for i, operator in enumerate(operators):
         if operator.flops:
-            factors[i] = attention if is_attention(operator.name) else 1.0
+            factors[i] = attention * _window_share(operator) if is_attention(operator.name) else 1.0
     return factors
+
+
+_WINDOW_TILE = 128
+"""Keys that an attention kernel works on at once: a window begins and ends somewhere in such a tile."""
+
+
+def _window_share(operator: Operator) -> float:
+    """Of the keys that causal attention meets on average, those that lie in its window."""
+    window = operator.args.get("window")
+    if window is None:
+        return 1.0
+    keys = operator.inputs[2 if traits(operator.name).backward else 1].shape[-2]
+    return float(min(1.0, 2 * (int(window) + _WINDOW_TILE) / keys))
 
 
 def slowest_device(job: Job, graph: OpGraph, costs: CostModel) -> tuple[Device, float]:
@@ -331,10 +382,11 @@ def collective_s(
 
 
 def message_bytes(operator: Operator) -> float:
-    """The size of a collective as ``Collectives`` counts it."""
-    return float(
-        sum(
-            spec.size_bytes
-            for spec in (operator.outputs if operator.name == "all_gather" else operator.inputs)
-        )
+    """The size of a collective as ``Collectives`` counts it; of an all-to-all, the larger of what goes out
+    and comes in."""
+    inputs, outputs = (
+        sum(spec.size_bytes for spec in specs) for specs in (operator.inputs, operator.outputs)
     )
+    if operator.name == "all_to_all":
+        return float(max(inputs, outputs))
+    return float(outputs if operator.name == "all_gather" else inputs)

@@ -4,22 +4,26 @@ communicate."""
 from __future__ import annotations
 
 import functools
-import math
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.costs.collectives import Team, team
+from foretrain.costs.topology import Team, team
 from foretrain.errors import InputError
 from foretrain.graph import ITEM_BYTES, PHASES, Buffer, OpGraph, Weight
+from foretrain.graph.opset import is_product
 from foretrain.job import Job
-from foretrain.plan import Plan
+from foretrain.step.dealing import Dealt, deal, fill, virtual_stages
+from foretrain.step.frameworks import Profile
+from foretrain.step.schedules import check, copies, place
 
 Index = npt.NDArray[np.int64]
 
-_MOST_CHUNKS = 8
+_NANOTRON_ENDS = 5
+"""Blocks of its pipeline beside layers: embedding, norm, head, cast to fp32 and loss."""
 _DEPTH = 2
 
 
@@ -74,6 +78,8 @@ class Stage:
 
     index: int
     chunks: tuple[Chunk, ...]
+    copies: int = 1
+    """Of the model in the pipeline; each runs its part of the micro-batches."""
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -87,7 +93,8 @@ class Stage:
     def calls(self) -> Index:
         """All calls of a micro-batch."""
         pieces = (block.piece for block in self.blocks)
-        return np.concatenate([index for piece in pieces for index in (piece.forward, piece.backward)])
+        none = np.zeros(0, dtype=np.int64)
+        return np.concatenate([none, *(part for piece in pieces for part in (piece.forward, piece.backward))])
 
 
 # Blocks
@@ -265,77 +272,75 @@ def _around_stack(weights: Iterable[Weight], graph: OpGraph, path: str) -> tuple
 # Stages
 
 
-def stages(job: Job, graph: OpGraph, *, by_work: bool = False) -> tuple[Stage, ...]:
-    """The blocks dealt out to the ranks of the pipeline: equal numbers of layers, or (``by_work``) equal
-    FLOPs."""
+def stages(job: Job, graph: OpGraph, habits: Profile) -> tuple[Stage, ...]:
+    """The blocks dealt out to the ranks of the pipeline, as the plan says or as its framework does."""
     plan, everything = job.plan, blocks(graph)
-    layers = [block for block in everything if block.is_layer]
     if plan.pipeline == 1:
         return (Stage(index=0, chunks=(everything,)),)
-    if plan.pipeline > len(layers):
-        raise InputError(
-            f"plan.pipeline: {plan.pipeline} stages are more than the {len(layers)} layers of the model"
-        )
-    chunks = virtual_stages(plan, len(layers))
-    parts = _split(everything, graph, plan.pipeline * chunks, by_work=by_work)
-    return tuple(Stage(index=i, chunks=tuple(parts[i :: plan.pipeline])) for i in range(plan.pipeline))
+    check(plan, job.accumulation, trains=job.trains)
+    parts = _split(everything, _deal(job, graph, habits).counts)
+    chunks = len(parts) * copies(plan) // plan.pipeline
 
+    def chunk_at(stage: int, chunk: int) -> Chunk:
+        return parts[place(plan.schedule, stage, chunk, plan.pipeline).number]
 
-def virtual_stages(plan: Plan, layers: int) -> int:
-    """Chunks on each rank: as the plan says, else the most (up to eight) that the layers of a stage divide
-    into."""
-    if plan.schedule != "interleaved" or plan.pipeline == 1:
-        return 1
-    if plan.virtual_stages is not None:
-        if plan.pipeline * plan.virtual_stages > layers:
-            total = plan.pipeline * plan.virtual_stages
-            raise InputError(
-                f"plan.virtual_stages: {plan.virtual_stages} x {plan.pipeline} "
-                f"stages = {total}, more than the {layers} layers"
-            )
-        return plan.virtual_stages
-    own = math.ceil(layers / plan.pipeline)
-    return max(
-        divisor
-        for divisor in range(1, min(own, _MOST_CHUNKS) + 1)
-        if own % divisor == 0 and divisor * plan.pipeline <= layers
+    return tuple(
+        Stage(index=i, chunks=tuple(chunk_at(i, chunk) for chunk in range(chunks)), copies=copies(plan))
+        for i in range(plan.pipeline)
     )
 
 
-def _split(everything: Sequence[Block], graph: OpGraph, parts: int, *, by_work: bool) -> list[Chunk]:
-    """Consecutive blocks in ``parts`` chunks; what comes before the layers stays in the first, what follows
-    in the last."""
+def dealing_words(job: Job, graph: OpGraph, habits: Profile) -> str:
+    """What was assumed of the layers of each chunk; empty where nothing was."""
+    return _deal(job, graph, habits).because if job.plan.pipeline > 1 else ""
+
+
+def _deal(job: Job, graph: OpGraph, habits: Profile) -> Dealt:
+    plan, layers = job.plan, sum(block.is_layer for block in blocks(graph))
+    if plan.stages is None and habits.balances_by == "work" and plan.schedule in ("gpipe", "1f1b"):
+        return _by_work(graph, plan.pipeline)
+    chunks = virtual_stages(plan, layers, habits.chunks)
+    return deal(
+        plan, layers, plan.pipeline * chunks // copies(plan), counts_ends=habits.balances_by == "ends"
+    )
+
+
+def _by_work(graph: OpGraph, parts: int) -> Dealt:
+    """As nanotron deals out its blocks, by the work of their products; stages at the end may stay empty."""
+    everything = blocks(graph)
+    layers = [block for block in everything if block.is_layer]
+    if parts > len(layers) + _NANOTRON_ENDS:
+        raise InputError(
+            f"plan.pipeline: {parts} stages are more than the {len(layers)} layers of the model with "
+            "embedding, norm, head, cast and loss"
+        )
+    flops = np.where(_products(graph), graph.column("flops"), 0.0)
+    placed = fill([float(flops[block.piece.forward].sum()) for block in (*layers, everything[-1])], parts)
+    return Dealt(counts=tuple(np.bincount(placed[: len(layers)], minlength=parts).tolist()))
+
+
+def _products(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    return np.array([is_product(operator.name) for operator in graph.operators])[graph.operator_index]
+
+
+def _split(everything: Sequence[Block], counts: Sequence[int]) -> list[Chunk]:
+    """Consecutive blocks in chunks of so many layers; what comes before the layers goes to the first, what
+    follows to the last."""
     first = next(i for i, block in enumerate(everything) if block.is_layer)
     last = len(everything) - next(i for i, block in enumerate(reversed(everything)) if block.is_layer)
-    layers = everything[first:last]
-    flops = graph.column("flops")
-    work = [float(flops[block.piece.forward].sum()) if by_work else 1.0 for block in layers]
-    ends = [
-        float(flops[block.piece.forward].sum()) if by_work else 0.0
-        for block in (everything[0], everything[-1])
-    ]
-    cuts = _cuts(work, ends[0] * (first > 0), ends[1] * (last < len(everything)), parts)
-    chunks = [tuple(layers[start:end]) for start, end in zip([0, *cuts], [*cuts, len(layers)], strict=True)]
+    cuts = np.concatenate(([0], np.cumsum(counts))) + first
+    chunks = [tuple(everything[start:end]) for start, end in itertools.pairwise(cuts.tolist())]
     chunks[0] = (*everything[:first], *chunks[0])
     chunks[-1] = (*chunks[-1], *everything[last:])
     return chunks
 
 
-def _cuts(work: Sequence[float], before: float, after: float, parts: int) -> list[int]:
-    """Where to cut: each part ends with the layer that brings it to its share of the work, and has at least
-    one.
-
-    >>> _cuts([1.0] * 8, 0.0, 0.0, 4)
-    [2, 4, 6]
-    """
-    total = before + sum(work) + after
-    done = before + np.concatenate(([0.0], np.cumsum(work)))
-    cuts: list[int] = []
-    for part in range(1, parts):
-        reached = int(np.searchsorted(done, total * part / parts * (1 - 1e-9)))
-        lowest, highest = (cuts[-1] if cuts else 0) + 1, len(work) - (parts - part)
-        cuts.append(min(max(reached, lowest), highest))
-    return cuts
+def handed_on_bytes(chunk: Chunk, stages: Sequence[Stage]) -> int:
+    """What a chunk hands on; one without blocks, what layers do."""
+    if chunk:
+        return chunk[-1].piece.handed_on_bytes
+    layers = (block.piece for stage in stages for block in stage.blocks if block.is_layer)
+    return max((piece.handed_on_bytes for piece in layers), default=0)
 
 
 # Teams
@@ -345,34 +350,45 @@ def _cuts(work: Sequence[float], before: float, after: float, parts: int) -> lis
 class Teams:
     """The communicators that a rank belongs to.
 
-    Ranks are numbered tensor first, then context, data and pipeline.
+    Ranks are numbered tensor first, then context, data and pipeline; for experts, those of a stage once more:
+    those that share an expert first, then the expert group, then those that hold the same experts.
     """
 
     tensor: Team
     context: Team
     expert: Team
+    expert_tensor: Team
+    """Those that share each expert."""
     data: Team
     """Those that hold the same dense parameters: data x context."""
     expert_data: Team
     """Those that hold the same experts."""
     stages: Team
     """A rank and its neighbour in the pipeline."""
+    ends: Team
+    """Its first and its last rank."""
 
     @classmethod
     def of(cls, job: Job) -> Teams:
         plan, per_node = job.plan, job.cluster.devices_per_node
         assert plan.data is not None
-        replicas = plan.data * plan.context
-        inside = min(plan.expert, replicas)
-        across_tensor = max(1, plan.expert // inside)
+        replicas, shared = plan.data * plan.context, job.expert_tensor
+        of_stage, grouped = plan.tensor * replicas, plan.expert * shared
         return cls(
             tensor=team(plan.tensor, 1, per_node),
             context=team(plan.context, plan.tensor, per_node),
-            expert=team(plan.expert, max(1, plan.tensor // across_tensor), per_node),
-            data=team(replicas, plan.tensor, per_node),
-            expert_data=team(max(1, replicas // inside), plan.tensor * inside, per_node),
-            stages=team(2, plan.tensor * replicas, per_node) if plan.pipeline > 1 else team(1, 1, per_node),
+            expert=team(plan.expert, shared, per_node),
+            expert_tensor=team(shared, 1, per_node),
+            data=team(replicas * copies(plan), plan.tensor, per_node),
+            expert_data=team(job.expert_replicas * copies(plan), grouped, per_node),
+            stages=team(min(2, plan.pipeline), of_stage, per_node),
+            ends=team(min(2, plan.pipeline), of_stage * (plan.pipeline - 1 or 1), per_node),
         )
 
     def named(self, name: str) -> Team:
-        return {"tensor": self.tensor, "context": self.context, "expert": self.expert}[name]
+        return {
+            "tensor": self.tensor,
+            "context": self.context,
+            "expert": self.expert,
+            "expert_tensor": self.expert_tensor,
+        }[name]

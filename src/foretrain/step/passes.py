@@ -4,6 +4,7 @@ the optimizer."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.graph import PHASES, OpGraph
-from foretrain.graph.opset import communicates, is_product, traits
+from foretrain.graph.opset import is_product, traits
 from foretrain.plan import Plan
+from foretrain.step.context import with_context
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
+from foretrain.step.sharding import copies_in_s, copies_out_s, hooks_s, shards, update_hooks_s
 from foretrain.step.spans import Column, Span, span
+from foretrain.step.tensor_overlap import hidden_s
 
-_HIDDEN_SHARE = 0.8
-"""Of a collective that runs beside a product of the same length."""
 _CLIP_BYTES = 12.0
 """Per fp32 gradient: its norm reads it, scaling reads and writes it."""
 _ADD_BYTES, _ADD_BYTES_TRACED = 10.0, 4.0
@@ -61,18 +63,50 @@ class Pass:
 
 
 def forward_pass(layout: Layout, block: Block) -> Pass:
-    hides = layout.profile.overlaps_tensor_forward and layout.job.plan.sequence_parallel
-    return _pass(layout, block.piece.forward, hides=hides)
+    """The forward pass of a block, with what ZeRO 3 copies for it."""
+    host_s = hooks_s(layout, block, backward=False)
+    return _with(_forward(layout, block), copies_out_s(layout, block), host_s=host_s)
+
+
+def _forward(layout: Layout, block: Block) -> Pass:
+    return _pass(layout, block.piece.forward, overlaps=True)
 
 
 def backward_pass(layout: Layout, block: Block) -> Pass:
     """The backward pass of a block, behind what of its forward pass is computed again."""
-    backward = _pass(layout, block.piece.backward, hides=layout.profile.overlaps_tensor)
+    backward = _pass(layout, block.piece.backward, overlaps=True, backward=True)
     again = recomputed(layout, block)
     if len(again):
         whole = layout.job.plan.recompute == "full"
-        backward = (forward_pass(layout, block) if whole else _pass(layout, again)) + backward
-    return _with(backward, _accumulation_s(layout, block))
+        backward = (_forward(layout, block) if whole else _pass(layout, again)) + backward
+    if not layout.job.trains:
+        return backward
+    copied = copies_out_s(layout, block, again=True) + copies_in_s(layout, block)
+    host_s = hooks_s(layout, block, backward=True)
+    return _with(backward, _accumulation_s(layout, block) + copied, host_s=host_s)
+
+
+def weight_gradients_s(layout: Layout, block: Block) -> float:
+    """Device time of the part of a block's backward pass that makes gradients of weights, which nothing
+    before the optimizer waits for."""
+    calls = block.piece.backward[makes_weight_gradients(layout.graph)[block.piece.backward]]
+    occupied = layout.calls.device_s[calls] + layout.calls.gaps_s[calls]
+    return float(occupied.sum()) + _accumulation_s(layout, block)
+
+
+@functools.lru_cache(maxsize=64)
+def makes_weight_gradients(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    """Which calls of the backward pass write gradients of weights alone, or are products whose results go
+    there."""
+    gradients = {number for number, buffer in enumerate(graph.buffers) if buffer.category == "gradients"}
+    backward = [(i, op) for i, op in enumerate(graph.ops) if op.phase == "backward"]
+    added = {number for _, op in backward if not gradients.isdisjoint(op.writes) for number in op.reads}
+    found = np.zeros(len(graph.ops), dtype=np.bool_)
+    for i, op in backward:
+        written = set(op.writes)
+        to_gradients = written <= gradients | added if is_product(op.operator.name) else written <= gradients
+        found[i] = bool(written) and to_gradients
+    return found
 
 
 def recomputed(layout: Layout, block: Block) -> Index:
@@ -125,13 +159,15 @@ def optimizer_pass(layout: Layout, stage: Stage) -> Pass:
         update = _OFFLOAD_UPDATE_BYTES * updated / _HOST_MEMORY_BYTES_PER_S
         return _with(result, moved + update, host_s=update)
     clips = layout.profile.clips_gradients
-    return _with(result, _CLIP_BYTES * updated / memory_rate(layout.job) if clips else 0.0)
+    clipping_s = _CLIP_BYTES * updated / memory_rate(layout.job) if clips else 0.0
+    return _with(result, clipping_s, host_s=update_hooks_s(layout, stage.weights))
 
 
 def update_share(layout: Layout, stage: Stage) -> tuple[float, float]:
     """Parameters that a rank updates beside those that were traced, and their number."""
     graph, sharded = layout.graph, layout.job.plan.shard != "none"
-    dense, experts = (layout.teams.data.size, layout.teams.expert_data.size) if sharded else (1, 1)
+    plan, teams = layout.job.plan, layout.teams
+    dense, experts = (shards(plan, one).size if sharded else 1 for one in (teams.data, teams.expert_data))
     updated = sum(w.elements / (experts if w.expert else dense) for w in stage.weights if w.trainable)
     traced = sum(w.elements for block in traced_blocks(graph) for w in block.weights if w.trainable)
     return (updated / traced if traced else 1.0), updated
@@ -144,11 +180,14 @@ def traced_blocks(graph: OpGraph) -> Sequence[Block]:
     return (everything[0], *everything[1 : 1 + graph.stack.traced], everything[-1])
 
 
-def _pass(layout: Layout, calls: Index, *, hides: bool = False) -> Pass:
+def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: bool = False) -> Pass:
     costs = layout.calls
     host_s, busy_s, gaps_s = costs.host_s[calls], costs.device_s[calls], costs.gaps_s[calls]
-    if hides:
-        busy_s = busy_s - _hidden(layout.graph, calls, busy_s + gaps_s)
+    if overlaps:
+        overlap = layout.profile.tensor_overlap
+        busy_s = busy_s - hidden_s(layout.graph, calls, busy_s + gaps_s, overlap, backward=backward)
+    if layout.job.plan.context > 1:
+        busy_s = with_context(layout, calls, busy_s)
     communication_s = float(busy_s[costs.communicates[calls]].sum())
     together = span(host_s, busy_s + gaps_s, communication_s, costs.waits[calls])
     return Pass(span=together, op=calls, host_s=host_s, busy_s=busy_s, gaps_s=gaps_s)
@@ -156,9 +195,9 @@ def _pass(layout: Layout, calls: Index, *, hides: bool = False) -> Pass:
 
 def _with(calls: Pass, beside_s: float, host_s: float = 0.0) -> Pass:
     """The same calls, and time behind them that belongs to no traced op."""
-    if not beside_s:
+    if not beside_s and not host_s:
         return calls
-    together = calls.span + Span(host_s, beside_s, beside_s)
+    together = calls.span + Span(host_s, beside_s, max(host_s, beside_s))
     return dataclasses.replace(calls, span=together, beside_s=calls.beside_s + beside_s)
 
 
@@ -185,22 +224,3 @@ def _attention(graph: OpGraph, calls: Index) -> Index:
     attends = "attention" in kinds or "batched product" in kinds
     chosen = [attends and kind in ("attention", "batched product", "softmax") for kind in kinds]
     return calls[np.array(chosen, dtype=np.bool_)] if len(calls) else calls
-
-
-def _hidden(graph: OpGraph, calls: Index, device_s: Column) -> Column:
-    """What of each collective runs beside a product: the next one, or the last one where sums are handed
-    out."""
-    hidden = np.zeros(len(calls))
-    pending: int | None = None
-    last: int | None = None
-    for position, i in enumerate(calls.tolist()):
-        operator = graph.ops[i].operator
-        if communicates(operator.name) and operator.overload == "tensor":
-            pending = position
-            if operator.name == "reduce_scatter" and last is not None and graph.ops[i].phase == "forward":
-                hidden[position], pending, last = min(device_s[position], device_s[last]), None, None
-        elif is_product(operator.name):
-            last = position
-            if pending is not None:
-                hidden[pending], pending, last = min(device_s[pending], device_s[position]), None, None
-    return _HIDDEN_SHARE * hidden

@@ -10,15 +10,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretrain.costs.roofline import arithmetic
 from foretrain.forecast import RankMemory, fullest_of
 from foretrain.graph import Phase
 from foretrain.job import Job
-from foretrain.step.exchange import replica_traffic, sent_bytes, shard_traffic
-from foretrain.step.frameworks import Profile
-from foretrain.step.layout import COLLECTIVE_HOST_S, Layout, Tuning, on_efa
+from foretrain.step.exchange import (
+    ShardTraffic,
+    replica_traffic,
+    sent_bytes,
+    shard_traffic,
+    slowdown,
+)
+from foretrain.step.layout import COLLECTIVE_HOST_S, Layout
 from foretrain.step.memory import rank_memory
-from foretrain.step.partition import Block, Index, Stage
+from foretrain.step.partition import Block, Stage
 from foretrain.step.passes import (
     Pass,
     backward_pass,
@@ -30,22 +34,13 @@ from foretrain.step.passes import (
     traced_blocks,
     update_share,
 )
-from foretrain.step.playback import (
-    FORWARD_ONLY,
-    StageWork,
-    StepTime,
-    Work,
-    laid_out,
-    play_pipeline,
-    play_rank,
-    shares,
-)
+from foretrain.step.pipeline import pipeline_step, stall_s
+from foretrain.step.playback import StepTime, Work, play_rank, shares
+from foretrain.step.power import within_power
 from foretrain.step.sharded_memory import gradient_bytes
+from foretrain.step.sharding import syncs_last
 from foretrain.step.spans import Span, total
 
-_TRAFFIC_POWER, _WAITING_POWER = 0.75, 0.35
-"""Power as a share of the limit: of kernels that move data, and of waiting for the network, the host or other
-stages."""
 OUTSIDE = "(communication outside of layers)"
 """Of the device's time: it waits for gradients and parameters, or computes slower beside them."""
 RECOMPUTED = "recomputed"
@@ -56,8 +51,6 @@ _ROUNDING = 1e-9
 _CPU_EXCHANGE, _CPU_SERVED = 0.2, 0.05
 """Of its cores' time, what a CPU worker uses while its step waits for its replicas, with which it copies and
 adds up, and for parameter servers; fitted to ``data/cpu16_campaign.jsonl.zst``."""
-_STALLS_OVER_NODES = 0.35
-"""How stalls grow with the nodes that a tensor team spans."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,8 +127,9 @@ class Step:
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
     def _passes(self) -> Iterator[tuple[Phase, Block | None, Pass, int]]:
-        layout, times = self.layout, self.layout.job.accumulation
+        layout = self.layout
         for stage in layout.stages:
+            times = layout.job.accumulation // stage.copies
             for block in stage.blocks:
                 yield "forward", block, forward_pass(layout, block), times
                 yield "backward", block, backward_pass(layout, block), times
@@ -159,13 +153,15 @@ def _causes(time: StepTime) -> dict[str, float]:
 
 def play(layout: Layout) -> Step:
     """The step of a job, and what each of its ranks holds and does."""
-    layout = _within_power(layout)
     works, job = _works(layout), layout.job
+    limited = within_power(layout, works)
+    if limited is not layout:
+        layout, works = limited, _works(limited)
     time = _delayed(_time(layout, works), _waiting_ranks(job))
-    busiest = max(range(len(works)), key=lambda i: _device_s(works[i]))
+    busiest = max(range(len(works)), key=lambda i: works[i].passes.device_s)
     work, calls = works[busiest], _StageCalls.of(layout, layout.stages[busiest])
     forward, backward = total(work.forward), total(work.backward[::-1])
-    passes = forward + backward
+    passes, micro_batches = forward + backward, job.accumulation // layout.stages[busiest].copies
     time = dataclasses.replace(
         time,
         computing_s=max(0.0, time.computing_s - calls.gaps_s - calls.offloaded_s),
@@ -177,9 +173,9 @@ def play(layout: Layout) -> Step:
         time=time,
         works=tuple(works),
         memory=max(memory_by_group(layout), key=_fullness),
-        phases_s=_phases(forward, backward, work.optimizer, job.accumulation),
+        phases_s=_phases(forward, backward, work.optimizer, micro_batches),
         device_busy_s=_busy_s(layout, work, time),
-        host_issue_s=(passes * job.accumulation + work.optimizer).after(0.0, 0.0)[0] + layout.step_overhead_s,
+        host_issue_s=(passes * micro_batches + work.optimizer).after(0.0, 0.0)[0] + layout.step_overhead_s,
         kernels=calls.kernels,
         bytes_moved=calls.bytes_moved,
         sent=sent_bytes(layout, layout.stages[busiest]),
@@ -221,7 +217,7 @@ class _StageCalls:
     def of(cls, layout: Layout, stage: Stage) -> _StageCalls:
         moved = layout.graph.column("bytes")
         again = [recomputed(layout, block) for block in stage.blocks]
-        index, times = np.concatenate([stage.calls, *again]), layout.job.accumulation
+        index, times = np.concatenate([stage.calls, *again]), layout.job.accumulation // stage.copies
         update = optimizer_pass(layout, stage)
         offloaded = update.beside_s if layout.job.plan.offload else 0.0
         return cls(
@@ -272,34 +268,60 @@ def _works(layout: Layout) -> list[Work]:
         one: (forward_pass(layout, block).span, backward_pass(layout, block).span)
         for one, block in kinds.items()
     }
-    return [_work(layout, stage, [passes[kind(block)] for block in stage.blocks]) for stage in layout.stages]
+    works = []
+    for stage in layout.stages:
+        chunks = [[passes[kind(block)] for block in chunk] for chunk in stage.chunks]
+        begun = [one for chunk in chunks for one in _with_own_time(layout, chunk)]
+        works.append(_work(layout, stage, begun))
+    return works
+
+
+def _with_own_time(layout: Layout, chunk: Sequence[tuple[Span, Span]]) -> list[tuple[Span, Span]]:
+    """The passes of a chunk with the host's time that belongs to no operator, before the first of each."""
+    own_s = layout.profile.pass_s * layout.tuning.host
+    if not own_s or not chunk:
+        return list(chunk)
+    own = Span(own_s, 0.0, own_s)
+    forward, backward = ([one[i] for one in chunk] for i in (0, 1))
+    forward[0], backward[-1] = own + forward[0], own + backward[-1]
+    return list(zip(forward, backward, strict=True))
 
 
 def _work(layout: Layout, stage: Stage, passes: Sequence[tuple[Span, Span]]) -> Work:
-    sharded = layout.job.plan.shard == "zero3"
-    gathers, reduces = shard_traffic(layout, stage) if sharded else ((), ())
+    habits, sharded = layout.profile, layout.job.plan.shard == "zero3"
+    traffic = shard_traffic(layout, stage) if sharded else ShardTraffic()
     buckets, after_backward, after_optimizer = ((), 0.0, 0.0) if sharded else replica_traffic(layout, stage)
-    if layout.profile.overlaps_gather:  # at most the next forward pass hides it
-        hidden = total([forward for forward, _ in passes])
+    once = sharded and layout.job.trains and syncs_last(layout.job, habits)
+    if once and len(layout.stages) > 1:
+        buckets, after_optimizer = traffic.buckets, traffic.first_s
+        traffic = dataclasses.replace(traffic, gathers_s=(), reduces_s=(), copies_s=())
+    hidden = total([forward for forward, _ in passes])
+    if habits.overlaps_gather or once:  # at most the next forward pass hides it
         after_optimizer = max(0.0, after_optimizer - max(hidden.host_s, hidden.device_s))
     return Work(
         forward=tuple(forward for forward, _ in passes),
         backward=tuple(backward for _, backward in passes) if layout.job.trains else (),
         optimizer=optimizer_pass(layout, stage).span,
-        gathers_s=gathers,
-        reduces_s=reduces,
+        gathers_s=traffic.gathers_s,
+        again_s=traffic.again_s,
+        reduces_s=traffic.reduces_s,
+        copies_s=traffic.copies_s,
+        syncs_last=once,
+        prefetches=habits.prefetches,
+        hands_out_beside=habits.overlaps_reduce,
+        host_waits=habits.sharding == "flat",
         buckets=buckets,
         after_backward_s=after_backward,
         after_optimizer_s=after_optimizer,
         host_call_s=COLLECTIVE_HOST_S,
         step_overhead_s=layout.step_overhead_s,
         waits_for_device=layout.profile.waits_each_step,
-        slowdown=layout.tuning.slowdown,
+        slowdown=slowdown(layout, stage),
     )
 
 
 def _time(layout: Layout, works: Sequence[Work]) -> StepTime:
-    return _pipeline(layout, works) if len(works) > 1 else play_rank(works[0], layout.job.accumulation)
+    return pipeline_step(layout, works) if len(works) > 1 else play_rank(works[0], layout.job.accumulation)
 
 
 def _waiting_ranks(job: Job) -> int:
@@ -321,144 +343,6 @@ def _busy_s(layout: Layout, work: Work, time: StepTime) -> float:
         return causes["computation"] + (_CPU_SERVED if servers else _CPU_EXCHANGE) * exposed
     served = work.after_backward_s if servers else 0.0
     return causes["computation"] + max(0.0, exposed - served)
-
-
-def _device_s(work: Work) -> float:
-    return (total(work.forward) + total(work.backward)).device_s
-
-
-def _within_power(layout: Layout) -> Layout:
-    """Slow matrix products down so far that the average power of the busiest rank keeps within its limit.
-
-    At full clock, products draw more than the limit (``Device.under_load``), in proportion to the share of
-    the peak rate that they reach; other kernels, communication and waiting draw less. One device alone keeps
-    its clock, as the single-device runs of ``data/h200_steps.jsonl`` show.
-    """
-    limit = min(group.device.under_load for group in layout.job.cluster.groups)
-    if limit >= 1.0 or layout.job.runs_alone:
-        return layout
-    works, count = _works(layout), layout.job.accumulation
-    busiest = max(works, key=_device_s)
-    stage = layout.stages[works.index(busiest)]
-    plan, whole = layout.job.plan, layout.graph.recomputes or not layout.job.trains
-    again = 1.0 + (plan.recompute == "full" and not whole) / 3 / plan.recompute_every
-    multiplies = layout.calls.multiplies[stage.calls]
-    seconds = (layout.calls.device_s + layout.calls.gaps_s)[stage.calls]
-    products = float(seconds[multiplies].sum()) * count * again
-    if len(works) > 1:
-        passes = total(busiest.forward) + total(busiest.backward)
-        computing = (passes.device_s - passes.communication_s) * count
-        time_s = max(passes.device_s, passes.host_s) * (count + (len(works) - 1) / len(stage.chunks))
-    else:
-        step = play_rank(busiest, count)
-        computing, time_s = step.computing_s, step.time_s
-    others = max(0.0, computing - products)
-    waiting = max(0.0, time_s - products - others)
-    draw = _share_of_peak(layout, stage.calls[multiplies], products / (count * again)) / _USUAL_SHARE / limit
-    energy = products * draw + _TRAFFIC_POWER * others + _WAITING_POWER * waiting
-    if energy <= time_s or not products:
-        return layout
-    slower = 1.0 + (energy - time_s) / products
-    return dataclasses.replace(layout, calls=layout.calls.tuned(Tuning(products=slower, attention=slower)))
-
-
-_USUAL_SHARE = 0.75
-"""Of the peak rate that large products in bf16 reach at full clock (``data/ops_h200.parquet``), at which they
-draw what ``under_load`` says."""
-
-
-def _share_of_peak(layout: Layout, calls: Index, seconds: float) -> float:
-    """How much of the device's peak rates products use in their time."""
-    graph, job = layout.graph, layout.job
-    device, precision = job.cluster.groups[0].device, job.workload.training.precision
-    ideal_s = sum(
-        operator.flops / device.peak_flops(arithmetic(operator, precision))
-        for operator in (graph.operators[i] for i in graph.operator_index[calls].tolist())
-    )
-    return min(1.0, ideal_s / seconds) if seconds else 0.0
-
-
-# Stages
-
-
-def _pipeline(layout: Layout, works: Sequence[Work]) -> StepTime:
-    job, habits = layout.job, layout.profile
-    message = _message_s(layout)
-    own: list[StageWork] = []
-    for stage, work in zip(layout.stages, works, strict=True):
-        forward, backward, first = [], [], 0
-        for chunk in stage.chunks:
-            part = slice(first, first + len(chunk))
-            first += len(chunk)
-            least = _stall_s(layout) * sum(block.is_layer for block in chunk)
-            fetched, handed = sum(work.gathers_s[part]), sum(work.reduces_s[part])
-            forward.append(
-                max(_lasting(total(work.forward[part]), habits) + layout.tuning.message_s, least / 3, fetched)
-            )
-            if not work.backward:
-                continue
-            backward.append(
-                max(
-                    _lasting(total(work.backward[part][::-1]), habits) + layout.tuning.message_s,
-                    least * 2 / 3,
-                    fetched + handed,
-                )
-            )
-        own.append(StageWork(forward_s=tuple(forward), backward_s=tuple(backward), tail_s=_tail_s(work)))
-    schedule = job.plan.schedule if job.trains else FORWARD_ONLY
-    time_s, busiest, slots = play_pipeline(own, job.accumulation, message, schedule)
-    slowest = max(works, key=lambda work: (total(work.forward) + total(work.backward)).device_s)
-    passes = total(slowest.forward) + total(slowest.backward)
-    computing = (passes.device_s - passes.communication_s) * job.accumulation + slowest.optimizer.device_s
-    unhurried = play_pipeline(own, job.accumulation, 0.0, schedule)[0] if message else time_s
-    messages = max(0.0, time_s - unhurried)
-    exposed = passes.communication_s * job.accumulation + _tail_exchange_s(max(works, key=_tail_s)) + messages
-    bubble = max(0.0, time_s - messages - busiest - max(stage.tail_s for stage in own))
-    time_s += layout.step_overhead_s
-    return StepTime(
-        time_s=time_s, exposed_s=exposed, bubble_s=bubble, computing_s=computing, host_s=max(0.0,
-        time_s - exposed - bubble - computing),
-        slots=slots, repeated=job.accumulation / laid_out(len(works), job.accumulation),
-    )  # fmt: skip
-
-
-def _lasting(passes: Span, habits: Profile) -> float:
-    """The time of a pass; from a standstill where the host waits for the device at each message."""
-    return passes.alone_s if habits.waits_at_messages else passes.steady_s
-
-
-def _stall_s(layout: Layout) -> float:
-    """The framework's own stall of a layer and micro-batch, forward and backward."""
-    tensor, stages = layout.teams.tensor.size, layout.teams.stages
-    once, each = layout.profile.stalls_s if on_efa(layout.job) else (0.0, 0.0)
-    across = layout.teams.tensor.nodes**_STALLS_OVER_NODES
-    return (
-        (once + each * tensor) * across * layout.tuning.stalls
-        if tensor > 1 and layout.job.cluster.nodes > 1 and stages.size > 1
-        else 0.0
-    )
-
-
-def _message_s(layout: Layout) -> float:
-    """A message from one stage to the next: the activations that the next one reads."""
-    size = max(stage.chunks[0][-1].piece.handed_on_bytes for stage in layout.stages[:-1])
-    members = layout.teams.stages
-    meta = layout.profile.metadata_messages * layout.network.time_s("send", 1024.0, members)
-    return layout.network.time_s("send", float(size), members) * layout.tuning.team(members) + meta
-
-
-def _tail_s(work: Work) -> float:
-    """After the last backward pass: what of the gradients is still to be summed up, the optimizer, and
-    handing out parameters."""
-    return _tail_exchange_s(work) + work.optimizer.alone_s
-
-
-def _tail_exchange_s(work: Work) -> float:
-    """The communication in it."""
-    reduce_s = sum(seconds for _, seconds in work.buckets)
-    last = total(work.backward).device_s
-    exposed = max(work.buckets[-1][1], reduce_s - last) if work.buckets else 0.0
-    return exposed + work.after_backward_s + work.after_optimizer_s
 
 
 # Memory
@@ -494,7 +378,7 @@ def _with_activations(rank: RankMemory, factor: float) -> RankMemory:
 def _in_graph_pools(rank: RankMemory, layout: Layout, stage: Stage) -> RankMemory:
     """What CUDA graphs allocate lies in pools of their own: reserved, but not among what torch counts as
     allocated when they are replayed. Gradients come out of them."""
-    gradients = gradient_bytes(layout.graph, layout.job.plan, stage) if layout.job.trains else 0.0
+    gradients = gradient_bytes(layout.graph, layout.job, stage) if layout.job.trains else 0.0
     if layout.job.runs_alone:
         gradients = sum(b.size_bytes for b in layout.graph.buffers if b.category == "gradients")
     inside = dict.fromkeys(("activations", "temporaries", "workspaces", "rounding"), 0.0)
@@ -505,7 +389,7 @@ def _in_graph_pools(rank: RankMemory, layout: Layout, stage: Stage) -> RankMemor
 
 def _memory(layout: Layout, stage: Stage) -> RankMemory:
     layers = sum(block.is_layer for block in stage.blocks)
-    stalled = _stall_s(layout) * layers > float(layout.calls.device_s[stage.calls].sum())
+    stalled = stall_s(layout) * layers > float(layout.calls.device_s[stage.calls].sum())
     found = rank_memory(layout, stage, stalled=stalled)
     if layout.job.workload.training.hides_pools:
         found = _in_graph_pools(found, layout, stage)

@@ -1,9 +1,9 @@
-"""Plays the work of ranks: host, compute and network of one rank, and the pipeline that ranks form."""
+"""Plays the work of one rank: its host, its device and its network."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,16 +13,6 @@ from foretrain.step.spans import Span, total
 _LAID_OUT = 3
 """Micro-batches of a rank that are laid out where each fetches its parameters; further ones repeat the last
 of these."""
-_ROUNDS = 3
-"""Micro-batches of a pipeline that are laid out, in units of its stages; further ones follow at the pace of
-the last."""
-FORWARD_ONLY = "forward"
-"""The schedule of a pipeline that serves."""
-TAIL = "gradients, optimizer"
-"""What follows the last backward pass of a stage."""
-
-
-# One rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +24,21 @@ class Work:
     """Of the same blocks, in forward order too; empty in inference."""
     optimizer: Span
     gathers_s: tuple[float, ...] = ()
-    """Fetching the parameters of each block before it runs, forward and again backward (ZeRO 3); empty for
-    none."""
+    """Fetching the parameters of each block before it runs (ZeRO 3); empty for none."""
+    again_s: tuple[float, ...] = ()
+    """Fetching them again for the backward pass; zero for blocks that stay."""
     reduces_s: tuple[float, ...] = ()
     """Handing out the gradients of each block after each backward pass of it (ZeRO 3); empty for none."""
+    copies_s: tuple[float, ...] = ()
+    """Summing them up among those that hold the same shard, on links of their own; empty for none."""
+    syncs_last: bool = False
+    """Whether parameters stay after a backward pass, and only the last one hands out gradients."""
+    prefetches: bool = True
+    """Whether parameters come while the block before runs."""
+    hands_out_beside: bool = True
+    """Whether gradients go while the next block's backward pass runs."""
+    host_waits: bool = False
+    """Whether the host fetches a block only when the one before the last has been freed."""
     buckets: tuple[tuple[int, float], ...] = ()
     """Summing up gradients in the last micro-batch: the block whose backward pass completes a bucket, and the
     time."""
@@ -53,6 +54,11 @@ class Work:
     slowdown: float = 0.0
     """Share of the time of hidden communication by which computation becomes longer."""
 
+    @property
+    def passes(self) -> Span:
+        """A micro-batch, forward and backward."""
+        return total(self.forward) + total(self.backward)
+
 
 @dataclass(slots=True)
 class _Clock:
@@ -61,6 +67,8 @@ class _Clock:
     host: float = 0.0
     device: float = 0.0
     network: float = 0.0
+    copies: float = 0.0
+    """The links on which copies of a shard sum up."""
     slots: list[Slot] = field(default_factory=list)
     moved_s: float = 0.0
     """Time that the network was in use."""
@@ -85,6 +93,13 @@ class _Clock:
         self.moved_s += seconds
         self.slots.append(Slot(0, "network", name, self.network - seconds, self.network))
         return self.network
+
+    def sum_up(self, name: str, seconds: float, ready: float) -> float:
+        """The same among the copies of a shard."""
+        self.copies = max(self.copies, ready) + seconds
+        self.moved_s += seconds
+        self.slots.append(Slot(0, "network", name, self.copies - seconds, self.copies))
+        return self.copies
 
     def wait(self, until: float) -> None:
         self.waited_s += max(0.0, until - self.device)
@@ -204,12 +219,12 @@ def _play(work: Work, micro_batches: int, clock: _Clock) -> None:
     if many > 0:
         clock.run(f"{many} micro-batches", None, (forward + backward) * many)
     for micro_batch in range(max(many, 0), micro_batches):
-        _forward(work, clock, forward)
+        _forward(work, clock, forward, fetches=not work.syncs_last or micro_batch == 0)
         _backward(work, clock, backward, last=micro_batch == micro_batches - 1)
     if work.after_backward_s:
         clock.host += work.host_call_s
         clock.wait(clock.move("gradients", work.after_backward_s, max(clock.device, clock.host)))
-    clock.wait(clock.network if work.buckets or work.reduces_s else 0.0)
+    clock.wait(max(clock.network, clock.copies) if work.buckets or work.reduces_s else 0.0)
     if work.waits_for_device:
         clock.host = max(clock.host, clock.device)
     clock.run("optimizer", "optimizer", work.optimizer)
@@ -217,16 +232,13 @@ def _play(work: Work, micro_batches: int, clock: _Clock) -> None:
         clock.wait(clock.move("parameters", work.after_optimizer_s, clock.device))
 
 
-def _forward(work: Work, clock: _Clock, whole: Span) -> None:
-    if not work.gathers_s:
+def _forward(work: Work, clock: _Clock, whole: Span, *, fetches: bool) -> None:
+    if not work.gathers_s or not fetches:
         clock.run("forward", "forward", whole, blocks=tuple(range(len(work.forward))))
         return
-    ended = [clock.device, clock.device]
-    ready = _fetch(work, clock, 0, ended[0])
+    fetching = _Fetching(work, clock, work.gathers_s, range(len(work.forward)), ahead=False)
     for i, block in enumerate(work.forward):
-        this, ready = ready, _fetch(work, clock, i + 1, ended[-2]) if i + 1 < len(work.forward) else 0.0
-        clock.run(f"forward {i}", "forward", block, this, (i,))
-        ended.append(clock.device)
+        clock.run(f"forward {i}", "forward", block, fetching.ready(i), (i,))
 
 
 def _backward(work: Work, clock: _Clock, whole: Span, *, last: bool) -> None:
@@ -239,171 +251,58 @@ def _backward(work: Work, clock: _Clock, whole: Span, *, last: bool) -> None:
     if not work.gathers_s and not due:
         clock.run("backward", "backward", whole, blocks=tuple(order))
         return
-    fetching = bool(work.gathers_s)
-    ended = [clock.device, clock.device]
-    ready = _fetch(work, clock, order[0], ended[0]) if fetching else 0.0
+    fetching = _Fetching(work, clock, work.again_s, order, ahead=work.prefetches)
+    hands_out = last or not work.syncs_last
     for i in order:
-        this, ready = ready, _fetch(work, clock, i - 1, ended[-2]) if fetching and i else 0.0
-        clock.run(f"backward {i}", "backward", work.backward[i], this, (i,))
-        ended.append(clock.device)
-        for seconds in (*due.get(i, ()), *(work.reduces_s[i : i + 1])):
-            clock.host += work.host_call_s
-            clock.move(f"gradients {i}", seconds, clock.device)
+        clock.run(f"backward {i}", "backward", work.backward[i], fetching.ready(i), (i,))
+        for seconds in (*due.get(i, ()), *(work.reduces_s[i : i + 1] if hands_out else ())):
+            if seconds:
+                _hand_out(work, clock, i, seconds)
 
 
-def _fetch(work: Work, clock: _Clock, block: int, freed: float) -> float:
-    """Fetch the parameters of a block once those of the one before the last are freed; when they are
-    there."""
-    clock.host = max(clock.host, freed) + work.host_call_s
-    return clock.move(f"parameters {block}", work.gathers_s[block], clock.host)
+def _hand_out(work: Work, clock: _Clock, block: int, seconds: float) -> None:
+    """The gradients of a block: reduced among those that share it, then summed up with other copies."""
+    clock.host += work.host_call_s
+    ended = clock.move(f"gradients {block}", seconds, clock.device)
+    if work.copies_s:
+        clock.host += work.host_call_s
+        ended = clock.sum_up(f"copies {block}", work.copies_s[block], ended)
+    if not work.hands_out_beside:
+        clock.wait(ended)
 
 
-# A pipeline
+class _Fetching:
+    """The parameters of blocks in the order of a pass.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageWork:
-    """What a rank of a pipeline does: the passes of each of its chunks, and what follows the last one."""
-
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-    """Empty in inference."""
-    tail_s: float
-    """From the end of its last backward pass to the end of its step."""
-
-
-Task = tuple[str, int, int]
-"""Pass ("F" or "B"), chunk and micro-batch."""
-
-
-def laid_out(stages: int, micro_batches: int) -> int:
-    """Micro-batches of a pipeline that are played task by task."""
-    return min(micro_batches, _ROUNDS * stages)
-
-
-def play_pipeline(
-    stages: Sequence[StageWork], micro_batches: int, message_s: float, schedule: str
-) -> tuple[float, float, tuple[Slot, ...]]:
-    """The time from the first pass to the end of the last stage, that of its busiest stage's own work, and
-    the passes as laid out.
-
-    A pass waits for its input ``message_s`` after the pass that makes it has ended.
+    The host asks for those of a block when it comes to it, which is while the device still runs the block
+    before, or (``ahead``) one block earlier. They come once the last but one before it is freed.
     """
-    count = len(stages)
-    shown = laid_out(count, micro_batches)
-    ends, slots = _lay_out(stages, shown, message_s, schedule)
-    per_round = 0.0
-    if micro_batches > shown:
-        before, _ = _lay_out(stages, shown - count, message_s, schedule)
-        per_round = (max(ends) - max(before)) / count
-    own = [sum(stage.forward_s) + sum(stage.backward_s) for stage in stages]
-    more = per_round * (micro_batches - shown)
-    busiest = max(own) * micro_batches
-    slots += [
-        Slot(i, "compute", TAIL, end, end + stage.tail_s)
-        for i, (end, stage) in enumerate(zip(ends, stages, strict=True))
-    ]
-    return (
-        max(end + stage.tail_s for end, stage in zip(ends, stages, strict=True)) + more,
-        busiest,
-        tuple(slots),
-    )
 
+    def __init__(
+        self, work: Work, clock: _Clock, seconds: Sequence[float], order: Sequence[int], *, ahead: bool
+    ) -> None:
+        self._work, self._clock, self._seconds, self._ahead = work, clock, seconds, ahead
+        self._left = [i for i in order if seconds and seconds[i]]
+        self._ended = [clock.device]
+        self._there: dict[int, float] = {}
 
-def _lay_out(
-    stages: Sequence[StageWork], micro_batches: int, message_s: float, schedule: str
-) -> tuple[list[float], list[Slot]]:
-    """Play the stages' tasks, each in its stage's order and after what it depends on; when each stage
-    ends."""
-    count, chunks = len(stages), len(stages[0].forward_s)
-    queues = [list(_order(stage, count, chunks, micro_batches, schedule)) for stage in range(count)]
-    position, free = [0] * count, [0.0] * count
-    ended: dict[tuple[int, Task], float] = {}
-    slots: list[Slot] = []
-    waiting = True
-    while waiting:
-        waiting = False
-        for stage, queue in enumerate(queues):
-            while position[stage] < len(queue):
-                task = queue[position[stage]]
-                needed = _before(stage, task, count, chunks)
-                if needed is not None and needed not in ended:
-                    break
-                ready = 0.0 if needed is None else ended[needed] + (message_s if needed[0] != stage else 0.0)
-                kind, chunk, micro_batch = task
-                start = max(free[stage], ready)
-                free[stage] = (
-                    start + (stages[stage].forward_s if kind == "F" else stages[stage].backward_s)[chunk]
-                )
-                ended[stage, task] = free[stage]
-                slots.append(
-                    Slot(
-                        stage,
-                        "compute",
-                        f"{kind}{micro_batch}" + (f".{chunk}" if chunks > 1 else ""),
-                        start,
-                        free[stage],
-                    )
-                )
-                position[stage] += 1
-                waiting = True
-        waiting = waiting or _step_past(queues, position, ended, chunks)
-    return free, slots
+    def ready(self, block: int) -> float:
+        """When the parameters of a block are there, as the host comes to it."""
+        self._ended.append(self._clock.device)
+        if block in self._left:
+            self._fetch(before=3)
+        if self._ahead and self._left:
+            self._fetch(before=2)
+        return self._there.get(block, 0.0)
 
-
-def _step_past(
-    queues: Sequence[list[Task]], position: Sequence[int], ended: Collection[tuple[int, Task]], chunks: int
-) -> bool:
-    """Where all stages wait for one another, a stage takes its first task that can run: the last group of
-    micro-batches of an interleaved schedule may be smaller than the pipeline. Whether there was one."""
-    for stage, queue in enumerate(queues):
-        for place in range(position[stage], len(queue)):
-            needed = _before(stage, queue[place], len(queues), chunks)
-            if needed is None or needed in ended:
-                queue.insert(position[stage], queue.pop(place))
-                return True
-    return False
-
-
-def _before(stage: int, task: Task, count: int, chunks: int) -> tuple[int, Task] | None:
-    """The task whose result this one needs."""
-    kind, chunk, micro_batch = task
-    if kind == "F":
-        if stage:
-            return stage - 1, task
-        return (count - 1, ("F", chunk - 1, micro_batch)) if chunk else None
-    if stage < count - 1:
-        return stage + 1, task
-    return (0, ("B", chunk + 1, micro_batch)) if chunk < chunks - 1 else (stage, ("F", chunk, micro_batch))
-
-
-def _order(stage: int, count: int, chunks: int, micro_batches: int, schedule: str) -> Iterator[Task]:
-    """The order in which a stage takes its tasks: all forward first (gpipe, and all there is in inference),
-    or one forward, one backward after a warm-up."""
-    tasks = micro_batches * chunks
-    if schedule in ("gpipe", FORWARD_ONLY):
-        warm_up = tasks
-    elif chunks == 1:
-        warm_up = min(tasks, count - stage - 1)
-    else:
-        warm_up = min(tasks, (count - stage - 1) * 2 + (chunks - 1) * count)
-    numbered: Callable[[int], tuple[int, int]] = lambda i: _interleaved(i, count, chunks, micro_batches)  # noqa: E731
-    for i in range(tasks if schedule == FORWARD_ONLY else tasks + warm_up):
-        if i < tasks:
-            chunk, micro_batch = numbered(i)
-            yield "F", chunk, micro_batch
-        if i >= warm_up:
-            chunk, micro_batch = numbered(i - warm_up)
-            yield "B", chunks - 1 - chunk, micro_batch
-
-
-def _interleaved(i: int, count: int, chunks: int, micro_batches: int) -> tuple[int, int]:
-    """The chunk and micro-batch of the i-th pass: groups of as many micro-batches as stages go through a
-    chunk together."""
-    group, within = divmod(i, count * chunks)
-    size = min(count, micro_batches - group * count)
-    chunk, offset = divmod(within, size)
-    return chunk, group * count + offset
+    def _fetch(self, before: int) -> None:
+        work, clock, block = self._work, self._clock, self._left.pop(0)
+        freed = self._ended[-before:][0]
+        if work.host_waits:
+            clock.host = max(clock.host, freed)
+        clock.host += work.host_call_s
+        ready = max(clock.host, freed if work.prefetches else clock.device)
+        self._there[block] = clock.move(f"parameters {block}", self._seconds[block], ready)
 
 
 def shares(step: StepTime) -> Mapping[str, float]:

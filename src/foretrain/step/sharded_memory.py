@@ -17,6 +17,7 @@ from foretrain.plan import Plan
 from foretrain.step.frameworks import Profile
 from foretrain.step.partition import Block, Stage, blocks
 from foretrain.step.passes import runs_again
+from foretrain.step.schedules import in_flight
 
 _FP32 = 4
 _SHARDS_STATE = ("zero1", "zero2", "zero3")
@@ -71,9 +72,9 @@ def sharded_memory(
     plan = job.plan
     own = _weight_bytes(graph)
     tied = _tied_elements(graph) if stages > 1 and stage.index == stages - 1 else 0
-    held = _held(plan, stage, tied)
+    held = _held(job, stage, tied)
     whole = all(weight.trainable for weight in graph.weights)
-    trained = held if whole else _held(plan, stage, 0, trained=True)
+    trained = held if whole else _held(job, stage, 0, trained=True)
     sizes = _sizes(job, graph, profile)
     if plan.shard in _SHARDS_GRADIENTS:
         sizes = replace(sizes, fleeting_gradient=sizes.fleeting_gradient / held.replicas)
@@ -82,7 +83,7 @@ def sharded_memory(
     sharded = plan.shard == "zero3"
     categories = {
         "weights": weights * held.share(sharded=sharded) / max(1.0, held.share(sharded=False)),
-        "gradients": sizes.gradient * trained.share(sharded=plan.shard in _SHARDS_GRADIENTS) + fleeting,
+        "gradients": sizes.gradient * trained.share(sharded=job.plan.shard in _SHARDS_GRADIENTS) + fleeting,
         "optimizer_state": 0.0
         if plan.offload or plan.servers
         else sizes.state * trained.share(sharded=plan.shard in _SHARDS_STATE),
@@ -110,21 +111,21 @@ def _weight_bytes(graph: OpGraph, *, trained: bool = False) -> int:
     return max((ITEM_BYTES[w.dtype] for w in graph.weights if w.trainable >= trained), default=_FP32)
 
 
-def _held(plan: Plan, stage: Stage, tied: int, *, trained: bool = False) -> _Held:
-    replicas = (plan.data or 1) * plan.context
+def _held(job: Job, stage: Stage, tied: int, *, trained: bool = False) -> _Held:
+    replicas = (job.plan.data or 1) * job.plan.context
     weights = [weight for weight in stage.weights if weight.trainable >= trained]
     return _Held(
         dense=float(sum(weight.elements for weight in weights if not weight.expert) + tied),
         experts=float(sum(weight.elements for weight in weights if weight.expert)),
         replicas=replicas,
-        expert_replicas=max(1, replicas // min(plan.expert, replicas)),
+        expert_replicas=job.expert_replicas,
     )
 
 
-def gradient_bytes(graph: OpGraph, plan: Plan, stage: Stage) -> float:
+def gradient_bytes(graph: OpGraph, job: Job, stage: Stage) -> float:
     """Of all that a rank trains, as its parameters are kept."""
-    trained = _held(plan, stage, 0, trained=True)
-    return _weight_bytes(graph, trained=True) * trained.share(sharded=plan.shard in _SHARDS_GRADIENTS)
+    trained = _held(job, stage, 0, trained=True)
+    return _weight_bytes(graph, trained=True) * trained.share(sharded=job.plan.shard in _SHARDS_GRADIENTS)
 
 
 def _cast_weights_bytes(graph: OpGraph, stage: Stage) -> float:
@@ -202,27 +203,6 @@ def _bucket_bytes(plan: Plan, profile: Profile, held: _Held, own: int) -> float:
 
 
 # Activations
-
-
-def in_flight(plan: Plan, stage: int, chunks: int, micro_batches: int) -> tuple[int, ...]:
-    """For each chunk of a stage, the micro-batches whose activations it holds when the first backward pass
-    begins.
-
-    >>> in_flight(Plan(pipeline=4), 0, 1, 8), in_flight(Plan(pipeline=4), 3, 1, 8)
-    ((4,), (1,))
-    >>> in_flight(Plan(pipeline=4, schedule="interleaved"), 3, 3, 8)
-    (4, 4, 1)
-    """
-    if plan.pipeline == 1:
-        return (1,) * chunks
-    if plan.schedule == "gpipe":
-        return (micro_batches,) * chunks
-    if chunks == 1:
-        return (min(micro_batches, plan.pipeline - stage),)
-    warm_up = (plan.pipeline - stage - 1) * 2 + (chunks - 1) * plan.pipeline
-    begun = range(min(micro_batches * chunks, warm_up + 1))
-    turns = [i % (plan.pipeline * chunks) // plan.pipeline for i in begun]
-    return tuple(turns.count(chunk) for chunk in range(chunks))
 
 
 def _passes(

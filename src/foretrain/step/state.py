@@ -33,7 +33,7 @@ def model_size(job: Job, graph: OpGraph) -> ModelSize:
     held = sum(
         weight.elements
         * (ITEM_BYTES[weight.dtype] + (state if weight.trainable else 0.0))
-        * (job.plan.expert if weight.expert else job.plan.tensor)
+        * (job.plan.expert * job.expert_tensor if weight.expert else job.plan.tensor)
         for weight in graph.weights
     )
     calls = sum(op.operator.launches for op in graph.ops if op.phase != "optimizer")

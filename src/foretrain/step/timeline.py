@@ -13,8 +13,9 @@ import numpy as np
 from foretrain.graph import OpGraph
 from foretrain.step.partition import Block, Index
 from foretrain.step.passes import Pass, backward_pass, forward_pass, optimizer_pass
+from foretrain.step.pipeline import TAIL
 from foretrain.step.play import Step, layer_of
-from foretrain.step.playback import TAIL, Slot, from_idle
+from foretrain.step.playback import Slot, from_idle
 from foretrain.step.spans import Column, Mask
 
 _SHOWN = 3

@@ -8,18 +8,18 @@ Korthikanti et al. 2022).
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
-Group = Literal["tensor", "context", "expert"]
+Group = Literal["tensor", "context", "expert", "expert_tensor"]
 NAMESPACE = "foretrain"
 
 _SCHEMAS = {
     "all_reduce": "(Tensor(a!) x) -> Tensor",
     "all_gather": "(Tensor x, int dim, int size) -> Tensor",
     "reduce_scatter": "(Tensor x, int dim, int size) -> Tensor",
-    "all_to_all": "(Tensor x) -> Tensor",
+    "all_to_all": "(Tensor x, int rows) -> Tensor",
 }
 
 
@@ -38,8 +38,8 @@ def _reduce_scatter(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     return x.new_empty((*x.shape[:dim], x.shape[dim] // size, *x.shape[dim + 1 :]))
 
 
-def _all_to_all(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.shape)
+def _all_to_all(x: torch.Tensor, rows: int) -> torch.Tensor:
+    return x.new_empty((rows, *x.shape[1:]))
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def _library() -> torch.library.Library:
         "all_to_all": _all_to_all,
     }
     for name, schema in _SCHEMAS.items():
-        for group in ("tensor", "context", "expert"):
+        for group in get_args(Group):
             library.define(f"{name}.{group}{schema}")
             library.impl(f"{name}.{group}", kernels[name], "Meta")
     return library
@@ -133,13 +133,14 @@ class _Slice(torch.autograd.Function):
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group = group
-        return _call("all_to_all", group, x)
+    def forward(ctx: Any, x: torch.Tensor, group: Group, rows: int) -> torch.Tensor:
+        ctx.arguments = group, x.shape[0]
+        return _call("all_to_all", group, x, rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _call("all_to_all", ctx.group, gradient), None
+        group, rows = ctx.arguments
+        return _call("all_to_all", group, gradient, rows), None, None
 
 
 def copy_to(x: torch.Tensor, group: Group) -> torch.Tensor:
@@ -167,9 +168,9 @@ def take_slice(x: torch.Tensor, dim: int, size: int, group: Group) -> torch.Tens
     return _Slice.apply(x, dim, size, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def exchange(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """All-to-all forward and backward: every rank sends as many rows as it gets."""
-    return _Exchange.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+def exchange(x: torch.Tensor, group: Group, rows: int) -> torch.Tensor:
+    """All-to-all forward and backward: the rank sends its rows, and gets so many."""
+    return _Exchange.apply(x, group, rows)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):

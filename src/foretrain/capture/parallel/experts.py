@@ -1,8 +1,4 @@
-"""Expert parallelism: a rank keeps its part of every layer's experts, and tokens travel to their experts and
-back by all-to-all.
-
-Routing is taken as balanced: a rank gets as many rows as it sends, tokens x top-k.
-"""
+"""Expert parallelism: a rank keeps its part of every layer's experts, and tokens travel to them and back."""
 
 from __future__ import annotations
 
@@ -13,10 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from foretrain.capture.parallel.collectives import exchange
+from foretrain.capture.parallel.narrowing import Narrowing
+from foretrain.capture.parallel.permutation import LIBRARY_CODE, Routing, is_known, run_code, run_experts
 from foretrain.errors import InputError, UnsupportedJob
-from foretrain.plan import Plan
+from foretrain.job import Job
 
 
 def expert_modules(module: nn.Module) -> dict[str, nn.Module]:
@@ -75,18 +73,51 @@ def _route(block: Any, experts: Any) -> None:
     block.forward = forward
 
 
-def split_experts(module: nn.Module, plan: Plan) -> frozenset[int]:
-    """Cut the experts of a model over the expert group; the ids of the parameters that were cut."""
-    if plan.expert == 1:
-        return frozenset()
+def route_in_low_precision(module: nn.Module) -> None:
+    """Have routers multiply in the precision of the model and go on in fp32 behind the product, as frameworks
+    do; DeepSeek's own code casts tokens and weights to fp32 before it."""
+    for router in module.modules():
+        weight = router._parameters.get("weight")
+        if weight is not None and weight.dim() == 2 and hasattr(router, "e_score_correction_bias"):
+            router.forward = functools.partial(_with_low_precision, router.forward)
+
+
+def _with_low_precision(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with _LowPrecisionProduct():
+        return forward(*args, **kwargs)
+
+
+class _LowPrecisionProduct(TorchFunctionMode):
+    """Casts to fp32 in front of a linear layer follow it instead."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        casts = func in (torch.Tensor.type, torch.Tensor.to) and args[1:] == (torch.float32,)
+        if casts and args[0].dim() == 2:
+            return args[0]
+        result = func(*args, **(kwargs or {}))
+        return result.float() if func is nn.functional.linear else result
+
+
+def split_experts(module: nn.Module, job: Job) -> frozenset[int] | None:
+    """Have the experts of a model run as the framework does, and give a rank its part of them; the ids of the
+    parameters whose replicas are others than those of dense layers. None where the tensor team cuts experts
+    as it does other layers."""
+    plan, width = job.plan, job.expert_tensor
     holders = expert_modules(module)
-    if not holders:
-        raise InputError(f"plan.expert: {plan.expert}, but {type(module).__name__} has no mixture of experts")
-    if plan.tensor > 1 and not plan.sequence_parallel:
+    for name in ("expert", "expert_tensor", "expert_capacity", "expert_imbalance"):
+        if not holders and (getattr(plan, name) or 1) > 1:
+            has = f"{type(module).__name__} has no mixture of experts"
+            raise InputError(f"plan.{name}: {getattr(plan, name)}, but {has}")
+    apart = plan.expert > 1 or width != plan.tensor
+    if not holders or not (apart or job.workload.training.framework not in LIBRARY_CODE):
+        return None
+    if apart and plan.tensor > 1 and not plan.sequence_parallel:
         raise InputError(
             f"plan.sequence_parallel: false; plan.expert = {plan.expert} "
             f"with plan.tensor = {plan.tensor} needs it, so that ranks have different tokens"
         )
+    by_team = not apart and not plan.sequence_parallel
+    routing, narrowing = Routing.of(job), Narrowing(module, width, "plan.expert_tensor")
     cut: set[int] = set()
     for path, holder in holders.items():
         if not takes_routes(holder):
@@ -98,37 +129,39 @@ def split_experts(module: nn.Module, plan: Plan) -> frozenset[int]:
         assert count is not None
         if count % plan.expert:
             raise InputError(f"plan.expert: {plan.expert} does not divide the {count} experts of {path}")
+        if width > 1 and not by_team:
+            narrowing.narrow_experts(path, holder)
         cut |= _keep_part(holder, count, plan.expert)
-    return frozenset(cut)
+        _set_forward(path, holder, routing)
+    return None if by_team else frozenset(cut) if apart else frozenset()
 
 
 def _keep_part(holder: nn.Module, count: int, degree: int) -> set[int]:
-    cut = set()
     for name, parameter in list(holder._parameters.items()):
-        if parameter is not None and parameter.dim() and parameter.shape[0] == count:
+        if degree > 1 and parameter is not None and parameter.dim() and parameter.shape[0] == count:
             part = nn.Parameter(parameter.detach()[: count // degree].clone(), parameter.requires_grad)
             holder._parameters[name] = part
-            cut.add(id(part))
     holder.num_experts = count // degree  # type: ignore[assignment]
-    holder.forward = _dispatched(holder.forward, count // degree)
-    return cut
+    return {id(parameter) for parameter in holder._parameters.values()}
 
 
-def _dispatched(compute: Callable[..., torch.Tensor], local: int) -> Callable[..., torch.Tensor]:
-    """Sort rows by the rank of their expert, exchange, compute those that came, exchange back, and sum each
-    token's rows."""
+def _set_forward(path: str, holder: nn.Module, routing: Routing) -> None:
+    """As frameworks run experts where their weights are known, else by the model's own code."""
+    if is_known(holder):
+        holder.forward = functools.partial(_run, holder, routing)
+        return
+    if routing.width > 1 or routing.fullness != 1.0 or routing.capacity is not None:
+        raise UnsupportedJob(
+            f"plan.expert_tensor, plan.expert_imbalance and plan.expert_capacity need experts with weights "
+            f"gate_up_proj (or up_proj) and down_proj; {path} ({type(holder).__name__}) has others"
+        )
+    local = _experts(holder)
+    if routing.ranks > 1 and local is not None:
+        holder.forward = functools.partial(run_code, holder.forward, local)
 
-    def forward(
-        hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, *rest: Any
-    ) -> torch.Tensor:
-        tokens, choices = top_k_index.shape
-        chosen, order = torch.sort(top_k_index.reshape(-1))
-        rows = exchange(hidden_states[order // choices], "expert")
-        weights = top_k_weights.reshape(-1)[order].unsqueeze(-1)
-        rows = compute(rows, (chosen % local).unsqueeze(-1), weights, *rest)
-        rows = exchange(rows, "expert")
-        back = torch.empty_like(order)
-        back[order] = torch.arange(order.shape[0], device=order.device)
-        return rows[back].view(tokens, choices, -1).sum(dim=1)
 
-    return forward
+def _run(
+    holder: nn.Module, routing: Routing, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Called as transformers calls experts."""
+    return run_experts(holder, routing, hidden, index, weights)

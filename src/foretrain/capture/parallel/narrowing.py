@@ -43,8 +43,11 @@ class Narrowing:
     With ``keeps_sizes``, numbers that the module's code computes with stay those of the whole.
     """
 
-    def __init__(self, module: nn.Module, degree: int, *, keeps_sizes: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, degree: int, field: str = "plan.tensor", *, keeps_sizes: bool = False
+    ) -> None:
         self._module, self._degree, self._keeps_sizes = module, degree, keeps_sizes
+        self._field = field
         self._whole: dict[int, tuple[nn.Parameter, int]] = {}  # a part -> itself, and the size that was cut
         self._holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
         for child in module.modules():
@@ -119,7 +122,7 @@ class Narrowing:
 
     def _share(self, size: int, what: str) -> int:
         if size % self._degree:
-            raise InputError(f"plan.tensor: {self._degree} does not divide the {size} {what}")
+            raise InputError(f"{self._field}: {self._degree} does not divide the {size} {what}")
         return size // self._degree
 
     def _narrow_beside(self, parent: nn.Module, heads: _Heads, widths: dict[int, int]) -> None:

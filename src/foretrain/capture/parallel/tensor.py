@@ -77,15 +77,18 @@ class TensorParallel:
             self._split({path: role for path, role in roles.items() if role != "replicate"}, whole_experts)
 
     @classmethod
-    def of(cls, job: Job, module: nn.Module, *, keeps_sizes: bool = False) -> TensorParallel:
-        """As the job's plan has it; with ``keeps_sizes``, for code that is written for whole layers."""
+    def of(
+        cls, job: Job, module: nn.Module, *, whole_experts: bool = False, keeps_sizes: bool = False
+    ) -> TensorParallel:
+        """As the job's plan has it; with ``whole_experts``, but for experts; with ``keeps_sizes``, for code
+        that is written for whole layers."""
         plan = job.plan
         return cls(
             module,
             plan.tensor,
             by_sequence=plan.sequence_parallel,
             keeps_parts=job.workload.training.framework in KEEPS_PARTS,
-            whole_experts=plan.expert > 1,
+            whole_experts=whole_experts,
             given=plan.tensor_plan,
             keeps_sizes=keeps_sizes,
             whole_logits=not job.trains,
@@ -245,6 +248,10 @@ class TensorParallel:
             )
         for path, blocks in lists.items():
             members = list(blocks.children())
+            if getattr(blocks, "within_sequence", False):  # each takes parts and is followed by logits
+                for member in members:
+                    at_exit(member, self._enter)
+                continue
             before(members[0], self._begin)
             last = _norm_behind(self._module, path) or members[-1]
             at_exit(last, self._enter)

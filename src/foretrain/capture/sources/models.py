@@ -17,6 +17,7 @@ from foretrain.capture.sources.inputs import check_classes, check_inputs
 from foretrain.capture.sources.loaded import LoadedModel, building, classifier_loss
 from foretrain.capture.sources.transformers.loading import load_transformers
 from foretrain.capture.sources.transformers.losses import OwnOrMean
+from foretrain.capture.sources.transformers.prediction import predict_further
 from foretrain.capture.sources.user_files import load_python
 from foretrain.capture.sources.zoo import load_timm, load_torchvision, quiet_zoo_import
 from foretrain.capture.tracing.constants import Constants
@@ -57,6 +58,8 @@ def _transformers(workload: Workload, batch: int, device: str) -> LoadedModel:
         module, inputs, tokens, notes = load_transformers(
             workload.model, workload.training, batch, device, constants
         )
+        if further := workload.training.mtp_layers:
+            predict_further(module, further)
     return LoadedModel(
         module=module,
         inputs=inputs,

@@ -380,6 +380,10 @@ class Constants:
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
+_MANY_ZEROS = 2**18
+"""Zeros beyond which one stands for all; of a weight, mostly. Written into in part, they are unknown."""
+
+
 class Answering(TorchDispatchMode):
     """Follows constants while a model is built, so that a constructor may compute with real numbers
     (``linspace(...)[i].item()``)."""
@@ -392,8 +396,15 @@ class Answering(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is aten._local_scalar_dense.default and (value := self._constants.value(args[0])) is not None:
             return value.item()
+        if func is aten.empty.memory_format:
+            weight = func(*args, **kwargs)
+            if weight.is_floating_point():  # of which nothing is known yet
+                return weight
         args, kwargs = together(self._constants, func, args, kwargs)
         output = func(*args, **kwargs)
+        if func is aten.zeros.default and output.is_floating_point() and output.numel() > _MANY_ZEROS:
+            self._constants.know(output, torch.zeros((), dtype=output.dtype).expand(output.shape))
+            return output
         self._constants.follow(func, args, kwargs, output)
         return output
 

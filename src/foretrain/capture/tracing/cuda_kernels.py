@@ -16,23 +16,23 @@ aten = torch.ops.aten
 KERNELS: Any = getattr(torch._C.DispatchKey, "AutocastIPU")  # noqa: B009 (the stubs do not know it)
 """The dispatch key that these are kernels of, while a model is traced (``cuda.py``)."""
 
-Keys = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-]
-"""Keys, values and mask of an attention call as other ranks complete them."""
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Attention of queries over keys and values, with a mask."""
+Around = Callable[[Attend, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""What is made of a call of attention where other ranks have keys and values too."""
 
-_keys: Keys | None = None
+_around: Around | None = None
 
 
 @contextlib.contextmanager
-def keys_from(complete: Keys) -> Iterator[None]:
-    """Attention meets the keys, values and mask that ``complete`` makes of those it is called with."""
-    global _keys
-    before, _keys = _keys, complete
+def attention_through(around: Around) -> Iterator[None]:
+    """Calls of attention go through ``around``."""
+    global _around
+    before, _around = _around, around
     try:
         yield
     finally:
-        _keys = before
+        _around = before
 
 
 def _below(overload: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,9 +115,24 @@ def _attention(
         return _below(
             plain, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    square = query.shape[-2] == key.shape[-2]
-    if _keys is not None:
-        key, value, attn_mask = _keys(key, value, attn_mask)
+    how = (query.shape[-2] == key.shape[-2], dropout_p, is_causal, scale, enable_gqa)
+    if _around is not None:
+        return _around(lambda q, k, v, mask: _chosen(q, k, v, mask, *how), query, key, value, attn_mask)
+    return _chosen(query, key, value, attn_mask, *how)
+
+
+def _chosen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    square: bool,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Any:
+    """The same on the meta device; ``square`` where a rank has as many keys of its own as queries."""
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
             attn_mask.logical_not(), float("-inf")

@@ -59,6 +59,10 @@ class Unfilled(OnMeta):
     default = "meta"
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        weight = _first(args, kwargs) if func in _INITIAL else None
+        if isinstance(weight, torch.nn.Parameter) and weight.is_meta:
+            self._constants.forget(weight)
+            return weight
         if func in _FILLS and args and args[0].is_meta:
             if isinstance(args[0], torch.nn.Parameter) or func in _RANDOM:
                 self._constants.forget(args[0])
@@ -68,6 +72,11 @@ class Unfilled(OnMeta):
         return super().__torch_function__(func, types, args, kwargs)
 
 
+def _first(args: Any, kwargs: Any) -> Any:
+    return args[0] if args else next(iter((kwargs or {}).values()), None)
+
+
+_INITIAL = {torch.nn.init.kaiming_uniform_, torch.nn.init.uniform_, torch.nn.init.normal_}
 _OF_NUMBERS = {torch.tensor, torch.as_tensor, torch.asarray}
 _RANDOM = {torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.erfinv_}
 _SETS = {torch.Tensor.zero_, torch.Tensor.fill_}

@@ -87,7 +87,7 @@ _FAMILY_OF: dict[Kind, str] = {
     **dict.fromkeys(("row norm", "channel norm"), "norm"),
     **dict.fromkeys(("softmax", "row loss", "pixel loss"), "softmax"),
     **dict.fromkeys(("sum", "reduction", "vector norm", "scan", "sort"), "reduction"),
-    **dict.fromkeys(("copy", "window", "wait"), "copy"),
+    **dict.fromkeys(("copy", "window", "wait", "routing"), "copy"),
     **dict.fromkeys(("embedding", "gather", "scatter"), "lookup"),
     **dict.fromkeys(("pooling", "resampling", "interpolation"), "pooling"),
 }

@@ -1,0 +1,114 @@
+"""Deals the layers of a model out to the chunks of a pipeline."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretrain.errors import InputError
+from foretrain.plan import Plan
+from foretrain.step.schedules import chunks_of
+
+_MOST_CHUNKS = 8
+_ENDS = 2
+"""Embedding and loss, where they count as layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """How many layers each chunk of a pipeline has, in the order of the model."""
+
+    counts: tuple[int, ...]
+    because: str = ""
+    """What was assumed, where the plan does not say it and the layers do not divide."""
+
+
+def virtual_stages(plan: Plan, layers: int, usual: int | None = None) -> int:
+    """Chunks on each rank: as the plan says, else what is ``usual``, else the most (up to eight) that the
+    layers of a stage divide into."""
+    known = chunks_of(plan)
+    if known is not None:
+        return known
+    if plan.virtual_stages is not None:
+        return plan.virtual_stages
+    if plan.stages is not None and len(plan.stages) % plan.pipeline == 0:
+        return len(plan.stages) // plan.pipeline
+    if plan.schedule != "interleaved":
+        return 1
+    own = math.ceil(layers / plan.pipeline)
+    if usual is not None and usual <= own:
+        return usual
+    return max(
+        divisor
+        for divisor in range(1, min(own, _MOST_CHUNKS) + 1)
+        if own % divisor == 0 and (divisor == 1 or divisor * plan.pipeline <= layers)
+    )
+
+
+def deal(plan: Plan, layers: int, parts: int, *, counts_ends: bool = False) -> Dealt:
+    """Layers of each of ``parts`` chunks: as the plan says; else alike, where embedding and loss count as a
+    layer each if that alone divides, or always (``counts_ends``); else as evenly as it goes.
+
+    >>> deal(Plan(pipeline=4), 6, 4).counts, deal(Plan(pipeline=4), 61, 4).counts
+    ((1, 2, 2, 1), (15, 16, 16, 14))
+    """
+    if plan.stages is not None:
+        if len(plan.stages) != parts or sum(plan.stages) != layers:
+            raise InputError(
+                f"plan.stages: {_counts(plan.stages)} are {len(plan.stages)} counts of {sum(plan.stages)} "
+                f"layers; the plan has {parts} chunks and the model {layers} layers"
+            )
+        return Dealt(counts=plan.stages)
+    if parts > layers + _ENDS:
+        virtual = f" x {parts // plan.pipeline} chunks" if parts > plan.pipeline else ""
+        raise InputError(
+            f"plan.pipeline: {plan.pipeline} stages{virtual} are more than the {layers} layers of the model "
+            "with its embedding and its loss"
+        )
+    if layers % parts == 0 and not counts_ends:
+        return Dealt(counts=(layers // parts,) * parts)
+    with_ends, with_loss = (layers + _ENDS) % parts == 0, (layers + 1) % parts == 0
+    before, after = (0, 1) if with_loss and not (with_ends or counts_ends) else (1, 1)
+    each, more = divmod(layers + before + after, parts)
+    counts = [each + (part < more) for part in range(parts)]
+    counts[0] -= before
+    counts[-1] -= after
+    if counts_ends:
+        return Dealt(counts=tuple(counts))
+    if with_ends or with_loss:
+        why = f"{'embedding and loss count' if before else 'the loss counts'} as a layer{' each' * before}"
+    else:
+        why = "they are dealt out as evenly as embedding and loss allow"
+    words = (
+        f"plan.stages is not given and {layers} layers do not divide into {parts}: {why} ({_counts(counts)})"
+    )
+    return Dealt(counts=tuple(counts), because=words)
+
+
+def _counts(counts: Sequence[int]) -> str:
+    """
+    >>> _counts([1, 2, 2, 2, 1])
+    '1, 3 x 2, 1'
+    """
+    groups = ((count, len(list(same))) for count, same in itertools.groupby(counts))
+    return ", ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in groups)
+
+
+def fill(work: Sequence[float], parts: int) -> list[int]:
+    """The part of each block: the one that the blocks before it have not filled to its share of the work,
+    and at most one further than the block before.
+
+    >>> fill([1.0] * 8, 4), fill([1.0, 1.0, 4.0], 4)
+    ([0, 0, 1, 1, 2, 2, 3, 3], [0, 0, 1])
+    """
+    share = sum(work) / parts
+    found: list[int] = []
+    part, done = 0, 0.0
+    for own in work:
+        found.append(part)
+        done += own
+        if done >= share * (part + 1) * (1 - 1e-9) and part < parts - 1:
+            part += 1
+    return found

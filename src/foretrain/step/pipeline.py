@@ -1,0 +1,375 @@
+"""Plays the stages of a pipeline: passes in the order of its schedule, messages between stages, and what
+follows the last pass."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretrain.graph import ITEM_BYTES
+from foretrain.step.layout import Layout, on_efa
+from foretrain.step.partition import Stage, blocks, handed_on_bytes
+from foretrain.step.passes import weight_gradients_s
+from foretrain.step.playback import Slot, StepTime, Work
+from foretrain.step.schedules import BIDIRECTIONAL, FORWARD_ONLY, SPLIT, Place, Task, order, place
+from foretrain.step.sharding import wire_bytes
+from foretrain.step.spans import Span, total
+
+_ROUNDS = 3
+"""Micro-batches of a pipeline that are laid out, in units of its stages; further ones follow at the pace of
+the last."""
+TAIL = "gradients, optimizer"
+"""What follows the last backward pass of a stage."""
+_STALL_BETWEEN_NODES = 1.23
+"""On the stalls of tensor teams that span nodes."""
+_FAR_NODES, _FAR_TEAM_NODES = 64, 4
+"""Nodes of a cluster, and of a tensor team, from which on messages are held up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """What a rank of a pipeline does: the passes of each of its chunks, and what follows the last one."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    """Empty in inference."""
+    tail_s: float
+    """From the end of its last backward pass to the end of its step."""
+    weights_s: tuple[float, ...] = ()
+    """The part of the backward passes that gradients of weights take, where it runs apart."""
+    beside_s: tuple[float, ...] = ()
+    """A forward pass of each chunk together with a backward pass of the other one."""
+
+    def lasting(self, task: Task) -> float:
+        if task.kind == "F":
+            return self.forward_s[task.chunk]
+        if task.kind == "B":
+            return self.backward_s[task.chunk]
+        weights_s = self.weights_s[task.chunk]
+        return weights_s if task.kind == "W" else self.backward_s[task.chunk] - weights_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A pipeline as it was played."""
+
+    time_s: float
+    """From the first pass to the end of the last stage."""
+    busiest_s: float
+    """Of the busiest stage's own passes."""
+    slots: tuple[Slot, ...]
+
+
+def laid_out(stages: int, micro_batches: int) -> int:
+    """Micro-batches of a pipeline that are played task by task."""
+    return min(micro_batches, _ROUNDS * stages)
+
+
+def play_pipeline(
+    stages: Sequence[StageWork],
+    micro_batches: int,
+    message_s: float | Sequence[float],
+    schedule: str,
+    *,
+    blocks: bool = False,
+) -> Played:
+    """All passes of a step; messages take as long everywhere, or as each chunk's in the order of the model.
+
+    A pass waits for its input ``message_s`` after the pass that makes it has ended; where sending
+    ``blocks``, the sender waits as long before its next pass.
+    """
+    count = len(stages)
+    shown = laid_out(count, micro_batches)
+    if isinstance(message_s, float):
+        message_s = (message_s,) * (count * len(stages[0].forward_s))
+    ends, slots = _lay_out(stages, shown, message_s, schedule, blocks=blocks)
+    per_round = 0.0
+    if micro_batches > shown:
+        before, _ = _lay_out(stages, shown - count, message_s, schedule, blocks=blocks)
+        per_round = (max(ends) - max(before)) / count
+    own = [sum(stage.forward_s) + sum(stage.backward_s) for stage in stages]
+    slots += [
+        Slot(i, "compute", TAIL, end, end + stage.tail_s)
+        for i, (end, stage) in enumerate(zip(ends, stages, strict=True))
+    ]
+    last = max(end + stage.tail_s for end, stage in zip(ends, stages, strict=True))
+    return Played(
+        time_s=last + per_round * (micro_batches - shown),
+        busiest_s=max(own) * micro_batches / (2 if schedule == BIDIRECTIONAL else 1),
+        slots=tuple(slots),
+    )
+
+
+Pass = tuple[str, Place, int]
+"""A result that others wait for: of a forward ("F") or a backward pass ("B"), at a place, of a
+micro-batch."""
+
+
+def _lay_out(
+    stages: Sequence[StageWork],
+    micro_batches: int,
+    message_s: Sequence[float],
+    schedule: str,
+    *,
+    blocks: bool = False,
+) -> tuple[list[float], list[Slot]]:
+    """Play the stages' tasks, each in its stage's order and after what it depends on; when each stage
+    ends."""
+    count, chunks = len(stages), len(stages[0].forward_s)
+    route = _Route.of(schedule, count, chunks, message_s)
+    queues = [list(order(schedule, stage, count, chunks, micro_batches)) for stage in range(count)]
+    position, free = [0] * count, [0.0] * count
+    ended: dict[Pass, float] = {}
+    slots: list[Slot] = []
+    waiting = True
+    while waiting:
+        waiting = False
+        for stage, queue in enumerate(queues):
+            while position[stage] < len(queue):
+                tasks = queue[position[stage] : position[stage] + 1]
+                if queue[position[stage] + 1 : position[stage] + 2] and queue[position[stage] + 1].beside:
+                    tasks.append(queue[position[stage] + 1])
+                needed = [one for task in tasks if (one := route.before(stage, task)) is not None]
+                if any(one not in ended for one in needed):
+                    break
+                start = max(free[stage], *(ended[one] + route.travels_s(one) for one in needed), 0.0)
+                lasting_s = (
+                    stages[stage].beside_s[tasks[0].chunk]
+                    if len(tasks) > 1
+                    else stages[stage].lasting(tasks[0])
+                )
+                end = free[stage] = start + lasting_s
+                for task in tasks:
+                    made = route.made(stage, task)
+                    if made is not None:
+                        ended[made] = end
+                        free[stage] += route.travels_s(made) if blocks else 0.0
+                slots.append(Slot(stage, "compute", _name(tasks, chunks), start, end))
+                position[stage] += len(tasks)
+                waiting = True
+        waiting = waiting or _step_past(queues, position, ended, route)
+    return free, slots
+
+
+def _name(tasks: Sequence[Task], chunks: int) -> str:
+    return " ".join(
+        f"{task.kind}{task.micro_batch}" + (f".{task.chunk}" if chunks > 1 else "") for task in tasks
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Route:
+    """The way of a micro-batch through the chunks of a pipeline."""
+
+    places: tuple[tuple[Place, ...], ...]
+    """Of each stage, where its chunks are."""
+    stage_at: dict[Place, int]
+    message_s: Sequence[float]
+    """From each place to the next, and of gradients back."""
+
+    @classmethod
+    def of(cls, schedule: str, stages: int, chunks: int, message_s: Sequence[float]) -> _Route:
+        places = tuple(
+            tuple(place(schedule, stage, chunk, stages) for chunk in range(chunks)) for stage in range(stages)
+        )
+        stage_at = {one: stage for stage, own in enumerate(places) for one in own}
+        return cls(places=places, stage_at=stage_at, message_s=message_s)
+
+    def before(self, stage: int, task: Task) -> Pass | None:
+        """The pass whose result this one needs from elsewhere."""
+        here = self.places[stage][task.chunk]
+        if task.kind == "W":
+            return None
+        if task.kind == "F":
+            above = Place(here.copy, here.number - 1)
+            return ("F", above, task.micro_batch) if here.number else None
+        below = Place(here.copy, here.number + 1)
+        return ("B", below, task.micro_batch) if below in self.stage_at else ("F", here, task.micro_batch)
+
+    def made(self, stage: int, task: Task) -> Pass | None:
+        if task.kind == "W":
+            return None
+        return "F" if task.kind == "F" else "B", self.places[stage][task.chunk], task.micro_batch
+
+    def travels_s(self, made: Pass) -> float:
+        """Time that a result takes to whom it is for."""
+        direction, (copy, number), _ = made
+        after, message = (number + 1, number) if direction == "F" else (number - 1, number - 1)
+        reader = self.stage_at.get(Place(copy, after))
+        return 0.0 if reader in (None, self.stage_at[made[1]]) else self.message_s[message]
+
+
+def _step_past(
+    queues: Sequence[list[Task]], position: Sequence[int], ended: Collection[Pass], route: _Route
+) -> bool:
+    """Where all stages wait for one another, a stage takes its first task that can run: the last group of
+    micro-batches of an interleaved schedule may be smaller than the pipeline. Whether there was one."""
+    for stage, queue in enumerate(queues):
+        for number in range(position[stage], len(queue)):
+            task = queue[number]
+            needed = route.before(stage, task)
+            if task.kind != "W" and (needed is None or needed in ended):
+                queue.insert(position[stage], queue.pop(number))
+                return True
+    return False
+
+
+# Stages as they are laid out
+
+
+def pipeline_step(layout: Layout, works: Sequence[Work]) -> StepTime:
+    """The step of a job with a pipeline."""
+    job = layout.job
+    schedule = job.plan.schedule if job.trains else FORWARD_ONLY
+    overlapped = overlaps_messages(layout)
+    messages = _messages_s(layout)
+    own = [
+        _stage_work(layout, stage, work, waits=layout.profile.waits_at_messages and not overlapped)
+        for stage, work in zip(layout.stages, works, strict=True)
+    ]
+    played = play_pipeline(own, job.accumulation, messages, schedule, blocks=not overlapped and job.trains)
+    slowest = max(works, key=lambda work: work.passes.device_s)
+    passes, times = slowest.passes, job.accumulation / layout.stages[0].copies
+    computing = (passes.device_s - passes.communication_s) * times + slowest.optimizer.device_s
+    waiting = max(0.0, played.time_s - play_pipeline(own, job.accumulation, 0.0, schedule).time_s)
+    exposed = (
+        passes.communication_s * times + _tail_exchange_s(max(works, key=_tail_s)) + waiting + _tied_s(layout)
+    )
+    longest_tail = max(stage.tail_s for stage in own)
+    bubble = max(0.0, played.time_s - waiting - played.busiest_s - longest_tail)
+    time_s = played.time_s + layout.step_overhead_s
+    return StepTime(
+        time_s=time_s,
+        exposed_s=exposed,
+        bubble_s=bubble,
+        computing_s=computing,
+        host_s=max(0.0, time_s - exposed - bubble - computing),
+        slots=played.slots,
+        repeated=job.accumulation / laid_out(len(works), job.accumulation),
+    )
+
+
+def overlaps_messages(layout: Layout) -> bool:
+    """Whether stages compute while their messages travel. Megatron and torch wait for them in plain
+    schedules and do not where chunks are interleaved or gradients of weights are left to fill the time."""
+    plan = layout.job.plan
+    return (plan.overlap or {}).get("messages", plan.schedule not in ("gpipe", "1f1b"))
+
+
+def _stage_work(layout: Layout, stage: Stage, work: Work, *, waits: bool) -> StageWork:
+    schedule, slowdown = layout.job.plan.schedule, layout.slowdown
+    forward: list[Span] = []
+    backward: list[Span] = []
+    forward_s, backward_s, weights_s, first = [], [], [], 0
+    for chunk in stage.chunks:
+        part = slice(first, first + len(chunk))
+        first += len(chunk)
+        least = stall_s(layout) * sum(block.is_layer for block in chunk)
+        fetched, again, handed = (
+            sum(seconds[part]) for seconds in (work.gathers_s, work.again_s, work.reduces_s)
+        )
+        forward.append(total(work.forward[part]))
+        forward_s.append(
+            max(_lasting(forward[-1], waits=waits) + layout.tuning.message_s, least / 3, fetched)
+        )
+        if not layout.job.trains:
+            continue
+        backward.append(total(work.backward[part][::-1]))
+        backward_s.append(
+            max(
+                _lasting(backward[-1], waits=waits) + layout.tuning.message_s,
+                least * 2 / 3,
+                again + handed,
+            )
+        )
+        if schedule in SPLIT:
+            apart = sum(weight_gradients_s(layout, block) for block in chunk)
+            weights_s.append(min(apart, 0.5 * backward_s[-1]))
+    beside = []
+    if schedule == BIDIRECTIONAL:
+        for chunk_number, passes in enumerate(forward):
+            hidden = _hidden_s(passes, backward[1 - chunk_number])
+            beside.append(forward_s[chunk_number] + backward_s[1 - chunk_number] - hidden * (1.0 - slowdown))
+    return StageWork(
+        forward_s=tuple(forward_s),
+        backward_s=tuple(backward_s),
+        tail_s=_tail_s(work) + (_tied_s(layout) if stage.index in (0, len(layout.stages) - 1) else 0.0),
+        weights_s=tuple(weights_s),
+        beside_s=tuple(beside),
+    )
+
+
+def _hidden_s(one: Span, other: Span) -> float:
+    """Communication of two passes that run together which the computation of the other one hides."""
+    computing = [passes.device_s - passes.communication_s for passes in (one, other)]
+    return min(one.communication_s, computing[1]) + min(other.communication_s, computing[0])
+
+
+def _lasting(passes: Span, *, waits: bool) -> float:
+    """The time of a pass; from a standstill where the host waits for the device at each message."""
+    return passes.alone_s if waits else passes.steady_s
+
+
+def stall_s(layout: Layout) -> float:
+    """The framework's own stall of a layer and micro-batch, forward and backward."""
+    tensor, stages = layout.teams.tensor.size, layout.teams.stages
+    once, each = layout.profile.stalls_s if on_efa(layout.job) else (0.0, 0.0)
+    across = _STALL_BETWEEN_NODES if layout.teams.tensor.nodes > 1 else 1.0
+    return (
+        (once + each * tensor) * across * layout.tuning.stalls
+        if tensor > 1 and layout.job.cluster.nodes > 1 and stages.size > 1
+        else 0.0
+    )
+
+
+def _messages_s(layout: Layout) -> tuple[float, ...]:
+    """The message of each chunk in the order of the model: what the next one reads of its results."""
+    members, count = layout.teams.stages, len(layout.stages)
+    chunks = {
+        place(layout.job.plan.schedule, stage.index, number, count).number: chunk
+        for stage in layout.stages
+        for number, chunk in enumerate(stage.chunks)
+    }
+    sizes = [handed_on_bytes(chunks[number], layout.stages) for number in sorted(chunks)]
+    times_s = layout.network.time_s("send", np.array(sizes, dtype=np.float64), members)
+    meta = layout.profile.metadata_messages * layout.network.time_s("send", 1024.0, members)
+    return tuple((times_s * layout.tuning.team(members) + meta + _held_up_s(layout)).tolist())
+
+
+def _held_up_s(layout: Layout) -> float:
+    """The framework's own stall of a message."""
+    far = layout.job.cluster.nodes >= _FAR_NODES or layout.teams.tensor.nodes >= _FAR_TEAM_NODES
+    return layout.profile.far_message_s * layout.tuning.stalls if far and on_efa(layout.job) else 0.0
+
+
+def _tied_s(layout: Layout) -> float:
+    """Summing up the gradients of what both ends of the pipeline hold: an embedding that is the head too."""
+    if not layout.job.trains:
+        return 0.0
+    graph, everything = layout.graph, blocks(layout.graph)
+    read = [
+        {number for i in block.piece.forward.tolist() for number in graph.ops[i].reads}
+        for block in (everything[0], everything[-1])
+    ]
+    shared = [graph.buffers[number] for number in read[0] & read[1]]
+    held = sum(buffer.size_bytes for buffer in shared if buffer.category == "weights")
+    elements = held / max(ITEM_BYTES[weight.dtype] for weight in graph.weights)
+    size = wire_bytes(layout, elements, gradients=True)
+    ends = layout.teams.ends
+    return layout.network.time_s("all_reduce", size, ends) * layout.tuning.team(ends) if held else 0.0
+
+
+def _tail_s(work: Work) -> float:
+    """After the last backward pass: what of the gradients is still to be summed up, the optimizer, and
+    handing out parameters."""
+    return _tail_exchange_s(work) + work.optimizer.alone_s
+
+
+def _tail_exchange_s(work: Work) -> float:
+    """The communication in it."""
+    reduce_s = sum(seconds for _, seconds in work.buckets)
+    last = total(work.backward).device_s
+    exposed = max(work.buckets[-1][1], reduce_s - last) if work.buckets else 0.0
+    return exposed + work.after_backward_s + work.after_optimizer_s

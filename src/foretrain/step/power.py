@@ -1,0 +1,64 @@
+"""Keeps a rank within its board's power limit: matrix products run at the clock that it leaves them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from foretrain.costs.roofline import arithmetic
+from foretrain.step.layout import Layout, Tuning
+from foretrain.step.partition import Index
+from foretrain.step.playback import Work, play_rank
+
+_TRAFFIC_POWER, _WAITING_POWER = 0.75, 0.35
+"""Power as a share of the limit: of kernels that move data, and of waiting for the network, the host or other
+stages."""
+_USUAL_SHARE = 0.75
+"""Of the peak rate that large products in bf16 reach at full clock (``data/ops_h200.parquet``), at which they
+draw what ``under_load`` says."""
+
+
+def within_power(layout: Layout, works: Sequence[Work]) -> Layout:
+    """Slow matrix products down so far that the average power of the busiest rank keeps within its limit.
+
+    At full clock, products draw more than the limit (``Device.under_load``), in proportion to the share of
+    the peak rate that they reach; other kernels, communication and waiting draw less. One device alone keeps
+    its clock, as the single-device runs of ``data/h200_steps.jsonl`` show.
+    """
+    limit = min(group.device.under_load for group in layout.job.cluster.groups)
+    if limit >= 1.0 or layout.job.runs_alone:
+        return layout
+    busiest = max(works, key=lambda work: work.passes.device_s)
+    stage = layout.stages[works.index(busiest)]
+    count = layout.job.accumulation // stage.copies
+    plan, whole = layout.job.plan, layout.graph.recomputes or not layout.job.trains
+    again = 1.0 + (plan.recompute == "full" and not whole) / 3 / plan.recompute_every
+    multiplies = layout.calls.multiplies[stage.calls]
+    seconds = (layout.calls.device_s + layout.calls.gaps_s)[stage.calls]
+    products = float(seconds[multiplies].sum()) * count * again
+    if len(works) > 1:
+        passes = busiest.passes
+        computing = (passes.device_s - passes.communication_s) * count
+        time_s = max(passes.device_s, passes.host_s) * (count + (len(works) - 1) / len(stage.chunks))
+    else:
+        step = play_rank(busiest, count)
+        computing, time_s = step.computing_s, step.time_s
+    others = max(0.0, computing - products)
+    waiting = max(0.0, time_s - products - others)
+    draw = _share_of_peak(layout, stage.calls[multiplies], products / (count * again)) / _USUAL_SHARE / limit
+    energy = products * draw + _TRAFFIC_POWER * others + _WAITING_POWER * waiting
+    if energy <= time_s or not products:
+        return layout
+    slower = 1.0 + (energy - time_s) / products
+    return dataclasses.replace(layout, calls=layout.calls.tuned(Tuning(products=slower, attention=slower)))
+
+
+def _share_of_peak(layout: Layout, calls: Index, seconds: float) -> float:
+    """How much of the device's peak rates products use in their time."""
+    graph, job = layout.graph, layout.job
+    device, precision = job.cluster.groups[0].device, job.workload.training.precision
+    ideal_s = sum(
+        operator.flops / device.peak_flops(arithmetic(operator, precision))
+        for operator in (graph.operators[i] for i in graph.operator_index[calls].tolist())
+    )
+    return min(1.0, ideal_s / seconds) if seconds else 0.0
