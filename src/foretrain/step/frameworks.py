@@ -213,8 +213,11 @@ _PROFILES: dict[Framework, Profile] = {
 }
 
 
-_PROFILES["automodel"] = dataclasses.replace(_PROFILES["torchtitan"], attention_generation=None)
-"""NeMo Automodel: torch's FSDP2 with the layers and the attention of Transformer Engine."""
+_PROFILES["automodel"] = dataclasses.replace(
+    _PROFILES["torchtitan"], attention_generation=None, splits_root=False, syncs_last=True
+)
+"""NeMo Automodel: torch's FSDP2 with the layers and the attention of Transformer Engine; gradients of
+micro-batches stay on the rank until the last (``prepare_for_grad_accumulation``)."""
 _PROFILES["deepspeed"] = Profile(
     optimizers=_MEGATRON.optimizers,
     bucket_bytes=1e9,  # reduce_bucket_size = 5e8 elements, of two bytes
@@ -300,7 +303,7 @@ def _tensor_overlap(found: Profile, job: Job) -> TensorOverlap:
     return "behind" if habit == "piecewise" and not plan.sequence_parallel else habit
 
 
-_BY_COMPILER: tuple[Framework, ...] = ("pytorch", "torchtitan", "fms-fsdp", "llm-foundry")
+_BY_COMPILER: tuple[Framework, ...] = ("pytorch", "torchtitan", "automodel", "fms-fsdp", "llm-foundry")
 """Frameworks whose tensor parallelism overlaps by a pass of torch's compiler."""
 
 
