@@ -16,7 +16,7 @@ from foretrain.forecast import RankMemory
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Run, read_runs
 from foretrain.plan import Plan
-from foretrain.step.frameworks import Profile, profile
+from foretrain.step.frameworks import Profile, as_framework_runs_it, profile
 from foretrain.step.graph import step_graph
 from foretrain.step.partition import blocks, stages
 from foretrain.step.passes import run_again
@@ -393,3 +393,13 @@ def test_fp8_layers_keep_their_own_part_of_what_is_gathered() -> None:
         graph = step_graph(Job.read({**described, "cluster": cluster, "training": training}))
         kept[precision] = next(b for b in blocks(graph) if b.is_layer).piece.kept_bytes
     assert kept["fp8"] < kept["bf16"]
+
+
+@pytest.mark.parametrize(
+    ("attention", "implementation", "merged"),
+    [("eager", "eager", False), ("sdpa", "sdpa", False), ("flash", None, True), (None, None, True)],
+)
+def test_attention_as_a_job_has_it(attention: Any, implementation: str | None, merged: bool) -> None:
+    job = changed(a_job(), training={"attention": attention})
+    config = as_framework_runs_it(job).workload.model.config or {}
+    assert (config.get("attn_implementation"), profile(job).flash_attention) == (implementation, merged)

@@ -260,7 +260,8 @@ def profile(job: Job) -> Profile:
     if training.fused_accumulation is not None and found.keeps_fp32_gradients:
         found = dataclasses.replace(found, fuses_accumulation=training.fused_accumulation)
     if training.attention is not None:
-        found = dataclasses.replace(found, flash_attention=training.attention != "eager")
+        merged = training.attention not in ("eager", "sdpa")
+        found = dataclasses.replace(found, flash_attention=merged)
     if training.attention in ("eager", "cudnn"):
         found = dataclasses.replace(found, attention_generation=None)
     found = dataclasses.replace(found, tensor_overlap=_tensor_overlap(found, job))
@@ -387,10 +388,9 @@ def as_framework_runs_it(job: Job) -> Job:
             adapter = dataclasses.replace(adapter, precision=cast, base=None)
         training = dataclasses.replace(training, precision=cast, adapter=adapter, master_weights=True)
     own = habits.flash_attention is False and training.framework == "megatron" and model.config is not None
-    if own or (training.attention is not None and model.source == "transformers"):
-        written_out = own or training.attention == "eager"
-        implementation = {"attn_implementation": "eager" if written_out else "sdpa"}
-        model = dataclasses.replace(model, config={**(model.config or {}), **implementation})
+    chosen = training.attention or ("eager" if own else None)
+    if chosen in ("eager", "sdpa"):  # others are merged in the graph, whatever the model writes out
+        model = dataclasses.replace(model, config={**(model.config or {}), "attn_implementation": chosen})
     return dataclasses.replace(job, workload=dataclasses.replace(work, model=model, training=training))
 
 
