@@ -152,7 +152,7 @@ def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: boo
         overlap = layout.profile.tensor_overlap
         busy_s = busy_s - hidden_s(layout.graph, calls, busy_s + gaps_s, overlap, backward=backward)
     if overlaps_exchange(layout.job.plan):
-        busy_s = busy_s - _hidden_exchange(layout, calls, busy_s)
+        busy_s = busy_s - hidden_exchange_s(layout, calls, busy_s)
     communication_s = float(busy_s[costs.communicates[calls]].sum())
     together = span(host_s, busy_s + gaps_s, communication_s, costs.waits[calls])
     return Pass(span=together, op=calls, host_s=host_s, busy_s=busy_s, gaps_s=gaps_s)
@@ -191,7 +191,7 @@ def _attention(graph: OpGraph, calls: Index) -> Index:
     return calls[np.array(chosen, dtype=np.bool_)] if len(calls) else calls
 
 
-def _hidden_exchange(layout: Layout, calls: Index, device_s: Column) -> Column:
+def hidden_exchange_s(layout: Layout, calls: Index, device_s: Column) -> Column:
     """What of the exchange with experts runs beside the computation of another micro-batch, whose backward
     pass alternates with this one's forward pass; not while a pipeline fills and drains."""
     plan, operators = layout.job.plan, [layout.graph.ops[i].operator for i in calls.tolist()]
