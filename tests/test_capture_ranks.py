@@ -350,10 +350,16 @@ def test_sequence_parallelism_is_for_text_alone() -> None:
     }
 
 
-@pytest.mark.parametrize("model", ["phimoe", "granitemoe"])
-def test_models_of_experts_that_are_cut_by_their_own_names(model: str) -> None:
-    """The width of a head is fixed before heads are divided; ``input_linear`` and ``output_linear``."""
-    config = {"model_type": model, **GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
+def test_tied_embeddings_are_all_cut() -> None:
+    """Encoder and decoder of T5 look up the words of one table, each by a module of its own."""
+    graph = rank("t5", tensor=2, framework="megatron")
+    lookup = ("forward", "all_reduce", "tensor", BATCH * SEQUENCE * HIDDEN)
+    for part in ("encoder", "decoder"):
+        assert collectives(graph, f"{part}.embed_tokens") == {lookup: 1}
+
+
+def test_the_width_of_a_head_is_fixed_before_heads_are_divided() -> None:
+    config = {"model_type": "phimoe", **GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
     job = Job.read({
         "model": {"source": "transformers", "task": "causal-lm", "config": config},
         "training": {"global_batch": 2, "sequence": 32, "precision": "bf16"},

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from foretrain.capture.parallel.permutation import Routing
@@ -23,6 +25,7 @@ from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.step.layout import collective_s
 from foretrain.step.partition import Teams
+from foretrain.step.passes import hidden_exchange_s
 
 NODE = {"tokens": 4096, "copies": 5.25, "reached": 1, "width_bytes": 14336, "near": 8, "domains": 1}
 NODES = {"node": "dgx-h100", "nodes": 1}
@@ -119,6 +122,28 @@ def test_the_exchange_of_a_graph_is_that_of_its_dispatcher() -> None:
 def test_what_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Plan(**fields)
+
+
+def hidden(plan: Plan, micro_batches: int, exchanged_s: float) -> list[float]:
+    """What is hidden of an exchange, of a product of a second, and of a collective of tensor parallelism."""
+    operators = [
+        SimpleNamespace(name=name, overload=group)
+        for name, group in (("all_to_all", "expert"), ("mm", ""), ("all_gather", "tensor"))
+    ]
+    layout: Any = SimpleNamespace(
+        job=SimpleNamespace(plan=plan, accumulation=micro_batches),
+        graph=SimpleNamespace(ops=[SimpleNamespace(operator=one) for one in operators]),
+        calls=SimpleNamespace(communicates=np.array([True, False, True])),
+    )
+    return hidden_exchange_s(layout, np.arange(3), np.array([exchanged_s, 1.0, 1.0])).tolist()
+
+
+def test_an_exchange_runs_beside_the_computation_of_another_micro_batch() -> None:
+    assert hidden(Plan(expert=8), 8, 0.5) == pytest.approx([0.8 * 7 / 8 * 0.5, 0, 0])
+    assert hidden(Plan(expert=8), 8, 4.0) == pytest.approx([0.8 * 7 / 8, 0, 0])
+    assert hidden(Plan(expert=8), 1, 0.5) == [0, 0, 0]
+    deep = Plan(expert=8, pipeline=4, schedule="interleaved", virtual_stages=2)
+    assert hidden(deep, 8, 0.5)[0] == pytest.approx(0.8 * 0.5 * 0.5)
 
 
 def test_dualpipe_hides_the_exchange() -> None:

@@ -20,6 +20,7 @@ from foretrain.errors import ForetrainError, InputError
 from foretrain.estimate import CERTAIN, Factors
 from foretrain.forecast import Estimate, Forecast, RankMemory, whole_training
 from foretrain.job import Job
+from foretrain.report import figures
 
 POSITIVE = st.floats(1e-9, 1e12)
 ESTIMATES = st.lists(POSITIVE, min_size=3, max_size=3).map(
@@ -422,3 +423,7 @@ def test_what_a_job_leaves_open_may_make_it_fit() -> None:
     assert saves.fits is True
     assert saves.out_of_memory_chance == pytest.approx(1 / 3, abs=0.01)
     assert hopeless.fits is False
+    verdict, figure = figures.fits(saves) or ("", None)
+    assert verdict == "perhaps"
+    assert figure is not None
+    assert "which the job leaves open, may save 50 GiB" in figure.value

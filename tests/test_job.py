@@ -739,7 +739,8 @@ def test_runs_tell_what_their_programs_were_set_to(
 
 def test_runs_tell_where_weights_are_in_fp8_alone() -> None:
     def told(provenance: dict[str, Any], **plan: Any) -> bool | None:
-        job = {**MEGATRON, "training": {**MEGATRON["training"], "precision": "fp8"}, "plan": plan}
+        training, cluster = {**MEGATRON["training"], "precision": "fp8"}, {"device": "b200", "nodes": 1}
+        job = {**MEGATRON, "training": training, "cluster": cluster, "plan": plan}
         run = {"job": job, "measured": {"step_time_s": 1.0}, "provenance": provenance}
         return Run.read(run, catalog=CATALOG).job.plan.fp8_gather
 

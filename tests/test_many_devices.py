@@ -340,6 +340,25 @@ def test_tied_embeddings_are_summed_up_over_both_ends_of_a_pipeline() -> None:
     assert exposed[True] > exposed[False]
 
 
+def test_each_pass_of_a_chunk_has_time_of_megatrons_own() -> None:
+    def host_s(chunks: int) -> float:
+        given = job(pipeline=2, schedule="interleaved", virtual_stages=chunks)
+        return PREDICTOR.predict(given).inside("time").works[0].passes.host_s
+
+    own_s = profile(job()).pass_s
+    assert own_s > 0
+    assert host_s(4) - host_s(2) == pytest.approx(2 * 2 * own_s)
+
+
+def test_nanotrons_messages_are_held_up_on_many_nodes_of_efa() -> None:
+    def step(node: str, nodes: int) -> float:
+        given = {"pipeline": 2, "training": {"framework": "nanotron", "global_batch": 4 * nodes * 2}}
+        return step_s(job({"node": node, "nodes": nodes}, **given))
+
+    assert step("p5.48xlarge", 64) > step("p5.48xlarge", 32) + 0.5
+    assert step("dgx-h100", 64) < step("dgx-h100", 32) + 0.5
+
+
 def test_in_fp32_megatron_has_host_and_device_one_after_the_other() -> None:
     given = {"tensor": 2, "micro_batch": 1, "training": {"precision": "tf32", "master_weights": False}}
     step = PREDICTOR.predict(job(**given)).inside("time")

@@ -16,7 +16,7 @@ from foretrain.forecast import RankMemory
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Run, read_runs
 from foretrain.plan import Plan
-from foretrain.step.frameworks import Profile, profile
+from foretrain.step.frameworks import Profile, as_framework_runs_it, profile
 from foretrain.step.graph import step_graph
 from foretrain.step.partition import blocks, stages
 from foretrain.step.passes import run_again
@@ -71,7 +71,7 @@ def memory(job: Job, profile: Profile = FP32_GRADIENTS, *, stalled: bool = False
     graph = _captured(
         job.plan.tensor, config["tie_word_embeddings"], job.workload.training.precision, job.accumulation > 1
     )
-    dealt = stages(job, graph)
+    dealt = stages(job, graph, profile)
     return tuple(sharded_memory(job, graph, stage, len(dealt), profile, stalled=stalled) for stage in dealt)
 
 
@@ -225,7 +225,7 @@ def test_weights_that_were_cast_stay_for_all_micro_batches() -> None:
             {**described, "cluster": cluster, "training": {**described["training"], "precision": "fp8"}}
         )
         graph = step_graph(job)
-        dealt = stages(job, graph)
+        dealt = stages(job, graph, profile(job))
         ranks = [sharded_memory(job, graph, stage, len(dealt), FP32_GRADIENTS) for stage in dealt]
         held[accumulation] = [rank.by_category["buffers"] for rank in ranks]
     layer = 4 * WIDTH * WIDTH + 3 * WIDTH * 128
@@ -240,7 +240,7 @@ def test_a_rank_that_serves_has_its_peak_in_the_forward_pass_and_no_gaps_in_segm
     for allocator in ("", "expandable_segments:True"):
         training = {**described["training"], "mode": "infer", "master_weights": False, "allocator": allocator}
         job = Job.read({**described, "model": model, "training": training})
-        dealt = stages(job, graph := step_graph(job))
+        dealt = stages(job, graph := step_graph(job), profile(job))
         found[allocator] = [sharded_memory(job, graph, stage, len(dealt), FP32_GRADIENTS) for stage in dealt]
     assert {rank.peak.phase for ranks in found.values() for rank in ranks if rank.peak} == {"forward"}
     assert all(rank.by_category["temporaries"] and rank.cached_bytes for rank in found[""])
@@ -273,7 +273,7 @@ def _measured_ranks() -> dict[str, Run]:
 def test_a_rank_holds_what_one_on_a_gpu_does(label: str) -> None:
     run = _measured_ranks()[label]
     graph, habits = step_graph(run.job), profile(run.job)
-    dealt = stages(run.job, graph)
+    dealt = stages(run.job, graph, profile(run.job))
     rank = sharded_memory(run.job, graph, dealt[0], len(dealt), habits)
     assert rank.allocated_bytes == pytest.approx(run.measured["peak_memory_bytes"], rel=0.01)
     assert rank.reserved_bytes == pytest.approx(run.measured["reserved_memory_bytes"], rel=0.03)
@@ -347,7 +347,7 @@ def test_written_out_attention_that_runs_again_keeps_no_scores() -> None:
     job = dataclasses.replace(a_job(), workload=eager)
     graph = step_graph(job)
     kept, again = (
-        sharded_memory(one, graph, stages(one, graph)[0], 1, FP32_GRADIENTS).by_category["activations"]
+        sharded_memory(one, graph, stages(one, graph, FP32_GRADIENTS)[0], 1, FP32_GRADIENTS).by_category["activations"]
         for one in (job, changed(job, recompute="selective"))
     )
     scores = BATCH * 8 * SEQUENCE * SEQUENCE * 2
@@ -377,7 +377,7 @@ def test_weights_in_fp8_have_no_bf16_copy() -> None:
     )
     graph = step_graph(job)
     both, alone = (
-        sharded_memory(one, graph, stages(one, graph)[0], 1, FP32_GRADIENTS)
+        sharded_memory(one, graph, stages(one, graph, FP32_GRADIENTS)[0], 1, FP32_GRADIENTS)
         for one in (job, changed(job, fp8_gather=True))
     )
     assert both.by_category["weights"] - alone.by_category["weights"] == both.by_category["buffers"]
@@ -393,3 +393,13 @@ def test_fp8_layers_keep_their_own_part_of_what_is_gathered() -> None:
         graph = step_graph(Job.read({**described, "cluster": cluster, "training": training}))
         kept[precision] = next(b for b in blocks(graph) if b.is_layer).piece.kept_bytes
     assert kept["fp8"] < kept["bf16"]
+
+
+@pytest.mark.parametrize(
+    ("attention", "implementation", "merged"),
+    [("eager", "eager", False), ("sdpa", "sdpa", False), ("flash", None, True), (None, None, True)],
+)
+def test_attention_as_a_job_has_it(attention: Any, implementation: str | None, merged: bool) -> None:
+    job = changed(a_job(), training={"attention": attention})
+    config = as_framework_runs_it(job).workload.model.config or {}
+    assert (config.get("attn_implementation"), profile(job).flash_attention) == (implementation, merged)

@@ -292,3 +292,21 @@ def test_cut_layers_take_the_host_of_torchtitan_longer_unless_it_compiles() -> N
     plan = {"tensor": 2, "shard": "none", "nodes": 1}
     eager = step(**plan, training={"precision": "bf16"}).host_issue_s
     assert eager > 1.5 * step(**plan, training={"precision": "bf16", "framework": "pytorch"}).host_issue_s
+
+
+# Boards of less power
+
+
+def test_a_lower_limit_of_power_slows_products_down() -> None:
+    long = {"sequence": 16384, "global_batch": 16, "precision": "bf16"}
+    free, limited = (
+        PREDICTOR.predict(Job.read({**tables, "cluster": {**tables["cluster"], "power_limit": watts}})).step
+        for tables in [job(training=long).to_dict()]
+        for watts in (700.0, 250.0)
+    )
+    assert free is not None
+    assert limited is not None
+    assert limited.device_busy_s > 1.1 * free.device_busy_s
+    assert free.layout.job.cluster.power_limit == 700.0
+    with pytest.raises(InputError, match=r"cluster.power_limit"):
+        Job.read({**job().to_dict(), "cluster": {"node": "dgx-h100", "nodes": 2, "power_limit": -1.0}})

@@ -26,7 +26,7 @@ from foretrain.units import (
 __all__ = ["Catalog", "Cluster", "ClusterSpec", "Device", "Group", "GroupSpec", "Link", "LinkSpec", "Node"]
 
 _BY_GROUP = ("device", "node", "nodes", "cores_per_device")
-_STORAGE_AND_FAILURES = ("storage_bandwidth", "node_mtbf", "restart_time")
+_OF_MACHINES = ("storage_bandwidth", "node_mtbf", "restart_time", "power_limit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,7 @@ class ClusterSpec(GroupSpec):
     storage_bandwidth: float | None = quantity(parse_rate, default=None)
     node_mtbf: float | None = quantity(parse_seconds, default=None)
     restart_time: float | None = quantity(parse_seconds, default=None)
+    power_limit: float | None = None
     host: str | Host | None = dataclasses.field(default=None, metadata={"parse": read_host})
     machines: int | None = None
 
@@ -109,6 +110,8 @@ class Cluster:
     """Mean seconds between failures of a node; None where nothing fails."""
     restart_time: float | None = None
     """Seconds from a failure until steps run again; None for as long as a start takes."""
+    power_limit: float | None = None
+    """Watts that each device may draw; None for what its data sheet says."""
     assumptions: tuple[str, ...] = ()
     specs: tuple[GroupSpec, ...]
     host: str | None = None
@@ -133,7 +136,11 @@ class Cluster:
         cluster_spec = schema.read(ClusterSpec, section, "cluster")
         check_numbers("cluster", zero=True, price=cluster_spec.price, restart_time=cluster_spec.restart_time)
         check_numbers(
-            "cluster", **{name: getattr(cluster_spec, name) for name in ("storage_bandwidth", "node_mtbf")}
+            "cluster",
+            **{
+                name: getattr(cluster_spec, name)
+                for name in ("storage_bandwidth", "node_mtbf", "power_limit")
+            },
         )
         specs = _group_specs(cluster_spec)
         groups = tuple(_group(where, spec, catalog) for where, spec in specs.items())
@@ -144,7 +151,7 @@ class Cluster:
             groups=groups,
             price_per_device_hour=cluster_spec.price,
             servers=_with_price(cluster_spec.servers, catalog),
-            **{name: getattr(cluster_spec, name) for name in _STORAGE_AND_FAILURES},
+            **{name: getattr(cluster_spec, name) for name in _OF_MACHINES},
             assumptions=tuple(note for entry in resolved for note in _notes(*entry, several)),
             specs=tuple(_canonical(spec, group) for _, spec, group in resolved),
             **_host(cluster_spec.host, groups, catalog, base),
@@ -161,7 +168,7 @@ class Cluster:
         section: dict[str, Any] = groups[0] if len(groups) == 1 else {"groups": groups}
         if self.servers is not None:
             section["servers"] = _without_empty(dataclasses.asdict(self.servers))
-        beside = {name: getattr(self, name) for name in (*_STORAGE_AND_FAILURES, "host", "machines")}
+        beside = {name: getattr(self, name) for name in (*_OF_MACHINES, "host", "machines")}
         if self.issuer is not None and self.issuer.measured:
             beside["host"] = self.issuer.to_dict()
         beside["price"] = self.price_per_device_hour

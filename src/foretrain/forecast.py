@@ -98,6 +98,8 @@ class RankMemory:
 _OUTSIDE_TORCH_BYTES = 1.5 * 2**30
 """Of a device that is one of many: about half a GiB is CUDA's context, the rest NCCL's. Public runs of
 nanotron have up to 76.9 of the 79.1 GiB of an H100 reserved by torch."""
+_MOST_OUTSIDE = 0.04
+"""Of a device's memory: of the smallest ones in use NCCL takes less."""
 _OPEN_SHARE = 2 / 3
 """That a setting which the job leaves open is the one that saves memory: so it is in three of four public
 sources of Megatron's runs, and all of those on more than a node."""
@@ -333,9 +335,10 @@ class Forecast:
     @property
     def usable_memory_bytes(self) -> float:
         """Of a device, what is left for torch beside CUDA's context and, of many, the buffers of NCCL."""
-        outside = _OUTSIDE_TORCH_BYTES if self.job.cluster.world_size > 1 else 0.0
-        on_cpu = any(group.device.is_cpu for group in self.job.cluster.groups)
-        return self.memory_capacity_bytes - (0.0 if on_cpu else outside)
+        capacity, groups = self.memory_capacity_bytes, self.job.cluster.groups
+        if self.job.cluster.world_size == 1 or any(group.device.is_cpu for group in groups):
+            return capacity
+        return capacity - min(_OUTSIDE_TORCH_BYTES, _MOST_OUTSIDE * capacity)
 
     @property
     def out_of_memory_chance(self) -> float | None:

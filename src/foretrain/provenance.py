@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ _WITHOUT_SCALER = frozenset({"huggingface/pytorch-image-models"})
 """Sources of runs whose programs train in amp-fp16 without a gradient scaler: timm's ``benchmark.py``."""
 _FORCES_NEIGHBOURS = frozenset({"NVIDIA-NeMo/Automodel"})
 """Sources of runs whose benchmarks have tokens choose neighbouring experts (``fake_balanced_gate``)."""
+_PREDICTS_FURTHER = re.compile(r"w/ MTP|include one multi-token-prediction layer")
+"""How NVIDIA's figures say that a model has a layer of multi-token prediction."""
 _PERFORMANCE_RECIPES = frozenset({"NVIDIA-NeMo/NeMo", "NVIDIA-NeMo/Megatron-Bridge"})
 """Sources of figures whose recipes add up and reduce gradients in bf16 (``grad_reduce_in_fp32 = False``, in
 NeMo 24 ``grad_sync_dtype: bf16``) and hold the weights of fp8 products in fp8, but for mxfp8."""
@@ -31,7 +34,7 @@ def as_measured(job: Job, provenance: Mapping[str, Any]) -> Job:
     vendor = provenance.get("source") in _PERFORMANCE_RECIPES
     training, plan = job.workload.training, job.plan
     found = dict(_of_training(job, provenance, told, vendor=vendor))
-    unsaid = {name: value for name, value in found.items() if getattr(training, name) is None}
+    unsaid = {name: value for name, value in found.items() if getattr(training, name) in (None, 0)}
     placed = dict(_of_plan(job, provenance, told, vendor=vendor))
     unplaced = {name: value for name, value in placed.items() if getattr(plan, name) is None}
     if not unsaid and not unplaced:
@@ -54,6 +57,8 @@ def _of_training(
         yield "attention", "cudnn"
     if training.framework != "megatron" or not job.trains:
         return
+    if _PREDICTS_FURTHER.search(f"{provenance.get('label')} {provenance.get('note')}"):
+        yield "mtp_layers", 1
     if args.get("no-gradient-accumulation-fusion") is True:
         yield "fused_accumulation", False
     if attention := _attention(args, provenance.get("environment")):

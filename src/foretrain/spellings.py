@@ -167,13 +167,15 @@ SCHEDULES = {
     "gpipe": "schedulegpipe g-pipe",
     "1f1b": "schedule1f1b one-forward-one-backward pipedream pipedream-flush pipedream-1f1b non-interleaved",
     "interleaved": "interleaved1f1b interleaved-1f1b scheduleinterleaved1f1b interleaved-pipeline vpp",
+    "zero-bubble": "zb zb1p zbh1 zb-h1 interleavedzerobubble scheduleinterleavedzerobubble",
+    "zbv": "zb-v zbvzerobubble schedulezbvzerobubble",
+    "dualpipe": "dual-pipe",
 }
 
-_OTHER_SCHEDULES = (
-    "zb zbv zb1p zbh1 zb-h1 zbvzerobubble schedulezbvzerobubble zero-bubble interleavedzerobubble "
-    "scheduleinterleavedzerobubble dualpipe dualpipev scheduledualpipev loopedbfs scheduleloopedbfs chimera"
-)
-UNCLEAR_SCHEDULES = {_OTHER_SCHEDULES: "is not modelled; give gpipe, 1f1b or interleaved"}
+_OTHER_SCHEDULES = "dualpipev scheduledualpipev loopedbfs scheduleloopedbfs chimera"
+UNCLEAR_SCHEDULES = {
+    _OTHER_SCHEDULES: "is not modelled; give gpipe, 1f1b, interleaved, zero-bubble, zbv or dualpipe"
+}
 
 RECOMPUTE = {
     "none": "no off false never disabled",

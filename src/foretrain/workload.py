@@ -29,7 +29,8 @@ Framework = Literal[
     "deepspeed", "automodel",
 ]  # fmt: skip
 OWN_MODELS: tuple[Framework, ...] = (
-    "megatron", "nanotron", "llm-foundry", "torchtitan", "internevo", "fms-fsdp"
+    "megatron", "nanotron", "llm-foundry", "torchtitan", "internevo", "fms-fsdp",
+    "automodel",
 )  # fmt: skip
 """Frameworks that run models of their own, whatever library a job describes them by."""
 Mode = Literal["train", "infer"]

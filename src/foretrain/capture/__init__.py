@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_folder", "capture", "capture_job", "capture_rank", "needs_torch"]
 
-_RANK_REVISION = 9
+_RANK_REVISION = 10
 """Raised when what ``capture_rank`` adds to a graph changes, so that older cached ones are made anew."""
 _TENSOR_REVISION = 1
 """As that, of layers that torch's own styles cut."""

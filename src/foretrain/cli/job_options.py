@@ -142,7 +142,10 @@ class JobOptions:
     recompute_every: Annotated[int | None, typer.Option(help="Of so many layers, one is recomputed.")]
     schedule: Annotated[
         str | None,
-        typer.Option(help="gpipe, 1f1b or interleaved.", autocompletion=completion.setting("Schedule")),
+        typer.Option(
+            help="gpipe, 1f1b, interleaved, zero-bubble, zbv, dualpipe.",
+            autocompletion=completion.setting("Schedule"),
+        ),
     ]
     sequence_parallel: Annotated[
         bool | None, typer.Option(help="Split norms by sequence, beside --tensor.", show_default=False)

@@ -12,12 +12,12 @@ from foretrain.launchers.settings import (
     Keys,
     Reading,
     Setting,
+    When,
     one_of,
     share,
     spelled,
     take,
     text,
-    when,
     whole,
     yes,
 )
@@ -69,7 +69,7 @@ KEYS: Keys = {
     "model.backend.enable_deepep": Key(
         "plan.dispatcher", lambda value: "deepep" if yes(value) else "alltoall"
     ),
-    "model.backend.fake_balanced_gate": Key("plan.routing", when("round-robin")),
+    "model.backend.fake_balanced_gate": Key("plan.routing", When("round-robin")),
     "dataset.seq_len": Key("training.sequence", whole),
     "dataset.seq_length": Key("training.sequence", whole),
     "packed_sequence.packed_sequence_size": Key("own.packed", lambda value: whole(value) if value else None,

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from foretrain.errors import InputError
-from foretrain.launchers.settings import Key, Keys, Reading, count, one_of, share, text, when, whole, yes
+from foretrain.launchers.settings import Key, Keys, Reading, When, count, one_of, share, text, whole, yes
 from foretrain.model_names import find_preset
 
 
@@ -52,7 +52,7 @@ MODEL_KEYS: Keys = {
     "tokenizer_model": _own("tokenizer_model", text, "vocab_size"),
     "swiglu": _own("gated", yes, "model_type"),
     "gated_linear_unit": _own("gated", yes, "model_type"),
-    "squared_relu": _own("activation", when("relu2"), "hidden_act"),
+    "squared_relu": _own("activation", When("relu2"), "hidden_act"),
     "normalization": _own(
         "norm", one_of({"layernorm": "layer", "rmsnorm": "rms", "layernorm1p": "layer"}), "model_type"
     ),
@@ -63,7 +63,7 @@ MODEL_KEYS: Keys = {
         ),
         "model_type",
     ),
-    "use_rotary_position_embeddings": _own("positions", when("rope"), "model_type"),
+    "use_rotary_position_embeddings": _own("positions", When("rope"), "model_type"),
     "untie_embeddings_and_output_weights": _own("untied", yes, "tie_word_embeddings"),
     "share_embeddings_and_output_weights": _own("shared_embeddings", yes, "tie_word_embeddings"),
     "disable_bias_linear": _own("no_bias", yes, "model_type"),

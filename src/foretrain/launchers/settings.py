@@ -180,7 +180,7 @@ def take(
 
 
 def _is_switch(read: Read) -> bool:
-    return read in (yes, no) or isinstance(read, when)
+    return read in (yes, no) or isinstance(read, When)
 
 
 _NOUNS = {"plan": Plan, "training": Training}
@@ -281,7 +281,7 @@ def no(value: Any) -> bool | None:
 
 
 @dataclass(frozen=True, slots=True)
-class when:  # noqa: N801
+class When:
     """A switch that means a value when it is on, and nothing when it is off."""
 
     meant: Any

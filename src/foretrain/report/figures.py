@@ -304,7 +304,10 @@ def _short_of(forecast: Forecast) -> str:
     rank = fullest_of(forecast.ranks)
     tensors, reserved = format_bytes(rank.allocated_bytes), format_bytes(rank.reserved_bytes)
     if short == "tensors":
-        return f"; its tensors alone are {tensors}"
+        saved = format_bytes(rank.open_bytes)
+        settings = "recompute, gradient_precision or fp8_gather"
+        may = f"; {settings}, which the job leaves open, may save {saved}" if rank.open_bytes else ""
+        return f"; its tensors alone are {tensors}{may}"
     if short == "fragmentation":
         return f"; its tensors would fit ({tensors}), not what lies unused between them"
     return f"; torch would hold {reserved}, so it returns memory to the device {rank.returns}x in each step"

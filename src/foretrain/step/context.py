@@ -47,7 +47,7 @@ def with_context(layout: Layout, calls: Index, busy_s: Column) -> Column:
     return seconds
 
 
-_FUSES = ("megatron", "internevo")
+_FUSES = ("megatron", "internevo", "automodel")
 """Frameworks whose attention puts pieces together in kernels of its own."""
 
 

@@ -47,12 +47,15 @@ def virtual_stages(plan: Plan, layers: int, usual: int | None = None) -> int:
     )
 
 
-def deal(plan: Plan, layers: int, parts: int, *, counts_ends: bool = False) -> Dealt:
+def deal(plan: Plan, layers: int, parts: int, *, counts_ends: bool = False, further: int = 0) -> Dealt:
     """Layers of each of ``parts`` chunks: as the plan says; else alike, where embedding and loss count as a
-    layer each if that alone divides, or always (``counts_ends``); else as evenly as it goes.
+    layer each if that alone divides, or always (``counts_ends``); else as evenly as it goes. Each ``further``
+    layer that predicts tokens is on the last one and counts twice, with its own logits.
 
     >>> deal(Plan(pipeline=4), 6, 4).counts, deal(Plan(pipeline=4), 61, 4).counts
     ((1, 2, 2, 1), (15, 16, 16, 14))
+    >>> deal(Plan(pipeline=8), 61, 8, further=1).counts  # as Megatron-Bridge has DeepSeek-V3
+    (8, 8, 8, 8, 8, 8, 8, 5)
     """
     if plan.stages is not None:
         if len(plan.stages) != parts or sum(plan.stages) != layers:
@@ -67,15 +70,18 @@ def deal(plan: Plan, layers: int, parts: int, *, counts_ends: bool = False) -> D
             f"plan.pipeline: {plan.pipeline} stages{virtual} are more than the {layers} layers of the model "
             "with its embedding and its loss"
         )
-    if layers % parts == 0 and not counts_ends:
+    if layers % parts == 0 and not counts_ends and not further:
         return Dealt(counts=(layers // parts,) * parts)
     with_ends, with_loss = (layers + _ENDS) % parts == 0, (layers + 1) % parts == 0
-    before, after = (0, 1) if with_loss and not (with_ends or counts_ends) else (1, 1)
-    each, more = divmod(layers + before + after, parts)
-    counts = [each + (part < more) for part in range(parts)]
+    before, after = (0, 1) if with_loss and not (with_ends or counts_ends or further) else (1, 1)
+    after += 2 * further
+    if (layers + before + after) // parts < after:  # the last chunk has what predicts tokens, and no layer
+        counts = [*_evenly(layers + before, parts - 1), after]
+    else:
+        counts = _evenly(layers + before + after, parts)
     counts[0] -= before
     counts[-1] -= after
-    if counts_ends:
+    if counts_ends or further:
         return Dealt(counts=tuple(counts))
     if with_ends or with_loss:
         why = f"{'embedding and loss count' if before else 'the loss counts'} as a layer{' each' * before}"
@@ -85,6 +91,11 @@ def deal(plan: Plan, layers: int, parts: int, *, counts_ends: bool = False) -> D
         f"plan.stages is not given and {layers} layers do not divide into {parts}: {why} ({_counts(counts)})"
     )
     return Dealt(counts=tuple(counts), because=words)
+
+
+def _evenly(layers: int, parts: int) -> list[int]:
+    each, more = divmod(layers, parts)
+    return [each + (part < more) for part in range(parts)]
 
 
 def _counts(counts: Sequence[int]) -> str:

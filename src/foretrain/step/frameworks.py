@@ -173,8 +173,8 @@ _NANOTRON = Profile(
     waits_each_step=True,
     waits_at_messages=True,
     metadata_messages=2,
-    # seen in its public runs on H100 and EFA alone, at any batch and width: found on the model of 1B, and as
-    # large on that of 3B
+    # seen in its public runs on H100 and EFA alone, at any batch, about as large for its models of 1B and 3B;
+    # the cause is not known
     stalls_s=(4.2e-3, 2.1e-3),
     far_message_s=0.5,
     balances_by="work",
@@ -212,13 +212,16 @@ _PROFILES: dict[Framework, Profile] = {
         chunks=2,
     ),
     "internevo": dataclasses.replace(
-        _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, tensor_overlap="none"
+        _MEGATRON, overlaps_reduce=True, bucket_bytes=512 * _MIB, tensor_overlap="none", pass_s=0.0
     ),
 }
 
 
-_PROFILES["automodel"] = dataclasses.replace(_PROFILES["torchtitan"], attention_generation=None)
-"""NeMo Automodel: torch's FSDP2 with the layers and the attention of Transformer Engine."""
+_PROFILES["automodel"] = dataclasses.replace(
+    _PROFILES["torchtitan"], attention_generation=None, splits_root=False, syncs_last=True
+)
+"""NeMo Automodel: torch's FSDP2 with the layers and the attention of Transformer Engine; gradients of
+micro-batches stay on the rank until the last (``prepare_for_grad_accumulation``)."""
 _PROFILES["deepspeed"] = Profile(
     optimizers=_MEGATRON.optimizers,
     bucket_bytes=1e9,  # reduce_bucket_size = 5e8 elements, of two bytes
@@ -261,7 +264,8 @@ def profile(job: Job) -> Profile:
     if training.fused_accumulation is not None and found.keeps_fp32_gradients:
         found = dataclasses.replace(found, fuses_accumulation=training.fused_accumulation)
     if training.attention is not None:
-        found = dataclasses.replace(found, flash_attention=training.attention != "eager")
+        merged = training.attention not in ("eager", "sdpa")
+        found = dataclasses.replace(found, flash_attention=merged)
     if training.attention in ("eager", "cudnn"):
         found = dataclasses.replace(found, attention_generation=None)
     found = dataclasses.replace(found, tensor_overlap=_tensor_overlap(found, job))
@@ -304,7 +308,7 @@ def _tensor_overlap(found: Profile, job: Job) -> TensorOverlap:
     return "behind" if habit == "piecewise" and not plan.sequence_parallel else habit
 
 
-_BY_COMPILER: tuple[Framework, ...] = ("pytorch", "torchtitan", "fms-fsdp", "llm-foundry")
+_BY_COMPILER: tuple[Framework, ...] = ("pytorch", "torchtitan", "automodel", "fms-fsdp", "llm-foundry")
 """Frameworks whose tensor parallelism overlaps by a pass of torch's compiler."""
 
 
@@ -329,7 +333,7 @@ _MEGATRON_FP32: dict[str, Any] = {
 }
 """In fp32 it is Megatron-DeepSpeed that is used, whose layers are those of Megatron's earlier code. In its
 public runs (sailor, GH200) a micro-batch takes 51 ms and 22 ms for each sample, from 1 to 8 of them: what
-the host needs for it and what the device does, one after the other."""
+the host needs for it and what the device does, one after the other; why is not known."""
 
 
 def _megatron(found: Profile, job: Job) -> Profile:
@@ -388,10 +392,9 @@ def as_framework_runs_it(job: Job) -> Job:
             adapter = dataclasses.replace(adapter, precision=cast, base=None)
         training = dataclasses.replace(training, precision=cast, adapter=adapter, master_weights=True)
     own = habits.flash_attention is False and training.framework == "megatron" and model.config is not None
-    if own or (training.attention is not None and model.source == "transformers"):
-        written_out = own or training.attention == "eager"
-        implementation = {"attn_implementation": "eager" if written_out else "sdpa"}
-        model = dataclasses.replace(model, config={**(model.config or {}), **implementation})
+    chosen = training.attention or ("eager" if own else None)
+    if chosen in ("eager", "sdpa"):  # others are merged in the graph, whatever the model writes out
+        model = dataclasses.replace(model, config={**(model.config or {}), "attn_implementation": chosen})
     return dataclasses.replace(job, workload=dataclasses.replace(work, model=model, training=training))
 
 

@@ -346,7 +346,11 @@ def _deal(job: Job, graph: OpGraph, habits: Profile) -> Dealt:
         return _by_work(graph, plan.pipeline)
     chunks = virtual_stages(plan, layers, habits.chunks)
     return deal(
-        plan, layers, plan.pipeline * chunks // copies(plan), counts_ends=habits.balances_by == "ends"
+        plan,
+        layers,
+        plan.pipeline * chunks // copies(plan),
+        counts_ends=habits.balances_by == "ends",
+        further=job.workload.training.mtp_layers,
     )
 
 

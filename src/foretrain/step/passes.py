@@ -221,7 +221,7 @@ def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: boo
         overlap = layout.profile.tensor_overlap
         busy_s = busy_s - hidden_s(layout.graph, calls, busy_s + gaps_s, overlap, backward=backward)
     if overlaps_exchange(layout.job.plan):
-        busy_s = busy_s - _hidden_exchange(layout, calls, busy_s)
+        busy_s = busy_s - hidden_exchange_s(layout, calls, busy_s)
     if layout.job.plan.context > 1:
         busy_s = with_context(layout, calls, busy_s)
     communication_s = float(busy_s[costs.communicates[calls]].sum())
@@ -256,7 +256,7 @@ def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:
     return np.array([i for i in calls.tolist() if i not in kept], dtype=np.int64)
 
 
-def _hidden_exchange(layout: Layout, calls: Index, device_s: Column) -> Column:
+def hidden_exchange_s(layout: Layout, calls: Index, device_s: Column) -> Column:
     """What of the exchange with experts runs beside the computation of another micro-batch, whose backward
     pass alternates with this one's forward pass; not while a pipeline fills and drains."""
     plan, operators = layout.job.plan, [layout.graph.ops[i].operator for i in calls.tolist()]

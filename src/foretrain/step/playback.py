@@ -160,8 +160,11 @@ class Slot:
 
     def moved(self, by_s: float, factor: float = 1.0) -> Slot:
         """The same at another time, and longer by a factor."""
-        times = ("start_s", "end_s", "issued_s", "free_s")
-        return dataclasses.replace(self, **{name: (getattr(self, name) + by_s) * factor for name in times})
+        start_s, end_s = (self.start_s + by_s) * factor, (self.end_s + by_s) * factor
+        issued_s, free_s = (self.issued_s + by_s) * factor, (self.free_s + by_s) * factor
+        return Slot(
+            self.stage, self.lane, self.name, start_s, end_s, self.phase, self.blocks, issued_s, free_s
+        )
 
 
 def play_rank(work: Work, accumulation: int) -> StepTime:
@@ -173,10 +176,11 @@ def play_rank(work: Work, accumulation: int) -> StepTime:
         shorter, _ = _two_steps(work, laid_out - 1)
         time_s += (time_s - shorter) * (accumulation - laid_out)
     passes = total(work.forward) + total(work.backward)
-    hidden = max(0.0, clock.moved_s - clock.waited_s) * repeated
+    alike = 1.0 if work.syncs_last else repeated
+    hidden = max(0.0, clock.moved_s - clock.waited_s) * alike
     computing = (passes.device_s - passes.communication_s) * accumulation + work.optimizer.device_s
     time_s += work.slowdown * hidden
-    exposed = passes.communication_s * accumulation + clock.waited_s * repeated
+    exposed = passes.communication_s * accumulation + clock.waited_s * alike
     computing += work.slowdown * hidden
     host_s = max(0.0, time_s - exposed - computing)
     return StepTime(

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from foretrain.costs.roofline import arithmetic
+from foretrain.job import Job
 from foretrain.step.layout import Layout, Tuning
 from foretrain.step.partition import Index
 from foretrain.step.playback import Work, play_rank
@@ -23,10 +24,13 @@ def within_power(layout: Layout, works: Sequence[Work]) -> Layout:
 
     At full clock, products draw more than the limit (``Device.under_load``), in proportion to the share of
     the peak rate that they reach; other kernels, communication and waiting draw less. One device alone keeps
-    its clock, as the single-device runs of ``data/h200_steps.jsonl`` show.
+    its clock, as the single-device runs of ``data/h200_steps.jsonl`` show, unless its limit was lowered.
     """
-    limit = min(group.device.under_load for group in layout.job.cluster.groups)
-    if limit >= 1.0 or layout.job.runs_alone:
+    lowered = lowered_power(layout.job)
+    limit = lowered * (
+        1.0 if layout.job.runs_alone else min(group.device.under_load for group in layout.job.cluster.groups)
+    )
+    if limit >= 1.0:
         return layout
     busiest = max(works, key=lambda work: work.passes.device_s)
     stage = layout.stages[works.index(busiest)]
@@ -46,11 +50,19 @@ def within_power(layout: Layout, works: Sequence[Work]) -> Layout:
     others = max(0.0, computing - products)
     waiting = max(0.0, time_s - products - others)
     draw = _share_of_peak(layout, stage.calls[multiplies], products / (count * again)) / _USUAL_SHARE / limit
-    energy = products * draw + _TRAFFIC_POWER * others + _WAITING_POWER * waiting
+    energy = products * draw + (_TRAFFIC_POWER * others + _WAITING_POWER * waiting) / lowered
     if energy <= time_s or not products:
         return layout
     slower = 1.0 + (energy - time_s) / products
     return dataclasses.replace(layout, calls=layout.calls.tuned(Tuning(products=slower, attention=slower)))
+
+
+def lowered_power(job: Job) -> float:
+    """The limit of power that the cluster sets, as a share of the data sheet's."""
+    given, boards = job.cluster.power_limit, [group.device.tdp_w for group in job.cluster.groups]
+    if given is None:
+        return 1.0
+    return min((min(1.0, given / board) for board in boards if board), default=1.0)
 
 
 def _share_of_peak(layout: Layout, calls: Index, seconds: float) -> float:

@@ -22,7 +22,7 @@ from foretrain.step.allocator import Block as Memory
 from foretrain.step.allocator import CachingAllocator
 from foretrain.step.frameworks import Profile
 from foretrain.step.held_states import Held, Sizes
-from foretrain.step.partition import Block, Stage, blocks
+from foretrain.step.partition import Block, Piece, Stage, blocks
 from foretrain.step.passes import run_again
 from foretrain.step.shard_buffers import ShardBuffers
 
@@ -60,9 +60,9 @@ Passes = tuple[tuple[_Call, ...], tuple[_Call, ...]]
 
 
 @functools.lru_cache(maxsize=32)
-def _passes(graph: OpGraph) -> dict[int, Passes]:
-    """Of each piece of the graph, by its identity."""
-    pieces = list({id(block.piece): block.piece for block in blocks(graph)}.values())
+def _passes(graph: OpGraph) -> dict[tuple[int, int], Passes]:
+    """Of each piece of the graph, by its first calls."""
+    pieces = list({_begins(block.piece): block.piece for block in blocks(graph)}.values())
     where: dict[int, tuple[int, bool, int]] = {}
     for number, piece in enumerate(pieces):
         for forward, calls in ((True, piece.forward), (False, piece.backward)):
@@ -98,12 +98,18 @@ def _passes(graph: OpGraph) -> dict[int, Passes]:
         )
 
     return {
-        id(piece): (
+        _begins(piece): (
             calls_of(number, len(piece.forward), forward=True),
             calls_of(number, len(piece.backward), forward=False),
         )
         for number, piece in enumerate(pieces)
     }
+
+
+def _begins(piece: Piece) -> tuple[int, int]:
+    """The first calls of a piece forward and backward."""
+    first, last = (int(calls[0]) if len(calls) else -1 for calls in (piece.forward, piece.backward))
+    return first, last
 
 
 class _Stream:
@@ -248,7 +254,7 @@ class RankReplay:
         allocator, repeated = self._main.allocator, self.again[i]
         own, beside = self._held.setdefault((micro, i), {}), dict[Name, Memory]()
         ends: dict[int, list[Name]] = {}
-        for call in _passes(self.graph)[id(self.blocks[i].piece)][0 if forward else 1]:
+        for call in _passes(self.graph)[_begins(self.blocks[i].piece)][0 if forward else 1]:
             for birth in call.births:
                 if second and call.number not in repeated:
                     continue

@@ -208,6 +208,7 @@ def _moments(
     chunks = [[memories[kind(block)] for block in chunk] for chunk in stage.chunks]
     if not job.trains:
         kept = sum(one.kept for chunk in chunks for one in chunk) * job.accumulation
+        yield _Moment(phase="forward", kept=kept)
         for one in (one for chunk in chunks for one in chunk):
             yield _Moment(phase="forward", kept=kept, working=one.forward - one.kept)
         return

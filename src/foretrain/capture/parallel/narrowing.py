@@ -3,6 +3,7 @@ makes its shapes."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -282,9 +283,14 @@ class Narrowing:
             )
         self._resize(layer, dim, part)
         for child in self._module.modules():
+            if any(one is layer for one in child.children()):
+                for parameter in list(child._parameters.values()):
+                    if parameter is not None and parameter.shape == (whole,):  # a bias that is added apart
+                        self._cut(parameter, 0, part)
             for holder in (child, getattr(child, "config", None)):
-                if holder is not None and getattr(holder, "vocab_size", None) == whole:
-                    setattr(holder, "vocab_size", part)  # noqa: B010 (a module's attributes have no type)
+                for name in ("vocab_size", "decoder_vocab_size"):
+                    if holder is not None and getattr(holder, name, None) == whole:
+                        setattr(holder, name, part)
             for name, buffer in child._buffers.items():
                 if buffer is not None and buffer.dim() and buffer.shape[-1] == whole:
                     child._buffers[name] = buffer[..., :part].contiguous()
@@ -334,7 +340,8 @@ def _fix_head_width(config: Any) -> None:
     """Let a configuration say how wide a head is where it leaves that to width over heads."""
     width, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
     if type(width) is int and type(heads) is int and not isinstance(config, nn.Module):
-        config.head_dim = getattr(config, "head_dim", None) or width // heads
+        with contextlib.suppress(AttributeError):  # of a configuration that computes it
+            config.head_dim = getattr(config, "head_dim", None) or width // heads
 
 
 def _weight(layer: nn.Module) -> nn.Parameter:

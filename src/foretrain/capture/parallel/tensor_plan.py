@@ -25,11 +25,13 @@ wq wk wv linear_qkv qkv_lin
 q_b_proj kv_b_proj gate_proj up_proj gate_up_proj c_fc fc1 fc1_g fc1_x linear1 lin1 Wi wi wi_0 wi_1 w1 w3
 w12 dense_h_to_4h linear_fc1 fc_in to_qkv to_q to_k to_v to_kv q_linear k_linear v_linear query_proj key_proj
 value_proj W_q W_k W_v w_q w_k w_v qkv_linear input_linear ffn
+intermediate_dense
 """.split())  # fmt: skip
 _ROW = frozenset(
     """
 o_proj out_proj c_proj dense_4h_to_h down_proj fc2 linear2 lin2 out_lin Wo wo w2 proj linear_proj linear_fc2
 o fc_out to_out o_linear out_linear W_o w_o output_linear ffn_output
+output_dense
 """.split()
 )
 _KEYS_AND_VALUES = frozenset(
@@ -118,7 +120,9 @@ def _vocabulary_role(module: nn.Module, child: nn.Module) -> str | None:
     """The token embedding and the layer that gives logits, where the model says which they are."""
     for name in ("get_input_embeddings", "get_output_embeddings") if is_of_library(module) else ():
         with contextlib.suppress(NotImplementedError):  # of models with several
-            if child is getattr(module, name)():
+            found = getattr(module, name)()
+            tied = isinstance(child, nn.Embedding) and child.weight is getattr(found, "weight", None)
+            if child is found or tied:
                 return "vocab"
     return None
 
