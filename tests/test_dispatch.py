@@ -23,6 +23,7 @@ from foretrain.errors import InputError
 from foretrain.graph import Operator, TensorSpec
 from foretrain.job import Job
 from foretrain.plan import Plan
+from foretrain.provenance import as_measured
 from foretrain.step.layout import collective_s
 from foretrain.step.partition import Teams
 from foretrain.step.passes import hidden_exchange_s
@@ -153,10 +154,12 @@ def test_dualpipe_hides_the_exchange() -> None:
 
 def test_a_runs_recipe_tells_how_its_tokens_travelled() -> None:
     recipe = {"source": "NVIDIA-NeMo/Automodel", "recipe": "qwen3_moe_30b_te_deepep.yaml"}
-    plan = Plan(expert=8).measured_by(recipe)
+    plain = {"expert": 8, "micro_batch": 1}
+    plan = as_measured(job(plain, NODES), recipe).plan
     assert (plan.dispatcher, plan.routing) == ("deepep", "round-robin")
-    assert Plan(expert=8, dispatcher="alltoall").measured_by(recipe).dispatcher == "alltoall"
-    assert Plan().measured_by(recipe) == Plan()
+    assert as_measured(job({**plain, "dispatcher": "alltoall"}, NODES), recipe).plan.dispatcher == "alltoall"
+    alone = job({"micro_batch": 1}, NODES)
+    assert as_measured(alone, recipe).plan == alone.plan
 
 
 def test_neighbouring_experts_lie_on_few_ranks() -> None:
