@@ -13,9 +13,10 @@ from foretrain.plan import Plan
 from foretrain.step import pipeline
 from foretrain.step.pipeline import TAIL, Played, StageWork, play_pipeline
 from foretrain.step.playback import StepTime, Work, play_rank, shares
-from foretrain.step.schedules import in_flight, order, place, program
+from foretrain.step.schedules import in_flight, order, place
 from foretrain.step.spans import Span, span, total
 from foretrain.step.timeline import run, slot_events
+from foretrain.step.turns import named
 
 times = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=12)
 
@@ -177,7 +178,7 @@ def test_no_rank_holds_more_than_is_in_flight(name: str, stages: int, half: int)
     plan = Plan(pipeline=stages, schedule=name)  # type: ignore[arg-type]
     for stage in range(stages):
         most, held = sum(in_flight(plan, stage, SCHEDULES[name], micro_batches)), 0
-        for task in order(name, stage, stages, SCHEDULES[name], micro_batches):
+        for task in order(name, stage, stages, SCHEDULES[name], micro_batches).tasks:
             held += {"F": 1, "I": 0, "B": -1, "W": -1}[task.kind]
             assert 0 <= held <= most
         assert held == 0
@@ -220,8 +221,8 @@ def test_micro_batches_not_laid_out_follow_at_the_same_pace(
 @pytest.mark.parametrize(("count", "chunks"), [(2, 2), (4, 2), (4, 3), (4, 4)])
 def test_every_task_of_an_interleaved_pipeline_is_played(count: int, chunks: int, micro_batches: int) -> None:
     stages = _stages(count, chunks)
-    turns = program("interleaved", count, chunks, micro_batches)
-    assert len(turns) == len({turn[:2] for turn in turns}) == 2 * count * chunks * micro_batches
+    turns = named("interleaved", count, chunks, micro_batches)
+    assert len(turns) == len({turn[1:] for turn in turns}) == 2 * count * chunks * micro_batches
     assert play_pipeline(stages, micro_batches, 0.0, "interleaved").time_s >= 3.0 * micro_batches
 
 

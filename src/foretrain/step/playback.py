@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, overload
 
 from foretrain.graph import Phase
 from foretrain.step.spans import Span, total
@@ -125,7 +126,7 @@ class StepTime:
     """The host updates parameters that it holds."""
     straggler_s: float = 0.0
     """Waiting for the slowest rank."""
-    slots: tuple[Slot, ...] = ()
+    slots: Sequence[Slot] = ()
     repeated: float = 1.0
     """Micro-batches of the step for each one in ``slots``."""
 
@@ -136,8 +137,7 @@ class StepTime:
             for one in dataclasses.fields(self)
             if one.name.endswith("_s")
         }
-        slots = tuple(slot.moved(0.0, factor) for slot in self.slots)
-        return dataclasses.replace(self, **times, slots=slots)
+        return dataclasses.replace(self, **times, slots=Slots(functools.partial(_scaled, self.slots, factor)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,37 @@ class Slot:
         )
 
 
+class Slots(Sequence[Slot]):
+    """Slots that are made when somebody looks at them."""
+
+    def __init__(self, make: Callable[[], Iterable[Slot]]) -> None:
+        self._make = make
+
+    @functools.cached_property
+    def _made(self) -> tuple[Slot, ...]:
+        return tuple(self._make())
+
+    @overload
+    def __getitem__(self, which: int) -> Slot: ...
+    @overload
+    def __getitem__(self, which: slice) -> Sequence[Slot]: ...
+    def __getitem__(self, which: int | slice) -> Slot | Sequence[Slot]:
+        return self._made[which]
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._made == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._made)
+
+
+def _scaled(slots: Iterable[Slot], factor: float) -> Iterator[Slot]:
+    return (slot.moved(0.0, factor) for slot in slots)
+
+
 def play_rank(work: Work, accumulation: int) -> StepTime:
     """A rank without a pipeline, steps following one another."""
     laid_out = min(accumulation, _LAID_OUT) if work.gathers_s else accumulation
@@ -188,14 +219,14 @@ def play_rank(work: Work, accumulation: int) -> StepTime:
         exposed_s=exposed,
         computing_s=computing,
         host_s=host_s,
-        slots=_from_zero(clock.slots),
+        slots=Slots(functools.partial(_from_zero, clock.slots)),
         repeated=repeated,
     )
 
 
-def _from_zero(slots: Sequence[Slot]) -> tuple[Slot, ...]:
+def _from_zero(slots: Sequence[Slot]) -> Iterator[Slot]:
     start = min((slot.start_s for slot in slots), default=0.0)
-    return tuple(slot.moved(-start) for slot in slots)
+    return (slot.moved(-start) for slot in slots)
 
 
 def from_idle(work: Work, micro_batches: int) -> list[Slot]:
