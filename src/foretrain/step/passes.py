@@ -18,7 +18,7 @@ from foretrain.graph.opset import communicates, is_product
 from foretrain.plan import Plan
 from foretrain.step.context import with_context
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
-from foretrain.step.partition import Block, Index, Stage, blocks
+from foretrain.step.partition import Block, Index, Piece, Stage, blocks
 from foretrain.step.recomputed_modules import attention_calls, calls_of
 from foretrain.step.sharding import copies_in_s, copies_out_s, hooks_s, shards, update_hooks_s
 from foretrain.step.spans import Column, Span, span
@@ -148,15 +148,18 @@ def recomputed(layout: Layout, block: Block) -> Index:
 
 def run_again(plan: Plan, selective: str, graph: OpGraph, block: Block) -> Index:
     """The same by what a plan says, and what its framework takes ``selective`` for."""
-    forward = block.piece.forward
     if not runs_again(plan, graph, block):
-        return forward[:0]
+        return block.piece.forward[:0]
     if plan.recompute == "full":
-        return forward
+        return block.piece.forward
     if plan.recompute_modules:
-        return calls_of(graph, block, plan.recompute_modules)
-    by_operators = plan.recompute == "operators" or selective == "half"
-    return (_without_half_of_products if by_operators else attention_calls)(graph, forward)
+        return calls_of(graph, block.piece, plan.recompute_modules)
+    return _chosen(graph, block.piece, by_operators=plan.recompute == "operators" or selective == "half")
+
+
+@functools.lru_cache(maxsize=1024)
+def _chosen(graph: OpGraph, piece: Piece, *, by_operators: bool) -> Index:
+    return (_without_half_of_products if by_operators else attention_calls)(graph, piece.forward)
 
 
 def runs_again(plan: Plan, graph: OpGraph, block: Block) -> bool:

@@ -114,7 +114,7 @@ def _slots(
 ) -> Iterator[Slot]:
     """The passes of all stages, and what follows the last of each."""
     for number, stage, name in named(schedule, len(ends), chunks, micro_batches):
-        yield Slot(stage, "compute", name, *times[number])
+        yield Slot(stage, "compute", name, *(time[number] for time in times))
     for i, (end, tail_s) in enumerate(zip(ends, tails_s, strict=True)):
         yield Slot(i, "compute", TAIL, end, end + tail_s)
 
@@ -142,8 +142,8 @@ def _timed(
     return last + per_round * (micro_batches - shown), ends, times
 
 
-Times = Sequence[tuple[float, float]]
-"""When each turn of a program begins and ends."""
+Times = tuple[Sequence[float], Sequence[float]]
+"""When each turn of a program begins, and when it ends."""
 
 
 def _lay_out(
@@ -157,11 +157,13 @@ def _lay_out(
     """Play the stages' tasks, each in its stage's order and after what it depends on; when each stage ends.
     What a turn has none of is the last of its list."""
     chunks = len(stages[0].forward_s)
-    free, starts, ended = [0.0] * len(stages), [], [0.0]
+    free, starts, ended = [0.0] * len(stages), list[float](), [0.0]
     travels_s = [*message_s, 0.0]
     holds_up_s = travels_s if blocks else [0.0] * len(travels_s)
     lasting_s = [seconds for stage in stages for seconds in stage.lasting_s(chunks)] + [0.0]
-    for stage, lasting, behind, brought, sent in program(schedule, len(stages), chunks, micro_batches).turns:
+    turns = program(schedule, len(stages), chunks, micro_batches)
+    columns = (turns.stage, turns.lasting, turns.behind, turns.brought, turns.sent)
+    for stage, lasting, behind, brought, sent in zip(*columns, strict=True):
         start = free[stage]
         ready = ended[behind] + travels_s[brought]
         if ready > start:
@@ -170,7 +172,7 @@ def _lay_out(
         free[stage] = end + holds_up_s[sent]
         starts.append(start)
         ended.append(end)
-    return free, list(zip(starts, ended[1:], strict=True))
+    return free, (starts, ended[1:])
 
 
 # Stages as they are laid out

@@ -16,7 +16,7 @@ _LAID_OUT = 3
 of these."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """What a rank does in a step: its blocks in forward order, and what it exchanges with its replicas."""
 
@@ -55,7 +55,7 @@ class Work:
     slowdown: float = 0.0
     """Share of the time of hidden communication by which computation becomes longer."""
 
-    @property
+    @functools.cached_property
     def passes(self) -> Span:
         """A micro-batch, forward and backward."""
         return total(self.forward) + total(self.backward)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretrain.step.schedules import KINDS, Order, Place, order, place
+from foretrain.step.spans import Index
 
 PAIR = "FB"
 """A forward and a backward pass that run together."""
@@ -17,26 +18,22 @@ NOTHING = -1
 """The message of what stays on its rank, and the time of what takes none: the last one of a list."""
 
 
-class Turn(NamedTuple):
-    """What a rank runs next."""
-
-    stage: int
-    lasting: int
-    """Its time, by stage, kind of turn and chunk (``time_number``); ``NOTHING`` where it only waits."""
-    behind: int
-    """The turn that makes what it needs, numbered from 1; 0 for none."""
-    brought: int
-    """The message that brings it: from which place of the model."""
-    sent: int
-    """The message that takes away what it makes."""
-
-
 class Program(NamedTuple):
-    """The turns of all ranks, and the task of its rank that each begins with, by its place in the rank's
-    order; ``NOTHING`` for turns that only wait."""
+    """The turns of all ranks in an order in which each is behind those that it needs, column by column."""
 
-    turns: tuple[Turn, ...]
-    tasks: tuple[int, ...]
+    stage: list[int]
+    lasting: list[int]
+    """The time of each, by stage, kind of turn and chunk (``time_number``); ``NOTHING`` where it only
+    waits."""
+    behind: list[int]
+    """The turn that makes what it needs, numbered from 1; 0 for none."""
+    brought: list[int]
+    """The message that brings it: from which place of the model."""
+    sent: list[int]
+    """The message that takes away what it makes."""
+    task: list[int]
+    """The task of its rank that it begins with, by its place in the rank's order; ``NOTHING`` where it only
+    waits."""
 
 
 def time_number(stage: int, kind: int, chunk: int, chunks: int) -> int:
@@ -46,14 +43,14 @@ def time_number(stage: int, kind: int, chunk: int, chunks: int) -> int:
 
 def named(schedule: str, stages: int, chunks: int, micro_batches: int) -> list[tuple[int, int, str]]:
     """The turns of a program that run something: number, stage and name."""
-    turns, tasks = program(schedule, stages, chunks, micro_batches)
+    turns = program(schedule, stages, chunks, micro_batches)
     orders = [list(order(schedule, i, stages, chunks, micro_batches).tasks) for i in range(stages)]
     found = []
-    for number, (turn, at) in enumerate(zip(turns, tasks, strict=True)):
+    for number, (stage, at) in enumerate(zip(turns.stage, turns.task, strict=True)):
         if at != NOTHING:
-            own = orders[turn.stage]
+            own = orders[stage]
             together = own[at : at + 1 + (at + 1 < len(own) and own[at + 1].beside)]
-            found.append((number, turn.stage, " ".join(task.named(chunks) for task in together)))
+            found.append((number, stage, " ".join(task.named(chunks) for task in together)))
     return found
 
 
@@ -61,46 +58,55 @@ def named(schedule: str, stages: int, chunks: int, micro_batches: int) -> list[t
 def program(schedule: str, stages: int, chunks: int, micro_batches: int) -> Program:
     """The turns of all ranks, each behind those that it needs."""
     route = _Route(schedule, stages, chunks, micro_batches)
-    queues = [
-        route.waiting(stage, order(schedule, stage, stages, chunks, micro_batches)) for stage in range(stages)
-    ]
+    orders = (order(schedule, stage, stages, chunks, micro_batches) for stage in range(stages))
+    waiting = [route.waiting(stage, tasks) for stage, tasks in enumerate(orders)]
+    numbers, behind = _in_order(waiting, route)
+    joined = (np.concatenate(column)[numbers].tolist() for column in zip(*waiting, strict=True))
+    stage, _, _, _, lasting, brought, sent, task = joined
+    return Program(stage, lasting, behind, brought, sent, task)
+
+
+def _in_order(waiting: Sequence[_Waiting], route: _Route) -> tuple[list[int], list[int]]:
+    """The turns of all ranks, counted through rank by rank, as they come to run; and the one behind which
+    each of them is."""
     made_by = [-1] * route.results
     made_by[route.none] = 0
-    turns: list[Turn] = []
-    tasks: list[int] = []
-    position = [0] * stages
-    waiting = True
-    while waiting:
-        waiting = False
-        for stage, queue in enumerate(queues):
-            first = at = position[stage]
-            for at in range(first, len(queue)):
-                needs, makes, also, lasting, brought, sent, task = queue[at]
-                behind = made_by[needs]
-                if behind < 0:
+    ran: list[int] = []
+    behind: list[int] = []
+    wanted = [[column.tolist() for column in (one.needs, one.makes, one.also)] for one in waiting]
+    before = np.cumsum([0, *(len(one.needs) for one in waiting)]).tolist()
+    queues = [list(range(len(one.needs))) for one in waiting]
+    position = [0] * len(queues)
+    moves = True
+    while moves:
+        moves = False
+        for stage, (queue, (needs, makes, also)) in enumerate(zip(queues, wanted, strict=True)):
+            first, begun = position[stage], before[stage]
+            for own in queue[first:]:
+                maker = made_by[needs[own]]
+                if maker < 0:
                     break
-                turns.append(Turn(stage, lasting, behind, brought, sent))
-                tasks.append(task)
-                made_by[makes] = made_by[also] = len(turns)
-            else:
-                at = len(queue)
-            position[stage] = at
-            waiting = waiting or at > first
-        waiting = waiting or _step_past(queues, position, made_by, route)
-    return Program(tuple(turns), tuple(tasks))
+                ran.append(begun + own)
+                behind.append(maker)
+                made_by[makes[own]] = made_by[also[own]] = len(ran)
+                position[stage] += 1
+            moves = moves or position[stage] > first
+        moves = moves or _step_past(queues, position, wanted, made_by, route)
+    return ran, behind
 
 
 class _Waiting(NamedTuple):
-    """A turn before its place in the program is known."""
+    """The turns of a rank before their places in the program are known, column by column."""
 
-    needs: int
-    makes: int
-    also: int
+    stage: Index
+    needs: Index
+    makes: Index
+    also: Index
     """The second result of a pair."""
-    lasting: int
-    brought: int
-    sent: int
-    task: int
+    lasting: Index
+    brought: Index
+    sent: Index
+    task: Index
 
 
 class _Route:
@@ -120,45 +126,37 @@ class _Route:
         """What a task makes that nobody waits for."""
         self.results = self.none + 2
 
-    def waiting(self, stage: int, tasks: Order) -> list[_Waiting]:
+    def waiting(self, stage: int, tasks: Order) -> _Waiting:
         """The turns of a rank in its order."""
         kind, chunk, micro_batch, beside = tasks
         forward, weights = kind == KINDS.index("F"), kind == KINDS.index("W")
         links = [self._links(one) for one in self._places[stage]]
         ahead, back = (np.array([link[i] for link in links]) for i in (0, 1))
         needs, brought, makes, sent = np.where(forward, ahead[chunk].T, back[chunk].T)
-        needs = np.where((needs == self.none) | weights, self.none, needs + micro_batch)
-        makes = np.where(weights, self.nobody, makes + micro_batch)
-        brought, sent = (np.where(weights, NOTHING, message) for message in (brought, sent))
-        lasting = time_number(stage, 0, 0, self._chunks) + kind * self._chunks + chunk
-        columns = (
-            needs,
-            makes,
-            np.full(len(kind), self.nobody),
-            lasting,
-            brought,
-            sent,
-            np.arange(len(kind)),
+        found = _Waiting(
+            stage=np.full(len(kind), stage),
+            needs=np.where((needs == self.none) | weights, self.none, needs + micro_batch),
+            makes=np.where(weights, self.nobody, makes + micro_batch),
+            also=np.full(len(kind), self.nobody),
+            lasting=time_number(stage, 0, 0, self._chunks) + kind * self._chunks + chunk,
+            brought=np.where(weights, NOTHING, brought),
+            sent=np.where(weights, NOTHING, sent),
+            task=np.arange(len(kind)),
         )
-        found = list(map(_Waiting._make, zip(*(column.tolist() for column in columns), strict=True)))
-        return self._paired(found, stage, beside.tolist()) if beside.any() else found
+        return self._paired(found, np.flatnonzero(beside)) if beside.any() else found
 
-    def _paired(self, turns: Sequence[_Waiting], stage: int, beside: Sequence[bool]) -> list[_Waiting]:
-        """Two that run together as one turn: before it, the rank waits for what the second one needs; behind
-        it, where sending holds it up, for what that has made."""
-        found: list[_Waiting] = []
-        idle = _Waiting(self.none, self.nobody, self.nobody, NOTHING, NOTHING, NOTHING, NOTHING)
-        for turn, runs_beside in zip(turns, beside, strict=True):
-            if not runs_beside:
-                found.append(turn)
-                continue
-            first = found.pop()
-            chunk = first.lasting % self._chunks
-            lasting = time_number(stage, TURNS.index(PAIR), chunk, self._chunks)
-            found.append(idle._replace(needs=turn.needs, brought=turn.brought))
-            found.append(first._replace(also=turn.makes, lasting=lasting))
-            found.append(idle._replace(sent=turn.sent))
-        return found
+    def _paired(self, turns: _Waiting, second: Index) -> _Waiting:
+        """Two that run together as one turn, that of the first: before it, the rank waits for what the second
+        one needs; behind it, where sending holds it up, for what that has made."""
+        first, idle, nobody = second - 1, np.full(len(second), NOTHING), np.full(len(second), self.nobody)
+        gates = _Waiting(
+            turns.stage[second], turns.needs[second], nobody, nobody, idle, turns.brought[second], idle, idle
+        )
+        turns.also[first] = turns.makes[second]
+        turns.lasting[first] += (TURNS.index(PAIR) - KINDS.index("F")) * self._chunks
+        turns.needs[second], turns.makes[second] = self.none, self.nobody
+        turns.lasting[second] = turns.brought[second] = turns.task[second] = NOTHING
+        return _Waiting(*(np.insert(column, first, gate) for column, gate in zip(turns, gates, strict=True)))
 
     def _links(self, here: Place) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
         """Of forward and of backward passes at a place: the result that they need, the message that brings
@@ -180,14 +178,18 @@ class _Route:
 
 
 def _step_past(
-    queues: Sequence[list[_Waiting]], position: Sequence[int], made_by: Sequence[int], route: _Route
+    queues: Sequence[list[int]],
+    position: Sequence[int],
+    wanted: Sequence[Sequence[Sequence[int]]],
+    made_by: Sequence[int],
+    route: _Route,
 ) -> bool:
     """Where all stages wait for one another, a stage takes its first task that can run: the last group of
     micro-batches of an interleaved schedule may be smaller than the pipeline. Whether there was one."""
-    for stage, queue in enumerate(queues):
-        for number in range(position[stage], len(queue)):
-            turn = queue[number]
-            if turn.makes != route.nobody and made_by[turn.needs] >= 0:
-                queue.insert(position[stage], queue.pop(number))
+    for first, queue, (needs, makes, _) in zip(position, queues, wanted, strict=True):
+        for number in range(first, len(queue)):
+            own = queue[number]
+            if makes[own] != route.nobody and made_by[needs[own]] >= 0:
+                queue.insert(first, queue.pop(number))
                 return True
     return False
