@@ -101,6 +101,19 @@ def backward_pass(layout: Layout, block: Block) -> Pass:
     return _with(backward, _accumulation_s(layout, block) + copied + moved, host_s=host_s)
 
 
+def kind_of(layout: Layout, block: Block) -> tuple[int, bool]:
+    """What the passes of a block depend on: its piece, and whether calls of it run again."""
+    return id(block.piece), runs_again(layout.job.plan, layout.graph, block)
+
+
+def passes_by_kind(layout: Layout) -> dict[tuple[int, bool], tuple[Pass, Pass]]:
+    """Forward and backward pass of each kind of block."""
+    kinds = {kind_of(layout, block): block for stage in layout.stages for block in stage.blocks}
+    return {
+        kind: (forward_pass(layout, block), backward_pass(layout, block)) for kind, block in kinds.items()
+    }
+
+
 def _moved_to_host_s(layout: Layout, block: Block, beside_s: float) -> float:
     """What it takes longer than a pass to move what a layer keeps to or from the host meanwhile."""
     plan = layout.job.plan
@@ -206,7 +219,7 @@ def update_share(layout: Layout, stage: Stage) -> tuple[float, float]:
     plan, teams = layout.job.plan, layout.teams
     dense, experts = (shards(plan, one).size if sharded else 1 for one in (teams.data, teams.expert_data))
     updated = sum(w.elements / (experts if w.expert else dense) for w in stage.weights if w.trainable)
-    traced = sum(w.elements for block in traced_blocks(graph) for w in block.weights if w.trainable)
+    traced, _ = traced_parameters(graph)
     return (updated / traced if traced else 1.0), updated
 
 
@@ -215,6 +228,13 @@ def traced_blocks(graph: OpGraph) -> Sequence[Block]:
     if graph.stack is None:
         return everything
     return (everything[0], *everything[1 : 1 + graph.stack.traced], everything[-1])
+
+
+@functools.lru_cache(maxsize=64)
+def traced_parameters(graph: OpGraph) -> tuple[int, int]:
+    """Of the blocks that were traced, elements and tensors that are trained."""
+    trained = [w.elements for block in traced_blocks(graph) for w in block.weights if w.trainable]
+    return sum(trained), len(trained)
 
 
 def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: bool = False) -> Pass:
