@@ -158,16 +158,16 @@ def _interleaved(tasks: int, stages: int, chunks: int, micro_batches: int) -> tu
     return chunk, group * stages + offset
 
 
-_Step = tuple[Kind, int, bool]
-"""A task whose micro-batch is the next one of its kind and chunk: both, and whether it runs beside the one
-before."""
+def _next(kind: Kind, chunk: int, *, beside: bool = False) -> int:
+    """A task whose micro-batch is the next one of its kind and chunk, as a number."""
+    return 4 * KINDS.index(kind) + 2 * chunk + beside
 
 
-def _numbered(steps: Sequence[_Step]) -> Order:
-    """Gradients of inputs and whole backward passes are numbered together; those of weights follow the former
-    in their order."""
-    columns = zip(*((KINDS.index(kind), chunk, beside) for kind, chunk, beside in steps), strict=True)
-    kind, chunk, beside = (np.array(column) for column in columns)
+def _numbered(steps: Sequence[int]) -> Order:
+    """The tasks of ``_next`` with their micro-batches. Gradients of inputs and whole backward passes are
+    numbered together; those of weights follow the former in their order."""
+    codes = np.array(steps)
+    kind, chunk, beside = codes // 4, codes // 2 % 2, codes % 2 == 1
     is_forward, is_inputs, is_weights = (kind == KINDS.index(one) for one in ("F", "I", "W"))
     number = np.zeros(len(kind), dtype=np.int64)
     for own in (chunk == one for one in range(2)):
@@ -185,8 +185,7 @@ def _zbv(stage: int, stages: int, micro_batches: int) -> Order:
     """
     whole, left = max(micro_batches, 2 * stages - 1), stages - stage
     ahead = 2 * stages - stage - 1
-    kinds: tuple[Kind, ...] = ("F", "I", "W")
-    (f0, i0, w0), (f1, i1, w1) = ([(kind, chunk, False) for kind in kinds] for chunk in (0, 1))
+    (f0, i0, w0), (f1, i1, w1) = ((_next("F", i), _next("I", i), _next("W", i)) for i in (0, 1))
     steps = [f0] * (2 * left - 1) + [f1, f0] * stage + [f1, i1, w1] * left
     steps += [f0, i0, w0, f1, i1, w1] * (whole - ahead) + [i0, w0, f1, i1, w1] * (ahead - stages)
     steps += [i0, i1] * stage + [i0, w0] * left + [w1] * stage + [w0] * stage
@@ -202,29 +201,26 @@ def _dualpipe(stage: int, stages: int, micro_batches: int) -> Order:
     other = 1 - own
     far = half - near - 1
 
-    def step(kind: Kind, chunk: int) -> _Step:
-        return kind, chunk, False
+    def both(forward: int, backward: int) -> list[int]:
+        return [_next("F", forward), _next("B", backward, beside=True)]
 
-    def both(forward: int, backward: int) -> list[_Step]:
-        return [("F", forward, False), ("B", backward, True)]
-
-    steps = [step("F", own)] * (2 * far) + [step("F", own), step("F", other)] * (near + 1)
-    steps += [step("I", other), step("W", other), step("F", other)] * far
+    steps = [_next("F", own)] * (2 * far) + [_next("F", own), _next("F", other)] * (near + 1)
+    steps += [_next("I", other), _next("W", other), _next("F", other)] * far
     steady = micro_batches // 2 - stages + near + 1
     if near == half - 1 and steady > 0:  # the middle ranks have nothing to overlap yet
-        steps += [step("F", own), step("B", other), *both(other, own)]
+        steps += [_next("F", own), _next("B", other), *both(other, own)]
         steady -= 1
     steps += [*both(own, other), *both(other, own)] * steady
-    steps += [step("B", other), *both(other, own)] * far
+    steps += [_next("B", other), *both(other, own)] * far
     whole = near + 1  # of what is left, passes that are not split: the first half
     kinds: list[Kind] = ["B"] * whole + ["I"] * whole
     split = list(zip(kinds, [other, own] * whole, strict=True))
-    steps += [step(*one) for one in split]
+    steps += [_next(*one) for one in split]
     waiting = [chunk for kind, chunk in split if kind == "I"]
     for _ in range(far):
         waiting.append(own)
-        steps += [step("W", waiting.pop(0)), step("I", own)]
-    steps += [step("W", chunk) for chunk in waiting]
+        steps += [_next("W", waiting.pop(0)), _next("I", own)]
+    steps += [_next("W", chunk) for chunk in waiting]
     return _numbered(steps)
 
 
