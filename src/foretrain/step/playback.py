@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from foretrain.graph import Phase
 from foretrain.step.spans import Span, total
@@ -70,7 +70,8 @@ class _Clock:
     network: float = 0.0
     copies: float = 0.0
     """The links on which copies of a shard sum up."""
-    slots: list[Slot] = field(default_factory=list)
+    slots: list[tuple[Any, ...]] = field(default_factory=list)
+    """The fields of each slot."""
     moved_s: float = 0.0
     """Time that the network was in use."""
     waited_s: float = 0.0
@@ -86,20 +87,20 @@ class _Clock:
         self.waited_s += max(0.0, self.device - unhindered)
         if work.alone_s:
             start = self.device - work.device_s
-            self.slots.append(Slot(0, "compute", name, start, self.device, phase, blocks, began, free))
+            self.slots.append((0, "compute", name, start, self.device, phase, blocks, began, free))
 
     def move(self, name: str, seconds: float, ready: float) -> float:
         """Communication beside the computation; when it has ended."""
         self.network = max(self.network, ready) + seconds
         self.moved_s += seconds
-        self.slots.append(Slot(0, "network", name, self.network - seconds, self.network))
+        self.slots.append((0, "network", name, self.network - seconds, self.network))
         return self.network
 
     def sum_up(self, name: str, seconds: float, ready: float) -> float:
         """The same among the copies of a shard."""
         self.copies = max(self.copies, ready) + seconds
         self.moved_s += seconds
-        self.slots.append(Slot(0, "network", name, self.copies - seconds, self.copies))
+        self.slots.append((0, "network", name, self.copies - seconds, self.copies))
         return self.copies
 
     def wait(self, until: float) -> None:
@@ -198,6 +199,7 @@ def _scaled(slots: Iterable[Slot], factor: float) -> Iterator[Slot]:
     return (slot.moved(0.0, factor) for slot in slots)
 
 
+@functools.lru_cache(maxsize=16)
 def play_rank(work: Work, accumulation: int) -> StepTime:
     """A rank without a pipeline, steps following one another."""
     laid_out = min(accumulation, _LAID_OUT) if work.gathers_s else accumulation
@@ -224,7 +226,8 @@ def play_rank(work: Work, accumulation: int) -> StepTime:
     )
 
 
-def _from_zero(slots: Sequence[Slot]) -> Iterator[Slot]:
+def _from_zero(fields: Iterable[tuple[Any, ...]]) -> Iterator[Slot]:
+    slots = [Slot(*one) for one in fields]
     start = min((slot.start_s for slot in slots), default=0.0)
     return (slot.moved(-start) for slot in slots)
 
@@ -233,7 +236,7 @@ def from_idle(work: Work, micro_batches: int) -> list[Slot]:
     """What one step goes through when nothing was under way before it."""
     clock = _Clock()
     _play(work, micro_batches, clock)
-    return clock.slots
+    return [Slot(*one) for one in clock.slots]
 
 
 def _two_steps(work: Work, micro_batches: int) -> tuple[float, _Clock]:

@@ -12,6 +12,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +29,8 @@ from foretrain.step.shard_buffers import ShardBuffers
 
 Task = tuple[bool, int]
 """Whether a micro-batch goes forward, else backward, and which one."""
-Name = tuple[bool, int, int]
-"""A buffer of a block: whether its forward pass makes it, in which call, and which of that call's it is."""
+Name = int
+"""Of a buffer among those of its block."""
 Key = tuple[str, int, int]
 _SMALL = 1 << 20
 """Bytes up to which a buffer comes from the pool of small ones."""
@@ -64,6 +65,7 @@ def _passes(graph: OpGraph) -> dict[tuple[int, int], Passes]:
     """Of each piece of the graph, by its first calls."""
     pieces = list({_begins(block.piece): block.piece for block in blocks(graph)}.values())
     where: dict[int, tuple[int, bool, int]] = {}
+    names = itertools.count()
     for number, piece in enumerate(pieces):
         for forward, calls in ((True, piece.forward), (False, piece.backward)):
             where.update({op: (number, forward, call) for call, op in enumerate(calls.tolist())})
@@ -78,9 +80,9 @@ def _passes(graph: OpGraph) -> dict[tuple[int, int], Passes]:
         if buffer.size_bytes <= _SMALL or buffer.born not in where:
             continue
         made = where[buffer.born]
-        place, forward, call = made
+        place, _, call = made
         own = born.setdefault(made, [])
-        name = (forward, call, len(own))
+        name = next(names)
         handed_on = any(read > place for read, _, _ in readers.get(number, ()))
         kept = buffer.category == "activations" and not handed_on
         last = max([call, *(at for read, _, at in readers.get(number, ()) if read == place)])
@@ -151,6 +153,7 @@ class RankReplay:
     _main: _Stream = field(init=False)
     _fetching: _Stream = field(init=False)
     _reducing: _Stream = field(init=False)
+    _calls: list[Passes] = field(init=False)
     _held: dict[tuple[int, int], dict[Name, Memory]] = field(init=False, default_factory=dict)
     """Buffers of passes, by micro-batch and block."""
     _made: dict[int, list[Memory]] = field(init=False, default_factory=dict)
@@ -160,6 +163,8 @@ class RankReplay:
         """After steps enough for the cache to settle."""
         streams = tuple(_Stream(self.settings) for _ in range(3))
         self._main, self._fetching, self._reducing = streams
+        passes = _passes(self.graph)
+        self._calls = [passes[_begins(block.piece)] for block in self.blocks]
         for number, size in enumerate(self.lasting):
             self._main.take("lasting", size, number)
         reserved = -1
@@ -251,31 +256,36 @@ class RankReplay:
     ) -> dict[Name, Memory]:
         """A pass of a block, or its forward pass for the ``second`` time: what of that was there already
         comes back, to be let go with the block."""
-        allocator, repeated = self._main.allocator, self.again[i]
+        allocate, release, repeated = (
+            self._main.allocator.allocate,
+            self._main.allocator.release,
+            self.again[i],
+        )
         own, beside = self._held.setdefault((micro, i), {}), dict[Name, Memory]()
         ends: dict[int, list[Name]] = {}
-        for call in _passes(self.graph)[_begins(self.blocks[i].piece)][0 if forward else 1]:
-            for birth in call.births:
-                if second and call.number not in repeated:
-                    continue
-                block = allocator.allocate(birth.size)
+        nothing: dict[Name, Memory] = {}
+        for call in self._calls[i][0 if forward else 1]:
+            runs_again = call.number in repeated
+            for birth in call.births if runs_again or not second else ():
+                block = allocate(birth.size)
                 if birth.gradient:
                     self._made.setdefault(i, []).append(block)
                 elif birth.name in own:
                     beside[birth.name] = block
                 else:
                     own[birth.name] = block
-                if not keeps and birth.ends >= 0 and call.number in repeated:
+                if not keeps and birth.ends >= 0 and runs_again:
                     ends.setdefault(birth.ends, []).append(birth.name)
             for away, name in call.deaths:
+                made = self._held.get((micro, i + away), nothing) if away else own
                 if away == 0 and name in beside:
-                    allocator.release(beside.pop(name))
-                elif name in (made := self._held.get((micro, i + away), {})):
-                    allocator.release(made.pop(name))
-            for number in [one for one in ends if one <= call.number]:
+                    release(beside.pop(name))
+                elif name in made:
+                    release(made.pop(name))
+            for number in [one for one in ends if one <= call.number] if ends else ():
                 for name in ends.pop(number):
                     if name in own:
-                        allocator.release(own.pop(name))
+                        release(own.pop(name))
         return beside
 
 
@@ -308,20 +318,24 @@ def replayed_bytes(
         for block in blocks
     ]
     each = [elements for block in parts for elements in block]
-    return float(
-        RankReplay(
-            graph=graph,
-            blocks=blocks,
-            again=[_places(job, graph, block, profile) for block in blocks],
-            shards=shards,
-            lasting=[elements * size for size in (sizes.shard, sizes.gradient) if size for elements in each],
-            states=[elements * sizes.state / _MOMENTS for elements in each for _ in range(_MOMENTS)],
-            gradients=[sizes.fleeting_gradient * sum(block) for block in parts] if shards else (),
-            update=sizes.update * sum(each),
-            tasks=_tasks(flying, job.accumulation),
-            settings=AllocatorSettings.read(job.workload.training.allocator or ""),
-        ).reserved_bytes()
+    reserved = _reserved_bytes(
+        graph=graph,
+        blocks=blocks,
+        again=tuple(_places(job, graph, block, profile) for block in blocks),
+        shards=shards,
+        lasting=tuple(elements * size for size in (sizes.shard, sizes.gradient) if size for elements in each),
+        states=tuple(elements * sizes.state / _MOMENTS for elements in each for _ in range(_MOMENTS)),
+        gradients=tuple(sizes.fleeting_gradient * sum(block) for block in parts) if shards else (),
+        update=sizes.update * sum(each),
+        tasks=_tasks(flying, job.accumulation),
+        settings=AllocatorSettings.read(job.workload.training.allocator or ""),
     )
+    return float(reserved)
+
+
+@functools.lru_cache(maxsize=64)
+def _reserved_bytes(**rank: Any) -> int:
+    return RankReplay(**rank).reserved_bytes()
 
 
 _MOMENTS = 2
