@@ -291,6 +291,35 @@ def test_parts_of_a_step_add_up_and_scale() -> None:
     assert isinstance(step.scaled(2.0), StepTime)
 
 
+@pytest.mark.parametrize(
+    ("name", "stage", "tasks"),
+    [
+        ("gpipe", 0, "F0 F1 F2 B0 B1 B2"),
+        ("1f1b", 0, "F0 F1 B0 F2 B1 B2"),
+        ("1f1b", 1, "F0 B0 F1 B1 F2 B2"),
+        ("zero-bubble", 1, "F0 I0 F1 I1 W0 F2 I2 W1 W2"),
+        ("interleaved", 1, "F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 F2.0 B0.0 F2.1 B1.0 B2.1 B2.0"),
+    ],
+)
+def test_ranks_take_their_tasks_in_the_order_of_the_schedule(name: str, stage: int, tasks: str) -> None:
+    """Of two ranks with three micro-batches."""
+    chunks = SCHEDULES[name]
+    found = order(name, stage, 2, chunks, 3).tasks
+    assert " ".join(task.named(chunks) for task in found) == tasks
+
+
+def test_slots_are_made_when_somebody_looks_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = play_pipeline(_stages(2), 4, 0.0, "1f1b")
+    step = StepTime(time_s=played.time_s, exposed_s=0.0, slots=played.slots)
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "named", lambda *_: pytest.fail("nobody has looked"))
+        longer = play_pipeline(_stages(2), 5, 0.0, "1f1b").time_s
+        twice = step.scaled(2.0)
+    assert longer > played.time_s
+    assert [slot.end_s for slot in twice.slots] == [2 * slot.end_s for slot in played.slots]
+    assert len(twice.slots) == 2 * 2 * 4 + 2
+
+
 def test_a_trace_has_a_process_for_each_stage() -> None:
     slots = play_pipeline(_stages(3), 4, 0.0, "1f1b").slots
     events = list(slot_events(slots, "job"))

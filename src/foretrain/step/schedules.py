@@ -190,7 +190,8 @@ def _zbv(stage: int, stages: int, micro_batches: int) -> Order:
     steps += [f0, i0, w0, f1, i1, w1] * (whole - ahead) + [i0, w0, f1, i1, w1] * (ahead - stages)
     steps += [i0, i1] * stage + [i0, w0] * left + [w1] * stage + [w0] * stage
     found = _numbered(steps)
-    return Order(*(column[found.micro_batch < micro_batches] for column in found))
+    kept = found.micro_batch < micro_batches
+    return Order(found.kind[kept], found.chunk[kept], found.micro_batch[kept], found.beside[kept])
 
 
 def _dualpipe(stage: int, stages: int, micro_batches: int) -> Order:
@@ -212,11 +213,9 @@ def _dualpipe(stage: int, stages: int, micro_batches: int) -> Order:
         steady -= 1
     steps += [*both(own, other), *both(other, own)] * steady
     steps += [_next("B", other), *both(other, own)] * far
-    whole = near + 1  # of what is left, passes that are not split: the first half
-    kinds: list[Kind] = ["B"] * whole + ["I"] * whole
-    split = list(zip(kinds, [other, own] * whole, strict=True))
-    steps += [_next(*one) for one in split]
-    waiting = [chunk for kind, chunk in split if kind == "I"]
+    chunks = [other, own] * (near + 1)  # of what is left, the second half is split
+    whole, waiting = chunks[: near + 1], chunks[near + 1 :]
+    steps += [_next("B", chunk) for chunk in whole] + [_next("I", chunk) for chunk in waiting]
     for _ in range(far):
         waiting.append(own)
         steps += [_next("W", waiting.pop(0)), _next("I", own)]
