@@ -113,8 +113,9 @@ def _slots(
     tails_s: Sequence[float],
 ) -> Iterator[Slot]:
     """The passes of all stages, and what follows the last of each."""
+    starts, ended = times
     for number, stage, name in named(schedule, len(ends), chunks, micro_batches):
-        yield Slot(stage, "compute", name, *(time[number] for time in times))
+        yield Slot(stage, "compute", name, starts[number], ended[number])
     for i, (end, tail_s) in enumerate(zip(ends, tails_s, strict=True)):
         yield Slot(i, "compute", TAIL, end, end + tail_s)
 
