@@ -254,7 +254,7 @@ def test_a_rank_is_replayed_once_for_plans_under_which_it_allocates_the_same(
     habits = Profile(sharding="parameters")
     job = a_job(data=2, shard="zero3")
     (first,) = memory(job, habits)
-    monkeypatch.setattr(rank_replay.RankReplay, "reserved_bytes", lambda _: pytest.fail("replayed again"))
+    monkeypatch.setattr(rank_replay.RankReplay, "_settled", lambda _: pytest.fail("replayed again"))
     assert memory(job, habits) == (first,)
 
 

@@ -11,7 +11,7 @@ from foretrain.errors import InputError
 from foretrain.graph.fusion import COMPILED, Fusion
 from foretrain.job import Job
 from foretrain.plan import Plan
-from foretrain.workload import Framework, Training
+from foretrain.workload import Framework
 
 TensorOverlap = Literal["none", "behind", "piecewise"]
 
@@ -370,17 +370,7 @@ def logged_stage(job: Job) -> int:
 def as_framework_runs_it(job: Job) -> Job:
     """The job with the optimizer, the attention and the precision that its framework has for it."""
     work, habits = job.workload, profile(job)
-    model, training = work.model, training_as_run(job)
-    own = habits.flash_attention is False and training.framework == "megatron" and model.config is not None
-    chosen = training.attention or ("eager" if own else None)
-    if chosen in ("eager", "sdpa"):  # others are merged in the graph, whatever the model writes out
-        model = dataclasses.replace(model, config={**(model.config or {}), "attn_implementation": chosen})
-    return dataclasses.replace(job, workload=dataclasses.replace(work, model=model, training=training))
-
-
-def training_as_run(job: Job) -> Training:
-    """The optimizer and the precision that the job's framework has for it."""
-    habits, training = profile(job), job.workload.training
+    model, training = work.model, work.training
     fused = dict(habits.optimizers).get(training.optimizer)
     if fused is not None:
         training = dataclasses.replace(training, optimizer=fused)
@@ -397,7 +387,11 @@ def training_as_run(job: Job) -> Training:
         if adapter is not None:
             adapter = dataclasses.replace(adapter, precision=cast, base=None)
         training = dataclasses.replace(training, precision=cast, adapter=adapter, master_weights=True)
-    return training
+    own = habits.flash_attention is False and training.framework == "megatron" and model.config is not None
+    chosen = training.attention or ("eager" if own else None)
+    if chosen in ("eager", "sdpa"):  # others are merged in the graph, whatever the model writes out
+        model = dataclasses.replace(model, config={**(model.config or {}), "attn_implementation": chosen})
+    return dataclasses.replace(job, workload=dataclasses.replace(work, model=model, training=training))
 
 
 def attention_factor(habits: Profile, capability: float) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from foretrain.graph import ITEM_BYTES, PHASES, OpGraph
 from foretrain.job import Job
-from foretrain.step.frameworks import Profile, training_as_run
+from foretrain.step.frameworks import Profile, as_framework_runs_it
 from foretrain.step.partition import Stage, blocks
 from foretrain.step.sharding import syncs_last
 
@@ -102,7 +102,7 @@ def state_sizes(job: Job, graph: OpGraph, profile: Profile) -> Sizes:
     own = weight_bytes(graph, trained=True)
     if not job.trains:
         return Sizes(shard=own, gradient=0.0, fleeting_gradient=0.0, state=0.0, update=0.0)
-    master = training_as_run(job).master_weights
+    master = as_framework_runs_it(job).workload.training.master_weights
     traced = _traced_elements(graph)
     state = _traced_bytes(graph) / max(1, traced) - FP32 * master
     if (kept_in := job.workload.training.optimizer_state) is not None:

@@ -221,12 +221,16 @@ def play_rank(work: Work, accumulation: int) -> StepTime:
         exposed_s=exposed,
         computing_s=computing,
         host_s=host_s,
-        slots=Slots(functools.partial(_from_zero, clock.slots)),
+        slots=_from_zero(clock.slots),
         repeated=repeated,
     )
 
 
-def _from_zero(fields: Iterable[tuple[Any, ...]]) -> Iterator[Slot]:
+def _from_zero(fields: Sequence[tuple[Any, ...]]) -> Slots:
+    return Slots(functools.partial(_begun_at_zero, fields))
+
+
+def _begun_at_zero(fields: Sequence[tuple[Any, ...]]) -> Iterator[Slot]:
     slots = [Slot(*one) for one in fields]
     start = min((slot.start_s for slot in slots), default=0.0)
     return (slot.moved(-start) for slot in slots)

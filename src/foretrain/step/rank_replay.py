@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -160,7 +160,13 @@ class RankReplay:
     """Gradients of a block as its backward pass makes them."""
 
     def reserved_bytes(self) -> int:
-        """After steps enough for the cache to settle."""
+        """After steps enough for the cache to settle; played once for ranks alike."""
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        return _settled(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        )
+
+    def _settled(self) -> int:
         streams = tuple(_Stream(self.settings) for _ in range(3))
         self._main, self._fetching, self._reducing = streams
         passes = _passes(self.graph)
@@ -289,6 +295,11 @@ class RankReplay:
         return beside
 
 
+@functools.lru_cache(maxsize=64)
+def _settled(**rank: Any) -> int:
+    return RankReplay(**rank)._settled()
+
+
 def replayed_bytes(
     job: Job,
     graph: OpGraph,
@@ -318,24 +329,20 @@ def replayed_bytes(
         for block in blocks
     ]
     each = [elements for block in parts for elements in block]
-    reserved = _reserved_bytes(
-        graph=graph,
-        blocks=blocks,
-        again=tuple(_places(job, graph, block, profile) for block in blocks),
-        shards=shards,
-        lasting=tuple(elements * size for size in (sizes.shard, sizes.gradient) if size for elements in each),
-        states=tuple(elements * sizes.state / _MOMENTS for elements in each for _ in range(_MOMENTS)),
-        gradients=tuple(sizes.fleeting_gradient * sum(block) for block in parts) if shards else (),
-        update=sizes.update * sum(each),
-        tasks=_tasks(flying, job.accumulation),
-        settings=AllocatorSettings.read(job.workload.training.allocator or ""),
+    return float(
+        RankReplay(
+            graph=graph,
+            blocks=blocks,
+            again=[_places(job, graph, block, profile) for block in blocks],
+            shards=shards,
+            lasting=[elements * size for size in (sizes.shard, sizes.gradient) if size for elements in each],
+            states=[elements * sizes.state / _MOMENTS for elements in each for _ in range(_MOMENTS)],
+            gradients=[sizes.fleeting_gradient * sum(block) for block in parts] if shards else (),
+            update=sizes.update * sum(each),
+            tasks=_tasks(flying, job.accumulation),
+            settings=AllocatorSettings.read(job.workload.training.allocator or ""),
+        ).reserved_bytes()
     )
-    return float(reserved)
-
-
-@functools.lru_cache(maxsize=64)
-def _reserved_bytes(**rank: Any) -> int:
-    return RankReplay(**rank).reserved_bytes()
 
 
 _MOMENTS = 2
