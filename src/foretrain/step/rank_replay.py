@@ -29,8 +29,8 @@ from foretrain.step.shard_buffers import ShardBuffers
 
 Task = tuple[bool, int]
 """Whether a micro-batch goes forward, else backward, and which one."""
-Name = int
-"""Of a buffer among those of its block."""
+Name = tuple[bool, int, int]
+"""A buffer of a block: whether its forward pass makes it, in which call, and which of that call's it is."""
 Key = tuple[str, int, int]
 _SMALL = 1 << 20
 """Bytes up to which a buffer comes from the pool of small ones."""
@@ -65,7 +65,6 @@ def _passes(graph: OpGraph) -> dict[tuple[int, int], Passes]:
     """Of each piece of the graph, by its first calls."""
     pieces = list({_begins(block.piece): block.piece for block in blocks(graph)}.values())
     where: dict[int, tuple[int, bool, int]] = {}
-    names = itertools.count()
     for number, piece in enumerate(pieces):
         for forward, calls in ((True, piece.forward), (False, piece.backward)):
             where.update({op: (number, forward, call) for call, op in enumerate(calls.tolist())})
@@ -80,9 +79,9 @@ def _passes(graph: OpGraph) -> dict[tuple[int, int], Passes]:
         if buffer.size_bytes <= _SMALL or buffer.born not in where:
             continue
         made = where[buffer.born]
-        place, _, call = made
+        place, forward, call = made
         own = born.setdefault(made, [])
-        name = next(names)
+        name = (forward, call, len(own))
         handed_on = any(read > place for read, _, _ in readers.get(number, ()))
         kept = buffer.category == "activations" and not handed_on
         last = max([call, *(at for read, _, at in readers.get(number, ()) if read == place)])
@@ -262,11 +261,8 @@ class RankReplay:
     ) -> dict[Name, Memory]:
         """A pass of a block, or its forward pass for the ``second`` time: what of that was there already
         comes back, to be let go with the block."""
-        allocate, release, repeated = (
-            self._main.allocator.allocate,
-            self._main.allocator.release,
-            self.again[i],
-        )
+        allocator, repeated = self._main.allocator, self.again[i]
+        allocate, release = allocator.allocate, allocator.release
         own, beside = self._held.setdefault((micro, i), {}), dict[Name, Memory]()
         ends: dict[int, list[Name]] = {}
         nothing: dict[Name, Memory] = {}
