@@ -26,6 +26,7 @@ import reading
 from foretrain.errors import ForetrainError
 from foretrain.evaluate import Comparison
 from foretrain.job import Job, Run, read_runs
+from foretrain.model_names import model_section
 from foretrain.predictors.deletepop import DeletePopPredictor
 from operator_models import write_intervals
 
@@ -76,6 +77,58 @@ LLAMA_80B: dict[str, Any] = {
         "sequence_parallel": True,
     },
 }
+
+
+DEEPSEEK_V3: dict[str, Any] = {
+    "model": model_section("DeepSeek-V3", None)[0],
+    "training": {
+        "global_batch": 8192,
+        "sequence": 4096,
+        "precision": "fp8",
+        "optimizer": "adamw",
+        "framework": "megatron",
+    },
+    "cluster": {"node": "dgx-h100", "nodes": 128},
+    "plan": {"pipeline": 16, "expert": 64, "micro_batch": 1, "shard": "zero1"},
+}
+LLAMA_70B: dict[str, Any] = {
+    "model": model_section("Llama-3.1-70B", None)[0],
+    "training": {
+        "global_batch": 1024,
+        "sequence": 8192,
+        "precision": "bf16",
+        "optimizer": "adamw",
+        "framework": "torchtitan",
+    },
+    "cluster": {"node": "dgx-h100", "nodes": 128},
+    "plan": {"micro_batch": 1, "shard": "zero3"},
+}
+SPEED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[dict[str, Any], ...]]] = {
+    "a Llama of 80B on 512 H100": (
+        LLAMA_80B,
+        {"tensor": 4, "data": 16},
+        ({"shard": "none"}, {"pipeline": 4, "data": 16}, {"schedule": "interleaved"}),
+    ),
+    "DeepSeek-V3 on 1,024 H100": (
+        DEEPSEEK_V3,
+        {"expert": 32},
+        (
+            {"pipeline": 8},
+            {"recompute": "full"},
+            {"recompute": "selective", "recompute_modules": ["mla_up", "mlp"]},
+            {"schedule": "interleaved", "virtual_stages": 2},
+            {"schedule": "zbv"},
+            {"schedule": "dualpipe"},
+        ),
+    ),
+    "Llama 3.1 70B with FSDP2 on 1,024 H100": (
+        LLAMA_70B,
+        {"context": 2},
+        ({"recompute": "full"}, {"recompute": "selective"}, {"replicate": 16}),
+    ),
+}
+"""Jobs whose forecasts are timed: each with a plan that loads the libraries, and with plans that run the same
+graph."""
 
 
 def main() -> None:
@@ -192,24 +245,25 @@ def print_ranks(runs: Sequence[Run], rows: Sequence[Comparison]) -> None:
 def print_speed() -> None:
     """Cold: nothing of the job was traced before, but the libraries are loaded.
 
-    Then the same job with other plans.
+    Then the same job with other plans. Seconds are those of the processor.
     """
     predictor = DeletePopPredictor()
-    times = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FORETRAIN_CACHE"] = folder
-        predictor.predict(job_with(tensor=4, data=16))
-        for plan in ({}, {"shard": "none"}, {"pipeline": 4, "data": 16}, {"schedule": "interleaved"}):
-            job = job_with(**plan)
-            start = time.perf_counter()
-            predictor.predict(job)
-            times.append(time.perf_counter() - start)
-    others = ", ".join(f"{seconds * 1e3:.0f} ms" for seconds in times[1:])
-    print(f"a Llama of 80B on 512 H100: {times[0]:.2f} s cold, then {others} with another plan")
+        for name, (job, first, plans) in SPEED.items():
+            predictor.predict(job_with(job, **first))
+            times = []
+            for plan in ({}, *plans):
+                planned = job_with(job, **plan)
+                start = time.process_time()
+                predictor.predict(planned)
+                times.append(time.process_time() - start)
+            others = ", ".join(f"{seconds * 1e3:.0f} ms" for seconds in times[1:])
+            print(f"{name}: {times[0]:.2f} s cold, then {others} with another plan", flush=True)
 
 
-def job_with(**plan: Any) -> Job:
-    return Job.read({**LLAMA_80B, "plan": {**LLAMA_80B["plan"], **plan}})
+def job_with(job: dict[str, Any], **plan: Any) -> Job:
+    return Job.read({**job, "plan": {**job["plan"], **plan}})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import cProfile
 import dataclasses
+import pstats
 import re
 from typing import Any, get_args
 
@@ -86,6 +88,27 @@ def test_every_kind_of_plan_has_a_forecast(plan: dict[str, Any]) -> None:
     assert len(forecast.ranks) == job(**plan).plan.pipeline
     assert forecast["device_utilization"].median <= 1.0
     assert forecast["network_tx_bytes_per_s"].median > 0
+
+
+def test_a_further_plan_of_many_stages_is_forecast_with_few_calls_of_python() -> None:
+    """A stand-in for time: 16 stages, 512 micro-batches, and the graph there already."""
+    described = job({"node": "dgx-h100", "nodes": 16}, LARGE, micro_batch=1, pipeline=1).to_dict()
+    model = {**described["model"], "config": {**LLAMA, "num_hidden_layers": 64}}
+
+    def planned(**plan: Any) -> Job:
+        wanted = {"micro_batch": 1, "pipeline": 16, "shard": "zero1", **plan}
+        return Job.read({**described, "model": model, "plan": wanted})
+
+    def calls(given: Job) -> int:
+        with cProfile.Profile() as counted:
+            PREDICTOR.predict(given)
+        return pstats.Stats(counted).total_calls  # type: ignore[attr-defined, no-any-return]
+
+    PREDICTOR.predict(planned())
+    interleaved = {"schedule": "interleaved", "virtual_stages": 2}
+    modules = {"recompute": "selective", "recompute_modules": ["norms", "mlp"]}
+    further = [{"recompute": "full"}, modules, interleaved, {"schedule": "zbv"}, {"schedule": "dualpipe"}]
+    assert max(calls(planned(**plan)) for plan in further) < 150_000
 
 
 def test_an_early_megatron_is_known_by_its_version_or_else_by_its_habits() -> None:

@@ -13,9 +13,10 @@ from foretrain.plan import Plan
 from foretrain.step import pipeline
 from foretrain.step.pipeline import TAIL, Played, StageWork, play_pipeline
 from foretrain.step.playback import StepTime, Work, play_rank, shares
-from foretrain.step.schedules import in_flight, order, place, program
+from foretrain.step.schedules import in_flight, order, place
 from foretrain.step.spans import Span, span, total
 from foretrain.step.timeline import run, slot_events
+from foretrain.step.turns import named
 
 times = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=12)
 
@@ -177,7 +178,7 @@ def test_no_rank_holds_more_than_is_in_flight(name: str, stages: int, half: int)
     plan = Plan(pipeline=stages, schedule=name)  # type: ignore[arg-type]
     for stage in range(stages):
         most, held = sum(in_flight(plan, stage, SCHEDULES[name], micro_batches)), 0
-        for task in order(name, stage, stages, SCHEDULES[name], micro_batches):
+        for task in order(name, stage, stages, SCHEDULES[name], micro_batches).tasks:
             held += {"F": 1, "I": 0, "B": -1, "W": -1}[task.kind]
             assert 0 <= held <= most
         assert held == 0
@@ -220,8 +221,8 @@ def test_micro_batches_not_laid_out_follow_at_the_same_pace(
 @pytest.mark.parametrize(("count", "chunks"), [(2, 2), (4, 2), (4, 3), (4, 4)])
 def test_every_task_of_an_interleaved_pipeline_is_played(count: int, chunks: int, micro_batches: int) -> None:
     stages = _stages(count, chunks)
-    turns = program("interleaved", count, chunks, micro_batches)
-    assert len(turns) == len({turn[:2] for turn in turns}) == 2 * count * chunks * micro_batches
+    turns = named("interleaved", count, chunks, micro_batches)
+    assert len(turns) == len({turn[1:] for turn in turns}) == 2 * count * chunks * micro_batches
     assert play_pipeline(stages, micro_batches, 0.0, "interleaved").time_s >= 3.0 * micro_batches
 
 
@@ -288,6 +289,35 @@ def test_parts_of_a_step_add_up_and_scale() -> None:
     assert sum(shares(step).values()) == pytest.approx(step.time_s)
     assert step.scaled(2.0).time_s == pytest.approx(2 * step.time_s)
     assert isinstance(step.scaled(2.0), StepTime)
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "tasks"),
+    [
+        ("gpipe", 0, "F0 F1 F2 B0 B1 B2"),
+        ("1f1b", 0, "F0 F1 B0 F2 B1 B2"),
+        ("1f1b", 1, "F0 B0 F1 B1 F2 B2"),
+        ("zero-bubble", 1, "F0 I0 F1 I1 W0 F2 I2 W1 W2"),
+        ("interleaved", 1, "F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 F2.0 B0.0 F2.1 B1.0 B2.1 B2.0"),
+    ],
+)
+def test_ranks_take_their_tasks_in_the_order_of_the_schedule(name: str, stage: int, tasks: str) -> None:
+    """Of two ranks with three micro-batches."""
+    chunks = SCHEDULES[name]
+    found = order(name, stage, 2, chunks, 3).tasks
+    assert " ".join(task.named(chunks) for task in found) == tasks
+
+
+def test_slots_are_made_when_somebody_looks_at_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = play_pipeline(_stages(2), 4, 0.0, "1f1b")
+    step = StepTime(time_s=played.time_s, exposed_s=0.0, slots=played.slots)
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "named", lambda *_: pytest.fail("nobody has looked"))
+        longer = play_pipeline(_stages(2), 5, 0.0, "1f1b").time_s
+        twice = step.scaled(2.0)
+    assert longer > played.time_s
+    assert [slot.end_s for slot in twice.slots] == [2 * slot.end_s for slot in played.slots]
+    assert len(twice.slots) == 2 * 2 * 4 + 2
 
 
 def test_a_trace_has_a_process_for_each_stage() -> None:

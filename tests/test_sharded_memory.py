@@ -16,6 +16,7 @@ from foretrain.forecast import RankMemory
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Run, read_runs
 from foretrain.plan import Plan
+from foretrain.step import rank_replay
 from foretrain.step.frameworks import Profile, as_framework_runs_it, profile
 from foretrain.step.graph import step_graph
 from foretrain.step.partition import blocks, stages
@@ -245,6 +246,16 @@ def test_a_rank_that_serves_has_its_peak_in_the_forward_pass_and_no_gaps_in_segm
     assert {rank.peak.phase for ranks in found.values() for rank in ranks if rank.peak} == {"forward"}
     assert all(rank.by_category["temporaries"] and rank.cached_bytes for rank in found[""])
     assert [rank.cached_bytes for rank in found["expandable_segments:True"]] == [0.0, 0.0]
+
+
+def test_a_rank_is_replayed_once_for_plans_under_which_it_allocates_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    habits = Profile(sharding="parameters")
+    job = a_job(data=2, shard="zero3")
+    (first,) = memory(job, habits)
+    monkeypatch.setattr(rank_replay.RankReplay, "_settled", lambda _: pytest.fail("replayed again"))
+    assert memory(job, habits) == (first,)
 
 
 # Measured ranks

@@ -14,7 +14,7 @@ from foretrain.predictors.base import Predictor
 from foretrain.step.block_memory import kept_bytes
 from foretrain.step.layout import Layout
 from foretrain.step.partition import Block
-from foretrain.step.passes import backward_pass, is_recomputed
+from foretrain.step.passes import backward_pass, is_recomputed, kind_of, passes_by_kind
 from foretrain.step.play import Step
 
 
@@ -102,8 +102,9 @@ def _read_later(layout: Layout, again: set[int]) -> float:
 def _layers(step: Step, plain: Step) -> Iterator[LayerRecomputation]:
     layout, times = step.layout, step.layout.job.accumulation
     before = {block.name: _kept(plain.layout, block) for block in _blocks(plain.layout)}
+    passes = passes_by_kind(layout)
     for block in _blocks(layout):
-        calls = backward_pass(layout, block)
+        _, calls = passes[kind_of(layout, block)]
         again = is_recomputed(layout.graph, calls.op)
         if again.any():
             saved = before.get(block.name, 0.0) - _kept(layout, block)

@@ -56,12 +56,13 @@ class CachingAllocator:
         self._unmapped: tuple[dict[int, Block], ...] = ({}, {})  # by address, per pool
         self._rests: dict[int, int] = {}  # bytes that are left of the driver's regions, by address
         self._lowest = _LARGE_SEGMENT << 38
+        self._is_plain = not self.settings.expandable_segments and self.settings.max_split_bytes == math.inf
 
     def allocate(self, size_bytes: int) -> Block:
         size = self._rounded(size_bytes)
-        pool = int(size > _SMALL)
+        pool = 1 if size > _SMALL else 0
         block = self._best_fit(size, pool) or self._from_device(size, pool)
-        if self._splits(block.size - size, size, pool):
+        if block.size > size and self._splits(block.size - size, size, pool):
             self._split(block, size)
             assert block.next is not None
             self._add(block.next)
@@ -74,7 +75,11 @@ class CachingAllocator:
     def release(self, block: Block) -> None:
         self.allocated -= block.size
         block.free = True
-        self._add(self._merged(block))
+        after, before = block.next, block.previous
+        if (after is not None and after.free) or (before is not None and before.free):
+            block = self._merged(block)
+        insort(self._free[block.pool], (block.size, block.address))
+        self._free_at[block.address] = block
 
     # Sizes
 
@@ -83,7 +88,7 @@ class CachingAllocator:
         if divisions > 1 and size_bytes > _UNIT * divisions:
             step = (1 << (size_bytes.bit_length() - 1)) // divisions
             return -(-size_bytes // step) * step
-        return max(_UNIT, -(-size_bytes // _UNIT) * _UNIT)
+        return -(-size_bytes // _UNIT) * _UNIT or _UNIT
 
     def _splits(self, remaining: int, size: int, pool: int) -> bool:
         if pool == 0 or self.settings.expandable_segments:
@@ -95,10 +100,13 @@ class CachingAllocator:
     def _best_fit(self, size: int, pool: int) -> Block | None:
         """The smallest free block that does; the end of an expandable segment counts as what it can grow to,
         a block beyond the limit on splitting serves only requests of nearly its size."""
-        free, limit = self._free[pool], self.settings.max_split_bytes
+        free = self._free[pool]
         position = bisect_left(free, (size, 0))
         if position == len(free):
             return None
+        if self._is_plain:
+            return self._free_at.pop(free.pop(position)[1])
+        limit = self.settings.max_split_bytes
         if self.settings.expandable_segments:
             while position + 1 < len(free) and self._grows_to(free[position + 1]) < self._grows_to(
                 free[position]

@@ -7,12 +7,14 @@ import functools
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from foretrain.graph import ITEM_BYTES, OpGraph
 from foretrain.graph.opset import traits
 from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.step.frameworks import Profile
-from foretrain.step.partition import Block
+from foretrain.step.partition import Block, Piece
 from foretrain.step.passes import run_again
 from foretrain.step.recomputed_modules import WITHOUT_OUTPUT, calls_of
 from foretrain.workload import Loss
@@ -62,32 +64,30 @@ def kept_bytes(graph: OpGraph, block: Block, plan: Plan, profile: Profile) -> fl
         return float(block.piece.kept_bytes)
     if plan.recompute == "full":
         return float(block.piece.handed_on_bytes)
-    calls = tuple(block.piece.forward.tolist()), tuple(again.tolist())
+    calls = again.tobytes()
     if plan.recompute_modules:
-        alone = [module for module in plan.recompute_modules if module in WITHOUT_OUTPUT]
-        return float(
-            block.piece.kept_bytes - _let_go(graph, *calls, tuple(calls_of(graph, block, alone).tolist()))
-        )
+        alone = tuple(module for module in plan.recompute_modules if module in WITHOUT_OUTPUT)
+        return float(block.piece.kept_bytes - _let_go(graph, block.piece, calls, alone))
     if plan.recompute == "operators" or profile.selective_recompute == "half":
-        return float(block.piece.handed_on_bytes + _results(graph, *calls))
-    return float(block.piece.kept_bytes - _let_go(graph, *calls))
+        return float(block.piece.handed_on_bytes + _results(graph, block.piece, calls))
+    return float(block.piece.kept_bytes - _let_go(graph, block.piece, calls))
 
 
 @functools.lru_cache(maxsize=256)
-def _results(graph: OpGraph, forward: tuple[int, ...], again: tuple[int, ...]) -> int:
+def _results(graph: OpGraph, piece: Piece, again: bytes) -> int:
     """Of calls of a checkpoint that do not run again: what they made is kept."""
-    repeated = set(again)
-    kept = {buffer for i in forward if i not in repeated for buffer in graph.ops[i].writes}
+    repeated = set(np.frombuffer(again, dtype=np.int64).tolist())
+    kept = {buffer for i in piece.forward.tolist() if i not in repeated for buffer in graph.ops[i].writes}
     return sum(graph.buffers[buffer].size_bytes for buffer in kept if graph.buffers[buffer].born >= 0)
 
 
 @functools.lru_cache(maxsize=256)
-def _let_go(
-    graph: OpGraph, forward: tuple[int, ...], again: tuple[int, ...], alone: tuple[int, ...] = ()
-) -> int:
+def _let_go(graph: OpGraph, piece: Piece, again: bytes, modules: tuple[str, ...] = ()) -> int:
     """Of what a block keeps, bytes that calls make which run again and that only they read, less what has to
-    stay for them instead; of calls that stand ``alone``, all that they make."""
-    repeated, own, dropped = set(again), set(forward), set(alone)
+    stay for them instead; of calls of ``modules``, all that they make."""
+    forward = piece.forward.tolist()
+    repeated, own = set(np.frombuffer(again, dtype=np.int64).tolist()), set(forward)
+    dropped = set(calls_of(graph, piece, modules).tolist())
     readers: dict[int, set[int]] = {}
     for i in forward:
         for read in graph.ops[i].reads:

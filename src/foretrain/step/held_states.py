@@ -69,6 +69,12 @@ def weight_bytes(graph: OpGraph, *, trained: bool = False) -> int:
 
 
 @functools.lru_cache(maxsize=64)
+def trains_all(graph: OpGraph) -> bool:
+    """Whether no parameter is frozen."""
+    return all(weight.trainable for weight in graph.weights)
+
+
+@functools.lru_cache(maxsize=64)
 def tied_elements(graph: OpGraph) -> int:
     """Elements of parameters that the first and the last block share: a pipeline holds them at both of its
     ends."""

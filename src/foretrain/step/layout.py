@@ -4,6 +4,7 @@ and network."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -154,7 +155,7 @@ class Calls:
     """At which ops the host reads a result, and so waits for the device: of masks, mostly, which a framework
     with an attention of its own does not look at."""
 
-    @property
+    @functools.cached_property
     def gaps_s(self) -> Column:
         return self.gap_s * self.kernels * ~self.communicates
 

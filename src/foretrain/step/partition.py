@@ -87,11 +87,11 @@ class Stage:
     copies: int = 1
     """Of the model in the pipeline; each runs its part of the micro-batches."""
 
-    @property
+    @functools.cached_property
     def blocks(self) -> tuple[Block, ...]:
         return tuple(block for chunk in self.chunks for block in chunk)
 
-    @property
+    @functools.cached_property
     def weights(self) -> tuple[Weight, ...]:
         return tuple(weight for block in self.blocks for weight in block.weights)
 

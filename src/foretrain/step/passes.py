@@ -18,7 +18,7 @@ from foretrain.graph.opset import communicates, is_product
 from foretrain.plan import Plan
 from foretrain.step.context import with_context
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
-from foretrain.step.partition import Block, Index, Stage, blocks
+from foretrain.step.partition import Block, Index, Piece, Stage, blocks
 from foretrain.step.recomputed_modules import attention_calls, calls_of
 from foretrain.step.sharding import copies_in_s, copies_out_s, hooks_s, shards, update_hooks_s
 from foretrain.step.spans import Column, Span, span
@@ -101,6 +101,19 @@ def backward_pass(layout: Layout, block: Block) -> Pass:
     return _with(backward, _accumulation_s(layout, block) + copied + moved, host_s=host_s)
 
 
+def kind_of(layout: Layout, block: Block) -> tuple[int, bool]:
+    """What the passes of a block depend on: its piece, and whether calls of it run again."""
+    return id(block.piece), runs_again(layout.job.plan, layout.graph, block)
+
+
+def passes_by_kind(layout: Layout) -> dict[tuple[int, bool], tuple[Pass, Pass]]:
+    """Forward and backward pass of each kind of block."""
+    kinds = {kind_of(layout, block): block for stage in layout.stages for block in stage.blocks}
+    return {
+        kind: (forward_pass(layout, block), backward_pass(layout, block)) for kind, block in kinds.items()
+    }
+
+
 def _moved_to_host_s(layout: Layout, block: Block, beside_s: float) -> float:
     """What it takes longer than a pass to move what a layer keeps to or from the host meanwhile."""
     plan = layout.job.plan
@@ -148,15 +161,18 @@ def recomputed(layout: Layout, block: Block) -> Index:
 
 def run_again(plan: Plan, selective: str, graph: OpGraph, block: Block) -> Index:
     """The same by what a plan says, and what its framework takes ``selective`` for."""
-    forward = block.piece.forward
     if not runs_again(plan, graph, block):
-        return forward[:0]
+        return block.piece.forward[:0]
     if plan.recompute == "full":
-        return forward
+        return block.piece.forward
     if plan.recompute_modules:
-        return calls_of(graph, block, plan.recompute_modules)
-    by_operators = plan.recompute == "operators" or selective == "half"
-    return (_without_half_of_products if by_operators else attention_calls)(graph, forward)
+        return calls_of(graph, block.piece, plan.recompute_modules)
+    return _chosen(graph, block.piece, by_operators=plan.recompute == "operators" or selective == "half")
+
+
+@functools.lru_cache(maxsize=1024)
+def _chosen(graph: OpGraph, piece: Piece, *, by_operators: bool) -> Index:
+    return (_without_half_of_products if by_operators else attention_calls)(graph, piece.forward)
 
 
 def runs_again(plan: Plan, graph: OpGraph, block: Block) -> bool:
@@ -203,7 +219,7 @@ def update_share(layout: Layout, stage: Stage) -> tuple[float, float]:
     plan, teams = layout.job.plan, layout.teams
     dense, experts = (shards(plan, one).size if sharded else 1 for one in (teams.data, teams.expert_data))
     updated = sum(w.elements / (experts if w.expert else dense) for w in stage.weights if w.trainable)
-    traced = sum(w.elements for block in traced_blocks(graph) for w in block.weights if w.trainable)
+    traced, _ = traced_parameters(graph)
     return (updated / traced if traced else 1.0), updated
 
 
@@ -212,6 +228,13 @@ def traced_blocks(graph: OpGraph) -> Sequence[Block]:
     if graph.stack is None:
         return everything
     return (everything[0], *everything[1 : 1 + graph.stack.traced], everything[-1])
+
+
+@functools.lru_cache(maxsize=64)
+def traced_parameters(graph: OpGraph) -> tuple[int, int]:
+    """Of the blocks that were traced, elements and tensors that are trained."""
+    trained = [w.elements for block in traced_blocks(graph) for w in block.weights if w.trainable]
+    return sum(trained), len(trained)
 
 
 def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: bool = False) -> Pass:

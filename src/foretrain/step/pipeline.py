@@ -3,7 +3,8 @@ follows the last pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +13,11 @@ from foretrain.graph import ITEM_BYTES
 from foretrain.step.layout import Layout, on_efa
 from foretrain.step.partition import Stage, blocks, handed_on_bytes
 from foretrain.step.passes import weight_gradients_s
-from foretrain.step.playback import Slot, StepTime, Work
-from foretrain.step.schedules import BIDIRECTIONAL, FORWARD_ONLY, SPLIT, place, program
+from foretrain.step.playback import Slot, Slots, StepTime, Work
+from foretrain.step.schedules import BIDIRECTIONAL, FORWARD_ONLY, SPLIT, place
 from foretrain.step.sharding import wire_bytes
 from foretrain.step.spans import Span, total
+from foretrain.step.turns import TURNS, named, program
 
 _ROUNDS = 3
 """Micro-batches of a pipeline that are laid out, in units of its stages; further ones follow at the pace of
@@ -48,8 +50,8 @@ class StageWork:
         apart = sum(self.forward_s) + sum(self.backward_s)
         return apart - sum(self.beside_s) if self.beside_s else 0.0
 
-    def lasting(self) -> dict[tuple[str, int], float]:
-        """Seconds of each kind of turn, by the chunk of its first task."""
+    def lasting_s(self, chunks: int) -> Iterator[float]:
+        """Seconds of each kind of turn (``TURNS``), by the chunk of its first task."""
         inputs_s = (whole - part for whole, part in zip(self.backward_s, self.weights_s, strict=False))
         kinds = {
             "F": self.forward_s,
@@ -58,7 +60,8 @@ class StageWork:
             "W": self.weights_s,
             "FB": self.beside_s,
         }
-        return {(kind, chunk): time for kind, times in kinds.items() for chunk, time in enumerate(times)}
+        for kind in TURNS:
+            yield from kinds[kind] or (0.0,) * chunks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ class Played:
     """From the first pass to the end of the last stage."""
     busiest_s: float
     """Of the busiest stage's own passes."""
-    slots: tuple[Slot, ...]
+    slots: Sequence[Slot]
 
 
 def laid_out(stages: int, micro_batches: int) -> int:
@@ -92,18 +95,29 @@ def play_pipeline(
     """
     chunks, shown = len(stages[0].forward_s), laid_out(len(stages), micro_batches)
     time_s, ends, times = _timed(stages, micro_batches, message_s, schedule, blocks=blocks)
-    turns = program(schedule, len(stages), chunks, shown)
-    passes = (Slot(turn.stage, "compute", turn.name, *when) for turn, when in zip(turns, times, strict=True))
-    tails = (
-        Slot(i, "compute", TAIL, end, end + stage.tail_s)
-        for i, (end, stage) in enumerate(zip(ends, stages, strict=True))
-    )
+    tails_s = tuple(stage.tail_s for stage in stages)
     own = max(sum(stage.forward_s) + sum(stage.backward_s) for stage in stages)
     return Played(
         time_s=time_s,
         busiest_s=own * micro_batches / (2 if schedule == BIDIRECTIONAL else 1),
-        slots=(*passes, *tails),
+        slots=Slots(functools.partial(_slots, schedule, chunks, shown, times, ends, tails_s)),
     )
+
+
+def _slots(
+    schedule: str,
+    chunks: int,
+    micro_batches: int,
+    times: Times,
+    ends: Sequence[float],
+    tails_s: Sequence[float],
+) -> Iterator[Slot]:
+    """The passes of all stages, and what follows the last of each."""
+    starts, ended = times
+    for number, stage, name in named(schedule, len(ends), chunks, micro_batches):
+        yield Slot(stage, "compute", name, starts[number], ended[number])
+    for i, (end, tail_s) in enumerate(zip(ends, tails_s, strict=True)):
+        yield Slot(i, "compute", TAIL, end, end + tail_s)
 
 
 def _timed(
@@ -129,8 +143,8 @@ def _timed(
     return last + per_round * (micro_batches - shown), ends, times
 
 
-Times = Sequence[tuple[float, float]]
-"""When each turn of a program begins and ends."""
+Times = tuple[Sequence[float], Sequence[float]]
+"""When each turn of a program begins, and when it ends."""
 
 
 def _lay_out(
@@ -141,25 +155,25 @@ def _lay_out(
     *,
     blocks: bool = False,
 ) -> tuple[list[float], Times]:
-    """Play the stages' tasks, each in its stage's order and after what it depends on; when each stage
-    ends."""
-    free, times = [0.0] * len(stages), []
-    travels_s = (*message_s, 0.0)
-    lasting_s = [stage.lasting() for stage in stages]
-    turns = program(schedule, len(stages), len(stages[0].forward_s), micro_batches)
-    ended: dict[int, float] = {}
-    for turn in turns:
-        start = free[turn.stage]
-        for result, message in turn.needs:
-            start = max(start, ended[result] + travels_s[message])
-        end = start + lasting_s[turn.stage][turn.kind, turn.tasks[0].chunk]
-        free[turn.stage] = end
-        for result, message in turn.makes:
-            ended[result] = end
-            if blocks:
-                free[turn.stage] += travels_s[message]
-        times.append((start, end))
-    return free, times
+    """Play the stages' tasks, each in its stage's order and after what it depends on; when each stage ends.
+    What a turn has none of is the last of its list."""
+    chunks = len(stages[0].forward_s)
+    free, starts, ended = [0.0] * len(stages), list[float](), [0.0]
+    travels_s = [*message_s, 0.0]
+    holds_up_s = travels_s if blocks else [0.0] * len(travels_s)
+    lasting_s = [seconds for stage in stages for seconds in stage.lasting_s(chunks)] + [0.0]
+    turns = program(schedule, len(stages), chunks, micro_batches)
+    columns = (turns.stage, turns.lasting, turns.behind, turns.brought, turns.sent)
+    for stage, lasting, behind, brought, sent in zip(*columns, strict=True):
+        start = free[stage]
+        ready = ended[behind] + travels_s[brought]
+        if ready > start:
+            start = ready
+        end = start + lasting_s[lasting]
+        free[stage] = end + holds_up_s[sent]
+        starts.append(start)
+        ended.append(end)
+    return free, (starts, ended[1:])
 
 
 # Stages as they are laid out

@@ -26,13 +26,12 @@ from foretrain.step.memory import rank_memory
 from foretrain.step.partition import Block, Stage
 from foretrain.step.passes import (
     Pass,
-    backward_pass,
-    forward_pass,
     is_recomputed,
+    kind_of,
     optimizer_pass,
+    passes_by_kind,
     recomputed,
-    runs_again,
-    traced_blocks,
+    traced_parameters,
     update_share,
 )
 from foretrain.step.pipeline import pipeline_step, stall_s
@@ -127,12 +126,13 @@ class Step:
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
     def _passes(self) -> Iterator[tuple[Phase, Block | None, Pass, int]]:
-        layout = self.layout
+        layout, passes = self.layout, passes_by_kind(self.layout)
         for stage in layout.stages:
             times = layout.job.accumulation // stage.copies
             for block in stage.blocks:
-                yield "forward", block, forward_pass(layout, block), times
-                yield "backward", block, backward_pass(layout, block), times
+                forward, backward = passes[kind_of(layout, block)]
+                yield "forward", block, forward, times
+                yield "backward", block, backward, times
             yield "optimizer", None, optimizer_pass(layout, stage), 1
 
 
@@ -241,7 +241,7 @@ class _StageCalls:
 
 def _tensors_share(layout: Layout, stage: Stage) -> float:
     """Parameter tensors that a rank updates beside those that were traced."""
-    traced = sum(w.trainable for block in traced_blocks(layout.graph) for w in block.weights)
+    _, traced = traced_parameters(layout.graph)
     return sum(w.trainable for w in stage.weights) / traced if traced else 1.0
 
 
@@ -269,17 +269,12 @@ def layer_of(layout: Layout, block: Block | None, path: str) -> str:
 
 
 def _works(layout: Layout) -> list[Work]:
-    def kind(block: Block) -> tuple[int, bool]:
-        return id(block.piece), runs_again(layout.job.plan, layout.graph, block)
-
-    kinds = {kind(block): block for stage in layout.stages for block in stage.blocks}
     passes = {
-        one: (forward_pass(layout, block).span, backward_pass(layout, block).span)
-        for one, block in kinds.items()
+        kind: (forward.span, backward.span) for kind, (forward, backward) in passes_by_kind(layout).items()
     }
     works = []
     for stage in layout.stages:
-        chunks = [[passes[kind(block)] for block in chunk] for chunk in stage.chunks]
+        chunks = [[passes[kind_of(layout, block)] for block in chunk] for chunk in stage.chunks]
         begun = [one for chunk in chunks for one in _with_own_time(layout, chunk)]
         works.append(_work(layout, stage, begun))
     return works

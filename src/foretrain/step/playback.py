@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, overload
 
 from foretrain.graph import Phase
 from foretrain.step.spans import Span, total
@@ -15,7 +16,7 @@ _LAID_OUT = 3
 of these."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """What a rank does in a step: its blocks in forward order, and what it exchanges with its replicas."""
 
@@ -54,7 +55,7 @@ class Work:
     slowdown: float = 0.0
     """Share of the time of hidden communication by which computation becomes longer."""
 
-    @property
+    @functools.cached_property
     def passes(self) -> Span:
         """A micro-batch, forward and backward."""
         return total(self.forward) + total(self.backward)
@@ -69,7 +70,8 @@ class _Clock:
     network: float = 0.0
     copies: float = 0.0
     """The links on which copies of a shard sum up."""
-    slots: list[Slot] = field(default_factory=list)
+    slots: list[tuple[Any, ...]] = field(default_factory=list)
+    """The fields of each slot."""
     moved_s: float = 0.0
     """Time that the network was in use."""
     waited_s: float = 0.0
@@ -85,20 +87,20 @@ class _Clock:
         self.waited_s += max(0.0, self.device - unhindered)
         if work.alone_s:
             start = self.device - work.device_s
-            self.slots.append(Slot(0, "compute", name, start, self.device, phase, blocks, began, free))
+            self.slots.append((0, "compute", name, start, self.device, phase, blocks, began, free))
 
     def move(self, name: str, seconds: float, ready: float) -> float:
         """Communication beside the computation; when it has ended."""
         self.network = max(self.network, ready) + seconds
         self.moved_s += seconds
-        self.slots.append(Slot(0, "network", name, self.network - seconds, self.network))
+        self.slots.append((0, "network", name, self.network - seconds, self.network))
         return self.network
 
     def sum_up(self, name: str, seconds: float, ready: float) -> float:
         """The same among the copies of a shard."""
         self.copies = max(self.copies, ready) + seconds
         self.moved_s += seconds
-        self.slots.append(Slot(0, "network", name, self.copies - seconds, self.copies))
+        self.slots.append((0, "network", name, self.copies - seconds, self.copies))
         return self.copies
 
     def wait(self, until: float) -> None:
@@ -125,7 +127,7 @@ class StepTime:
     """The host updates parameters that it holds."""
     straggler_s: float = 0.0
     """Waiting for the slowest rank."""
-    slots: tuple[Slot, ...] = ()
+    slots: Sequence[Slot] = ()
     repeated: float = 1.0
     """Micro-batches of the step for each one in ``slots``."""
 
@@ -136,8 +138,7 @@ class StepTime:
             for one in dataclasses.fields(self)
             if one.name.endswith("_s")
         }
-        slots = tuple(slot.moved(0.0, factor) for slot in self.slots)
-        return dataclasses.replace(self, **times, slots=slots)
+        return dataclasses.replace(self, **times, slots=Slots(functools.partial(_scaled, self.slots, factor)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,38 @@ class Slot:
         )
 
 
+class Slots(Sequence[Slot]):
+    """Slots that are made when somebody looks at them."""
+
+    def __init__(self, make: Callable[[], Iterable[Slot]]) -> None:
+        self._make = make
+
+    @functools.cached_property
+    def _made(self) -> tuple[Slot, ...]:
+        return tuple(self._make())
+
+    @overload
+    def __getitem__(self, which: int) -> Slot: ...
+    @overload
+    def __getitem__(self, which: slice) -> Sequence[Slot]: ...
+    def __getitem__(self, which: int | slice) -> Slot | Sequence[Slot]:
+        return self._made[which]
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._made == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._made)
+
+
+def _scaled(slots: Iterable[Slot], factor: float) -> Iterator[Slot]:
+    return (slot.moved(0.0, factor) for slot in slots)
+
+
+@functools.lru_cache(maxsize=16)
 def play_rank(work: Work, accumulation: int) -> StepTime:
     """A rank without a pipeline, steps following one another."""
     laid_out = min(accumulation, _LAID_OUT) if work.gathers_s else accumulation
@@ -193,16 +226,21 @@ def play_rank(work: Work, accumulation: int) -> StepTime:
     )
 
 
-def _from_zero(slots: Sequence[Slot]) -> tuple[Slot, ...]:
+def _from_zero(fields: Sequence[tuple[Any, ...]]) -> Slots:
+    return Slots(functools.partial(_begun_at_zero, fields))
+
+
+def _begun_at_zero(fields: Sequence[tuple[Any, ...]]) -> Iterator[Slot]:
+    slots = [Slot(*one) for one in fields]
     start = min((slot.start_s for slot in slots), default=0.0)
-    return tuple(slot.moved(-start) for slot in slots)
+    return (slot.moved(-start) for slot in slots)
 
 
 def from_idle(work: Work, micro_batches: int) -> list[Slot]:
     """What one step goes through when nothing was under way before it."""
     clock = _Clock()
     _play(work, micro_batches, clock)
-    return clock.slots
+    return [Slot(*one) for one in clock.slots]
 
 
 def _two_steps(work: Work, micro_batches: int) -> tuple[float, _Clock]:

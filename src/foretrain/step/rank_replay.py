@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -151,15 +152,24 @@ class RankReplay:
     _main: _Stream = field(init=False)
     _fetching: _Stream = field(init=False)
     _reducing: _Stream = field(init=False)
+    _calls: list[Passes] = field(init=False)
     _held: dict[tuple[int, int], dict[Name, Memory]] = field(init=False, default_factory=dict)
     """Buffers of passes, by micro-batch and block."""
     _made: dict[int, list[Memory]] = field(init=False, default_factory=dict)
     """Gradients of a block as its backward pass makes them."""
 
     def reserved_bytes(self) -> int:
-        """After steps enough for the cache to settle."""
+        """After steps enough for the cache to settle; played once for ranks alike."""
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        return _settled(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        )
+
+    def _settled(self) -> int:
         streams = tuple(_Stream(self.settings) for _ in range(3))
         self._main, self._fetching, self._reducing = streams
+        passes = _passes(self.graph)
+        self._calls = [passes[_begins(block.piece)] for block in self.blocks]
         for number, size in enumerate(self.lasting):
             self._main.take("lasting", size, number)
         reserved = -1
@@ -252,31 +262,38 @@ class RankReplay:
         """A pass of a block, or its forward pass for the ``second`` time: what of that was there already
         comes back, to be let go with the block."""
         allocator, repeated = self._main.allocator, self.again[i]
+        allocate, release = allocator.allocate, allocator.release
         own, beside = self._held.setdefault((micro, i), {}), dict[Name, Memory]()
         ends: dict[int, list[Name]] = {}
-        for call in _passes(self.graph)[_begins(self.blocks[i].piece)][0 if forward else 1]:
-            for birth in call.births:
-                if second and call.number not in repeated:
-                    continue
-                block = allocator.allocate(birth.size)
+        nothing: dict[Name, Memory] = {}
+        for call in self._calls[i][0 if forward else 1]:
+            runs_again = call.number in repeated
+            for birth in call.births if runs_again or not second else ():
+                block = allocate(birth.size)
                 if birth.gradient:
                     self._made.setdefault(i, []).append(block)
                 elif birth.name in own:
                     beside[birth.name] = block
                 else:
                     own[birth.name] = block
-                if not keeps and birth.ends >= 0 and call.number in repeated:
+                if not keeps and birth.ends >= 0 and runs_again:
                     ends.setdefault(birth.ends, []).append(birth.name)
             for away, name in call.deaths:
+                made = self._held.get((micro, i + away), nothing) if away else own
                 if away == 0 and name in beside:
-                    allocator.release(beside.pop(name))
-                elif name in (made := self._held.get((micro, i + away), {})):
-                    allocator.release(made.pop(name))
-            for number in [one for one in ends if one <= call.number]:
+                    release(beside.pop(name))
+                elif name in made:
+                    release(made.pop(name))
+            for number in [one for one in ends if one <= call.number] if ends else ():
                 for name in ends.pop(number):
                     if name in own:
-                        allocator.release(own.pop(name))
+                        release(own.pop(name))
         return beside
+
+
+@functools.lru_cache(maxsize=64)
+def _settled(**rank: Any) -> int:
+    return RankReplay(**rank)._settled()
 
 
 def replayed_bytes(

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,18 +12,19 @@ from foretrain.errors import InputError
 from foretrain.graph import Op, OpGraph
 from foretrain.graph.opset import is_product, traits
 from foretrain.plan import Plan, RecomputedModule
-from foretrain.step.partition import Block, Index, blocks
+from foretrain.step.partition import Index, Piece, blocks
 
 WITHOUT_OUTPUT: frozenset[RecomputedModule] = frozenset({"norms", "expert_activation", "mla_up"})
 """Parts whose results are not kept either: Megatron makes them anew before they are read."""
 _MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")
 
 
-def calls_of(graph: OpGraph, block: Block, modules: Iterable[str]) -> Index:
+@functools.lru_cache(maxsize=1024)
+def calls_of(graph: OpGraph, piece: Piece, modules: tuple[str, ...]) -> Index:
     """The calls of a block's forward pass that belong to any of the parts."""
-    forward = block.piece.forward.tolist()
+    forward = piece.forward.tolist()
     has_experts = any(_is_expert(graph.ops[i]) for i in forward)
-    attends = set(attention_calls(graph, block.piece.forward).tolist())
+    attends = set(attention_calls(graph, piece.forward).tolist())
     acts = set(_between_products(graph, [i for i in forward if _is_expert(graph.ops[i])]))
     inside = {"attention": attends, "expert_activation": acts}
     chosen = [
@@ -49,9 +51,9 @@ def attention_calls(graph: OpGraph, calls: Index) -> Index:
 
 def check_modules(plan: Plan, graph: OpGraph) -> None:
     """Refuse parts that the model's layers do not have."""
-    layers = list({id(block.piece): block for block in blocks(graph) if block.is_layer}.values())
+    pieces = {id(block.piece): block.piece for block in blocks(graph) if block.is_layer}.values()
     for module in plan.recompute_modules:
-        if not any(len(calls_of(graph, block, [module])) for block in layers):
+        if not any(len(calls_of(graph, piece, (module,))) for piece in pieces):
             raise InputError(f"plan.recompute_modules: the layers of this model have no {module!r}")
 
 

@@ -25,6 +25,7 @@ from foretrain.step.held_states import (
     held,
     state_sizes,
     tied_elements,
+    trains_all,
     weight_bytes,
 )
 from foretrain.step.partition import Block, Piece, Stage
@@ -85,8 +86,7 @@ def sharded_memory(
     plan = job.plan
     tied = tied_elements(graph) if stages > 1 and stage.index == stages - 1 else 0
     owned = held(job, stage, tied)
-    whole = all(weight.trainable for weight in graph.weights)
-    trained = owned if whole else held(job, stage, 0, trained=True)
+    trained = owned if trains_all(graph) else held(job, stage, 0, trained=True)
     sizes = state_sizes(job, graph, profile)
     moments = tuple(_moments(job, graph, stage, profile, sizes, trained))
     most = max(moments, key=lambda moment: moment.total)

@@ -47,6 +47,7 @@ def copies_of(plan: Plan, members: Team) -> int:
     return plan.replicate if members.size > 1 else 1
 
 
+@functools.lru_cache(maxsize=1024)
 def neighbours(members: Team, size: int, field: str, value: int) -> Team:
     """The first ``size`` of a team's members, and as many after them, and so on: one node is filled before
     the next."""

@@ -76,7 +76,9 @@ class Span:
 
     def after(self, host: float, device: float) -> tuple[float, float]:
         """When host and device are done with it, if they are free at these times."""
-        reads = self._reads
+        reads = self.reads
+        if reads is None:
+            return host + self.host_s, max(host + self.alone_s, device + self.device_s)
         return max(host + reads.host_s, device + reads.back_s), max(
             host + self.alone_s, device + reads.device_s
         )
