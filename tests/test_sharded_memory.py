@@ -104,6 +104,29 @@ def test_zero3_adds_two_gathered_blocks() -> None:
     assert memory(a_job(shard="zero3"))[0].by_category["buffers"] == 0
 
 
+def test_both_copies_of_dualpipe_share_the_optimizer_state() -> None:
+    plan = {"data": 2, "pipeline": 4, "shard": "zero1", "accumulation": 8}
+    once, twice = memory(a_job(**plan)), memory(a_job(**plan, schedule="dualpipe"))
+    for name, times in (("optimizer_state", 1), ("weights", 2)):
+        single, double = (sum(rank.by_category[name] for rank in ranks) for ranks in (once, twice))
+        assert double == pytest.approx(times * single), name
+
+
+def test_frozen_weights_have_no_states_and_are_gathered_as_they_are() -> None:
+    tables = a_job(data=2, shard="zero3").to_dict()
+    tables["model"]["config"] |= {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4}
+    tables["training"] |= {"framework": "pytorch", "master_weights": False}
+    tables["training"]["adapter"] = {"kind": "lora", "rank": 4, "targets": ["q_proj"], "precision": "fp32"}
+    job = Job.read(tables)
+    graph, habits = step_graph(job), profile(job)
+    (stage,) = stages(job, graph, habits)
+    rank = sharded_memory(job, graph, stage, 1, habits)
+    weights = rank.by_category["weights"]
+    layer = stage.blocks[1].weight_bytes
+    assert rank.by_category["buffers"] < 2.1 * layer + 2 * stage.blocks[0].weight_bytes * 2
+    assert rank.cached_bytes < 1.2 * weights
+
+
 def test_offload_takes_the_optimizer_state_away() -> None:
     (rank,) = memory(a_job(offload=True))
     assert rank.by_category["optimizer_state"] == 0

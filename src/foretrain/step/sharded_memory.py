@@ -17,7 +17,6 @@ from foretrain.plan import Plan
 from foretrain.step.block_memory import BlockMemory, block_memory, logits_bytes
 from foretrain.step.frameworks import Profile
 from foretrain.step.held_states import (
-    FP32,
     SHARDS_GRADIENTS,
     SHARDS_STATE,
     Held,
@@ -26,12 +25,14 @@ from foretrain.step.held_states import (
     state_sizes,
     tied_elements,
     weight_bytes,
+    widened,
 )
 from foretrain.step.partition import Block, Piece, Stage
 from foretrain.step.passes import runs_again
 from foretrain.step.rank_replay import replayed_bytes
 from foretrain.step.schedules import in_flight
 from foretrain.step.shard_buffers import ShardBuffers, Whole
+from foretrain.step.sharding import held_item_bytes, item_bytes
 
 _SPLIT_LOSS = 0.02
 """Of the activations, lost in blocks that the allocator has split."""
@@ -109,7 +110,7 @@ def sharded_memory(
     }
     cached, returnable = _cached_bytes(job, graph, stage, profile, moments, most, stalled=stalled)
     if job.trains and stage.index in (0, stages - 1):  # one of these is the fullest
-        shards = _shard_buffers(job, graph, stage.chunks[0], profile, sizes, trained)
+        shards = _shard_buffers(job, graph, stage.chunks[0], profile, trained)
         (flying, *_) = in_flight(plan, stage.index, len(stage.chunks), job.accumulation)
         replayed = replayed_bytes(job, graph, stage, profile, sizes, trained, shards, flying)
         if replayed is not None:
@@ -134,11 +135,9 @@ def sharded_memory(
 
 def _weights_bytes(job: Job, graph: OpGraph, stage: Stage, owned: Held, sizes: Sizes, tied: int) -> float:
     """Of a rank's parameters as it keeps them: a shard of ZeRO 3 may be wider than what is computed with."""
-    own = weight_bytes(graph)
-    weights = float(sum(block.weight_bytes for block in stage.blocks)) + tied * own
-    sharded = job.plan.shard == "zero3"
-    wider = sizes.shard / own if sharded and job.trains else 1.0
-    return weights * max(1.0, wider) * owned.share(sharded=sharded) / max(1.0, owned.share(sharded=False))
+    weights = float(sum(block.weight_bytes for block in stage.blocks)) + tied * weight_bytes(graph)
+    share = owned.share(sharded=job.plan.shard == "zero3") / max(1.0, owned.share(sharded=False))
+    return weights * widened(job, graph, sizes) * share
 
 
 def _open_bytes(
@@ -222,7 +221,7 @@ def _moments(
         )
     for count, blocks, chunk in zip(counts, stage.chunks, chunks, strict=True):
         if count and blocks:
-            shards = _shard_buffers(job, graph, blocks, profile, sizes, trained)
+            shards = _shard_buffers(job, graph, blocks, profile, trained)
             yield from _chunk_moments(job, blocks, chunk, everything, shards, sizes, trained)
     share = trained.share(sharded=job.plan.shard in SHARDS_GRADIENTS)
     updated = trained.share(sharded=job.plan.shard in SHARDS_STATE)
@@ -265,32 +264,24 @@ def _chunk_moments(
 
 def _trained_share(block: Block, trained: Held, *, sharded: bool) -> float:
     """Parameters of a block whose gradients a rank has, as they are sharded."""
-    return sum(
-        weight.elements / ((trained.expert_replicas if weight.expert else trained.replicas) if sharded else 1)
-        for weight in block.weights
-        if weight.trainable
-    )
+    return sum(trained.own(weight, sharded=sharded) for weight in block.weights if weight.trainable)
 
 
 def _shard_buffers(
-    job: Job, graph: OpGraph, blocks: Sequence[Block], profile: Profile, sizes: Sizes, trained: Held
+    job: Job, graph: OpGraph, blocks: Sequence[Block], profile: Profile, trained: Held
 ) -> ShardBuffers | None:
     if job.plan.shard != "zero3":
         return None
-    gather, reduce = _on_the_network(job, graph, profile, sizes)
-    tied = tied_elements(graph) > 0
-    return ShardBuffers.of(job, blocks, profile, trained, gather=gather, reduce=reduce, tied=tied)
-
-
-def _on_the_network(job: Job, graph: OpGraph, profile: Profile, sizes: Sizes) -> tuple[float, float]:
-    """Bytes of a parameter as it is gathered, and of a gradient as it is reduced."""
-    gather = float(weight_bytes(graph))
-    given = job.plan.reduce_precision
-    if given is not None:
-        return gather, {"fp32": 4.0, "bf16": 2.0}[given]
-    if profile.keeps_fp32_gradients:
-        return gather, sizes.gradient
-    return gather, float(FP32) if profile.reduces_in_fp32 else gather
+    return ShardBuffers.of(
+        job,
+        blocks,
+        profile,
+        trained,
+        gather=item_bytes(job, graph, profile, gradients=False, trained=False),
+        made=held_item_bytes(graph, trained=True),
+        reduce=item_bytes(job, graph, profile, gradients=True),
+        tied=tied_elements(graph) > 0,
+    )
 
 
 # The allocator
