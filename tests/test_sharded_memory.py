@@ -370,7 +370,9 @@ def test_written_out_attention_that_runs_again_keeps_no_scores() -> None:
     job = dataclasses.replace(a_job(), workload=eager)
     graph = step_graph(job)
     kept, again = (
-        sharded_memory(one, graph, stages(one, graph, FP32_GRADIENTS)[0], 1, FP32_GRADIENTS).by_category["activations"]
+        sharded_memory(one, graph, stages(one, graph, FP32_GRADIENTS)[0], 1, FP32_GRADIENTS).by_category[
+            "activations"
+        ]
         for one in (job, changed(job, recompute="selective"))
     )
     scores = BATCH * 8 * SEQUENCE * SEQUENCE * 2

@@ -10,7 +10,7 @@ from foretrain.graph import ITEM_BYTES, PHASES, OpGraph, Weight
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, as_framework_runs_it
 from foretrain.step.partition import Stage, blocks
-from foretrain.step.schedules import copies
+from foretrain.step.schedules import model_copies
 from foretrain.step.sharding import PRECISION_BYTES, syncs_last
 
 FP32 = PRECISION_BYTES["fp32"]
@@ -57,13 +57,13 @@ class Held:
 def held(job: Job, stage: Stage, tied: int, *, trained: bool = False) -> Held:
     """What a rank has of the parameters of its stage, or of those that are trained."""
     plan = job.plan
-    together = (plan.data or 1) * plan.context * copies(plan)
+    together = (plan.data or 1) * plan.context * model_copies(plan)
     weights = [weight for weight in stage.weights if weight.trainable >= trained]
     return Held(
         dense=float(sum(weight.elements for weight in weights if not weight.expert) + tied),
         experts=float(sum(weight.elements for weight in weights if weight.expert)),
         replicas=max(1, together // plan.replicate),
-        expert_replicas=max(1, job.expert_replicas * copies(plan) // plan.replicate),
+        expert_replicas=max(1, job.expert_replicas * model_copies(plan) // plan.replicate),
     )
 
 

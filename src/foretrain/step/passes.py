@@ -20,6 +20,7 @@ from foretrain.step.context import with_context
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Stage, blocks
 from foretrain.step.recomputed_modules import attention_calls, calls_of
+from foretrain.step.schedules import model_copies
 from foretrain.step.sharding import copies_in_s, copies_out_s, hooks_s, shards, update_hooks_s
 from foretrain.step.spans import Column, Span, span
 from foretrain.step.tensor_overlap import hidden_s
@@ -215,14 +216,14 @@ def traced_blocks(graph: OpGraph) -> Sequence[Block]:
 
 
 def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: bool = False) -> Pass:
-    costs = layout.calls
+    costs, plan = layout.calls, layout.job.plan
     host_s, busy_s, gaps_s = costs.host_s[calls], costs.device_s[calls], costs.gaps_s[calls]
     if overlaps:
         overlap = layout.profile.tensor_overlap
         busy_s = busy_s - hidden_s(layout.graph, calls, busy_s + gaps_s, overlap, backward=backward)
-    if overlaps_exchange(layout.job.plan):
+    if overlaps_exchange(plan) and model_copies(plan) == 1:  # DualPipe is played in pairs
         busy_s = busy_s - hidden_exchange_s(layout, calls, busy_s)
-    if layout.job.plan.context > 1:
+    if plan.context > 1:
         busy_s = with_context(layout, calls, busy_s)
     communication_s = float(busy_s[costs.communicates[calls]].sum())
     together = span(host_s, busy_s + gaps_s, communication_s, costs.waits[calls])

@@ -85,9 +85,7 @@ def wire_bytes(layout: Layout, elements: float, *, gradients: bool, trained: boo
     )
 
 
-def item_bytes(
-    job: Job, graph: OpGraph, habits: Profile, *, gradients: bool, trained: bool = True
-) -> float:
+def item_bytes(job: Job, graph: OpGraph, habits: Profile, *, gradients: bool, trained: bool = True) -> float:
     """The same of one of them, on average."""
     training, given = job.workload.training, job.plan.reduce_precision
     precision = training.precision
