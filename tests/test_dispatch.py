@@ -180,6 +180,14 @@ def test_what_pairs_of_dualpipe_hide_is_not_hidden_before() -> None:
     assert small(schedule="dualpipe", overlap={"experts": False}).time_s > paired.time_s
 
 
+def test_gradients_of_experts_are_summed_up_beside_the_backward_pass() -> None:
+    work = small(pipeline=1, shard="zero1").works[0]
+    dense = small(pipeline=1, expert=8, shard="zero1").works[0]
+    assert work.after_backward_s == 0
+    assert sum(seconds for _, seconds in work.buckets) > sum(seconds for _, seconds in dense.buckets)
+    assert [block for block, _ in work.buckets] == sorted((block for block, _ in work.buckets), reverse=True)
+
+
 def test_rows_are_spread_by_chance_unless_the_plan_says_otherwise() -> None:
     assert spreads_by_chance(Plan())
     assert not spreads_by_chance(Plan(routing="round-robin"))

@@ -61,14 +61,14 @@ class Block:
     """Its place among the layers of the model."""
 
     @functools.cached_property
-    def dense(self) -> int:
-        """Parameters that every data-parallel rank holds or shards."""
-        return sum(weight.elements for weight in self.weights if not weight.expert)
-
-    @functools.cached_property
     def experts(self) -> int:
         """Parameters of the experts that this rank holds."""
         return sum(weight.elements for weight in self.weights if weight.expert)
+
+    @functools.cached_property
+    def trained(self) -> int:
+        """Parameters that have gradients."""
+        return sum(weight.elements for weight in self.weights if weight.trainable)
 
     @functools.cached_property
     def weight_bytes(self) -> int:
