@@ -405,7 +405,25 @@ def test_weights_in_fp8_have_no_bf16_copy() -> None:
         sharded_memory(one, graph, stages(one, graph, FP32_GRADIENTS)[0], 1, FP32_GRADIENTS)
         for one in (job, changed(job, fp8_gather=True))
     )
-    assert both.by_category["weights"] - alone.by_category["weights"] == both.by_category["buffers"]
+    assert both.by_category["weights"] - alone.by_category["weights"] == pytest.approx(
+        both.by_category["buffers"], rel=0.05
+    )
+
+
+@pytest.mark.parametrize(("recipe", "kept"), [("current", 1), ("mxfp8", 2)])
+def test_blackwell_keeps_no_transposed_weights_of_one_scale(recipe: str, kept: int) -> None:
+    described = a_job(accumulation=2).to_dict()
+    described["cluster"]["device"] = "b200"
+    described["training"] |= {"precision": "fp8", "fp8": recipe}
+    job = Job.read(described)
+    graph = step_graph(job)
+    both, alone = (
+        sharded_memory(one, graph, stages(one, graph, FP32_GRADIENTS)[0], 1, FP32_GRADIENTS).by_category
+        for one in (job, changed(job, fp8_gather=True))
+    )
+    layers = (4 * WIDTH * WIDTH + 3 * WIDTH * 128) * LAYERS
+    assert both["buffers"] == pytest.approx(kept * layers, rel=0.05)  # with scales
+    assert both["weights"] - alone["weights"] == 2 * layers
 
 
 def test_fp8_layers_keep_their_own_part_of_what_is_gathered() -> None:

@@ -8,8 +8,8 @@ import functools
 
 from foretrain.graph.editing import Edit
 from foretrain.graph.ir import PACKED, Op, Operator, OpGraph, TensorSpec
+from foretrain.graph.opset import SCALED
 
-SCALED = "_scaled_mm"
 _FP8 = "float8_e4m3fn"
 _CAST, _CAST_RESULTS = "te.cast_transpose", 4
 """Numbers as they lie and transposed, and the scales of both."""

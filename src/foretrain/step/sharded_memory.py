@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foretrain.allocator_settings import AllocatorSettings
-from foretrain.costs.roofline import SCALED
 from foretrain.costs.workspace import library_workspace
 from foretrain.forecast import PeakMoment, RankMemory
 from foretrain.graph import ITEM_BYTES, OpGraph, Phase
+from foretrain.graph.ir import PACKED
+from foretrain.graph.opset import SCALED
 from foretrain.job import UNSAID_RECOMPUTATION, Job
 from foretrain.plan import Plan
 from foretrain.step.block_memory import BlockMemory, block_memory, logits_bytes
@@ -33,12 +34,11 @@ from foretrain.step.rank_replay import replayed_bytes
 from foretrain.step.schedules import in_flight
 from foretrain.step.shard_buffers import ShardBuffers, Whole
 from foretrain.step.sharding import held_item_bytes, item_bytes
+from foretrain.workload import TORCHAO
 
 _SPLIT_LOSS = 0.02
 """Of the activations, lost in blocks that the allocator has split."""
 _NOTHING = Whole(0.0, 0.0)
-_CAST_COPIES = 2
-"""Of a weight in fp8, each of a byte: as it lies and transposed."""
 _LAYERS_ON_THE_WAY = 2
 """Layers whose activations are on the device while they are moved to the host or back."""
 _ROOMY = 0.7
@@ -92,7 +92,7 @@ def sharded_memory(
     moments = tuple(_moments(job, graph, stage, profile, sizes, trained))
     most = max(moments, key=lambda moment: moment.total)
     cast = _cast_weights_bytes(graph, stage) if plan.shard != "zero3" else 0.0
-    in_fp8 = cast / _CAST_COPIES * weight_bytes(graph) if plan.fp8_gather else 0.0
+    in_fp8 = _in_fp8_alone(job, graph, stage) if plan.fp8_gather else 0.0
     categories = {
         "weights": _weights_bytes(job, graph, stage, owned, sizes, tied) - in_fp8,
         "gradients": sizes.gradient * trained.share(sharded=plan.shard in SHARDS_GRADIENTS) + most.gradients,
@@ -126,7 +126,7 @@ def sharded_memory(
         by_category=categories,
         cached_bytes=cached,
         returnable_bytes=returnable,
-        open_bytes=_open_bytes(job, graph, stage, profile, sizes, trained, most, cast)
+        open_bytes=_open_bytes(job, graph, stage, profile, sizes, trained, most)
         if job.trains and room < (1.0 - _ROOMY) * capacity
         else 0.0,
         peak=PeakMoment(phase=most.phase),
@@ -148,7 +148,6 @@ def _open_bytes(
     sizes: Sizes,
     trained: Held,
     most: _Moment,
-    cast: float,
 ) -> float:
     """Less that a rank would hold with what the job leaves open and Megatron's public recipes set: gradients
     in bf16, weights in fp8 alone, recomputation."""
@@ -159,7 +158,7 @@ def _open_bytes(
     if training.gradient_precision is None and training.precision in ("bf16", "fp8"):
         less += sizes.gradient / 2 * trained.share(sharded=plan.shard in SHARDS_GRADIENTS)
     if plan.fp8_gather is None:
-        less += cast / _CAST_COPIES * weight_bytes(graph)
+        less += _in_fp8_alone(job, graph, stage)
     if UNSAID_RECOMPUTATION in job.assumed:
         again = replace(job, plan=replace(plan, recompute="full"))
         least = max(moment.total for moment in _moments(again, graph, stage, profile, sizes, trained))
@@ -168,19 +167,35 @@ def _open_bytes(
 
 
 def _cast_weights_bytes(graph: OpGraph, stage: Stage) -> float:
-    """Of weights in fp8 that stay for all micro-batches of a step, as they lie and transposed."""
+    """Of weights in fp8 that stay for all micro-batches of a step, as they lie and, before Blackwell,
+    transposed."""
     return float(sum(_cast_bytes(graph, block.piece) for block in stage.blocks))
 
 
 @functools.lru_cache(maxsize=256)
 def _cast_bytes(graph: OpGraph, piece: Piece) -> int:
-    return sum(
-        graph.buffers[buffer].size_bytes
+    read = {
+        buffer
         for i in (*piece.forward.tolist(), *piece.backward.tolist())
         if graph.ops[i].operator.name == SCALED
         for buffer in graph.ops[i].reads
-        if graph.buffers[buffer].category == "weights"
-    )
+    }
+    return sum(graph.buffers[one].size_bytes for one in read if graph.buffers[one].category == "weights")
+
+
+def _in_fp8_alone(job: Job, graph: OpGraph, stage: Stage) -> float:
+    """What weights take in bf16 that products of Transformer Engine multiply in fp8."""
+    if job.workload.training.fp8_recipe in TORCHAO or job.plan.shard == "zero3":
+        return 0.0
+    return float(weight_bytes(graph) * sum(_scaled_elements(graph, block.piece) for block in stage.blocks))
+
+
+@functools.lru_cache(maxsize=256)
+def _scaled_elements(graph: OpGraph, piece: Piece) -> int:
+    """Of the weights of a piece that are multiplied in fp8, or in fp4 as two in a byte."""
+    operators = (graph.ops[i].operator for i in piece.forward.tolist())
+    weights = (operator.inputs[1] for operator in operators if operator.name == SCALED)
+    return sum(weight.numel * (2 if weight.dtype == PACKED else 1) for weight in weights)
 
 
 def _bucket_bytes(plan: Plan, profile: Profile, trained: Held, own: int) -> float:
