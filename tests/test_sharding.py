@@ -146,8 +146,8 @@ def test_adding_gradients_up_is_of_those_that_there_are_and_as_wide_as_their_sum
         found = step(shard="none", training={**megatron, **training})
         return backward_pass(found.layout, found.layout.stages[0].blocks[1]).beside_s
 
-    whole, low = beside_s(), beside_s(gradient_precision="bf16")
-    assert low == pytest.approx(whole / 3)
+    whole, apart = beside_s(), {"fused_accumulation": False}
+    assert beside_s(**apart, gradient_precision="bf16") < beside_s(**apart)
     assert beside_s(adapter={"kind": "lora", "rank": 2, "targets": ["q_proj"]}) < 0.05 * whole
 
 

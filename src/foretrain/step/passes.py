@@ -38,9 +38,9 @@ _CLIP_BYTES = 12.0
 """Per fp32 gradient: its norm reads it, scaling reads and writes it."""
 _MADE_BYTES, _TRACED_BYTES = 2, 6
 """Of a low-precision gradient, and what the traced addition of two of them moves."""
-_EXPOSED_SHARE = 2 / 3
-"""Of what a product moves more that adds its gradient up itself, what its arithmetic does not hide
-(``data/h200_accumulation.jsonl``)."""
+_FUSED_BYTES = 4.0
+"""Of 6 more that a product moves which adds its gradient up in fp32 itself, what its arithmetic does not hide
+(``data/h200_accumulation.jsonl``); sums in bf16 were not measured, and take as long."""
 _HOST_LINK_SHARE = 0.625
 """Of the rate of PCIe and the like, what copies from and to pinned memory reach."""
 _ON_C2C, _C2C_BYTES_PER_S = ("gh200", "gb200", "gb300"), 450e9
@@ -251,7 +251,7 @@ def _accumulation_s(layout: Layout, block: Block) -> float:
     sums = 2 * PRECISION_BYTES[training.gradient_precision or "fp32"]
     each = float(sums + _MADE_BYTES - layout.graph.accumulates * _TRACED_BYTES)
     if layout.profile.fuses_accumulation:
-        each = (sums - _MADE_BYTES) * _EXPOSED_SHARE
+        each = _FUSED_BYTES
     return block.trained * each / (COPY_SHARE * memory_rate(layout.job)) * layout.tuning.traffic
 
 
