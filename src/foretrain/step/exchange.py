@@ -145,7 +145,7 @@ def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, floa
     times: list[tuple[int, float]] = []
     gather = 0.0
     for expert, members in ((False, layout.teams.data), (True, layout.teams.expert_data)):
-        if members.size == 1:
+        if members.size == 1 or (expert and not any(block.experts for block in stage.blocks)):
             continue
         sizes = _buckets(layout, stage, habits.bucket_bytes if habits.overlaps_reduce else 0.0, expert=expert)
         seconds = _summing_s(layout, np.array([size for _, size in sizes]), members)
