@@ -186,7 +186,9 @@ def test_gradients_of_experts_are_sent_to_those_that_hold_the_same_experts() -> 
 
 def test_recomputed_collectives_are_sent_again() -> None:
     plans = ({"tensor": 4}, {"tensor": 4, "recompute": "full"})
-    plain, again = (DeletePopPredictor().step(job({"node": "dgx-h100"}, plan)) for plan in plans)
+    plain, again = (
+        DeletePopPredictor().step(job({"node": "dgx-h100"}, plan, framework="megatron")) for plan in plans
+    )
     assert 1.3 * plain.sent["team"] < again.sent["team"] < 1.6 * plain.sent["team"]
 
 
@@ -235,8 +237,14 @@ def test_the_first_micro_batch_hands_its_gradients_over_and_the_others_add_to_th
     trained = sum(weight.trainable for weight in layout.graph.weights) or 6 * 9 + 3
     assert len(adds) == trained
     assert layout.calls.kernels[adds].sum() * 4 == pytest.approx(trained * 3, rel=0.02)
-    megatron = DeletePopPredictor().layout(job(plan={"micro_batch": 4}, framework="megatron"))
-    assert megatron.calls.kernels[megatron.graph.adds_to_gradients].min() == 1.0
+    fused, apart = (
+        DeletePopPredictor().layout(
+            job(plan={"micro_batch": 4}, framework="megatron", fused_accumulation=fused)
+        )
+        for fused in (True, False)
+    )
+    assert not len(fused.graph.adds_to_gradients)
+    assert apart.calls.kernels[apart.graph.adds_to_gradients].min() == 1.0
 
 
 def test_recomputation_runs_the_forward_pass_again_and_holds_less() -> None:

@@ -63,12 +63,13 @@ class Plan:
     expert_capacity: float | None = None
     """Rows that an expert takes at most, as a multiple of the mean; None where none are dropped."""
     expert_imbalance: float | None = None
-    """Rows of the fullest rank of an expert group over the mean; None for what training is seen to have."""
+    """Rows of the fullest rank of an expert group over the mean; None for 1, with intervals that are open to
+    what trainings show."""
     dispatcher: Dispatcher | None = None
     """How tokens travel to their experts; None for what the framework does."""
     routing: Choice | None = None
-    """Which experts tokens choose: any alike (also None), or neighbours one token after another, as benchmarks
-    force it (torchtitan's ``moe_force_load_balance``, Automodel's ``fake_balanced_gate``)."""
+    """Which experts tokens choose: any alike (also None), or neighbours one token after another, as
+    benchmarks force it (torchtitan's ``moe_force_load_balance``, Automodel's ``fake_balanced_gate``)."""
     overlap: Mapping[str, bool] | None = None
     """What runs beside computation and what does not, where it differs from the framework's habit."""
     registered_buffers: bool | None = None
