@@ -1,11 +1,14 @@
 """Makes the table of measured runs beside which every forecast is shown, predictors/evidence.json.zst.
 
-    python benchmarks/evidence.py --runs FILE... [--public FILE...] [--work DIR] [--most 100] [--report]
+    python benchmarks/evidence.py --runs FILE... [--public FILE...] [--work DIR] [--most 100]
+                                  [--carry scaledl predictddl driple]
 
 ``--runs`` are our own files, which go into the table run by run; of ``--public`` files only scores by kind of
 job do, with the name of the source. A predictor that learned from a file forecasts its runs with their
 architecture family left out, as ``evaluate --split leave-model-out`` does; all others as they are shipped.
-``--work`` keeps the forecasts of each file and predictor, so that what was stopped goes on. About an hour.
+``--work`` keeps the forecasts of each file and predictor, so that what was stopped goes on. About an hour,
+most of which the predictors take that learn anew for each family: ``--carry`` takes the outcomes of those
+that have not changed from the table that is there.
 
 The weights of the distance say by how much the errors of two runs differ for each setting that differs:
 non-negative least squares of |difference of log errors| of the default predictor over pairs of runs that have
@@ -113,22 +116,29 @@ def main() -> None:
     parser.add_argument("--public", type=reading.existing, nargs="*", default=[])
     parser.add_argument("--work", type=Path, default=Path("scratch/evidence"))
     parser.add_argument("--most", type=int, default=100, help="runs of a public file, from first to last")
+    parser.add_argument("--carry", nargs="*", choices=sorted(SCORED), default=[], help="from --out as it is")
     parser.add_argument("--out", type=Path, default=SHIPPED)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
+    carried = Carried.of(options.out, options.carry)
+    asked = [name for name in SCORED if name not in options.carry]
     for predictor, files in LEARNED.items():
+        if predictor in options.carry:
+            continue
         forecast_home(predictor, [path for path in options.runs if label(path) in files], options.work)
     cases = []
     for path in (*options.runs, *options.public):
         public = path in options.public
-        cases += list(cases_of(path, options.work, options.most if public else None, public))
+        cases += list(cases_of(path, asked, options.work, options.most if public else None, public))
     weights, usual = fitted_weights(cases)
     print(f"two runs alike: log errors {usual:.3f} apart; each difference adds")
     for name, weight in sorted(weights.items(), key=lambda item: -item[1]):
         print(f"  {name:<14} {weight:.3f}" + (" per e-fold" if name in SIZES else ""))
     far_from, holds_beyond = reach(cases, weights)
     like = {"weights": weights, "far_from": far_from, "holds_beyond": holds_beyond}
-    records = [record(case) for case in cases if not case.public] + list(kinds(cases))
+    records = [record(case, carried) for case in cases if not case.public] + list(kinds(cases, carried))
+    if left := carried.left():
+        print(f"{left} outcomes of {', '.join(options.carry)} are of runs that are there no more")
     table = Records.of(
         records,
         like,
@@ -146,11 +156,11 @@ def label(path: Path) -> str:
     return path.name.partition(".")[0]
 
 
-def cases_of(path: Path, work: Path, most: int | None, public: bool) -> Iterator[Case]:
+def cases_of(path: Path, asked: Sequence[str], work: Path, most: int | None, public: bool) -> Iterator[Case]:
     """The runs of a file that at least one predictor forecast."""
     runs = [run for _, run in read_runs(path)]
     by_run: dict[int, dict[str, Any]] = {}
-    for predictor in SCORED:
+    for predictor in asked:
         kept = work / f"{label(path)}.{predictor}.json"
         if not kept.exists():
             keep(forecast(runs, predictor, most or len(runs)), kept, len(runs))
@@ -304,8 +314,42 @@ def _apart(columns: npt.NDArray[np.float64], i: int) -> npt.NDArray[np.float64]:
 # The table
 
 
-def record(case: Case) -> Record:
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Outcomes of an earlier table, by source, what the runs have in common and what they are."""
+
+    outcomes: dict[tuple[str, ...], list[dict[str, Outcome]]]
+
+    @classmethod
+    def of(cls, table: Path, predictors: Sequence[str]) -> Carried:
+        found: dict[tuple[str, ...], list[dict[str, Outcome]]] = {}
+        document = Records.read(table).document if predictors else {"about": []}
+        for i, about in enumerate(document["about"]):
+            source, *fields = (
+                column["values"][column["of"][i]]
+                for column in (document["source"], *(document["fields"][name] for name in FIELDS))
+            )
+            rows = {name: document["outcomes"].get(name, {i: None})[i] for name in predictors}
+            known = {
+                name: Outcome(error=row[0], inside=row[1], memory_error=row[2])
+                for name, row in rows.items()
+                if row is not None
+            }
+            found.setdefault((source, about, *fields), []).append(known)
+        return cls(found)
+
+    def take(self, source: str, about: str, key: Key) -> dict[str, Outcome]:
+        """Of the next record that is so; runs of one job keep their order."""
+        alike = self.outcomes.get((source, about, *(key.fields[name] for name in FIELDS)))
+        return alike.pop(0) if alike else {}
+
+    def left(self) -> int:
+        return sum(bool(known) for alike in self.outcomes.values() for known in alike)
+
+
+def record(case: Case, carried: Carried) -> Record:
     outcomes = {name: found for name in SCORED if (found := case.outcome(name)) is not None}
+    outcomes |= carried.take(case.source, describe(case.run.job), case.key)
     return Record(
         source=case.source,
         about=describe(case.run.job),
@@ -320,7 +364,7 @@ def record(case: Case) -> Record:
     )
 
 
-def kinds(cases: Sequence[Case]) -> Iterator[Record]:
+def kinds(cases: Sequence[Case], carried: Carried) -> Iterator[Record]:
     """Public runs by file and what they have in common, with the ends of their sizes and their scores."""
     groups: dict[tuple[str, ...], list[Case]] = {}
     for case in cases:
@@ -349,6 +393,7 @@ def kinds(cases: Sequence[Case]) -> Iterator[Record]:
                     inside=float(np.mean([one.inside for one in found])),
                     memory_error=float(np.median(memory)) if memory else None,
                 )
+        outcomes |= carried.take(first.source, _kind(low, high), first.key)
         yield Record(
             source=first.source,
             about=_kind(low, high),

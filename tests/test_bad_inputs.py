@@ -106,7 +106,7 @@ training.precision = "fp31" -> training.precision: 'fp31' is not one of amp-bf16
 training.precision = null -> training.precision: None is not one of amp-bf16, amp-fp16, bf16, fp16, fp32, fp8, tf32
 training.precision = "" -> training.precision: '' is not one of amp-bf16, amp-fp16, bf16, fp16, fp32, fp8, tf32
 training.precision = "mxfp8" -> training.precision: 'mxfp8' is a way of scaling fp8; give precision fp8 and fp8 = 'mxfp8'
-training.fp8 = "colwise" -> training.fp8: 'colwise' is not one of blockwise, current, delayed, mxfp8, rowwise
+training.fp8 = "colwise" -> training.fp8: 'colwise' is not one of blockwise, current, delayed, mxfp8, nvfp4, rowwise
 training.fp8 = "rowwise" -> training.fp8: 'rowwise' needs precision fp8, not fp32
 training.master_weights = 1 -> training.master_weights: 1 is not true or false
 training.master_weights = "yes" -> training.master_weights: 'yes' is not true or false

@@ -17,14 +17,26 @@ from foretrain import predictors
 from foretrain.catalog import Catalog
 from foretrain.cluster import Cluster
 from foretrain.errors import InputError, UnsupportedJob
-from foretrain.forecast import Forecast
+from foretrain.forecast import Forecast, RankMemory
 from foretrain.job import Job, Run
 from foretrain.predictors.base import FILE
 from foretrain.predictors.checks import check_predictor, on_two_devices
 from foretrain.predictors.deletepop import host_fit
 from foretrain.predictors.deletepop.host_fit import Row, fit_host, rows_of, solve
 from foretrain.predictors.deletepop.predictor import KERNEL_GAP_S, OPERATORS, SHIPPED, DeletePopPredictor
-from foretrain.predictors.deletepop.spread import CHANNELS_LAST, ESTIMATED, bounds, shares, shipped_widths
+from foretrain.predictors.deletepop.spread import (
+    ATTENTION,
+    CONVOLUTIONS,
+    EXPERTS,
+    MEMORY_PARTS,
+    ON_TOP,
+    bounds,
+    memory_bounds,
+    memory_shares,
+    shares,
+    shipped_memory_widths,
+    shipped_widths,
+)
 from made_up import MODELS, job, made_up, measure
 
 
@@ -420,8 +432,37 @@ def test_the_parts_of_a_step_are_all_of_it(name: str) -> None:
     predictor = DeletePopPredictor()
     parts = shares(predictor.step(given), predictor.costs, predictor.tier(given))
     assert min(parts.values()) >= 0
-    on_top = (CHANNELS_LAST, ESTIMATED)
-    assert sum(share for part, share in parts.items() if part not in on_top) == pytest.approx(1.0)
+    assert sum(share for part, share in parts.items() if part not in ON_TOP) == pytest.approx(1.0)
     found = bounds(parts, shipped_widths())
     assert list(found) == sorted(found)
     assert found.low < 1 < found.high
+
+
+def test_what_is_not_products_is_known_less() -> None:
+    by_name = golden.jobs()
+    predictor = DeletePopPredictor()
+    tensor, images = (
+        shares(predictor.step(given), predictor.costs, predictor.tier(given))
+        for given in (by_name["tensor"], by_name["AdaptDL"])
+    )
+    assert tensor[ATTENTION] > 0 == tensor[CONVOLUTIONS] == tensor[EXPERTS]
+    assert images[CONVOLUTIONS] > 0.2 > 0.01 > images[ATTENTION]
+    widths = shipped_widths()
+    assert all(widths[part].low < 0 < widths[part].high for part in ON_TOP)
+
+
+def test_memory_is_known_as_well_as_what_it_is_made_of() -> None:
+    widths = shipped_memory_widths()
+    assert list(widths) == sorted(MEMORY_PARTS)
+    states, mixed = (
+        RankMemory(stage=0, by_category={"weights": 8.0, "optimizer_state": 8.0, "activations": kept},
+                   cached_bytes=cached)
+        for kept, cached in ((0.0, 0.0), (8.0, 4.0))
+    )  # fmt: skip
+    assert sum(memory_shares(mixed, reserved=True).values()) == pytest.approx(1.0)
+    exact, allocated, reserved = (
+        memory_bounds(states)["peak_memory_bytes"],
+        memory_bounds(mixed)["peak_memory_bytes"],
+        memory_bounds(mixed)["reserved_memory_bytes"],
+    )
+    assert reserved.low < allocated.low < exact.low < 1 < exact.high < allocated.high < reserved.high

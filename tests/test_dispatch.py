@@ -198,12 +198,12 @@ def test_rows_are_spread_by_chance_unless_the_plan_says_otherwise() -> None:
 
 def test_a_runs_recipe_tells_how_its_tokens_travelled() -> None:
     recipe = {"source": "NVIDIA-NeMo/Automodel", "recipe": "qwen3_moe_30b_te_deepep.yaml"}
-    plan = as_measured(job({"expert": 8, "micro_batch": 1}, NODES), recipe).plan
+    plain = {"expert": 8, "micro_batch": 1}
+    plan = as_measured(job(plain, NODES), recipe).plan
     assert (plan.dispatcher, plan.routing) == ("deepep", "round-robin")
-    told = job({"expert": 8, "micro_batch": 1, "dispatcher": "alltoall"}, NODES)
-    assert as_measured(told, recipe).plan.dispatcher == "alltoall"
-    dense = job({"micro_batch": 1}, NODES)
-    assert as_measured(dense, recipe).plan == dense.plan
+    assert as_measured(job({**plain, "dispatcher": "alltoall"}, NODES), recipe).plan.dispatcher == "alltoall"
+    alone = job({"micro_batch": 1}, NODES)
+    assert as_measured(alone, recipe).plan == alone.plan
 
 
 def test_neighbouring_experts_lie_on_few_ranks() -> None:

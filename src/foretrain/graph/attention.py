@@ -26,9 +26,10 @@ class _Attention:
     key: TensorSpec
     value: TensorSpec
 
-    def without_products(self, graph: OpGraph) -> _Attention:
+    def around_softmax(self, graph: OpGraph) -> _Attention:
+        """What a fused softmax does: scaling, mask and softmax, neither products nor dropout."""
         forward, backward = (
-            tuple(i for i in calls if not _is_product(graph.ops[i].operator.name))
+            tuple(i for i in calls if not _is_beside_softmax(graph.ops[i].operator.name))
             for calls in (self.forward, self.backward)
         )
         return replace(self, forward=forward, backward=backward)
@@ -40,11 +41,11 @@ class _Attention:
 
 @functools.lru_cache(maxsize=128)
 def with_fused_softmax(graph: OpGraph) -> OpGraph:
-    """The graph with what lies between the two products of each written-out attention merged."""
+    """The graph with scaling, mask and softmax of each written-out attention merged."""
     found = [
         attention for layer in _layers_with_softmax(graph) if (attention := _find(graph, layer)) is not None
     ]
-    between = [attention.without_products(graph) for attention in found]
+    between = [attention.around_softmax(graph) for attention in found]
     return _merge(graph, between, causal=False, softmax=True) if found else graph
 
 
@@ -99,6 +100,10 @@ def _layers_with_softmax(graph: OpGraph) -> Iterable[str]:
 
 def _is_product(name: str) -> bool:
     return traits(name).kind == "batched product"
+
+
+def _is_beside_softmax(name: str) -> bool:
+    return _is_product(name) or name in ("native_dropout", "native_dropout_backward")
 
 
 def _find(graph: OpGraph, layer: str) -> _Attention | None:

@@ -110,7 +110,11 @@ def _with_root(stage: Stage, elements: Column) -> Column:
 
 def _seconds(layout: Layout, kind: Kind, sizes: Column, members: Team) -> Column:
     """Of these calls, one for each size that is not zero."""
-    found = layout.network.time_s(kind, sizes, members) * layout.tuning.team(members)
+    factor = layout.tuning.team(members)
+    if members.nodes > 1 and any(group.inter_node.kind == "ethernet" for group in layout.job.cluster.groups):
+        factor *= layout.profile.socket_slowdown
+    steps = (members.size - 1) * (2 if kind == "all_reduce" else 1) if members.nodes > 1 else 0
+    found = layout.network.time_s(kind, sizes, members) * factor + layout.tuning.hop_s * steps
     return np.where(sizes > 0, found, 0.0)
 
 

@@ -70,6 +70,8 @@ class Profile:
     """Gradients are summed up while the backward pass runs."""
     overlaps_gather: bool = False
     """Parameters of ZeRO 1 and 2 are handed out while the next forward pass runs."""
+    socket_slowdown: float = 1.0
+    """Time of summing up gradients over sockets between nodes, beside that of one process per device."""
     tensor_overlap: TensorOverlap = "none"
     """What of the collectives of tensor parallelism runs beside products: of column-parallel layers in the
     backward pass those that it issues ahead (behind), or with sequence parallelism all of them in pieces."""
@@ -188,7 +190,9 @@ _FSDP = Profile(
 
 _PROFILES: dict[Framework, Profile] = {
     "pytorch": _PYTORCH,
-    "adaptdl": Profile(host=1.5, step_s=50e-3, overlaps_reduce=False, waits_each_step=True),
+    # AdaptiveDataParallel is a DistributedDataParallel. Replicas are pods, in which NCCL opens one connection
+    # to each neighbour; AWS limits a flow to 5 Gb/s, half of what sockets reach elsewhere.
+    "adaptdl": Profile(host=1.5, step_s=50e-3, socket_slowdown=2.0, waits_each_step=True),
     "megatron": _MEGATRON,
     "nanotron": _NANOTRON,
     "llm-foundry": dataclasses.replace(

@@ -81,6 +81,8 @@ class Tuning:
     """On the time of communication inside a node."""
     outside: float = 1.0
     """On that between nodes."""
+    hop_s: float = 0.0
+    """What each step of a ring of replicas on several nodes takes beside its transfer."""
     message_s: float = _MESSAGE_HOST_S
     """What each message of a pipeline costs beside its transfer."""
     stalls: float = 1.0
@@ -256,7 +258,7 @@ def cost_calls(
         gap_s=gap_s,
         communicates=moving[which],
         multiplies=mask(operator.flops > 0 and operator.name != FUSED for operator in operators),
-        attends=mask(is_attention(operator.name) for operator in operators),
+        attends=mask(_attends(operator) for operator in operators),
         outside=mask(
             communicates(operator.name) and teams.named(operator.overload).nodes > 1 for operator in operators
         ),
@@ -266,6 +268,19 @@ def cost_calls(
             for operator in operators
         ),
     )
+
+
+def _attends(operator: Operator) -> bool:
+    """Whether an operator is attention, or one of the kernels that it is written out in."""
+    if is_attention(operator.name) or traits(operator.name).kind == "batched product":
+        return True
+    parts = operator.args.get("ops", ()) if operator.name == FUSED else (operator.name,)
+    return bool(_SOFTMAX.intersection(parts)) and len(operator.outputs[0].shape) > _ROWS
+
+
+_SOFTMAX = frozenset({"_softmax", "_softmax_backward_data"})
+_ROWS = 2
+"""Dimensions of logits; scores have more."""
 
 
 def _of_cut_layers(graph: OpGraph, habits: Profile) -> Column:

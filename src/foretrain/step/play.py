@@ -183,6 +183,15 @@ def play(layout: Layout) -> Step:
     )
 
 
+def step_time(layout: Layout) -> StepTime:
+    """The time of a step alone, as ``play`` has it but for the gaps between kernels."""
+    works = _works(layout)
+    limited = within_power(layout, works)
+    if limited is not layout:
+        layout, works = limited, _works(limited)
+    return _delayed(_time(layout, works), _waiting_ranks(layout.job))
+
+
 def _phases(forward: Span, backward: Span, optimizer: Span, accumulation: int) -> dict[Phase, float]:
     """By the device's clock in a step that begins idle, each from the end of the one before: they add up to
     that step. Micro-batches after the third are as long as it."""

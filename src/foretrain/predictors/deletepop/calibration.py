@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from foretrain.predictors.base import Benefit
 from foretrain.predictors.deletepop.residuals import Residuals
 from foretrain.step.layout import Layout, Tuning
 from foretrain.step.partition import Index
-from foretrain.step.play import play
+from foretrain.step.play import step_time
 from foretrain.step.spans import Mask
 
 TIMES: dict[str, Phase | None] = {
@@ -97,10 +98,17 @@ class Calibration:
 
 
 def calibration_key(job: Job) -> str:
-    """Jobs that share a calibration: those on one GPU by device, all others by their devices and
-    framework."""
-    names = "+".join(sorted({group.device.name for group in job.cluster.groups}))
-    return names if on_one_gpu(job) else f"{names} {job.workload.training.framework}"
+    """Jobs that share a calibration: those on one GPU by device, all others by their framework and devices,
+    however much memory these have."""
+    devices = {group.device.name for group in job.cluster.groups}
+    if on_one_gpu(job):
+        return "+".join(devices)
+    return f"{'+'.join(sorted(map(without_memory, devices)))} {job.workload.training.framework}"
+
+
+def without_memory(device: str) -> str:
+    """``a100-sxm`` of ``a100-sxm-80gb``: boards that differ in their memory compute alike."""
+    return re.sub(r"-\d+gb$", "", device)
 
 
 def on_one_gpu(job: Job) -> bool:
@@ -118,12 +126,7 @@ class Case:
     layout: Layout
 
     def tuned_s(self, tuning: Tuning) -> float:
-        return play(self.layout.tuned(tuning)).time_s
-
-    def step_s(self, calibration: Calibration) -> float:
-        residuals = calibration.residuals
-        factor = 1.0 if residuals is None else residuals.factor(self.run.job)
-        return self.tuned_s(calibration.tuning) * factor
+        return step_time(self.layout.tuned(tuning)).time_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from foretrain.predictors.deletepop.calibration import (
     Case,
     calibration_key,
     on_one_gpu,
+    without_memory,
 )
 from foretrain.predictors.deletepop.spread import (
     COMPUTING,
@@ -34,12 +35,13 @@ from foretrain.predictors.deletepop.spread import (
     Tier,
     bounds,
     computing_parts,
+    memory_bounds,
     shares,
     shipped_evidence,
     shipped_widths,
 )
 from foretrain.predictors.whitebox import WhiteBoxPredictor
-from foretrain.step.assembly import MEMORY_QUANTITIES, Spread, is_host_bound
+from foretrain.step.assembly import MEMORY_QUANTITIES, Spread, is_host_bound, logged
 from foretrain.step.graph import step_graph
 from foretrain.step.layout import Tuning
 from foretrain.step.play import Step
@@ -176,7 +178,15 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         if calibration_key(job) not in self.calibrations_:
             times |= self._by_parts(step, times)
         if not on_one_gpu(job):
-            return Spread(time=times["step_time_s"], memory=times["reserved_memory_bytes"], count=_COUNTS)
+            memory = {name: times[name] for name in sorted(MEMORY_QUANTITIES)}
+            if calibration_key(job) not in self.calibrations_:
+                memory = memory_bounds(logged(step))
+            return Spread(
+                time=times["step_time_s"],
+                memory=memory["reserved_memory_bytes"],
+                count=_COUNTS,
+                quantities=memory,
+            )
         memory = {name: times.get(name, known["device-bound"][name]) for name in sorted(MEMORY_QUANTITIES)}
         estimated = job.plan.recompute != "none" and not step.layout.graph.recomputes
         if estimated or job.plan.offload:
@@ -266,7 +276,8 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
     def _calibrate(self, key: str, cases: Sequence[Case]) -> None:
         """Put a calibration in place of an earlier one, and of those that were found on top of it."""
         calibration = self._calibrated(key, cases)
-        kept = {name: other for name, other in self.calibrations_.items() if not name.startswith(f"{key} ")}
+        above = f"{without_memory(key)} "
+        kept = {name: other for name, other in self.calibrations_.items() if not name.startswith(above)}
         self.calibrations_ = {**kept, key: calibration}
         if calibration.benefit is not None:
             self.benefits_ = {**self.benefits_, key: calibration.benefit}

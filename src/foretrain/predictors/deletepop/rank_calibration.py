@@ -4,15 +4,15 @@ framework."""
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from foretrain.predictors.base import Benefit
 from foretrain.predictors.deletepop.calibration import Calibration, Case, robust
-from foretrain.predictors.deletepop.residuals import Residuals
+from foretrain.predictors.deletepop.residuals import Residuals, covariances
 from foretrain.step.assembly import logged
 from foretrain.step.layout import Tuning
 from foretrain.step.play import play
@@ -20,46 +20,50 @@ from foretrain.step.play import play
 Vector = npt.NDArray[np.float64]
 
 _FACTORS = {
-    "products": 0.25,
-    "attention": 0.25,
-    "traffic": 0.25,
-    "host": 0.4,
-    "inside": 0.4,
+    "products": 0.15,
+    "attention": 0.2,
+    "traffic": 0.15,
+    "host": 0.3,
+    "inside": 0.3,
     "outside": 0.6,
-    "message_s": 1.2,
+    "message_s": 0.8,
     "stalls": 0.3,
 }
 """What a calibration may change by a factor, and the spread of the logarithm that is expected of it."""
+_SECONDS = {"hop_s": 1e-4, "step_s": 0.02}
+"""What it may add, and the spread that is expected of it: a value of 1."""
 _CPU_SPREAD = 3.0
 """How much wider these are for CPUs, of which there are more kinds than of GPUs."""
-_STEP_S = 0.02
-"""The spread that is expected of the time per step that belongs to no operator, in seconds."""
-_NOISE = 0.08
-_LEAST_NOISE = 0.03
-_EVALUATIONS = 8
-_FOLDS = 3
-_DIFFERENCE = 0.02
+_NOISE = 0.06
+"""Spread of the logarithm of a single run around the best forecast."""
+_FAR, _MOST_DOUBT = 2.0, 4.0
+"""Standard deviations beyond which a run is doubted, each time by at most so much."""
+_ROUNDS = 3
+_DIFFERENCE = 0.2
 _NOTICED = 1e-3
 """The change of a step's logarithm below which a factor is left alone."""
+_LEAST, _WORSE = 5, 1.2
+"""Runs from which on each is forecast from the others, to tell what the calibration is worth; and how much
+worse these forecasts are than those before where it is dropped. It is drawn to no change as it is, and the
+errors of a few runs tell little."""
 _MEMORY_SPREAD = (0.3, 1.5)
 """What is expected of the logarithm of the factor on activations, and of the memory beside everything else,
 in GiB."""
+_MEMORY_NOISE = 0.08
 _GIB = 2.0**30
 
 
 def calibrate_parts(cases: Sequence[Case]) -> Calibration:
-    """What brings forecasts to the runs; its benefit is told by runs left out (each third by the others')."""
+    """What brings forecasts to the runs; dropped where each run is forecast worse from the others."""
     timed = [case for case in cases if case.run.measured.get("step_time_s", 0) > 0]
     calibration, before, after = Calibration(), None, None
     if timed:
-        before = _error(timed, calibration)
-        calibration = _learn(timed, rounds=2)
-        if len(timed) >= 2 * _FOLDS:
-            parts = [timed[i::_FOLDS] for i in range(_FOLDS)]
-            crossed = [(part, _learn([case for case in timed if case not in part])) for part in parts]
-            after = statistics.fmean(_error(part, by_others) for part, by_others in crossed)
-            log_errors = [_log_error(part, by_others) for part, by_others in crossed]
-            if statistics.fmean(log_errors) > _log_error(timed, Calibration()):
+        fitted = _fit(timed)
+        before = float(np.abs(np.expm1(-fitted.errors_before)).mean())
+        calibration = fitted.calibration
+        if len(timed) >= _LEAST:
+            after = float(np.abs(np.expm1(-fitted.errors_left_out)).mean())
+            if np.abs(fitted.errors_left_out).mean() > _WORSE * np.abs(fitted.errors_before).mean():
                 calibration = Calibration()
     return dataclasses.replace(
         calibration,
@@ -68,66 +72,76 @@ def calibrate_parts(cases: Sequence[Case]) -> Calibration:
     )
 
 
-def _learn(cases: Sequence[Case], rounds: int = 1) -> Calibration:
-    tuning = _solve(cases, rounds)
-    logs = [float(np.log(case.run.measured["step_time_s"] / case.tuned_s(tuning))) for case in cases]
-    return Calibration(tuning=tuning, residuals=Residuals.learn([case.run.job for case in cases], logs))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fitted:
+    calibration: Calibration
+    errors_before: Vector
+    """Logarithms of measured over forecast without any calibration."""
+    errors_left_out: Vector
+    """The same of each run by a calibration from the others."""
 
 
-def _error(cases: Sequence[Case], calibration: Calibration) -> float:
-    """Mean absolute relative error of the step time."""
-    return statistics.fmean(
-        abs(case.step_s(calibration) / case.run.measured["step_time_s"] - 1) for case in cases
+def _fit(cases: Sequence[Case]) -> _Fitted:
+    """Factors and what they leave over together: both are normal with what is expected of them, so that a
+    step's logarithm, which is nearly linear in the logarithms of factors, has a solution in one stroke.
+
+    It is repeated from the factors found. Runs that the others do not bear out are doubted: a few odd ones do
+    not decide.
+    """
+    jobs = [case.run.job for case in cases]
+    measured = np.log([case.run.measured["step_time_s"] for case in cases])
+    plain = _log_times(cases, Tuning())
+    wider = _CPU_SPREAD if jobs[0].cluster.groups[0].device.is_cpu else 1.0
+    names, left_over = [*_FACTORS, *_SECONDS], covariances(jobs)
+    values, logs = np.zeros(len(names)), plain
+    for number in range(_ROUNDS):
+        slopes = _slopes(cases, names, values, logs)
+        if not number:
+            matter = np.abs(slopes).max(axis=0) > _NOTICED
+            names = [name for name, matters in zip(names, matter, strict=True) if matters]
+            values, slopes = values[matter], slopes[:, matter]
+        expected = wider * np.array([_FACTORS.get(name, 1.0) for name in names])
+        covariance = (slopes * expected**2) @ slopes.T + left_over
+        target = measured - logs + slopes @ values
+        doubt = np.ones(len(cases))
+        for _ in range(_ROUNDS):
+            inverse = np.linalg.inv(covariance + np.diag((_NOISE * doubt) ** 2))
+            weights = inverse @ target
+            doubt = doubt * np.clip(np.abs(weights) / np.sqrt(np.diag(inverse)) / _FAR, 1.0, _MOST_DOUBT)
+        least = np.where([name == "hop_s" for name in names], 0.0, -2 * expected)
+        values = np.clip(expected**2 * (slopes.T @ weights), least, 2 * expected)
+        logs = _log_times(cases, _tuning(names, values))
+    return _Fitted(
+        calibration=Calibration(
+            tuning=_tuning(names, values), residuals=Residuals.of(jobs, measured - logs, _NOISE * doubt)
+        ),
+        errors_before=measured - plain,
+        errors_left_out=weights / np.diag(inverse),
     )
 
 
-def _log_error(cases: Sequence[Case], calibration: Calibration) -> float:
-    """Mean absolute logarithm of forecast over measured, which counts too much and too little alike."""
-    return statistics.fmean(
-        abs(float(np.log(case.step_s(calibration) / case.run.measured["step_time_s"]))) for case in cases
-    )
+def _log_times(cases: Sequence[Case], tuning: Tuning) -> Vector:
+    return np.log([max(case.tuned_s(tuning), 1e-9) for case in cases])
+
+
+def _slopes(cases: Sequence[Case], names: Sequence[str], values: Vector, logs: Vector) -> Vector:
+    """How the logarithm of each step changes with each value."""
+    columns = []
+    for i in range(len(names)):
+        moved = values.copy()
+        moved[i] += _DIFFERENCE
+        columns.append((_log_times(cases, _tuning(names, moved)) - logs) / _DIFFERENCE)
+    return np.array(columns).T
 
 
 def _tuning(names: Sequence[str], values: Vector) -> Tuning:
-    """Each value is a logarithm of a factor, or a number of ``_STEP_S`` for the time per step."""
+    """Each value is the logarithm of a factor, or a number of times the spread of what may be added."""
     base = Tuning()
     changed = {
-        name: float(value) * _STEP_S if name == "step_s" else getattr(base, name) * float(np.exp(value))
-        for name, value in zip(names, values, strict=True)
+        name: value * _SECONDS[name] if name in _SECONDS else getattr(base, name) * float(np.exp(value))
+        for name, value in zip(names, values.tolist(), strict=True)
     }
     return dataclasses.replace(base, **changed)
-
-
-def _that_matter(cases: Sequence[Case]) -> list[str]:
-    """What of a calibration changes any of the steps."""
-    plain = np.array([case.tuned_s(Tuning()) for case in cases])
-    names = [*_FACTORS, "step_s"]
-    changed = {
-        name: np.array([case.tuned_s(_tuning([name], np.array([0.3]))) for case in cases]) for name in names
-    }
-    return [name for name in names if np.abs(np.log(changed[name] / plain)).max() > _NOTICED]
-
-
-def _solve(cases: Sequence[Case], rounds: int = 1) -> Tuning:
-    """Least squares on the logarithms, with what is expected of the factors; a few odd runs do not decide."""
-    from scipy.optimize import least_squares
-
-    measured = np.log([case.run.measured["step_time_s"] for case in cases])
-    names = _that_matter(cases)
-    wider = _CPU_SPREAD if cases[0].run.job.cluster.groups[0].device.is_cpu else 1.0
-    expected = np.array([wider * _FACTORS.get(name, 1.0) for name in names])
-    values, noise = np.zeros(len(names)), _NOISE
-    for _ in range(rounds):
-
-        def residuals(values: Vector, noise: float = noise) -> Vector:
-            tuning = _tuning(names, values)
-            errors = np.log([max(case.tuned_s(tuning), 1e-9) for case in cases]) - measured
-            return np.concatenate([robust(errors / noise), values / expected])
-
-        values = least_squares(residuals, values, diff_step=_DIFFERENCE, max_nfev=_EVALUATIONS).x
-        errors = residuals(values, 1.0)[: len(cases)]
-        noise = max(_LEAST_NOISE, 1.4826 * float(np.median(np.abs(errors))))
-    return _tuning(names, values)
 
 
 def _with_memory(tuning: Tuning, cases: Sequence[Case]) -> Tuning:
@@ -154,7 +168,7 @@ def _with_memory(tuning: Tuning, cases: Sequence[Case]) -> Tuning:
         errors = np.log(
             np.maximum(fixed + moving * np.exp(values[0]) + values[1] * _GIB, 1.0) / measured_bytes
         )
-        return np.concatenate([robust(errors / _NOISE), values / _MEMORY_SPREAD])
+        return np.concatenate([robust(errors / _MEMORY_NOISE), values / _MEMORY_SPREAD])
 
     factor, beside = least_squares(residuals, np.zeros(2)).x
     return dataclasses.replace(tuning, activations=float(np.exp(factor)), memory_bytes=float(beside) * _GIB)

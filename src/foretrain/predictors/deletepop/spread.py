@@ -14,9 +14,12 @@ import numpy as np
 
 from foretrain.cluster import Device
 from foretrain.costs.learned import LearnedCosts
-from foretrain.forecast import Factors
+from foretrain.forecast import Factors, RankMemory
+from foretrain.graph import PHASES, OpGraph
+from foretrain.graph.opset import PRODUCTS, traits
 from foretrain.job import Job
 from foretrain.predictors.conformal import SHIPPED
+from foretrain.step.partition import Index
 from foretrain.step.play import Step
 
 Tier = Literal["measured", "scored", "vendor", "never"]
@@ -32,9 +35,13 @@ COMPUTING: Mapping[Tier, str] = {
 LOOKED_UP = "computing, operators looked up"
 ON_CPU = "computing on CPU cores"
 BY_ROOFLINE = "computing, by the roofline alone"
-HOST, HOST_MEASURED = "host", "host, measured"
-INSIDE, RDMA, SOCKETS = "network inside a node", "network, RDMA", "network, sockets"
+HOST, HOST_MEASURED, HOST_OF_RANKS = "host", "host, measured", "host of a framework's ranks"
+INSIDE, RDMA, EFA, SOCKETS = "network inside a node", "network, RDMA", "network, EFA", "network, sockets"
 PIPELINE, CHANNELS_LAST, ESTIMATED = "pipeline and stragglers", "channels last", "ways of training estimated"
+ATTENTION, CONVOLUTIONS, OTHERS = "attention", "convolutions", "other kernels"
+EXPERTS = "experts"
+ON_TOP = (CHANNELS_LAST, ESTIMATED, ATTENTION, CONVOLUTIONS, OTHERS, EXPERTS)
+"""What comes on top of computing, as products are known best, or of all of a step with experts."""
 PARTS = (
     LOOKED_UP,
     *COMPUTING.values(),
@@ -42,14 +49,24 @@ PARTS = (
     BY_ROOFLINE,
     HOST,
     HOST_MEASURED,
+    HOST_OF_RANKS,
     INSIDE,
     RDMA,
+    EFA,
     SOCKETS,
     PIPELINE,
-    CHANNELS_LAST,
-    ESTIMATED,
+    *ON_TOP,
 )
-"""What the time of a step is divided into; the last two come on top of computing."""
+"""What the time of a step is divided into, and what comes on top."""
+STATES, ACTIVATIONS, BUFFERS, CACHED = "states", "activations", "buffers", "cached"
+MEMORY_PARTS = (STATES, ACTIVATIONS, BUFFERS, CACHED)
+"""What the memory of a rank is divided into: parameters, gradients and the optimizer's state, which follow
+from the plan; what is saved for the backward pass; what comes and goes; and what the allocator holds
+beside it."""
+_CATEGORIES = {
+    **dict.fromkeys(("weights", "gradients", "optimizer_state", "inputs"), STATES),
+    "activations": ACTIVATIONS,
+}
 _IDLE_ANYWAY, _IDLE_OF_BOUND = 0.05, 0.1
 """Shares of the step that the device waits for kernels: up to the one the device still sets the pace, beyond
 both together the host does, of all that is not communication (``data/h200_repeat_steps.jsonl``)."""
@@ -91,6 +108,22 @@ def shipped_widths() -> Mapping[str, Factors]:
     return {part: Factors(*bounds) for part, bounds in json.loads(SHIPPED.read_text())["parts"].items()}
 
 
+@functools.lru_cache(maxsize=1)
+def shipped_memory_widths() -> Mapping[str, Factors]:
+    """The same of the parts of a rank's memory."""
+    return {part: Factors(*bounds) for part, bounds in json.loads(SHIPPED.read_text())["memory"].items()}
+
+
+def memory_shares(rank: RankMemory, *, reserved: bool) -> dict[str, float]:
+    """The parts of a rank's memory as shares of what is allocated, or of what is reserved."""
+    found = dict.fromkeys(MEMORY_PARTS, 0.0)
+    for category, size in rank.by_category.items():
+        found[_CATEGORIES.get(category, BUFFERS)] += size
+    found[CACHED] = rank.cached_bytes if reserved else 0.0
+    whole = sum(found.values()) or 1.0
+    return {part: size / whole for part, size in found.items()}
+
+
 def shares(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0) -> dict[str, float]:
     """The parts of a step as shares of its time; ``unmeasured`` is the share of computing by the roofline."""
     job, time, whole = step.layout.job, step.time, step.time_s or 1.0
@@ -104,12 +137,15 @@ def shares(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: float = 0.0)
         own = 1.0 - exposed - pipeline
         computing = min(own, max(0.0, step.device_busy_s / whole - exposed))
         bound = min(1.0, max(0.0, own - computing - _IDLE_ANYWAY) / _IDLE_OF_BOUND)
-        host = HOST_MEASURED if job.cluster.issuer and job.cluster.issuer.measured else HOST
+        host = HOST if job.runs_alone and job.workload.training.framework == "pytorch" else HOST_OF_RANKS
+        if job.cluster.issuer and job.cluster.issuer.measured:
+            host = HOST_MEASURED
         found[host], computing = own * bound, own * (1.0 - bound)
         for part, share in computing_parts(step, costs, tier, unmeasured).items():
             found[part] = computing * share
     found[_network(job)] += exposed
     found[PIPELINE] = pipeline
+    found[EXPERTS] = float(_has_experts(step.layout.graph))
     return found
 
 
@@ -124,7 +160,45 @@ def computing_parts(step: Step, costs: LearnedCosts, tier: Tier, unmeasured: flo
         COMPUTING[tier]: 1.0 - looked_up - by_roofline,
         CHANNELS_LAST: float(job.workload.training.channels_last),
         ESTIMATED: float(_is_estimated(job)),
+        **_by_kind(step),
     }
+
+
+_KINDS: Mapping[str, str | None] = {
+    **dict.fromkeys(PRODUCTS, None),
+    "convolution": CONVOLUTIONS,
+    **dict.fromkeys(("channel norm", "pooling", "resampling"), CONVOLUTIONS),
+    **dict.fromkeys(("attention", "batched product", "softmax"), ATTENTION),
+}
+"""What kinds of operators count as; products as nothing on top, those that are not named as others."""
+
+
+def _by_kind(step: Step) -> dict[str, float]:
+    """Of the time of passes, what is not products; the optimizer's is not looked at."""
+    layout = step.layout
+    parts = _parts_of(layout.graph)
+    own = ~layout.calls.communicates & (layout.graph.phase_index != PHASES.index("optimizer"))
+    seconds = np.bincount(parts[own], layout.calls.device_s[own], minlength=len(_BY_KIND) + 1)
+    whole = float(seconds.sum()) or 1.0
+    return {part: float(seconds[i]) / whole for i, part in enumerate(_BY_KIND)}
+
+
+_BY_KIND = (ATTENTION, CONVOLUTIONS, OTHERS)
+
+
+@functools.lru_cache(maxsize=64)
+def _parts_of(graph: OpGraph) -> Index:
+    """By call, which of ``_BY_KIND`` it counts as; one more for products."""
+    parts = [_KINDS.get(traits(operator.name).kind, OTHERS) for operator in graph.operators]
+    codes = np.array([len(_BY_KIND) if part is None else _BY_KIND.index(part) for part in parts])
+    return np.asarray(codes[graph.operator_index])
+
+
+@functools.lru_cache(maxsize=64)
+def _has_experts(graph: OpGraph) -> bool:
+    return any(weight.expert for weight in graph.weights) or any(
+        traits(operator.name).kind == "grouped product" for operator in graph.operators
+    )
 
 
 def _is_estimated(job: Job) -> bool:
@@ -139,7 +213,8 @@ def _is_estimated(job: Job) -> bool:
 def _network(job: Job) -> str:
     groups = job.cluster.groups
     if job.over_network:
-        return SOCKETS if any(group.inter_node.kind == "ethernet" for group in groups) else RDMA
+        kinds = {group.inter_node.kind for group in groups}
+        return SOCKETS if "ethernet" in kinds else EFA if "efa" in kinds else RDMA
     return SOCKETS if groups[0].device.is_cpu else INSIDE
 
 
@@ -156,3 +231,12 @@ def bounds(parts: Mapping[str, float], widths: Mapping[str, Factors]) -> Factors
     """The bounds of a step as multiples of its forecast: the parts' own, each by its share of the time."""
     logs = (sum(share * widths[part][i] for part, share in parts.items()) for i in range(4))
     return Factors(*(math.exp(log) for log in logs))
+
+
+def memory_bounds(rank: RankMemory) -> dict[str, Factors]:
+    """The bounds of what a rank has allocated and reserved, as multiples of its forecast."""
+    widths = shipped_memory_widths()
+    return {
+        "peak_memory_bytes": bounds(memory_shares(rank, reserved=False), widths),
+        "reserved_memory_bytes": bounds(memory_shares(rank, reserved=True), widths),
+    }
