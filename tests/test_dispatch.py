@@ -13,20 +13,22 @@ import pytest
 from foretrain.capture.parallel.permutation import Routing
 from foretrain.cluster import Cluster
 from foretrain.costs.collectives import Collectives
-from foretrain.costs.dispatch import choices_of, distinct, exchange_s
+from foretrain.costs.dispatch import exchange_s
 from foretrain.costs.features import COLUMNS, describe, family_of
 from foretrain.costs.features.products import grouped_sizes
 from foretrain.costs.grouped import casts_s, issue_s, uneven_factors
 from foretrain.costs.measured import MeasuredOperator
-from foretrain.dispatching import dispatcher, overlaps_exchange
+from foretrain.dispatching import choices_of, dispatcher, distinct, overlaps_exchange, spreads_by_chance
 from foretrain.errors import InputError
 from foretrain.graph import Operator, TensorSpec
 from foretrain.job import Job
 from foretrain.plan import Plan
+from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.provenance import as_measured
 from foretrain.step.layout import collective_s
 from foretrain.step.partition import Teams
 from foretrain.step.passes import hidden_exchange_s
+from foretrain.step.play import Step
 
 NODE = {"tokens": 4096, "copies": 5.25, "reached": 1, "width_bytes": 14336, "near": 8, "domains": 1}
 NODES = {"node": "dgx-h100", "nodes": 1}
@@ -84,6 +86,7 @@ def test_the_framework_has_a_dispatcher_of_its_own() -> None:
     rack, node = {"node": "gb200-nvl72", "nodes": 16}, {"node": "dgx-h100", "nodes": 8}
     plan = {"expert": 8, "micro_batch": 1}
     assert dispatcher(job(plan, rack)) == "hybridep"
+    assert dispatcher(job({**plan, "expert": 1}, rack)) == "alltoall"
     assert dispatcher(job(plan, node)) == "alltoall"
     assert dispatcher(job({**plan, "expert": 16}, node)) == "deepep"
     assert dispatcher(job({**plan, "expert": 16, "expert_capacity": 1.0}, node)) == "alltoall"
@@ -150,6 +153,47 @@ def test_an_exchange_runs_beside_the_computation_of_another_micro_batch() -> Non
 def test_dualpipe_hides_the_exchange() -> None:
     assert overlaps_exchange(Plan(schedule="dualpipe", expert=8, pipeline=4))
     assert not overlaps_exchange(Plan(expert=8))
+    assert not overlaps_exchange(Plan(schedule="dualpipe", expert=8))
+
+
+SMALL = {
+    "model_type": "qwen3_moe", "hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 512,
+    "moe_intermediate_size": 128, "num_experts": 8, "num_experts_per_tok": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 512,
+}  # fmt: skip
+
+
+def small(**plan: Any) -> Step:
+    cut = {"pipeline": 4, "expert": 2, "micro_batch": 1, **plan}
+    tables = job(cut, NODES).to_dict()
+    tables["model"]["config"] = SMALL
+    step = DeletePopPredictor().predict(Job.read(tables)).step
+    assert step is not None
+    return step
+
+
+def test_what_pairs_of_dualpipe_hide_is_not_hidden_before() -> None:
+    plain, paired = small(), small(schedule="dualpipe")
+    exchanged = plain.works[1].forward[0].communication_s
+    assert exchanged > 0
+    assert paired.works[1].forward[0].communication_s == exchanged
+    assert small(schedule="dualpipe", overlap={"experts": False}).time_s > paired.time_s
+
+
+def test_gradients_of_experts_are_summed_up_beside_the_backward_pass() -> None:
+    work = small(pipeline=1, shard="zero1").works[0]
+    dense = small(pipeline=1, expert=8, shard="zero1").works[0]
+    assert work.after_backward_s == 0
+    assert sum(seconds for _, seconds in work.buckets) > sum(seconds for _, seconds in dense.buckets)
+    assert [block for block, _ in work.buckets] == sorted((block for block, _ in work.buckets), reverse=True)
+
+
+def test_rows_are_spread_by_chance_unless_the_plan_says_otherwise() -> None:
+    assert spreads_by_chance(Plan())
+    assert not spreads_by_chance(Plan(routing="round-robin"))
+    assert not spreads_by_chance(Plan(expert=8, expert_capacity=1.0))
+    even, uneven = small(routing="round-robin"), small()
+    assert uneven.device_busy_s > even.device_busy_s
 
 
 def test_a_runs_recipe_tells_how_its_tokens_travelled() -> None:

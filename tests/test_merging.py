@@ -95,8 +95,9 @@ def gathers(graph: OpGraph, phase: str) -> list[tuple[str, int]]:
     ]
 
 
-def test_tensor_teams_gather_in_fp8_and_keep_their_part() -> None:
-    wide, low = graph("megatron"), graph("megatron", precision="fp8")
+@pytest.mark.parametrize("recipe", ["delayed", "current", "blockwise"])
+def test_tensor_teams_gather_in_fp8_and_keep_their_part(recipe: str) -> None:
+    wide, low = graph("megatron"), graph("megatron", precision="fp8", fp8=recipe)
     for phase in ("forward", "backward"):
         before, after = gathers(wide, phase), gathers(low, phase)
         assert len(before) == len(after)

@@ -105,6 +105,29 @@ def test_zero3_adds_two_gathered_blocks() -> None:
     assert memory(a_job(shard="zero3"))[0].by_category["buffers"] == 0
 
 
+def test_both_copies_of_dualpipe_share_the_optimizer_state() -> None:
+    plan = {"data": 2, "pipeline": 4, "shard": "zero1", "accumulation": 8}
+    once, twice = memory(a_job(**plan)), memory(a_job(**plan, schedule="dualpipe"))
+    for name, times in (("optimizer_state", 1), ("weights", 2)):
+        single, double = (sum(rank.by_category[name] for rank in ranks) for ranks in (once, twice))
+        assert double == pytest.approx(times * single), name
+
+
+def test_frozen_weights_have_no_states_and_are_gathered_as_they_are() -> None:
+    tables = a_job(data=2, shard="zero3").to_dict()
+    tables["model"]["config"] |= {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4}
+    tables["training"] |= {"framework": "pytorch", "master_weights": False}
+    tables["training"]["adapter"] = {"kind": "lora", "rank": 4, "targets": ["q_proj"], "precision": "fp32"}
+    job = Job.read(tables)
+    graph, habits = step_graph(job), profile(job)
+    (stage,) = stages(job, graph, habits)
+    rank = sharded_memory(job, graph, stage, 1, habits)
+    weights = rank.by_category["weights"]
+    layer = stage.blocks[1].weight_bytes
+    assert rank.by_category["buffers"] < 2.1 * layer + 2 * stage.blocks[0].weight_bytes * 2
+    assert rank.cached_bytes < 1.2 * weights
+
+
 def test_offload_takes_the_optimizer_state_away() -> None:
     (rank,) = memory(a_job(offload=True))
     assert rank.by_category["optimizer_state"] == 0
@@ -393,7 +416,25 @@ def test_weights_in_fp8_have_no_bf16_copy() -> None:
         sharded_memory(one, graph, stages(one, graph, FP32_GRADIENTS)[0], 1, FP32_GRADIENTS)
         for one in (job, changed(job, fp8_gather=True))
     )
-    assert both.by_category["weights"] - alone.by_category["weights"] == both.by_category["buffers"]
+    assert both.by_category["weights"] - alone.by_category["weights"] == pytest.approx(
+        both.by_category["buffers"], rel=0.05
+    )
+
+
+@pytest.mark.parametrize(("recipe", "kept"), [("current", 1), ("mxfp8", 2)])
+def test_blackwell_keeps_no_transposed_weights_of_one_scale(recipe: str, kept: int) -> None:
+    described = a_job(accumulation=2).to_dict()
+    described["cluster"]["device"] = "b200"
+    described["training"] |= {"precision": "fp8", "fp8": recipe}
+    job = Job.read(described)
+    graph = step_graph(job)
+    both, alone = (
+        sharded_memory(one, graph, stages(one, graph, FP32_GRADIENTS)[0], 1, FP32_GRADIENTS).by_category
+        for one in (job, changed(job, fp8_gather=True))
+    )
+    layers = (4 * WIDTH * WIDTH + 3 * WIDTH * 128) * LAYERS
+    assert both["buffers"] == pytest.approx(kept * layers, rel=0.05)  # with scales
+    assert both["weights"] - alone["weights"] == 2 * layers
 
 
 def test_fp8_layers_keep_their_own_part_of_what_is_gathered() -> None:

@@ -18,7 +18,7 @@ from foretrain.plan import Plan
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.step.exchange import shard_traffic, slowdown
 from foretrain.step.graph import step_graph
-from foretrain.step.passes import optimizer_pass
+from foretrain.step.passes import backward_pass, host_link_bytes_per_s, optimizer_pass
 from foretrain.step.play import Step
 from foretrain.step.playback import Work, play_rank
 from foretrain.step.sharding import (
@@ -134,6 +134,31 @@ def test_parameters_of_neighbours_come_faster_again() -> None:
     assert near.gathers_s == far.gathers_s
 
 
+def test_neighbours_that_kept_parameters_send_them_less_far() -> None:
+    whole, near = (step(reshard=reshard).sent["replicas"] for reshard in (True, 2))
+    assert near < whole
+
+
+def test_adding_gradients_up_is_of_those_that_there_are_and_as_wide_as_their_sum() -> None:
+    megatron = {"framework": "megatron", "precision": "bf16"}
+
+    def beside_s(**training: Any) -> float:
+        found = step(shard="none", training={**megatron, **training})
+        return backward_pass(found.layout, found.layout.stages[0].blocks[1]).beside_s
+
+    whole, apart = beside_s(), {"fused_accumulation": False}
+    assert beside_s(**apart, gradient_precision="bf16") < beside_s(**apart)
+    assert beside_s(adapter={"kind": "lora", "rank": 2, "targets": ["q_proj"]}) < 0.05 * whole
+
+
+def test_an_update_on_the_host_moves_over_the_devices_own_link() -> None:
+    moved = [
+        host_link_bytes_per_s(Job.read({**job().to_dict(), "cluster": {"device": device}, "plan": {}}))
+        for device in ("v100-sxm-32gb", "a100-sxm-80gb", "h100-sxm-80gb")
+    ]
+    assert moved == pytest.approx([10e9, 20e9, 40e9], rel=0.02)
+
+
 def test_gradients_travel_as_the_plan_or_the_framework_says() -> None:
     cases: tuple[tuple[dict[str, Any], float], ...] = (
         ({}, 4.0),
@@ -198,6 +223,17 @@ def test_gradients_that_wait_for_the_last_micro_batch_move_once() -> None:
     each, once = (play_rank(_work(syncs_last=last), 6).time_s for last in (False, True))
     assert once < each
     assert play_rank(_work(syncs_last=True), 1).time_s == play_rank(_work(), 1).time_s
+
+
+def test_what_micro_batches_fetch_again_counts_for_each() -> None:
+    block = Span(0.001, 0.1, 0.1)
+    work = Work(
+        forward=(block,) * 2, backward=(block,) * 2, optimizer=Span(0.0, 0.01, 0.01), slowdown=0.5,
+        gathers_s=(0.01,) * 2, again_s=(0.01,) * 2, reduces_s=(0.01,) * 2, syncs_last=True,
+    )  # fmt: skip
+    few, many = (play_rank(work, micro_batches) for micro_batches in (6, 26))
+    apart = (many.computing_s - few.computing_s) / 20 - 0.4
+    assert apart == pytest.approx(0.5 * 0.01, rel=0.1)  # the first of two shows
 
 
 def test_copies_of_a_shard_sum_up_on_links_of_their_own() -> None:

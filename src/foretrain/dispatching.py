@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from foretrain.job import Job
 from foretrain.plan import Dispatcher, Plan
 
@@ -20,7 +22,8 @@ def dispatcher(job: Job) -> Dispatcher:
     plan, groups = job.plan, job.cluster.groups
     if plan.dispatcher is not None:
         return plan.dispatcher
-    if job.workload.training.framework != "megatron" or plan.expert_capacity is not None:
+    own = job.workload.training.framework == "megatron" and plan.expert_capacity is None
+    if not own or plan.expert == 1:
         return "alltoall"
     if all(group.domain > group.devices_per_node for group in groups):
         return "hybridep"
@@ -36,4 +39,25 @@ def overlaps_exchange(plan: Plan) -> bool:
     """Whether tokens travel while another micro-batch computes: where the plan says so
     (``--overlap-moe-expert-parallel-comm`` of Megatron), and in DualPipe, which was made for it."""
     told = (plan.overlap or {}).get("experts")
-    return plan.schedule == "dualpipe" if told is None else told
+    return plan.schedule == "dualpipe" and plan.pipeline > 1 if told is None else told
+
+
+def spreads_by_chance(plan: Plan) -> bool:
+    """Whether experts have uneven numbers of rows: tokens choose any of them alike, and none is padded."""
+    return plan.routing != "round-robin" and plan.expert_capacity is None
+
+
+def distinct(choices: float, places: int) -> float:
+    """Of so many places, those that the choices of a token fall on, each place as likely for each choice.
+
+    >>> round(distinct(8, 8), 2)
+    5.25
+    """
+    missed: float = (1.0 - 1.0 / places) ** choices
+    return places * (1.0 - missed)
+
+
+def choices_of(copies: float, places: int) -> float:
+    """How many choices fall on so many distinct places: ``distinct`` the other way round."""
+    share = min(copies / places, 1.0 - 1e-9)
+    return math.log1p(-share) / math.log1p(-1.0 / places) if places > 1 else 1.0

@@ -57,23 +57,24 @@ class Plan:
     reduce_precision: Literal["fp32", "bf16"] | None = None
     """What gradients are in on the network; None for what the framework does."""
     fp8_gather: bool | None = None
-    """Whether parameters travel in fp8 where products are; None for what the framework does."""
+    """Whether parameters travel in fp8 where products multiply them so; None: they do not."""
     expert_tensor: int | None = None
     """Degree to which each expert is cut; None for what the framework does."""
     expert_capacity: float | None = None
     """Rows that an expert takes at most, as a multiple of the mean; None where none are dropped."""
     expert_imbalance: float | None = None
-    """Rows of the fullest rank of an expert group over the mean; None for what training is seen to have."""
+    """Rows of the fullest rank of an expert group over the mean; None for 1, with intervals that are open to
+    what trainings show."""
     dispatcher: Dispatcher | None = None
     """How tokens travel to their experts; None for what the framework does."""
     routing: Choice | None = None
-    """Which experts tokens choose: any alike, or neighbours one token after another, as benchmarks force it
-    (torchtitan's ``moe_force_load_balance``, Automodel's ``fake_balanced_gate``)."""
+    """Which experts tokens choose: any alike (also None), or neighbours one token after another, as
+    benchmarks force it (torchtitan's ``moe_force_load_balance``, Automodel's ``fake_balanced_gate``)."""
     overlap: Mapping[str, bool] | None = None
     """What runs beside computation and what does not, where it differs from the framework's habit."""
     registered_buffers: bool | None = None
     """Whether collectives work in place on buffers that NCCL was told of (its user buffers, torch's symmetric
-    memory) and so take few processors from computation; None for what the framework does."""
+    memory) and so take few processors from computation; None: they do not."""
     recompute_modules: tuple[str, ...] = ()
     """Parts of a layer that are computed again, with ``recompute = "selective"``."""
     stages: tuple[int, ...] | None = None

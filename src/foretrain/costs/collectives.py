@@ -25,7 +25,7 @@ import numpy.typing as npt
 from foretrain.cluster import Cluster, Group
 from foretrain.costs.algorithms import Algorithm, Kind, Load, algorithms, by_rail, traffic
 from foretrain.costs.base import Column
-from foretrain.costs.topology import Placement, Team, adapters, nodes_under_a_leaf, place, team
+from foretrain.costs.topology import Placement, Team, adapters, nodes_under_a_leaf, place_team, team
 from foretrain.costs.transports import (
     SERVER,
     TRANSPORTS,
@@ -228,7 +228,7 @@ class _Route:
         return inside, outside, [load for load in loads if self._can(load, placed)]
 
     def placement(self, team: Team) -> Placement:
-        return place(team, self._group)
+        return place_team(team, self._group)
 
     def rates(self, team: Team) -> Rates:
         placed = self.placement(team)

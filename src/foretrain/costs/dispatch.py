@@ -65,22 +65,6 @@ KERNELS: dict[str, dict[Direction, Kernel]] = {
 DeepEP's shares of the links."""
 
 
-def distinct(choices: float, places: int) -> float:
-    """Of so many places, those that the choices of a token fall on, each place as likely for each choice.
-
-    >>> round(distinct(8, 8), 2)
-    5.25
-    """
-    missed: float = (1.0 - 1.0 / places) ** choices
-    return places * (1.0 - missed)
-
-
-def choices_of(copies: float, places: int) -> float:
-    """How many choices fall on so many distinct places: ``distinct`` the other way round."""
-    share = min(copies / places, 1.0 - 1e-9)
-    return math.log1p(-share) / math.log1p(-1.0 / places) if places > 1 else 1.0
-
-
 def exchange_s(
     dispatcher: str,
     direction: Direction,

@@ -12,7 +12,7 @@ from foretrain.cluster import Device
 from foretrain.costs.base import Column
 from foretrain.costs.kernels import kernel_count
 from foretrain.graph import Operator, TensorSpec
-from foretrain.graph.opset import PRODUCTS, traits
+from foretrain.graph.opset import PRODUCTS, SCALED, traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,6 @@ def arithmetic(operator: Computes, precision: str) -> str:
     return "fp8" if precision == "fp8" and kind in _IN_FP8 else dtype
 
 
-SCALED = "_scaled_mm"
-"""The product of matrices in fp8 or fp4 with their scales. Its second operand tells the format: the first is
-in bf16 where the kernel that casts it is timed with it."""
 _BY_CUDNN = ("convolution", "recurrence")
 _IN_FP8 = ("grouped product",)
 """Experts are traced in bf16; other products of a step in fp8 have inputs in fp8."""

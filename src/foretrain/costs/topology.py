@@ -84,13 +84,13 @@ class Placement:
         return (self.size - self.per_domain) / self.size
 
 
-def place(members: Team, group: Group) -> Placement:
+def place_team(members: Team, group: Group) -> Placement:
     """A team on the nodes of a group. Nodes in one domain are a divisor of the team's, so that domains are
     alike.
 
     >>> from foretrain.cluster import Cluster
     >>> racks = Cluster.read({"node": "gb200-nvl72", "nodes": 32}).groups[0]
-    >>> place(team(degree=32, stride=4, devices_per_node=4), racks)
+    >>> place_team(team(degree=32, stride=4, devices_per_node=4), racks)
     Placement(per_node=1, per_domain=16, domains=2)
     """
     trays = group.domain // group.devices_per_node

@@ -111,6 +111,11 @@ def waits(name: str) -> bool:
     return traits(name).kind == "wait"
 
 
+SCALED = "_scaled_mm"
+"""The product of matrices in fp8 or fp4 with their scales. Its second operand tells the format: the first is
+in bf16 where the kernel that casts it is timed with it."""
+
+
 # The table
 
 _NAMES: dict[Kind, str] = {

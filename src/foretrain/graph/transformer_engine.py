@@ -8,11 +8,12 @@ import functools
 
 from foretrain.graph.editing import Edit
 from foretrain.graph.ir import PACKED, Op, Operator, OpGraph, TensorSpec
+from foretrain.graph.opset import SCALED
 
-SCALED = "_scaled_mm"
 _FP8 = "float8_e4m3fn"
 _CAST, _CAST_RESULTS = "te.cast_transpose", 4
 """Numbers as they lie and transposed, and the scales of both."""
+_LARGEST = "te.amax"
 
 
 @functools.lru_cache(maxsize=64)
@@ -40,16 +41,31 @@ def with_gathers_in_fp8(graph: OpGraph) -> OpGraph:
     for i, op in enumerate(graph.ops):
         if op.operator.name != "all_gather" or op.operator.overload != "tensor" or len(op.writes) != 1:
             continue
-        casts = edit.readers(op.writes[0])
-        if not casts or any(graph.ops[cast].operator.name != _CAST for cast in casts):
+        readers = edit.readers(op.writes[0])
+        casts = [i for i in readers if graph.ops[i].operator.name == _CAST]
+        if not casts or any(graph.ops[i].operator.name not in (_CAST, _LARGEST) for i in readers):
             continue
         gather = _gather(op.operator)
         edit.change_buffer(op.writes[0], gather.outputs[0].size_bytes, "temporaries")
         edit.replace(i, dataclasses.replace(op, operator=gather))
+        for i in readers:
+            if graph.ops[i].operator.name == _LARGEST:
+                edit.replace(i, _of_part(graph.ops[i], op))
         for cast in casts:
             if op.phase == "forward":
                 _gather_again(edit, cast, gather)
     return edit.graph()
+
+
+def _of_part(largest: Op, gather: Op) -> Op:
+    """The largest value of what a rank has before a gather; ranks compare theirs, a number each."""
+    inputs = gather.operator.inputs
+    read = sum(spec.size_bytes for spec in inputs)
+    return dataclasses.replace(
+        largest,
+        operator=dataclasses.replace(largest.operator, inputs=inputs, bytes_read=read),
+        reads=gather.reads,
+    )
 
 
 @functools.lru_cache(maxsize=64)

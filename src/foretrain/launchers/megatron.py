@@ -87,8 +87,8 @@ _PLAN: Keys = {
     "overlap_p2p_communication": Key("plan.overlap.messages", yes),
     "overlap_p2p_comm": Key("plan.overlap.messages", yes),
     "no_overlap_p2p_communication": Key("plan.overlap.messages", no),
-    "grad_reduce_in_bf16": Key("plan.reduce_precision", When("bf16")),
-    "grad_reduce_in_fp32": Key("plan.reduce_precision", lambda value: "fp32" if yes(value) else "bf16"),
+    "grad_reduce_in_bf16": Key("training.gradient_precision", When("bf16")),
+    "grad_reduce_in_fp32": Key("training.gradient_precision", lambda value: "fp32" if yes(value) else "bf16"),
     "recompute_activations": Key("plan.recompute", When("selective")),
     "recompute_granularity": Key(
         "plan.recompute", one_of({"selective": "selective", "full": "full", "none": None})

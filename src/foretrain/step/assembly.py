@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretrain.costs.roofline import SCALED, arithmetic
+from foretrain.costs.roofline import arithmetic
 from foretrain.duration import duration, start_up
 from foretrain.forecast import IDLE_POWER, Estimate, Factors, Forecast, RankMemory, fullest_of, whole_training
 from foretrain.graph import PHASES, OpGraph
-from foretrain.graph.opset import is_product, waits
+from foretrain.graph.opset import SCALED, is_product, waits
 from foretrain.job import Job
 from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage

@@ -59,7 +59,7 @@ class ShardTraffic:
 
 def shard_traffic(layout: Layout, stage: Stage) -> ShardTraffic:
     """What ZeRO 3 exchanges in a micro-batch; nothing where a rank has no replicas."""
-    if layout.teams.data.size == 1:
+    if max(layout.teams.data.size, layout.teams.expert_data.size) == 1:
         return ShardTraffic()
     job, habits = layout.job, layout.profile
     count = len(stage.blocks)
@@ -76,9 +76,7 @@ def shard_traffic(layout: Layout, stage: Stage) -> ShardTraffic:
         )
         if not habits.splits_root:
             held, trained = (_with_root(stage, elements) for elements in (held, trained))
-        near = inner
-        if isinstance(kept, int) and not isinstance(kept, bool):
-            near = neighbours(inner, min(kept, inner.size), "plan.reshard", kept)
+        near = _near(inner, kept)
         gathered = held * wire_bytes(layout, 1.0, gradients=False, trained=False)
         reduced = trained * wire_bytes(layout, 1.0, gradients=True)
         gathers += _seconds(layout, "all_gather", gathered, inner)
@@ -93,6 +91,13 @@ def shard_traffic(layout: Layout, stage: Stage) -> ShardTraffic:
         reduces_s=tuple(reduces.tolist()),
         copies_s=tuple(summed_up.tolist()) if summed_up.any() else (),
     )
+
+
+def _near(inner: Team, kept: bool | int) -> Team:
+    """From whom parameters come again: those that share a copy, or the neighbours that kept it."""
+    if isinstance(kept, bool):
+        return inner
+    return neighbours(inner, min(kept, inner.size), "plan.reshard", kept)
 
 
 def _with_root(stage: Stage, elements: Column) -> Column:
@@ -136,30 +141,26 @@ def slowdown(layout: Layout, stage: Stage) -> float:
 def replica_traffic(layout: Layout, stage: Stage) -> tuple[tuple[tuple[int, float], ...], float, float]:
     """Buckets beside the backward pass, what waits for its end, and what follows the optimizer or goes beside
     the next forward pass."""
-    habits, plan, data = layout.profile, layout.job.plan, layout.teams.data
+    habits, plan = layout.profile, layout.job.plan
     if plan.servers:
         return (), _server_s(layout, stage), 0.0
-    if data.size == 1 or not layout.job.trains:
+    if not layout.job.trains:
         return (), 0.0, 0.0
-    sizes = _buckets(layout, stage, habits.bucket_bytes if habits.overlaps_reduce else 0.0)
-    seconds = _summing_s(layout, np.array([size for _, size in sizes]), data)
-    times = list(zip([block for block, _ in sizes], seconds.tolist(), strict=True))
-    experts = _elements(stage.weights, expert=True, trainable=True)
-    own = layout.teams.expert_data
-    after = 0.0
-    if experts and own.size > 1:
-        after = float(_summing_s(layout, np.array([wire_bytes(layout, experts, gradients=True)]), own)[0])
+    times: list[tuple[int, float]] = []
     gather = 0.0
-    if plan.shard in ("zero1", "zero2"):
-        updated = _elements(stage.weights, expert=False, trainable=True)
-        size = np.array([wire_bytes(layout, updated, gradients=False)])
-        gather = float(_seconds(layout, "all_gather", size, shards(plan, data))[0])
-        if experts and own.size > 1:
-            handed = np.array([wire_bytes(layout, experts, gradients=False)])
-            gather += float(_seconds(layout, "all_gather", handed, shards(plan, own))[0])
+    for expert, members in ((False, layout.teams.data), (True, layout.teams.expert_data)):
+        if members.size == 1 or (expert and not any(block.experts for block in stage.blocks)):
+            continue
+        sizes = _buckets(layout, stage, habits.bucket_bytes if habits.overlaps_reduce else 0.0, expert=expert)
+        seconds = _summing_s(layout, np.array([size for _, size in sizes]), members)
+        times += zip([block for block, _ in sizes], seconds.tolist(), strict=True)
+        if plan.shard in ("zero1", "zero2"):
+            updated = _elements(stage.weights, expert=expert, trainable=True)
+            size = np.array([wire_bytes(layout, updated, gradients=False)])
+            gather += float(_seconds(layout, "all_gather", size, shards(plan, members))[0])
     if habits.overlaps_reduce:
-        return tuple(times), after, gather
-    return (), after + sum(seconds for _, seconds in times), gather
+        return tuple(sorted(times, key=lambda one: -one[0])), 0.0, gather
+    return (), sum(seconds for _, seconds in times), gather
 
 
 def _summing_s(layout: Layout, sizes: Column, members: Team) -> Column:
@@ -194,15 +195,15 @@ def server_bytes(layout: Layout) -> float:
     return trained * each / plan.servers
 
 
-def _buckets(layout: Layout, stage: Stage, bucket_bytes: float) -> list[tuple[int, float]]:
-    """Gradients in reverse order of the parameters, in buckets of so many bytes: the block that completes
-    each, and its size."""
+def _buckets(layout: Layout, stage: Stage, bucket_bytes: float, *, expert: bool) -> list[tuple[int, float]]:
+    """Gradients inside or outside of experts in reverse order of the parameters, in buckets of so many bytes:
+    the block that completes each, and its size."""
     found: list[tuple[int, float]] = []
     filled, limit = 0.0, float(_FIRST_BUCKET) if bucket_bytes else np.inf
     item = wire_bytes(layout, 1.0, gradients=True)
     for i in range(len(stage.blocks) - 1, -1, -1):
         for weight in reversed(stage.blocks[i].weights):
-            if weight.trainable and not weight.expert:
+            if weight.trainable and weight.expert == expert:
                 filled += item * weight.elements
             if filled >= limit:
                 found.append((i, filled))
@@ -240,8 +241,10 @@ def _to_replicas(layout: Layout, stage: Stage) -> float:
         for block in stage.blocks:
             held = _elements(block.weights, expert=expert, trainable=plan.shard != "zero3")
             size = wire_bytes(layout, held, gradients=False, trained=plan.shard != "zero3")
-            times = fetches + again * (not stays_gathered(layout, block))
-            sent += times * network.traffic_bytes("all_gather", size, inner)
+            sent += fetches * network.traffic_bytes("all_gather", size, inner)
+            if again and not stays_gathered(layout, block):
+                near = _near(inner, reshards(layout.job, layout.profile))
+                sent += again * network.traffic_bytes("all_gather", size, near)
     return sent
 
 

@@ -72,12 +72,12 @@ def _in_fp8(graph: OpGraph, training: Training, *, as_they_lie: bool) -> OpGraph
     """Compilers compute a value once; layers of Transformer Engine that share an input are one there, which
     casts it once, keep their weights' casts for all micro-batches of a step, and gather in fp8."""
     fused = training.fp8_recipe not in TORCHAO
-    if fused and graph.accumulates:
-        graph = with_kept_casts(graph)
     if fused or training.compile:
         graph = without_repeats(graph)
     if as_they_lie and training.fp8_recipe in ("delayed", "current"):
         graph = without_transposed_copies(graph)
+    if fused and graph.accumulates:
+        graph = with_kept_casts(graph)
     if fused:
         graph = with_gathers_in_fp8(graph)
     return with_four_bits(graph) if training.fp8 == "nvfp4" else graph

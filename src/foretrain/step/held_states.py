@@ -6,14 +6,14 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from foretrain.graph import ITEM_BYTES, PHASES, OpGraph
+from foretrain.graph import ITEM_BYTES, PHASES, OpGraph, Weight
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, as_framework_runs_it
 from foretrain.step.partition import Stage, blocks
-from foretrain.step.sharding import syncs_last
+from foretrain.step.schedules import model_copies
+from foretrain.step.sharding import PRECISION_BYTES, syncs_last
 
-FP32 = 4
-_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+FP32 = PRECISION_BYTES["fp32"]
 SHARDS_STATE = ("zero1", "zero2", "zero3")
 SHARDS_GRADIENTS = ("zero2", "zero3")
 
@@ -48,17 +48,22 @@ class Held:
             return self.dense + self.experts
         return self.dense / self.replicas + self.experts / self.expert_replicas
 
+    def own(self, weight: Weight, *, sharded: bool) -> float:
+        """Elements of a parameter that a rank has."""
+        ranks = self.expert_replicas if weight.expert else self.replicas
+        return weight.elements / (ranks if sharded else 1)
+
 
 def held(job: Job, stage: Stage, tied: int, *, trained: bool = False) -> Held:
     """What a rank has of the parameters of its stage, or of those that are trained."""
     plan = job.plan
-    together = (plan.data or 1) * plan.context
+    together = (plan.data or 1) * plan.context * model_copies(plan)
     weights = [weight for weight in stage.weights if weight.trainable >= trained]
     return Held(
         dense=float(sum(weight.elements for weight in weights if not weight.expert) + tied),
         experts=float(sum(weight.elements for weight in weights if weight.expert)),
         replicas=max(1, together // plan.replicate),
-        expert_replicas=max(1, job.expert_replicas // plan.replicate),
+        expert_replicas=max(1, job.expert_replicas * model_copies(plan) // plan.replicate),
     )
 
 
@@ -66,6 +71,11 @@ def held(job: Job, stage: Stage, tied: int, *, trained: bool = False) -> Held:
 def weight_bytes(graph: OpGraph, *, trained: bool = False) -> int:
     """Of a parameter, or of one that is trained."""
     return max((ITEM_BYTES[w.dtype] for w in graph.weights if w.trainable >= trained), default=FP32)
+
+
+def widened(job: Job, graph: OpGraph, sizes: Sizes) -> float:
+    """How much wider a rank keeps its shards of parameters than what it computes with."""
+    return max(1.0, sizes.shard / weight_bytes(graph)) if job.plan.shard == "zero3" and job.trains else 1.0
 
 
 @functools.lru_cache(maxsize=64)
@@ -106,13 +116,13 @@ def state_sizes(job: Job, graph: OpGraph, profile: Profile) -> Sizes:
     traced = _traced_elements(graph)
     state = _traced_bytes(graph) / max(1, traced) - FP32 * master
     if (kept_in := job.workload.training.optimizer_state) is not None:
-        state *= _BYTES[kept_in] / (FP32 if master else own)
+        state *= PRECISION_BYTES[kept_in] / (FP32 if master else own)
     given = job.workload.training.gradient_precision
     if profile.keeps_fp32_gradients:
         persistent = own if job.workload.training.precision == "fp16" else FP32
         return Sizes(
             shard=own,
-            gradient=_BYTES[given] if given else persistent,
+            gradient=PRECISION_BYTES[given] if given else persistent,
             fleeting_gradient=own if profile.uses_ddp_beside else 0.0,
             state=state + FP32 * master,
             update=0.0,

@@ -15,9 +15,9 @@ from foretrain.costs.base import CostModel, HostModel
 from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
 from foretrain.costs.cpu import crowding
-from foretrain.costs.dispatch import KERNELS, Direction, choices_of, distinct, exchange_s
+from foretrain.costs.dispatch import KERNELS, Direction, exchange_s
 from foretrain.costs.grouped import casts_s, issue_s, moved_bytes, uneven_factors
-from foretrain.dispatching import dispatcher
+from foretrain.dispatching import choices_of, dispatcher, distinct, spreads_by_chance
 from foretrain.graph import PHASES, Operator, OpGraph, TensorSpec
 from foretrain.graph.opset import (
     communicates,
@@ -218,7 +218,7 @@ def cost_calls(
     device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
     device_s[~moving] = share * costs.device_time_s(own, device, precision)
     kernels[~moving] = costs.kernels(own, device, precision)
-    if job.plan.routing == "random" and job.plan.expert_capacity is None:
+    if spreads_by_chance(job.plan):
         device_s *= uneven_factors(operators)
     if precision == "fp8":
         device_s += casts_s(operators, device, job.workload.training.fp8_recipe)

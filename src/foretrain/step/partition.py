@@ -19,7 +19,7 @@ from foretrain.graph.opset import is_product
 from foretrain.job import Job
 from foretrain.step.dealing import Dealt, deal, fill, virtual_stages
 from foretrain.step.frameworks import Profile
-from foretrain.step.schedules import check, copies, place
+from foretrain.step.schedules import check, model_copies, place
 
 Index = npt.NDArray[np.int64]
 
@@ -61,14 +61,14 @@ class Block:
     """Its place among the layers of the model."""
 
     @functools.cached_property
-    def dense(self) -> int:
-        """Parameters that every data-parallel rank holds or shards."""
-        return sum(weight.elements for weight in self.weights if not weight.expert)
-
-    @functools.cached_property
     def experts(self) -> int:
         """Parameters of the experts that this rank holds."""
         return sum(weight.elements for weight in self.weights if weight.expert)
+
+    @functools.cached_property
+    def trained(self) -> int:
+        """Parameters that have gradients."""
+        return sum(weight.elements for weight in self.weights if weight.trainable)
 
     @functools.cached_property
     def weight_bytes(self) -> int:
@@ -324,13 +324,13 @@ def stages(job: Job, graph: OpGraph, habits: Profile) -> tuple[Stage, ...]:
         return (Stage(index=0, chunks=(everything,)),)
     check(plan, job.accumulation, trains=job.trains)
     parts = _split(everything, _deal(job, graph, habits).counts)
-    chunks = len(parts) * copies(plan) // plan.pipeline
+    chunks = len(parts) * model_copies(plan) // plan.pipeline
 
     def chunk_at(stage: int, chunk: int) -> Chunk:
         return parts[place(plan.schedule, stage, chunk, plan.pipeline).number]
 
     return tuple(
-        Stage(index=i, chunks=tuple(chunk_at(i, chunk) for chunk in range(chunks)), copies=copies(plan))
+        Stage(index=i, chunks=tuple(chunk_at(i, chunk) for chunk in range(chunks)), copies=model_copies(plan))
         for i in range(plan.pipeline)
     )
 
@@ -348,7 +348,7 @@ def _deal(job: Job, graph: OpGraph, habits: Profile) -> Dealt:
     return deal(
         plan,
         layers,
-        plan.pipeline * chunks // copies(plan),
+        plan.pipeline * chunks // model_copies(plan),
         counts_ends=habits.balances_by == "ends",
         further=job.workload.training.mtp_layers,
     )
@@ -428,8 +428,8 @@ class Teams:
             context=team(plan.context, plan.tensor, per_node),
             expert=team(plan.expert, shared, per_node),
             expert_tensor=team(shared, 1, per_node),
-            data=team(replicas * copies(plan), plan.tensor, per_node),
-            expert_data=team(job.expert_replicas * copies(plan), grouped, per_node),
+            data=team(replicas * model_copies(plan), plan.tensor, per_node),
+            expert_data=team(job.expert_replicas * model_copies(plan), grouped, per_node),
             stages=team(min(2, plan.pipeline), of_stage, per_node),
             ends=team(min(2, plan.pipeline), of_stage * (plan.pipeline - 1 or 1), per_node),
         )

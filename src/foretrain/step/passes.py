@@ -11,16 +11,24 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.cluster import Device
 from foretrain.dispatching import overlaps_exchange
 from foretrain.graph import PHASES, OpGraph
 from foretrain.graph.opset import communicates, is_product
+from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.step.context import with_context
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Piece, Stage, blocks
 from foretrain.step.recomputed_modules import attention_calls, calls_of
-from foretrain.step.sharding import copies_in_s, copies_out_s, hooks_s, shards, update_hooks_s
+from foretrain.step.schedules import model_copies
+from foretrain.step.sharding import (
+    PRECISION_BYTES,
+    copies_in_s,
+    copies_out_s,
+    hooks_s,
+    shards,
+    update_hooks_s,
+)
 from foretrain.step.spans import Column, Span, span
 from foretrain.step.tensor_overlap import hidden_s
 
@@ -28,18 +36,15 @@ _HIDDEN_SHARE = 0.8
 """Of an exchange that runs beside computation of the same length."""
 _CLIP_BYTES = 12.0
 """Per fp32 gradient: its norm reads it, scaling reads and writes it."""
-_ADD_BYTES, _ADD_BYTES_TRACED = 10.0, 4.0
-"""Per low-precision gradient that is added to an fp32 one: 2 + 4 read, 4 written; 6 of them may be traced
-already."""
+_MADE_BYTES, _TRACED_BYTES = 2, 6
+"""Of a low-precision gradient, and what the traced addition of two of them moves."""
+_FUSED_BYTES = 4.0
+"""Of 6 more that a product moves which adds its gradient up in fp32 itself, what its arithmetic does not hide
+(``data/h200_accumulation.jsonl``); sums in bf16 were not measured, and take as long."""
 _HOST_LINK_SHARE = 0.625
 """Of the rate of PCIe and the like, what copies from and to pinned memory reach."""
 _ON_C2C, _C2C_BYTES_PER_S = ("gh200", "gb200", "gb300"), 450e9
 """Devices on a board with their host, and the rate of each direction between them."""
-_ADD_BYTES_FUSED = 4.0
-"""Where the product adds it up itself: of 6 more that it moves, what its arithmetic does not hide
-(``data/h200_accumulation.jsonl``)."""
-_HOST_LINK_BYTES_PER_S = 20e9
-"""Between host and device, of the 32 GB/s of PCIe 4.0 x16."""
 _HOST_MEMORY_BYTES_PER_S = 60e9
 """Of a host that updates parameters, about a third of what eight channels of DDR4 give."""
 _OFFLOAD_MOVED_BYTES, _OFFLOAD_UPDATE_BYTES = 6.0, 16.0
@@ -120,15 +125,15 @@ def _moved_to_host_s(layout: Layout, block: Block, beside_s: float) -> float:
     if not plan.offload_activations or not block.is_layer:
         return 0.0
     kept = block.piece.handed_on_bytes if plan.recompute == "full" else block.piece.kept_bytes
-    rate = min(host_link_bytes_per_s(group.device) for group in layout.job.cluster.groups)
-    return max(0.0, kept / rate - beside_s)
+    return max(0.0, kept / host_link_bytes_per_s(layout.job) - beside_s)
 
 
-def host_link_bytes_per_s(device: Device) -> float:
+def host_link_bytes_per_s(job: Job) -> float:
     """Between a host and its device: what of PCIe's rate is reached, or of NVLink-C2C's 450 GB/s."""
-    if device.name.startswith(_ON_C2C):
-        return _HOST_LINK_SHARE * _C2C_BYTES_PER_S
-    return _HOST_LINK_SHARE * device.pcie_bytes_per_s
+    devices = (group.device for group in job.cluster.groups)
+    return _HOST_LINK_SHARE * min(
+        _C2C_BYTES_PER_S if device.name.startswith(_ON_C2C) else device.pcie_bytes_per_s for device in devices
+    )
 
 
 def weight_gradients_s(layout: Layout, block: Block) -> float:
@@ -205,7 +210,7 @@ def optimizer_pass(layout: Layout, stage: Stage) -> Pass:
         gaps_s=gaps_s,
     )
     if offloads:
-        moved = _OFFLOAD_MOVED_BYTES * updated / _HOST_LINK_BYTES_PER_S
+        moved = _OFFLOAD_MOVED_BYTES * updated / host_link_bytes_per_s(layout.job)
         update = _OFFLOAD_UPDATE_BYTES * updated / _HOST_MEMORY_BYTES_PER_S
         return _with(result, moved + update, host_s=update)
     clips = layout.profile.clips_gradients
@@ -238,14 +243,14 @@ def traced_parameters(graph: OpGraph) -> tuple[int, int]:
 
 
 def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: bool = False) -> Pass:
-    costs = layout.calls
+    costs, plan = layout.calls, layout.job.plan
     host_s, busy_s, gaps_s = costs.host_s[calls], costs.device_s[calls], costs.gaps_s[calls]
     if overlaps:
         overlap = layout.profile.tensor_overlap
         busy_s = busy_s - hidden_s(layout.graph, calls, busy_s + gaps_s, overlap, backward=backward)
-    if overlaps_exchange(layout.job.plan):
+    if overlaps_exchange(plan) and model_copies(plan) == 1:  # DualPipe is played in pairs
         busy_s = busy_s - hidden_exchange_s(layout, calls, busy_s)
-    if layout.job.plan.context > 1:
+    if plan.context > 1:
         busy_s = with_context(layout, calls, busy_s)
     communication_s = float(busy_s[costs.communicates[calls]].sum())
     together = span(host_s, busy_s + gaps_s, communication_s, costs.waits[calls])
@@ -261,15 +266,16 @@ def _with(calls: Pass, beside_s: float, host_s: float = 0.0) -> Pass:
 
 
 def _accumulation_s(layout: Layout, block: Block) -> float:
-    """Adding low-precision gradients to fp32 ones, as far as the captured step does not."""
-    precision = layout.job.workload.training.precision
-    if not layout.profile.keeps_fp32_gradients or precision not in ("bf16", "fp8"):
+    """Adding low-precision gradients to their sums, as far as the captured step does not: reading both and
+    writing the sum, or, in the product that makes them, writing the sum in their place."""
+    training = layout.job.workload.training
+    if not layout.profile.keeps_fp32_gradients or training.precision not in ("bf16", "fp8"):
         return 0.0
-    each = _ADD_BYTES_TRACED if layout.graph.accumulates else _ADD_BYTES
+    sums = 2 * PRECISION_BYTES[training.gradient_precision or "fp32"]
+    each = float(sums + _MADE_BYTES - layout.graph.accumulates * _TRACED_BYTES)
     if layout.profile.fuses_accumulation:
-        each = _ADD_BYTES_FUSED
-    moved = (block.dense + block.experts) * each
-    return moved / (COPY_SHARE * memory_rate(layout.job)) * layout.tuning.traffic
+        each = _FUSED_BYTES
+    return block.trained * each / (COPY_SHARE * memory_rate(layout.job)) * layout.tuning.traffic
 
 
 def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foretrain.dispatching import overlaps_exchange
 from foretrain.graph import ITEM_BYTES
 from foretrain.step.layout import Layout, on_efa
 from foretrain.step.partition import Stage, blocks, handed_on_bytes
@@ -219,7 +220,7 @@ def overlaps_messages(layout: Layout) -> bool:
 
 
 def _stage_work(layout: Layout, stage: Stage, work: Work, *, waits: bool) -> StageWork:
-    schedule, slowdown = layout.job.plan.schedule, layout.slowdown
+    plan, slowdown = layout.job.plan, layout.slowdown
     forward: list[Span] = []
     backward: list[Span] = []
     forward_s, backward_s, weights_s, first = [], [], [], 0
@@ -244,13 +245,13 @@ def _stage_work(layout: Layout, stage: Stage, work: Work, *, waits: bool) -> Sta
                 again + handed,
             )
         )
-        if schedule in SPLIT:
+        if plan.schedule in SPLIT:
             apart = sum(weight_gradients_s(layout, block) for block in chunk)
             weights_s.append(min(apart, 0.5 * backward_s[-1]))
     beside = []
-    if schedule == BIDIRECTIONAL:
+    if plan.schedule == BIDIRECTIONAL:
         for chunk_number, passes in enumerate(forward):
-            hidden = _hidden_s(passes, backward[1 - chunk_number])
+            hidden = _hidden_s(passes, backward[1 - chunk_number]) if overlaps_exchange(plan) else 0.0
             beside.append(forward_s[chunk_number] + backward_s[1 - chunk_number] - hidden * (1.0 - slowdown))
     return StageWork(
         forward_s=tuple(forward_s),

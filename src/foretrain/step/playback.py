@@ -204,16 +204,18 @@ def play_rank(work: Work, accumulation: int) -> StepTime:
     """A rank without a pipeline, steps following one another."""
     laid_out = min(accumulation, _LAID_OUT) if work.gathers_s else accumulation
     time_s, clock = _two_steps(work, laid_out)
-    repeated = accumulation / laid_out
+    moved_s, waited_s = clock.moved_s, clock.waited_s
     if accumulation > laid_out:
-        shorter, _ = _two_steps(work, laid_out - 1)
-        time_s += (time_s - shorter) * (accumulation - laid_out)
+        shorter_s, before = _two_steps(work, laid_out - 1)
+        more = accumulation - laid_out
+        time_s += (time_s - shorter_s) * more
+        moved_s += (moved_s - before.moved_s) * more
+        waited_s += (waited_s - before.waited_s) * more
     passes = total(work.forward) + total(work.backward)
-    alike = 1.0 if work.syncs_last else repeated
-    hidden = max(0.0, clock.moved_s - clock.waited_s) * alike
+    hidden = max(0.0, moved_s - waited_s)
     computing = (passes.device_s - passes.communication_s) * accumulation + work.optimizer.device_s
     time_s += work.slowdown * hidden
-    exposed = passes.communication_s * accumulation + clock.waited_s * alike
+    exposed = passes.communication_s * accumulation + waited_s
     computing += work.slowdown * hidden
     host_s = max(0.0, time_s - exposed - computing)
     return StepTime(
@@ -222,7 +224,7 @@ def play_rank(work: Work, accumulation: int) -> StepTime:
         computing_s=computing,
         host_s=host_s,
         slots=_from_zero(clock.slots),
-        repeated=repeated,
+        repeated=accumulation / laid_out,
     )
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from foretrain.allocator_settings import AllocatorSettings
-from foretrain.graph import OpGraph
+from foretrain.graph import ITEM_BYTES, OpGraph
 from foretrain.job import Job
 from foretrain.step.allocator import Block as Memory
 from foretrain.step.allocator import CachingAllocator
 from foretrain.step.frameworks import Profile
-from foretrain.step.held_states import Held, Sizes
+from foretrain.step.held_states import Held, Sizes, widened
 from foretrain.step.partition import Block, Piece, Stage, blocks
 from foretrain.step.passes import run_again
 from foretrain.step.shard_buffers import ShardBuffers
@@ -317,21 +317,27 @@ def replayed_bytes(
     blocks = stage.chunks[0]
     sharded = job.plan.shard == "zero3"
     parts = [
-        [
-            weight.elements
-            / ((trained.expert_replicas if weight.expert else trained.replicas) if sharded else 1)
-            for weight in block.weights
-        ]
+        [trained.own(weight, sharded=sharded) for weight in block.weights if weight.trainable]
         for block in blocks
     ]
     each = [elements for block in parts for elements in block]
+    wider = widened(job, graph, sizes)
+    frozen = [
+        trained.own(weight, sharded=sharded) * ITEM_BYTES[weight.dtype] * wider
+        for block in blocks
+        for weight in block.weights
+        if not weight.trainable
+    ]
     return float(
         RankReplay(
             graph=graph,
             blocks=blocks,
             again=[_places(job, graph, block, profile) for block in blocks],
             shards=shards,
-            lasting=[elements * size for size in (sizes.shard, sizes.gradient) if size for elements in each],
+            lasting=[
+                *frozen,
+                *(elements * size for size in (sizes.shard, sizes.gradient) if size for elements in each),
+            ],
             states=[elements * sizes.state / _MOMENTS for elements in each for _ in range(_MOMENTS)],
             gradients=[sizes.fleeting_gradient * sum(block) for block in parts] if shards else (),
             update=sizes.update * sum(each),

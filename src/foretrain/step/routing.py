@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from foretrain.dispatching import spreads_by_chance
 from foretrain.forecast import Factors
 from foretrain.graph import Operator
 from foretrain.graph.opset import traits
@@ -21,7 +22,7 @@ def uneven_share(step: Step) -> float:
     """What the step may take longer, as a share of it, where the plan does not say how full the fullest rank
     is: benchmarks force balance, trainings do not. Several experts of a rank are fuller and emptier ones."""
     plan, graph = step.layout.job.plan, step.layout.graph
-    if plan.expert == 1 or plan.expert_imbalance is not None or plan.expert_capacity is not None:
+    if plan.expert == 1 or plan.expert_imbalance is not None or not spreads_by_chance(plan):
         return 0.0
     products = (one for one in graph.operators if traits(one.name).kind == "grouped product")
     local = max((one.inputs[1].shape[0] for one in products if len(one.inputs[1].shape) == 3), default=1)

@@ -54,7 +54,7 @@ def chunks_of(plan: Plan) -> int | None:
     return 1 if plan.schedule in ("gpipe", "1f1b") or plan.pipeline == 1 else None
 
 
-def copies(plan: Plan) -> int:
+def model_copies(plan: Plan) -> int:
     """How often the model lies in the pipeline: DualPipe has a copy for each direction."""
     return 2 if plan.schedule == BIDIRECTIONAL and plan.pipeline > 1 else 1
 
@@ -65,7 +65,7 @@ def check(plan: Plan, micro_batches: int, *, trains: bool) -> None:
         raise InputError(
             f"plan.schedule: {plan.schedule!r} splits backward passes, and inference has none; leave it out"
         )
-    if copies(plan) == 1:
+    if model_copies(plan) == 1:
         return
     if plan.pipeline % 2:
         raise InputError(

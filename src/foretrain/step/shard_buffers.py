@@ -59,11 +59,13 @@ class ShardBuffers:
         held: Held,
         *,
         gather: float,
+        made: float,
         reduce: float,
         tied: bool = False,
     ) -> ShardBuffers | None:
         """None where nothing is gathered. ``gather`` and ``reduce`` are bytes of a parameter and of a
-        gradient on the network; what is ``tied`` to both ends of a model is of the root."""
+        gradient on the network, ``made`` of a gradient before; what is ``tied`` to both ends of a model is
+        of the root."""
         plan = job.plan
         if plan.shard != "zero3" or max(held.replicas, held.expert_replicas) == 1:
             return None
@@ -89,7 +91,7 @@ class ShardBuffers:
             tensors=tensors,
             before=tuple(itertools.accumulate(apart[:-1], initial=0.0)),
             root=sum(parameters) - sum(apart),
-            gradients=tuple(gather * sum(each(block, trained=True)) for block in blocks),
+            gradients=tuple(made * sum(each(block, trained=True)) for block in blocks),
             reduced=tuple(reduce * sum(each(block, trained=True)) for block in blocks),
             reshards=1.0 - 1.0 / lets_go if lets_go > 1 else lets_go,
             splits_root=splits,

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foretrain.allocator_settings import AllocatorSettings
-from foretrain.costs.roofline import SCALED
 from foretrain.costs.workspace import library_workspace
 from foretrain.forecast import PeakMoment, RankMemory
 from foretrain.graph import ITEM_BYTES, OpGraph, Phase
+from foretrain.graph.ir import PACKED
+from foretrain.graph.opset import SCALED
 from foretrain.job import UNSAID_RECOMPUTATION, Job
 from foretrain.plan import Plan
 from foretrain.step.block_memory import BlockMemory, block_memory, logits_bytes
 from foretrain.step.frameworks import Profile
 from foretrain.step.held_states import (
-    FP32,
     SHARDS_GRADIENTS,
     SHARDS_STATE,
     Held,
@@ -27,18 +27,19 @@ from foretrain.step.held_states import (
     tied_elements,
     trains_all,
     weight_bytes,
+    widened,
 )
 from foretrain.step.partition import Block, Piece, Stage
 from foretrain.step.passes import runs_again
 from foretrain.step.rank_replay import replayed_bytes
 from foretrain.step.schedules import in_flight
 from foretrain.step.shard_buffers import ShardBuffers, Whole
+from foretrain.step.sharding import held_item_bytes, item_bytes
+from foretrain.workload import TORCHAO
 
 _SPLIT_LOSS = 0.02
 """Of the activations, lost in blocks that the allocator has split."""
 _NOTHING = Whole(0.0, 0.0)
-_CAST_COPIES = 2
-"""Of a weight in fp8, each of a byte: as it lies and transposed."""
 _LAYERS_ON_THE_WAY = 2
 """Layers whose activations are on the device while they are moved to the host or back."""
 _ROOMY = 0.7
@@ -91,7 +92,7 @@ def sharded_memory(
     moments = tuple(_moments(job, graph, stage, profile, sizes, trained))
     most = max(moments, key=lambda moment: moment.total)
     cast = _cast_weights_bytes(graph, stage) if plan.shard != "zero3" else 0.0
-    in_fp8 = cast / _CAST_COPIES * weight_bytes(graph) if plan.fp8_gather else 0.0
+    in_fp8 = _in_fp8_alone(job, graph, stage) if plan.fp8_gather else 0.0
     categories = {
         "weights": _weights_bytes(job, graph, stage, owned, sizes, tied) - in_fp8,
         "gradients": sizes.gradient * trained.share(sharded=plan.shard in SHARDS_GRADIENTS) + most.gradients,
@@ -109,7 +110,7 @@ def sharded_memory(
     }
     cached, returnable = _cached_bytes(job, graph, stage, profile, moments, most, stalled=stalled)
     if job.trains and stage.index in (0, stages - 1):  # one of these is the fullest
-        shards = _shard_buffers(job, graph, stage.chunks[0], profile, sizes, trained)
+        shards = _shard_buffers(job, graph, stage.chunks[0], profile, trained)
         (flying, *_) = in_flight(plan, stage.index, len(stage.chunks), job.accumulation)
         replayed = replayed_bytes(job, graph, stage, profile, sizes, trained, shards, flying)
         if replayed is not None:
@@ -125,7 +126,7 @@ def sharded_memory(
         by_category=categories,
         cached_bytes=cached,
         returnable_bytes=returnable,
-        open_bytes=_open_bytes(job, graph, stage, profile, sizes, trained, most, cast)
+        open_bytes=_open_bytes(job, graph, stage, profile, sizes, trained, most)
         if job.trains and room < (1.0 - _ROOMY) * capacity
         else 0.0,
         peak=PeakMoment(phase=most.phase),
@@ -134,11 +135,9 @@ def sharded_memory(
 
 def _weights_bytes(job: Job, graph: OpGraph, stage: Stage, owned: Held, sizes: Sizes, tied: int) -> float:
     """Of a rank's parameters as it keeps them: a shard of ZeRO 3 may be wider than what is computed with."""
-    own = weight_bytes(graph)
-    weights = float(sum(block.weight_bytes for block in stage.blocks)) + tied * own
-    sharded = job.plan.shard == "zero3"
-    wider = sizes.shard / own if sharded and job.trains else 1.0
-    return weights * max(1.0, wider) * owned.share(sharded=sharded) / max(1.0, owned.share(sharded=False))
+    weights = float(sum(block.weight_bytes for block in stage.blocks)) + tied * weight_bytes(graph)
+    share = owned.share(sharded=job.plan.shard == "zero3") / max(1.0, owned.share(sharded=False))
+    return weights * widened(job, graph, sizes) * share
 
 
 def _open_bytes(
@@ -149,7 +148,6 @@ def _open_bytes(
     sizes: Sizes,
     trained: Held,
     most: _Moment,
-    cast: float,
 ) -> float:
     """Less that a rank would hold with what the job leaves open and Megatron's public recipes set: gradients
     in bf16, weights in fp8 alone, recomputation."""
@@ -160,7 +158,7 @@ def _open_bytes(
     if training.gradient_precision is None and training.precision in ("bf16", "fp8"):
         less += sizes.gradient / 2 * trained.share(sharded=plan.shard in SHARDS_GRADIENTS)
     if plan.fp8_gather is None:
-        less += cast / _CAST_COPIES * weight_bytes(graph)
+        less += _in_fp8_alone(job, graph, stage)
     if UNSAID_RECOMPUTATION in job.assumed:
         again = replace(job, plan=replace(plan, recompute="full"))
         least = max(moment.total for moment in _moments(again, graph, stage, profile, sizes, trained))
@@ -169,19 +167,35 @@ def _open_bytes(
 
 
 def _cast_weights_bytes(graph: OpGraph, stage: Stage) -> float:
-    """Of weights in fp8 that stay for all micro-batches of a step, as they lie and transposed."""
+    """Of weights in fp8 that stay for all micro-batches of a step, as they lie and, before Blackwell,
+    transposed."""
     return float(sum(_cast_bytes(graph, block.piece) for block in stage.blocks))
 
 
 @functools.lru_cache(maxsize=256)
 def _cast_bytes(graph: OpGraph, piece: Piece) -> int:
-    return sum(
-        graph.buffers[buffer].size_bytes
+    read = {
+        buffer
         for i in (*piece.forward.tolist(), *piece.backward.tolist())
         if graph.ops[i].operator.name == SCALED
         for buffer in graph.ops[i].reads
-        if graph.buffers[buffer].category == "weights"
-    )
+    }
+    return sum(graph.buffers[one].size_bytes for one in read if graph.buffers[one].category == "weights")
+
+
+def _in_fp8_alone(job: Job, graph: OpGraph, stage: Stage) -> float:
+    """What weights take in bf16 that products of Transformer Engine multiply in fp8."""
+    if job.workload.training.fp8_recipe in TORCHAO or job.plan.shard == "zero3":
+        return 0.0
+    return float(weight_bytes(graph) * sum(_scaled_elements(graph, block.piece) for block in stage.blocks))
+
+
+@functools.lru_cache(maxsize=256)
+def _scaled_elements(graph: OpGraph, piece: Piece) -> int:
+    """Of the weights of a piece that are multiplied in fp8, or in fp4 as two in a byte."""
+    operators = (graph.ops[i].operator for i in piece.forward.tolist())
+    weights = (operator.inputs[1] for operator in operators if operator.name == SCALED)
+    return sum(weight.numel * (2 if weight.dtype == PACKED else 1) for weight in weights)
 
 
 def _bucket_bytes(plan: Plan, profile: Profile, trained: Held, own: int) -> float:
@@ -222,7 +236,7 @@ def _moments(
         )
     for count, blocks, chunk in zip(counts, stage.chunks, chunks, strict=True):
         if count and blocks:
-            shards = _shard_buffers(job, graph, blocks, profile, sizes, trained)
+            shards = _shard_buffers(job, graph, blocks, profile, trained)
             yield from _chunk_moments(job, blocks, chunk, everything, shards, sizes, trained)
     share = trained.share(sharded=job.plan.shard in SHARDS_GRADIENTS)
     updated = trained.share(sharded=job.plan.shard in SHARDS_STATE)
@@ -265,32 +279,24 @@ def _chunk_moments(
 
 def _trained_share(block: Block, trained: Held, *, sharded: bool) -> float:
     """Parameters of a block whose gradients a rank has, as they are sharded."""
-    return sum(
-        weight.elements / ((trained.expert_replicas if weight.expert else trained.replicas) if sharded else 1)
-        for weight in block.weights
-        if weight.trainable
-    )
+    return sum(trained.own(weight, sharded=sharded) for weight in block.weights if weight.trainable)
 
 
 def _shard_buffers(
-    job: Job, graph: OpGraph, blocks: Sequence[Block], profile: Profile, sizes: Sizes, trained: Held
+    job: Job, graph: OpGraph, blocks: Sequence[Block], profile: Profile, trained: Held
 ) -> ShardBuffers | None:
     if job.plan.shard != "zero3":
         return None
-    gather, reduce = _on_the_network(job, graph, profile, sizes)
-    tied = tied_elements(graph) > 0
-    return ShardBuffers.of(job, blocks, profile, trained, gather=gather, reduce=reduce, tied=tied)
-
-
-def _on_the_network(job: Job, graph: OpGraph, profile: Profile, sizes: Sizes) -> tuple[float, float]:
-    """Bytes of a parameter as it is gathered, and of a gradient as it is reduced."""
-    gather = float(weight_bytes(graph))
-    given = job.plan.reduce_precision
-    if given is not None:
-        return gather, {"fp32": 4.0, "bf16": 2.0}[given]
-    if profile.keeps_fp32_gradients:
-        return gather, sizes.gradient
-    return gather, float(FP32) if profile.reduces_in_fp32 else gather
+    return ShardBuffers.of(
+        job,
+        blocks,
+        profile,
+        trained,
+        gather=item_bytes(job, graph, profile, gradients=False, trained=False),
+        made=held_item_bytes(graph, trained=True),
+        reduce=item_bytes(job, graph, profile, gradients=True),
+        tied=tied_elements(graph) > 0,
+    )
 
 
 # The allocator

@@ -16,7 +16,7 @@ from foretrain.step.frameworks import Profile
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, blocks
 
-_PRECISION_BYTES = {"fp32": 4.0, "bf16": 2.0}
+PRECISION_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 _IN_SHARE, _IN_SHARE_CAST = 0.71, 0.41
 """Of the memory's rate, by FSDP2's kernel that puts gradients together (``chunk_cat``): as they are, and cast
 on the way; from ``data/h200_fsdp.jsonl``, as what follows."""
@@ -81,19 +81,25 @@ _LEAST_MATRIX = 1 << 16
 
 def wire_bytes(layout: Layout, elements: float, *, gradients: bool, trained: bool = True) -> float:
     """Bytes of so many gradients or parameters on the network; of those that are ``trained``, or of all."""
-    habits, job = layout.profile, layout.job
+    return elements * item_bytes(
+        layout.job, layout.graph, layout.profile, gradients=gradients, trained=trained
+    )
+
+
+def item_bytes(job: Job, graph: OpGraph, habits: Profile, *, gradients: bool, trained: bool = True) -> float:
+    """The same of one of them, on average."""
     training, given = job.workload.training, job.plan.reduce_precision
     precision = training.precision
     if given is None and habits.keeps_fp32_gradients:  # they travel as they are added up
         given = training.gradient_precision
     if gradients and given is not None:
-        return _PRECISION_BYTES[given] * elements
+        return float(PRECISION_BYTES[given])
     if gradients and habits.reduces_in_fp32 and precision != "fp16":
-        return 4 * elements
+        return float(PRECISION_BYTES["fp32"])
     low = habits.casts_shards and job.plan.shard == "zero3" and precision.startswith("amp")
     if not gradients and job.plan.fp8_gather:
-        return elements * _item_bytes_in_fp8(layout.graph)
-    return _item_bytes(layout.graph, trained=trained, most=2 if low else 8) * elements
+        return _item_bytes_in_fp8(graph)
+    return held_item_bytes(graph, trained=trained, most=2 if low else 8)
 
 
 @functools.lru_cache(maxsize=64)
@@ -114,7 +120,7 @@ def _in_fp8(graph: OpGraph, weight: Weight) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _item_bytes(graph: OpGraph, *, trained: bool, most: int) -> float:
+def held_item_bytes(graph: OpGraph, *, trained: bool, most: int = 8) -> float:
     """Of the parameters as the rank holds them, on average; none is sent in more bytes than ``most``."""
     weights = [weight for weight in graph.weights if weight.trainable >= trained]
     elements = sum(weight.elements for weight in weights)

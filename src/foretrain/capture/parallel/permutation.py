@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from foretrain.capture.parallel.collectives import Group, all_gather, exchange, gather, scatter
-from foretrain.dispatching import dispatcher
+from foretrain.dispatching import dispatcher, distinct
 from foretrain.job import Job
 
 LIBRARY_CODE = ("pytorch", "adaptdl", "deepspeed")
@@ -78,7 +78,7 @@ class Routing:
             first = range(0, self.local, math.gcd(choices, self.local))
             reached = sum((start + choices - 1) // self.local + 1 for start in first) / len(first)
         else:
-            reached = self.ranks * (1.0 - (1.0 - 1.0 / self.ranks) ** choices)
+            reached = distinct(choices, self.ranks)
         return _count(tokens * min(reached, self.ranks) * self.fullness)
 
 

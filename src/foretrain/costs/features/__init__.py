@@ -34,9 +34,9 @@ from foretrain.costs.features.traffic import (
     recurrence,
     traffic,
 )
-from foretrain.costs.roofline import SCALED, arithmetic
+from foretrain.costs.roofline import arithmetic
 from foretrain.costs.serial import serial_s
-from foretrain.graph.opset import KINDS, Kind, traits
+from foretrain.graph.opset import KINDS, SCALED, Kind, traits
 
 SERIAL = "serial"
 """The family of operators whose work is done in turn (``serial.py``); there are no figures to learn from."""
