@@ -2,7 +2,7 @@
 and how far a reduction can be spread over the device.
 
 The figures are read off 863 kernels of 8 compiled trainings on an H200
-(``data/h200_compiled_kernels.jsonl``).
+(``data/studies/h200_compiled_kernels.jsonl``).
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ _MESSAGE_HOST_S = 60e-6
 _SLOWDOWN = 0.22
 """Hidden communication takes this share of its time from the matrix products beside it: NCCL's kernels hold
 16 to 24 of some 130 processors, and products that are laid out for all of them run 1.25 to 1.34 times as long
-beside as many blocks that copy (``data/h200_contention.jsonl``)."""
+beside as many blocks that copy (``data/studies/h200_contention.jsonl``)."""
 _OF_PROCESSORS = 0.25
 """Processors that collectives take of registered buffers, over those of others: 6 or fewer instead of 16 to
 24 (NVIDIA on NCCL 2.27)."""

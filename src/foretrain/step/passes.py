@@ -40,7 +40,7 @@ _MADE_BYTES, _TRACED_BYTES = 2, 6
 """Of a low-precision gradient, and what the traced addition of two of them moves."""
 _FUSED_BYTES = 4.0
 """Of 6 more that a product moves which adds its gradient up in fp32 itself, what its arithmetic does not hide
-(``data/h200_accumulation.jsonl``); sums in bf16 were not measured, and take as long."""
+(``data/studies/h200_accumulation.jsonl``); sums in bf16 were not measured, and take as long."""
 _HOST_LINK_SHARE = 0.625
 """Of the rate of PCIe and the like, what copies from and to pinned memory reach."""
 _ON_C2C, _C2C_BYTES_PER_S = ("gh200", "gb200", "gb300"), 450e9
