@@ -26,7 +26,7 @@ from foretrain.graph.runs import FUSED, GENERATED
 from foretrain.job import Job
 from foretrain.step.frameworks import profile
 
-KERNELS = Path(__file__).parents[1] / "data" / "h200_compiled_kernels.jsonl"
+KERNELS = Path(__file__).parents[1] / "data" / "studies" / "h200_compiled_kernels.jsonl"
 H200 = Catalog.load().device("h200-sxm-141gb")
 IMAGES = TensorSpec((64, 128, 28, 28), "bfloat16")
 CHANNELS = TensorSpec((128,), "float32")
