@@ -53,6 +53,13 @@ def test_every_golden_file_is_expected() -> None:
     assert {path.name for path in FILES.iterdir()} == {*EXPECTED, "expected.json"}
 
 
+def test_epochs_of_a_file_count_where_samples_are_given() -> None:
+    training = read_launch(FILES / "axolotl_qlora.yml", samples=50_000).job.workload.training
+    assert (training.samples, training.epochs) == (50_000, 4)
+    steps = read_launch(FILES / "axolotl_qlora.yml", samples=50_000, steps=10).job.workload.training
+    assert (steps.steps, steps.epochs) == (10, None)
+
+
 def fields(launch: Launch) -> dict[str, str]:
     return {one.setting.key: one.field for one in launch.understood}
 
