@@ -403,3 +403,34 @@ def test_attention_as_a_job_has_it(attention: Any, implementation: str | None, m
     job = changed(a_job(), training={"attention": attention})
     config = as_framework_runs_it(job).workload.model.config or {}
     assert (config.get("attn_implementation"), profile(job).flash_attention) == (implementation, merged)
+
+
+@functools.cache
+def adapted(adapter: str | None, precision: str) -> RankMemory:
+    """A Llama with adapters on four ranks of FSDP2."""
+    config = {
+        "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6,
+        "num_attention_heads": 8, "vocab_size": 4096,
+    }  # fmt: skip
+    training = {"global_batch": 4, "sequence": 64, "precision": precision, "optimizer": "adamw"}
+    job = Job.read({
+        "model": {"source": "transformers", "task": "causal-lm", "config": config},
+        "training": {**training, "adapter": adapter} if adapter else training,
+        "cluster": {"device": "h100-sxm-80gb", "devices_per_node": 4},
+        "plan": {"shard": "zero3"},
+    })  # fmt: skip
+    graph, habits = step_graph(job), profile(job)
+    (stage,) = stages(job, graph, habits)
+    return sharded_memory(job, graph, stage, 1, habits)
+
+
+def test_frozen_weights_are_gathered_as_they_are_and_have_no_gradients_in_what_is_reserved() -> None:
+    whole, lora = adapted(None, "bf16"), adapted("lora:8", "bf16")
+    assert lora.by_category["buffers"] < 1.1 * whole.by_category["buffers"]
+    assert lora.reserved_bytes < whole.reserved_bytes
+    assert lora.reserved_bytes < 1.5 * lora.allocated_bytes
+
+
+def test_weights_in_4_bits_are_no_wider_in_shards() -> None:
+    plain, cast = (adapted("qlora:8", precision).by_category["weights"] for precision in ("bf16", "amp-bf16"))
+    assert cast < 1.5 * plain  # embedding and head in fp32, all else in 4 bits

@@ -33,8 +33,8 @@ class Recomputation:
     """The difference that recomputation makes to a job."""
 
     saved_bytes: float | None
-    """Of the fullest rank's peak, with CUDA graphs of what is reserved; None for checkpoints of the model's own
-    code, which is not traced without them."""
+    """Of the peak of the fullest rank, with CUDA graphs of what is reserved; None for checkpoints of the
+    model's own code, which is not traced without them."""
     added_s: float
     """To the step; of the model's own code, on the device."""
     layers: tuple[LayerRecomputation, ...]

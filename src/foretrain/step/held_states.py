@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from foretrain.graph import ITEM_BYTES, PHASES, OpGraph
+from foretrain.graph import ITEM_BYTES, PHASES, OpGraph, Weight
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile, as_framework_runs_it
 from foretrain.step.partition import Stage, blocks
@@ -84,6 +84,18 @@ def tied_elements(graph: OpGraph) -> int:
     )
     shared: set[int] = first & last
     return sum(graph.buffers[buffer].size_bytes for buffer in shared) // weight_bytes(graph)
+
+
+def shard_bytes(job: Job, graph: OpGraph, sizes: Sizes, weight: Weight) -> float:
+    """Of an element of a parameter as a rank keeps its shard: what is not trained stays as it was loaded, in
+    4 bits or in the adapter's ``base``."""
+    if weight.trainable:
+        return sizes.shard
+    adapter, own = job.workload.training.adapter, float(ITEM_BYTES[weight.dtype])
+    as_loaded = weight.dtype == "uint8" or (adapter is not None and adapter.base is not None)
+    if as_loaded or job.plan.shard != "zero3" or not job.trains:
+        return own
+    return own * max(1.0, sizes.shard / weight_bytes(graph))
 
 
 def gradient_bytes(graph: OpGraph, job: Job, stage: Stage) -> float:

@@ -23,6 +23,7 @@ from foretrain.step.held_states import (
     Held,
     Sizes,
     held,
+    shard_bytes,
     state_sizes,
     tied_elements,
     weight_bytes,
@@ -134,11 +135,13 @@ def sharded_memory(
 
 def _weights_bytes(job: Job, graph: OpGraph, stage: Stage, owned: Held, sizes: Sizes, tied: int) -> float:
     """Of a rank's parameters as it keeps them: a shard of ZeRO 3 may be wider than what is computed with."""
-    own = weight_bytes(graph)
-    weights = float(sum(block.weight_bytes for block in stage.blocks)) + tied * own
-    sharded = job.plan.shard == "zero3"
-    wider = sizes.shard / own if sharded and job.trains else 1.0
-    return weights * max(1.0, wider) * owned.share(sharded=sharded) / max(1.0, owned.share(sharded=False))
+    own, sharded = weight_bytes(graph), job.plan.shard == "zero3"
+    if job.workload.training.adapter is not None:
+        weights = sum(one.elements * shard_bytes(job, graph, sizes, one) for one in stage.weights)
+    else:
+        weights = float(sum(block.weight_bytes for block in stage.blocks)) + tied * own
+        weights *= max(1.0, sizes.shard / own if sharded and job.trains else 1.0)
+    return weights * owned.share(sharded=sharded) / max(1.0, owned.share(sharded=False))
 
 
 def _open_bytes(
@@ -277,20 +280,18 @@ def _shard_buffers(
 ) -> ShardBuffers | None:
     if job.plan.shard != "zero3":
         return None
-    gather, reduce = _on_the_network(job, graph, profile, sizes)
-    tied = tied_elements(graph) > 0
-    return ShardBuffers.of(job, blocks, profile, trained, gather=gather, reduce=reduce, tied=tied)
+    reduce, tied = _on_the_network(job, graph, profile, sizes), tied_elements(graph) > 0
+    return ShardBuffers.of(job, blocks, profile, trained, reduce=reduce, tied=tied)
 
 
-def _on_the_network(job: Job, graph: OpGraph, profile: Profile, sizes: Sizes) -> tuple[float, float]:
-    """Bytes of a parameter as it is gathered, and of a gradient as it is reduced."""
-    gather = float(weight_bytes(graph))
+def _on_the_network(job: Job, graph: OpGraph, profile: Profile, sizes: Sizes) -> float:
+    """Bytes of a gradient as it is reduced."""
     given = job.plan.reduce_precision
     if given is not None:
-        return gather, {"fp32": 4.0, "bf16": 2.0}[given]
+        return {"fp32": 4.0, "bf16": 2.0}[given]
     if profile.keeps_fp32_gradients:
-        return gather, sizes.gradient
-    return gather, float(FP32) if profile.reduces_in_fp32 else gather
+        return sizes.gradient
+    return float(FP32 if profile.reduces_in_fp32 else weight_bytes(graph, trained=True))
 
 
 # The allocator
