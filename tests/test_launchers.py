@@ -60,6 +60,19 @@ def test_epochs_of_a_file_count_where_samples_are_given() -> None:
     assert (steps.steps, steps.epochs) == (10, None)
 
 
+def test_megatron_overlaps_what_its_arguments_ask_for(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    words = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 8 "
+        "--seq-length 128 --micro-batch-size 1 --global-batch-size 8 --bf16 --use-distributed-optimizer "
+        "--tensor-model-parallel-size 2 --sequence-parallel"
+    )
+    script.write_text(words)
+    assert read_launch(script).job.plan.overlap == {"tensor": False, "gradients": False, "parameters": False}
+    script.write_text(f"{words} --tp-comm-overlap --overlap-grad-reduce")
+    assert read_launch(script).job.plan.overlap == {"tensor": True, "gradients": True, "parameters": False}
+
+
 def fields(launch: Launch) -> dict[str, str]:
     return {one.setting.key: one.field for one in launch.understood}
 

@@ -347,7 +347,9 @@ def test_written_out_attention_that_runs_again_keeps_no_scores() -> None:
     job = dataclasses.replace(a_job(), workload=eager)
     graph = step_graph(job)
     kept, again = (
-        sharded_memory(one, graph, stages(one, graph, FP32_GRADIENTS)[0], 1, FP32_GRADIENTS).by_category["activations"]
+        sharded_memory(one, graph, stages(one, graph, FP32_GRADIENTS)[0], 1, FP32_GRADIENTS).by_category[
+            "activations"
+        ]
         for one in (job, changed(job, recompute="selective"))
     )
     scores = BATCH * 8 * SEQUENCE * SEQUENCE * 2
@@ -403,6 +405,28 @@ def test_attention_as_a_job_has_it(attention: Any, implementation: str | None, m
     job = changed(a_job(), training={"attention": attention})
     config = as_framework_runs_it(job).workload.model.config or {}
     assert (config.get("attn_implementation"), profile(job).flash_attention) == (implementation, merged)
+
+
+def test_chunks_of_a_rank_stay_gathered_together() -> None:
+    habits = Profile(splits_root=True)
+    schedules = ({"schedule": "1f1b"}, {"schedule": "interleaved", "virtual_stages": 2})
+    whole, halves = (
+        memory(a_job(accumulation=8, data=2, pipeline=2, shard="zero3", **schedule), habits)[0]
+        for schedule in schedules
+    )
+    assert halves.by_category["buffers"] == pytest.approx(whole.by_category["buffers"], rel=0.1)
+
+
+def test_torchtitan_keeps_fp32_weights_of_fp8_layers() -> None:
+    sections = a_job(data=4, shard="zero3").to_dict() | {"cluster": {"device": "h100", "devices_per_node": 4}}
+    given = {**sections["training"], "precision": "fp8", "master_weights": False}
+    kept = [
+        as_framework_runs_it(
+            Job.read({**sections, "training": {**given, "framework": framework}})
+        ).workload.training
+        for framework in ("torchtitan", "pytorch")
+    ]
+    assert [training.master_weights for training in kept] == [True, False]
 
 
 @functools.cache

@@ -98,6 +98,11 @@ class ShardBuffers:
             sums_up=syncs_last(job, profile) and job.accumulation > 1,
         )
 
+    @property
+    def staying(self) -> float:
+        """Bytes that are whole from one pass to the next, also while other chunks of the rank run."""
+        return sum(self.parameters) + sum(self.reduced) if self.sums_up else 0.0
+
     def forward(self, i: int) -> Whole:
         """While block ``i`` runs forward."""
         if self.sums_up:

@@ -223,10 +223,14 @@ def _moments(
         everything += _LAYERS_ON_THE_WAY * max(
             block.piece.kept_bytes for block in stage.blocks if block.is_layer
         )
-    for count, blocks, chunk in zip(counts, stage.chunks, chunks, strict=True):
+    buffers = [_shard_buffers(job, graph, blocks, profile, sizes, trained) for blocks in stage.chunks]
+    staying = [shards.staying if shards else 0.0 for shards in buffers]
+    for number, (count, blocks, chunk) in enumerate(zip(counts, stage.chunks, chunks, strict=True)):
         if count and blocks:
-            shards = _shard_buffers(job, graph, blocks, profile, sizes, trained)
-            yield from _chunk_moments(job, blocks, chunk, everything, shards, sizes, trained)
+            beside = sum(staying) - staying[number]
+            yield from _chunk_moments(
+                job, blocks, chunk, everything, buffers[number], sizes, trained, beside=beside
+            )
     share = trained.share(sharded=job.plan.shard in SHARDS_GRADIENTS)
     updated = trained.share(sharded=job.plan.shard in SHARDS_STATE)
     update = 0.0 if job.plan.offload or job.plan.servers else sizes.update * updated
@@ -241,17 +245,24 @@ def _chunk_moments(
     shards: ShardBuffers | None,
     sizes: Sizes,
     trained: Held,
+    *,
+    beside: float,
 ) -> Iterator[_Moment]:
-    """One micro-batch forward through a chunk, as the last of those in flight, and backward."""
+    """One micro-batch forward through a chunk, as the last of those in flight, and backward; ``beside`` are
+    bytes that other chunks of the rank have whole all the time."""
+
+    def now(whole: Whole) -> Whole:
+        return Whole(whole.here + beside, whole.aside)
+
     left = everything - sum(one.kept for one in memories)
     for i, one in enumerate(memories):
-        whole = shards.forward(i) if shards else _NOTHING
+        whole = now(shards.forward(i)) if shards else _NOTHING
         left += one.kept
         yield _Moment(phase="forward", kept=left, working=one.forward - one.kept, whole=whole)
     sharded, gradients = job.plan.shard in SHARDS_GRADIENTS, 0.0
     for i in range(len(blocks) - 1, -1, -1):
         one, block = memories[i], blocks[i]
-        whole = shards.backward(i) if shards else _NOTHING
+        whole = now(shards.backward(i)) if shards else _NOTHING
         most = one.with_gradients if shards or sizes.fleeting_gradient else one.backward
         yield _Moment(
             phase="backward",
@@ -262,7 +273,7 @@ def _chunk_moments(
         )
         left -= one.kept
         gradients += sizes.fleeting_gradient * _trained_share(block, trained, sharded=sharded)
-        whole = shards.after(i) if shards else _NOTHING
+        whole = now(shards.after(i)) if shards else _NOTHING
         yield _Moment(phase="backward", kept=left, gradients=gradients, whole=whole)
 
 
