@@ -16,6 +16,7 @@ from foretrain.forecast import RankMemory
 from foretrain.graph import OpGraph
 from foretrain.job import Job, Run, read_runs
 from foretrain.plan import Plan
+from foretrain.step.block_memory import kept_bytes
 from foretrain.step.frameworks import Profile, as_framework_runs_it, profile
 from foretrain.step.graph import step_graph
 from foretrain.step.partition import blocks, stages
@@ -339,6 +340,23 @@ def test_modules_that_are_computed_again() -> None:
     assert memory(a_job())[0].by_category["activations"] >= held[0] > held[1] > held[2]
     with pytest.raises(InputError, match="no 'experts'"):
         check_modules(Plan(recompute="selective", recompute_modules=("experts",)), graph)
+
+
+def test_latent_attention_that_runs_again_keeps_no_queries_keys_and_values() -> None:
+    config = {
+        "model_type": "deepseek_v3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 5,
+        "moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2,
+        "topk_group": 1, "first_k_dense_replace": 1, "num_attention_heads": 8, "num_key_value_heads": 8,
+        "q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "vocab_size": VOCABULARY, "max_position_embeddings": SEQUENCE,
+    }  # fmt: skip
+    sections = a_job().to_dict()
+    job = Job.read({**sections, "model": {**sections["model"], "config": config}})
+    graph, habits = step_graph(job), profile(job)
+    layer = next(block for block in blocks(graph) if block.is_layer)
+    plan = Plan(recompute="selective", recompute_modules=("mla_up",))
+    saved = layer.piece.kept_bytes - kept_bytes(graph, layer, plan, habits)
+    assert saved == BATCH * SEQUENCE * 8 * (24 + 24 + 16) * 2  # heads of queries, keys and values
 
 
 def test_written_out_attention_that_runs_again_keeps_no_scores() -> None:
