@@ -73,6 +73,26 @@ def test_megatron_overlaps_what_its_arguments_ask_for(tmp_path: Path) -> None:
     assert read_launch(script).job.plan.overlap == {"tensor": True, "gradients": True, "parameters": False}
 
 
+def test_what_a_program_gives_the_trainer_is_read_from_its_code(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
+    (tmp_path / "tune.py").write_text(
+        "import torch\n"
+        "NAME = 'Qwen/Qwen2.5-7B'\n"
+        "model = AutoModelForCausalLM.from_pretrained(NAME, torch_dtype=torch.bfloat16)\n"
+        "peft = LoraConfig(r=32, target_modules=['q_proj', 'v_proj'], lora_alpha=16)\n"
+        "def main(args):\n"
+        "    return SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, max_length=2048,\n"
+        "                     learning_rate=args.lr, deepspeed='ds.json', bf16=True)\n"
+    )
+    (tmp_path / "run.sh").write_text("torchrun --nproc_per_node 4 tune.py --per_device_train_batch_size 1\n")
+    launch = read_launch(tmp_path / "run.sh")
+    training, plan = launch.job.workload.training, launch.job.plan
+    assert launch.job.workload.model.title == "Qwen2.5-7B"
+    assert (plan.micro_batch, training.global_batch, training.sequence) == (1, 16, 2048)
+    assert (plan.shard, training.adapter and training.adapter.rank) == ("zero2", 32)
+    assert [Path(file).name for file in launch.files] == ["run.sh", "tune.py", "ds.json"]
+
+
 def fields(launch: Launch) -> dict[str, str]:
     return {one.setting.key: one.field for one in launch.understood}
 

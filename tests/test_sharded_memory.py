@@ -111,6 +111,13 @@ def test_offload_takes_the_optimizer_state_away() -> None:
     assert memory(a_job())[0].by_category["optimizer_state"] == pytest.approx(12 * parameters(), rel=1e-3)
 
 
+def test_fp32_weights_go_to_the_host_with_the_optimizer() -> None:
+    habits = Profile(casts_shards=True)
+    whole, offloaded = (memory(a_job(data=4, shard="zero3", offload=one), habits)[0] for one in (False, True))
+    assert whole.by_category["weights"] == pytest.approx(parameters(), rel=0.01)  # 4 bytes on 4 ranks
+    assert offloaded.by_category["weights"] == pytest.approx(parameters() / 2, rel=0.01)
+
+
 def test_fp16_gradients_stay_in_their_precision() -> None:
     (rank,) = memory(a_job(precision="fp16"))
     assert rank.by_category["gradients"] == 2 * parameters()

@@ -123,7 +123,8 @@ def state_sizes(job: Job, graph: OpGraph, profile: Profile) -> Sizes:
             state=state + FP32 * master,
             update=0.0,
         )
-    is_shard = master and job.plan.shard == "zero3"  # fp32 shards, which are cast as they are gathered
+    # fp32 shards, which are cast as they are gathered, unless the optimizer has them on the host
+    is_shard = master and job.plan.shard == "zero3" and not job.plan.offload
     summed = FP32 if is_shard else own
     whole = job.plan.shard == "zero3" and syncs_last(job, profile)  # shards of gradients come with the last
     persists = (job.accumulation > 1 and not whole) or profile.bucket_bytes == 0
