@@ -14,6 +14,7 @@ import foretrain
 from commands import run
 from foretrain.api import job_of
 from foretrain.cli.app import show
+from foretrain.cli.job_options import _of_job
 from foretrain.errors import InputError
 from foretrain.job import Job
 from foretrain.launchers import (
@@ -91,6 +92,13 @@ def test_what_a_program_gives_the_trainer_is_read_from_its_code(tmp_path: Path) 
     assert (plan.micro_batch, training.global_batch, training.sequence) == (1, 16, 2048)
     assert (plan.shard, training.adapter and training.adapter.rank) == ("zero2", 32)
     assert [Path(file).name for file in launch.files] == ["run.sh", "tune.py", "ds.json"]
+
+
+def test_versions_and_lists_are_set_as_they_are_written() -> None:
+    words = ["training.framework_version=0.10", "plan.stages=3,4,4,2", "plan.recompute_modules=norms,mlp"]
+    assert _of_job({"set": words}) == {
+        "framework_version": "0.10", "stages": [3, 4, 4, 2], "recompute_modules": ["norms", "mlp"],
+    }  # fmt: skip
 
 
 def fields(launch: Launch) -> dict[str, str]:
