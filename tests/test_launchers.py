@@ -101,6 +101,17 @@ def test_versions_and_lists_are_set_as_they_are_written() -> None:
     }  # fmt: skip
 
 
+def test_launch_files_are_compared(tmp_path: Path) -> None:
+    for name, batch in (("a.sh", 1), ("b.sh", 2)):
+        (tmp_path / name).write_text(
+            "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 4 --hidden-size 64 "
+            "--num-attention-heads 4 --seq-length 32 --vocab-size 256 --global-batch-size 4 --bf16 "
+            f"--micro-batch-size {batch}"
+        )
+    words = ["explain", str(tmp_path / "a.sh"), str(tmp_path / "b.sh"), "--predictor", "roofline"]
+    assert "plan.micro_batch: 1 -> 2" in run(*words).output
+
+
 def fields(launch: Launch) -> dict[str, str]:
     return {one.setting.key: one.field for one in launch.understood}
 
