@@ -298,7 +298,7 @@ def _put(given: Options, setting: str) -> None:
         raise invalid("--set", setting, "of the form section.field=value, such as plan.reshard=false")
     field, *inner = names
     section_of(section, field)
-    value = _value(text) if field != "framework_version" else text
+    value: Any = _value(text) if field != "framework_version" else text
     if field in ("stages", "recompute_modules") and not isinstance(value, list):
         value = [_value(one) for one in text.split(",")]
     for name in reversed(inner):
