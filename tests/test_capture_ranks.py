@@ -1030,6 +1030,7 @@ def test_the_interval_is_open_to_uneven_routing() -> None:
             "plan.sequence_parallel: plan.tensor = 2 does not divide the 17 positions",
         ),
         ("llama", {}, {"expert": 2}, "plan.expert: 2, but LlamaForCausalLM has no mixture of experts"),
+        ("llama", {}, {"tensor": 2, "dispatcher": "deepep"}, "plan.dispatcher: 'deepep', but LlamaForCausal"),
         (
             "mixtral",
             {},

@@ -324,6 +324,17 @@ def test_a_forecast_says_what_recomputation_saves_and_costs() -> None:
     assert "recomputation" in text
     assert "each of 6" in text
     assert with_recomputation(plain, predictor).recomputation is None
+    plans = ({"pipeline": 2, "micro_batch": 1}, {"pipeline": 2, "micro_batch": 1, "recompute": "full"})
+    staged = [
+        predictor.predict(job({"node": "dgx-h100"}, plan, framework="megatron", global_batch=64))
+        for plan in plans
+    ]
+    held = [max(rank.allocated_bytes for rank in one.ranks) for one in staged]
+    found = with_recomputation(staged[1], predictor).recomputation
+    assert found is not None
+    assert found.saved_bytes == pytest.approx(held[0] - held[1])
+    parts = predictor.predict(job(plan={"recompute": "selective", "recompute_modules": ["norms"]}))
+    assert with_recomputation(parts, predictor).recomputation is not None
 
 
 def test_a_program_of_several_passes_holds_less_with_recomputation(tmp_path: Path) -> None:

@@ -129,6 +129,19 @@ def test_of_layers_that_are_recomputed_in_part_all_are() -> None:
     assert {"plan.recompute_every": 1} in [one.fields for one in remedies]
 
 
+def test_layers_that_recompute_some_modules_recompute_all() -> None:
+    plan = {"micro_batch": 1, "recompute": "selective", "recompute_modules": ["norms"]}
+    remedies, _ = found(job(plan=plan), 0.9)
+    fields = next(one.fields for one in remedies if one.change == "recompute full")
+    assert fields == {"plan.recompute": "full", "plan.recompute_modules": ()}
+
+
+def test_a_change_that_the_plan_forbids_is_left_out() -> None:
+    plan = {"shard": "zero3", "replicate": 4, "micro_batch": 1, "recompute": "full"}
+    remedies, _ = found(job({"node": "dgx-h100"}, plan), 0.5)
+    assert not any(one.change.startswith("tensor 4") for one in remedies)
+
+
 def test_replicas_shard_what_they_hold_twice() -> None:
     remedies, asked = found(job({"node": "dgx-h100"}, {"micro_batch": 1, "recompute": "full"}), 0.6)
     assert remedies[0].change.startswith("shard zero")

@@ -14,6 +14,7 @@ import foretrain
 from commands import run
 from foretrain.api import job_of
 from foretrain.cli.app import show
+from foretrain.cli.job_options import _of_job
 from foretrain.errors import InputError
 from foretrain.job import Job
 from foretrain.launchers import (
@@ -51,6 +52,64 @@ def test_a_launch_file_is_the_job_that_it_describes(name: str) -> None:
 
 def test_every_golden_file_is_expected() -> None:
     assert {path.name for path in FILES.iterdir() if path.is_file()} == {*EXPECTED, "expected.json"}
+
+
+def test_epochs_of_a_file_count_where_samples_are_given() -> None:
+    training = read_launch(FILES / "axolotl_qlora.yml", samples=50_000).job.workload.training
+    assert (training.samples, training.epochs) == (50_000, 4)
+    steps = read_launch(FILES / "axolotl_qlora.yml", samples=50_000, steps=10).job.workload.training
+    assert (steps.steps, steps.epochs) == (10, None)
+
+
+def test_megatron_overlaps_what_its_arguments_ask_for(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    words = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 8 "
+        "--seq-length 128 --micro-batch-size 1 --global-batch-size 8 --bf16 --use-distributed-optimizer "
+        "--tensor-model-parallel-size 2 --sequence-parallel"
+    )
+    script.write_text(words)
+    assert read_launch(script).job.plan.overlap == {"tensor": False, "gradients": False, "parameters": False}
+    script.write_text(f"{words} --tp-comm-overlap --overlap-grad-reduce")
+    assert read_launch(script).job.plan.overlap == {"tensor": True, "gradients": True, "parameters": False}
+
+
+def test_what_a_program_gives_the_trainer_is_read_from_its_code(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
+    (tmp_path / "tune.py").write_text(
+        "import torch\n"
+        "NAME = 'Qwen/Qwen2.5-7B'\n"
+        "model = AutoModelForCausalLM.from_pretrained(NAME, torch_dtype=torch.bfloat16)\n"
+        "peft = LoraConfig(r=32, target_modules=['q_proj', 'v_proj'], lora_alpha=16)\n"
+        "def main(args):\n"
+        "    return SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, max_length=2048,\n"
+        "                     learning_rate=args.lr, deepspeed='ds.json', bf16=True)\n"
+    )
+    (tmp_path / "run.sh").write_text("torchrun --nproc_per_node 4 tune.py --per_device_train_batch_size 1\n")
+    launch = read_launch(tmp_path / "run.sh")
+    training, plan = launch.job.workload.training, launch.job.plan
+    assert launch.job.workload.model.title == "Qwen2.5-7B"
+    assert (plan.micro_batch, training.global_batch, training.sequence) == (1, 16, 2048)
+    assert (plan.shard, training.adapter and training.adapter.rank) == ("zero2", 32)
+    assert [Path(file).name for file in launch.files] == ["run.sh", "tune.py", "ds.json"]
+
+
+def test_versions_and_lists_are_set_as_they_are_written() -> None:
+    words = ["training.framework_version=0.10", "plan.stages=3,4,4,2", "plan.recompute_modules=norms,mlp"]
+    assert _of_job({"set": words}) == {
+        "framework_version": "0.10", "stages": [3, 4, 4, 2], "recompute_modules": ["norms", "mlp"],
+    }  # fmt: skip
+
+
+def test_launch_files_are_compared(tmp_path: Path) -> None:
+    for name, batch in (("a.sh", 1), ("b.sh", 2)):
+        (tmp_path / name).write_text(
+            "torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 4 --hidden-size 64 "
+            "--num-attention-heads 4 --seq-length 32 --vocab-size 256 --global-batch-size 4 --bf16 "
+            f"--micro-batch-size {batch}"
+        )
+    words = ["explain", str(tmp_path / "a.sh"), str(tmp_path / "b.sh"), "--predictor", "roofline"]
+    assert "plan.micro_batch: 1 -> 2" in run(*words).output
 
 
 def fields(launch: Launch) -> dict[str, str]:

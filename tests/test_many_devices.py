@@ -292,6 +292,7 @@ def test_embedding_and_loss_count_as_layers_where_that_alone_divides() -> None:
     assert "the loss counts as a layer" in deal(Plan(pipeline=4), 31, 4).because
     assert deal(Plan(pipeline=16), 61, 16).counts == (3, *[4] * 14, 2)
     assert deal(Plan(pipeline=4), 32, 4).because == ""
+    assert "training.mtp_layers" in deal(Plan(pipeline=8), 61, 8, further=1).because
     assert deal(Plan(pipeline=10), 8, 10).counts == (0, *[1] * 8, 0)
     assert deal(Plan(pipeline=4), 32, 4, counts_ends=True).counts == (8, 9, 8, 7)
 

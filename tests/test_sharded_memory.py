@@ -17,6 +17,7 @@ from foretrain.graph import OpGraph
 from foretrain.job import Job, Run, read_runs
 from foretrain.plan import Plan
 from foretrain.step import rank_replay
+from foretrain.step.block_memory import kept_bytes
 from foretrain.step.frameworks import Profile, as_framework_runs_it, profile
 from foretrain.step.graph import step_graph
 from foretrain.step.partition import blocks, stages
@@ -132,6 +133,13 @@ def test_offload_takes_the_optimizer_state_away() -> None:
     (rank,) = memory(a_job(offload=True))
     assert rank.by_category["optimizer_state"] == 0
     assert memory(a_job())[0].by_category["optimizer_state"] == pytest.approx(12 * parameters(), rel=1e-3)
+
+
+def test_fp32_weights_go_to_the_host_with_the_optimizer() -> None:
+    habits = Profile(casts_shards=True)
+    whole, offloaded = (memory(a_job(data=4, shard="zero3", offload=one), habits)[0] for one in (False, True))
+    assert whole.by_category["weights"] == pytest.approx(parameters(), rel=0.01)  # 4 bytes on 4 ranks
+    assert offloaded.by_category["weights"] == pytest.approx(parameters() / 2, rel=0.01)
 
 
 def test_fp16_gradients_stay_in_their_precision() -> None:
@@ -375,6 +383,23 @@ def test_modules_that_are_computed_again() -> None:
         check_modules(Plan(recompute="selective", recompute_modules=("experts",)), graph)
 
 
+def test_latent_attention_that_runs_again_keeps_no_queries_keys_and_values() -> None:
+    config = {
+        "model_type": "deepseek_v3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 5,
+        "moe_intermediate_size": 64, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2,
+        "topk_group": 1, "first_k_dense_replace": 1, "num_attention_heads": 8, "num_key_value_heads": 8,
+        "q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "vocab_size": VOCABULARY, "max_position_embeddings": SEQUENCE,
+    }  # fmt: skip
+    sections = a_job().to_dict()
+    job = Job.read({**sections, "model": {**sections["model"], "config": config}})
+    graph, habits = step_graph(job), profile(job)
+    layer = next(block for block in blocks(graph) if block.is_layer)
+    plan = Plan(recompute="selective", recompute_modules=("mla_up",))
+    saved = layer.piece.kept_bytes - kept_bytes(graph, layer, plan, habits)
+    assert saved == BATCH * SEQUENCE * 8 * (24 + 24 + 16) * 2  # heads of queries, keys and values
+
+
 def test_written_out_attention_that_runs_again_keeps_no_scores() -> None:
     work = a_job().workload
     eager = dataclasses.replace(work, training=dataclasses.replace(work.training, attention="eager"))
@@ -457,3 +482,56 @@ def test_attention_as_a_job_has_it(attention: Any, implementation: str | None, m
     job = changed(a_job(), training={"attention": attention})
     config = as_framework_runs_it(job).workload.model.config or {}
     assert (config.get("attn_implementation"), profile(job).flash_attention) == (implementation, merged)
+
+
+def test_chunks_of_a_rank_stay_gathered_together() -> None:
+    habits = Profile(splits_root=True)
+    schedules = ({"schedule": "1f1b"}, {"schedule": "interleaved", "virtual_stages": 2})
+    whole, halves = (
+        memory(a_job(accumulation=8, data=2, pipeline=2, shard="zero3", **schedule), habits)[0]
+        for schedule in schedules
+    )
+    assert halves.by_category["buffers"] == pytest.approx(whole.by_category["buffers"], rel=0.1)
+
+
+def test_torchtitan_keeps_fp32_weights_of_fp8_layers() -> None:
+    sections = a_job(data=4, shard="zero3").to_dict() | {"cluster": {"device": "h100", "devices_per_node": 4}}
+    given = {**sections["training"], "precision": "fp8", "master_weights": False}
+    kept = [
+        as_framework_runs_it(
+            Job.read({**sections, "training": {**given, "framework": framework}})
+        ).workload.training
+        for framework in ("torchtitan", "pytorch")
+    ]
+    assert [training.master_weights for training in kept] == [True, False]
+
+
+@functools.cache
+def adapted(adapter: str | None, precision: str) -> RankMemory:
+    """A Llama with adapters on four ranks of FSDP2."""
+    config = {
+        "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6,
+        "num_attention_heads": 8, "vocab_size": 4096,
+    }  # fmt: skip
+    training = {"global_batch": 4, "sequence": 64, "precision": precision, "optimizer": "adamw"}
+    job = Job.read({
+        "model": {"source": "transformers", "task": "causal-lm", "config": config},
+        "training": {**training, "adapter": adapter} if adapter else training,
+        "cluster": {"device": "h100-sxm-80gb", "devices_per_node": 4},
+        "plan": {"shard": "zero3"},
+    })  # fmt: skip
+    graph, habits = step_graph(job), profile(job)
+    (stage,) = stages(job, graph, habits)
+    return sharded_memory(job, graph, stage, 1, habits)
+
+
+def test_frozen_weights_are_gathered_as_they_are_and_have_no_gradients_in_what_is_reserved() -> None:
+    whole, lora = adapted(None, "bf16"), adapted("lora:8", "bf16")
+    assert lora.by_category["buffers"] < 1.1 * whole.by_category["buffers"]
+    assert lora.reserved_bytes < whole.reserved_bytes
+    assert lora.reserved_bytes < 1.5 * lora.allocated_bytes
+
+
+def test_weights_in_4_bits_are_no_wider_in_shards() -> None:
+    plain, cast = (adapted("qlora:8", precision).by_category["weights"] for precision in ("bf16", "amp-bf16"))
+    assert cast < 1.5 * plain  # embedding and head in fp32, all else in 4 bits

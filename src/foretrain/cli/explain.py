@@ -47,13 +47,15 @@ def explain(
 
 
 def _forecast(path: Path, catalog: Catalog, predictor: Predictor) -> Forecast:
-    """The forecast of a job file; what stands against it is told with the file's name."""
+    """The forecast of a job file or a launch file; what stands against it is told with the file's name."""
     from foretrain.job import Job
+    from foretrain.launchers import SUFFIXES, read_launch
     from foretrain.predictors.plugins import told_in_one_line
 
-    if path.suffix not in (".toml", ".json"):
+    if path.suffix not in (".toml", ".json", *SUFFIXES):
         raise InputError(f"{path}: explain compares job files (.toml or .json)")
-    job = Job.load(path, catalog=catalog)
+    launched = path.suffix in SUFFIXES
+    job = read_launch(path, catalog=catalog).job if launched else Job.load(path, catalog=catalog)
     try:
         with told_in_one_line(type(predictor)):
             return predictor.predict(job)

@@ -298,14 +298,21 @@ def _put(given: Options, setting: str) -> None:
         raise invalid("--set", setting, "of the form section.field=value, such as plan.reshard=false")
     field, *inner = names
     section_of(section, field)
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = {"True": True, "False": False}.get(text, text)
+    value: Any = _value(text) if field != "framework_version" else text
+    if field in ("stages", "recompute_modules") and not isinstance(value, list):
+        value = [_value(one) for one in text.split(",")]
     for name in reversed(inner):
         value = Within({name: value})
     before = given.get(field)
     given[field] = before.merged(value) if isinstance(before, Within) and inner else value
+
+
+def _value(text: str) -> Any:
+    """JSON, or a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False}.get(text, text)
 
 
 def _image(text: str) -> int | list[int]:

@@ -16,9 +16,9 @@ from foretrain.graph.opset import traits
 _TILE_ROWS = 128
 _WASTED_ROWS = 90.0
 """Of each expert, rows of tiles that stay empty where experts have uneven numbers: half of a tile of 128 to
-256 rows. From products on an H200 (``data/studies/h200_experts.jsonl``): 89 where experts have 256 or 512 rows, 118
-where they have 1,024, whether the fullest has 1.5 or 2 times the mean. Gradients of weights, whose tiles lie
-across rows, lose nothing."""
+256 rows. From products on an H200 (``data/studies/h200_experts.jsonl``): 89 where experts have 256 or 512
+rows, 118 where they have 1,024, whether the fullest has 1.5 or 2 times the mean. Gradients of weights, whose
+tiles lie across rows, lose nothing."""
 _CAST_BYTES = {"delayed": 4.0, "current": 6.0, "blockwise": 4.0, "mxfp8": 4.0, "nvfp4": 3.2}
 """Traffic for each number of bf16 rows that products in fp8 take: read, and written for the product and
 transposed for the weights' gradient; read once more for the largest value of scales that follow the data."""

@@ -167,13 +167,6 @@ def finish(reading: Reading) -> None:
     _adapter(reading, own)
     if own.get("samples"):
         reading.set("training.samples", own["samples"])
-    if own.get("epochs") and reading.get("training.steps") is None:
-        if own.get("samples"):
-            reading.set("training.epochs", own["epochs"])
-        else:
-            reading.assumed.append(
-                "no total time: the samples of an epoch are not in such files; give --samples"
-            )
     if own.get("save_strategy", "steps") == "steps" and (own.get("save_steps") or 0) >= 1:
         reading.set("training.checkpoint_every", int(own["save_steps"]))
 

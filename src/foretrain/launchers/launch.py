@@ -34,7 +34,7 @@ from foretrain.launchers.kinds import (
     torchtitan_model,
 )
 from foretrain.launchers.lexer import statements
-from foretrain.launchers.python_config import read_python
+from foretrain.launchers.python_config import read_python, trainer_settings
 from foretrain.launchers.resolve import resolve
 from foretrain.launchers.settings import Key, Reading, Setting, Understood, dashed, take, text, whole
 from foretrain.launchers.shell import Shell, Word
@@ -301,8 +301,21 @@ class _Session:
             take(self.reading, devices, keys, reader, name=dashed)
         else:
             self.reading.set("own.program", Path(program.name).name)
+            if reader == "transformers":
+                self.add_trainer(path.parent / program.name)
             apart = ("deepspeed_config", "local_rank")
             self.give(reader, [one for one in arguments if dashed(one.key) not in apart])
+
+    def add_trainer(self, path: Path) -> None:
+        """What a program of the Trainer says in its own code, which its arguments override."""
+        settings = trainer_settings(path) if path.suffix == ".py" and path.is_file() else []
+        if not settings:
+            return
+        self.files.append(str(path))
+        self.give("transformers", settings)
+        for setting in settings:
+            if setting.key == "deepspeed" and str(setting.value).endswith(".json"):
+                self.follow(setting, path)
 
     # Other launchers' YAML
 

@@ -211,6 +211,7 @@ def finish(reading: Reading) -> None:
     _sharding(reading, own)
     if not own.get("recipe"):
         reading.default("plan.recompute", "none")
+        _overlap(reading)
     if own.get("num_layers") and own.get("hidden_size") and own.get("program") not in OTHER_MODELS:
         reading.set("model", model_table(reading, own))
     _stages(reading, own)
@@ -251,6 +252,15 @@ def _sharding(reading: Reading, own: dict[str, Any]) -> None:
         shard = "zero1" if own.get("distributed_optimizer") else None
     if shard is not None:
         reading.set("plan.shard", shard)
+
+
+def _overlap(reading: Reading) -> None:
+    """What Megatron-LM runs beside computation only where an argument asks for it."""
+    if reading.get("plan.tensor", 1) > 1 and reading.get("plan.sequence_parallel"):
+        reading.default("plan.overlap.tensor", value=False, why="without --tp-comm-overlap")
+    if reading.get("plan.shard") == "zero1":
+        reading.default("plan.overlap.gradients", value=False, why="without --overlap-grad-reduce")
+        reading.default("plan.overlap.parameters", value=False, why="without --overlap-param-gather")
 
 
 def _stages(reading: Reading, own: dict[str, Any]) -> None:

@@ -54,6 +54,43 @@ def read_python(path: Path, function: str | None = None) -> PythonFile:
     raise InputError(f"{path}: no function that returns a configuration")
 
 
+_TRAINER_CONFIGS = ("TrainingArguments", "SFTConfig", "DPOConfig", "ORPOConfig", "KTOConfig", "RewardConfig")
+_LOADED_WITH = ("torch_dtype", "dtype", "attn_implementation", "load_in_4bit")
+_LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "lora_dropout": "lora_dropout"}
+
+
+def trainer_settings(path: Path) -> list[Setting]:
+    """What the code of a training program gives transformers' Trainer: its arguments, the model that it loads
+    and adapters; nothing where the file is not Python."""
+    try:
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
+            tree = ast.parse(read_text(path), filename=str(path))
+    except SyntaxError:
+        return []
+    reader, found = _Reader(path.name, tree), list[Setting]()
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        owner, _, name = _dotted(call.func).rpartition(".")
+        given = {one.arg: one.value for one in call.keywords if one.arg is not None}
+        if name == "from_pretrained" and "Model" in owner:
+            named = call.args[0] if call.args else given.get("pretrained_model_name_or_path")
+            kept = {key: given[key] for key in _LOADED_WITH if key in given}
+            kept |= {"model_name_or_path": named} if named is not None else {}
+        elif name == "LoraConfig":
+            kept = {_LORA[key]: value for key, value in given.items() if key in _LORA}
+            found.append(Setting("use_peft", True, f"{path.name}:{call.lineno}"))
+        elif name == "BitsAndBytesConfig":
+            kept = {key: value for key, value in given.items() if key == "load_in_4bit"}
+        else:
+            kept = given if name.endswith(_TRAINER_CONFIGS) else {}
+        for key, node in kept.items():
+            value = reader.value(node, reader.constants)
+            told = not isinstance(value, Config) and not str(value).startswith("$")
+            if told:
+                value = value.removeprefix("torch.") if isinstance(value, str) else value
+                found.append(Setting(key, value, f"{path.name}:{node.lineno}"))
+    return found
+
+
 _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv, ast.Mod: operator.mod, ast.Pow: operator.pow,

@@ -43,8 +43,7 @@ def resolve(
     _leave_out_what_has_no_effect(reading)
     _batch(reading, run, options, catalog)
     _sharded_degrees(reading, run, options, catalog)
-    if not {"steps", "epochs"} & set(reading.tables["training"]):
-        reading.tables["training"].pop("checkpoint_every", None)
+    _duration(reading)
     base = base if model is None else Path()
     try:
         return Job.read({name: reading.tables[name] for name in _SECTIONS}, catalog=catalog, base=base)
@@ -52,6 +51,20 @@ def resolve(
         field = str(error).partition(":")[0]
         where = reading.where(field) or (f"{named}: " if named else "")
         raise InputError(f"{where}{error}") from error
+
+
+def _duration(reading: Reading) -> None:
+    """Epochs where it is told how many samples one has; what comes every so many steps needs their number."""
+    training, epochs = reading.tables["training"], reading.get("own.epochs")
+    if epochs and not {"steps", "epochs"} & set(training):
+        if "samples" in training:
+            training["epochs"] = epochs
+        else:
+            reading.assumed.append(
+                "no total time: the samples of an epoch are not in such files; give --samples"
+            )
+    if not {"steps", "epochs"} & set(training):
+        training.pop("checkpoint_every", None)
 
 
 def _model(

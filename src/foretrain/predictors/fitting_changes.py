@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -134,12 +135,14 @@ class _Search:
         return sorted(found, key=_size_of_change)
 
     def _first_that_fits(self, changes: Iterator[_Change], tries: int) -> Remedy | None:
-        for change in changes:
-            if self._left <= 0 or tries <= 0:
-                return None
-            self._left, tries = self._left - 1, tries - 1
-            if (remedy := self._asked(change)) is not None:
-                return remedy
+        """The first change that is a job at all and fits."""
+        with contextlib.suppress(ForetrainError):
+            for change in changes:
+                if self._left <= 0 or tries <= 0:
+                    return None
+                self._left, tries = self._left - 1, tries - 1
+                if (remedy := self._asked(change)) is not None:
+                    return remedy
         return None
 
     def _asked(self, change: _Change) -> Remedy | None:
@@ -229,7 +232,9 @@ def _recompute(search: _Search, start: _Change) -> Iterator[_Change]:
 
 def _all_recomputed(job: Job) -> dict[str, Any]:
     """The fields of a plan that are other where every layer is recomputed whole."""
-    fields: dict[str, Any] = {"recompute": "full", "recompute_every": 1}
+    fields: dict[str, Any] = {"recompute": "full", "recompute_every": 1, "recompute_modules": ()}
+    if (job.plan.overlap or {}).get("experts"):
+        fields["overlap"] = {**(job.plan.overlap or {}), "experts": False}
     return {name: value for name, value in fields.items() if getattr(job.plan, name) != value}
 
 

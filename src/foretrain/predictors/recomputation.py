@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrain.errors import ForetrainError
-from foretrain.forecast import Forecast
+from foretrain.forecast import Forecast, fullest_of
 from foretrain.predictors.base import Predictor
 from foretrain.step.block_memory import kept_bytes
 from foretrain.step.layout import Layout
@@ -33,8 +33,8 @@ class Recomputation:
     """The difference that recomputation makes to a job."""
 
     saved_bytes: float | None
-    """Of the peak, with CUDA graphs of what is reserved; None for checkpoints of the model's own code, which
-    is not traced without them."""
+    """Of the peak of the fullest rank, with CUDA graphs of what is reserved; None for checkpoints of the
+    model's own code, which is not traced without them."""
     added_s: float
     """To the step; of the model's own code, on the device."""
     layers: tuple[LayerRecomputation, ...]
@@ -53,13 +53,13 @@ def with_recomputation(forecast: Forecast, predictor: Predictor) -> Forecast:
         return dataclasses.replace(forecast, recomputation=_of_own_code(step))
     if job.plan.recompute == "none":
         return forecast
-    kept = dataclasses.replace(job, plan=dataclasses.replace(job.plan, recompute="none", recompute_every=1))
-    held = "reserved_memory_bytes" if job.workload.training.hides_pools else "peak_memory_bytes"
+    plan = dataclasses.replace(job.plan, recompute="none", recompute_every=1, recompute_modules=())
+    kept = dataclasses.replace(job, plan=plan)
     with contextlib.suppress(ForetrainError):
         plain = predictor.predict(kept)
         if plain.step is not None and not plain.step.layout.graph.recomputes:  # its own code does not
             found = Recomputation(
-                saved_bytes=_more(plain, forecast, held),
+                saved_bytes=_held(plain) - _held(forecast),
                 added_s=_more(forecast, plain, "step_time_s"),
                 layers=tuple(_layers(step, plain.step)),
             )
@@ -67,6 +67,15 @@ def with_recomputation(forecast: Forecast, predictor: Predictor) -> Forecast:
         if step.layout.graph.recomputes:
             return dataclasses.replace(forecast, recomputation=_of_own_code(step))
     return forecast
+
+
+def _held(forecast: Forecast) -> float:
+    """The peak of the fullest rank."""
+    if forecast.job.workload.training.hides_pools:
+        return forecast["reserved_memory_bytes"].median
+    if forecast.ranks:
+        return fullest_of(forecast.ranks).allocated_bytes
+    return forecast["peak_memory_bytes"].median
 
 
 def _more(one: Forecast, other: Forecast, quantity: str) -> float:

@@ -81,8 +81,11 @@ def deal(plan: Plan, layers: int, parts: int, *, counts_ends: bool = False, furt
         counts = _evenly(layers + before + after, parts)
     counts[0] -= before
     counts[-1] -= after
-    if counts_ends or further:
+    if counts_ends and not further:
         return Dealt(counts=tuple(counts))
+    if further:
+        words = "plan.stages is not given: each of training.mtp_layers counts as two layers of the last stage"
+        return Dealt(counts=tuple(counts), because=f"{words} ({_counts(counts)})")
     if with_ends or with_loss:
         why = f"{'embedding and loss count' if before else 'the loss counts'} as a layer{' each' * before}"
     else:

@@ -391,6 +391,8 @@ def as_framework_runs_it(job: Job) -> Job:
         if adapter is not None:
             adapter = dataclasses.replace(adapter, precision=cast, base=None)
         training = dataclasses.replace(training, precision=cast, adapter=adapter, master_weights=True)
+    if training.framework == "torchtitan" and job.plan.shard == "zero3" and training.precision == "fp8":
+        training = dataclasses.replace(training, master_weights=True)  # training.dtype is float32
     own = habits.flash_attention is False and training.framework == "megatron" and model.config is not None
     chosen = training.attention or ("eager" if own else None)
     if chosen in ("eager", "sdpa"):  # others are merged in the graph, whatever the model writes out

@@ -73,11 +73,6 @@ def weight_bytes(graph: OpGraph, *, trained: bool = False) -> int:
     return max((ITEM_BYTES[w.dtype] for w in graph.weights if w.trainable >= trained), default=FP32)
 
 
-def widened(job: Job, graph: OpGraph, sizes: Sizes) -> float:
-    """How much wider a rank keeps its shards of parameters than what it computes with."""
-    return max(1.0, sizes.shard / weight_bytes(graph)) if job.plan.shard == "zero3" and job.trains else 1.0
-
-
 @functools.lru_cache(maxsize=64)
 def trains_all(graph: OpGraph) -> bool:
     """Whether no parameter is frozen."""
@@ -100,6 +95,18 @@ def tied_elements(graph: OpGraph) -> int:
     )
     shared: set[int] = first & last
     return sum(graph.buffers[buffer].size_bytes for buffer in shared) // weight_bytes(graph)
+
+
+def shard_bytes(job: Job, graph: OpGraph, sizes: Sizes, weight: Weight) -> float:
+    """Of an element of a parameter as a rank keeps its shard: what is not trained stays as it was loaded, in
+    4 bits or in the adapter's ``base``."""
+    if weight.trainable:
+        return sizes.shard
+    adapter, own = job.workload.training.adapter, float(ITEM_BYTES[weight.dtype])
+    as_loaded = weight.dtype == "uint8" or (adapter is not None and adapter.base is not None)
+    if as_loaded or job.plan.shard != "zero3" or not job.trains:
+        return own
+    return own * max(1.0, sizes.shard / weight_bytes(graph))
 
 
 def gradient_bytes(graph: OpGraph, job: Job, stage: Stage) -> float:
@@ -127,7 +134,8 @@ def state_sizes(job: Job, graph: OpGraph, profile: Profile) -> Sizes:
             state=state + FP32 * master,
             update=0.0,
         )
-    is_shard = master and job.plan.shard == "zero3"  # fp32 shards, which are cast as they are gathered
+    # fp32 shards, which are cast as they are gathered, unless the optimizer has them on the host
+    is_shard = master and job.plan.shard == "zero3" and not job.plan.offload
     summed = FP32 if is_shard else own
     whole = job.plan.shard == "zero3" and syncs_last(job, profile)  # shards of gradients come with the last
     persists = (job.accumulation > 1 and not whole) or profile.bucket_bytes == 0

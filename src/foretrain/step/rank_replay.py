@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from foretrain.allocator_settings import AllocatorSettings
-from foretrain.graph import ITEM_BYTES, OpGraph
+from foretrain.graph import OpGraph
 from foretrain.job import Job
 from foretrain.step.allocator import Block as Memory
 from foretrain.step.allocator import CachingAllocator
 from foretrain.step.frameworks import Profile
-from foretrain.step.held_states import Held, Sizes, widened
+from foretrain.step.held_states import Held, Sizes, shard_bytes
 from foretrain.step.partition import Block, Piece, Stage, blocks
 from foretrain.step.passes import run_again
 from foretrain.step.shard_buffers import ShardBuffers
@@ -308,25 +308,22 @@ def replayed_bytes(
 ) -> float | None:
     """What a rank of a stage has reserved, with so many micro-batches ``flying``; None where its framework
     keeps buffers of its own, or what it runs is not a stack of layers in their order."""
-    own = profile.keeps_fp32_gradients or profile.loss_copies is not None or profile.sharding == "flat"
+    buffers = profile.keeps_fp32_gradients or profile.loss_copies is not None or profile.sharding == "flat"
     whole = shards is not None or job.plan.pipeline > 1
     plan, loss = job.plan, job.workload.training.loss
     odd = len(stage.chunks) != 1 or plan.servers or plan.offload or plan.offload_activations or loss
-    if own or odd or not whole or graph.stack is None or job.cluster.groups[0].device.is_cpu:
+    if buffers or odd or not whole or graph.stack is None or job.cluster.groups[0].device.is_cpu:
         return None
     blocks = stage.chunks[0]
     sharded = job.plan.shard == "zero3"
+    weights = [weight for block in blocks for weight in block.weights]
     parts = [
         [trained.own(weight, sharded=sharded) for weight in block.weights if weight.trainable]
         for block in blocks
     ]
     each = [elements for block in parts for elements in block]
-    wider = widened(job, graph, sizes)
-    frozen = [
-        trained.own(weight, sharded=sharded) * ITEM_BYTES[weight.dtype] * wider
-        for block in blocks
-        for weight in block.weights
-        if not weight.trainable
+    shares = [
+        trained.own(weight, sharded=sharded) * shard_bytes(job, graph, sizes, weight) for weight in weights
     ]
     return float(
         RankReplay(
@@ -334,10 +331,7 @@ def replayed_bytes(
             blocks=blocks,
             again=[_places(job, graph, block, profile) for block in blocks],
             shards=shards,
-            lasting=[
-                *frozen,
-                *(elements * size for size in (sizes.shard, sizes.gradient) if size for elements in each),
-            ],
+            lasting=[*shares, *(elements * sizes.gradient for elements in each if sizes.gradient)],
             states=[elements * sizes.state / _MOMENTS for elements in each for _ in range(_MOMENTS)],
             gradients=[sizes.fleeting_gradient * sum(block) for block in parts] if shards else (),
             update=sizes.update * sum(each),

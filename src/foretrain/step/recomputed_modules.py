@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -26,7 +26,8 @@ def calls_of(graph: OpGraph, piece: Piece, modules: tuple[str, ...]) -> Index:
     has_experts = any(_is_expert(graph.ops[i]) for i in forward)
     attends = set(attention_calls(graph, piece.forward).tolist())
     acts = set(_between_products(graph, [i for i in forward if _is_expert(graph.ops[i])]))
-    inside = {"attention": attends, "expert_activation": acts}
+    ups = set(_latent_to_heads(graph, forward, attends))
+    inside = {"attention": attends, "expert_activation": acts, "mla_up": ups}
     chosen = [
         i
         for i in forward
@@ -47,6 +48,16 @@ def attention_calls(graph: OpGraph, calls: Index) -> Index:
     modules = {graph.ops[i].layer for i in chosen}
     between = [i for i in calls.tolist() if min(chosen) <= i <= max(chosen) and graph.ops[i].layer in modules]
     return np.array(between, dtype=np.int64)
+
+
+def _latent_to_heads(graph: OpGraph, calls: Sequence[int], attends: Collection[int]) -> list[int]:
+    """The up-projections of multi-latent attention, and what makes queries, keys and values of their results:
+    rotary positions and joining, as Megatron computes all of it again."""
+    ups = [i for i in calls if graph.ops[i].layer.rpartition(".")[2] in ("q_b_proj", "kv_b_proj")]
+    if not ups:
+        return ups
+    homes, end = {graph.ops[i].layer.rpartition(".")[0] for i in ups}, min(attends, default=ups[-1])
+    return [*ups, *(i for i in calls if ups[0] < i < end and graph.ops[i].layer in homes)]
 
 
 def check_modules(plan: Plan, graph: OpGraph) -> None:
@@ -72,7 +83,6 @@ def _belongs(op: Op, module: str, *, has_experts: bool) -> bool:
         "mlp": in_mlp and not has_experts,
         "experts": in_mlp and has_experts and not shared,
         "shared_experts": shared,
-        "mla_up": names[-1] in ("q_b_proj", "kv_b_proj"),
     }[module]
 
 

@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foretrain.graph import ITEM_BYTES, Weight
 from foretrain.job import Job
 from foretrain.step.frameworks import Profile
 from foretrain.step.held_states import Held
@@ -58,28 +59,25 @@ class ShardBuffers:
         profile: Profile,
         held: Held,
         *,
-        gather: float,
-        made: float,
         reduce: float,
         tied: bool = False,
     ) -> ShardBuffers | None:
-        """None where nothing is gathered. ``gather`` and ``reduce`` are bytes of a parameter and of a
-        gradient on the network, ``made`` of a gradient before; what is ``tied`` to both ends of a model is
-        of the root."""
+        """None where nothing is gathered. ``reduce`` are bytes of a gradient on the network, parameters are
+        gathered as they are computed with; what is ``tied`` to both ends of a model is of the root."""
         plan = job.plan
         if plan.shard != "zero3" or max(held.replicas, held.expert_replicas) == 1:
             return None
 
-        def each(block: Block, *, trained: bool) -> tuple[int, ...]:
-            return tuple(
-                weight.elements
+        def each(block: Block, *, trained: bool) -> list[Weight]:
+            return [
+                weight
                 for weight in block.weights
                 if weight.trainable >= trained
                 and (held.expert_replicas if weight.expert else held.replicas) > 1
-            )
+            ]
 
         lets_go = float(reshards(job, profile))
-        tensors = tuple(tuple(gather * one for one in each(block, trained=False)) for block in blocks)
+        tensors = tuple(tuple(map(_own_bytes, each(block, trained=False))) for block in blocks)
         parameters = tuple(sum(block) for block in tensors)
         splits = profile.splits_root and not tied
         apart = [
@@ -91,12 +89,19 @@ class ShardBuffers:
             tensors=tensors,
             before=tuple(itertools.accumulate(apart[:-1], initial=0.0)),
             root=sum(parameters) - sum(apart),
-            gradients=tuple(made * sum(each(block, trained=True)) for block in blocks),
-            reduced=tuple(reduce * sum(each(block, trained=True)) for block in blocks),
+            gradients=tuple(sum(map(_own_bytes, each(block, trained=True))) for block in blocks),
+            reduced=tuple(
+                reduce * sum(weight.elements for weight in each(block, trained=True)) for block in blocks
+            ),
             reshards=1.0 - 1.0 / lets_go if lets_go > 1 else lets_go,
             splits_root=splits,
             sums_up=syncs_last(job, profile) and job.accumulation > 1,
         )
+
+    @property
+    def staying(self) -> float:
+        """Bytes that are whole from one pass to the next, also while other chunks of the rank run."""
+        return sum(self.parameters) + sum(self.reduced) if self.sums_up else 0.0
 
     def forward(self, i: int) -> Whole:
         """While block ``i`` runs forward."""
@@ -149,3 +154,7 @@ class ShardBuffers:
         if not self._in_root(i):
             return self.reduced[i]
         return sum(self.reduced[j] for j in range(len(self.blocks)) if self._in_root(j)) if i == 0 else 0.0
+
+
+def _own_bytes(weight: Weight) -> float:
+    return float(weight.elements * ITEM_BYTES[weight.dtype])

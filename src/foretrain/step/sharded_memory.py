@@ -23,18 +23,18 @@ from foretrain.step.held_states import (
     Held,
     Sizes,
     held,
+    shard_bytes,
     state_sizes,
     tied_elements,
     trains_all,
     weight_bytes,
-    widened,
 )
 from foretrain.step.partition import Block, Piece, Stage
 from foretrain.step.passes import runs_again
 from foretrain.step.rank_replay import replayed_bytes
 from foretrain.step.schedules import in_flight
 from foretrain.step.shard_buffers import ShardBuffers, Whole
-from foretrain.step.sharding import held_item_bytes, item_bytes
+from foretrain.step.sharding import item_bytes
 from foretrain.workload import TORCHAO
 
 _SPLIT_LOSS = 0.02
@@ -135,9 +135,13 @@ def sharded_memory(
 
 def _weights_bytes(job: Job, graph: OpGraph, stage: Stage, owned: Held, sizes: Sizes, tied: int) -> float:
     """Of a rank's parameters as it keeps them: a shard of ZeRO 3 may be wider than what is computed with."""
-    weights = float(sum(block.weight_bytes for block in stage.blocks)) + tied * weight_bytes(graph)
-    share = owned.share(sharded=job.plan.shard == "zero3") / max(1.0, owned.share(sharded=False))
-    return weights * widened(job, graph, sizes) * share
+    own, sharded = weight_bytes(graph), job.plan.shard == "zero3"
+    if job.workload.training.adapter is not None:
+        weights = sum(one.elements * shard_bytes(job, graph, sizes, one) for one in stage.weights)
+    else:
+        weights = float(sum(block.weight_bytes for block in stage.blocks)) + tied * own
+        weights *= max(1.0, sizes.shard / own if sharded and job.trains else 1.0)
+    return weights * owned.share(sharded=sharded) / max(1.0, owned.share(sharded=False))
 
 
 def _open_bytes(
@@ -234,10 +238,14 @@ def _moments(
         everything += _LAYERS_ON_THE_WAY * max(
             block.piece.kept_bytes for block in stage.blocks if block.is_layer
         )
-    for count, blocks, chunk in zip(counts, stage.chunks, chunks, strict=True):
+    buffers = [_shard_buffers(job, graph, blocks, profile, trained) for blocks in stage.chunks]
+    staying = [shards.staying if shards else 0.0 for shards in buffers]
+    for number, (count, blocks, chunk) in enumerate(zip(counts, stage.chunks, chunks, strict=True)):
         if count and blocks:
-            shards = _shard_buffers(job, graph, blocks, profile, trained)
-            yield from _chunk_moments(job, blocks, chunk, everything, shards, sizes, trained)
+            beside = sum(staying) - staying[number]
+            yield from _chunk_moments(
+                job, blocks, chunk, everything, buffers[number], sizes, trained, beside=beside
+            )
     share = trained.share(sharded=job.plan.shard in SHARDS_GRADIENTS)
     updated = trained.share(sharded=job.plan.shard in SHARDS_STATE)
     update = 0.0 if job.plan.offload or job.plan.servers else sizes.update * updated
@@ -252,17 +260,24 @@ def _chunk_moments(
     shards: ShardBuffers | None,
     sizes: Sizes,
     trained: Held,
+    *,
+    beside: float,
 ) -> Iterator[_Moment]:
-    """One micro-batch forward through a chunk, as the last of those in flight, and backward."""
+    """One micro-batch forward through a chunk, as the last of those in flight, and backward; ``beside`` are
+    bytes that other chunks of the rank have whole all the time."""
+
+    def now(whole: Whole) -> Whole:
+        return Whole(whole.here + beside, whole.aside)
+
     left = everything - sum(one.kept for one in memories)
     for i, one in enumerate(memories):
-        whole = shards.forward(i) if shards else _NOTHING
+        whole = now(shards.forward(i)) if shards else _NOTHING
         left += one.kept
         yield _Moment(phase="forward", kept=left, working=one.forward - one.kept, whole=whole)
     sharded, gradients = job.plan.shard in SHARDS_GRADIENTS, 0.0
     for i in range(len(blocks) - 1, -1, -1):
         one, block = memories[i], blocks[i]
-        whole = shards.backward(i) if shards else _NOTHING
+        whole = now(shards.backward(i)) if shards else _NOTHING
         most = one.with_gradients if shards or sizes.fleeting_gradient else one.backward
         yield _Moment(
             phase="backward",
@@ -273,7 +288,7 @@ def _chunk_moments(
         )
         left -= one.kept
         gradients += sizes.fleeting_gradient * _trained_share(block, trained, sharded=sharded)
-        whole = shards.after(i) if shards else _NOTHING
+        whole = now(shards.after(i)) if shards else _NOTHING
         yield _Moment(phase="backward", kept=left, gradients=gradients, whole=whole)
 
 
@@ -287,16 +302,8 @@ def _shard_buffers(
 ) -> ShardBuffers | None:
     if job.plan.shard != "zero3":
         return None
-    return ShardBuffers.of(
-        job,
-        blocks,
-        profile,
-        trained,
-        gather=item_bytes(job, graph, profile, gradients=False, trained=False),
-        made=held_item_bytes(graph, trained=True),
-        reduce=item_bytes(job, graph, profile, gradients=True),
-        tied=tied_elements(graph) > 0,
-    )
+    reduce, tied = item_bytes(job, graph, profile, gradients=True), tied_elements(graph) > 0
+    return ShardBuffers.of(job, blocks, profile, trained, reduce=reduce, tied=tied)
 
 
 # The allocator

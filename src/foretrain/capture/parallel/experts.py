@@ -104,10 +104,10 @@ def split_experts(module: nn.Module, job: Job) -> frozenset[int] | None:
     as it does other layers."""
     plan, width = job.plan, job.expert_tensor
     holders = expert_modules(module)
-    for name in ("expert", "expert_tensor", "expert_capacity", "expert_imbalance"):
-        if not holders and (getattr(plan, name) or 1) > 1:
+    for name in ("expert", "expert_tensor", "expert_capacity", "expert_imbalance", "dispatcher"):
+        if not holders and getattr(plan, name) not in (None, 1):
             has = f"{type(module).__name__} has no mixture of experts"
-            raise InputError(f"plan.{name}: {getattr(plan, name)}, but {has}")
+            raise InputError(f"plan.{name}: {getattr(plan, name)!r}, but {has}")
     apart = plan.expert > 1 or width != plan.tensor
     if not holders or not (apart or job.workload.training.framework not in LIBRARY_CODE):
         return None
