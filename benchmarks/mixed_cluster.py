@@ -157,7 +157,7 @@ class Forecasts:
     def step_s(self, kinds: list[str], balance: str = "even") -> float:
         self._asked += 1
         extra = Path(self._folder.name) / f"devices{self._asked}.toml"
-        entries = (_ENTRY.format(kind=kind, clock=clock) for kind, clock in self._clocks.items())
+        entries = (ENTRY.format(kind=kind, clock=clock) for kind, clock in self._clocks.items())
         extra.write_text("\n".join(entries))
         link = {"kind": "ethernet", "bandwidth": f"{link_rate(self._how.rate):.0f} B/s"}
         groups = [
@@ -177,7 +177,7 @@ class Forecasts:
         return float(self._predictor.predict(job).step_time_s.median)
 
 
-_ENTRY = """
+ENTRY = """
 [devices.{kind}]
 vendor = "intel"
 architecture = "x86-64"
@@ -188,7 +188,7 @@ clock_hz = {clock}
 memory_bytes = "16 GiB"
 memory_bytes_per_s = "358 GB/s"
 link = "loopback"
-source = "fitted to steps without synchronising"
+source = "fitted to steps of one worker"
 """
 
 

@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ranks_gpu import sharding_options
+
 STEPS = 4
 DEVICE_GB = 128.0
 """Of the device's memory, what processes side by side may hold."""
@@ -225,30 +227,22 @@ class Rank:
                     buffer.copy_(torch.logspace(0, -4, buffer.shape[0], device=self.device))
 
     def _shard(self, part: Any) -> None:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import fully_shard
 
-        torch = self.torch
         mesh = self.mesh["copies", "shards"] if self.plan.get("replicate", 1) > 1 else self.mesh["shards"]
-        reduce = {"fp32": torch.float32, "bf16": torch.bfloat16, None: torch.float32 if self.low else None}
-        policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if self.low else None,
-            reduce_dtype=reduce[self.plan.get("reduce_precision")],
-        )
-        more: dict[str, Any] = {}
-        if self.plan.get("reshard") is not None:
-            more["reshard_after_forward"] = self.plan["reshard"]
+        options = sharding_options(self.plan, low=self.low)
         for layer in part.model.layers:
-            fully_shard(layer, mesh=mesh, mp_policy=policy, **more)
+            fully_shard(layer, mesh=mesh, **options)
         tied = self.job["model"]["config"].get("tie_word_embeddings")
         if (
             self.training["framework"] == "torchtitan" and not tied
         ):  # its groups; others leave these to the root
             if hasattr(part.model, "embed_tokens"):
-                fully_shard(part.model.embed_tokens, mesh=mesh, mp_policy=policy, **more)
+                fully_shard(part.model.embed_tokens, mesh=mesh, **options)
             if hasattr(part, "lm_head"):
                 ends = [part.model.norm, part.lm_head]
-                fully_shard(ends, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-        fully_shard(part, mesh=mesh, mp_policy=policy, **more)
+                fully_shard(ends, mesh=mesh, **{**options, "reshard_after_forward": False})
+        fully_shard(part, mesh=mesh, **options)
 
     def _order(self) -> Iterator[tuple[str, int, int]]:
         """Passes of this rank as 1F1B, interleaved or not, and GPipe run them: which, of which of its chunks,

@@ -20,7 +20,7 @@ import statistics
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,19 @@ def run_rank(job: dict[str, Any], device: str) -> dict[str, Any]:
     return {"job": job, "measured": measured, "provenance": provenance}
 
 
+def sharding_options(plan: Mapping[str, Any], *, low: bool) -> dict[str, Any]:
+    """How FSDP2 shards by a plan, where it computes in bf16 with weights in fp32 (``low``) or as they are."""
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    reduce = {"fp32": torch.float32, "bf16": torch.bfloat16, None: torch.float32 if low else None}
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if low else None, reduce_dtype=reduce[plan.get("reduce_precision")]
+    )
+    reshard = plan.get("reshard")
+    return {"mp_policy": policy} | ({} if reshard is None else {"reshard_after_forward": reshard})
+
+
 class Rank:
     """A model of transformers as the plan spreads it, and its training step."""
 
@@ -224,21 +237,13 @@ class Rank:
         self.tokens = torch.randint(0, job["model"]["config"]["vocab_size"], shape, device=device)
 
     def _shard(self, copies: int) -> None:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import fully_shard
 
-        torch = self.torch
         mesh = self.mesh["copies", "shards"] if copies > 1 else self.mesh["shards"]
-        reduce = {"fp32": torch.float32, "bf16": torch.bfloat16, None: torch.float32 if self.low else None}
-        policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if self.low else None,
-            reduce_dtype=reduce[self.plan.get("reduce_precision")],
-        )
-        more: dict[str, Any] = {}
-        if self.plan.get("reshard") is not None:
-            more["reshard_after_forward"] = self.plan["reshard"]
+        options = sharding_options(self.plan, low=self.low)
         for layer in self.model.model.layers:
-            fully_shard(layer, mesh=mesh, mp_policy=policy, **more)
-        fully_shard(self.model, mesh=mesh, mp_policy=policy, **more)
+            fully_shard(layer, mesh=mesh, **options)
+        fully_shard(self.model, mesh=mesh, **options)
 
     def _cut(self) -> None:
         from torch.distributed.tensor import DTensor, Replicate, distribute_module

@@ -30,6 +30,7 @@ from foretrain.catalog import Catalog
 from foretrain.job import Job
 from foretrain.measure.links import INTERFACE, Fabric, enter, link_rate
 from foretrain.predictors import get
+from mixed_cluster import ENTRY
 
 BATCH, SEQUENCE = 2, 128
 CONFIG = {
@@ -38,19 +39,6 @@ CONFIG = {
     "max_position_embeddings": 256,
 }  # fmt: skip
 WHOLE = {"model.embed_tokens": "replicate", "lm_head": "replicate"}
-ENTRY = """
-[devices.worker]
-vendor = "intel"
-architecture = "x86-64"
-year = 2023
-vector_bits = 512
-fma_units = 2
-clock_hz = {clock}
-memory_bytes = "16 GiB"
-memory_bytes_per_s = "358 GB/s"
-link = "loopback"
-source = "fitted to the whole model on one worker"
-"""
 
 
 # What was measured
@@ -172,7 +160,7 @@ def measure(how: argparse.Namespace) -> dict[str, list[list[float]]]:
 
 def forecast(how: argparse.Namespace, mode: str, clock: float, workers: int, folder: Path) -> Any:
     extra = folder / f"{mode}{workers}at{clock:.0f}.toml"
-    extra.write_text(ENTRY.format(clock=clock))
+    extra.write_text(ENTRY.format(kind="worker", clock=clock))
     link = {"kind": "ethernet", "bandwidth": f"{link_rate(how.rate):.0f} B/s"}
     plan = {"tensor": workers} | ({"tensor_plan": WHOLE} if mode == "train" and workers > 1 else {})
     job = Job.read(

@@ -291,10 +291,8 @@ def _rack(spec: GroupSpec, device: Device, catalog: Catalog) -> Node | None:
     per_node = spec.devices_per_node or 1
     if (spec.nodes or 1) == 1 or spec.intra_node is not None or device.link != "nvswitch":
         return None
-    nodes = [catalog.node(name) for name in catalog.names("nodes")]
-    having = [node for node in nodes if device.name in (node.device, *node.variants)]
-    joined = [node for node in having if node.domain is not None and node.devices == per_node]
-    return joined[0] if joined and len(joined) == len(having) else None
+    racks = catalog.racks_with(device)
+    return racks[0] if racks and all(node.devices == per_node for node in racks) else None
 
 
 def _device(where: str, spec: GroupSpec, node: Node | None, catalog: Catalog) -> Device:

@@ -57,10 +57,7 @@ def usual_network(device: Device, per_node: int) -> LinkSpec:
 def check_switch(where: str, device: Device, count: int, catalog: Catalog) -> None:
     """No more devices behind one NVSwitch than any node has."""
     if count > _ON_A_BOARD and device.link == "nvswitch" and not device.link_optional:
-        nodes = [catalog.node(name) for name in catalog.names("nodes")]
-        known = [
-            node.domain or node.devices for node in nodes if device.name in (node.device, *node.variants)
-        ]
+        known = [node.domain or node.devices for node in catalog.nodes_with(device)]
         most = max([_ON_A_BOARD, *known])
         if count > most:
             allowed = f"at most {most}, what NVSwitch joins in a node; give nodes, or intra_node of your own"

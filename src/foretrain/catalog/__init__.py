@@ -258,6 +258,16 @@ class Catalog:
         node: Node = self._entry("nodes", name, field)
         return node
 
+    def nodes_with(self, device: Device) -> list[Node]:
+        """The nodes that come with a device."""
+        nodes = map(self.node, self.names("nodes"))
+        return [node for node in nodes if device.name in (node.device, *node.variants)]
+
+    def racks_with(self, device: Device) -> list[Node]:
+        """The same where NVLink joins all of them to domains; none where the device comes in others too."""
+        nodes = self.nodes_with(device)
+        return nodes if all(node.domain is not None for node in nodes) else []
+
     def host(self, name: str, field: str = "cluster.host") -> Host:
         """By its name here, or by that of its CPU, as /proc/cpuinfo spells it."""
         host: Host = self._entry("hosts", name, field)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from foretrain.graph.ir import Buffer, Category, Op, OpGraph
 
@@ -36,10 +36,13 @@ class Edit:
         """Put a call before the one at ``i``."""
         self._before[i].append(op)
 
-    def drop(self, i: int, same: Mapping[int, int] | None = None) -> None:
-        """Leave a call out; buffers that are ``same`` as others are those."""
+    def drop(self, i: int) -> None:
+        """Leave a call out."""
         self._dropped.add(i)
-        self._same.update(same or {})
+
+    def rename(self, number: int, other: int) -> None:
+        """Let every call that is left touch another buffer in the place of one."""
+        self._same[number] = other
 
     def add_buffer(self, size_bytes: int, category: Category) -> int:
         """A new one, which lives from the first call that writes it to the last that touches it."""
@@ -56,7 +59,7 @@ class Edit:
         kept = "activations" if "activations" in (first.category, second.category) else first.category
         dies = max(first.dies, second.dies)
         self._buffers[number] = Buffer(first.size_bytes, kept, first.born, dies)
-        self._same[other] = number
+        self.rename(other, number)
 
     def halve_buffer(self, number: int) -> None:
         """Half its size, for as long as before."""
@@ -91,8 +94,7 @@ class Edit:
         if same.keys().isdisjoint((*op.reads, *op.writes)):
             return op
         reads, writes = (
-            tuple(dict.fromkeys(same.get(number, number) for number in numbers))
-            for numbers in (op.reads, op.writes)
+            tuple(same.get(number, number) for number in numbers) for numbers in (op.reads, op.writes)
         )
         return dataclasses.replace(op, reads=reads, writes=writes)
 

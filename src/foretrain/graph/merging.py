@@ -59,7 +59,8 @@ def with_fused_accumulation(graph: OpGraph) -> OpGraph:
         if op.phase == "backward" and op.operator.name == "add_" and _is_gradient(graph, op.reads[:1]):
             made = [number for number in op.reads[1:] if graph.buffers[number].born >= 0]
             if len(made) == 1 and op.writes == op.reads[:1]:
-                edit.drop(i, {made[0]: op.writes[0]})
+                edit.drop(i)
+                edit.rename(made[0], op.writes[0])
     return edit.graph()
 
 

@@ -6,10 +6,8 @@ products that it goes into, and the backward pass takes the largest value of wei
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-
-from foretrain.graph.ir import Buffer, Op, OpGraph
+from foretrain.graph.editing import Edit
+from foretrain.graph.ir import Op, OpGraph
 from foretrain.graph.opset import Kind, traits
 
 _PURE: frozenset[Kind] = frozenset({"activation", "pointwise", "copy", "sum", "reduction", "vector norm"})
@@ -31,7 +29,12 @@ def without_repeats(graph: OpGraph) -> OpGraph:
             buffer in same or not (read_by[buffer] - dead - {i}) for buffer in op.writes
         ):
             dead.add(i)
-    return _rebuilt(graph, same, dead)
+    edit = Edit(graph)
+    for i in dead:
+        edit.drop(i)
+    for buffer, holder in same.items():
+        edit.rename(buffer, holder)
+    return edit.graph()
 
 
 def _is_pure(graph: OpGraph, i: int) -> bool:
@@ -93,46 +96,3 @@ def _readers(graph: OpGraph, same: dict[int, int]) -> list[set[int]]:
         for buffer in op.reads:
             found[same.get(buffer, buffer)].add(i)
     return found
-
-
-def _rebuilt(graph: OpGraph, same: dict[int, int], dead: set[int]) -> OpGraph:
-    place: list[int] = []
-    for i in range(len(graph.ops)):
-        place.append((place[-1] if place else -1) + (i not in dead))
-    count = place[-1] + 1 if place else 0
-    ops = tuple(
-        dataclasses.replace(op, reads=tuple(same.get(buffer, buffer) for buffer in op.reads))
-        for i, op in enumerate(graph.ops)
-        if i not in dead
-    )
-    last: dict[int, int] = {}
-    for i, op in enumerate(ops):
-        for buffer in op.reads:
-            last[buffer] = i
-    gone = {buffer for i in dead for buffer in graph.ops[i].writes}
-    holders = set(same.values())
-    return dataclasses.replace(
-        graph,
-        ops=ops,
-        buffers=tuple(
-            _moved(buffer, number, place, len(graph.ops), count, last if number in holders else {}, gone)
-            for number, buffer in enumerate(graph.buffers)
-        ),
-    )
-
-
-def _moved(
-    buffer: Buffer,
-    number: int,
-    place: Sequence[int],
-    before: int,
-    count: int,
-    last: dict[int, int],
-    gone: set[int],
-) -> Buffer:
-    """A buffer with its lifetime by the calls that are left; one that is gone has no size."""
-    if number in gone:
-        return dataclasses.replace(buffer, size_bytes=0, born=-1, dies=-1)
-    born = buffer.born if buffer.born < 0 else place[buffer.born]
-    dies = place[buffer.dies] if 0 <= buffer.dies < before else buffer.dies - before + count
-    return dataclasses.replace(buffer, born=born, dies=max(dies, last.get(number, -1)))

@@ -112,9 +112,9 @@ def _cluster(reading: Reading, run: Mapping[str, Any], options: Mapping[str, Any
             )
     node = options.get("node")
     if node is None and "groups" not in options:
-        node = _rack(str(options.get("device", cluster.get("device"))), catalog)
-        if node is not None:
-            cluster["node"] = node
+        device = catalog.device(str(options.get("device", cluster.get("device"))), "cluster.device")
+        if racks := catalog.racks_with(device):
+            cluster["node"] = node = racks[0].name
             reading.assumed.append(f"cluster.node = {node}: what such devices come in")
     in_node = catalog.node(node, "cluster.node").devices if isinstance(node, str) else USUAL_IN_NODE
     devices = run.get("devices")
@@ -142,14 +142,6 @@ def _cluster(reading: Reading, run: Mapping[str, Any], options: Mapping[str, Any
         if "nodes" not in options:
             reading.assumed.append("cluster.nodes = 1: no file says")
     cluster["nodes"], cluster["devices_per_node"] = nodes, per_node
-
-
-def _rack(device: str, catalog: Catalog) -> str | None:
-    """The node of a device that comes in nothing but NVLink domains of several nodes."""
-    name = catalog.device(device, "cluster.device").name
-    nodes = [catalog.node(one) for one in catalog.names("nodes")]
-    with_it = [node for node in nodes if name in (node.device, *node.variants)]
-    return with_it[0].name if with_it and all(node.domain for node in with_it) else None
 
 
 def _implied(reading: Reading, run: Mapping[str, Any], in_node: int) -> tuple[int, int]:
