@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foretrain import predictors
@@ -367,6 +367,9 @@ CALLS = st.lists(
 
 
 @given(CALLS, st.integers(0, 40), st.sampled_from(list(FUSIONS.values())))
+@example(
+    [("", "mul", [0]), ("", "mean", [0]), ("", "empty_like", [0]), ("", "mul", [0, 2])], 0, FUSIONS["chains"]
+)  # what is written to is allocated in the shape of what comes between
 def test_any_stream_stays_in_order(
     calls: list[tuple[str, str, list[int]]], half: int, fusion: Fusion
 ) -> None:

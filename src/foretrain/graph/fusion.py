@@ -286,8 +286,9 @@ def _allocate_before(order: list[Unit], position: int) -> None:
     touched = run.reads | run.writes
     behind = order[position + 1 :]
     allocations = [unit for unit in behind if not unit.launches and not unit.writes.isdisjoint(touched)]
+    later = {number for unit in (run, *behind) for number in unit.writes}
     for unit in allocations:
-        unit.reads -= run.writes
+        unit.reads -= later
     order[position:] = [*allocations, run, *(unit for unit in behind if unit not in allocations)]
 
 
