@@ -30,6 +30,14 @@ _LAUNCH_S = 5e-6
 _CAST_KERNELS = {"current": 3, "delayed": 1, "blockwise": 1, "mxfp8": 1, "nvfp4": 1}
 """Kernels that cast the rows of an expert: scales that follow the data take the largest value first, and a
 kernel makes a scale of it."""
+_SCALE_KERNELS = {"mxfp8": 2, "nvfp4": 2}
+"""Kernels before each product that lay out the scales of its operands as the tensor cores of Blackwell read
+them."""
+_NEW_ROWS_S = 35e-6
+"""Host time of a product of cuBLAS with a number of rows that it has not met: Transformer Engine describes
+each product anew and asks for an algorithm, and rows that fall to experts by chance are never the same twice.
+From NVIDIA's public step of Qwen3 30B on 8 B200 (16 experts on a rank, one sequence at a time), which waits
+for its host; runs of the same models with a capacity, where rows are always as many, do not show it."""
 _REPEATS_ROWS = ("moe.permute", "moe.unpermute_backward")
 """Kernels that write a token several times, and read it as often: on an H200 at 4.6 TB/s in all."""
 _BIAS_BYTES, _BIAS_BACK_BYTES = 28, 35
@@ -81,12 +89,14 @@ def casts_s(operators: Sequence[Operator], device: Device, recipe: str) -> Colum
     )
 
 
-def issue_s(operators: Sequence[Operator], recipe: str | None) -> Column:
+def issue_s(operators: Sequence[Operator], recipe: str | None, *, by_chance: bool) -> Column:
     """Host seconds of calls in which each expert has kernels of its own, as in Transformer Engine's grouped
     layers: a product of cuBLAS, in fp8 (with a recipe) behind the casts of its rows."""
+    product_s = _NEW_ROWS_S if by_chance else _LAUNCH_S
     found = np.zeros(len(operators))
     for i, one in enumerate(operators):
         if traits(one.name).kind == "grouped product":
             casts = _CAST_KERNELS.get(recipe or "", 0) if meets_weights(one) else 0
-            found[i] = _LAUNCH_S * (1 + casts) * grouped_sizes(one)[3]
+            kernels = casts + _SCALE_KERNELS.get(recipe or "", 0)
+            found[i] = (product_s + _LAUNCH_S * kernels) * grouped_sizes(one)[3]
     return found

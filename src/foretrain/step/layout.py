@@ -218,7 +218,8 @@ def cost_calls(
     device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
     device_s[~moving] = share * costs.device_time_s(own, device, precision)
     kernels[~moving] = costs.kernels(own, device, precision)
-    if spreads_by_chance(job.plan):
+    by_chance = spreads_by_chance(job.plan)
+    if by_chance:
         device_s *= uneven_factors(operators)
     if precision == "fp8":
         device_s += casts_s(operators, device, job.workload.training.fp8_recipe)
@@ -237,7 +238,7 @@ def cost_calls(
     which = graph.operator_index
     if habits.products_by_expert:
         recipe = job.workload.training.fp8_recipe if precision == "fp8" else None
-        host_s += issue_s(operators, recipe)[which]
+        host_s += issue_s(operators, recipe, by_chance=by_chance)[which]
     if job.plan.tensor > 1:
         host_s += _of_cut_layers(graph, habits) / host.speed
     host_s[moving[which]] = COLLECTIVE_HOST_S
