@@ -45,7 +45,7 @@ _LAYERS_ON_THE_WAY = 2
 _ROOMY = 0.7
 """Share of a device's memory up to which nobody asks what could be saved."""
 _NODES_AHEAD = 2
-"""Nodes of a tensor team up to which a host that stalls at messages is ahead of its device."""
+"""Nodes of a tensor team up to which a host that waits at messages is ahead of its device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,11 +345,11 @@ def _passes_ahead(job: Job, stage: Stage, *, stalled: bool) -> float:
     pipeline before it stalls.
 
     torch does not reuse the blocks of a collective on another stream before the device has passed it. Where
-    a tensor team spans more than two nodes, no pass is ahead in any of nanotron's public runs that stall.
+    a tensor team spans more than two nodes, no pass is ahead in any of nanotron's public runs of pipelines.
     """
     counts = in_flight(job.plan, stage.index, len(stage.chunks), job.accumulation)
     passes = sum(counts) / len(counts)
-    if stalled and job.plan.tensor > _NODES_AHEAD * job.cluster.devices_per_node:
+    if job.plan.pipeline > 1 and job.plan.tensor > _NODES_AHEAD * job.cluster.devices_per_node:
         return 0.0
     return max(0.0, passes - 2.0) if stalled else passes
 
