@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from foretrain.errors import InputError, invalid, unknown
@@ -40,7 +40,7 @@ class Plan:
     recompute_every: int = 1
     """Of so many layers the first is recomputed; the others keep their activations."""
     sequence_parallel: bool = False
-    tensor_plan: Mapping[str, str] | None = None
+    tensor_plan: Mapping[str, str] | None = field(default=None, hash=False)
     """How layers are split under tensor parallelism, by patterns of their names: column, row, vocab or
     replicate."""
     virtual_stages: int | None = None
@@ -70,7 +70,7 @@ class Plan:
     routing: Choice | None = None
     """Which experts tokens choose: any alike (also None), or neighbours one token after another, as
     benchmarks force it (torchtitan's ``moe_force_load_balance``, Automodel's ``fake_balanced_gate``)."""
-    overlap: Mapping[str, bool] | None = None
+    overlap: Mapping[str, bool] | None = field(default=None, hash=False)
     """What runs beside computation and what does not, where it differs from the framework's habit."""
     registered_buffers: bool | None = None
     """Whether collectives work in place on buffers that NCCL was told of (its user buffers, torch's symmetric

@@ -59,12 +59,12 @@ class Model:
 
     source: Source
     name: str | None = None
-    args: Mapping[str, Any] = field(default_factory=dict)
+    args: Mapping[str, Any] = field(default_factory=dict, hash=False)
     task: str | None = None
-    config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] | None = field(default=None, hash=False)
     title: str | None = None
     """What reports call it; no part of what it is."""
-    libraries: Mapping[str, str] = field(default_factory=dict)
+    libraries: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Versions of libraries that it runs with, where they are not those installed here."""
 
     def __post_init__(self) -> None:

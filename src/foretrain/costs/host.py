@@ -28,7 +28,7 @@ _NOT_LEARNED = ("hook_s", "unrecorded", "speeds")
 class DispatchHost:
     """The measured dispatch cost of each operator, and what Python, autograd and the optimizer add."""
 
-    names: Mapping[str, float] = field(default_factory=dict)
+    names: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Seconds to dispatch an operator outside of a model; of multi-tensor operators per tensor."""
     other_s: float = 20e-6
     """The same for operators that were never measured."""
@@ -45,7 +45,7 @@ class DispatchHost:
     """Share of its time that a forward pass takes where autograd does not record it."""
     speed: float = 1.0
     """How much faster the host is than the one these figures come from."""
-    speeds: Mapping[str, float] = field(default_factory=dict)
+    speeds: Mapping[str, float] = field(default_factory=dict, hash=False)
     """The same of single phases, on top."""
 
     def to_dict(self) -> dict[str, Any]:

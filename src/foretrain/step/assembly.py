@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretrain.costs.roofline import arithmetic
 from foretrain.duration import duration, start_up
 from foretrain.forecast import IDLE_POWER, Estimate, Factors, Forecast, RankMemory, fullest_of, whole_training
 from foretrain.graph import PHASES, OpGraph
@@ -19,6 +18,7 @@ from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage
 from foretrain.step.partition import dealing_words
 from foretrain.step.play import Step, memory_by_group
+from foretrain.step.power import at_peak_s
 from foretrain.step.routing import uneven_share, widened
 from foretrain.step.state import model_size
 from foretrain.units import format_bytes, format_dollars
@@ -154,9 +154,7 @@ def _arithmetic_share(step: Step) -> float:
     traffic."""
     layout, device = step.layout, step.layout.job.cluster.groups[0].device
     precision, graph = layout.job.workload.training.precision, layout.graph
-    rate = np.array([device.peak_flops(arithmetic(operator, precision)) for operator in graph.operators])
-    computing_s = graph.column("flops") / rate[graph.operator_index]
-    bounded = computing_s > graph.column("bytes") / device.memory_bytes_per_s
+    bounded = at_peak_s(graph, device, precision) > graph.column("bytes") / device.memory_bytes_per_s
     calls = np.concatenate(
         [layout.stages[step.busiest].calls, np.flatnonzero(graph.phase_index == PHASES.index("optimizer"))]
     )

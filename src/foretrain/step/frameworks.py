@@ -4,6 +4,7 @@ host waits."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -245,6 +246,7 @@ _CAST: dict[str, Literal["bf16", "fp16"]] = {"amp-bf16": "bf16", "amp-fp16": "fp
 """What the computation sees where parameters are cast as they are fetched."""
 
 
+@functools.lru_cache(maxsize=1024)
 def profile(job: Job) -> Profile:
     """The facts of the job's framework, of its training loop where it trains; ``compile`` fuses as torch's
     compiler does."""
@@ -371,6 +373,7 @@ def logged_stage(job: Job) -> int:
     return {"fullest": -1, "first": 0, "last": job.plan.pipeline - 1}[profile(job).logs_memory_of]
 
 
+@functools.lru_cache(maxsize=1024)
 def as_framework_runs_it(job: Job) -> Job:
     """The job with the optimizer, the attention and the precision that its framework has for it."""
     work, habits = job.workload, profile(job)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from foretrain.cluster import Device
+from foretrain.cluster import Cluster, Device
 from foretrain.costs.base import CostModel, HostModel
 from foretrain.costs.collectives import Collectives, Kind, Team
 from foretrain.costs.compiled_host import CompiledHost
@@ -37,6 +38,7 @@ from foretrain.step.launches import launched
 from foretrain.step.partition import Stage, Teams, blocks, stages
 from foretrain.step.recomputed_modules import check_modules
 from foretrain.step.spans import Column, Mask
+from foretrain.workload import Training
 
 COLLECTIVE_HOST_S = 25e-6
 """What the host needs to issue a collective, from Python to NCCL's kernel."""
@@ -127,6 +129,8 @@ class Layout:
 
     def tuned(self, tuning: Tuning) -> Layout:
         """The same with other factors; to be called on a layout without any."""
+        if tuning == Tuning():
+            return self
         overhead_s = self.step_overhead_s * tuning.host + tuning.step_s
         return dataclasses.replace(
             self, calls=self.calls.tuned(tuning), step_overhead_s=overhead_s, tuning=tuning
@@ -154,6 +158,8 @@ class Calls:
     waits: Mask
     """At which ops the host reads a result, and so waits for the device: of masks, mostly, which a framework
     with an attention of its own does not look at."""
+    passes: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    """What was worked out of these calls (``step/passes.py``), for other plans that share them."""
 
     @functools.cached_property
     def gaps_s(self) -> Column:
@@ -164,7 +170,9 @@ class Calls:
             self.attends, tuning.attention, np.where(self.multiplies, tuning.products, tuning.traffic)
         )
         factor = np.where(self.communicates, np.where(self.outside, tuning.outside, tuning.inside), own)
-        return dataclasses.replace(self, host_s=self.host_s * tuning.host, device_s=self.device_s * factor)
+        return dataclasses.replace(
+            self, host_s=self.host_s * tuning.host, device_s=self.device_s * factor, passes={}
+        )
 
 
 def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) -> Layout:
@@ -173,14 +181,15 @@ def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) 
     habits, graph = profile(job), step_graph(job)
     check_modules(job.plan, graph)
     host = _compiled_host(job, graph, host) if job.workload.training.compile else host
-    network, teams = Collectives(job.cluster), Teams.of(job)
+    network, teams = _network(job.cluster), Teams.of(job)
+    rank = _Rank.of(job, graph, costs, host, teams, gap_s)
     return Layout(
         job=job,
         graph=graph,
         profile=habits,
         stages=stages(job, graph, habits),
         teams=teams,
-        calls=cost_calls(job, graph, costs, host, network, teams, gap_s),
+        calls=_cost_calls(rank),
         network=network,
         step_overhead_s=host.step_overhead_s + habits.step_s,
         host_speed=host.speed / habits.host,
@@ -201,54 +210,104 @@ def _compiled_host(job: Job, graph: OpGraph, host: HostModel) -> HostModel:
     )
 
 
-def cost_calls(
-    job: Job,
-    graph: OpGraph,
-    costs: CostModel,
-    host: HostModel,
-    network: Collectives,
-    teams: Teams,
-    gap_s: float,
-) -> Calls:
+_network = functools.lru_cache(maxsize=64)(Collectives)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """What the calls of a rank cost depends on: plans that cut layers alike share them."""
+
+    graph: OpGraph
+    costs: CostModel
+    host: HostModel
+    cluster: Cluster
+    training: Training
+    profile: Profile
+    teams: tuple[Team, ...]
+    """Those inside of layers."""
+    way: Dispatcher
+    routing: Choice
+    by_chance: bool
+    """Whether experts have uneven numbers of rows."""
+    balance: str
+    saves_by_hooks: bool
+    """Whether checkpoints hand what is saved to Python."""
+    accumulation: int
+    """Micro-batches, where the first of them runs other calls than the others; else 1."""
+    gap_s: float
+    job: Job = field(compare=False)
+
+    @classmethod
+    def of(
+        cls, job: Job, graph: OpGraph, costs: CostModel, host: HostModel, teams: Teams, gap_s: float
+    ) -> _Rank:
+        plan, habits = job.plan, profile(job)
+        whole = plan.recompute not in ("none", "selective") or habits.selective_recompute == "half"
+        differs = graph.accumulates and not habits.keeps_fp32_gradients
+        return cls(
+            graph=graph,
+            costs=costs,
+            host=host,
+            cluster=job.cluster,
+            training=job.workload.training,
+            profile=habits,
+            teams=(teams.tensor, teams.context, teams.expert, teams.expert_tensor),
+            way=dispatcher(job),
+            routing=plan.routing or "random",
+            by_chance=spreads_by_chance(plan),
+            balance=plan.balance,
+            saves_by_hooks=plan.recompute != "none"
+            and whole
+            and habits.checkpoint_hooks
+            and not graph.recomputes,
+            accumulation=job.accumulation if differs else 1,
+            gap_s=gap_s,
+            job=job,
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _cost_calls(rank: _Rank) -> Calls:
     """Cost each distinct operator once, on the device that the others wait for."""
-    operators, habits, precision = graph.operators, profile(job), job.workload.training.precision
+    job, graph, costs, host, habits = rank.job, rank.graph, rank.costs, rank.host, rank.profile
+    operators, training, teams = graph.operators, rank.training, Teams.of(job)
+    precision = training.precision
     device, share = slowest_device(job, graph, costs)
     own = [operator for operator in operators if not communicates(operator.name)]
     moving = np.array([communicates(operator.name) for operator in operators], dtype=np.bool_)
     device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
     device_s[~moving] = share * costs.device_time_s(own, device, precision)
     kernels[~moving] = costs.kernels(own, device, precision)
-    by_chance = spreads_by_chance(job.plan)
-    if by_chance:
+    if rank.by_chance:
         device_s *= uneven_factors(operators)
     if precision == "fp8":
-        device_s += casts_s(operators, device, job.workload.training.fp8_recipe)
+        device_s += casts_s(operators, device, training.fp8_recipe)
     _copy_only(operators, device, device_s, all_indexing=habits.fuses_permutation)
     device_s *= _as_the_framework_has_it(operators, device, habits)
     least_s = habits.tensor_message_s if on_efa(job) else 0.0
-    way = dispatcher(job)
     for i in np.flatnonzero(moving).tolist():
-        device_s[i] = collective_s(operators[i], network, teams, least_s, way, job.plan.routing or "random")
+        device_s[i] = collective_s(
+            operators[i], _network(rank.cluster), teams, least_s, rank.way, rank.routing
+        )
     host_s = _issue_s(graph, host) * habits.host
-    if job.workload.training.mode == "infer":
+    if training.mode == "infer":
         host_s *= host.unrecorded
-    whole = job.plan.recompute not in ("none", "selective") or habits.selective_recompute == "half"
-    if job.plan.recompute != "none" and whole and habits.checkpoint_hooks and not graph.recomputes:
+    if rank.saves_by_hooks:
         host_s += host.hook_time_s * habits.host * _OF_SAVED * _hooks(graph)
     which = graph.operator_index
     if habits.products_by_expert:
-        recipe = job.workload.training.fp8_recipe if precision == "fp8" else None
-        host_s += issue_s(operators, recipe, by_chance=by_chance)[which]
-    if job.plan.tensor > 1:
+        recipe = training.fp8_recipe if precision == "fp8" else None
+        host_s += issue_s(operators, recipe, by_chance=rank.by_chance)[which]
+    if teams.tensor.size > 1:
         host_s += _of_cut_layers(graph, habits) / host.speed
     host_s[moving[which]] = COLLECTIVE_HOST_S
-    if not job.workload.training.compile:
-        host_s = launched(host_s, graph, job.workload.training.cuda_graphs)
+    if not training.compile:
+        host_s = launched(host_s, graph, training.cuda_graphs)
     if device.is_cpu:  # the thread that issues an operator also runs it
-        device_s[~moving] *= crowding(job.cluster.devices_per_node * device.cores)
+        device_s[~moving] *= crowding(rank.cluster.devices_per_node * device.cores)
         host_s = np.zeros(len(host_s))
 
-    own_share = _share_of_micro_batches(job, graph, habits)
+    own_share = _share_of_micro_batches(graph, rank.accumulation)
 
     def mask(values: Iterable[bool]) -> Mask:
         return np.fromiter(values, dtype=np.bool_, count=len(operators))[which]
@@ -257,7 +316,7 @@ def cost_calls(
         host_s=host_s * own_share,
         device_s=device_s[which] * own_share,
         kernels=kernels[which] * own_share,
-        gap_s=gap_s,
+        gap_s=rank.gap_s,
         communicates=moving[which],
         multiplies=mask(operator.flops > 0 and operator.name != FUSED for operator in operators),
         attends=mask(_attends(operator) for operator in operators),
@@ -293,12 +352,12 @@ def _of_cut_layers(graph: OpGraph, habits: Profile) -> Column:
     return by_phase[graph.phase_index] * multiplies[graph.operator_index]
 
 
-def _share_of_micro_batches(job: Job, graph: OpGraph, habits: Profile) -> Column:
+def _share_of_micro_batches(graph: OpGraph, accumulation: int) -> Column:
     """Of a step's micro-batches, those that run each op: the first one hands its gradients over, the others
-    add to them, unless gradients are sums in fp32 that stay from step to step."""
+    add to them, unless gradients are sums in fp32 that stay from step to step (``accumulation`` of 1)."""
     shares = np.ones(len(graph.ops))
-    if graph.accumulates and not habits.keeps_fp32_gradients:
-        shares[graph.adds_to_gradients] = 1.0 - 1.0 / job.accumulation
+    if accumulation > 1:
+        shares[graph.adds_to_gradients] = 1.0 - 1.0 / accumulation
     return shares
 
 

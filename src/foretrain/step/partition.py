@@ -71,6 +71,11 @@ class Block:
         return sum(weight.elements for weight in self.weights if weight.trainable)
 
     @functools.cached_property
+    def trained_experts(self) -> int:
+        """Those of them in experts."""
+        return sum(weight.elements for weight in self.weights if weight.trainable and weight.expert)
+
+    @functools.cached_property
     def weight_bytes(self) -> int:
         return sum(weight.elements * ITEM_BYTES[weight.dtype] for weight in self.weights)
 

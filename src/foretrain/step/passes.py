@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrain.dispatching import overlaps_exchange
-from foretrain.graph import PHASES, OpGraph
+from foretrain.graph import PHASES, OpGraph, Phase
 from foretrain.graph.opset import communicates, is_product
 from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.step.context import with_context
+from foretrain.step.frameworks import TensorOverlap
 from foretrain.step.layout import COPY_SHARE, Layout, memory_rate
 from foretrain.step.partition import Block, Index, Piece, Stage, blocks
 from foretrain.step.recomputed_modules import attention_calls, calls_of
@@ -88,16 +89,16 @@ def forward_pass(layout: Layout, block: Block) -> Pass:
 
 
 def _forward(layout: Layout, block: Block) -> Pass:
-    return _pass(layout, block.piece.forward, overlaps=True)
+    return _pass(layout, block.piece, "forward")
 
 
 def backward_pass(layout: Layout, block: Block) -> Pass:
     """The backward pass of a block, behind what of its forward pass is computed again."""
-    backward = _pass(layout, block.piece.backward, overlaps=True, backward=True)
+    backward = _pass(layout, block.piece, "backward")
     again = recomputed(layout, block)
     if len(again):
         whole = layout.job.plan.recompute == "full"
-        backward = (_forward(layout, block) if whole else _pass(layout, again)) + backward
+        backward = (_forward(layout, block) if whole else _timed(layout, again)) + backward
     if not layout.job.trains:
         return backward
     copied = copies_out_s(layout, block, again=True) + copies_in_s(layout, block)
@@ -242,11 +243,24 @@ def traced_parameters(graph: OpGraph) -> tuple[int, int]:
     return sum(trained), len(trained)
 
 
-def _pass(layout: Layout, calls: Index, *, overlaps: bool = False, backward: bool = False) -> Pass:
+def _pass(layout: Layout, piece: Piece, phase: Phase) -> Pass:
+    """The calls of a piece in a phase, worked out once for all plans that agree in what they depend on."""
+    plan, overlap = layout.job.plan, layout.profile.tensor_overlap
+    exchange = plan.exchange_of_context(layout.job.workload.training.framework) if plan.context > 1 else None
+    beside = _beside_others(layout) if overlaps_exchange(plan) else None
+    key = (piece, phase, overlap, exchange, beside, model_copies(plan), layout.tuning.traffic)
+    known = layout.calls.passes
+    if key not in known:
+        calls = piece.forward if phase == "forward" else piece.backward
+        known[key] = _timed(layout, calls, overlap, backward=phase == "backward")
+    found: Pass = known[key]
+    return found
+
+
+def _timed(layout: Layout, calls: Index, overlap: TensorOverlap = "none", *, backward: bool = False) -> Pass:
     costs, plan = layout.calls, layout.job.plan
     host_s, busy_s, gaps_s = costs.host_s[calls], costs.device_s[calls], costs.gaps_s[calls]
-    if overlaps:
-        overlap = layout.profile.tensor_overlap
+    if overlap != "none":
         busy_s = busy_s - hidden_s(layout.graph, calls, busy_s + gaps_s, overlap, backward=backward)
     if overlaps_exchange(plan) and model_copies(plan) == 1:  # DualPipe is played in pairs
         busy_s = busy_s - hidden_exchange_s(layout, calls, busy_s)
@@ -288,7 +302,7 @@ def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:
 def hidden_exchange_s(layout: Layout, calls: Index, device_s: Column) -> Column:
     """What of the exchange with experts runs beside the computation of another micro-batch, whose backward
     pass alternates with this one's forward pass; not while a pipeline fills and drains."""
-    plan, operators = layout.job.plan, [layout.graph.ops[i].operator for i in calls.tolist()]
+    operators = [layout.graph.ops[i].operator for i in calls.tolist()]
     exchanges = np.array(
         [communicates(one.name) and one.overload == "expert" for one in operators], dtype=bool
     )
@@ -296,6 +310,11 @@ def hidden_exchange_s(layout: Layout, calls: Index, device_s: Column) -> Column:
     if not exchanged_s:
         return np.zeros(len(calls))
     computed_s = float(device_s[~layout.calls.communicates[calls]].sum())
-    beside_others = max(0.0, 1.0 - plan.pipeline / layout.job.accumulation)
-    share = _HIDDEN_SHARE * beside_others * min(1.0, computed_s / exchanged_s)
+    share = _HIDDEN_SHARE * _beside_others(layout) * min(1.0, computed_s / exchanged_s)
     return np.where(exchanges, share * device_s, 0.0)
+
+
+def _beside_others(layout: Layout) -> float:
+    """Of the micro-batches, those that have another one to run beside: not while a pipeline fills and
+    drains."""
+    return max(0.0, 1.0 - layout.job.plan.pipeline / layout.job.accumulation)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretrain.dispatching import overlaps_exchange
-from foretrain.graph import ITEM_BYTES
+from foretrain.step.held_states import tied_elements
 from foretrain.step.layout import Layout, on_efa
-from foretrain.step.partition import Stage, blocks, handed_on_bytes
+from foretrain.step.partition import Stage, handed_on_bytes
 from foretrain.step.passes import weight_gradients_s
 from foretrain.step.playback import Slot, Slots, StepTime, Work
 from foretrain.step.schedules import BIDIRECTIONAL, FORWARD_ONLY, SPLIT, place
@@ -307,19 +307,11 @@ def _held_up_s(layout: Layout) -> float:
 
 def _tied_s(layout: Layout) -> float:
     """Summing up the gradients of what both ends of the pipeline hold: an embedding that is the head too."""
-    if not layout.job.trains:
+    tied = tied_elements(layout.graph) if layout.job.trains else 0
+    if not tied:
         return 0.0
-    graph, everything = layout.graph, blocks(layout.graph)
-    read = [
-        {number for i in block.piece.forward.tolist() for number in graph.ops[i].reads}
-        for block in (everything[0], everything[-1])
-    ]
-    shared = [graph.buffers[number] for number in read[0] & read[1]]
-    held = sum(buffer.size_bytes for buffer in shared if buffer.category == "weights")
-    elements = held / max(ITEM_BYTES[weight.dtype] for weight in graph.weights)
-    size = wire_bytes(layout, elements, gradients=True)
-    ends = layout.teams.ends
-    return layout.network.time_s("all_reduce", size, ends) * layout.tuning.team(ends) if held else 0.0
+    size, ends = wire_bytes(layout, tied, gradients=True), layout.teams.ends
+    return layout.network.time_s("all_reduce", size, ends) * layout.tuning.team(ends)
 
 
 def _tail_s(work: Work) -> float:

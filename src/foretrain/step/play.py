@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -272,12 +272,21 @@ def _works(layout: Layout) -> list[Work]:
     passes = {
         kind: (forward.span, backward.span) for kind, (forward, backward) in passes_by_kind(layout).items()
     }
-    works = []
-    for stage in layout.stages:
-        chunks = [[passes[kind_of(layout, block)] for block in chunk] for chunk in stage.chunks]
-        begun = [one for chunk in chunks for one in _with_own_time(layout, chunk)]
-        works.append(_work(layout, stage, begun))
-    return works
+    works: dict[Hashable, Work] = {}
+    for kind, stage in zip(kinds := _kinds(layout), layout.stages, strict=True):
+        if kind not in works:
+            chunks = [[passes[kind_of(layout, block)] for block in chunk] for chunk in stage.chunks]
+            begun = [one for chunk in chunks for one in _with_own_time(layout, chunk)]
+            works[kind] = _work(layout, stage, begun)
+    return [works[kind] for kind in kinds]
+
+
+def _kinds(layout: Layout) -> list[Hashable]:
+    """Of each stage, what its work depends on: the kinds of its blocks."""
+    return [
+        tuple(tuple(kind_of(layout, block) for block in chunk) for chunk in stage.chunks)
+        for stage in layout.stages
+    ]
 
 
 def _with_own_time(layout: Layout, chunk: Sequence[tuple[Span, Span]]) -> list[tuple[Span, Span]]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
+import numpy as np
+
+from foretrain.cluster import Device
 from foretrain.costs.roofline import arithmetic
+from foretrain.graph import OpGraph
 from foretrain.job import Job
 from foretrain.step.layout import Layout, Tuning
 from foretrain.step.partition import Index
 from foretrain.step.playback import Work, play_rank
+from foretrain.step.spans import Column
 
 _TRAFFIC_POWER, _WAITING_POWER = 0.75, 0.35
 """Power as a share of the limit: of kernels that move data, and of waiting for the network, the host or other
@@ -67,10 +73,14 @@ def lowered_power(job: Job) -> float:
 
 def _share_of_peak(layout: Layout, calls: Index, seconds: float) -> float:
     """How much of the device's peak rates products use in their time."""
-    graph, job = layout.graph, layout.job
-    device, precision = job.cluster.groups[0].device, job.workload.training.precision
-    ideal_s = sum(
-        operator.flops / device.peak_flops(arithmetic(operator, precision))
-        for operator in (graph.operators[i] for i in graph.operator_index[calls].tolist())
-    )
-    return min(1.0, ideal_s / seconds) if seconds else 0.0
+    job = layout.job
+    at_peak = at_peak_s(layout.graph, job.cluster.groups[0].device, job.workload.training.precision)[calls]
+    return min(1.0, float(at_peak.sum()) / seconds) if seconds else 0.0
+
+
+@functools.lru_cache(maxsize=256)
+def at_peak_s(graph: OpGraph, device: Device, precision: str) -> Column:
+    """What the arithmetic of each op takes at the device's peak rate for its numbers."""
+    rates = np.array([device.peak_flops(arithmetic(operator, precision)) for operator in graph.operators])
+    seconds: Column = graph.column("flops") / rates[graph.operator_index]
+    return seconds

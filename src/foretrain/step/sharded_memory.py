@@ -294,7 +294,10 @@ def _chunk_moments(
 
 def _trained_share(block: Block, trained: Held, *, sharded: bool) -> float:
     """Parameters of a block whose gradients a rank has, as they are sharded."""
-    return sum(trained.own(weight, sharded=sharded) for weight in block.weights if weight.trainable)
+    if not sharded:
+        return float(block.trained)
+    dense = (block.trained - block.trained_experts) / trained.replicas
+    return dense + block.trained_experts / trained.expert_replicas
 
 
 def _shard_buffers(

@@ -120,4 +120,6 @@ def _read(before: Span) -> Span:
 
 
 def total(spans: Sequence[Span]) -> Span:
-    return functools.reduce(Span.__add__, spans, Span())
+    """One after the other; as layers alike share a span, those that follow one another are multiplied."""
+    runs = (list(alike) for _, alike in itertools.groupby(spans, key=id))
+    return functools.reduce(Span.__add__, (alike[0] * len(alike) for alike in runs), Span())
