@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _NORMAL_90 = statistics.NormalDist().inv_cdf(0.9)
+WIDTH_80 = 2 * _NORMAL_90
+"""The 80 % interval of a normal distribution in standard deviations."""
 WIDER_95 = 1.53
 """The 95 % interval of a normal distribution over its 80 % interval."""
 

@@ -29,7 +29,9 @@ __all__ = [
     "ModelSize",
     "PeakMoment",
     "RankMemory",
+    "chance_of_running_out",
     "fullest_of",
+    "usable_memory",
     "whole_training",
 ]
 
@@ -119,6 +121,23 @@ def not_included(job: Job) -> str:
 
 def fullest_of(ranks: Sequence[RankMemory]) -> RankMemory:
     return max(ranks, key=lambda rank: rank.allocated_bytes)
+
+
+def usable_memory(job: Job, capacity_bytes: float) -> float:
+    """Of a device, what is left for torch beside CUDA's context and, of many, the buffers of NCCL."""
+    if job.cluster.world_size == 1 or any(group.device.is_cpu for group in job.cluster.groups):
+        return capacity_bytes
+    return capacity_bytes - min(_OUTSIDE_TORCH_BYTES, _MOST_OUTSIDE * capacity_bytes)
+
+
+def chance_of_running_out(needed: Estimate, rank: RankMemory | None, usable_bytes: float) -> float:
+    """That a rank asks for more than is usable; settings that its job leaves open and that save memory count
+    for two thirds."""
+    chance = needed.chance_above(usable_bytes)
+    if rank is None or not rank.open_bytes:
+        return chance
+    least = needed * max(0.0, 1.0 - rank.open_bytes / rank.needed_bytes)
+    return chance * (1.0 - _OPEN_SHARE) + least.chance_above(usable_bytes) * _OPEN_SHARE
 
 
 class NoQuantity(KeyError):
@@ -334,27 +353,16 @@ class Forecast:
 
     @property
     def usable_memory_bytes(self) -> float:
-        """Of a device, what is left for torch beside CUDA's context and, of many, the buffers of NCCL."""
-        capacity, groups = self.memory_capacity_bytes, self.job.cluster.groups
-        if self.job.cluster.world_size == 1 or any(group.device.is_cpu for group in groups):
-            return capacity
-        return capacity - min(_OUTSIDE_TORCH_BYTES, _MOST_OUTSIDE * capacity)
+        """Of the device that is fullest."""
+        return usable_memory(self.job, self.memory_capacity_bytes)
 
     @property
     def out_of_memory_chance(self) -> float | None:
-        """The probability that the allocator asks for more than a device has; None when it is not known.
-
-        Where the job leaves settings open that save memory, they count for two thirds.
-        """
-        fullest, room = self.fullest, self.usable_memory_bytes
-        if fullest is None:
+        """The probability that the allocator asks for more than a device has; None when it is not known."""
+        if self.fullest is None:
             return None
-        chance = fullest.chance_above(room)
         rank = fullest_of(self.ranks) if self.ranks else None
-        if rank is None or not rank.open_bytes:
-            return chance
-        least = fullest * max(0.0, 1.0 - rank.open_bytes / rank.needed_bytes)
-        return chance * (1.0 - _OPEN_SHARE) + least.chance_above(room) * _OPEN_SHARE
+        return chance_of_running_out(self.fullest, rank, self.usable_memory_bytes)
 
     @property
     def fits(self) -> bool | None:

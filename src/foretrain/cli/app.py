@@ -36,6 +36,7 @@ COMMANDS = {
     "explain": "Why B takes more or less time and memory than A, by cause.",
     "fit": "Calibrate a predictor to measured runs, or learn its operator models from an operator dataset.",
     "measure": "Make data: measure operators, steps and whole campaigns.",
+    "plan": "Find the best plans: which devices, how many, and how the model is spread over them.",
     "predict": "Forecast time, memory and cost of a job file or a model; options override the file.",
     "runs": "Measured runs: look at them, and move them between files and databases.",
     "schedule": "Simulate a cluster under scheduling policies, with predictions in the loop.",

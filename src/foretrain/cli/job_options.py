@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -208,9 +208,11 @@ Options = dict[str, Any]
 Command = Callable[..., None]
 
 
-def with_options(declared: type) -> Callable[[Command], Command]:
-    """Give a command the options that a class declares; it receives those that were given as ``options``."""
-    hints = get_type_hints(declared, include_extras=True)
+def with_options(declared: type, without: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Give a command the options that a class declares, but those ``without``; it receives those that were
+    given as ``options``."""
+    declarations = get_type_hints(declared, include_extras=True)
+    hints = {name: hint for name, hint in declarations.items() if name not in without}
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
@@ -298,16 +300,16 @@ def _put(given: Options, setting: str) -> None:
         raise invalid("--set", setting, "of the form section.field=value, such as plan.reshard=false")
     field, *inner = names
     section_of(section, field)
-    value: Any = _value(text) if field != "framework_version" else text
+    value: Any = setting_value(text) if field != "framework_version" else text
     if field in ("stages", "recompute_modules") and not isinstance(value, list):
-        value = [_value(one) for one in text.split(",")]
+        value = [setting_value(one) for one in text.split(",")]
     for name in reversed(inner):
         value = Within({name: value})
     before = given.get(field)
     given[field] = before.merged(value) if isinstance(before, Within) and inner else value
 
 
-def _value(text: str) -> Any:
+def setting_value(text: str) -> Any:
     """JSON, or a text."""
     try:
         return json.loads(text)

@@ -20,7 +20,7 @@ _TOGETHER = (
 _ADDS = ("add", "add_")
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def with_joined_projections(graph: OpGraph) -> OpGraph:
     """The same step with query, key and value, and the two halves of a gated layer, as one product each:
     forward, for the gradient of their input, which is then no sum, and for that of their weights."""
@@ -50,7 +50,7 @@ def with_joined_projections(graph: OpGraph) -> OpGraph:
     return edit.graph()
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def with_fused_accumulation(graph: OpGraph) -> OpGraph:
     """The same step without the calls that add a micro-batch's gradients to those of the ones before: the
     kernels that make them do it."""

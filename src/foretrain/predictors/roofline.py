@@ -9,9 +9,9 @@ from typing import ClassVar, Self, final
 
 from foretrain.costs.host import PLAIN_HOST, DispatchHost
 from foretrain.costs.roofline import Roofline
-from foretrain.forecast import Factors
+from foretrain.forecast import Factors, RankMemory
 from foretrain.job import Job, Run
-from foretrain.predictors.whitebox import WhiteBoxPredictor
+from foretrain.predictors.whitebox import RatingPredictor
 from foretrain.step.assembly import Spread
 from foretrain.step.play import Step
 
@@ -27,7 +27,7 @@ Rounded from what the runs in ``data/`` show."""
 
 
 @final
-class RooflinePredictor(WhiteBoxPredictor):
+class RooflinePredictor(RatingPredictor):
     """Williams, Waterman, Patterson 2009, applied operator by operator to the captured step."""
 
     name: ClassVar[str] = "roofline"
@@ -43,6 +43,12 @@ class RooflinePredictor(WhiteBoxPredictor):
 
     def host_for(self, job: Job) -> DispatchHost:
         return self.host
+
+    def time_factor(self, job: Job) -> float:
+        return 1.0
+
+    def memory_factors(self, job: Job, rank: RankMemory) -> Factors:
+        return ON_GPUS.memory
 
     def spread_of(self, step: Step) -> Spread:
         return ON_CPUS if step.layout.job.cluster.device.is_cpu else ON_GPUS

@@ -3,19 +3,27 @@ is."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from foretrain.catalog.hosts import PARTS
 from foretrain.costs.base import CostModel
 from foretrain.costs.host import MEASURED_HOST, DispatchHost
-from foretrain.forecast import Forecast
+from foretrain.estimate import WIDTH_80
+from foretrain.forecast import (
+    Estimate,
+    Factors,
+    Forecast,
+    RankMemory,
+    usable_memory,
+)
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.step.assembly import QUANTITIES, Spread, assemble
 from foretrain.step.layout import Layout, Tuning, lay_out
-from foretrain.step.play import Step, play
+from foretrain.step.play import Step, play, quick_memory, step_time_s
 
 
 class WhiteBoxPredictor(Predictor):
@@ -59,6 +67,39 @@ class WhiteBoxPredictor(Predictor):
     def layout(self, job: Job) -> Layout:
         """The job laid out and costed, on the hosts that its nodes have, without any tuning."""
         return lay_out(job, self.costs_for(job), host_beside(job, self.host_for(job)), gap_s=self.gap_s)
+
+
+class RatingPredictor(WhiteBoxPredictor):
+    """A white box that can tell a plan's time and memory without all that a forecast has, for searches."""
+
+    @abstractmethod
+    def time_factor(self, job: Job) -> float:
+        """What the time of a step is multiplied by beside its tuning."""
+
+    @abstractmethod
+    def memory_factors(self, job: Job, rank: RankMemory) -> Factors:
+        """How far what is reserved on a rank lies from its forecast."""
+
+    def errors_by_part(self, step: Step) -> Mapping[str, float]:
+        """Of the logarithm of a step's time, standard deviations by what they come from: parts of one name
+        err alike, whatever the plan."""
+        factors = self.spread_of(step).time
+        return {"all": math.log(factors.high / factors.low) / WIDTH_80}
+
+    def tuned_layout(self, job: Job) -> Layout:
+        """What a step is played from."""
+        return self.layout(job).tuned(self.tuning_for(job))
+
+    def quick_time_s(self, layout: Layout) -> float:
+        """The median of ``predict``, of a layout that is tuned."""
+        return step_time_s(layout) * self.time_factor(layout.job)
+
+    def quick_chance(self, layout: Layout) -> float:
+        """Of running out of memory, with the allocator estimated."""
+        job, rank = layout.job, quick_memory(layout)
+        needed = Estimate.around(rank.needed_bytes, self.memory_factors(job, rank))
+        capacity = min(group.device.memory_bytes for group in job.cluster.groups)
+        return needed.chance_above(usable_memory(job, capacity))
 
 
 def _host_notes(job: Job) -> Iterator[str]:

@@ -67,7 +67,7 @@ def possible_step_graph(job: Job) -> OpGraph | None:
     return None
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=256)
 def _in_fp8(graph: OpGraph, training: Training, *, as_they_lie: bool) -> OpGraph:
     """Compilers compute a value once; layers of Transformer Engine that share an input are one there, which
     casts it once, keep their weights' casts for all micro-batches of a step, and gather in fp8."""
@@ -83,7 +83,7 @@ def _in_fp8(graph: OpGraph, training: Training, *, as_they_lie: bool) -> OpGraph
     return with_four_bits(graph) if training.fp8 == "nvfp4" else graph
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _fused(graph: OpGraph, fusion: Fusion, by_layer: bool) -> OpGraph:
     """Where every layer is there, runs may go from one to the next."""
     if by_layer:

@@ -28,15 +28,21 @@ Call = tuple[int, bool]
 """An op of the graph, and whether it runs again before the backward pass of its block."""
 
 
-def rank_memory(layout: Layout, stage: Stage, *, stalled: bool = False) -> RankMemory:
+def rank_memory(layout: Layout, stage: Stage, *, stalled: bool = False, replays: bool = True) -> RankMemory:
     """The peak of a rank of ``stage``.
 
     ``stalled`` says that the host is held up at the messages of the pipeline for longer than the device works
-    in between.
+    in between; ``replays`` whether the allocator of a sharded rank is replayed or estimated.
     """
     if not _is_whole(layout):
         return sharded_memory(
-            layout.job, layout.graph, stage, len(layout.stages), layout.profile, stalled=stalled
+            layout.job,
+            layout.graph,
+            stage,
+            len(layout.stages),
+            layout.profile,
+            stalled=stalled,
+            replays=replays,
         )
     again = tuple(tuple(recomputed(layout, block).tolist()) for block in stage.blocks)
     job = layout.job

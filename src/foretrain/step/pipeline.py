@@ -182,15 +182,9 @@ def _lay_out(
 
 def pipeline_step(layout: Layout, works: Sequence[Work]) -> StepTime:
     """The step of a job with a pipeline."""
-    job = layout.job
+    job, own, messages = layout.job, _stage_works(layout, works), _messages_s(layout)
     schedule = job.plan.schedule if job.trains else FORWARD_ONLY
-    overlapped = overlaps_messages(layout)
-    messages = _messages_s(layout)
-    own = [
-        _stage_work(layout, stage, work, waits=layout.profile.waits_at_messages and not overlapped)
-        for stage, work in zip(layout.stages, works, strict=True)
-    ]
-    played = play_pipeline(own, job.accumulation, messages, schedule, blocks=not overlapped and job.trains)
+    played = play_pipeline(own, job.accumulation, messages, schedule, blocks=_blocks(layout))
     slowest = max(works, key=lambda work: work.passes.device_s)
     passes, times = slowest.passes, job.accumulation / layout.stages[0].copies
     computing = (passes.device_s - passes.communication_s) * times + slowest.optimizer.device_s
@@ -210,6 +204,40 @@ def pipeline_step(layout: Layout, works: Sequence[Work]) -> StepTime:
         slots=played.slots,
         repeated=job.accumulation / laid_out(len(works), job.accumulation),
     )
+
+
+def pipeline_time_s(layout: Layout, works: Sequence[Work]) -> float:
+    """The time of that step alone."""
+    job = layout.job
+    schedule = job.plan.schedule if job.trains else FORWARD_ONLY
+    time_s, _, _ = _timed(
+        _stage_works(layout, works),
+        job.accumulation,
+        _messages_s(layout),
+        schedule,
+        blocks=_blocks(layout),
+    )
+    return time_s + layout.step_overhead_s
+
+
+def _blocks(layout: Layout) -> bool:
+    """Whether senders wait until their message has arrived."""
+    return layout.job.trains and not overlaps_messages(layout)
+
+
+def _stage_works(layout: Layout, works: Sequence[Work]) -> list[StageWork]:
+    """Of each stage; those alike share their work, but for both ends of the pipeline."""
+    waits = layout.profile.waits_at_messages and not overlaps_messages(layout)
+    found: dict[tuple[int, bool], StageWork] = {}
+    keys = [(id(work), _is_end(layout, stage)) for stage, work in zip(layout.stages, works, strict=True)]
+    for key, stage, work in zip(keys, layout.stages, works, strict=True):
+        if key not in found:
+            found[key] = _stage_work(layout, stage, work, waits=waits)
+    return [found[key] for key in keys]
+
+
+def _is_end(layout: Layout, stage: Stage) -> bool:
+    return stage.index in (0, len(layout.stages) - 1)
 
 
 def overlaps_messages(layout: Layout) -> bool:
@@ -256,7 +284,7 @@ def _stage_work(layout: Layout, stage: Stage, work: Work, *, waits: bool) -> Sta
     return StageWork(
         forward_s=tuple(forward_s),
         backward_s=tuple(backward_s),
-        tail_s=_tail_s(work) + (_tied_s(layout) if stage.index in (0, len(layout.stages) - 1) else 0.0),
+        tail_s=_tail_s(work) + (_tied_s(layout) if _is_end(layout, stage) else 0.0),
         weights_s=tuple(weights_s),
         beside_s=tuple(beside),
     )

@@ -34,9 +34,10 @@ from foretrain.step.passes import (
     traced_parameters,
     update_share,
 )
-from foretrain.step.pipeline import pipeline_step, stall_s
+from foretrain.step.pipeline import pipeline_step, pipeline_time_s, stall_s
 from foretrain.step.playback import StepTime, Work, play_rank, shares
 from foretrain.step.power import within_power
+from foretrain.step.schedules import in_flight
 from foretrain.step.sharding import syncs_last
 from foretrain.step.spans import Span, total
 
@@ -183,13 +184,15 @@ def play(layout: Layout) -> Step:
     )
 
 
-def step_time(layout: Layout) -> StepTime:
-    """The time of a step alone, as ``play`` has it but for the gaps between kernels."""
-    works = _works(layout)
+def step_time_s(layout: Layout) -> float:
+    """The time of a step alone, as ``play`` has it."""
+    works, ranks = _works(layout), _waiting_ranks(layout.job)
     limited = within_power(layout, works)
     if limited is not layout:
         layout, works = limited, _works(limited)
-    return _delayed(_time(layout, works), _waiting_ranks(layout.job))
+    if len(works) > 1:
+        return pipeline_time_s(layout, works) * (1.0 + straggling(ranks))
+    return _delayed(_time(layout, works), ranks).time_s
 
 
 def _phases(forward: Span, backward: Span, optimizer: Span, accumulation: int) -> dict[Phase, float]:
@@ -342,9 +345,15 @@ def _waiting_ranks(job: Job) -> int:
     return job.cluster.world_size // (1 if job.trains else job.plan.data or 1)
 
 
+def straggling(ranks: int) -> float:
+    """What the slowest of many ranks takes longer, as a share of a step: the expected maximum of as many
+    normal deviations."""
+    return _JITTER * math.sqrt(2 * math.log(ranks))
+
+
 def _delayed(step: StepTime, ranks: int) -> StepTime:
-    """With the wait for the slowest of many ranks: the expected maximum of as many normal deviations."""
-    longer = step.time_s * _JITTER * math.sqrt(2 * math.log(ranks))
+    """With the wait for the slowest of many ranks."""
+    longer = step.time_s * straggling(ranks)
     return dataclasses.replace(step, time_s=step.time_s + longer, straggler_s=longer)
 
 
@@ -400,10 +409,23 @@ def _in_graph_pools(rank: RankMemory, layout: Layout, stage: Stage) -> RankMemor
     return dataclasses.replace(pooled, cached_bytes=max(0.0, rank.reserved_bytes - pooled.allocated_bytes))
 
 
-def _memory(layout: Layout, stage: Stage) -> RankMemory:
+def quick_memory(layout: Layout) -> RankMemory:
+    """The fullest rank with its allocator estimated: of stages alike, the one with most in flight."""
+    most: dict[Hashable, Stage] = {}
+    for kind, stage in zip(_kinds(layout), layout.stages, strict=True):
+        if kind not in most or _in_flight(layout, stage) > _in_flight(layout, most[kind]):
+            most[kind] = stage
+    return fullest_of([_memory(layout, stage, replays=False) for stage in most.values()])
+
+
+def _in_flight(layout: Layout, stage: Stage) -> int:
+    return sum(in_flight(layout.job.plan, stage.index, len(stage.chunks), layout.job.accumulation))
+
+
+def _memory(layout: Layout, stage: Stage, *, replays: bool = True) -> RankMemory:
     layers = sum(block.is_layer for block in stage.blocks)
     stalled = stall_s(layout) * layers > float(layout.calls.device_s[stage.calls].sum())
-    found = rank_memory(layout, stage, stalled=stalled)
+    found = rank_memory(layout, stage, stalled=stalled, replays=replays)
     if layout.job.workload.training.hides_pools:
         found = _in_graph_pools(found, layout, stage)
     factor, beside = layout.tuning.activations, layout.tuning.memory_bytes

@@ -20,7 +20,7 @@ from foretrain.predictors.base import Benefit
 from foretrain.predictors.deletepop.residuals import Residuals
 from foretrain.step.layout import Layout, Tuning
 from foretrain.step.partition import Index
-from foretrain.step.play import step_time
+from foretrain.step.play import step_time_s
 from foretrain.step.spans import Mask
 
 TIMES: dict[str, Phase | None] = {
@@ -126,7 +126,7 @@ class Case:
     layout: Layout
 
     def tuned_s(self, tuning: Tuning) -> float:
-        return step_time(self.layout.tuned(tuning)).time_s
+        return step_time_s(self.layout.tuned(tuning))
 
 
 @dataclass(frozen=True, slots=True)

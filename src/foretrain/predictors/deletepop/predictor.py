@@ -16,7 +16,8 @@ from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts, load_costs, save_costs
 from foretrain.costs.measured import MeasuredOperator, load_measured
 from foretrain.errors import InputError
-from foretrain.forecast import Factors
+from foretrain.estimate import WIDTH_80
+from foretrain.forecast import Factors, RankMemory
 from foretrain.job import Job, Run
 from foretrain.predictors import conformal
 from foretrain.predictors.base import OperatorPredictor, find_source, take_runs
@@ -40,7 +41,7 @@ from foretrain.predictors.deletepop.spread import (
     shipped_evidence,
     shipped_widths,
 )
-from foretrain.predictors.whitebox import WhiteBoxPredictor
+from foretrain.predictors.whitebox import RatingPredictor
 from foretrain.step.assembly import MEMORY_QUANTITIES, Spread, is_host_bound, logged
 from foretrain.step.graph import step_graph
 from foretrain.step.layout import Tuning
@@ -66,7 +67,7 @@ Operators = Callable[[], Iterable[MeasuredOperator]]
 
 
 @final
-class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
+class DeletePopPredictor(RatingPredictor, OperatorPredictor):
     """Computation and memory access by operator, start-up and iterations by job, after DeletePop (ICA3PP
     2023).
 
@@ -138,13 +139,24 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
     def correction(self, step: Step) -> tuple[float, tuple[str, ...]]:
         """What calibrated runs near the job leave over; and which calibrations apply."""
         job = step.layout.job
-        residuals = self._calibration(job).residuals
         notes = (
             *self._calibration_notes(job),
             *self._tier_notes(job),
             *_unmeasured_note(self._unmeasured(step)),
         )
-        return (1.0 if residuals is None else residuals.factor(job)), notes
+        return self.time_factor(job), notes
+
+    def time_factor(self, job: Job) -> float:
+        residuals = self._calibration(job).residuals
+        return 1.0 if residuals is None else residuals.factor(job)
+
+    def memory_factors(self, job: Job, rank: RankMemory) -> Factors:
+        known = conformal.shipped()
+        if on_one_gpu(job):
+            return known["device-bound"]["reserved_memory_bytes"]
+        if calibration_key(job) in self.calibrations_:
+            return known["many devices, calibrated"]["reserved_memory_bytes"]
+        return memory_bounds(rank)["reserved_memory_bytes"]
 
     def _calibration_notes(self, job: Job) -> Iterator[str]:
         """Which calibrations apply to a job, and from how many runs; or that none does."""
@@ -170,6 +182,16 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
         )
         whole = float(seconds.sum()) or 1.0
         return {family: float(seconds[members].sum()) / whole for family, members in found.items()}
+
+    def errors_by_part(self, step: Step) -> Mapping[str, float]:
+        if calibration_key(step.layout.job) in self.calibrations_:
+            return super().errors_by_part(step)
+        widths = shipped_widths()
+        return {
+            part: share * (widths[part].high - widths[part].low) / WIDTH_80
+            for part, share in self._shares(step).items()
+            if share
+        }
 
     def spread_of(self, step: Step) -> Spread:
         """How far held-out runs lay from their forecasts, in the case that this one belongs to."""
@@ -203,14 +225,21 @@ class DeletePopPredictor(WhiteBoxPredictor, OperatorPredictor):
     def _by_parts(self, step: Step, table: Mapping[str, Factors]) -> dict[str, Factors]:
         """Of the step by its parts; of the time that the device is busy what is wider, its table or its
         computing alone."""
-        tier, unmeasured = self.tier(step.layout.job), sum(self._unmeasured(step).values())
-        unmeasured = max(unmeasured, 1.0 - self._measured_operators() / _ENOUGH_OPERATORS)
-        parts, widths = shares(step, self.costs, tier, unmeasured), shipped_widths()
-        found = {"step_time_s": bounds(parts, widths)}
+        widths = shipped_widths()
+        found = {"step_time_s": bounds(self._shares(step), widths)}
         if "device_busy_s" in table:
-            busy = bounds(computing_parts(step, self.costs, tier, unmeasured), widths)
-            found["device_busy_s"] = table["device_busy_s"].widest(busy)
+            parts = computing_parts(step, self.costs, self.tier(step.layout.job), self._by_roofline(step))
+            found["device_busy_s"] = table["device_busy_s"].widest(bounds(parts, widths))
         return found
+
+    def _shares(self, step: Step) -> dict[str, float]:
+        """The parts of a step that err each in their own way."""
+        return shares(step, self.costs, self.tier(step.layout.job), self._by_roofline(step))
+
+    def _by_roofline(self, step: Step) -> float:
+        """The share of computing that nothing was measured of."""
+        unmeasured = sum(self._unmeasured(step).values())
+        return max(unmeasured, 1.0 - self._measured_operators() / _ENOUGH_OPERATORS)
 
     def tier(self, job: Job) -> Tier:
         """What was measured of the job's devices; of several kinds, the one that is known least."""

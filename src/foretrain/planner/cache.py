@@ -1,0 +1,161 @@
+"""Keeps what a search found, for the next time the same model is planned for the same clusters."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import foretrain
+from foretrain.capture import cache_folder
+from foretrain.errors import ForetrainError
+from foretrain.files import parse_json, write_atomically
+from foretrain.plan import Plan
+from foretrain.planner.rating import Rating
+from foretrain.planner.search import Found, OnCluster
+from foretrain.planner.space import Cut, Space
+from foretrain.predictors.base import Predictor
+from foretrain.predictors.portable import Portable
+
+_FORMAT = 1
+_FOLDER = "plans"
+_LENGTH = ("samples", "epochs", "steps", "evaluate_every", "evaluate_samples", "checkpoint_every")
+"""Fields of a training that change nothing in a step."""
+
+
+def remembered(
+    predictor: Predictor, spaces: Sequence[Space], risk: float, make: Callable[[], Found], *, wanted: bool
+) -> Found:
+    """What ``make`` finds, or found before."""
+    if not wanted:
+        return make()
+    try:
+        path = cache_folder() / _FOLDER / f"{_key(predictor, spaces, risk)}.json"
+    except ForetrainError:  # a predictor that cannot travel is not known by its state
+        return make()
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return _read(parse_json(path.read_text()), spaces)
+    found = make()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(_document(found)))
+    return found
+
+
+def _key(predictor: Predictor, spaces: Sequence[Space], risk: float) -> str:
+    parts = {
+        "format": _FORMAT,
+        "code": _code(),
+        "predictor": _state(predictor),
+        "risk": risk,
+        "spaces": [_space(space) for space in spaces],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _space(space: Space) -> dict[str, Any]:
+    job = space.job.to_dict()
+    training = {name: value for name, value in job["training"].items() if name not in _LENGTH}
+    cluster = {name: value for name, value in job["cluster"].items() if name != "price"}
+    model = {**job["model"], "libraries": None}
+    files = space.job.workload.model.source in ("python", "onnx", "graph")
+    return {
+        "model": model,
+        "read": _stamp(space) if files else None,
+        "training": training,
+        "cluster": cluster,
+        "own": str(space.own),
+        "target": space.ability.target,
+        "allowed": {name: list(values) for name, values in space.allowed.items()},
+    }
+
+
+def _stamp(space: Space) -> str:
+    """The file that a model comes from, as it is now; what that imports is not looked at."""
+    name = str(space.job.workload.model.name).partition(":")[0]
+    path = space.job.workload.base / name
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else name
+
+
+def _state(predictor: Predictor) -> Any:
+    portable = Portable.of_learned(predictor)
+    files = [(name, hashlib.sha256(data).hexdigest()) for name, data in portable.files]
+    return [portable.name, portable.source and portable.source[0], files]
+
+
+@functools.cache
+def _code() -> list[Any]:
+    """This version of foretrain, with the newest of its files, and the libraries that models come from."""
+    root = Path(foretrain.__file__).parent
+    newest = max(path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file())
+    found = []
+    for library in ("foretrain", "torch", "transformers", "timm", "torchvision"):
+        with contextlib.suppress(PackageNotFoundError):
+            found.append([library, version(library)])
+    return [newest, found]
+
+
+# On disk
+
+
+def _document(found: Found) -> dict[str, Any]:
+    return {
+        "considered": found.considered,
+        "costed": found.costed,
+        "too_large": found.too_large,
+        "left": found.left,
+        "refused": dict(found.refused),
+        "clusters": [
+            {
+                "best": [_rating(one) for one in cluster.best],
+                "doubtful": [_rating(one) for one in cluster.doubtful],
+                "least": None if cluster.least is None else [cluster.least[0], _plan(cluster.least[1])],
+                "hopeless": cluster.hopeless,
+                "tried": [[dataclasses.asdict(cut), time_s] for cut, time_s in cluster.tried.items()],
+                "refused": list(cluster.space.refused)[:1],
+            }
+            for cluster in found.clusters
+        ],
+    }
+
+
+def _rating(rating: Rating) -> dict[str, Any]:
+    return {"plan": _plan(rating.plan), "time_s": rating.time_s, "chance": rating.chance}
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(plan).items() if value is not None}
+
+
+def _read(document: Any, spaces: Sequence[Space]) -> Found:
+    clusters = []
+    for space, one in zip(spaces, document["clusters"], strict=True):
+        space.refused.update(one["refused"])
+        clusters.append(
+            OnCluster(
+                space=space,
+                best=[_made_rating(rating) for rating in one["best"]],
+                doubtful=[_made_rating(rating) for rating in one["doubtful"]],
+                least=None if one["least"] is None else (one["least"][0], _made_plan(one["least"][1])),
+                hopeless=one["hopeless"],
+                tried={Cut(**cut): time_s for cut, time_s in one["tried"]},
+            )
+        )
+    counts = {name: document[name] for name in ("considered", "costed", "too_large", "left")}
+    return Found(clusters=clusters, refused=Counter(document["refused"]), **counts)
+
+
+def _made_rating(one: Any) -> Rating:
+    return Rating(plan=_made_plan(one["plan"]), time_s=one["time_s"], chance=one["chance"])
+
+
+def _made_plan(fields: dict[str, Any]) -> Plan:
+    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return Plan(**{**fields, **lists})

@@ -1,0 +1,56 @@
+"""Reads off a model what its plans must divide: layers, heads, experts, tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foretrain.workload import Workload
+
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_OF_TEXT = ("text_config", "llm_config", "language_config")
+"""Where models of several kinds of input keep what their language model is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Numbers of a model that degrees must divide; None where its job does not tell."""
+
+    layers: int | None = None
+    heads: int | None = None
+    experts: int | None = None
+    sequence: int | None = None
+
+    @classmethod
+    def of(cls, workload: Workload) -> Facts:
+        config: Mapping[str, Any] = workload.model.config or {}
+        config = next((config[name] for name in _OF_TEXT if isinstance(config.get(name), Mapping)), config)
+        kind = workload.model.model_type
+        usual = {} if kind is None or _first(config, _LAYERS) else _defaults(kind)
+        return cls(
+            layers=_first(config, _LAYERS) or _first(usual, _LAYERS),
+            heads=_first(config, _HEADS) or _first(usual, _HEADS),
+            experts=_first(config, _EXPERTS) or _first(usual, _EXPERTS),
+            sequence=workload.training.sequence,
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _defaults(kind: str) -> Mapping[str, Any]:
+    """What transformers takes for a type where its configuration does not say; empty where it is not
+    installed or does not know the type."""
+    try:
+        from transformers import CONFIG_MAPPING
+
+        return dict(CONFIG_MAPPING[kind]().to_dict())
+    except (ImportError, KeyError):
+        return {}
+
+
+def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    found = (config[name] for name in names if isinstance(config.get(name), int))
+    return next((value for value in found if value > 0), None)

@@ -1,0 +1,269 @@
+"""Plans a job: prepares it for a framework, searches its clusters, forecasts the best plans whole and ranks
+them by the goal."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from foretrain.catalog import Catalog
+from foretrain.cluster import Cluster
+from foretrain.errors import ForetrainError
+from foretrain.forecast import Forecast
+from foretrain.job import UNSAID_RECOMPUTATION, Job
+from foretrain.plan import Plan
+from foretrain.planner.abilities import Ability, ability_of
+from foretrain.planner.around import steps_around
+from foretrain.planner.cache import remembered
+from foretrain.planner.certainty import NEARLY, drawn_s, first_is_best, of_the_best
+from foretrain.planner.clusters import Wanted, clusters_of
+from foretrain.planner.facts import Facts
+from foretrain.planner.goal import Goal
+from foretrain.planner.outcome import Nothing, Option, Plans
+from foretrain.planner.rating import order
+from foretrain.planner.search import Found, Listener, OnCluster, search
+from foretrain.planner.space import LONG_SEQUENCE, Space
+from foretrain.predictors.base import Predictor
+from foretrain.predictors.fitting_changes import with_remedies
+from foretrain.progress import tell
+
+EXPANDABLE = "expandable_segments:True"
+"""The allocator's setting that plans are made for and launch files have."""
+_PER_CLUSTER = 3
+"""Options of one cluster that are shown."""
+_MOST_TRIED = 12
+"""Plans of a cluster that are forecast whole until one is found that fits."""
+_UNSAID_PRECISION = "precision fp32"
+"""Among what is assumed of a job that does not say it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How a search is run."""
+
+    seconds: float | None = None
+    """After which it ends with what it has."""
+    exhaustive: bool = False
+    """Whether every cut is tried."""
+    processes: int = 1
+    ray: str | None = None
+    cached: bool = True
+    """Whether what was searched before is looked up."""
+
+
+def make_plans(
+    job: Job,
+    predictor: Predictor,
+    *,
+    goal: Goal,
+    wanted: Wanted,
+    target: str | None = None,
+    allowed: Mapping[str, Sequence[Any]] | None = None,
+    top: int = 10,
+    effort: Effort | None = None,
+    catalog: Catalog | None = None,
+    listener: Listener = lambda found: None,
+) -> Plans:
+    """The best plans of a job for a goal."""
+    began_s, effort = time.monotonic(), effort or Effort()
+    ability = ability_of(target, job.workload.training.framework)
+    job, notes = prepared(job, ability)
+    goal.check_length(has_length=job.workload.training.total_steps is not None)
+    clusters = clusters_of(job, wanted, catalog or Catalog.load())
+    spaces = [space_on(cluster, job, ability, allowed or {}) for cluster in clusters]
+    found = remembered(
+        predictor,
+        spaces,
+        1.0 - goal.fits,
+        lambda: search(
+            predictor,
+            spaces,
+            risk=1.0 - goal.fits,
+            seconds=effort.seconds,
+            exhaustive=effort.exhaustive,
+            processes=effort.processes,
+            ray=effort.ray,
+            listener=listener,
+        ),
+        wanted=effort.cached and effort.seconds is None,
+    )
+    options, by_cluster = _forecast(predictor, found, goal, top)
+    ranked = sorted(options, key=_order)[:top]
+    return Plans(
+        options=tuple(ranked),
+        goal=goal,
+        target=ability.target,
+        by_cluster=tuple(by_cluster),
+        considered=found.considered,
+        costed=found.costed,
+        too_large=found.too_large,
+        cuts_left=found.left,
+        interrupted=found.interrupted,
+        refused=found.refused,
+        notes=(*notes, *_notes(job, ability, found, ranked)),
+        **_certainty(predictor, ranked, spaces),
+        seconds=time.monotonic() - began_s,
+    )
+
+
+# The job
+
+
+def prepared(job: Job, ability: Ability) -> tuple[Job, tuple[str, ...]]:
+    """The job as its framework is planned: with nothing left open that decides about memory."""
+    training, notes = job.workload.training, []
+    changes: dict[str, Any] = {"framework": ability.framework}
+    if _UNSAID_PRECISION in job.assumed and all(group.device.bf16 for group in job.cluster.groups):
+        changes["precision"] = "bf16" if ability.language_models_only else "amp-bf16"
+        notes.append(f"training.precision is not given: {changes['precision']} is planned")
+    if training.allocator is None and not any(group.device.is_cpu for group in job.cluster.groups):
+        changes["allocator"] = EXPANDABLE
+    precision = changes.get("precision", training.precision)
+    if ability.framework == "megatron" and precision in ("bf16", "fp8") and job.trains:
+        changes["gradient_precision"] = training.gradient_precision or "fp32"
+    training = dataclasses.replace(training, **changes)
+    kept = tuple(one for one in job.assumed if one not in (UNSAID_RECOMPUTATION, _UNSAID_PRECISION))
+    plan = job.plan
+    if precision == "fp8" and plan.fp8_gather is None:
+        plan = dataclasses.replace(plan, fp8_gather=False)
+    workload = dataclasses.replace(job.workload, training=training)
+    return dataclasses.replace(job, workload=workload, plan=plan, assumed=kept), tuple(notes)
+
+
+def space_on(cluster: Cluster, job: Job, ability: Ability, allowed: Mapping[str, Sequence[Any]]) -> Space:
+    """The plans of a job on a cluster."""
+    world, batch = cluster.world_size, job.workload.training.global_batch
+    shared = math.gcd(world, batch)
+    anything = Plan(data=shared, pipeline=world // shared)  # a plan that is legal; those of the space differ
+    return Space(
+        job=dataclasses.replace(job, cluster=cluster, plan=anything),
+        own=job.plan,
+        ability=ability,
+        facts=Facts.of(job.workload),
+        allowed=allowed,
+    )
+
+
+# Forecasts of what was found
+
+
+def _forecast(
+    predictor: Predictor, found: Found, goal: Goal, top: int
+) -> tuple[list[Option], list[Option | Nothing]]:
+    """The options: the fastest of each cluster that fits, then more of the clusters that do best."""
+    walks = [_fitting(predictor, one, goal) for one in found.clusters]
+    by_cluster: list[Option | Nothing] = []
+    leaders: list[tuple[Option, int]] = []
+    for i, one in enumerate(found.clusters):
+        tell(f"forecasting plans of {one.space.job.cluster.world_size} devices")
+        first = next(walks[i], None)
+        by_cluster.append(first or nothing_on(one))
+        leaders += [(first, i)] if first else []
+    options = [first for first, _ in leaders]
+    for _, i in sorted(leaders, key=lambda leader: _order(leader[0])):
+        if len(options) >= max(top, len(leaders)) + _PER_CLUSTER:
+            break
+        options += itertools.islice(walks[i], _PER_CLUSTER - 1)
+    return options, by_cluster
+
+
+def _fitting(predictor: Predictor, one: OnCluster, goal: Goal) -> Iterator[Option]:
+    """Plans of a cluster that fit by a whole forecast, the fastest first."""
+    tried = 0
+    for rating in sorted([*one.best, *one.doubtful], key=order):
+        if tried == _MOST_TRIED:
+            return
+        try:
+            forecast = predictor.predict(one.space.job_with(rating.plan))
+        except ForetrainError:
+            continue
+        tried += 1
+        if fits(forecast, goal):
+            tried = 0
+            yield Option(forecast=forecast, goal=goal)
+
+
+def fits(forecast: Forecast, goal: Goal) -> bool:
+    """Whether memory is enough with the probability that is wanted, and torch returns none in a step."""
+    chance = forecast.out_of_memory_chance
+    return chance is None or (chance <= 1.0 - goal.fits and forecast.memory_short_of is None)
+
+
+def _order(option: Option) -> tuple[int, float, float, int]:
+    """What keeps within the goal comes first, the best by the objective before the others."""
+    return len(option.misses), option.value, option.time_s.median, option.devices
+
+
+def nothing_on(one: OnCluster) -> Nothing:
+    """Why a cluster has no plan."""
+    cluster = one.space.job.cluster
+    if one.least is None:
+        reason = next(iter(one.space.refused), "no plan is legal")
+        return Nothing(job=one.space.job, need=None, leanest=None, why=reason)
+    need, plan = one.least
+    room = min(group.device.memory_bytes for group in cluster.groups)
+    if one.hopeless:
+        words = "weights, gradients and optimizer state alone, dealt out over all devices, are more"
+    else:
+        words = (
+            f"the leanest plan needs {need:.1f} times the memory of a device"
+            if need > 1
+            else ("the leanest plan fits with too small a chance")
+        )
+    return Nothing(
+        job=one.space.job, need=need, leanest=plan, why=f"{words} ({room / 2**30:.0f} GiB a device)"
+    )
+
+
+def _certainty(predictor: Predictor, ranked: Sequence[Option], spaces: Sequence[Space]) -> dict[str, Any]:
+    if not ranked:
+        return {}
+    first = ranked[0]
+    within = [option for option in ranked if not option.misses] or list(ranked)
+    factors = [option.value / option.step_time_s.median for option in within]
+    times_s = drawn_s(predictor, [option.forecast for option in within])
+    alike = [option for option in ranked if option.job.cluster == first.job.cluster]
+    space = next(space for space in spaces if space.job.cluster == first.job.cluster)
+    return {
+        "first_is_best": first_is_best(times_s, factors),
+        "first_is_nearly_best": first_is_best(times_s, factors, NEARLY),
+        "best_time_s": of_the_best(drawn_s(predictor, [option.forecast for option in alike])),
+        "around": steps_around(predictor, first, space),
+    }
+
+
+def _notes(job: Job, ability: Ability, found: Found, ranked: Sequence[Option]) -> Iterator[str]:
+    sequence = job.workload.training.sequence or 0
+    if (
+        "context" in ability.degrees
+        and 0 < sequence < LONG_SEQUENCE
+        and any(one.best for one in found.clusters)
+    ):
+        yield (
+            f"plan.context is looked at from {LONG_SEQUENCE:,} tokens on, or where nothing else fits; "
+            "--set plan.context=1,2,4 asks for it"
+        )
+    if any(option.cost is None for option in ranked):
+        yield "no price is known of some devices: give cluster.price, or a catalogue of your own"
+    if found.interrupted:
+        yield f"time was up with {found.left} cuts of the model left; give more --seconds"
+
+
+def remedies(predictor: Predictor, plans: Plans) -> Iterator[str]:
+    """The smallest changes with which the leanest plan of the largest cluster would fit, in words."""
+    tried = [one for one in plans.by_cluster if isinstance(one, Nothing) and one.leanest is not None]
+    if not tried:
+        return
+    one = max(tried, key=lambda nothing: nothing.cluster.world_size)
+    assert one.leanest is not None
+    job = dataclasses.replace(one.job, plan=one.leanest)
+    try:
+        forecast = with_remedies(predictor.predict(job), predictor)
+    except ForetrainError:
+        return
+    for remedy in forecast.remedies or ():
+        yield f"{remedy.change} on {one.cluster.world_size} x {one.cluster.groups[0].device.name}"

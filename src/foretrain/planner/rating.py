@@ -1,0 +1,174 @@
+"""Rates the plans of a cut, the most promising first: their time, and whether they fit, as far as bounds do
+not rule them out."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line
+from foretrain.forecast import usable_memory
+from foretrain.plan import Plan
+from foretrain.planner.bounds import Bounds
+from foretrain.planner.space import Cut, Space
+from foretrain.predictors.base import Predictor
+from foretrain.predictors.whitebox import RatingPredictor
+
+_SURELY_FULL = 0.3
+"""How far the chance of running out of memory by a quick estimate may lie above what is allowed for a plan to
+be looked at more closely."""
+_DOUBTFUL = 4
+"""Such plans that are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rating:
+    """What a plan comes to by the predictor's median."""
+
+    plan: Plan
+    time_s: float
+    """Of a step."""
+    chance: float | None
+    """Of running out of memory, by a quick estimate; None where the predictor does not tell."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Rated:
+    """The plans of a cut on one cluster: the fastest that may fit, and what became of the others."""
+
+    best: list[Rating] = field(default_factory=list)
+    """The fastest first."""
+    doubtful: list[Rating] = field(default_factory=list)
+    """As fast, which a closer look may find to fit."""
+    considered: int = 0
+    costed: int = 0
+    """Plans that bounds did not rule out."""
+    too_large: int = 0
+    """Of these, those that do not fit."""
+    least: tuple[float, Plan] | None = None
+    """Of those that do not fit, the one that comes nearest to it: what it needs at least over what there is
+    (1 where that is not known so closely)."""
+    hopeless: bool = False
+    """Whether no plan of any cut fits."""
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def nearest(self, plan: Plan, need: float) -> None:
+        if self.least is None or need < self.least[0]:
+            self.least = need, plan
+
+
+def rate_cut(
+    predictor: Predictor, space: Space, cut: Cut, *, most: int, below_s: float, risk: float
+) -> Rated:
+    """The ``most`` fastest plans of a cut that may fit, of those faster than ``below_s``."""
+    found = Rated()
+    before = Counter(space.refused)
+    plans = list(space.plans(cut))
+    found.considered = len(plans)
+    try:
+        for rating in _rated(predictor, space, plans, found, most=most, below_s=below_s, risk=risk):
+            if rating.chance is None or rating.chance <= risk:
+                found.best = heapq.nsmallest(most, [*found.best, rating], key=order)
+            elif rating.chance <= risk + _SURELY_FULL:
+                found.doubtful = heapq.nsmallest(_DOUBTFUL, [*found.doubtful, rating], key=order)
+            else:
+                found.too_large += 1
+                found.nearest(rating.plan, 1.0)
+    except (InputError, UnsupportedJob) as error:
+        found.refused[f"{cut.words}: {first_line(error)}"] += max(1, len(plans))
+    found.refused.update(space.refused - before)
+    return found
+
+
+def order(rating: Rating) -> tuple[float, str]:
+    """The fastest first, the same each time."""
+    return rating.time_s, repr(rating.plan)
+
+
+def _rated(
+    predictor: Predictor,
+    space: Space,
+    plans: Sequence[Plan],
+    found: Rated,
+    *,
+    most: int,
+    below_s: float,
+    risk: float,
+) -> Iterator[Rating]:
+    if not plans:
+        return
+    if not isinstance(predictor, RatingPredictor):
+        yield from _by_forecasts(predictor, space, plans, found)
+        return
+    bounds, usable_bytes = _bounds(predictor, space, plans[0]), _usable_bytes(space)
+    offload = space.offloads and space.ability.offloads
+    found.hopeless = bounds.least_of_all_bytes(offload=offload) > usable_bytes
+    ordered = sorted((bounds.least_s(plan), i) for i, plan in enumerate(plans))
+    for least_s, i in ordered:
+        limit_s = min(below_s, found.best[-1].time_s if len(found.best) == most else below_s)
+        if least_s >= limit_s:
+            return
+        if (least_bytes := bounds.least_bytes(plans[i])) > usable_bytes:
+            found.too_large += 1
+            found.nearest(plans[i], least_bytes / usable_bytes)
+            continue
+        found.costed += 1
+        try:
+            rating = _rate(predictor, space, plans[i], limit_s, risk)
+        except (InputError, UnsupportedJob) as error:
+            found.refused[first_line(error)] += 1
+            continue
+        if rating is not None:
+            yield rating
+
+
+def _rate(predictor: RatingPredictor, space: Space, plan: Plan, limit_s: float, risk: float) -> Rating | None:
+    """The memory first, as it takes less time; None for a plan that fits and is not fast enough."""
+    layout = predictor.tuned_layout(space.job_with(plan))
+    chance = predictor.quick_chance(layout)
+    if chance > risk + _SURELY_FULL:
+        return Rating(plan=plan, time_s=limit_s, chance=chance)
+    time_s = predictor.quick_time_s(layout)
+    return Rating(plan=plan, time_s=time_s, chance=chance) if time_s < limit_s else None
+
+
+def _bounds(predictor: RatingPredictor, space: Space, plan: Plan) -> Bounds:
+    """From a plan of the cut that shards nothing and keeps everything."""
+    plain = dataclasses.replace(
+        plan,
+        shard="none",
+        replicate=1,
+        reshard=None,
+        recompute="none",
+        offload=False,
+        schedule="1f1b",
+        virtual_stages=None,
+    )
+    return Bounds.of(predictor.tuned_layout(space.job_with(plain)), tuple(space.recomputes()))
+
+
+def _usable_bytes(space: Space) -> float:
+    capacity = min(group.device.memory_bytes for group in space.job.cluster.groups)
+    return usable_memory(space.job, capacity)
+
+
+def _by_forecasts(
+    predictor: Predictor, space: Space, plans: Sequence[Plan], found: Rated
+) -> Iterator[Rating]:
+    """Of a predictor that does not look inside a step."""
+    for plan in plans:
+        found.costed += 1
+        try:
+            forecast = predictor.predict(space.job_with(plan))
+        except ForetrainError as error:
+            found.refused[first_line(error)] += 1
+            continue
+        if "step_time_s" in forecast:
+            yield Rating(
+                plan=plan,
+                time_s=forecast["step_time_s"].median,
+                chance=forecast.out_of_memory_chance,
+            )

@@ -1,0 +1,235 @@
+"""Searches the plans of a job on one or more clusters: cut by cut from the most promising on, every plan of a
+cut that bounds do not rule out, with the best so far at any time."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from foretrain.fanout import Crew
+from foretrain.plan import Plan
+from foretrain.planner.rating import Rated, Rating, order, rate_cut
+from foretrain.planner.space import Cut, Space, neighbours
+from foretrain.predictors.base import Predictor
+from foretrain.predictors.portable import Portable
+from foretrain.progress import tell
+
+KEPT = 12
+"""Plans of each cluster that are kept for a closer look."""
+_SLACK = 0.08
+"""How much slower than the best plan of its cluster a cut's best may be for its neighbours to be tried."""
+_FEW_CUTS = 16
+"""Cuts that are all tried, whatever they promise."""
+
+Listener = Callable[["Found"], None]
+"""Hears the best so far whenever a cut is done."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OnCluster:
+    """What was found on one cluster."""
+
+    space: Space
+    best: list[Rating] = field(default_factory=list)
+    """The fastest plans that fit, the fastest first."""
+    doubtful: list[Rating] = field(default_factory=list)
+    """Those as fast that a closer look may find to fit."""
+    least: tuple[float, Plan] | None = None
+    """Of those that do not fit the one that comes nearest, with what it needs over what there is."""
+    tried: dict[Cut, float] = field(default_factory=dict)
+    """Cuts with the time of their best plan."""
+    needs: dict[Cut, float] = field(default_factory=dict)
+    """Cuts of which nothing fits, with the least that they need over what there is."""
+    hopeless: bool = False
+    """Whether no cut can fit."""
+    cuts: dict[Cut, list[Cut]] = field(default_factory=dict)
+    """All that there are, each with those next to it."""
+
+    @property
+    def limit_s(self) -> float:
+        """What a plan must beat to be kept."""
+        return self.best[-1].time_s if len(self.best) == KEPT else math.inf
+
+    def add(self, cut: Cut, rated: Rated) -> None:
+        self.tried[cut] = rated.best[0].time_s if rated.best else math.inf
+        self.hopeless = self.hopeless or rated.hopeless
+        if not rated.best:
+            self.needs[cut] = rated.least[0] if rated.least else math.inf
+        self.best = heapq.nsmallest(KEPT, [*self.best, *rated.best], key=order)
+        self.doubtful = heapq.nsmallest(KEPT, [*self.doubtful, *rated.doubtful], key=order)
+        if rated.least is not None and (self.least is None or rated.least[0] < self.least[0]):
+            self.least = rated.least
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What a search has come to."""
+
+    clusters: list[OnCluster]
+    considered: int = 0
+    """Plans, ruled out by bounds or costed."""
+    costed: int = 0
+    too_large: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    left: int = 0
+    """Cuts that were not tried: they promise nothing, or time was up."""
+    interrupted: bool = False
+    """Whether time was up before all that promise something were tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What all cuts are asked with; other processes make the predictor once."""
+
+    portable: Portable
+    spaces: tuple[Space, ...]
+    risk: float
+
+
+@functools.lru_cache(maxsize=2)
+def _predictor(portable: Portable) -> Predictor:
+    return portable.predictor
+
+
+Item = tuple[Cut, tuple[tuple[int, float, bool], ...]]
+"""A cut, and the clusters on which it is tried, each with the time that its plans must beat there and whether
+the optimizer may be on the host."""
+
+
+def _rate(asked: _Asked, item: Item) -> list[tuple[int, Rated]]:
+    """A cut on each cluster that has it."""
+    cut, where = item
+    predictor = _predictor(asked.portable)
+    found = []
+    for i, limit_s, offloads in where:
+        space = dataclasses.replace(asked.spaces[i], offloads=offloads)
+        found.append((i, rate_cut(predictor, space, cut, most=KEPT, below_s=limit_s, risk=asked.risk)))
+    return found
+
+
+def search(
+    predictor: Predictor,
+    spaces: Sequence[Space],
+    *,
+    risk: float,
+    seconds: float | None = None,
+    exhaustive: bool = False,
+    processes: int = 1,
+    ray: str | None = None,
+    listener: Listener = lambda found: None,
+) -> Found:
+    """The fastest plans of each cluster whose chance of running out of memory may be at most ``risk``."""
+    found = Found(clusters=[OnCluster(space=space, cuts=neighbours(space.cuts())) for space in spaces])
+    began_s = time.monotonic()
+
+    def time_is_up() -> bool:
+        found.seconds = time.monotonic() - began_s
+        return seconds is not None and found.seconds > seconds
+
+    portable = _Held(predictor) if processes == 1 and ray is None else Portable.of_learned(predictor)
+    asked = _Asked(portable=portable, spaces=tuple(spaces), risk=risk)  # type: ignore[arg-type]
+    with Crew(_rate, shared=asked, processes=processes, ray=ray) as crew:
+        for widen in (_as_they_are, _with_offload, _with_contexts):
+            if not widen(found):
+                continue
+            _rounds(found, crew, time_is_up, listener, max(1, processes), exhaustive=exhaustive)
+            if time_is_up() or all(one.best for one in found.clusters):
+                break
+    time_is_up()
+    found.left = len({cut for one in found.clusters for cut in one.cuts if cut not in one.tried})
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """A predictor at hand in the place of one that travels."""
+
+    predictor: Predictor
+
+
+def _as_they_are(found: Found) -> bool:
+    return True
+
+
+def _with_contexts(found: Found) -> bool:
+    """Ranks that share a sequence, also a short one, on clusters where nothing fits."""
+    for one in found.clusters:
+        if not one.best and not one.hopeless:
+            one.cuts = neighbours(one.space.cuts(contexts=True))
+    return any(cut not in one.tried for one in found.clusters for cut in one.cuts if not one.best)
+
+
+def _with_offload(found: Found) -> bool:
+    """The optimizer on the host, on clusters where nothing fits."""
+    for one in found.clusters:
+        if not one.best and one.space.ability.offloads and one.space.job.trains:
+            one.space = dataclasses.replace(one.space, offloads=True)
+            one.tried, one.needs, one.hopeless = {}, {}, False
+    return any(not one.tried for one in found.clusters)
+
+
+def _rounds(
+    found: Found,
+    crew: Crew[list[tuple[int, Rated]]],
+    time_is_up: Callable[[], bool],
+    listener: Listener,
+    at_once: int,
+    *,
+    exhaustive: bool,
+) -> None:
+    """Try cuts until none that is left promises anything."""
+    while items := _next(found, at_once, exhaustive=exhaustive):
+        if time_is_up():
+            found.interrupted = True
+            return
+        tell(f"{found.considered:,} plans so far; {items[0][0].words}")
+        for (cut, _), answers in zip(items, crew.run(items), strict=True):
+            for i, rated in answers:
+                found.clusters[i].add(cut, rated)
+                found.considered += rated.considered
+                found.costed += rated.costed
+                found.too_large += rated.too_large
+                found.refused.update(rated.refused)
+            listener(found)
+
+
+def _next(found: Found, at_once: int, *, exhaustive: bool) -> list[Item]:
+    """The cuts that promise most of those that are left, each with the clusters on which it does and what its
+    plans must beat there."""
+    promises: dict[Cut, float] = {}
+    where: dict[Cut, dict[int, tuple[int, float, bool]]] = {}
+    for i, one in enumerate(found.clusters):
+        for cut, promise in _promising(one, exhaustive=exhaustive):
+            promises[cut] = min(promise, promises.get(cut, math.inf))
+            where.setdefault(cut, {})[i] = i, one.limit_s, one.space.offloads
+    chosen = heapq.nsmallest(at_once, promises, key=lambda cut: (promises[cut], cut))
+    return [(cut, tuple(where[cut].values())) for cut in chosen]
+
+
+def _promising(one: OnCluster, *, exhaustive: bool) -> Iterator[tuple[Cut, float]]:
+    """Cuts to try on a cluster, with the time of the best known neighbour over that of the best plan: usual
+    ones, then those next to what does well, or all of them where they are few. Where nothing fits yet, those
+    next to what comes nearest to it."""
+    left = one.cuts.keys() - one.tried.keys()
+    if not left or one.hopeless:
+        return
+    first = [cut for cut in one.space.first(list(one.cuts)) if cut in left] if not one.tried else ()
+    if first:
+        yield from ((cut, 0.0) for cut in first)
+    elif not one.best:
+        for cut, need in one.needs.items():
+            yield from ((other, need) for other in one.cuts[cut] if other in left)
+    elif exhaustive or len(one.cuts) <= _FEW_CUTS:
+        yield from ((cut, 1.0) for cut in left)
+    else:
+        best_s = one.best[0].time_s
+        for cut, time_s in one.tried.items():
+            if time_s <= (1.0 + _SLACK) * best_s:
+                yield from ((other, time_s / best_s) for other in one.cuts[cut] if other in left)

@@ -1,0 +1,365 @@
+"""Lists the plans that a framework can run on a cluster: how layers are cut, and all that goes with a cut."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretrain.errors import InputError, first_line, unknown
+from foretrain.job import Job
+from foretrain.plan import Plan, Schedule, Shard
+from foretrain.planner.abilities import Ability, Degree
+from foretrain.planner.facts import Facts
+
+AXES = (
+    "tensor", "pipeline", "context", "expert", "expert_tensor", "micro_batch", "shard", "replicate",
+    "reshard", "recompute", "schedule", "virtual_stages", "offload",
+)  # fmt: skip
+"""Fields of a plan that are searched; ``data`` is what is left of the devices."""
+HELD = (*AXES, "data")
+"""What a search can be held to."""
+ACCUMULATION = "accumulation"
+"""The same of the micro-batches of a step, which follow from the others."""
+LONG_SEQUENCE = 16_384
+"""Tokens of a sample from which on ranks that share a sequence are looked at from the start; for shorter ones
+only where nothing else fits."""
+_MOST_STAGES = 64
+_MOST_CHUNKS = 8
+_WIDEST_TEAM = 8
+"""Devices of a tensor team, where an NVLink domain reaches over several nodes."""
+_MOST_SAMPLES, _MOST_TOKENS = 512, 65_536
+"""Of a micro-batch."""
+_USUAL_TOKENS = 8_192
+"""Of a micro-batch that a search begins with."""
+_USUAL_SAMPLES = 32
+"""The same of models whose samples are no sequences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Cut:
+    """How the layers of a model are cut and what a rank handles at once: what its graph depends on."""
+
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    micro_batch: int = 1
+
+    @property
+    def words(self) -> str:
+        names = {
+            name: getattr(self, name)
+            for name in ("tensor", "context", "expert", "expert_tensor")
+            if getattr(self, name) > 1
+        }
+        return ", ".join(
+            f"{name} {value}" for name, value in {**names, "micro-batch": self.micro_batch}.items()
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Space:
+    """The plans of a job on its cluster."""
+
+    job: Job
+    """With any plan."""
+    own: Plan = field(default_factory=Plan)
+    """What is not searched is taken from here."""
+    ability: Ability
+    facts: Facts
+    allowed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Values that single axes are held to."""
+    offloads: bool = False
+    """Whether an optimizer on the host is among the plans."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Why plans are none, and how many."""
+
+    def __post_init__(self) -> None:
+        for name in self.allowed:
+            if name not in (*HELD, ACCUMULATION):
+                raise unknown("plan", name, HELD, "an axis of the search; these are")
+
+    def job_with(self, plan: Plan) -> Job:
+        return dataclasses.replace(self.job, plan=plan)
+
+    # Cuts
+
+    def cuts(self, *, contexts: bool = False) -> list[Cut]:
+        """All of them that divide what they must; ``contexts``: also of short sequences."""
+        found = [
+            cut
+            for tensor in self._tensors()
+            for context in self._contexts(every=contexts)
+            for expert, width in self._experts(tensor)
+            for micro in self._micro_batches()
+            if self._is_legal(
+                cut := Cut(
+                    tensor=tensor, context=context, expert=expert, expert_tensor=width, micro_batch=micro
+                )
+            )
+        ]
+        return sorted(set(found))
+
+    def first(self, cuts: Sequence[Cut]) -> list[Cut]:
+        """Those that a search begins with: layers uncut and cut over half a node, experts over a node, with
+        the micro-batch nearest to a usual one."""
+        in_node, micro = self.job.cluster.groups[0].devices_per_node, self._usual_micro_batch()
+        usual = [
+            Cut(tensor=tensor, expert=min(in_node, self.facts.experts or 1), micro_batch=micro)
+            for tensor in (1, max(1, in_node // 2))
+        ]
+        return list(dict.fromkeys(min(cuts, key=lambda cut: _distance(cut, wanted)) for wanted in usual))
+
+    def _usual_micro_batch(self) -> int:
+        sequence = self.facts.sequence
+        return max(1, _USUAL_TOKENS // sequence) if sequence else _USUAL_SAMPLES
+
+    def _tensors(self) -> Sequence[int]:
+        group = self.job.cluster.groups[0]
+        own = group.devices_per_node
+        widest = max(own, min(_WIDEST_TEAM, group.domain))
+        found = [n for n in range(1, widest + 1) if own % n == 0 or (n % own == 0 and widest % n == 0)]
+        return self._degrees("tensor", found)
+
+    def _contexts(self, *, every: bool) -> Sequence[int]:
+        sequence = self.facts.sequence or 0
+        wanted = every or sequence >= LONG_SEQUENCE
+        return self._degrees("context", _powers(64) if wanted and sequence else [1])
+
+    def _experts(self, tensor: int) -> Iterator[tuple[int, int]]:
+        count = self.facts.experts or 1
+        degrees = self._degrees("expert", [n for n in _powers(count) if count % n == 0])
+        for expert in degrees:
+            widths = {"one": (1,), "tensor": (tensor,), "any": (1, tensor)}[self.ability.expert_widths]
+            if count == 1 or expert == 1:
+                widths = (tensor,) if count > 1 else (1,)
+            for width in dict.fromkeys(self.allowed.get("expert_tensor", widths)):
+                yield expert, width
+
+    def _micro_batches(self) -> Sequence[int]:
+        if "micro_batch" in self.allowed:
+            return list(self.allowed["micro_batch"])
+        batch, world = self.job.workload.training.global_batch, self.job.cluster.world_size
+        most = min(_MOST_SAMPLES, max(1, _MOST_TOKENS // (self.facts.sequence or 1)))
+        found: set[int] = set()
+        for data in _divisors(batch):
+            if data <= world:
+                own = batch // data
+                while own % 2 == 0 and own > most:
+                    own //= 2
+                while own <= most:
+                    found.add(own)
+                    if own % 2:
+                        break
+                    own //= 2
+        return sorted(found)
+
+    def _degrees(self, name: Degree, usual: Sequence[int]) -> Sequence[int]:
+        """The values of a degree: as they are held, else those that are usual where the framework has it."""
+        held = self.allowed.get(name)
+        if name not in self.ability.degrees or (self.ability.language_models_only and not self._has_layers()):
+            if held and max(held) > 1:
+                why = self.ability.reasons.get(name, f"{self.ability.target} does not have it for this model")
+                raise InputError(f"plan.{name}: {max(held)}: {why}")
+            return [1]
+        return list(held) if held else usual
+
+    def _has_layers(self) -> bool:
+        return self.job.workload.model.source == "transformers"
+
+    def _is_legal(self, cut: Cut) -> bool:
+        facts, world = self.facts, self.job.cluster.world_size
+        if facts.heads is not None and facts.heads % cut.tensor:
+            return self._no(f"tensor {cut.tensor} does not divide {facts.heads} attention heads")
+        if cut.tensor > 1 and not self._divides_tokens(cut):
+            return False
+        if cut.context > 1 and facts.sequence and facts.sequence % (2 * cut.context):
+            return self._no(f"context {cut.context} does not divide half of {facts.sequence} tokens")
+        least = max(cut.tensor * cut.context, cut.expert * cut.expert_tensor)
+        if world % (cut.tensor * cut.context) or world % (cut.expert * cut.expert_tensor):
+            return self._no(
+                f"max(tensor x context, expert x expert_tensor) = {least} does not divide {world} devices"
+            )
+        if cut.expert > 1 and cut.tensor > 1 and cut.expert_tensor == 1 and not self.ability.cuts_sequences:
+            return self._no("experts beside tensor teams need sequence parallelism")
+        return True
+
+    def _divides_tokens(self, cut: Cut) -> bool:
+        tokens = (self.facts.sequence or 0) // cut.context
+        if self.ability.cuts_sequences and tokens % cut.tensor:
+            return self._no(f"tensor {cut.tensor} does not divide {tokens} tokens for sequence parallelism")
+        return True
+
+    # Plans
+
+    def plans(self, cut: Cut) -> Iterator[Plan]:
+        """The plans of a cut, each with its number of replicas."""
+        world, batch = self.job.cluster.world_size, self.job.workload.training.global_batch
+        for pipeline in self._pipelines(cut):
+            data = world // (cut.tensor * cut.context * pipeline)
+            if "data" in self.allowed and data not in self.allowed["data"]:
+                continue
+            if batch % (data * cut.micro_batch):
+                self._no(f"data {data} x micro-batch {cut.micro_batch} does not divide the batch of {batch}")
+                continue
+            passes = batch // (data * cut.micro_batch)
+            if passes not in self.allowed.get(ACCUMULATION, (passes,)):
+                continue
+            for schedule, chunks in self._schedules(pipeline, passes):
+                for sharding in self._shardings(data * cut.context, data, pipeline):
+                    for recompute in self.recomputes():
+                        for offload in (False, True) if self.offloads and self.ability.offloads else (False,):
+                            found = self._plan(
+                                cut,
+                                data=data,
+                                pipeline=pipeline,
+                                schedule=schedule,
+                                virtual_stages=chunks,
+                                recompute=recompute,
+                                offload=offload,
+                                **sharding,
+                            )
+                            if found is not None:
+                                yield found
+
+    def _plan(self, cut: Cut, **fields: Any) -> Plan | None:
+        """With what the job's own plan says of all else; None where the two contradict each other."""
+        kept: dict[str, Any] = {name: getattr(self.own, name) for name in _KEPT}
+        kept["expert_tensor"] = cut.expert_tensor if self.facts.experts else None
+        if fields["recompute"] == "full" and (kept["overlap"] or {}).get("experts"):
+            kept["overlap"] = {name: on for name, on in kept["overlap"].items() if name != "experts"} or None
+        if cut.expert == 1 and cut.tensor == 1:
+            kept["dispatcher"] = None
+        try:
+            return Plan(
+                tensor=cut.tensor,
+                context=cut.context,
+                expert=cut.expert,
+                micro_batch=cut.micro_batch,
+                sequence_parallel=cut.tensor > 1 and self.ability.cuts_sequences,
+                **kept,
+                **fields,
+            )
+        except InputError as error:
+            self._no(first_line(error))
+            return None
+
+    def _pipelines(self, cut: Cut) -> Iterator[int]:
+        world, layers = self.job.cluster.world_size, self.facts.layers
+        most = min(_MOST_STAGES, layers or 1, world)
+        team, experts = cut.tensor * cut.context, cut.expert * cut.expert_tensor
+        for pipeline in self._degrees("pipeline", range(1, most + 1)):
+            if world % (pipeline * team) == 0 and (world // pipeline) % experts == 0:
+                yield pipeline
+            elif pipeline in self.allowed.get("pipeline", ()):
+                least = pipeline * max(team, experts)
+                self._no(
+                    f"pipeline x max(tensor x context, expert x expert_tensor) = {least} for {world} devices"
+                )
+
+    def _schedules(self, pipeline: int, passes: int) -> Iterator[tuple[Schedule, int | None]]:
+        """Ways to run a pipeline, with how many chunks a rank has where it has several."""
+        if pipeline == 1:
+            yield "1f1b", None
+            return
+        layers = self.facts.layers or pipeline
+        for schedule in self.allowed.get("schedule", self.ability.schedules):
+            if schedule == "interleaved":
+                if passes % pipeline:
+                    self._no(f"interleaved: {passes} micro-batches are no multiple of {pipeline} stages")
+                    continue
+                own = math.ceil(layers / pipeline)
+                usual = [
+                    n for n in range(2, min(own, _MOST_CHUNKS) + 1) if own % n == 0 and n * pipeline <= layers
+                ]
+                for chunks in self.allowed.get("virtual_stages", usual):
+                    yield schedule, chunks
+            elif schedule == "dualpipe" and (pipeline % 2 or passes < 2 * pipeline or passes % 2):
+                self._no("dualpipe needs twice as many micro-batches as stages, both even")
+            elif self.job.trains or schedule in ("1f1b", "gpipe"):
+                yield schedule, None
+
+    def _shardings(self, ranks: int, data: int, pipeline: int) -> Iterator[dict[str, Any]]:
+        """What is sharded among replicas, with copies of it and what stays gathered."""
+        if ranks == 1 or not self.job.trains:
+            yield {"shard": "none"}
+            return
+        shards: Sequence[Shard] = self.allowed.get("shard", self.ability.shards)
+        for shard in shards:
+            for replicate in self._copies(data) if shard == "zero3" else (1,):
+                reshards = self.ability.reshards if shard == "zero3" and pipeline == 1 else (None,)
+                for reshard in self.allowed.get("reshard", reshards) if shard == "zero3" else (None,):
+                    yield {"shard": shard, "replicate": replicate, "reshard": reshard}
+
+    def _copies(self, data: int) -> Sequence[int]:
+        """Of a sharded model: one, or one on every node."""
+        if "replicate" in self.allowed:
+            return [copies for copies in self.allowed["replicate"] if data % copies == 0]
+        nodes = self.job.cluster.nodes
+        wanted = (1, nodes) if self.ability.replicates and nodes > 1 and data % nodes == 0 else (1,)
+        return [copies for copies in wanted if copies < data or copies == 1]
+
+    def recomputes(self) -> Sequence[Any]:
+        if not self.job.trains:
+            return ("none",)
+        return tuple(self.allowed.get("recompute", self.ability.recomputes))
+
+    def _no(self, reason: str) -> bool:
+        self.refused[reason] += 1
+        return False
+
+
+_KEPT = (
+    "tensor_plan", "balance", "reduce_precision", "fp8_gather", "expert_capacity", "expert_imbalance",
+    "dispatcher", "routing", "overlap", "registered_buffers", "offload_activations",
+)  # fmt: skip
+"""Of the job's own plan, what is not searched and holds for every plan."""
+
+
+def _distance(cut: Cut, other: Cut) -> tuple[float, Cut]:
+    """How often sizes have to be doubled or halved to come from one to the other."""
+    names = [one.name for one in dataclasses.fields(Cut)]
+    return sum(abs(math.log2(getattr(cut, name) / getattr(other, name))) for name in names), cut
+
+
+def _powers(most: int) -> list[int]:
+    """Powers of two up to a number, and the number itself."""
+    return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
+
+
+def _divisors(number: int) -> list[int]:
+    return (
+        [n for n in range(1, number + 1) if number % n == 0] if number <= 4096 else _powers_dividing(number)
+    )
+
+
+def _powers_dividing(number: int) -> list[int]:
+    """Of a large number, its powers of two and what is left when they are taken out of it."""
+    found = [1]
+    while number % (2 * found[-1]) == 0:
+        found.append(2 * found[-1])
+    return sorted({*found, *(number // one for one in found)})
+
+
+def neighbours(cuts: Sequence[Cut]) -> dict[Cut, list[Cut]]:
+    """Of each cut those that are one step away: one of their sizes is the next larger or smaller one that
+    there is.
+
+    >>> [one.tensor for one in neighbours([Cut(tensor=n) for n in (1, 2, 8)])[Cut(tensor=2)]]
+    [1, 8]
+    """
+    found: dict[Cut, list[Cut]] = {cut: [] for cut in cuts}
+    for one_size in dataclasses.fields(Cut):
+        lines: dict[Cut, list[Cut]] = {}
+        for cut in sorted(cuts):
+            lines.setdefault(dataclasses.replace(cut, **{one_size.name: 0}), []).append(cut)
+        for line in lines.values():
+            for one, other in itertools.pairwise(line):
+                found[one].append(other)
+                found[other].append(one)
+    return found

@@ -1,0 +1,198 @@
+"""Draws plans as one HTML page that needs no network: the ranking, the Pareto front, more devices, and what
+lies around the best plan."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from foretrain.files import write_atomically
+from foretrain.forecast import Estimate
+from foretrain.pages import drawn, graph_objects, whole_page
+from foretrain.planner.curves import curves
+from foretrain.planner.outcome import Option, Plans
+from foretrain.report import figures
+from foretrain.report.plans import (
+    cluster_words,
+    heading,
+    nothing_lines,
+    plan_words,
+    search_lines,
+    verdicts,
+)
+from foretrain.units import format_dollars, format_seconds
+
+_STYLE = """
+td, th { padding: .25rem 1.2rem .25rem 0; text-align: left; vertical-align: top }
+td.number, th.number { text-align: right } tr.first { background: #eef4fd }
+"""
+_FRONT, _OTHERS = "#1f4e8c", "#b8c0cc"
+_HOURS = 3600.0
+_KWH = 3.6e6
+
+
+def write_page(plans: Plans, path: Path) -> None:
+    """The page as one file, plotly.js included."""
+    write_atomically(path, page(plans))
+
+
+def page(plans: Plans) -> str:
+    """The page as text."""
+    about = list(heading(plans))
+    title = figures.describe_model(plans[0].job) if len(plans) else "no plan"
+    return whole_page(title, about, _sections(plans), style=_STYLE)
+
+
+def _sections(plans: Plans) -> Iterator[tuple[str, str]]:
+    if len(plans):
+        yield "The best plans", ranking(plans) + _list(verdicts(plans))
+        yield "Time against cost and energy", drawn(front_figure(plans))
+        if curves(plans):
+            yield "More devices", drawn(_curves_figure(plans))
+        if plans.around:
+            yield "One step from the first plan", _around(plans)
+    notes = (*nothing_lines(plans), *plans.notes, *search_lines(plans))
+    yield "Notes", _list(notes)
+
+
+def ranking(plans: Plans) -> str:
+    """The options as a table."""
+    length = len(plans) > 0 and plans[0].has_length
+    names = ["", "cluster", "plan", "step", "80 % interval", *(["training"] if length else []), "cost"]
+    names += ["memory", "late", "over budget"]
+    rows = []
+    for number, option in enumerate(plans, start=1):
+        step, need = option.step_time_s, option.forecast.fullest
+        cells = [
+            str(number),
+            cluster_words(option.job),
+            plan_words(option.job),
+            format_seconds(step.median),
+            f"{format_seconds(step.low)} to {format_seconds(step.high)}",
+            *([format_seconds(option.time_s.median)] if length else []),
+            "unknown" if option.cost is None else format_dollars(option.cost.median),
+            "" if need is None else f"{need.median / option.forecast.memory_capacity_bytes:.0%}",
+            "" if option.late is None else f"{option.late:.0%}",
+            "" if option.over_budget is None else f"{option.over_budget:.0%}",
+        ]
+        rows.append((cells, number == 1))
+    return _table(names, rows, numbers_from=3)
+
+
+def front_figure(plans: Plans) -> Any:
+    """Time against cost, or against energy where no price is known, with intervals."""
+    go = graph_objects()
+    front = plans.front
+    priced = all(option.cost is not None for option in front)
+    others = [one for one in plans.by_cluster if isinstance(one, Option) and one not in front]
+    figure = go.Figure()
+    for name, options, color in (("others", others, _OTHERS), ("front", front, _FRONT)):
+        shown = [option for option in options if _other(option, priced) is not None]
+        if not shown:
+            continue
+        times = [option.time_s for option in shown]
+        against = [one for option in shown if (one := _other(option, priced)) is not None]
+        scale = 1.0 if priced else 1.0 / _KWH
+        figure.add_trace(
+            go.Scatter(
+                x=[time.median / _HOURS for time in times],
+                y=[one.median * scale for one in against],
+                error_x=_errors([time * (1.0 / _HOURS) for time in times]),
+                mode="lines+markers+text" if name == "front" else "markers",
+                line={"dash": "dot", "color": color},
+                marker={"size": 11, "color": color},
+                text=[f"{option.devices}" for option in shown],
+                textposition="top center",
+                hovertext=[f"{cluster_words(one.job)}<br>{plan_words(one.job)}" for one in shown],
+                name=name,
+            )
+        )
+    figure.update_layout(
+        xaxis={"title": "hours", "type": "log"},
+        yaxis={"title": "dollars" if priced else "kWh", "type": "log"},
+        height=420,
+        margin={"t": 20},
+    )
+    return figure
+
+
+def _other(option: Option, priced: bool) -> Estimate | None:
+    return option.cost if priced else option.energy_j
+
+
+def _errors(estimates: Sequence[Estimate]) -> dict[str, Any]:
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [one.high - one.median for one in estimates],
+        "arrayminus": [one.median - one.low for one in estimates],
+        "thickness": 1,
+    }
+
+
+def _curves_figure(plans: Plans) -> Any:
+    go = graph_objects()
+    figure = go.Figure()
+    for curve in curves(plans):
+        figure.add_trace(
+            go.Scatter(
+                x=[point.devices for point in curve.points],
+                y=[point.time_s.median / _HOURS for point in curve.points],
+                error_y=_errors([point.time_s * (1.0 / _HOURS) for point in curve.points]),
+                mode="lines+markers",
+                name=curve.kind,
+            )
+        )
+        if curve.knee is not None and curve.knee is not curve.points[-1]:
+            figure.add_annotation(
+                x=_log(curve.knee.devices), y=_log(curve.knee.time_s.median / _HOURS), text="knee"
+            )
+    figure.update_layout(
+        xaxis={"title": "devices", "type": "log"},
+        yaxis={"title": "hours", "type": "log"},
+        height=380,
+        margin={"t": 20},
+    )
+    return figure
+
+
+def _log(value: float) -> float:
+    from math import log10
+
+    return log10(value)
+
+
+def _around(plans: Plans) -> str:
+    rows = [
+        (
+            [
+                step.axis.replace("_", " "),
+                f"{step.before} to {step.after}",
+                "" if step.slower is None else f"{step.slower:+.1%}",
+                "" if step.out_of_memory is None else f"{step.out_of_memory:.0%}",
+                step.why,
+            ],
+            False,
+        )
+        for step in plans.around
+    ]
+    return _table(["axis", "change", "time", "out of memory", "why not"], rows, numbers_from=2)
+
+
+def _table(names: Sequence[str], rows: Sequence[tuple[Sequence[str], bool]], *, numbers_from: int) -> str:
+    def cell(tag: str, i: int, text: str) -> str:
+        number = ' class="number"' if i >= numbers_from else ""
+        return f"<{tag}{number}>{html.escape(text)}</{tag}>"
+
+    head = "".join(cell("th", i, name) for i, name in enumerate(names))
+    body = "".join(
+        f"<tr{' class=first' if first else ''}>{''.join(cell('td', i, text) for i, text in enumerate(cells))}</tr>"
+        for cells, first in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _list(lines: Iterator[str] | Sequence[str]) -> str:
+    return f'<ul class="dim">{"".join(f"<li>{html.escape(line)}</li>" for line in lines)}</ul>'
