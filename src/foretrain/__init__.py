@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from foretrain.job import Job, Run, read_jobs, read_runs
     from foretrain.launchers import Launch, read_launch
     from foretrain.plan import Plan
+    from foretrain.planner import Plans, plan
     from foretrain.workload import Workload
 
 __all__ = [
@@ -40,11 +41,13 @@ __all__ = [
     "Launch",
     "OpGraph",
     "Plan",
+    "Plans",
     "Run",
     "UnsupportedJob",
     "Workload",
     "capture",
     "make_job",
+    "plan",
     "predict",
     "read_jobs",
     "read_launch",
@@ -59,6 +62,7 @@ _FROM = {
     "graph": ("OpGraph",),
     "launchers": ("Launch", "read_launch"),
     "job": ("Job", "Plan", "Run", "Workload", "read_jobs", "read_runs"),
+    "planner": ("Plans",),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 
@@ -77,7 +81,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """A package whose ``capture`` is the function, also once the subpackage of that name is imported."""
+    """A package whose ``capture`` and ``plan`` are functions, also once what else has these names in it is
+    imported."""
 
     @property
     def capture(self) -> Any:
@@ -86,6 +91,14 @@ class _Package(ModuleType):
     @capture.setter
     def capture(self, subpackage: ModuleType) -> None:
         """What the import system does with every subpackage, and what is not wanted here."""
+
+    @property
+    def plan(self) -> Any:
+        return importlib.import_module(f"{__name__}.planner").plan
+
+    @plan.setter
+    def plan(self, module: ModuleType) -> None:
+        """The same of the module that has the noun."""
 
 
 sys.modules[__name__].__class__ = _Package

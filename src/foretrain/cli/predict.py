@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from foretrain.forecast import Forecast
     from foretrain.job import Job
     from foretrain.launchers import Launch
+    from foretrain.planner.suggest import Suggestion
     from foretrain.predictors.base import Predictor
     from foretrain.predictors.driple.predictor import Resources
     from foretrain.predictors.portable import Portable
@@ -90,6 +91,9 @@ def predict(
             help="What every predictor gives, and which of them knows such jobs (--predictor all).",
         ),
     ] = False,
+    suggest: Annotated[
+        bool, typer.Option("--suggest", help="The changes of the job that would help most.")
+    ] = False,
     evidence: Annotated[
         bool, typer.Option("--evidence", help="The nearest measured runs, with predicted and measured.")
     ] = False,
@@ -110,12 +114,13 @@ def predict(
     if not launch_files and (target is None) == (jobs is None):
         raise typer.BadParameter("give a job file, a model, --from or --jobs (and only one of them)")
     compare = compare or predictor == _ALL
-    if jobs is not None and (trace or html or breakdown or resources or compare or evidence):
+    of_one = trace or html or breakdown or resources or suggest or evidence
+    if jobs is not None and (of_one or compare):
         raise typer.BadParameter(
-            "--trace, --html, --breakdown, --resources, --compare and --evidence are for one job, "
-            "not for --jobs"
+            "--trace, --html, --breakdown, --resources, --suggest, --compare and --evidence are for one "
+            "job, not for --jobs"
         )
-    if compare and (trace or html or breakdown or resources or evidence or predictor not in (None, _ALL)):
+    if compare and (of_one or predictor not in (None, _ALL)):
         raise typer.BadParameter(
             "--compare asks every predictor: only --json and the job's own options go with it"
         )
@@ -151,10 +156,11 @@ def predict(
     chosen = predictors.get(name)
     with told_in_one_line(type(chosen)):
         forecast = _with_remedies(_forecast(chosen, job), chosen)
+        ideas = _suggestions(forecast, chosen) if suggest else None
     use = _resources(forecast) if resources else None
     _write_files(forecast, trace, html, use)
     if as_json:
-        _print_json(forecast, breakdown, use, evidence, launch)
+        _print_json(forecast, breakdown, use, evidence, launch, ideas)
         return
     from foretrain.report.text import breakdown_table, summary
 
@@ -164,6 +170,10 @@ def predict(
         from foretrain.report.resources import resource_table
 
         show(resource_table(use))
+    if ideas is not None:
+        from foretrain.report.plans import suggestion_lines
+
+        show(*suggestion_lines(ideas))
     if evidence:
         from foretrain.report.evidence import evidence_table
 
@@ -184,6 +194,12 @@ def _with_remedies(forecast: Forecast, predictor: Predictor) -> Forecast:
     from foretrain.predictors.recomputation import with_recomputation
 
     return with_recomputation(with_remedies(forecast, predictor), predictor)
+
+
+def _suggestions(forecast: Forecast, predictor: Predictor) -> list[Suggestion]:
+    from foretrain.planner.suggest import suggestions
+
+    return suggestions(forecast, predictor)
 
 
 def _compare(job: Job, as_json: bool) -> None:
@@ -210,10 +226,13 @@ def _print_json(
     use: Resources | None,
     evidence: bool,
     launch: Launch | None,
+    ideas: list[Suggestion] | None,
 ) -> None:
     from foretrain.report import to_json
 
     extra: dict[str, Any] = {} if launch is None else {"launch": launch.to_dict()}
+    if ideas is not None:
+        extra["suggestions"] = [idea.to_dict() for idea in ideas]
     if use is not None:
         from foretrain.report.resources import document
 

@@ -77,20 +77,20 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
+class Change:
     """A changed job, in words and fields."""
 
     job: Job
     words: str
     fields: Mapping[str, Any]
 
-    def then(self, other: _Change) -> _Change:
+    def then(self, other: Change) -> Change:
         """Both: ``other`` was made from this one's job."""
         words = f"{self.words}, {other.words}" if self.words else other.words
-        return _Change(job=other.job, words=words, fields={**self.fields, **other.fields})
+        return Change(job=other.job, words=words, fields={**self.fields, **other.fields})
 
 
-Changes = Callable[["_Search", _Change], Iterator[_Change]]
+Changes = Callable[["_Search", Change], Iterator[Change]]
 """Ways to change a job, the smallest first."""
 
 
@@ -121,7 +121,7 @@ class _Search:
         self.held = {name: size * scale for name, size in held.items()} or {"weights": need.median}
 
     def remedies(self) -> list[Remedy]:
-        start = _Change(job=self.forecast.job, words="", fields={})
+        start = Change(job=self.forecast.job, words="", fields={})
         found: list[Remedy] = []
         for changes in (*_SINGLE, *_LAST):
             if len(found) == ENOUGH or (found and changes in _LAST):
@@ -134,7 +134,7 @@ class _Search:
             found += [together] if together is not None else []
         return sorted(found, key=_size_of_change)
 
-    def _first_that_fits(self, changes: Iterator[_Change], tries: int) -> Remedy | None:
+    def _first_that_fits(self, changes: Iterator[Change], tries: int) -> Remedy | None:
         """The first change that is a job at all and fits."""
         with contextlib.suppress(ForetrainError):
             for change in changes:
@@ -145,7 +145,7 @@ class _Search:
                     return remedy
         return None
 
-    def _asked(self, change: _Change) -> Remedy | None:
+    def _asked(self, change: Change) -> Remedy | None:
         """What the change comes to, where the predictor can tell and the job fits with it."""
         tell(f"it does not fit; trying {change.words}")
         try:
@@ -187,7 +187,7 @@ def _size_of_change(remedy: Remedy) -> tuple[int, float]:
 # One change
 
 
-def _allocator(search: _Search, start: _Change) -> Iterator[_Change]:
+def _allocator(search: _Search, start: Change) -> Iterator[Change]:
     """Segments that expand, where tensors fit and only what lies between them does not."""
     own, device = start.job.workload.training.allocator, start.job.cluster.groups[0].device
     if device.vendor != "nvidia" or AllocatorSettings.read(own or "").expandable_segments:
@@ -197,10 +197,10 @@ def _allocator(search: _Search, start: _Change) -> Iterator[_Change]:
         expandable = "expandable_segments:True"
         kept = [part for part in (own or "").split(",") if part and "expandable_segments" not in part]
         settings = {"allocator": ",".join([*kept, expandable])}
-        yield _changed(start, f"allocator {expandable}", training=settings)
+        yield changed(start, f"allocator {expandable}", training=settings)
 
 
-def _micro_batch(search: _Search, start: _Change) -> Iterator[_Change]:
+def _micro_batch(search: _Search, start: Change) -> Iterator[Change]:
     """Fewer samples at once: with gradients added up over more passes, or in inference with a smaller
     batch."""
     job, own = start.job, start.job.micro_batch
@@ -214,20 +214,20 @@ def _micro_batch(search: _Search, start: _Change) -> Iterator[_Change]:
         tried = size
         if job.workload.training.mode == "infer":
             batch = size * (job.plan.data or 1)
-            yield _changed(start, f"batch {batch}", training={"global_batch": batch})
+            yield changed(start, f"batch {batch}", training={"global_batch": batch})
         else:
-            yield _changed(start, f"micro_batch {size}", plan={"micro_batch": size})
+            yield changed(start, f"micro_batch {size}", plan={"micro_batch": size})
 
 
-def _recompute(search: _Search, start: _Change) -> Iterator[_Change]:
+def _recompute(search: _Search, start: Change) -> Iterator[Change]:
     job = start.job
     plan = _all_recomputed(job)
     if job.workload.training.mode == "infer" or not plan:
         return
     if search.may_fit(activations=0.0):
         if job.plan.recompute == "none" and job.workload.training.sequence:
-            yield _changed(start, "recompute selective", plan={"recompute": "selective"})
-        yield _changed(start, "recompute full", plan=plan)
+            yield changed(start, "recompute selective", plan={"recompute": "selective"})
+        yield changed(start, "recompute full", plan=plan)
 
 
 def _all_recomputed(job: Job) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def _all_recomputed(job: Job) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if getattr(job.plan, name) != value}
 
 
-def _shard(search: _Search, start: _Change) -> Iterator[_Change]:
+def _shard(search: _Search, start: Change) -> Iterator[Change]:
     job, order = start.job, list(_SHARDED)
     replicas = (job.plan.data or 1) * job.plan.context
     if replicas == 1 or job.plan.servers or job.workload.training.mode == "infer":
@@ -246,16 +246,16 @@ def _shard(search: _Search, start: _Change) -> Iterator[_Change]:
     stronger = order if job.plan.shard == "none" else order[order.index(job.plan.shard) + 1 :]
     for shard in stronger:
         if search.may_fit(**dict.fromkeys((*_SHARDED[shard], "temporaries"), 1 / replicas)):
-            yield _changed(start, f"shard {shard}", plan={"shard": shard})
+            yield changed(start, f"shard {shard}", plan={"shard": shard})
 
 
-def _precision(search: _Search, start: _Change) -> Iterator[_Change]:
+def _precision(search: _Search, start: Change) -> Iterator[Change]:
     if (halves := _half_precision(start.job)) is None:
         return
     for precision, fixed in ((halves, 1.0), (halves.removeprefix("amp-"), 0.5)):
         shares = dict.fromkeys((*_PER_SAMPLE, "workspaces"), 0.5)
         if search.may_fit(**shares, weights=fixed, gradients=fixed, optimizer_state=fixed):
-            yield _changed(start, f"precision {precision}", training={"precision": precision})
+            yield changed(start, f"precision {precision}", training={"precision": precision})
 
 
 def _half_precision(job: Job) -> str | None:
@@ -268,7 +268,7 @@ def _half_precision(job: Job) -> str | None:
     return "amp-fp16" if all(one.fp16 for one in devices) else None
 
 
-def _tensor(search: _Search, start: _Change) -> Iterator[_Change]:
+def _tensor(search: _Search, start: Change) -> Iterator[Change]:
     """The layers of a language model over devices that each have all of them."""
     plan, cluster = start.job.plan, start.job.cluster
     if start.job.workload.model.source != "transformers" or plan.tensor > 1 or plan.expert > 1:
@@ -278,18 +278,18 @@ def _tensor(search: _Search, start: _Change) -> Iterator[_Change]:
         fits = degree <= largest and (plan.data or 1) % degree == 0
         if fits and search.may_fit(**dict.fromkeys(search.held, 1 / degree)):
             fields = {"tensor": degree, "data": (plan.data or 1) // degree}
-            yield _changed(start, f"tensor {degree}", plan=fields)
+            yield changed(start, f"tensor {degree}", plan=fields)
 
 
-def _offload(search: _Search, start: _Change) -> Iterator[_Change]:
+def _offload(search: _Search, start: Change) -> Iterator[Change]:
     job = start.job
     if job.plan.offload or job.plan.servers or job.workload.training.mode == "infer":
         return
     if not job.cluster.groups[0].device.is_cpu and search.may_fit(optimizer_state=0.0):
-        yield _changed(start, "offload (optimizer on the host)", plan={"offload": True})
+        yield changed(start, "offload (optimizer on the host)", plan={"offload": True})
 
 
-def _larger_device(search: _Search, start: _Change) -> Iterator[_Change]:
+def _larger_device(search: _Search, start: Change) -> Iterator[Change]:
     """The device of the same maker with the least memory that does; a newer one before an older one."""
     cluster, catalog = start.job.cluster, Catalog.load()
     device = cluster.groups[0].device
@@ -311,7 +311,7 @@ def _is_larger(other: Device, device: Device) -> bool:
     return alike and formats and other.memory_bytes > 1.05 * device.memory_bytes
 
 
-def _more_devices(search: _Search, start: _Change) -> Iterator[_Change]:
+def _more_devices(search: _Search, start: Change) -> Iterator[Change]:
     """Twice the devices or more, with everything sharded over them."""
     job, section = start.job, start.job.cluster.to_dict()
     training, replicas = job.workload.training, job.plan.data or 1
@@ -338,14 +338,14 @@ def _more_devices(search: _Search, start: _Change) -> Iterator[_Change]:
         factor *= 2
 
 
-def _optimizer(search: _Search, start: _Change) -> Iterator[_Change]:
+def _optimizer(search: _Search, start: Change) -> Iterator[Change]:
     """Another optimizer, which trains differently: the last resort."""
     own = start.job.workload.training.optimizer
     if start.job.workload.training.mode == "infer" or own in _LEAN_OPTIMIZERS:
         return
     for optimizer, share in zip(_LEAN_OPTIMIZERS, (0.1, 0.5, 0.0), strict=True):
         if search.may_fit(optimizer_state=share):
-            yield _changed(start, f"optimizer {optimizer}", training={"optimizer": optimizer})
+            yield changed(start, f"optimizer {optimizer}", training={"optimizer": optimizer})
 
 
 _SINGLE: tuple[Changes, ...] = (
@@ -357,21 +357,21 @@ _LAST: tuple[Changes, ...] = (_optimizer,)
 """Only where nothing else does."""
 
 
-def _together(search: _Search, start: _Change) -> Iterator[_Change]:
+def _together(search: _Search, start: Change) -> Iterator[Change]:
     """Changes that each save most of something, one upon the other; then the same on more devices."""
     change, job, search.last = start, start.job, search.forecast
     training = job.workload.training.mode == "train"
     if job.micro_batch > 1 and training:
-        change = _changed(change, "micro_batch 1", plan={"micro_batch": 1})
+        change = changed(change, "micro_batch 1", plan={"micro_batch": 1})
     if training and (plan := _all_recomputed(job)):
-        change = _changed(change, "recompute full", plan=plan)
+        change = changed(change, "recompute full", plan=plan)
     if change is not start:
         yield change
     if (job.plan.data or 1) > 1 and job.plan.shard != "zero3" and training and not job.plan.servers:
-        change = _changed(change, "shard zero3", plan={"shard": "zero3"})
+        change = changed(change, "shard zero3", plan={"shard": "zero3"})
         yield change
     if (halves := _half_precision(job)) is not None:
-        change = _changed(change, f"precision {halves}", training={"precision": halves})
+        change = changed(change, f"precision {halves}", training={"precision": halves})
         yield change
     smaller = _Search(search.last, search.predictor)
     yield from _more_devices(smaller, change)
@@ -381,7 +381,7 @@ def _together(search: _Search, start: _Change) -> Iterator[_Change]:
 # Changed jobs
 
 
-def _changed(start: _Change, words: str, **sections: Mapping[str, Any]) -> _Change:
+def changed(start: Change, words: str, **sections: Mapping[str, Any]) -> Change:
     """With other fields in the plan or the training."""
     job, plan, training = start.job, start.job.plan, start.job.workload.training
     plan = dataclasses.replace(plan, **sections.get("plan", {}))
@@ -389,16 +389,16 @@ def _changed(start: _Change, words: str, **sections: Mapping[str, Any]) -> _Chan
     workload = dataclasses.replace(job.workload, training=training)
     fields = {f"{name}.{key}": value for name, one in sections.items() for key, value in one.items()}
     changed = dataclasses.replace(job, workload=workload, plan=plan)
-    return start.then(_Change(job=changed, words=words, fields=fields))
+    return start.then(Change(job=changed, words=words, fields=fields))
 
 
 def _on(
-    start: _Change,
+    start: Change,
     section: Mapping[str, Any],
     words: str,
     fields: Mapping[str, Any],
     plan: Mapping[str, Any] | None = None,
-) -> Iterator[_Change]:
+) -> Iterator[Change]:
     """On another cluster, where there is such a one."""
     try:
         cluster = Cluster.read(section)
@@ -409,4 +409,4 @@ def _on(
         return
     named = {f"cluster.{name}": value for name, value in fields.items()}
     named |= {f"plan.{name}": value for name, value in (plan or {}).items() if value is not None}
-    yield start.then(_Change(job=job, words=words, fields=named))
+    yield start.then(Change(job=job, words=words, fields=named))

@@ -186,12 +186,12 @@ def _table(names: Sequence[str], rows: Sequence[tuple[Sequence[str], bool]], *, 
         number = ' class="number"' if i >= numbers_from else ""
         return f"<{tag}{number}>{html.escape(text)}</{tag}>"
 
-    head = "".join(cell("th", i, name) for i, name in enumerate(names))
-    body = "".join(
-        f"<tr{' class=first' if first else ''}>{''.join(cell('td', i, text) for i, text in enumerate(cells))}</tr>"
-        for cells, first in rows
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    def row(tag: str, texts: Sequence[str], first: bool = False) -> str:
+        cells = "".join(cell(tag, i, text) for i, text in enumerate(texts))
+        return f"<tr{' class=first' if first else ''}>{cells}</tr>"
+
+    body = "".join(row("td", texts, first) for texts, first in rows)
+    return f"<table>{row('th', names)}{body}</table>"
 
 
 def _list(lines: Iterator[str] | Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from foretrain.planner.curves import WORTH_WHILE, Curve, ManyRuns
 from foretrain.planner.largest import Largest
 from foretrain.planner.outcome import Nothing, Option, Plans, Step
 from foretrain.planner.probes import STEPS, Probe
+from foretrain.planner.suggest import Suggestion
 from foretrain.report.explain import explain
 from foretrain.report.tables import table
 from foretrain.units import format_count, format_dollars, format_seconds
@@ -370,3 +371,19 @@ def largest_lines(found: Largest) -> Iterator[RenderableType]:
     if found.next_value is not None:
         more = f"{found.next_value:,}" if isinstance(found.next_value, int) else found.next_value
         yield Text(f"  {more} does not: {found.why}")
+
+
+def suggestion_lines(found: Sequence[Suggestion]) -> Iterator[RenderableType]:
+    """The changes that help most."""
+    if not found:
+        yield Text("nothing that was tried would help by 1 % or more")
+        return
+    yield Text("would help most:")
+    for one in found:
+        step, chance = one.forecast["step_time_s"], one.forecast.out_of_memory_chance
+        notes = [] if chance is None else [f"{chance:.0%} chance of running out of memory"]
+        notes += ["other numbers"] if one.changes_numbers else []
+        yield Text(
+            f"- {one.change}: {one.faster:+.0%} samples/s, {format_seconds(step.median)} a step"
+            + (f" ({', '.join(notes)})" if notes else "")
+        )
