@@ -42,9 +42,13 @@ class Bounds:
     """Of a micro-batch through the whole model, by what is recomputed: the longer of what the device computes
     and what the host issues."""
     kept_bytes: dict[str, float]
-    """Of a micro-batch, from its forward to its backward pass, by the same."""
+    """Of a layer and micro-batch, from its forward to its backward pass, at least; by the same."""
+    layers: int
+    """Alike, that a pipeline deals out; 0 where its blocks differ."""
     parameters: Held
     """Of the whole model, as the cut leaves them on a rank."""
+    trained: Held
+    """Those of them that have gradients."""
     sizes: Sizes
     weight_bytes: int
     straggling: float
@@ -60,7 +64,9 @@ class Bounds:
             job=job,
             passes_s={one: _passes_s(_recomputing(layout, one)) for one in recomputes},
             kept_bytes={one: _kept_bytes(_recomputing(layout, one)) for one in recomputes},
+            layers=0 if graph.stack is None else graph.stack.layers,
             parameters=held(job, everything, 0),
+            trained=held(job, everything, 0, trained=True),
             sizes=state_sizes(job, graph, layout.profile),
             weight_bytes=weight_bytes(graph),
             straggling=1.0 + straggling(ranks),
@@ -76,35 +82,41 @@ class Bounds:
         return (passes + filling) * stage_s * self.straggling * _ROUNDING
 
     def least_bytes(self, plan: Plan) -> float:
-        """Of the fullest rank: its part of weights, gradients and optimizer state at least, and what the
-        first stage keeps of the micro-batches that are under way."""
+        """Of the fullest rank, by the mean of all stages: weights, gradients and optimizer state, and what
+        layers keep of the micro-batches that are under way."""
         job = dataclasses.replace(self.job, plan=plan)
         copies = model_copies(plan)
         together = (plan.data or 1) * plan.context * copies
-        own = dataclasses.replace(
-            self.parameters,
-            replicas=max(1, together // plan.replicate),
-            expert_replicas=max(1, job.expert_replicas * copies // plan.replicate),
+        own, trained = (
+            dataclasses.replace(
+                held,
+                replicas=max(1, together // plan.replicate),
+                expert_replicas=max(1, job.expert_replicas * copies // plan.replicate),
+            )
+            for held in (self.parameters, self.trained)
         )
         states = self.weight_bytes * own.share(sharded=plan.shard == "zero3")
         if job.trains:
-            states += self.sizes.gradient * own.share(sharded=plan.shard in SHARDS_GRADIENTS)
+            states += self.sizes.gradient * trained.share(sharded=plan.shard in SHARDS_GRADIENTS)
             if not plan.offload:
-                states += self.sizes.state * own.share(sharded=plan.shard in SHARDS_STATE)
-        under_way = min(self._passes(plan), plan.pipeline) if job.trains else 0
-        if plan.offload_activations:
-            under_way = 0
-        return (states * copies + under_way * self.kept_bytes[plan.recompute]) / plan.pipeline * _ROUNDING
+                states += self.sizes.state * trained.share(sharded=plan.shard in SHARDS_STATE)
+        kept = 0.0 if plan.offload_activations or not job.trains else self.kept_bytes[plan.recompute]
+        stages = plan.pipeline / copies
+        under_way = (min(self._passes(plan), plan.pipeline) + 1) / 2  # p on the first stage, 1 on the last
+        return (states + under_way * kept * self.layers) / stages * _ROUNDING
 
     def least_of_all_bytes(self, *, offload: bool) -> float:
         """Of a rank under any plan of any cut: weights, gradients and optimizer state of the whole model, as
         if all of them were dealt out over all devices."""
         plan = self.job.plan
-        elements = self.parameters.dense * plan.tensor
-        elements += self.parameters.experts * plan.expert * self.job.expert_tensor
-        each = self.weight_bytes + (self.sizes.gradient if self.job.trains else 0.0)
-        each += self.sizes.state if self.job.trains and not offload else 0.0
-        return elements * each / self.job.cluster.world_size * _DEALT_OUT
+        held, trained = (
+            one.dense * plan.tensor + one.experts * plan.expert * self.job.expert_tensor
+            for one in (self.parameters, self.trained)
+        )
+        whole = held * self.weight_bytes
+        if self.job.trains:
+            whole += trained * (self.sizes.gradient + (0.0 if offload else self.sizes.state))
+        return whole / self.job.cluster.world_size * _DEALT_OUT
 
     def _passes(self, plan: Plan) -> int:
         """Micro-batches of a step."""
@@ -123,7 +135,6 @@ def _passes_s(layout: Layout) -> float:
 
 
 def _kept_bytes(layout: Layout) -> float:
-    """Of layers alone: what the ends of a model keep depends on its loss."""
     plan, profile = layout.job.plan, layout.profile
     layers = [block for block in blocks(layout.graph) if block.is_layer]
-    return sum(kept_bytes(layout.graph, block, plan, profile) for block in layers)
+    return min(kept_bytes(layout.graph, block, plan, profile) for block in layers) if layers else 0.0

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from foretrain.capture import cache_folder
+from foretrain.files import parse_json, write_atomically
 from foretrain.workload import Workload
 
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -42,13 +47,21 @@ class Facts:
 @functools.lru_cache(maxsize=64)
 def _defaults(kind: str) -> Mapping[str, Any]:
     """What transformers takes for a type where its configuration does not say; empty where it is not
-    installed or does not know the type."""
+    installed or does not know the type. Kept on disk, as importing the library takes seconds."""
     try:
-        from transformers import CONFIG_MAPPING
-
-        return dict(CONFIG_MAPPING[kind]().to_dict())
-    except (ImportError, KeyError):
+        path = cache_folder() / "facts" / f"{kind}-{version('transformers')}.json"
+    except PackageNotFoundError:
         return {}
+    with contextlib.suppress(OSError, ValueError):
+        return dict(parse_json(path.read_text()))
+    from transformers import CONFIG_MAPPING
+
+    whole = CONFIG_MAPPING[kind]().to_dict() if kind in CONFIG_MAPPING else {}
+    found = {name: whole[name] for name in (*_LAYERS, *_HEADS, *_EXPERTS) if isinstance(whole.get(name), int)}
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(found))
+    return found
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

@@ -279,6 +279,8 @@ class Space:
                 ]
                 for chunks in self.allowed.get("virtual_stages", usual):
                     yield schedule, chunks
+            elif schedule == "zbv" and 2 * pipeline > layers:
+                self._no(f"zbv: 2 x {pipeline} chunks are more than {layers} layers")
             elif schedule == "dualpipe" and (pipeline % 2 or passes < 2 * pipeline or passes % 2):
                 self._no("dualpipe needs twice as many micro-batches as stages, both even")
             elif self.job.trains or schedule in ("1f1b", "gpipe"):

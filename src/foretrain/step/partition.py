@@ -379,14 +379,11 @@ def _products(graph: OpGraph) -> npt.NDArray[np.bool_]:
 
 def _split(everything: Sequence[Block], counts: Sequence[int]) -> list[Chunk]:
     """Consecutive blocks in chunks of so many layers; what comes before the layers goes to the first, what
-    follows to the last."""
-    first = next(i for i, block in enumerate(everything) if block.is_layer)
-    last = len(everything) - next(i for i, block in enumerate(reversed(everything)) if block.is_layer)
-    cuts = np.concatenate(([0], np.cumsum(counts))) + first
-    chunks = [tuple(everything[start:end]) for start, end in itertools.pairwise(cuts.tolist())]
-    chunks[0] = (*everything[:first], *chunks[0])
-    chunks[-1] = (*chunks[-1], *everything[last:])
-    return chunks
+    follows to the last, and what lies between them stays with the layer before it."""
+    layers = [i for i, block in enumerate(everything) if block.is_layer]
+    ends = np.cumsum(counts).tolist()
+    starts = [0, *(layers[end] if end < len(layers) else layers[-1] + 1 for end in ends[:-1])]
+    return [tuple(everything[start:end]) for start, end in itertools.pairwise([*starts, len(everything)])]
 
 
 def handed_on_bytes(chunk: Chunk, stages: Sequence[Stage]) -> int:

@@ -1,0 +1,56 @@
+"""Small jobs that plans are made for in tests: language models of a few layers, traced in a moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foretrain.job import Job
+from foretrain.planner.abilities import TARGETS
+from foretrain.planner.clusters import Wanted
+from foretrain.planner.goal import Goal
+from foretrain.planner.outcome import Plans
+from foretrain.planner.planning import Effort, make_plans, prepared, space_on
+from foretrain.planner.space import Space
+from foretrain.predictors import get
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000,
+}  # fmt: skip
+MIXTRAL = {
+    "model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 8, "vocab_size": 32000,
+}  # fmt: skip
+
+
+def job(config: dict[str, Any] = LLAMA, *, devices: int = 8, device: str = "h100", **training: Any) -> Job:
+    """A language model on so many devices in nodes of eight."""
+    nodes = {"devices_per_node": min(devices, 8), "nodes": max(1, devices // 8)}
+    return Job.read(
+        {
+            "model": {"source": "transformers", "task": "causal-lm", "config": config},
+            "training": {
+                "global_batch": 16,
+                "sequence": 1024,
+                "precision": "bf16",
+                "optimizer": "adamw",
+                **training,
+            },
+            "cluster": {"device": device, **nodes},
+        }
+    )
+
+
+def space(target: str = "megatron", **options: Any) -> Space:
+    made, _ = prepared(job(**options), TARGETS[target])
+    return space_on(made.cluster, made, TARGETS[target], {})
+
+
+def planned(made: Job, target: str = "megatron", **options: Any) -> Plans:
+    """Plans by the roofline, which has nothing to load."""
+    goal = options.pop("goal", Goal())
+    wanted = options.pop("wanted", Wanted())
+    effort = options.pop("effort", Effort(cached=False))
+    return make_plans(
+        made, get("roofline"), goal=goal, wanted=wanted, target=target, effort=effort, **options
+    )

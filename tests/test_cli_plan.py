@@ -1,0 +1,122 @@
+"""The command plan: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commands import run
+from planning import LLAMA
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    patch, made = pytest.MonkeyPatch(), tmp_path_factory.mktemp("plans")
+    patch.setenv("FORETRAIN_CACHE", str(made / "cache"))
+    document = {
+        "model": {"source": "transformers", "task": "causal-lm", "config": LLAMA},
+        "training": {
+            "global_batch": 16,
+            "sequence": 1024,
+            "precision": "bf16",
+            "optimizer": "adamw",
+            "steps": 1000,
+        },
+        "cluster": {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 1},
+    }
+    (made / "job.json").write_text(json.dumps(document))
+    yield made
+    patch.undo()
+
+
+OPTIONS = ("--predictor", "roofline", "--framework", "megatron")
+
+
+def test_plans_are_shown_with_their_reasons(folder: Path) -> None:
+    result = run("plan", str(folder / "job.json"), *OPTIONS, "--deadline", "30d")
+    assert result.exit_code == 0, result.output
+    for words in (
+        "plans for megatron: least cost, within 30 d", "the first is the best of these with a chance of",
+        "1 before 2:", "one step from the first plan:", "costed",
+    ):  # fmt: skip
+        assert words in result.output
+
+
+def test_json_has_all_of_it(folder: Path) -> None:
+    result = run(
+        "plan", str(folder / "job.json"), *OPTIONS, "--max-devices", "8", "--probes", "--runs", "10", "--json"
+    )
+    document = json.loads(result.stdout)
+    assert document["framework"] == "megatron"
+    assert document["plans"]
+    assert {"front", "clusters", "curves", "probes", "many_runs", "around", "search"} <= document.keys()
+    assert document["many_runs"][0]["runs"] == 10
+
+
+def test_a_page_needs_no_network(folder: Path) -> None:
+    page = folder / "plans.html"
+    result = run("plan", str(folder / "job.json"), *OPTIONS, "--html", str(page))
+    assert result.exit_code == 0, result.output
+    text = page.read_text()
+    assert "The best plans" in text
+    assert "https://cdn." not in text
+
+
+def test_fields_are_swept_and_axes_held(folder: Path) -> None:
+    result = run(
+        "plan", str(folder / "job.json"), *OPTIONS, "--set", "training.global_batch=8,16", "--set", "plan.tensor=1",
+        "--json",
+    )  # fmt: skip
+    rows = json.loads(result.stdout)["sweep"]
+    assert [row["set"]["training.global_batch"] for row in rows] == ["8", "16"]
+    for row in rows:
+        plan = row["plans"][0]["job"]["plan"]
+        assert plan.get("tensor", 1) == 1
+    shown = run("plan", str(folder / "job.json"), *OPTIONS, "--set", "training.global_batch=8,16")
+    assert "training.global_batch" in shown.output
+
+
+def test_no_plan_within_the_goal_is_an_exit_code(folder: Path) -> None:
+    result = run("plan", str(folder / "job.json"), *OPTIONS, "--budget", "$0.000001")
+    assert result.exit_code == 1
+    assert "none of them keeps within the budget" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--deadline", "soon"], "deadline: 'soon'"),
+        (["--budget", "much"], "budget: 'much' is not a number of dollars, such as 5000"),
+        (["--counts", "8,x"], "counts: '8,x' is not whole numbers with commas between them"),
+        (["--devices", "h1000"], "devices: 'h1000' is not one of"),
+        (["--fits", "2"], "fits: 2.0 is not a probability between 0 and 1"),
+        (["--framework", "keras"], "framework: 'keras' is not one of"),
+        (["--set", "plan.tensor=x"], "plan.tensor: 'x'"),
+        (["--set", "plan.shard=zero9"], "plan.shard: 'zero9' is not one of"),
+        (["--set", "plan.colour=3"], "plan.colour: 'colour' is not a known key"),
+        (["--set", "tensor"], "--set: 'tensor' is not of the form section.field=value"),
+        (["--runs", "0"], "runs: '0' is not a number of at least 1, or a file of runs"),
+        (["--runs", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--objective", "beauty"], "objective"),
+        (["--set", "plan.pipeline=2", "--framework", "fsdp2"], "plan.pipeline: 2: fsdp2 has no pipelines"),
+    ],
+)
+def test_mistakes_are_one_line(folder: Path, words: list[str], message: str) -> None:
+    result = run("plan", str(folder / "job.json"), *OPTIONS, *words)
+    assert result.exit_code == 2
+    lines = [line for line in result.output.splitlines() if line.strip()]
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_predict_suggests(folder: Path) -> None:
+    result = run("predict", str(folder / "job.json"), "--predictor", "roofline", "--suggest")
+    assert result.exit_code == 0, result.output
+    assert "would help" in result.output
+    document = json.loads(
+        run("predict", str(folder / "job.json"), "--predictor", "roofline", "--suggest", "--json").stdout
+    )
+    assert all(one["gain"] >= 0.01 for one in document["suggestions"])

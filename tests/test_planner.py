@@ -1,0 +1,221 @@
+"""The planner: what it ranks is what forecasts say, nothing infeasible is among it, and it is the same each
+time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import foretrain
+from foretrain.errors import InputError
+from foretrain.planner.clusters import Wanted
+from foretrain.planner.goal import Goal
+from foretrain.planner.outcome import Nothing, Option
+from foretrain.planner.planning import Effort, remedies
+from foretrain.predictors import get
+from planning import LLAMA, MIXTRAL, job, planned, space
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    patch, folder = pytest.MonkeyPatch(), tmp_path_factory.mktemp("cache")
+    patch.setenv("FORETRAIN_CACHE", str(folder))
+    yield folder
+    patch.undo()
+
+
+def test_the_first_plan_is_the_fastest_of_all() -> None:
+    made, found = job(devices=8), space("megatron", devices=8)
+    plans = planned(made, effort=Effort(cached=False, exhaustive=True), top=3)
+    everything = [
+        get("roofline").predict(found.job_with(plan)) for cut in found.cuts() for plan in found.plans(cut)
+    ]
+    fitting = [one for one in everything if (one.out_of_memory_chance or 0.0) <= 0.1]
+    fastest = sorted(one["step_time_s"].median for one in fitting)
+    assert [option.step_time_s.median for option in plans] == pytest.approx(fastest[: len(plans)])
+    assert plans.considered == len(everything)
+    assert plans.costed < plans.considered
+
+
+def test_nothing_is_ranked_that_may_not_fit() -> None:
+    made = job(
+        {**LLAMA, "hidden_size": 4096, "intermediate_size": 11008}, devices=8, device="l4", sequence=2048
+    )
+    plans = planned(made, top=20, goal=Goal(fits=0.95))
+    assert len(plans)
+    assert all((option.out_of_memory or 0.0) <= 0.05 for option in plans)
+    assert all((one.out_of_memory or 0.0) <= 0.05 for one in plans.by_cluster if isinstance(one, Option))
+
+
+def test_the_same_search_gives_the_same_plans(cache: Path) -> None:
+    made = job(MIXTRAL, devices=8)
+    first, second, kept = (planned(made, effort=Effort(cached=cached)) for cached in (False, False, True))
+    again = planned(made, effort=Effort(cached=True))
+    assert _plans(first) == _plans(second) == _plans(kept) == _plans(again)
+    assert first.first_is_best == again.first_is_best
+    assert list((cache / "plans").glob("*.json"))
+
+
+def _plans(plans: foretrain.Plans) -> list[tuple[object, float]]:
+    return [(option.plan, option.step_time_s.median) for option in plans]
+
+
+def test_several_processes_find_the_same() -> None:
+    made = job(devices=8)
+    one, two = (planned(made, effort=Effort(cached=False, processes=n)) for n in (1, 2))
+    assert _plans(one) == _plans(two)
+
+
+def test_a_search_that_is_cut_short_has_the_best_so_far() -> None:
+    heard: list[int] = []
+    plans = planned(
+        job(MIXTRAL, devices=16),
+        effort=Effort(cached=False, seconds=0.0),
+        listener=lambda found: heard.append(found.considered),
+    )
+    assert plans.interrupted or not heard
+    assert any("time was up" in note for note in plans.notes) == plans.interrupted
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "fsdp2", "deepspeed", "accelerate"])
+def test_plans_are_for_their_framework(target: str) -> None:
+    plans = planned(job(devices=8), target)
+    assert plans.target == target
+    assert plans.best is not None
+    trained = plans.best.job.workload.training
+    assert trained.framework == {"fsdp2": "pytorch", "accelerate": "pytorch"}.get(target, target)
+    assert trained.allocator == "expandable_segments:True"
+
+
+# Goals
+
+
+def test_a_deadline_asks_for_the_cheapest_in_time() -> None:
+    made = job(devices=8, steps=10_000)
+    plans = planned(made, wanted=Wanted(most=16), goal=Goal(objective="cost"), top=20)
+    prices = [option.cost.median for option in plans if option.cost is not None]
+    assert prices == sorted(prices)
+    slowest = max(option.time_s.median for option in plans)
+    hurried = planned(
+        made, wanted=Wanted(most=16), goal=Goal(objective="cost", deadline_s=slowest / 4), top=20
+    )
+    within = [option for option in hurried if not option.misses]
+    assert within == list(hurried[: len(within)])
+    assert all(option.time_s.chance_above(slowest / 4) <= 0.1 for option in within)
+    assert hurried.best in (within[0] if within else None, None)
+
+
+def test_a_budget_that_nothing_keeps_leaves_no_best() -> None:
+    plans = planned(job(devices=8, steps=1000), goal=Goal(budget=1e-6))
+    assert plans.best is None
+    assert all(option.misses == ("budget",) for option in plans)
+
+
+def test_limits_need_a_length() -> None:
+    with pytest.raises(InputError, match=r"^deadline: of a whole training; give its steps"):
+        planned(job(), goal=Goal(deadline_s=60.0))
+
+
+@pytest.mark.parametrize(
+    ("goal", "message"),
+    [
+        ({"objective": "money"}, "objective: 'money' is not one of cost, energy, time"),
+        ({"deadline_s": -1.0}, "deadline: -1.0 is not a finite number above zero"),
+        ({"fits": 1.5}, "fits: 1.5 is not a probability between 0 and 1"),
+    ],
+)
+def test_wrong_goals_are_one_line(goal: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Goal(**goal)  # type: ignore[arg-type]
+
+
+def test_the_front_is_beaten_by_nothing() -> None:
+    plans = planned(job(devices=8, steps=1000), wanted=Wanted(kinds=("h100", "a100"), most=16), top=20)
+    assert plans.front
+    times = [option.time_s.median for option in plans.front]
+    assert times == sorted(times)
+    for option in plans.front:
+        for other in plans:
+            assert not (
+                other.time_s.median < option.time_s.median
+                and (other.cost and option.cost and other.cost.median < option.cost.median)
+                and (other.energy_j and option.energy_j and other.energy_j.median < option.energy_j.median)
+            )
+
+
+# What does not fit
+
+
+def test_a_cluster_without_a_plan_says_why() -> None:
+    large = {**LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 48}
+    made = job({**large, "num_attention_heads": 64}, devices=1)
+    plans = planned(made, wanted=Wanted(counts=(1, 16)))
+    nothing = [one for one in plans.by_cluster if isinstance(one, Nothing)]
+    assert [one.cluster.world_size for one in nothing] == [1]
+    assert "weights, gradients and optimizer state alone" in nothing[0].why
+    assert nothing[0].need is not None
+    assert nothing[0].need > 1
+    alone = planned(made, wanted=Wanted(counts=(1,)))
+    assert alone.best is None
+    assert not len(alone)
+    assert any("devices" in line or "device " in line for line in remedies(get("roofline"), alone))
+
+
+def test_the_optimizer_goes_to_the_host_where_nothing_else_fits() -> None:
+    deep = {**LLAMA, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 24}
+    made = job({**deep, "num_attention_heads": 32}, devices=1, global_batch=4)
+    plans = planned(made)
+    assert plans.best is not None
+    assert plans.best.plan.offload
+
+
+# How sure
+
+
+def test_chances_are_chances_and_steps_are_around_the_best() -> None:
+    plans = planned(job(devices=8))
+    assert plans.first_is_best is not None
+    assert 0 < plans.first_is_best <= (plans.first_is_nearly_best or 0.0) <= 1
+    assert plans.best_time_s is not None
+    assert plans.best_time_s.low <= plans.best_time_s.median <= plans[0].step_time_s.high
+    axes = {step.axis for step in plans.around}
+    assert {"tensor", "pipeline", "micro_batch", "recompute"} <= axes
+    better = [s for s in plans.around if s.slower is not None and s.slower < -1e-6]
+    assert all((step.out_of_memory or 0.0) > 0.1 or step.axis == "context" for step in better)
+
+
+# From Python
+
+
+def test_plan_takes_what_predict_takes() -> None:
+    plans = foretrain.plan(
+        {"model": {"source": "transformers", "task": "causal-lm", "config": LLAMA}, "training": {
+            "global_batch": 32, "sequence": 1024, "precision": "bf16"}, "cluster": {"device": "h100"}},
+        max_devices=4, framework="megatron", tensor=[1, 2], predictor="roofline", cached=False,
+    )  # fmt: skip
+    assert {option.plan.tensor for option in plans} <= {1, 2}
+    assert len(plans) == len(list(plans)) == len(plans.to_frame())
+    document = json.loads(json.dumps(plans.to_dict()))
+    assert document["plans"][0]["job"]["plan"].get("tensor", 1) in (1, 2)
+    assert document["search"]["considered"] == plans.considered
+    read = foretrain.Job.read(document["plans"][0]["job"])
+    assert read == plans[0].job
+
+
+def test_plan_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(InputError, match=r"^batch_size: unknown; did you mean batch\?"):
+        foretrain.plan("resnet18", batch_size=3)
+    with pytest.raises(InputError, match="framework: 'keras' is not one of"):
+        planned(job(), "keras")
+
+
+def test_other_models_are_planned_too() -> None:
+    plans = foretrain.plan(
+        "resnet18", device="h100", batch=64, image=64, max_devices=2, predictor="roofline", cached=False
+    )
+    assert plans.target == "fsdp2"
+    assert {option.plan.tensor for option in plans} == {1}
+    assert any("training.precision is not given: amp-bf16" in note for note in plans.notes)
