@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import gc
 import os
 
 from hypothesis import settings
@@ -11,3 +12,10 @@ settings.register_profile(
     "foretrain", deadline=None
 )  # machines that run tests in parallel are slow now and then
 settings.load_profile("foretrain")
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays to the end: the garbage collector passes it by, and so do
+    traces of programs, which look through all objects for tensors."""
+    gc.collect()
+    gc.freeze()
