@@ -1,8 +1,13 @@
 """What holds for all tests."""
 
+from __future__ import annotations
+
 import gc
 import os
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 # Tests that run in parallel share the cores; numpy and torch, which read it, are not loaded yet.
@@ -19,3 +24,20 @@ def pytest_collection_finish() -> None:
     traces of programs, which look through all objects for tensors."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """Two nodes with a CPU each, for all tests of the group "ray": one that ends a node adds another."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    from ray_nodes import ray_nodes
+
+    with ray_nodes(2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def quick_ray_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers look at their workers often, and start nobody to wait for the end of a node."""
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.3")
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
