@@ -18,6 +18,21 @@ settings.register_profile(
 )  # machines that run tests in parallel are slow now and then
 settings.load_profile("foretrain")
 
+TOGETHER = frozenset(
+    """
+    test_advice test_base_install test_callbacks_huggingface test_campaign test_capture_ranks test_deletepop
+    test_driple test_engine test_measure_ops test_operator_models test_predictddl test_predictors
+    test_properties test_random_layers test_ray_models test_scaledl test_screens test_store
+    """.split()
+)
+"""Files whose tests share what takes long to make: one worker of pytest-xdist runs them all."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
 
 def pytest_collection_finish() -> None:
     """What is there before the first test stays to the end: the garbage collector passes it by, and so do
