@@ -1,8 +1,58 @@
 """What holds for all tests."""
 
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 from hypothesis import settings
+
+# Tests that run in parallel share the cores; numpy and torch, which read it, are not loaded yet.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile(
     "foretrain", deadline=None
 )  # machines that run tests in parallel are slow now and then
 settings.load_profile("foretrain")
+
+TOGETHER = frozenset(
+    """
+    test_advice test_base_install test_callbacks_huggingface test_campaign test_capture_ranks test_deletepop
+    test_driple test_engine test_measure_ops test_operator_models test_predictddl test_predictors
+    test_properties test_random_layers test_ray_models test_scaledl test_screens test_store
+    """.split()
+)
+"""Files whose tests share what takes long to make: one worker of pytest-xdist runs them all."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays to the end: the garbage collector passes it by, and so do
+    traces of programs, which look through all objects for tensors."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """Two nodes with a CPU each, for all tests of the group "ray": one that ends a node adds another."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    from ray_nodes import ray_nodes
+
+    with ray_nodes(2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def quick_ray_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers look at their workers often, and start nobody to wait for the end of a node."""
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.3")
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")

@@ -13,7 +13,7 @@ from foretrain import advice
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Run
 from foretrain.predictors.ray_models import RayModelsPredictor
-from test_ray_models import blind, job, run, step_s
+from test_ray_models import LEAST, blind, job, run, step_s
 
 
 def runs(**training: Any) -> list[Run]:
@@ -24,7 +24,7 @@ def runs(**training: Any) -> list[Run]:
 
 @pytest.fixture(scope="module")
 def learned() -> RayModelsPredictor:
-    return blind().fit(runs())
+    return blind(LEAST).fit(runs())
 
 
 def total_s(one: Job) -> float:
@@ -166,7 +166,8 @@ def test_what_cannot_be_forecast_is_told(learned: RayModelsPredictor) -> None:
     assert list(advice.advise(Refuses(), jobs, 1.0).refused.values()) == ["not this one"]
 
 
-def test_the_command_prints_the_configurations(tmp_path: Path) -> None:
+def test_the_command_prints_the_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretrain.predictors.ray_models.predictor.Budget", lambda: LEAST)
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(json.dumps(one.to_dict()) + "\n" for one in runs()))
     (tmp_path / "model.py").write_text("def net(batch): raise RuntimeError('not needed')")

@@ -25,6 +25,16 @@ TIMM = (
     "convnext_atto", "nfnet_l0", "tresnet_m", "vit_tiny_patch16_224", "mixer_s32_224", "poolformer_s12",
     "xcit_nano_12_p16_224", "swin_tiny_patch4_window7_224", "coat_lite_tiny", "cait_xxs24_224",
 )  # fmt: skip
+SHALLOW: dict[str, dict[str, Any]] = {
+    "densenet121": {"block_config": [2, 3, 2, 2]},
+    "convnext_atto": {"depths": [2, 1, 2, 1]},
+    "vit_tiny_patch16_224": {"depth": 3},
+    "xcit_nano_12_p16_224": {"depth": 3},
+    "swin_tiny_patch4_window7_224": {"depths": [2, 2, 2, 2]},
+    "coat_lite_tiny": {"serial_depths": [2, 1, 1, 2]},
+    "cait_xxs24_224": {"depth": 3},
+}
+"""Arguments that leave out layers that are like others."""
 FIXED_SIZE = ("vit", "mixer", "xcit", "swin", "coat", "cait")
 TORCHVISION = ("squeezenet1_1", "shufflenet_v2_x0_5", "googlenet")
 TRANSFORMERS: dict[str, dict[str, Any]] = {
@@ -50,6 +60,7 @@ def a_job(name: str, batch: int, cluster: Any = None, plan: Any = None, **traini
         training = {"sequence": 32, "precision": "bf16", "optimizer": "adamw", **training}
     else:
         model = {"source": "timm" if name in TIMM else "torchvision", "name": name}
+        model["args"] = SHALLOW.get(name, {})
         training = {"image": 224 if name.startswith(FIXED_SIZE) else 64, "precision": "amp-bf16", **training}
     return Job.read({
         "model": model, "training": {"global_batch": batch, **training},

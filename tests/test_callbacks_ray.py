@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from foretrain.errors import InputError  # noqa: E402
 from foretrain.evaluate import evaluate  # noqa: E402
+from foretrain.fanout.cluster import connect  # noqa: E402
 from foretrain.job import Run, read_runs  # noqa: E402
 
 pytestmark = [
@@ -33,16 +34,11 @@ def net(batch):
 SLEEP_S = 0.02
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """A cluster of its own, whatever other one may be running here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.3")
-        ray.init(
-            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
-        )
-        yield
-        ray.shutdown()
+@pytest.fixture
+def connection(ray_cluster: Any, quick_ray_train: None) -> Iterator[None]:
+    connect(ray_cluster.address)
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture
@@ -101,7 +97,7 @@ def only_run(path: Path) -> Run:
 
 
 def test_two_workers_train_and_the_run_is_recorded_and_scored(
-    cluster: None, tmp_path: Path, job: dict[str, Any]
+    connection: None, tmp_path: Path, job: dict[str, Any]
 ) -> None:
     fit(tmp_path, job)
     run = only_run(tmp_path / "runs.jsonl")

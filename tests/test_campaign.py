@@ -119,6 +119,20 @@ def first(folder: Path) -> Result:
     )
 
 
+class Staying(Local):
+    """Forks the workers of several campaigns from one process."""
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Local]:
+    made = Staying()
+    yield made
+    Local.__exit__(made)
+
+
 def small(folder: Path, *models: str, home: Path | None = None, **dimensions: Any) -> list[Cell]:
     grid = read_grid(
         {"models": [f"tiny.py:{model}" for model in models], "batch": 16, "workers": 2, **dimensions}
@@ -203,25 +217,25 @@ def test_torchrun(folder: Path) -> None:
     assert one.measured["step_time_s"] > 0
 
 
-def test_one_worker_extrapolates_a_long_epoch(folder: Path) -> None:
+def test_one_worker_extrapolates_a_long_epoch(folder: Path, local: Local) -> None:
     out = folder / "one.jsonl"
-    run_campaign(small(folder, "net", workers=1, samples=10**9), out, Local(), protocol=QUICK)
+    run_campaign(small(folder, "net", workers=1, samples=10**9), out, local, protocol=QUICK)
     [(_, one)] = read_runs(out)
     assert "extrapolated to 62500000 steps from" in one.provenance["epoch"]
     assert one.measured["epoch_time_s"] > 62500000 * 0.5 * one.measured["step_time_s"]
     assert "step_time_without_sync_s" not in one.measured
 
 
-def test_a_killed_worker_is_named(folder: Path) -> None:
-    with Local() as local, pytest.raises(CellFailed, match="process 1 was ended by SIGKILL"):
+def test_a_killed_worker_is_named(folder: Path, local: Local) -> None:
+    with pytest.raises(CellFailed, match="process 1 was ended by SIGKILL"):
         local.run(small(folder, "killed")[0].task(QUICK, "lo", PATIENCE_S))
 
 
-def test_a_worker_that_hangs_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_hangs_is_given_up(folder: Path, local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = folder / "pid"
     clock = SimpleNamespace(monotonic=lambda: 61.0 * hanging.exists(), sleep=time.sleep)
     monkeypatch.setattr("foretrain.measure.backends.time", clock)
-    with Local() as local, pytest.raises(CellFailed, match=r"no result after 60 s; 2 of 2 processes killed"):
+    with pytest.raises(CellFailed, match=r"no result after 60 s; 2 of 2 processes killed"):
         local.run(small(folder, "hangs")[0].task(QUICK, "lo", 60))
     assert _gone(int((folder / "pid").read_text()))
 

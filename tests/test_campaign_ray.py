@@ -1,9 +1,10 @@
-"""Tests campaigns on real Ray clusters: one on this machine, and one of nodes of which one dies."""
+"""Tests campaigns on real Ray clusters: one that they start, and one of nodes of which one dies."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,13 @@ from foretrain.job import read_runs
 from foretrain.measure.backends import backend
 from foretrain.measure.campaign import cells, read_grid, run_campaign
 from foretrain.measure.tasks import Protocol
-from ray_nodes import ray_nodes, wait_for
+from ray_nodes import wait_for
 
 pytest.importorskip("ray", reason="Ray is not installed")
-pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
+pytestmark = [
+    pytest.mark.usefixtures("quick_ray_train"),
+    pytest.mark.xdist_group("ray"),  # one cluster at a time
+]
 
 MODEL = """
 import torch
@@ -56,25 +60,25 @@ def test_two_workers_train_on_ray(tmp_path: Path) -> None:
     assert run.provenance["epoch"] == "timed: 10 steps"
 
 
-def test_a_cell_whose_node_dies_is_measured_on_another(tmp_path: Path) -> None:
+def test_a_cell_whose_node_dies_is_measured_on_another(tmp_path: Path, ray_cluster: Any) -> None:
     (tmp_path / "held_up.py").write_text(HELD_UP)
     grid = read_grid({"models": "held_up.py:net", "workers": 1, "batch": 16, "image": 8})
     wanted = cells([grid], make_job, base=tmp_path, home=tmp_path)
-    with ray_nodes(2) as cluster:
 
-        def kill() -> None:
-            wait_for(tmp_path / "begun")
-            [node] = [node for node in cluster.worker_nodes if (tmp_path / node.node_id).exists()]
-            (tmp_path / "killed").touch()
-            cluster.remove_node(node, allow_graceful=False)
+    def kill() -> None:
+        wait_for(tmp_path / "begun")
+        [node] = [node for node in ray_cluster.worker_nodes if (tmp_path / node.node_id).exists()]
+        (tmp_path / "killed").touch()
+        ray_cluster.remove_node(node, allow_graceful=False)
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        chosen = backend("ray", address=cluster.address)
-        summary = run_campaign(
-            wanted, tmp_path / "runs.jsonl", chosen, protocol=Protocol(seconds=0.3), timeout_s=400
-        )
-        killer.join()
+    killer = threading.Thread(target=kill)
+    killer.start()
+    chosen = backend("ray", address=ray_cluster.address)
+    summary = run_campaign(
+        wanted, tmp_path / "runs.jsonl", chosen, protocol=Protocol(seconds=0.3), timeout_s=400
+    )
+    killer.join()
+    ray_cluster.add_node(num_cpus=1)
     failures = tmp_path / "runs.failures.jsonl"
     assert summary.measured == 1, failures.read_text() if failures.exists() else summary
     [(_, run)] = read_runs(tmp_path / "runs.jsonl")

@@ -76,9 +76,8 @@ def collections_at_random(seed: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Recorder, "__torch_dispatch__", collecting)
         gc.collect()
-        gc.freeze()  # or each collection looks through all of torch
+        gc.freeze()  # or each collection looks through all that other tests have left
         yield
-        gc.unfreeze()
 
 
 @contextlib.contextmanager

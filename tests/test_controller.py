@@ -3,9 +3,8 @@ at once."""
 
 from __future__ import annotations
 
+import functools
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,39 +15,20 @@ import pytest
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.job import Job, Run
 from foretrain.predictors.ernest import ErnestPredictor
-from foretrain.serve.controller import ClusterResources, Controller, NodeResources, local_resources
+from foretrain.serve.controller import (
+    ClusterResources,
+    Controller,
+    NodeResources,
+    local_resources,
+    ray_resources,
+)
 from test_ernest import job, runs
 
-CLUSTER = """
-import dataclasses, functools, json, sys
-from pathlib import Path
+TINY = """
+import torch
 
-from ray.cluster_utils import Cluster
-
-from foretrain.serve.controller import Controller, ray_resources
-from foretrain.errors import ForetrainError
-
-small = {"object_store_memory": 80 * 2**20}
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "memory": 300 * 2**20, "include_dashboard": False, **small})
-cluster.add_node(num_cpus=5, num_gpus=2, memory=200 * 2**20, resources={"accelerator_type:H100": 1}, **small)
-told = {}
-try:
-    ray_resources()
-except ForetrainError as error:
-    told["refused"] = str(error)
-records = Path(sys.argv[1])
-controller = Controller(resources=functools.partial(ray_resources, cluster.address), records=records)
-tables = {"model": {"source": "torchvision", "name": "resnet18"}, "training": {"global_batch": 64, "image": 32, "classes": 10}}
-answer = controller.ask(tables, device="cpu", cores_per_device=1)
-told["nodes"] = [dataclasses.asdict(node) for node in answer.resources.nodes]
-told["cluster"] = answer.forecast.job.cluster.to_dict()
-told["assumptions"] = answer.forecast.assumptions
-told["gpus"] = ray_resources().cluster("h100-sxm-80gb")
-try:
-    controller.ask(tables)
-except ForetrainError as error:
-    told["which"] = str(error)
-print("TOLD", json.dumps(told))
+def net(batch):
+    return torch.nn.Linear(16, 4), torch.randn(batch, 16)
 """
 
 
@@ -72,7 +52,7 @@ def controller(tmp_path: Path) -> Controller:
     return Controller(ErnestPredictor().fit(runs((1.0, 0.1, 0.1, 0.1))), records=tmp_path / "records.jsonl")
 
 
-def records(controller: Controller) -> list[dict[str, object]]:
+def records(controller: Controller) -> list[dict[str, Any]]:
     assert controller.records is not None
     return [json.loads(line) for line in controller.records.read_text().splitlines()]
 
@@ -112,37 +92,56 @@ def test_gpus_must_be_named_and_nodes_without_any_are_left_out() -> None:
     assert mixed.cluster("cpu", 4)["nodes"] == 3
 
 
+@pytest.fixture
+def unlike_nodes(ray_cluster: Any) -> Iterator[str]:
+    """The address of a Ray cluster of which one node is larger and has GPUs."""
+    import ray
+
+    larger = ray_cluster.add_node(
+        num_cpus=5, num_gpus=2, memory=200 * 2**20, resources={"accelerator_type:H100": 1}
+    )
+    yield ray_cluster.address
+    ray.shutdown()
+    ray_cluster.remove_node(larger)
+
+
 @pytest.mark.xdist_group("ray")
-def test_a_live_ray_cluster_is_found_node_by_node(tmp_path: Path) -> None:
-    """In a process of its own, which takes Ray's with it when it ends."""
-    pytest.importorskip("ray", reason="Ray is not installed")
-    records = tmp_path / "answers.jsonl"
-    done = subprocess.run(
-        [sys.executable, "-c", CLUSTER, str(records)], capture_output=True, text=True, timeout=300
+def test_a_live_ray_cluster_is_found_node_by_node(unlike_nodes: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"^address: missing, and this process is connected to no Ray cluster"
+    ):
+        ray_resources()
+    controller = Controller(
+        resources=functools.partial(ray_resources, unlike_nodes), records=tmp_path / "answers.jsonl"
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(
-        next(line for line in done.stdout.splitlines() if line.startswith("TOLD")).removeprefix("TOLD")
-    )
-    found = {node["cores"]: node for node in told["nodes"]}
-    assert sorted(found) == [2, 5]
-    assert (found[2]["memory_bytes"], found[2]["gpus"]) == (300 * 2**20, 0)
-    assert (found[5]["gpus"], found[5]["gpu_kind"]) == (2, "H100")
-    assert all(node["link_bytes_per_s"] is None or node["link_bytes_per_s"] > 0 for node in told["nodes"])
-    assert (told["cluster"]["nodes"], told["cluster"]["devices_per_node"]) == (2, 2)
-    assert (
-        "cluster: its nodes differ; 2 workers on each, as many as the smallest has room for"
-        in told["assumptions"]
-    )
-    assert told["gpus"] == {"device": "h100-sxm-80gb", "devices_per_node": 2, "nodes": 1}
-    assert told["refused"].startswith("address: missing, and this process is connected to no Ray cluster")
-    assert told["which"].startswith("cluster.device: missing; 2 GPUs (H100) were found")
-    first, second = (json.loads(line) for line in records.read_text().splitlines())
+    (tmp_path / "tiny.py").write_text(TINY)
+    tables = {
+        "model": {"source": "python", "name": str(tmp_path / "tiny.py:net")},
+        "training": {"global_batch": 12},
+    }
+    answer = controller.ask(tables, device="cpu", cores_per_device=1)
+    assert answer.resources is not None
+    nodes = answer.resources.nodes
+    assert sorted(node.cores for node in nodes) == [0, 1, 1, 5]
+    [larger] = [node for node in nodes if node.cores == 5]
+    assert (larger.memory_bytes, larger.gpus, larger.gpu_kind) == (200 * 2**20, 2, "H100")
+    assert sum(node.gpus for node in nodes) == 2
+    assert all(node.memory_bytes > 0 for node in nodes)
+    assert all(node.link_bytes_per_s is None or node.link_bytes_per_s > 0 for node in nodes)
+    cluster = answer.forecast.job.cluster
+    assert (cluster.nodes, cluster.devices_per_node) == (3, 1)
+    assert {
+        "cluster: 1 of 4 nodes have no room for a worker and are left out",
+        "cluster: its nodes differ; 1 workers on each, as many as the smallest has room for",
+    } <= set(answer.forecast.assumptions)
+    on_gpus = {"device": "h100-sxm-80gb", "devices_per_node": 2, "nodes": 1}
+    assert ray_resources().cluster("h100-sxm-80gb") == on_gpus
+    with pytest.raises(InputError, match=r"^cluster.device: missing; 2 GPUs \(H100\) were found") as unnamed:
+        controller.ask(tables)
+    first, second = records(controller)
     assert first["quantities"]["step_time_s"][0] > 0
-    assert [node["cores"] for node in first["resources"]["nodes"]] == [
-        node["cores"] for node in told["nodes"]
-    ]
-    assert second["refused"] == told["which"]
+    assert [node["cores"] for node in first["resources"]["nodes"]] == [node.cores for node in nodes]
+    assert second["refused"] == str(unnamed.value)
 
 
 def test_a_job_without_a_cluster_runs_where_the_controller_is(tmp_path: Path) -> None:

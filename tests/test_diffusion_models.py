@@ -19,8 +19,8 @@ from foretrain.workload import Model, Training, Workload
 
 DIFFUSION = {name: preset for name, preset in model_presets().items() if preset["source"] == "diffusion"}
 SMALL: dict[str, dict[str, Any]] = {
-    "stable-diffusion-v1-5": {"width": 32, "context": 16},
-    "stabilityai/stable-diffusion-xl-base-1.0": {"width": 64, "context": 16, "pooled": 8, "depths": [0, 1, 1], "middle_depth": 1},
+    "stable-diffusion-v1-5": {"width": 32, "blocks": 1, "context": 16},
+    "stabilityai/stable-diffusion-xl-base-1.0": {"width": 64, "blocks": 1, "context": 16, "pooled": 8, "depths": [0, 1, 1], "middle_depth": 1},
     "openai/guided-diffusion-64": {"width": 32, "head_width": 32, "blocks": 1},
     "google/ddpm-cifar10-32": {"width": 32, "blocks": 1},
     "facebook/DiT-XL-2-256": {"width": 48, "depth": 2, "heads": 2},

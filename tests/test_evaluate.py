@@ -76,11 +76,16 @@ class Stubborn(Fake):
 
 
 def line(
-    batch: int = 100, model: str = "resnet50", device: str = "t4", devices: int = 1, **measured: float
+    batch: int = 100,
+    model: str = "resnet50",
+    device: str = "t4",
+    devices: int = 1,
+    source: str = "timm",
+    **measured: float,
 ) -> dict[str, Any]:
     return {
         "job": {
-            "model": {"source": "timm", "name": model},
+            "model": {"source": source, "name": model},
             "training": {"global_batch": batch},
             "cluster": {"device": device, "devices_per_node": devices},
         },
@@ -683,13 +688,12 @@ def own(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("split", [None, "leave-model-out"])
 def test_several_processes_give_what_one_gives(tmp_path: Path, split: str | None) -> None:
-    models = ("resnet50", "vgg16", "swin_t", "vit_b_32")
     path = write(
         tmp_path / "runs.jsonl",
         *(
-            line(batch, name, step_time_s=0.01 * batch + len(name))
+            line(batch, f"{name}.py:{name}", source="python", step_time_s=0.01 * batch + len(name))
             for batch in (100, 200, 300)
-            for name in models
+            for name in ("resnet", "vgg", "swin", "vision")
         ),
     )
     one, two = (
@@ -701,7 +705,8 @@ def test_several_processes_give_what_one_gives(tmp_path: Path, split: str | None
 
 
 def test_a_job_that_takes_its_worker_down_costs_no_other(tmp_path: Path) -> None:
-    path = write(tmp_path / "runs.jsonl", *(line(batch, step_time_s=1) for batch in (100, 400, 500)))
+    lines = (line(batch, "net.py:net", source="python", step_time_s=1) for batch in (100, 400, 500))
+    path = write(tmp_path / "runs.jsonl", *lines)
     ticks: list[tuple[int, int]] = []
     evaluation = evaluate(
         [path], predictors=[own(tmp_path)], processes=2, progress=lambda *count: ticks.append(count)

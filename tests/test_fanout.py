@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import foretrain
 from commands import fails, run
 from foretrain import predictors
 from foretrain.cli.scale_out import with_address
@@ -22,7 +21,7 @@ from foretrain.evaluate import evaluate
 from foretrain.fanout import Crew, WorkerLost, fan_out
 from foretrain.fanout.cluster import connect, found_at
 from foretrain.predictors.portable import Portable
-from ray_nodes import ray_nodes, wait_for
+from ray_nodes import wait_for
 from test_cli import MODEL
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster at a time
@@ -102,24 +101,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("graphs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FORETRAIN_CACHE", str(folder))
-        patch.setenv("PYTHONPATH", str(Path(foretrain.__file__).parents[1]))
         yield folder
 
 
 @pytest.fixture(scope="module")
-def cluster(cache: Path) -> Iterator[Any]:
-    pytest.importorskip("ray", reason="Ray is not installed")
-    with ray_nodes(2) as nodes:
-        yield nodes
-
-
-@pytest.fixture(scope="module")
-def connection(cluster: Any) -> Iterator[str]:
+def connection(ray_cluster: Any, cache: Path) -> Iterator[str]:
     """One that lasts over several tests, as one that is made anew starts new workers."""
     import ray
 
-    connect(cluster.address)
-    yield cluster.address
+    connect(ray_cluster.address)
+    yield ray_cluster.address
     assert ray.is_initialized()
     ray.shutdown()
 
@@ -141,10 +132,10 @@ ELSEWHERE = pytest.mark.parametrize("way", ["processes", "ray"])
 # The function
 
 
-def test_a_connection_is_made_and_ended(cluster: Any) -> None:
+def test_a_connection_is_made_and_ended(ray_cluster: Any) -> None:
     import ray
 
-    assert list(fan_out(scaled, [1, 2, 3], shared=0.5, ray=cluster.address)) == [0.5, 1.0, 1.5]
+    assert list(fan_out(scaled, [1, 2, 3], shared=0.5, ray=ray_cluster.address)) == [0.5, 1.0, 1.5]
     assert not ray.is_initialized()
 
 
@@ -216,14 +207,14 @@ def test_an_item_that_kills_every_worker_is_one_line() -> None:
         list(fan_out(fall_at_five, range(12), processes=2))
 
 
-def test_a_node_dies_half_way(cluster: Any, connection: str, tmp_path: Path) -> None:
-    victim = cluster.add_node(num_cpus=1)
+def test_a_node_dies_half_way(ray_cluster: Any, connection: str, tmp_path: Path) -> None:
+    victim = ray_cluster.add_node(num_cpus=1)
     killed: list[int] = []
 
     def kill(done: int, total: int) -> None:
         if not killed:
             wait_for(tmp_path / "reached")
-            cluster.remove_node(victim, allow_graceful=False)
+            ray_cluster.remove_node(victim, allow_graceful=False)
             killed.append(done)
 
     results = fan_out(

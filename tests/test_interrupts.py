@@ -23,9 +23,9 @@ from foretrain.interrupts import ended_as_interrupted, exit_code
 
 TINY = """
 import os, pathlib, time
-import torch
 
 def net(batch):
+    import torch
     return torch.nn.Linear(16, 4), torch.randn(batch, 16)
 
 def asleep(batch):
@@ -91,15 +91,21 @@ def job(name: str) -> dict[str, object]:
     }
 
 
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of all commands, of which the first traces the model."""
+    return tmp_path_factory.mktemp("graphs")
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, graphs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tiny.py").write_text(TINY)
     (tmp_path / "own.py").write_text(OWN)
     jobs = [job("net"), job("asleep"), job("net")]
     runs = [{"job": job("net"), "measured": {"step_time_s": 0.1}} for _ in range(4)]
     for name, lines in (("jobs", jobs), ("runs", runs)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "graphs"))
+    monkeypatch.setenv("FORETRAIN_CACHE", str(graphs))
     monkeypatch.setenv("PYTHONPATH", str(Path(foretrain.__file__).parents[1]))
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,6 +19,11 @@ from foretrain.job import Job, Run
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.checks import check_forgets, check_predictor, made_up_runs, on_two_devices
 from foretrain.predictors.deletepop import predictor as deletepop
+from foretrain.predictors.predictddl import predictor as predictddl
+from foretrain.predictors.predictddl.regressors import choose
+from foretrain.predictors.ray_models import predictor as ray_models
+from foretrain.predictors.ray_models.search import Budget
+from foretrain.predictors.ray_models.techniques import Recipe
 from made_up import made_up
 
 TINY = """
@@ -28,11 +35,19 @@ def make(batch):
 """
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the model is, and its graphs, which are traced once."""
+    made = tmp_path_factory.mktemp("tiny")
+    (made / "tiny.py").write_text(TINY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORETRAIN_CACHE", str(made / "cache"))
+        yield made
+
+
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setenv("FORETRAIN_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "tiny.py").write_text(TINY)
-    return tiny_job(tmp_path)
+def job(folder: Path) -> Job:
+    return tiny_job(folder)
 
 
 def tiny_job(base: Path, device: str = "h100-sxm-80gb", **training: Any) -> Job:
@@ -48,32 +63,43 @@ def test_every_predictor_passes_the_conformance_checks(name: str, job: Job) -> N
     check_predictor(predictors.get(name), job)
 
 
+@pytest.fixture
+def quick_learning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learning takes a moment: operator models from a few made-up operators, networks in two epochs, and the
+    rest by a few of its regressors."""
+    monkeypatch.setattr(deletepop, "load_measured", lambda path, device=None: made_up(count=20))
+    for growth in (fitting._FOR_ALL, fitting._FOR_ONE):
+        monkeypatch.setitem(growth, "trees", 2)
+    few = Recipe(mean="nnls"), Recipe(mean="forecast", technique="ridge")
+    monkeypatch.setattr(ray_models, "Budget", functools.partial(Budget, starters=few))
+    monkeypatch.setattr(
+        predictddl, "choose", lambda problem, candidates, **folds: choose(problem, candidates[:3], **folds)
+    )
+    if name == "driple":
+        from foretrain.predictors.driple.network import SCHEDULES
+
+        monkeypatch.setitem(SCHEDULES, "improved", dataclasses.replace(SCHEDULES["improved"], epochs=2))
+
+
+@pytest.mark.usefixtures("quick_learning")
 @pytest.mark.parametrize("name", predictors.names())
-def test_every_predictor_forecasts_or_refuses_each_kind_of_job(name: str, job: Job, tmp_path: Path) -> None:
+def test_every_predictor_forecasts_or_refuses_each_kind_of_job(name: str, folder: Path) -> None:
     for training in (
         {"mode": "infer"},
         {"precision": "amp-bf16", "optimizer": "adamw"},
         {"samples": 100, "epochs": 2},
     ):
         predictor = predictors.get(name)
-        check_predictor(predictor, tiny_job(tmp_path, **training))
+        check_predictor(predictor, tiny_job(folder, **training))
 
 
-@pytest.fixture
-def few_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operator models are learned anew from a few made-up operators, which takes no time."""
-    monkeypatch.setattr(deletepop, "load_measured", lambda path, device=None: made_up(count=20))
-    for growth in (fitting._FOR_ALL, fitting._FOR_ONE):
-        monkeypatch.setitem(growth, "trees", 2)
-
-
-@pytest.mark.usefixtures("few_operators")
+@pytest.mark.usefixtures("quick_learning")
 @pytest.mark.parametrize("name", predictors.names())
 def test_every_predictor_forgets_what_it_is_told_to(name: str, job: Job) -> None:
     check_forgets(predictors.get(name), job)
 
 
-@pytest.mark.usefixtures("few_operators")
+@pytest.mark.usefixtures("quick_learning")
 @pytest.mark.parametrize("name", [name for name in predictors.names() if name != "scaledl"])
 def test_every_predictor_forgets_what_it_learned_on_two_devices(name: str, job: Job) -> None:
     check_forgets(predictors.get(name), on_two_devices(job))
@@ -95,9 +121,9 @@ def test_the_default_predictor_exists() -> None:
     assert predictors.get().name == predictors.DEFAULT
 
 
-def test_the_roofline_takes_longer_on_a_slower_device(job: Job, tmp_path: Path) -> None:
+def test_the_roofline_takes_longer_on_a_slower_device(folder: Path) -> None:
     fast, slow = (
-        predictors.get("roofline").predict(tiny_job(tmp_path, device)) for device in ("h100-sxm-80gb", "p4")
+        predictors.get("roofline").predict(tiny_job(folder, device)) for device in ("h100-sxm-80gb", "p4")
     )
     assert slow["device_busy_s"].median >= fast["device_busy_s"].median
 
@@ -106,8 +132,8 @@ def test_the_roofline_forecasts_two_devices(job: Job) -> None:
     assert predictors.get("roofline").predict(on_two_devices(job))["step_time_s"].median > 0
 
 
-def test_inference_has_no_backward_and_no_optimizer(job: Job, tmp_path: Path) -> None:
-    forecast = predictors.get("roofline").predict(tiny_job(tmp_path, mode="infer"))
+def test_inference_has_no_backward_and_no_optimizer(folder: Path) -> None:
+    forecast = predictors.get("roofline").predict(tiny_job(folder, mode="infer"))
     assert {"forward_time_s", "step_time_s"} <= forecast.quantities.keys()
     assert forecast.quantities.keys().isdisjoint({"backward_time_s", "optimizer_time_s"})
 

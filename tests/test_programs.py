@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -41,6 +42,13 @@ class Net(nn.Module):
         return self.head(self.body(x))
 """
 WEIGHTS = 16 * 32 + 32 + 2 * 32 + 32 * 4 + 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_left_by_others() -> None:
+    """To trace a program is to look through all objects for tensors: not through those of other tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -19,12 +19,13 @@ from foretrain.forecast import Forecast
 from foretrain.job import Job, Run
 from foretrain.predictors.checks import check_predictor
 from foretrain.predictors.ray_models import RayModelsPredictor
+from foretrain.predictors.ray_models import search as searching
 from foretrain.predictors.ray_models.columns import Array, Encoding, Table
 from foretrain.predictors.ray_models.law import Law, Sum
 from foretrain.predictors.ray_models.predictor import data_of
 from foretrain.predictors.ray_models.scaling import ScaleModel, check, ernest_times_s
 from foretrain.predictors.ray_models.search import BATCH, STARTERS, Budget, search, try_recipes
-from foretrain.predictors.ray_models.techniques import TECHNIQUES, Recipe, learn, means_of
+from foretrain.predictors.ray_models.techniques import TECHNIQUES, Recipe, learn, means_of, ridge
 
 
 def job(
@@ -75,6 +76,8 @@ QUICK = Budget(
         Recipe(technique="ridge"),
     )
 )
+LEAST = Budget(starters=(Recipe(mean="nnls"), Recipe(technique="ridge")))
+"""For what does not depend on how well runs are forecast."""
 
 
 def blind(budget: Budget = QUICK) -> RayModelsPredictor:
@@ -93,7 +96,7 @@ def table_of(runs: list[Run]) -> tuple[Table, Array]:
 
 
 def test_it_passes_the_conformance_checks() -> None:
-    check_predictor(blind(), job(samples=64_000, epochs=2))
+    check_predictor(blind(LEAST), job(samples=64_000, epochs=2))
 
 
 def test_it_is_known_by_name() -> None:
@@ -150,7 +153,7 @@ def epoch(one: Job) -> Run:
 
 def test_more_data_than_was_seen_is_named_and_less_sure() -> None:
     sizes = (256, 512, 1024, 2048)
-    learned = blind().fit(epoch(job(workers, samples=size)) for workers in (1, 2, 4) for size in sizes)
+    learned = blind(LEAST).fit(epoch(job(workers, samples=size)) for workers in (1, 2, 4) for size in sizes)
     seen, far = (learned.predict(job(2, samples=size)) for size in (2048, 24 * 2048))
     assert "beyond the runs in samples: 49.2 k, they have 256 to 2.05 k" in far.assumptions
     assert width(far) > width(seen)
@@ -204,7 +207,7 @@ def test_a_model_without_runs_is_refused(learned: RayModelsPredictor) -> None:
 
 
 def test_models_with_too_few_runs_are_named() -> None:
-    learned = blind().fit([*grid(), run(job(name="model.py:rare"))])
+    learned = blind(LEAST).fit([*grid(batches=(8,)), run(job(name="model.py:rare"))])
     assert learned.left_out_ == ("model.py:rare: only 1 runs of it; 3 are needed",)
     with pytest.raises(InputError, match="no model has 3 runs"):
         blind().fit([run(job())])
@@ -325,7 +328,7 @@ def test_an_epoch_waits_for_its_data(totals: RayModelsPredictor) -> None:
 
 def test_the_interval_that_is_scored_is_that_of_the_forecast() -> None:
     known = [epoch(job(workers, 8, samples=size)) for workers in (1, 2, 4) for size in (256, 512, 1024)]
-    learned = blind().fit(known)
+    learned = blind(LEAST).fit(known)
     (workload,) = learned.workloads_.values()
     for workers, samples in ((2, 512), (8, 4096)):
         asked = job(workers, 8, samples=samples)
@@ -348,7 +351,7 @@ def test_what_was_learned_is_the_same_when_read_again(learned: RayModelsPredicto
 
 def test_scoring_forgets_what_was_learned() -> None:
     with pytest.raises(UnsupportedJob, match="fit it first"):
-        blind().fit(grid()).without(frozenset({"net"})).predict(job())
+        blind(LEAST).fit(grid()).without(frozenset({"net"})).predict(job())
 
 
 # Our own forecast as the mean
@@ -449,16 +452,16 @@ def test_a_recipe_is_never_chosen_by_the_runs_that_it_is_scored_on() -> None:
     """Times of the runs that are left out do not change what is said of them."""
     table, times_s = table_of(grid())
     train, test = np.arange(8), np.arange(8, 12)
-    told = ScaleModel.fit(table.take(train), times_s[train], QUICK).log_times(table.take(test))
+    told = ScaleModel.fit(table.take(train), times_s[train], LEAST).log_times(table.take(test))
     changed = times_s.copy()
     changed[test] *= 100
-    again = ScaleModel.fit(table.take(train), changed[train], QUICK).log_times(table.take(test))
+    again = ScaleModel.fit(table.take(train), changed[train], LEAST).log_times(table.take(test))
     assert (told == again).all()
 
 
 def test_checks_say_both_how_well_it_interpolates_and_extrapolates() -> None:
     table, times_s = table_of(grid())
-    found = {(one.dimension, one.kind): one for one in check(table, times_s, QUICK)}
+    found = {(one.dimension, one.kind): one for one in check(table, times_s, LEAST)}
     assert set(found) == {
         (dimension, kind) for dimension in ("workers", "work") for kind in ("interpolation", "extrapolation")
     }
@@ -474,41 +477,51 @@ def test_ernest_has_a_law_for_each_setting() -> None:
 def test_a_fit_tells_how_far_it_has_come() -> None:
     runs = [run(job(n, name=name)) for name in ("a.py:net", "b.py:net") for n in range(1, 7)]
     heard: list[tuple[int, int]] = []
-    predictor = RayModelsPredictor(
-        physics=None, budget=Budget(starters=STARTERS[:2]), progress=lambda *count: heard.append(count)
-    )
+    predictor = RayModelsPredictor(physics=None, budget=LEAST, progress=lambda *count: heard.append(count))
     predictor.fit(runs)
     assert heard == sorted(heard)
     assert heard[0][0] < heard[-1][0] == heard[-1][1] == 4
 
 
+@pytest.fixture
+def quick_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search proposes nothing that takes long to learn."""
+    monkeypatch.setattr(searching, "TECHNIQUES", {"ridge": ridge})
+    monkeypatch.setattr(searching, "MEANS", ("none", "nnls"))
+
+
+@pytest.mark.usefixtures("quick_recipes")
 def test_the_search_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     table, times_s = table_of(grid(workers=(1, 2, 4), batches=(8, 32)))
-    study = tmp_path / "study.log"
     heard: list[int] = []
-    search(
-        table,
-        times_s,
-        dataclasses.replace(QUICK, trials=BATCH, study=study),
-        lambda done, total: heard.append(done),
-    )
-    search(
-        table,
-        times_s,
-        dataclasses.replace(QUICK, trials=BATCH + 2, study=study),
-        lambda done, total: heard.append(done),
-    )
-    first = len(QUICK.starters)
+    for trials in (BATCH, BATCH + 2):
+        budget = dataclasses.replace(LEAST, trials=trials, study=tmp_path / "study.log")
+        search(table, times_s, budget, lambda done, total: heard.append(done))
+    first = len(LEAST.starters)
     assert [done - first for done in heard if done > first] == [BATCH, BATCH + 2]
 
 
+@pytest.mark.usefixtures("quick_recipes")
 def test_the_search_finds_the_same_in_one_process_and_in_two() -> None:
     table, times_s = table_of(grid(workers=(1, 2, 4), batches=(8, 32)))
     one, two = (
-        search(table, times_s, dataclasses.replace(QUICK, trials=4, processes=count)) for count in (1, 2)
+        search(table, times_s, dataclasses.replace(LEAST, trials=4, processes=count)) for count in (1, 2)
     )
     assert [trial.recipe for trial in one] == [trial.recipe for trial in two]
     assert [trial.inside_error for trial in one] == [trial.inside_error for trial in two]
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_what_is_proposed_of_a_technique_can_be_learned(technique: str) -> None:
+    import optuna
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    study.enqueue_trial({"technique": technique, "mean": "none"})
+    recipe = searching.propose(study.ask())
+    assert recipe.technique == technique
+    table, times_s = table_of(grid(batches=(8,)))
+    tell = learn(recipe, table, times_s, means_of(table, times_s, ["none"])["none"])
+    assert np.isfinite(tell(table)).all()
 
 
 def test_a_recipe_with_our_forecast_is_left_out_where_there_is_none() -> None:

@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from foretrain.cli import app
-from ray_nodes import ray_nodes
 
 MADE = [
     "schedule",
@@ -71,16 +70,11 @@ def test_parallel_processes_give_the_same() -> None:
 
 
 @pytest.mark.xdist_group("ray")
-def test_a_ray_cluster_gives_the_same() -> None:
-    pytest.importorskip("ray")
-    with ray_nodes(1) as cluster:
-        there = run(
-            "--policy", "fifo,srtf,max_min_fairness", "--seeds", "2", "--ray", cluster.address, "--json"
-        )
+def test_a_ray_cluster_gives_the_same(ray_cluster: Any) -> None:
+    words = ("--policy", "fifo,srtf,max_min_fairness", "--seeds", "2", "--json")
+    there = run(*words, "--ray", ray_cluster.address)
     assert there.exit_code == 0, there.output
-    assert json.loads(there.stdout) == json.loads(
-        run("--policy", "fifo,srtf,max_min_fairness", "--seeds", "2", "--json").stdout
-    )
+    assert json.loads(there.stdout) == json.loads(run(*words).stdout)
 
 
 def test_logs_traces_and_the_page(tmp_path: Path) -> None:

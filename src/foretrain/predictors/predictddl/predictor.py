@@ -189,11 +189,11 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
         )  # fmt: skip
         choices = choose(problem, self.candidates)
         learned = self._trained(problem, choices, jobs, machines)
-        kinds = len(set(types))
-        left_out = types if kinds > 1 else groups
-        whole = dataclasses.replace(problem, types=[OTHERS] * len(runs), groups=left_out)
-        of_all = choose(whole, self.candidates, folds=kinds) if kinds > 1 else choose(whole, self.candidates)
-        learned |= self._trained(whole, of_all, jobs, machines)
+        if (kinds := len(set(types))) > 1:
+            whole = dataclasses.replace(problem, types=[OTHERS] * len(runs), groups=types)
+            learned |= self._trained(whole, choose(whole, self.candidates, folds=kinds), jobs, machines)
+        else:
+            learned[OTHERS] = learned[types[0]]
         earlier = {} if self.fresh or self.learned_ is None else self.learned_
         if OTHERS in earlier and earlier[OTHERS].runs > len(runs):
             del learned[OTHERS]
