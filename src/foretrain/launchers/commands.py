@@ -51,6 +51,8 @@ class Program:
     words: list[Setting] = field(default_factory=list)
     """``key=value`` and what stands alone."""
     variables: dict[str, Word] = field(default_factory=dict)
+    runs_job: bool = False
+    """Whether it is one that foretrain wrote, which trains what a job file says."""
 
     def value(self, *names: str) -> Any:
         """Of the last argument that has one of these names."""
