@@ -34,7 +34,7 @@ MARKS: tuple[tuple[str, frozenset[str]], ...] = (
 def reader_of(program: Program) -> str:
     """Whose arguments a program has."""
     names = {dashed(one.key) for one in program.arguments}
-    if program.runs_job:
+    if program.reads == "job":
         return "foretrain"
     if "automodel" in program.name:
         return "automodel"

@@ -276,7 +276,7 @@ class _Session:
                 self.files.append(str(file))
                 take_tables(self.reading, tables, settings)
                 program.arguments = [one for one in program.arguments if dashed(one.key) != name]
-                program.runs_job = program.runs_job or name == "job"
+                program.reads = "job" if name == "job" else "model"
 
     def add_fsdp_config(self, setting: Setting, path: Path) -> None:
         """The file of the Trainer's ``--fsdp_config``."""
@@ -322,7 +322,7 @@ class _Session:
             take(self.reading, devices, keys, reader, name=dashed)
         else:
             self.reading.set("own.program", Path(program.name).name)
-            if reader == "transformers":
+            if reader == "transformers" and not program.reads:
                 self.add_trainer(path.parent / program.name)
             apart = ("deepspeed_config", "local_rank")
             self.give(reader, [one for one in arguments if dashed(one.key) not in apart])
