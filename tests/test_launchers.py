@@ -313,7 +313,7 @@ DEEPSPEED = (
         ({"plan_yaml": "a: [1\n"}, "not YAML"),
         ({"ds_json": "{"}, "ds.json: not JSON"),
         ({"plan_yaml": ACCELERATE.format("SOME")},
-         "plan.yaml:1: distributed_type: 'SOME' is not one of no, multi_gpu, fsdp, deepspeed, megatron_lm, tp"),
+         "plan.yaml:1: distributed_type: 'SOME' is not one of no, multi_gpu, multi_cpu, tp, fsdp, deepspeed, megatron_lm"),
         ({"plan_yaml": ACCELERATE.format("FSDP") + "parallelism_config: {dp_shard_size: 3, dp_replicate_size: 2}\n"},
          "plan.yaml:4: parallelism_config.dp_shard_size = 3 x 2 replicas is not the 8 data-parallel ranks"),
         ({"run_sh": "deepspeed --num_gpus 8 train.py --deepspeed ds.json --per_device_train_batch_size 3",

@@ -142,7 +142,7 @@ def predict(
     launch = launch_from(launch_files, target, options) if launch_files else None
     job = job_from(str(target), options) if launch is None else launch.job
     if write_job is not None:
-        from foretrain.report.jobs import write_job_file
+        from foretrain.job_files import write_job_file
 
         write_job_file(job, write_job)
         say(f"job in {write_job}")

@@ -22,8 +22,8 @@ READER = "accelerate"
 
 _PRECISIONS = {"no": "fp32", "fp32": "fp32", "bf16": "amp-bf16", "fp16": "amp-fp16", "fp8": "fp8"}
 _KINDS = {
-    "no": "none", "multi_gpu": "none", "fsdp": "fsdp", "deepspeed": "deepspeed", "megatron_lm": "megatron",
-    "tp": "none",
+    "no": "none", "multi_gpu": "none", "multi_cpu": "none", "tp": "none", "fsdp": "fsdp",
+    "deepspeed": "deepspeed", "megatron_lm": "megatron",
 }  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def finish(reading: Reading) -> None:
         if own.get("distributed_optimizer"):
             reading.set("plan.shard", "zero1")
     else:
-        if own.get("mixed"):
+        if own.get("mixed") not in (None, "fp32"):
             reading.default("training.precision", own["mixed"])
         _sharding(reading, own, kind)
     if own.get("mixed") == "fp8" and kind != "megatron":

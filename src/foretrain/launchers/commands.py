@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from foretrain.allocator_settings import VARIABLES
 from foretrain.errors import InputError
@@ -51,6 +51,8 @@ class Program:
     words: list[Setting] = field(default_factory=list)
     """``key=value`` and what stands alone."""
     variables: dict[str, Word] = field(default_factory=dict)
+    reads: Literal["", "job", "model"] = ""
+    """What it takes from a job file, where it is one that foretrain wrote."""
 
     def value(self, *names: str) -> Any:
         """Of the last argument that has one of these names."""

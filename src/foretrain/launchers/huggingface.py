@@ -52,6 +52,12 @@ def _fsdp(value: Any) -> Any:
     return " ".join(words)
 
 
+def _optimizer(value: Any) -> Any:
+    """As jobs call it; the Trainer's SGD has no momentum unless ``optim_args`` give it one."""
+    found = spelled("optimizer")(value)
+    return "sgd-plain" if found == "sgd" else found
+
+
 KEYS: Keys = {
     "model_name_or_path": Key("run.model", text),
     "model_name": Key("run.model", text),
@@ -67,7 +73,8 @@ KEYS: Keys = {
     "pure_bf16": Key("own.pure", yes, "training.precision"),
     "torch_dtype": Key("own.loaded", one_of({"auto": None, **DTYPES}), "training.precision"),
     "dtype": Key("own.loaded", one_of({"auto": None, **DTYPES}), "training.precision"),
-    "optim": Key("training.optimizer", spelled("optimizer")),
+    "optim": Key("training.optimizer", _optimizer),
+    "optim_args": Key("own.optimizer_arguments", text, "training.optimizer"),
     "gradient_checkpointing": Key("own.checkpointing", yes, "plan.recompute"),
     "disable_gradient_checkpointing": Key("own.no_checkpointing", yes, "plan.recompute"),
     "torch_compile": Key("own.compile", yes, "training.compile"),
@@ -112,7 +119,7 @@ IGNORED = (
     "greater_is_better push_to_hub hub_* resume_from_checkpoint ddp_* dataloader_* remove_unused_columns "
     "ignore_data_skip group_by_length preprocessing_* streaming tokenizer_name use_fast trust_remote_code "
     "cache_dir token use_auth_token config_name stage template plot_loss lora_alpha lora_bias packing "
-    "neat_packing deepspeed gradient_checkpointing_kwargs* optim_args optim_target_modules "
+    "neat_packing deepspeed gradient_checkpointing_kwargs* use_cpu optim_target_modules "
     "label_smoothing_factor include_* disable_tqdm local_rank local-rank rope_scaling quantization_method "
     "bnb_* double_quantization new_special_tokens mask_history train_on_prompt train_sampling_strategy "
     "fsdp_config fsdp_config.* fsdp_transformer_layer_cls_to_wrap accelerator_config* "
@@ -160,6 +167,8 @@ def finish(reading: Reading) -> None:
     if reading.get("training.framework") == "pytorch" and own.get("kind") == "fsdp":
         accelerate.finish(reading)
     _precision(reading, own)
+    if "momentum" in str(own.get("optimizer_arguments")) and reading.get("training.optimizer") == "sgd-plain":
+        reading.set("training.optimizer", "sgd")
     if own.get("checkpointing") and not own.get("no_checkpointing"):
         reading.set("plan.recompute", "full")
     if own.get("compile") or own.get("compile_mode"):
@@ -192,6 +201,9 @@ def _precision(reading: Reading, own: dict[str, Any]) -> None:
 
 
 def _adapter(reading: Reading, own: dict[str, Any]) -> None:
+    if reading.get("training.adapter") is not None:
+        reading.tables["training"].pop("master_weights", None)
+        return
     lora = own.get("peft") or own.get("finetuning") == "lora" or own.get("adapter") in ("lora", "qlora")
     if not lora:
         if own.get("finetuning") == "freeze":

@@ -34,6 +34,8 @@ MARKS: tuple[tuple[str, frozenset[str]], ...] = (
 def reader_of(program: Program) -> str:
     """Whose arguments a program has."""
     names = {dashed(one.key) for one in program.arguments}
+    if program.reads == "job":
+        return "foretrain"
     if "automodel" in program.name:
         return "automodel"
     script = Path(program.name).name
@@ -68,8 +70,17 @@ def bare(setting: Setting) -> Setting:
 def renamed(setting: Setting) -> Setting:
     """Keys of a Python configuration, and of options, as TOML has them."""
     key = re.sub(r"^model_converters\.converters$|^model_converters$", "model.converters", setting.key)
+    key = _OF_MODEL_SPEC.get(key, key.replace("model_spec.converters.", "quantize.linear.float8."))
     head, dot, rest = key.partition(".")
     return Setting(f"{head.replace('-', '_')}{dot}{rest.replace('-', '_')}", setting.value, setting.where)
+
+
+_OF_MODEL_SPEC = {
+    "model_spec.converters": "model.converters",
+    "model_spec.flavor": "model.flavor",
+    "model_spec.moe_comm_backend": "parallelism.expert_parallel_comm_backend",
+}
+"""Arguments of ``model_registry`` as TOML has them."""
 
 
 def registered(name: str, where: str) -> list[Setting]:

@@ -18,6 +18,7 @@ from foretrain.launchers import (
     bridge,
     deepspeed,
     huggingface,
+    job_file,
     megatron,
     torchtitan,
 )
@@ -53,6 +54,7 @@ _READERS: dict[str, Callable[[Reading, Iterable[Setting]], None]] = {
     "axolotl": axolotl.read,
     "automodel": automodel.read,
     "megatron-bridge": bridge.read,
+    "foretrain": job_file.read,
 }
 _ORDER = (
     "deepspeed",
@@ -63,6 +65,7 @@ _ORDER = (
     "megatron",
     "megatron-bridge",
     "transformers",
+    "foretrain",
 )
 """In which they are read: files that others complete come first."""
 
@@ -227,7 +230,7 @@ class _Session:
         if "megatron.bridge" in imports:
             self.give("megatron-bridge", [*settings, *bridge_model(config, path)])
         elif "torchtitan" in imports:
-            settings += torchtitan_model(config, path)
+            settings = [*torchtitan_model(config, path), *settings]
             self.give("torchtitan", [renamed(one) for one in settings])
         else:
             raise InputError(
@@ -259,7 +262,21 @@ class _Session:
         for word in program.words:
             if not word.key and str(word.value).endswith((".json", ".yaml", ".yml")):
                 self.follow(word, path)
+        self.add_job(program, path)
         self.give_arguments(program, path)
+
+    def add_job(self, program: Program, path: Path) -> None:
+        """The job file of a program that foretrain wrote."""
+        for name, take_tables in (("job", job_file.take_job), ("model", job_file.take_model)):
+            file = path.parent / str(program.value(name))
+            if file.suffix not in (".toml", ".json") or not file.is_file():
+                continue
+            tables, settings = read_document(file)
+            if {"model", "training"} <= set(tables):
+                self.files.append(str(file))
+                take_tables(self.reading, tables, settings)
+                program.arguments = [one for one in program.arguments if dashed(one.key) != name]
+                program.reads = "job" if name == "job" else "model"
 
     def add_fsdp_config(self, setting: Setting, path: Path) -> None:
         """The file of the Trainer's ``--fsdp_config``."""
@@ -275,6 +292,10 @@ class _Session:
         """The arguments of a program to whom they belong."""
         arguments, reader = program.arguments, reader_of(program)
         if reader == "torchtitan":
+            module = path.parent / f"{program.value('module')}.py"
+            if module.is_file():
+                self.add(f"{module}:{program.value('config')}")
+                arguments = [one for one in arguments if dashed(one.key) != "config"]
             named = [one for one in arguments if dashed(one.key) == "config"]
             named += [
                 Setting(name, word.text, f"{path.name}:{word.line}")
@@ -301,7 +322,7 @@ class _Session:
             take(self.reading, devices, keys, reader, name=dashed)
         else:
             self.reading.set("own.program", Path(program.name).name)
-            if reader == "transformers":
+            if reader == "transformers" and not program.reads:
                 self.add_trainer(path.parent / program.name)
             apart = ("deepspeed_config", "local_rank")
             self.give(reader, [one for one in arguments if dashed(one.key) not in apart])
@@ -322,6 +343,9 @@ class _Session:
     def add_skypilot(self, path: Path, table: Mapping[str, Any]) -> None:
         """The devices of a SkyPilot task, and the commands of its ``run``."""
         resources = _table(table, "resources")
+        for several in ("ordered", "any_of"):
+            if resources.get(several):
+                resources = {**resources, **resources[several][0]}
         accelerators = str(resources.get("accelerators", ""))
         name, _, count = accelerators.partition(":")
         settings = [Setting("num_nodes", table.get("num_nodes", 1), path.name)]

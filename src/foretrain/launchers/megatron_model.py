@@ -50,6 +50,7 @@ MODEL_KEYS: Keys = {
     "make_vocab_size_divisible_by": _own("vocab_multiple", shown="vocab_size"),
     "should_pad_vocab": _own("pads_vocab", yes, "vocab_size"),
     "tokenizer_model": _own("tokenizer_model", text, "vocab_size"),
+    "tokenizer_type": _own("tokenizer_type", text, "vocab_size"),
     "swiglu": _own("gated", yes, "model_type"),
     "gated_linear_unit": _own("gated", yes, "model_type"),
     "squared_relu": _own("activation", When("relu2"), "hidden_act"),
@@ -154,6 +155,8 @@ def _vocabulary(reading: Reading, own: dict[str, Any]) -> int:
     if words is None:
         words = _GPT2_WORDS
         reading.assumed.append(f"model.config.vocab_size: the {words} words of GPT-2; give --vocab-size")
+    if own.get("tokenizer_type") == "NullTokenizer":
+        words += 1  # its end of a document
     multiple = own.get("vocab_multiple", _MULTIPLE) * reading.get("plan.tensor", 1)
     return int(math.ceil(words / multiple) * multiple)
 

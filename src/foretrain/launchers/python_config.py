@@ -162,8 +162,10 @@ class _Reader:
         if not isinstance(value, Config):
             owner.settings[key] = Setting(key, value, where)
             return
+        if value.made_by.endswith(".model_registry") and value.arguments:
+            owner.settings[f"{key}.flavor"] = Setting(f"{key}.flavor", value.arguments[0], where)
         name = value.made_by.rpartition(".")[0] if value.made_by.endswith(".Config") else value.made_by
-        if not value.settings or value.made_by.endswith(".Config"):
+        if (not value.settings and not value.arguments) or value.made_by.endswith(".Config"):
             owner.settings[key] = Setting(key, name.rpartition(".")[2], where)
         for inner, setting in value.settings.items():
             owner.settings[f"{key}.{inner}"] = Setting(f"{key}.{inner}", setting.value, setting.where)
@@ -186,6 +188,8 @@ class _Reader:
             return [one.made_by if isinstance(one, Config) else one for one in values]
         if isinstance(node, ast.Call):
             return self.call(node, known)
+        if isinstance(node, ast.IfExp):
+            return self.value(node.body, known)
         if isinstance(node, ast.Attribute | ast.Name):
             name = _dotted(node)
             return name if name.startswith("torch.") else f"${ast.unparse(node)}"
@@ -201,8 +205,14 @@ class _Reader:
         if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
             config.arguments += self.call(node.func.value, known).arguments
         for keyword in node.keywords:
-            if keyword.arg is not None:
-                self.put(config, keyword.arg, self.value(keyword.value, known), keyword.value)
+            if keyword.arg is None:
+                continue
+            self.put(config, keyword.arg, self.value(keyword.value, known), keyword.value)
+            for one in keyword.value.elts if isinstance(keyword.value, ast.List | ast.Tuple) else ():
+                if isinstance(one, ast.Call):
+                    for inner, setting in self.call(one, known).settings.items():
+                        path = f"{keyword.arg}.{inner}"
+                        config.settings[path] = Setting(path, setting.value, setting.where)
         return config
 
 

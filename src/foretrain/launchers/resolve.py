@@ -99,7 +99,10 @@ def _model(
 def _cluster(reading: Reading, run: Mapping[str, Any], options: Mapping[str, Any], catalog: Catalog) -> None:
     """Nodes and devices of each; those that no file tells are assumed."""
     cluster = reading.tables["cluster"]
-    if "device" not in options and "node" not in options and "groups" not in options:
+    asked = {"device", "node", "groups"} & set(options)
+    if not asked:
+        cluster |= {one: run[one] for one in ("node", "cores_per_device") if run.get(one) is not None}
+    if not asked and not (cluster.get("node") and run.get("device") is None):
         name = run.get("device")
         try:
             cluster["device"] = catalog.device(str(name or DEFAULT_DEVICE), "cluster.device").name
@@ -110,7 +113,7 @@ def _cluster(reading: Reading, run: Mapping[str, Any], options: Mapping[str, Any
             reading.assumed.append(
                 f"cluster.device = {DEFAULT_DEVICE}: no such file says; give --device or --node"
             )
-    node = options.get("node")
+    node = options.get("node", cluster.get("node"))
     if node is None and "groups" not in options:
         device = catalog.device(str(options.get("device", cluster.get("device"))), "cluster.device")
         if racks := catalog.racks_with(device):
@@ -192,7 +195,7 @@ def _stages(reading: Reading, run: Mapping[str, Any]) -> None:
     config = reading.tables["model"].get("config") or {}
     layers = config.get("num_hidden_layers") or config.get("n_layer")
     if each and layers and plan.get("pipeline", 1) > 1:
-        chunks = -(-layers // (each * plan["pipeline"]))
+        chunks = -(-(layers + run.get("layers_of_ends", 0)) // (each * plan["pipeline"]))
         if plan.get("schedule") in ("interleaved", "zero-bubble"):
             plan["virtual_stages"] = max(1, chunks)
     if plan.get("pipeline", 1) == 1:

@@ -143,8 +143,18 @@ class Shell:
             self.source(expanded[1].text)
         elif inner := _inner(expanded):
             self.run(statements(inner.text, inner.line))
+        elif script := self.script(expanded):
+            self.source(script)
         elif expanded:
             self.commands.append(Command(expanded, known))
+
+    def script(self, words: list[Word]) -> str:
+        """The script beside this one that ``bash`` runs, wherever it lies when it does."""
+        for number, word in enumerate(words[:-1]):
+            following = Path(words[number + 1].text)
+            if word.text in ("bash", "sh") and following.suffix in (".sh", ".bash"):
+                return following.name if (self.folder / following.name).is_file() else ""
+        return ""
 
     def source(self, name: str) -> None:
         """Follow another script for what it sets."""

@@ -41,7 +41,7 @@ PRESETS = {
     "gpt_oss": {"20b": "gpt-oss-20b", "120b": "gpt-oss-120b"},
 }  # fmt: skip
 """The models of ``torchtitan/models`` by name and flavor, as presets are called."""
-_DEBUG = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 16,
+DEBUG_CONFIG = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 16,
           "intermediate_size": 768, "vocab_size": 2048}  # fmt: skip
 """``llama3 debugmodel`` (v0.2.2)."""
 
@@ -119,6 +119,7 @@ IGNORED = (
     "checkpoint.* training.dataset* training.max_norm training.seed training.deterministic training.gc_* "
     "training.debug* model.print_after_conversion model.tokenizer_path model.norm_type compile.components "
     "compile.backend activation_checkpoint.* experimental.* dataloader.* tokenizer.* "
+    "quantize.linear.float8.model_compile_enabled quantize.linear.float8.fqns "
     "quantize.linear.float8.filter_fqns quantize.linear.float8.precompute* quantize.linear.float8.emulate "
     "quantize.grouped_mm.* quantize.linear.mx.* float8.* mx.* parallelism.context_parallel_load_balancer "
     "parallelism.spmd_backend hf_assets_path dump_folder module config loss* job"
@@ -165,7 +166,7 @@ def _model(reading: Reading, own: dict[str, Any]) -> None:
         return
     name = str(name).lower()
     if (name, flavor) == ("llama3", "debugmodel"):
-        reading.set("model", {"source": "transformers", "task": "causal-lm", "config": dict(_DEBUG)})
+        reading.set("model", {"source": "transformers", "task": "causal-lm", "config": dict(DEBUG_CONFIG)})
         return
     flavors = PRESETS.get(name, {})
     if flavor in flavors:
@@ -222,6 +223,7 @@ def _pipeline(reading: Reading, own: dict[str, Any]) -> None:
             reading.tables["run"].pop("micro_tokens", None)
         if own.get("layers"):
             reading.set("run.layers_per_stage", own["layers"])
+            reading.set("run.layers_of_ends", 2)  # first_ and last_stage_less_layers are 1 each
     elif local is not None:
         setting = reading.whose("own.local")
         if setting is not None:

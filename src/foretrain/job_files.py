@@ -12,19 +12,19 @@ from foretrain.files import write_atomically
 from foretrain.job import Job
 
 
-def write_job_file(job: Job, path: Path) -> None:
-    """As TOML, or as JSON where the file is called so."""
+def write_job_file(job: Job, path: Path, *, stamp: str = "") -> None:
+    """As TOML, with a comment in front of it, or as JSON where the file is called so."""
     tables = job.seen_from(path.parent).to_dict()
     if path.suffix == ".json":
         write_atomically(path, json.dumps(tables, indent=2) + "\n")
     elif path.suffix == ".toml":
-        write_atomically(path, job_toml(tables))
+        write_atomically(path, (f"# {stamp}\n" if stamp else "") + toml_tables(tables))
     else:
         raise InputError(f"{path}: a job is written to a .toml or a .json file")
 
 
-def job_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """The sections of a job in TOML, tables in them on one line each."""
+def toml_tables(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Sections in TOML, tables in them on one line each."""
     sections = []
     for name, section in tables.items():
         lines = [f"{_key(key)} = {_value(value, f'{name}.{key}')}" for key, value in section.items()]

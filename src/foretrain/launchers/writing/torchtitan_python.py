@@ -1,0 +1,145 @@
+"""Writes a function in Python that configures torchtitan 0.3.0 and main."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foretrain.job import Job
+from foretrain.launchers.writing.expected import steps_of
+from foretrain.launchers.writing.limits import cannot
+from foretrain.launchers.writing.torchtitan_models import Flavor
+from foretrain.launchers.writing.torchtitan_settings import degrees, formats, local_batch
+from foretrain.launchers.writing.versions import stamp
+
+CONVERTERS = {
+    "rowwise": ("Float8LinearConverter", ', recipe_name="rowwise"'),
+    "rowwise-gw-hp": ("Float8LinearConverter", ', recipe_name="rowwise_with_gw_hp"'),
+    "mxfp8": ("MXFP8LinearConverter", ""),
+    "nvfp4": ("NVFP4LinearConverter", ', fqns=["layers"]'),
+}
+"""Ways of fp8 and fp4 that it has, and what makes linear layers multiply so."""
+
+
+def python_text(job: Job, flavor: Flavor) -> str:
+    plan, training = job.plan, job.workload.training
+    module = f"torchtitan.models.{flavor.family}"
+    checkpointing = {"none": None, "full": "FullAC"}.get(plan.recompute, "SelectiveAC")
+    own_spec = _model_spec(job, flavor)
+    converter = None if training.precision != "fp8" else CONVERTERS[training.fp8_recipe][0]
+    imports = [
+        f"from torchtitan.components.quantization import {converter}" if converter else "",
+        "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
+        f"from torchtitan.distributed.activation_checkpoint import {checkpointing}" if checkpointing else "",
+        f"from {module} import model_registry" if own_spec else "",
+        f"from {module}.config_registry import {flavor.config_function}",
+    ]
+    common = [
+        f"    c = {flavor.config_function}()",
+        '    c.hf_assets_path = os.environ.get("HF_ASSETS_PATH", c.hf_assets_path)',
+        *([f"    c.model_spec = {own_spec}"] if own_spec else []),
+        f"    c.activation_checkpoint = {f'{checkpointing}.Config()' if checkpointing else None}",
+        f"    c.compile = CompileConfig({_arguments(_compilation(job))})",
+    ]
+    if training.checkpoint_every is not None:
+        common += [
+            "    c.checkpoint.enable = True",
+            f"    c.checkpoint.interval = {training.checkpoint_every}",
+        ]
+    spread = {**degrees(job), **_python_degrees(job)}
+    shared = {"steps": steps_of(job), **formats(job), "enable_cpu_offload": plan.offload}
+    in_samples = {
+        "local_batch_size": local_batch(job),
+        "global_batch_size": training.global_batch,
+        "seq_len": training.sequence,
+        **shared,
+    }
+    assert training.sequence is not None
+    in_tokens = {
+        "num_tokens_per_microbatch_per_dp_rank": local_batch(job) * training.sequence,
+        "num_tokens_per_train_step": training.global_batch * training.sequence,
+        "max_context_length": training.sequence,
+        **shared,
+    }
+    piped = plan.pipeline > 1
+    parts = {"pipeline_parallel_microbatch_size": job.micro_batch} if piped else {}
+    counted = {"num_pp_microbatches": job.accumulation} if piped else {}
+    lines = [
+        f"# {stamp('torchtitan')}",
+        '"""The plan as a configuration of torchtitan."""',
+        "",
+        "import os",
+        "",
+        *filter(None, imports),
+        "",
+        "",
+        "def plan_in_tokens():",
+        '    """For main since 2026-08-20."""',
+        *common,
+        *_call("training", "TrainingConfig", in_tokens),
+        *_call("parallelism", "ParallelismConfig", {**spread, **counted}),
+        "    return c",
+        "",
+        "",
+        "def plan_in_samples():",
+        '    """For 0.3.0."""',
+        *common,
+        *_call("training", "TrainingConfig", in_samples),
+        *_call("parallelism", "ParallelismConfig", {**spread, **parts}),
+        "    return c",
+        "",
+        "",
+        "def plan():",
+        '    in_tokens = "num_tokens_per_train_step" in TrainingConfig.__dataclass_fields__',
+        "    return plan_in_tokens() if in_tokens else plan_in_samples()",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _model_spec(job: Job, flavor: Flavor) -> str | None:
+    """What replaces the model of the configuration: another flavor, other products or another dispatcher."""
+    training, plan = job.workload.training, job.plan
+    arguments = [f'"{flavor.name}"']
+    if training.precision == "fp8":
+        name, more = CONVERTERS[training.fp8_recipe]
+        compiled = bool(training.compile)
+        arguments.append(f"converters=[{name}.Config(model_compile_enabled={compiled}{more})]")
+    if plan.dispatcher in ("deepep", "hybridep"):
+        arguments.append(f'moe_comm_backend="{plan.dispatcher}"')
+    if flavor.registered and len(arguments) == 1:
+        return None
+    return f"model_registry({', '.join(arguments)})"
+
+
+def _python_degrees(job: Job) -> dict[str, Any]:
+    plan = job.plan
+    found: dict[str, Any] = {}
+    if plan.tensor > 1 and not plan.sequence_parallel:
+        found["enable_sequence_parallel"] = False
+    if plan.registered_buffers:
+        found["enable_fsdp_symm_mem"] = True
+    return found
+
+
+def _compilation(job: Job) -> dict[str, Any]:
+    compiled = bool(job.workload.training.compile)
+    found: dict[str, Any] = {"enable": compiled, "components": ["model", "loss"]}
+    if (job.plan.overlap or {}).get("tensor"):
+        if not compiled:
+            raise cannot("torchtitan", "plan.overlap.tensor", True, "it needs training.compile = true")
+        found["enable_async_tensor_parallel"] = True
+    return found
+
+
+def _arguments(table: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={_literal(value)}" for name, value in table.items())
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    return f"[{', '.join(map(_literal, value))}]" if isinstance(value, list) else repr(value)
+
+
+def _call(attribute: str, kind: str, table: dict[str, Any]) -> list[str]:
+    inner = [f"        {name}={_literal(value)}," for name, value in table.items()]
+    return [f"    c.{attribute} = {kind}(", *inner, "    )"]
