@@ -110,6 +110,10 @@ def plan(
     ray: RayOption = None,
     predictor: PredictorOption = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to open in a browser.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a folder for each plan, with the files that launch it."),
+    ] = None,
     as_json: JsonFlag = False,
     options: Options,
 ) -> None:
@@ -127,6 +131,8 @@ def plan(
         raise typer.BadParameter("give a job file, a model or --from")
     if html is not None:
         check_target(html)
+    if out is not None:
+        check_target(out, folder=True)
     if ray is not None:
         hush_ray()
     held, swept = _settings(options.pop("set", []))
@@ -160,12 +166,15 @@ def plan(
         top=top,
         effort=effort,
     )
+    shown = _Shown(runs=number, probes=probe, html=html, out=out, as_json=as_json)
     if largest is not None:
+        shown.check_alone("largest")
         _largest(asked, largest, as_json)
     elif any(len(values) > 1 for values in swept.values()):
+        shown.check_alone("set with several values")
         _sweep(asked, swept, as_json)
     else:
-        _one(asked, {name: values[0] for name, values in swept.items()}, number, probe, html, as_json)
+        _one(asked, {name: values[0] for name, values in swept.items()}, shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,31 +218,47 @@ class _Asked:
             )
 
 
-def _one(
-    asked: _Asked,
-    settings: Mapping[str, Any],
-    number: int | None,
-    probe: bool,
-    html: Path | None,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What is wanted of the plans of one search."""
+
+    runs: int | None
+    probes: bool
+    html: Path | None
+    out: Path | None
+    as_json: bool
+
+    def check_alone(self, other: str) -> None:
+        """Refuse what goes with the plans of one search alone."""
+        given = {"runs": self.runs is not None, "probes": self.probes}
+        given |= {"html": self.html is not None, "out": self.out is not None}
+        for name in (name for name, is_given in given.items() if is_given):
+            raise InputError(f"{name}: goes with the plans of one search, not with {other}")
+
+
+def _one(asked: _Asked, settings: Mapping[str, Any], wanted: _Shown) -> None:
+    from foretrain.planner.abilities import ability_of
     from foretrain.planner.curves import curves, many_runs
+    from foretrain.planner.launching import check_launchable
     from foretrain.planner.probes import probes
     from foretrain.report import dump
     from foretrain.report.plans import curve_tables, many_runs_table, probe_lines, shown
 
-    plans = asked.plans(asked.job(settings))
+    job = asked.job(settings)
+    if wanted.out is not None:
+        check_launchable(ability_of(asked.framework, job.workload.training.framework).target)
+    plans = asked.plans(job)
     many = None
-    if number is not None:
+    if wanted.runs is not None:
         pool = asked.wanted.most or max([option.devices for option in plans], default=1)
-        many = many_runs(plans, number, pool)
-    chosen = probes(asked.predictor, plans) if probe else None
-    if html is not None:
+        many = many_runs(plans, wanted.runs, pool)
+    chosen = probes(asked.predictor, plans) if wanted.probes else None
+    if wanted.html is not None:
         from foretrain.report.plan_page import write_page
 
-        write_page(plans, html)
-        say(f"page in {html}")
-    if as_json:
+        write_page(plans, wanted.html)
+        say(f"page in {wanted.html}")
+    if wanted.as_json:
         document = plans.to_dict() | {"curves": [curve.to_dict() for curve in curves(plans)]}
         document |= {} if many is None else {"many_runs": [one.to_dict() for one in many]}
         document |= {} if chosen is None else {"probes": [one.to_dict() for one in chosen]}
@@ -244,10 +269,19 @@ def _one(
             show(many_runs_table(many[: asked.top]))
         if chosen is not None:
             show(*probe_lines(chosen))
+    if wanted.out is not None:
+        _write(plans, wanted.out)
     if plans.best is None:
-        if not as_json:
+        if not wanted.as_json:
             _say_what_would_fit(asked, plans)
         raise typer.Exit(1)
+
+
+def _write(plans: Plans, folder: Path) -> None:
+    from foretrain.planner.launching import write_plans
+
+    for one in write_plans(plans, folder):
+        say(f"{one.folder}: the job alone: {one.refused}" if one.refused else f"{one.folder}: launch files")
 
 
 def _say_what_would_fit(asked: _Asked, plans: Plans) -> None:

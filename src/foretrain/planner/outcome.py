@@ -4,9 +4,12 @@ it all is."""
 from __future__ import annotations
 
 import functools
+import os
+import pkgutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, overload
 
 from foretrain.cluster import Cluster
@@ -165,7 +168,8 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plans(Sequence[Option]):
-    """The options of a search, the best first; a sequence of them."""
+    """The options of a search, the best first; a sequence of them. Printed, it is what ``foretrain plan``
+    shows; in a notebook, a table."""
 
     options: tuple[Option, ...]
     goal: Goal
@@ -217,6 +221,22 @@ class Plans(Sequence[Option]):
     def _all(self) -> list[Option]:
         fastest = [one for one in self.by_cluster if isinstance(one, Option)]
         return list(dict.fromkeys([*self.options, *fastest]))
+
+    def __str__(self) -> str:
+        return str(pkgutil.resolve_name("foretrain.report.plans:to_text")(self))
+
+    def _repr_html_(self) -> str:
+        return str(pkgutil.resolve_name("foretrain.report.plan_page:to_html")(self))
+
+    def plot(self) -> Any:
+        """The Pareto front as a figure of plotly: time against cost, with intervals."""
+        return pkgutil.resolve_name("foretrain.report.plan_page:front_figure")(self)
+
+    def write(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Folders with the files that launch the plans that keep within the goal, as ``--out`` writes."""
+        from foretrain.planner.launching import write_plans
+
+        return [one.folder for one in write_plans(self, Path(folder))]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values in SI units."""

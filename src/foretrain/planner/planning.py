@@ -23,6 +23,7 @@ from foretrain.planner.certainty import NEARLY, drawn_s, first_is_best, of_the_b
 from foretrain.planner.clusters import Wanted, clusters_of
 from foretrain.planner.facts import Facts
 from foretrain.planner.goal import Goal
+from foretrain.planner.launching import unlaunchable
 from foretrain.planner.outcome import Nothing, Option, Plans
 from foretrain.planner.rating import order
 from foretrain.planner.search import Found, Listener, OnCluster, search
@@ -173,12 +174,15 @@ def _forecast(
 
 def _fitting(predictor: Predictor, one: OnCluster, goal: Goal) -> Iterator[Option]:
     """Plans of a cluster that fit by a whole forecast, the fastest first."""
-    tried = 0
+    tried, space = 0, one.space
     for rating in sorted([*one.best, *one.doubtful], key=order):
         if tried == _MOST_TRIED:
             return
+        if why := unlaunchable(space.job_with(rating.plan), space.ability.target):
+            space.refused[why] += 1
+            continue
         try:
-            forecast = predictor.predict(one.space.job_with(rating.plan))
+            forecast = predictor.predict(space.job_with(rating.plan))
         except ForetrainError:
             continue
         tried += 1

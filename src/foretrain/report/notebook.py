@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import io
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from foretrain.forecast import Forecast
 from foretrain.report import figures
@@ -18,11 +18,16 @@ _STYLE = ".foretrain td { text-align: left } .foretrain .dim { opacity: .6 } .pa
 
 def to_text(forecast: Forecast) -> str:
     """The summary that the command line prints, without colours."""
+    return printed(summary(forecast))
+
+
+def printed(what: RenderableType) -> str:
+    """Text as on a terminal, without colours."""
     written = io.StringIO()
     console = Console(
         file=written, width=_WIDTH, color_system=None, highlight=False, markup=False, emoji=False
     )
-    console.print(summary(forecast))
+    console.print(what)
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines())
 
 

@@ -45,6 +45,11 @@ def page(plans: Plans) -> str:
     return whole_page(title, about, _sections(plans), style=_STYLE)
 
 
+def to_html(plans: Plans) -> str:
+    """What notebooks show: the ranking, and how sure it is."""
+    return ranking(plans) + _list([*verdicts(plans), *nothing_lines(plans)])
+
+
 def _sections(plans: Plans) -> Iterator[tuple[str, str]]:
     if len(plans):
         yield "The best plans", ranking(plans) + _list(verdicts(plans))

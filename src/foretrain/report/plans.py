@@ -21,6 +21,7 @@ from foretrain.planner.outcome import Nothing, Option, Plans, Step
 from foretrain.planner.probes import STEPS, Probe
 from foretrain.planner.suggest import Suggestion
 from foretrain.report.explain import explain
+from foretrain.report.notebook import printed
 from foretrain.report.tables import table
 from foretrain.units import format_count, format_dollars, format_seconds
 
@@ -56,6 +57,11 @@ def plan_words(job: Job) -> str:
 
 def cluster_words(job: Job) -> str:
     return " + ".join(f"{group.world_size} x {group.device.name}" for group in job.cluster.groups)
+
+
+def to_text(plans: Plans) -> str:
+    """What the command line prints, without colours."""
+    return printed(shown(plans))
 
 
 def shown(plans: Plans) -> RenderableType:

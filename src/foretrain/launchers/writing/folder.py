@@ -109,6 +109,16 @@ def write_launch(
     return [folder / job_file(here), *(folder / file for file in texts)]
 
 
+def refusal(job: Job, target: str) -> str:
+    """Why a target cannot launch a job, in words; empty where it can."""
+    try:
+        check_common(job)
+        _WRITERS[_target(job, target)](job)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
 def _target(job: Job, asked: str | None) -> str:
     framework = job.workload.training.framework
     if asked is not None and asked not in TARGETS:
