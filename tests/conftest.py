@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ settings.load_profile("foretrain")
 TOGETHER = frozenset(
     """
     test_advice test_base_install test_callbacks_huggingface test_campaign test_capture_ranks test_deletepop
-    test_driple test_engine test_measure_ops test_operator_models test_predictddl test_predictors
+    test_driple test_engine test_measure_ops test_planner_whatif test_operator_models test_predictddl test_predictors
     test_properties test_random_layers test_ray_models test_scaledl test_screens test_store
     """.split()
 )
@@ -39,6 +40,16 @@ def pytest_collection_finish() -> None:
     traces of programs, which look through all objects for tensors."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache for several files of tests that trace the same models, on all workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORETRAIN_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

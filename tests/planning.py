@@ -15,7 +15,7 @@ from foretrain.predictors import get
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 32000,
 }  # fmt: skip
 MIXTRAL = {
     "model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,

@@ -453,7 +453,7 @@ predict --jobs empty.jsonl -> empty.jsonl: empty; a file of jobs has one job per
 predict --jobs binary.jsonl -> binary.jsonl: cannot be read
 predict --jobs jobs.jsonl --out folder.jsonl -> folder.jsonl: cannot be written (Is a directory)
 predict --jobs jobs.jsonl --out empty.json/x -> empty.json/x: cannot be written (empty.json is not a directory)
-predict --jobs jobs.jsonl --html x.html -> --trace, --html, --breakdown, --resources, --compare and --evidence are for one job, not for
+predict --jobs jobs.jsonl --html x.html -> --trace, --html, --breakdown, --resources, --suggest, --compare and --evidence are for one job, not for
 predict --jobs jobs.jsonl --processes 0 -> --processes: '0' is not greater than or equal to 1
 predict --jobs jobs.jsonl --processes x -> --processes: 'x' is not a valid integer
 predict --jobs jobs.jsonl --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import foretrain
 from commands import run
+from foretrain.job import Job
 from planning import LLAMA
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    patch, made = pytest.MonkeyPatch(), tmp_path_factory.mktemp("plans")
-    patch.setenv("FORETRAIN_CACHE", str(made / "cache"))
+def folder(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Path:
+    made = tmp_path_factory.mktemp("plans")
     document = {
         "model": {"source": "transformers", "task": "causal-lm", "config": LLAMA},
         "training": {
@@ -28,8 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "cluster": {"device": "h100-sxm-80gb", "devices_per_node": 8, "nodes": 1},
     }
     (made / "job.json").write_text(json.dumps(document))
-    yield made
-    patch.undo()
+    return made
 
 
 OPTIONS = ("--predictor", "roofline", "--framework", "megatron")
@@ -63,6 +63,38 @@ def test_a_page_needs_no_network(folder: Path) -> None:
     text = page.read_text()
     assert "The best plans" in text
     assert "https://cdn." not in text
+
+
+def test_each_plan_gets_a_folder_that_launches_it(folder: Path) -> None:
+    out = folder / "launch"
+    result = run("plan", str(folder / "job.json"), *OPTIONS, "--top", "2", "--out", str(out), "--json")
+    assert result.exit_code == 0, result.output
+    ranked = json.loads((out / "plans.json").read_text())["plans"]
+    assert len(ranked) == 2
+    for number, option in enumerate(ranked, start=1):
+        own = out / f"plan-{number}"
+        for name in (
+            "job.toml",
+            "launch.sh",
+            "megatron_args.sh",
+            "slurm.sbatch",
+            "benchmark.py",
+            "README.md",
+        ):
+            assert (own / name).is_file(), name
+        assert Job.load(own / "job.toml").to_dict() == option["job"]
+        launched, planned = foretrain.read_launch(own / "launch.sh").job.plan, Job.load(own / "job.toml").plan
+        assert (
+            dataclasses.replace(launched, overlap=None) == planned
+        )  # what is usual is said in so many words
+
+
+def test_frameworks_without_launch_files_are_refused_before_the_search(folder: Path) -> None:
+    words = ("--framework", "nanotron", "--out", str(folder / "none"))
+    result = run("plan", str(folder / "job.json"), *OPTIONS, *words)
+    assert result.exit_code == 2
+    assert "out: launch files of nanotron are not written" in result.output
+    assert not (folder / "none").exists()
 
 
 def test_fields_are_swept_and_axes_held(folder: Path) -> None:
@@ -101,10 +133,13 @@ def test_no_plan_within_the_goal_is_an_exit_code(folder: Path) -> None:
         (["--runs", "0"], "runs: '0' is not a number of at least 1, or a file of runs"),
         (["--runs", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--objective", "beauty"], "objective"),
+        (["--largest", "batch", "--probes"], "probes: goes with the plans of one search, not with largest"),
+        (["--out", "job.json/x"], "job.json/x: cannot be written"),
         (["--set", "plan.pipeline=2", "--framework", "fsdp2"], "plan.pipeline: 2: fsdp2 has no pipelines"),
     ],
 )
 def test_mistakes_are_one_line(folder: Path, words: list[str], message: str) -> None:
+    words = [word.replace("job.json", str(folder / "job.json")) for word in words]
     result = run("plan", str(folder / "job.json"), *OPTIONS, *words)
     assert result.exit_code == 2
     lines = [line for line in result.output.splitlines() if line.strip()]

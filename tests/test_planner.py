@@ -4,7 +4,6 @@ time."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +17,7 @@ from foretrain.planner.planning import Effort, remedies
 from foretrain.predictors import get
 from planning import LLAMA, MIXTRAL, job, planned, space
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    patch, folder = pytest.MonkeyPatch(), tmp_path_factory.mktemp("cache")
-    patch.setenv("FORETRAIN_CACHE", str(folder))
-    yield folder
-    patch.undo()
+pytestmark = pytest.mark.usefixtures("shared_cache")
 
 
 def test_the_first_plan_is_the_fastest_of_all() -> None:
@@ -50,13 +43,13 @@ def test_nothing_is_ranked_that_may_not_fit() -> None:
     assert all((one.out_of_memory or 0.0) <= 0.05 for one in plans.by_cluster if isinstance(one, Option))
 
 
-def test_the_same_search_gives_the_same_plans(cache: Path) -> None:
+def test_the_same_search_gives_the_same_plans(shared_cache: Path) -> None:
     made = job(MIXTRAL, devices=8)
     first, second, kept = (planned(made, effort=Effort(cached=cached)) for cached in (False, False, True))
     again = planned(made, effort=Effort(cached=True))
     assert _plans(first) == _plans(second) == _plans(kept) == _plans(again)
     assert first.first_is_best == again.first_is_best
-    assert list((cache / "plans").glob("*.json"))
+    assert list((shared_cache / "plans").glob("*.json"))
 
 
 def _plans(plans: foretrain.Plans) -> list[tuple[object, float]]:
@@ -151,7 +144,7 @@ def test_the_front_is_beaten_by_nothing() -> None:
 
 def test_a_cluster_without_a_plan_says_why() -> None:
     large = {**LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 48}
-    made = job({**large, "num_attention_heads": 64}, devices=1)
+    made = job(large, devices=1)
     plans = planned(made, wanted=Wanted(counts=(1, 16)))
     nothing = [one for one in plans.by_cluster if isinstance(one, Nothing)]
     assert [one.cluster.world_size for one in nothing] == [1]
@@ -198,6 +191,9 @@ def test_plan_takes_what_predict_takes() -> None:
     )  # fmt: skip
     assert {option.plan.tensor for option in plans} <= {1, 2}
     assert len(plans) == len(list(plans)) == len(plans.to_frame())
+    assert "one step from the first plan:" in str(plans)
+    assert "80 % interval" in plans._repr_html_()
+    assert plans.plot().data
     document = json.loads(json.dumps(plans.to_dict()))
     assert document["plans"][0]["job"]["plan"].get("tensor", 1) in (1, 2)
     assert document["search"]["considered"] == plans.considered

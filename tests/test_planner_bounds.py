@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,12 +18,7 @@ EVERY, CUTS = 5, 4
 """Of the plans of a cut, one of so many is looked at; of so many cuts."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("FORETRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
+pytestmark = pytest.mark.usefixtures("shared_cache")
 
 
 def roofline() -> RatingPredictor:

@@ -140,7 +140,7 @@ def test_what_is_not_searched_is_kept() -> None:
 @pytest.mark.parametrize(
     ("config", "facts"),
     [
-        (LLAMA, Facts(layers=8, heads=16, sequence=1024)),
+        (LLAMA, Facts(layers=8, heads=8, sequence=1024)),
         (MIXTRAL, Facts(layers=4, heads=8, experts=8, sequence=1024)),
         ({"model_type": "gpt2"}, Facts(layers=12, heads=12, sequence=1024)),
     ],

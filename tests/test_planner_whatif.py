@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from foretrain.errors import InputError
 from foretrain.forecast import Estimate, Forecast
+from foretrain.job import Job
 from foretrain.planner.certainty import OWN, covariance, drawn_s, first_is_best, of_the_best
 from foretrain.planner.clusters import Wanted
 from foretrain.planner.curves import WORTH_WHILE, Curve, curves, many_runs
@@ -21,17 +24,11 @@ from foretrain.planner.suggest import suggestions
 from foretrain.predictors import get
 from planning import LLAMA, job, planned
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("FORETRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
+pytestmark = pytest.mark.usefixtures("shared_cache")
 
 
 @pytest.fixture(scope="module")
-def plans(_cache: None) -> Plans:
+def plans(shared_cache: Path) -> Plans:
     return planned(job(devices=8, steps=1000), wanted=Wanted(most=16), top=6)
 
 
@@ -89,16 +86,19 @@ def test_many_runs_go_in_waves() -> None:
 
 
 def test_the_largest_sequence_fits_and_the_next_does_not() -> None:
-    made = job(devices=1, device="l4", global_batch=1)
+    made, most = job(devices=1, device="l4", global_batch=1), 27_000
 
-    def plans_of(asked: object, held: object) -> Plans:
-        return planned(asked, "fsdp2", allowed=held, top=1)  # type: ignore[arg-type]
+    def plans_of(asked: Job, held: Mapping[str, Any]) -> Plans:
+        sequence = asked.workload.training.sequence or 0
+        forecast = dataclasses.replace(option(1, 100.0).forecast, job=asked)
+        options = (Option(forecast=forecast, goal=Goal()),) if sequence <= most else ()
+        return Plans(options=options, goal=Goal(), target="fsdp2")
 
     found = largest("sequence", made, plans_of)
     assert found.option is not None
     assert isinstance(found.value, int)
     assert isinstance(found.next_value, int)
-    assert 1024 <= found.value < found.next_value <= found.value * 33 // 32 + 1024
+    assert found.value <= most < found.next_value <= found.value * 33 // 32 + 1024
     assert found.option.job.workload.training.sequence == found.value
     with pytest.raises(InputError, match="largest: 'width' is not one of"):
         largest("width", made, plans_of)
@@ -106,11 +106,11 @@ def test_the_largest_sequence_fits_and_the_next_does_not() -> None:
 
 def test_the_largest_batch_is_of_one_micro_batch() -> None:
     made = job(devices=1, device="l4", global_batch=1)
-    found = largest(
-        "batch",
-        made,
-        lambda asked, held: planned(asked, "fsdp2", allowed=held, top=1),  # type: ignore[arg-type]
-    )
+
+    def plans_of(asked: Job, held: Mapping[str, Any]) -> Plans:
+        return planned(asked, "fsdp2", allowed={"recompute": ("full",), **held}, top=1)
+
+    found = largest("batch", made, plans_of)
     assert found.option is not None
     assert found.option.job.accumulation == 1
     assert found.option.job.workload.training.global_batch == found.value
@@ -149,8 +149,9 @@ def test_a_plan_that_is_far_ahead_is_surely_the_best() -> None:
 # Probes and suggestions
 
 
-def test_probes_are_told_with_their_price_and_gain(plans: Plans) -> None:
-    found = probes(get("roofline"), plans)
+def test_probes_are_told_with_their_price_and_gain() -> None:
+    close = tuple(option(8, seconds) for seconds in (100.0, 100.5, 101.0, 102.0))
+    found = probes(get("roofline"), Plans(options=close, goal=Goal(), target="megatron"))
     assert 0 < len(found) <= 3
     assert len({probe.number for probe in found}) == len(found)
     assert all(probe.gain > 0 and probe.time_s > 0 for probe in found)

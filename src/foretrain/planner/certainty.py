@@ -2,7 +2,8 @@
 
 The time of each option is multiplied by ``exp(sum of deviation x z)``, with one z for each part of a step
 (computing, network, pipeline, ...) that all options share, so that what all of them have in common does not
-change their order; and one of its own.
+change their order; one for what no part explains of how wide the forecast's interval is, shared too; and one
+of its own.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from foretrain.predictors.whitebox import RatingPredictor
 Column = npt.NDArray[np.float64]
 
 OWN = 0.04
-"""Standard deviation of the logarithm of a time that no part explains: measured plans of one job and cluster
-in the public sweeps of nanotron and vTrain scatter so around what they have in common
-(``benchmarks/planner.py --only certainty``)."""
+"""Standard deviation of the logarithm of a time that is an option's own. With it the first plan is the best
+about as often as is said, in sweeps of nanotron and vTrain (``benchmarks/planner.py --only regret``)."""
 _DRAWS = 4000
 _SEED = 0
 
@@ -54,10 +54,13 @@ def _deviations(predictor: Predictor, forecasts: Sequence[Forecast]) -> Column:
 
 
 def _parts(predictor: Predictor, forecast: Forecast) -> Mapping[str, float]:
+    found: dict[str, float] = {}
     if isinstance(predictor, RatingPredictor) and forecast.step is not None:
-        return predictor.errors_by_part(forecast.step)
+        found |= predictor.errors_by_part(forecast.step)
     time = forecast["step_time_s"]
-    return {"all": math.log(time.high / time.low) / WIDTH_80 if time.low > 0 else 0.0}
+    whole = math.log(time.high / time.low) / WIDTH_80 if time.low > 0 else 0.0
+    explained = OWN**2 + sum(part**2 for part in found.values())
+    return {**found, "unexplained": math.sqrt(max(0.0, whole**2 - explained))}
 
 
 NEARLY = 0.03
