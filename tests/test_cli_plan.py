@@ -39,7 +39,7 @@ def test_plans_are_shown_with_their_reasons(folder: Path) -> None:
     result = run("plan", str(folder / "job.json"), *OPTIONS, "--deadline", "30d")
     assert result.exit_code == 0, result.output
     for words in (
-        "plans for megatron: least cost, within 30 d", "the first is the best of these with a chance of",
+        "plans for megatron: least cost, within 30 d", "the first is the best of all with a chance of",
         "1 before 2:", "one step from the first plan:", "costed",
     ):  # fmt: skip
         assert words in result.output

@@ -178,7 +178,7 @@ class Plans(Sequence[Option]):
     by_cluster: tuple[Option | Nothing, ...] = ()
     """The fastest option of each cluster that was looked at, or why there is none."""
     first_is_best: float | None = None
-    """The chance that no other of the options is better by the objective than the first."""
+    """The chance that none that was forecast, shown or not, is better by the objective than the first."""
     first_is_nearly_best: float | None = None
     """The chance that it is at most ``NEARLY`` worse than the best of them."""
     best_time_s: Estimate | None = None

@@ -93,7 +93,8 @@ def make_plans(
         wanted=effort.cached and effort.seconds is None,
     )
     options, by_cluster = _forecast(predictor, found, goal, top)
-    ranked = sorted(options, key=_order)[:top]
+    everything = sorted(options, key=_order)
+    ranked = everything[:top]
     return Plans(
         options=tuple(ranked),
         goal=goal,
@@ -106,7 +107,7 @@ def make_plans(
         interrupted=found.interrupted,
         refused=found.refused,
         notes=(*notes, *_notes(job, ability, found, ranked)),
-        **_certainty(predictor, ranked, spaces),
+        **_certainty(predictor, everything, spaces),
         seconds=time.monotonic() - began_s,
     )
 

@@ -148,7 +148,7 @@ def verdicts(plans: Plans) -> Iterator[str]:
         yield f"none of them keeps within the {' and the '.join(first.misses)}; the nearest come first"
     if plans.first_is_best is not None and len(plans) > 1:
         yield (
-            f"the first is the best of these with a chance of {plans.first_is_best:.0%}, "
+            f"the first is the best of all with a chance of {plans.first_is_best:.0%}, "
             f"and at most {NEARLY:.0%} worse than the best with {plans.first_is_nearly_best:.0%}"
         )
     if plans.best_time_s is not None and len(plans) > 1:
