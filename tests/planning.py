@@ -41,6 +41,19 @@ def job(config: dict[str, Any] = LLAMA, *, devices: int = 8, device: str = "h100
     )
 
 
+def mixed(
+    *groups: tuple[str, int, int],
+    config: dict[str, Any] = LLAMA,
+    plan: dict[str, Any] | None = None,
+    **training: Any,
+) -> Job:
+    """A language model on groups of devices: each a device, how many a node has, and nodes."""
+    found = [{"device": name, "devices_per_node": each, "nodes": nodes} for name, each, nodes in groups]
+    return Job.read(
+        {**job(config, devices=1, **training).to_dict(), "cluster": {"groups": found}, "plan": plan or {}}
+    )
+
+
 def space(target: str = "megatron", **options: Any) -> Space:
     made, _ = prepared(job(**options), TARGETS[target])
     return space_on(made.cluster, made, TARGETS[target], {})

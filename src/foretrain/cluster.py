@@ -86,10 +86,16 @@ class Group:
     inter_node: Link
     domain: int
     """Devices that the intra-node link joins: those of a node, or of all nodes that NVLink spans."""
+    issuer: Host | None = None
+    """The CPU of its nodes, which issues operators to GPUs; None where nothing tells."""
 
     @property
     def world_size(self) -> int:
         return self.nodes * self.devices_per_node
+
+    def is_like(self, other: Group) -> bool:
+        """Whether they differ in their number of nodes at most."""
+        return self == dataclasses.replace(other, nodes=self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +198,21 @@ class Cluster:
         return sum(group.nodes for group in self.groups)
 
     @property
+    def distinct_groups(self) -> tuple[Group, ...]:
+        """The groups, each once of those that are alike but for their number of nodes."""
+        found: list[Group] = []
+        for group in self.groups:
+            if not any(group.is_like(other) for other in found):
+                found.append(group)
+        return tuple(found)
+
+    def alone(self, group: Group) -> Cluster:
+        """One of the groups by itself, with the host of its own nodes unless the cluster's is told."""
+        return dataclasses.replace(
+            self, groups=(group,), issuer=group.issuer if self.host is None else self.issuer
+        )
+
+    @property
     def device(self) -> Device:
         return self._group_with_same("device").device
 
@@ -231,8 +252,7 @@ def _host(given: str | Host | None, groups: Sequence[Group], catalog: Catalog, b
         return {"host": given}
     if given is not None:
         return {"host": given, "issuer": catalog.host(given)}
-    nodes = [(group.node.cpu, group.device.year) for group in groups if group.node is not None]
-    hosts = [host for cpu, year in nodes if (host := catalog.host_of(cpu, year)) is not None]
+    hosts = [group.issuer for group in groups if group.issuer is not None]
     return {"issuer": min(hosts, key=lambda host: host.speed, default=None)}
 
 
@@ -282,6 +302,7 @@ def _group(where: str, spec: GroupSpec, catalog: Catalog) -> Group:
         domain=domain_of(
             f"{where}.domain", spec.domain, node or _rack(spec, device, catalog), inside, per_node, nodes
         ),
+        issuer=None if node is None or device.is_cpu else catalog.host_of(node.cpu, device.year),
     )
 
 

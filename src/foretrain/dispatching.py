@@ -27,7 +27,7 @@ def dispatcher(job: Job) -> Dispatcher:
         return "alltoall"
     if all(group.domain > group.devices_per_node for group in groups):
         return "hybridep"
-    leaves_node = plan.expert * job.expert_tensor > job.cluster.devices_per_node
+    leaves_node = plan.expert * job.expert_tensor > min(group.devices_per_node for group in groups)
     runs = all(
         float(group.device.capability or 0) >= _HAS_DEEPEP and group.inter_node.kind in _RDMA
         for group in groups

@@ -81,7 +81,7 @@ class RankMemory:
     peak: PeakMoment | None = None
     """When the peak is reached; None where it is estimated without a moment."""
     capacity_bytes: float | None = None
-    """Of its device, where the ranks of a mixed cluster hold parts of the batch of their own size."""
+    """Of its device, where the ranks of a mixed cluster hold parts of the batch, or layers, of their own."""
 
     @property
     def allocated_bytes(self) -> float:
@@ -95,6 +95,11 @@ class RankMemory:
     def needed_bytes(self) -> float:
         """Of the smallest device on which it runs."""
         return self.reserved_bytes - self.returnable_bytes
+
+    @property
+    def fullness(self) -> float:
+        """What is reserved, as a share of its device where that is told."""
+        return self.reserved_bytes / (self.capacity_bytes or 1.0)
 
 
 _OUTSIDE_TORCH_BYTES = 1.5 * 2**30
@@ -120,7 +125,8 @@ def not_included(job: Job) -> str:
 
 
 def fullest_of(ranks: Sequence[RankMemory]) -> RankMemory:
-    return max(ranks, key=lambda rank: rank.allocated_bytes)
+    """The rank with most allocated; of ranks on devices that differ, beside what each has."""
+    return max(ranks, key=lambda rank: rank.allocated_bytes / (rank.capacity_bytes or 1.0))
 
 
 def usable_memory(job: Job, capacity_bytes: float) -> float:
@@ -308,9 +314,9 @@ class Forecast:
 
     @property
     def memory_capacity_bytes(self) -> float:
-        """Of the smallest device; where a batch is split by speed, of the device that is fullest."""
-        own = [rank.capacity_bytes for rank in self.ranks if rank.capacity_bytes is not None]
-        return min(own or [group.device.memory_bytes for group in self.job.cluster.groups])
+        """Of the smallest device; where devices hold parts of their own size, of the one that is fullest."""
+        own = fullest_of(self.ranks).capacity_bytes if self.ranks else None
+        return own or min(group.device.memory_bytes for group in self.job.cluster.groups)
 
     @property
     def memory_by_category(self) -> dict[str, int]:

@@ -9,13 +9,14 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from foretrain import spellings
 from foretrain.adapter import Adapter
 from foretrain.cluster import Catalog, Cluster
 from foretrain.errors import InputError, invalid, unknown
 from foretrain.files import parse_json, read_text
+from foretrain.placing import check_groups
 from foretrain.plan import ContextExchange, Dispatcher, Plan, Recompute, Schedule, Shard
 from foretrain.provenance import as_measured
 from foretrain.schema import convert, read
@@ -103,6 +104,7 @@ class Job:
                 )
             object.__setattr__(self, "plan", dataclasses.replace(plan, data=world // rest))
         self._check_product()
+        check_groups(self.cluster, self.plan, self.expert_tensor)
         self._check_batch()
         self._check_precision()
         self._check_servers()
@@ -120,7 +122,7 @@ class Job:
             what = f"plan.servers: {servers} serve workers that hold the whole model"
             raise InputError(f"{what}; leave out plan.{split[0]} = {getattr(self.plan, split[0])}")
 
-        if self.plan.offload and self.cluster.device.is_cpu:
+        if self.plan.offload and any(group.device.is_cpu for group in self.cluster.groups):
             raise InputError("plan.offload: true, but a CPU is the host already; leave it out")
 
     def _check_precision(self) -> None:
@@ -188,6 +190,14 @@ class Job:
     def expert_replicas(self) -> int:
         """Ranks that hold the same experts."""
         return self.cluster.world_size // (self.plan.pipeline * self.plan.expert * self.expert_tensor)
+
+    @property
+    def balance(self) -> Literal["even", "speed"]:
+        """How work is dealt out to groups that differ: as the plan says, else layers of a pipeline by speed
+        and a batch alike, as launchers split it."""
+        if self.plan.balance is not None:
+            return self.plan.balance
+        return "speed" if self.plan.pipeline > 1 and len(self.cluster.distinct_groups) > 1 else "even"
 
     def _check_batch(self) -> None:
         plan, batch = self.plan, self.workload.training.global_batch

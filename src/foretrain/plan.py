@@ -45,8 +45,9 @@ class Plan:
     replicate."""
     virtual_stages: int | None = None
     """Pieces of the model on each rank, for ``schedule = "interleaved"`` or ``"zero-bubble"``."""
-    balance: Literal["even", "speed"] = "even"
-    """How a batch is split over devices of several kinds: alike, or in proportion to their speed."""
+    balance: Literal["even", "speed"] | None = None
+    """How a batch, or the layers of a pipeline, are dealt out to groups that differ: alike or by their speed;
+    None: layers by speed, a batch alike."""
     offload: bool = False
     """The optimizer and its state live on the host."""
     replicate: int = 1

@@ -7,7 +7,10 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from foretrain.job import Job
+from foretrain.placing import group_shares
 from foretrain.plan import Plan, Recompute
 from foretrain.step.block_memory import kept_bytes
 from foretrain.step.held_states import (
@@ -24,6 +27,7 @@ from foretrain.step.partition import Stage, blocks
 from foretrain.step.passes import kind_of, passes_by_kind
 from foretrain.step.play import straggling
 from foretrain.step.schedules import SPLIT, model_copies
+from foretrain.step.spans import Column
 
 _ROUNDING = 1.0 - 1e-9
 _DEALT_OUT = 0.95
@@ -40,7 +44,10 @@ class Bounds:
     """With any of these plans."""
     passes_s: dict[str, float]
     """Of a micro-batch through the whole model, by what is recomputed: the longer of what the device computes
-    and what the host issues."""
+    and what the host issues. Of stages on groups that differ, as many times what the busiest one takes at
+    least."""
+    through_s: dict[str, float]
+    """The same through all stages one after another, each block where it takes least."""
     kept_bytes: dict[str, float]
     """Of a layer and micro-batch, from its forward to its backward pass, at least; by the same."""
     layers: int
@@ -53,6 +60,8 @@ class Bounds:
     weight_bytes: int
     straggling: float
     """The wait for the slowest rank, as a factor."""
+    over_groups: bool = False
+    """Whether stages lie on groups that differ, and so have layers by their speed."""
 
     @classmethod
     def of(cls, layout: Layout, recomputes: Sequence[Recompute]) -> Bounds:
@@ -60,9 +69,11 @@ class Bounds:
         job, graph = layout.job, layout.graph
         everything = Stage(index=0, chunks=(blocks(graph),))
         ranks = job.cluster.world_size if job.trains else 1
+        times = {one: _times(_recomputing(layout, one)) for one in recomputes}
         return cls(
             job=job,
-            passes_s={one: _passes_s(_recomputing(layout, one)) for one in recomputes},
+            passes_s={one: found[0] for one, found in times.items()},
+            through_s={one: found[1] for one, found in times.items()},
             kept_bytes={one: _kept_bytes(_recomputing(layout, one)) for one in recomputes},
             layers=0 if graph.stack is None else graph.stack.layers,
             parameters=held(job, everything, 0),
@@ -70,6 +81,7 @@ class Bounds:
             sizes=state_sizes(job, graph, layout.profile),
             weight_bytes=weight_bytes(graph),
             straggling=1.0 + straggling(ranks),
+            over_groups=bool(layout.by_group),
         )
 
     def least_s(self, plan: Plan) -> float:
@@ -77,13 +89,15 @@ class Bounds:
         first and the last of them go through all other stages by themselves."""
         stage_s = self.passes_s[plan.recompute] / plan.pipeline * model_copies(plan)
         chunks = plan.virtual_stages or (1 if plan.schedule in ("gpipe", "1f1b") else _MOST_CHUNKS)
-        filling = 0.0 if plan.schedule in SPLIT else (plan.pipeline - 1) / chunks
+        others_s = max(0.0, self.through_s[plan.recompute] - stage_s)
+        filling_s = 0.0 if plan.schedule in SPLIT else others_s / chunks
         passes = self._passes(plan) / model_copies(plan)
-        return (passes + filling) * stage_s * self.straggling * _ROUNDING
+        return (passes * stage_s + filling_s) * self.straggling * _ROUNDING
 
     def least_bytes(self, plan: Plan) -> float:
         """Of the fullest rank, by the mean of all stages: weights, gradients and optimizer state, and what
-        layers keep of the micro-batches that are under way."""
+        layers keep of the micro-batches that are under way. Of stages on groups that differ nobody knows
+        which have most layers: each keeps one micro-batch at least."""
         job = dataclasses.replace(self.job, plan=plan)
         copies = model_copies(plan)
         together = (plan.data or 1) * plan.context * copies
@@ -102,7 +116,8 @@ class Bounds:
                 states += self.sizes.state * trained.share(sharded=plan.shard in SHARDS_STATE)
         kept = 0.0 if plan.offload_activations or not job.trains else self.kept_bytes[plan.recompute]
         stages = plan.pipeline / copies
-        under_way = (min(self._passes(plan), plan.pipeline) + 1) / 2  # p on the first stage, 1 on the last
+        on_first = 1 if self.over_groups else min(self._passes(plan), plan.pipeline)
+        under_way = (on_first + 1) / 2  # 1 on the last
         return (states + under_way * kept * self.layers) / stages * _ROUNDING
 
     def least_of_all_bytes(self, *, offload: bool) -> float:
@@ -124,14 +139,38 @@ class Bounds:
 
 
 def _recomputing(layout: Layout, recompute: Recompute) -> Layout:
-    plan = dataclasses.replace(layout.job.plan, recompute=recompute)
-    return dataclasses.replace(layout, job=dataclasses.replace(layout.job, plan=plan))
+    job = dataclasses.replace(layout.job, plan=dataclasses.replace(layout.job.plan, recompute=recompute))
+    views = tuple(dataclasses.replace(view, job=job) for view in layout.by_group)
+    return dataclasses.replace(layout, job=job, by_group=views)
 
 
-def _passes_s(layout: Layout) -> float:
-    passes = passes_by_kind(layout)
-    spans = [one.span for block in blocks(layout.graph) for one in passes[kind_of(layout, block)]]
-    return max(sum(span.device_s for span in spans), sum(span.host_s for span in spans))
+def _times(layout: Layout) -> tuple[float, float]:
+    """Of a micro-batch: as many times what the busiest stage takes at least as there are stages, and what it
+    takes through all of them; on device and host, the longer one."""
+    groups = range(len(layout.by_group) or 1)
+    whole = tuple(Stage(index=i, chunks=(blocks(layout.graph),), group=i) for i in groups)
+    passes = passes_by_kind(dataclasses.replace(layout, stages=whole))
+    spans = [
+        [[one.span for one in passes[kind_of(layout, stage, block)]] for block in stage.blocks]
+        for stage in whole
+    ]
+    found = []
+    for name in ("device_s", "host_s"):
+        seconds = np.array([[sum(getattr(span, name) for span in own) for own in group] for group in spans])
+        found.append((_busiest_s(layout, seconds), float(seconds.min(axis=0).sum())))
+    return max(busiest for busiest, _ in found), max(through for _, through in found)
+
+
+def _busiest_s(layout: Layout, seconds: Column) -> float:
+    """Of stages on these groups, by the seconds that each takes for each block: however blocks are dealt out,
+    one of the stages takes as long as all would if each had work by its speed and no block were slower on its
+    group beside others than the rest."""
+    if len(seconds) == 1:
+        return float(seconds.sum())
+    work = seconds.mean(axis=0)
+    slower = np.array([(own[work > 0] / work[work > 0]).min(initial=np.inf) for own in seconds])
+    shares = group_shares(layout.job.cluster)
+    return float(work.sum() / sum(share / each for share, each in zip(shares, slower, strict=True)))
 
 
 def _kept_bytes(layout: Layout) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from foretrain.job import Job
 from foretrain.step.counting import model_flops
 from foretrain.step.frameworks import profile
 from foretrain.step.graph import possible_step_graph
-from foretrain.step.partition import blocks, stages
+from foretrain.step.partition import Stage, blocks, stages
 from foretrain.step.state import bytes_per_parameter
 from foretrain.units import format_bytes, format_count, format_seconds
 
@@ -61,7 +61,8 @@ def possible(forecast: Forecast) -> Forecast:
     where a median lies there."""
     kept, notes = dict(forecast.quantities), forecast.assumptions
     graph = possible_step_graph(forecast.job) if forecast.step is None else forecast.step.layout.graph
-    for limit in limits(forecast.job, graph):
+    dealt = None if forecast.step is None else forecast.step.layout.stages
+    for limit in limits(forecast.job, graph, dealt):
         if (estimate := kept.get(limit.quantity)) is not None:
             kept[limit.quantity] = _within(estimate, limit, forecast.predictor)
     if graph is None and UNCHECKED not in notes:
@@ -70,11 +71,12 @@ def possible(forecast: Forecast) -> Forecast:
     return dataclasses.replace(forecast, quantities=kept, assumptions=notes, flops=flops)
 
 
-def limits(job: Job, graph: OpGraph | None) -> Iterator[Limit]:
-    """What no run of the job can be beyond, by its step's graph where there is one."""
+def limits(job: Job, graph: OpGraph | None, dealt: Sequence[Stage] | None = None) -> Iterator[Limit]:
+    """What no run of the job can be beyond, by its step's graph where there is one, and by the stages of its
+    pipeline as they were ``dealt`` out where that is known."""
     if graph is not None:
         yield from _time_limits(job, shortest_step_s(job, graph))
-        size = least_memory_bytes(job, graph)
+        size = least_memory_bytes(job, graph, dealt)
         why = f"what a rank keeps of parameters, gradients and optimizer state is {format_bytes(size)}"
         yield from (Limit(quantity=name, value=size, least=True, why=why) for name in _MEMORY)
     for name in _SHARES:
@@ -158,7 +160,7 @@ def _share_computed(operator: Operator) -> float:
 # Memory
 
 
-def least_memory_bytes(job: Job, graph: OpGraph) -> float:
+def least_memory_bytes(job: Job, graph: OpGraph, dealt: Sequence[Stage] | None = None) -> float:
     """Parameters of the rank that has fewest, with the gradients and optimizer state that the plan keeps
     beside each."""
     plan = job.plan
@@ -181,7 +183,7 @@ def least_memory_bytes(job: Job, graph: OpGraph) -> float:
 
     if plan.pipeline == 1:
         return of_rank(graph.weights)
-    return min(of_rank(stage.weights) for stage in stages(job, graph, profile(job)))
+    return min(of_rank(stage.weights) for stage in dealt or stages(job, graph, profile(job)))
 
 
 # Network

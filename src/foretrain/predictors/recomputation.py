@@ -13,7 +13,7 @@ from foretrain.forecast import Forecast, fullest_of
 from foretrain.predictors.base import Predictor
 from foretrain.step.block_memory import kept_bytes
 from foretrain.step.layout import Layout
-from foretrain.step.partition import Block
+from foretrain.step.partition import Block, Stage
 from foretrain.step.passes import backward_pass, is_recomputed, kind_of, passes_by_kind
 from foretrain.step.play import Step
 
@@ -87,8 +87,9 @@ def _of_own_code(step: Step) -> Recomputation:
     what it computes again."""
     layout, times = step.layout, step.layout.job.accumulation
     found, added_s = [], 0.0
-    for block in (block for stage in layout.stages for block in stage.blocks):
-        calls = backward_pass(layout, block)
+    placed = [(layout.at(stage), block) for stage in layout.stages for block in stage.blocks]
+    for own, block in placed:
+        calls = backward_pass(own, block)
         again = is_recomputed(layout.graph, calls.op)
         seconds = float(calls.busy_s[again].sum()) * times
         added_s = added_s + seconds
@@ -110,10 +111,10 @@ def _read_later(layout: Layout, again: set[int]) -> float:
 
 def _layers(step: Step, plain: Step) -> Iterator[LayerRecomputation]:
     layout, times = step.layout, step.layout.job.accumulation
-    before = {block.name: _kept(plain.layout, block) for block in _blocks(plain.layout)}
+    before = {block.name: _kept(plain.layout, block) for _, block in _blocks(plain.layout)}
     passes = passes_by_kind(layout)
-    for block in _blocks(layout):
-        _, calls = passes[kind_of(layout, block)]
+    for stage, block in _blocks(layout):
+        _, calls = passes[kind_of(layout, stage, block)]
         again = is_recomputed(layout.graph, calls.op)
         if again.any():
             saved = before.get(block.name, 0.0) - _kept(layout, block)
@@ -124,9 +125,10 @@ def _layers(step: Step, plain: Step) -> Iterator[LayerRecomputation]:
             )
 
 
-def _blocks(layout: Layout) -> Iterator[Block]:
+def _blocks(layout: Layout) -> Iterator[tuple[Stage, Block]]:
+    """The layers of each stage."""
     for stage in layout.stages:
-        yield from (block for block in stage.blocks if block.is_layer)
+        yield from ((stage, block) for block in stage.blocks if block.is_layer)
 
 
 def _kept(layout: Layout, block: Block) -> float:

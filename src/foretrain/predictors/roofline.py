@@ -51,4 +51,4 @@ class RooflinePredictor(RatingPredictor):
         return ON_GPUS.memory
 
     def spread_of(self, step: Step) -> Spread:
-        return ON_CPUS if step.layout.job.cluster.device.is_cpu else ON_GPUS
+        return ON_CPUS if step.layout.job.cluster.groups[0].device.is_cpu else ON_GPUS

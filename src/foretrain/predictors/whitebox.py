@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from foretrain.catalog.hosts import PARTS
+from foretrain.cluster import Cluster
 from foretrain.costs.base import CostModel
 from foretrain.costs.host import MEASURED_HOST, DispatchHost
 from foretrain.estimate import WIDTH_80
@@ -22,6 +23,7 @@ from foretrain.forecast import (
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
 from foretrain.step.assembly import QUANTITIES, Spread, assemble
+from foretrain.step.balance import balanced
 from foretrain.step.layout import Layout, Tuning, lay_out
 from foretrain.step.play import Step, play, quick_memory, step_time_s
 
@@ -66,7 +68,11 @@ class WhiteBoxPredictor(Predictor):
 
     def layout(self, job: Job) -> Layout:
         """The job laid out and costed, on the hosts that its nodes have, without any tuning."""
-        return lay_out(job, self.costs_for(job), host_beside(job, self.host_for(job)), gap_s=self.gap_s)
+        cluster, host = job.cluster, self.host_for(job)
+        groups = cluster.distinct_groups
+        hosts = [host_beside(cluster.alone(group), host) for group in groups] if len(groups) > 1 else ()
+        found = lay_out(job, self.costs_for(job), host_beside(cluster, host), hosts=hosts, gap_s=self.gap_s)
+        return balanced(found)
 
 
 class RatingPredictor(WhiteBoxPredictor):
@@ -98,7 +104,7 @@ class RatingPredictor(WhiteBoxPredictor):
         """Of running out of memory, with the allocator estimated."""
         job, rank = layout.job, quick_memory(layout)
         needed = Estimate.around(rank.needed_bytes, self.memory_factors(job, rank))
-        capacity = min(group.device.memory_bytes for group in job.cluster.groups)
+        capacity = rank.capacity_bytes or min(group.device.memory_bytes for group in job.cluster.groups)
         return needed.chance_above(usable_memory(job, capacity))
 
 
@@ -115,7 +121,6 @@ def _host_notes(job: Job) -> Iterator[str]:
         yield f"cluster.node is not given: a host as fast as {MEASURED_HOST} is assumed"
 
 
-def host_beside(job: Job, host: DispatchHost) -> DispatchHost:
-    """The host as fast as the job's own; as it is where nothing tells."""
-    issuer = job.cluster.issuer
-    return host if issuer is None else host.on(issuer)
+def host_beside(cluster: Cluster, host: DispatchHost) -> DispatchHost:
+    """The host as fast as the cluster's own; as it is where nothing tells."""
+    return host if cluster.issuer is None else host.on(cluster.issuer)

@@ -14,8 +14,10 @@ from foretrain.forecast import IDLE_POWER, Estimate, Factors, Forecast, RankMemo
 from foretrain.graph import PHASES, OpGraph
 from foretrain.graph.opset import SCALED, is_product, waits
 from foretrain.job import Job
+from foretrain.step.balance import group_words
 from foretrain.step.exchange import server_bytes
 from foretrain.step.frameworks import logged_stage
+from foretrain.step.layout import memory_rate
 from foretrain.step.partition import dealing_words
 from foretrain.step.play import Step, memory_by_group
 from foretrain.step.power import at_peak_s
@@ -102,14 +104,14 @@ def _medians(step: Step) -> dict[str, float]:
     job, rank = step.layout.job, logged(step)
     phases = ("forward",) if job.workload.training.mode == "infer" else tuple(step.phases_s)
     utilization = min(1.0, step.device_busy_s / step.time_s) if step.time_s else 0.0
-    memory_rate = min(group.device.memory_bytes_per_s for group in job.cluster.groups)
+    rate = memory_rate(step.of_busiest)
     medians = {
         **{f"{phase}_time_s": step.phases_s[phase] for phase in phases},
         "device_busy_s": step.device_busy_s,
         "host_issue_s": step.host_issue_s,
         "kernels": step.kernels,
         "device_utilization": utilization,
-        "memory_busy": min(1.0, step.bytes_moved / (step.time_s * memory_rate)) if step.time_s else 0.0,
+        "memory_busy": min(1.0, step.bytes_moved / (step.time_s * rate)) if step.time_s else 0.0,
         "peak_memory_bytes": rank.allocated_bytes,
         "reserved_memory_bytes": rank.reserved_bytes,
     }
@@ -152,7 +154,8 @@ def _bound(step: Step) -> str:
 def _arithmetic_share(step: Step) -> float:
     """Of the computing time of the busiest rank, in operators whose arithmetic takes longer than their
     traffic."""
-    layout, device = step.layout, step.layout.job.cluster.groups[0].device
+    layout = step.of_busiest
+    device = layout.site.groups[0].device
     precision, graph = layout.job.workload.training.precision, layout.graph
     bounded = at_peak_s(graph, device, precision) > graph.column("bytes") / device.memory_bytes_per_s
     calls = np.concatenate(
@@ -255,7 +258,9 @@ def _plan_assumptions(job: Job, step: Step) -> Iterator[str]:
     if plan.schedule == "interleaved" and plan.virtual_stages is None and plan.pipeline > 1:
         chunks = len(step.layout.stages[0].chunks)
         yield f"plan.virtual_stages is not given: {chunks} chunks per rank are assumed"
-    if words := dealing_words(job, step.layout.graph, step.layout.profile):
+    if step.layout.dealt is not None:
+        yield step.layout.dealt.because
+    elif words := dealing_words(job, step.layout.graph, step.layout.profile):
         yield words
     if job.cluster.world_size > 1 and plan.micro_batch is None and job.micro_batch > 1:
         yield f"plan.micro_batch is not given: all {job.micro_batch} samples of a rank are handled at once"
@@ -271,7 +276,11 @@ def _plan_assumptions(job: Job, step: Step) -> Iterator[str]:
     if plan.servers:
         yield _servers(step)
     mixed = len({group.device for group in groups}) > 1
-    if mixed and plan.balance == "even":
+    if step.layout.by_group:
+        if step.layout.dealt is None:
+            how = "as plan.stages says" if plan.stages else 'alike (plan.balance = "speed" looks at devices)'
+            yield f"layers are dealt out {how}: {group_words(step.layout)}; the others wait for the slowest"
+    elif mixed and job.balance == "even":
         yield "every device gets the same share of the batch: the others wait for the slowest"
     elif mixed:
         parts = zip(groups, step.layout.shares, memory_by_group(step.layout), strict=True)

@@ -43,7 +43,7 @@ def with_context(layout: Layout, calls: Index, busy_s: Column) -> Column:
         for i in attends:
             each = backward if own[i].name.endswith("_backward") else forward
             moved = each * _query_elements(own[i]) * (ranks - 1)
-            seconds[i] += moved / (COPY_SHARE * memory_rate(job)) * layout.tuning.traffic
+            seconds[i] += moved / (COPY_SHARE * memory_rate(layout)) * layout.tuning.traffic
     return seconds
 
 

@@ -59,9 +59,10 @@ def deal(plan: Plan, layers: int, parts: int, *, counts_ends: bool = False, furt
     """
     if plan.stages is not None:
         if len(plan.stages) != parts or sum(plan.stages) != layers:
+            given = counts_words(plan.stages)
             raise InputError(
-                f"plan.stages: {_counts(plan.stages)} are {len(plan.stages)} counts of {sum(plan.stages)} "
-                f"layers; the plan has {parts} chunks and the model {layers} layers"
+                f"plan.stages: {given} are {len(plan.stages)} counts of {sum(plan.stages)} layers; "
+                f"the plan has {parts} chunks and the model {layers} layers"
             )
         return Dealt(counts=plan.stages)
     if parts > layers + _ENDS:
@@ -85,15 +86,13 @@ def deal(plan: Plan, layers: int, parts: int, *, counts_ends: bool = False, furt
         return Dealt(counts=tuple(counts))
     if further:
         words = "plan.stages is not given: each of training.mtp_layers counts as two layers of the last stage"
-        return Dealt(counts=tuple(counts), because=f"{words} ({_counts(counts)})")
+        return Dealt(counts=tuple(counts), because=f"{words} ({counts_words(counts)})")
     if with_ends or with_loss:
         why = f"{'embedding and loss count' if before else 'the loss counts'} as a layer{' each' * before}"
     else:
         why = "they are dealt out as evenly as embedding and loss allow"
-    words = (
-        f"plan.stages is not given and {layers} layers do not divide into {parts}: {why} ({_counts(counts)})"
-    )
-    return Dealt(counts=tuple(counts), because=words)
+    words = f"plan.stages is not given and {layers} layers do not divide into {parts}: {why}"
+    return Dealt(counts=tuple(counts), because=f"{words} ({counts_words(counts)})")
 
 
 def _evenly(layers: int, parts: int) -> list[int]:
@@ -101,9 +100,10 @@ def _evenly(layers: int, parts: int) -> list[int]:
     return [each + (part < more) for part in range(parts)]
 
 
-def _counts(counts: Sequence[int]) -> str:
-    """
-    >>> _counts([1, 2, 2, 2, 1])
+def counts_words(counts: Sequence[int]) -> str:
+    """Numbers one after another, those alike together.
+
+    >>> counts_words([1, 2, 2, 2, 1])
     '1, 3 x 2, 1'
     """
     groups = ((count, len(list(same))) for count, same in itertools.groupby(counts))

@@ -111,7 +111,7 @@ def _with_root(stage: Stage, elements: Column) -> Column:
 def _seconds(layout: Layout, kind: Kind, sizes: Column, members: Team) -> Column:
     """Of these calls, one for each size that is not zero."""
     factor = layout.tuning.team(members)
-    if members.nodes > 1 and any(group.inter_node.kind == "ethernet" for group in layout.job.cluster.groups):
+    if members.nodes > 1 and any(group.inter_node.kind == "ethernet" for group in layout.site.groups):
         factor *= layout.profile.socket_slowdown
     steps = (members.size - 1) * (2 if kind == "all_reduce" else 1) if members.nodes > 1 else 0
     found = layout.network.time_s(kind, sizes, members) * factor + layout.tuning.hop_s * steps
@@ -132,7 +132,7 @@ def slowdown(layout: Layout, stage: Stage) -> float:
     weights = np.where(costs.attends, _OF_ATTENTION, np.where(costs.multiplies, 1.0, _OF_OTHERS))[calls]
     seconds = costs.device_s[calls]
     lost = float((weights * seconds).sum() / seconds.sum()) if seconds.any() else 1.0
-    groups, leaves = layout.job.cluster.groups, layout.teams.data.nodes > 1
+    groups, leaves = layout.site.groups, layout.teams.data.nodes > 1
     links = {(group.inter_node if leaves else group.intra_node).kind for group in groups}
     few = bool(links & {"pcie", "ethernet", "loopback"}) or any(group.device.is_cpu for group in groups)
     return layout.slowdown * (_FEW_CHANNELS if few else lost)

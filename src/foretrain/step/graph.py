@@ -39,7 +39,8 @@ def step_graph(job: Job) -> OpGraph:
     elif habits.fuses_softmax:
         graph = with_fused_softmax(graph)
     if run.workload.training.precision == "fp8":
-        as_they_lie = float(job.cluster.device.capability or 0) >= _TAKES_OPERANDS_AS_THEY_LIE
+        least = min(float(group.device.capability or 0) for group in job.cluster.groups)
+        as_they_lie = least >= _TAKES_OPERANDS_AS_THEY_LIE
         graph = _in_fp8(graph, run.workload.training, as_they_lie=as_they_lie)
     if habits.joins_projections:
         graph = with_joined_projections(graph)

@@ -32,6 +32,7 @@ from foretrain.graph.opset import (
 from foretrain.graph.runs import FUSED
 from foretrain.job import Job
 from foretrain.plan import Choice, Dispatcher
+from foretrain.step.dealing import Dealt
 from foretrain.step.frameworks import Profile, attention_factor, profile
 from foretrain.step.graph import as_compiled, step_graph
 from foretrain.step.launches import launched
@@ -121,6 +122,27 @@ class Layout:
     tuning: Tuning = field(default_factory=Tuning)
     shares: tuple[float, ...] = ()
     """Of an even part of the batch, what a device of each group gets where it is split by speed."""
+    part: Cluster | None = None
+    """The group that its ranks are of, where stages lie on groups that differ; None for all of the
+    cluster."""
+    by_group: tuple[Layout, ...] = ()
+    """Of a pipeline over groups that differ: the same as the ranks of each group see it."""
+    dealt: Dealt | None = None
+    """How layers were dealt out by the speed of such stages."""
+
+    @property
+    def site(self) -> Cluster:
+        """Where its ranks are."""
+        return self.part or self.job.cluster
+
+    def at(self, stage: Stage) -> Layout:
+        """The layout as the ranks of a stage see it: calls, teams, network and host of their group."""
+        return self.by_group[stage.group] if self.by_group else self
+
+    def dealt_out(self, stages: tuple[Stage, ...], dealt: Dealt) -> Layout:
+        """The same with other layers on its stages."""
+        views = tuple(dataclasses.replace(view, stages=stages) for view in self.by_group)
+        return dataclasses.replace(self, stages=stages, by_group=views, dealt=dealt)
 
     @property
     def slowdown(self) -> float:
@@ -133,7 +155,11 @@ class Layout:
             return self
         overhead_s = self.step_overhead_s * tuning.host + tuning.step_s
         return dataclasses.replace(
-            self, calls=self.calls.tuned(tuning), step_overhead_s=overhead_s, tuning=tuning
+            self,
+            calls=self.calls.tuned(tuning),
+            step_overhead_s=overhead_s,
+            tuning=tuning,
+            by_group=tuple(view.tuned(tuning) for view in self.by_group),
         )
 
 
@@ -175,25 +201,56 @@ class Calls:
         )
 
 
-def lay_out(job: Job, costs: CostModel, host: HostModel, *, gap_s: float = 0.0) -> Layout:
-    """Capture, partition and cost a job; what it cannot be split into is an error that names the numbers."""
+def lay_out(
+    job: Job, costs: CostModel, host: HostModel, *, hosts: Sequence[HostModel] = (), gap_s: float = 0.0
+) -> Layout:
+    """Capture, partition and cost a job; what it cannot be split into is an error that names the numbers.
+
+    ``hosts`` are those of the cluster's distinct groups where they differ. Layers are dealt out as the plan
+    or its framework says; ``step/balance.py`` deals them out by speed.
+    """
     job = as_compiled(job)
-    habits, graph = profile(job), step_graph(job)
+    graph = step_graph(job)
     check_modules(job.plan, graph)
+    dealt, groups = stages(job, graph, profile(job)), job.cluster.distinct_groups
+    if len(groups) == 1 or job.plan.pipeline == 1:
+        return _on(job, graph, dealt, costs, host, None, gap_s)
+    views = tuple(
+        _on(job, graph, dealt, costs, own, job.cluster.alone(group), gap_s)
+        for group, own in zip(groups, hosts or [host] * len(groups), strict=True)
+    )
+    slowest = max(views, key=lambda view: float(view.calls.device_s.sum()))
+    overhead_s = max(view.step_overhead_s for view in views)
+    return dataclasses.replace(slowest, part=None, by_group=views, step_overhead_s=overhead_s)
+
+
+def _on(
+    job: Job,
+    graph: OpGraph,
+    dealt: tuple[Stage, ...],
+    costs: CostModel,
+    host: HostModel,
+    part: Cluster | None,
+    gap_s: float,
+) -> Layout:
+    """The layout as ranks on a part of the cluster see it, or all of its ranks."""
+    habits, site = profile(job), part or job.cluster
     host = _compiled_host(job, graph, host) if job.workload.training.compile else host
-    network, teams = _network(job.cluster), Teams.of(job)
-    rank = _Rank.of(job, graph, costs, host, teams, gap_s)
+    teams = Teams.of(job, site)
+    rank = _Rank.of(job, graph, costs, host, teams, site, gap_s)
+    splits = part is None and job.balance == "speed"
     return Layout(
         job=job,
         graph=graph,
         profile=habits,
-        stages=stages(job, graph, habits),
+        stages=dealt,
         teams=teams,
         calls=_cost_calls(rank),
-        network=network,
+        network=_network(site),
         step_overhead_s=host.step_overhead_s + habits.step_s,
         host_speed=host.speed / habits.host,
-        shares=tuple(_speeds(job, graph, costs)[1]) if job.plan.balance == "speed" else (),
+        shares=tuple(_speeds(job, site, graph, costs)[1]) if splits else (),
+        part=part,
     )
 
 
@@ -220,7 +277,8 @@ class _Rank:
     graph: OpGraph
     costs: CostModel
     host: HostModel
-    cluster: Cluster
+    site: Cluster
+    """Where the rank is: the group that its stage lies on, or the whole cluster."""
     training: Training
     profile: Profile
     teams: tuple[Team, ...]
@@ -239,7 +297,14 @@ class _Rank:
 
     @classmethod
     def of(
-        cls, job: Job, graph: OpGraph, costs: CostModel, host: HostModel, teams: Teams, gap_s: float
+        cls,
+        job: Job,
+        graph: OpGraph,
+        costs: CostModel,
+        host: HostModel,
+        teams: Teams,
+        site: Cluster,
+        gap_s: float,
     ) -> _Rank:
         plan, habits = job.plan, profile(job)
         whole = plan.recompute not in ("none", "selective") or habits.selective_recompute == "half"
@@ -248,14 +313,14 @@ class _Rank:
             graph=graph,
             costs=costs,
             host=host,
-            cluster=job.cluster,
+            site=site,
             training=job.workload.training,
             profile=habits,
             teams=(teams.tensor, teams.context, teams.expert, teams.expert_tensor),
             way=dispatcher(job),
             routing=plan.routing or "random",
             by_chance=spreads_by_chance(plan),
-            balance=plan.balance,
+            balance=job.balance,
             saves_by_hooks=plan.recompute != "none"
             and whole
             and habits.checkpoint_hooks
@@ -270,9 +335,9 @@ class _Rank:
 def _cost_calls(rank: _Rank) -> Calls:
     """Cost each distinct operator once, on the device that the others wait for."""
     job, graph, costs, host, habits = rank.job, rank.graph, rank.costs, rank.host, rank.profile
-    operators, training, teams = graph.operators, rank.training, Teams.of(job)
+    operators, training, teams = graph.operators, rank.training, Teams.of(job, rank.site)
     precision = training.precision
-    device, share = slowest_device(job, graph, costs)
+    device, share = slowest_device(job, rank.site, graph, costs)
     own = [operator for operator in operators if not communicates(operator.name)]
     moving = np.array([communicates(operator.name) for operator in operators], dtype=np.bool_)
     device_s, kernels = np.zeros(len(operators)), np.ones(len(operators))
@@ -284,11 +349,9 @@ def _cost_calls(rank: _Rank) -> Calls:
         device_s += casts_s(operators, device, training.fp8_recipe)
     _copy_only(operators, device, device_s, all_indexing=habits.fuses_permutation)
     device_s *= _as_the_framework_has_it(operators, device, habits)
-    least_s = habits.tensor_message_s if on_efa(job) else 0.0
+    least_s = habits.tensor_message_s if on_efa(rank.site) else 0.0
     for i in np.flatnonzero(moving).tolist():
-        device_s[i] = collective_s(
-            operators[i], _network(rank.cluster), teams, least_s, rank.way, rank.routing
-        )
+        device_s[i] = collective_s(operators[i], _network(rank.site), teams, least_s, rank.way, rank.routing)
     host_s = _issue_s(graph, host) * habits.host
     if training.mode == "infer":
         host_s *= host.unrecorded
@@ -304,7 +367,8 @@ def _cost_calls(rank: _Rank) -> Calls:
     if not training.compile:
         host_s = launched(host_s, graph, training.cuda_graphs)
     if device.is_cpu:  # the thread that issues an operator also runs it
-        device_s[~moving] *= crowding(rank.cluster.devices_per_node * device.cores)
+        beside = max(group.devices_per_node for group in rank.site.groups if group.device == device)
+        device_s[~moving] *= crowding(beside * device.cores)
         host_s = np.zeros(len(host_s))
 
     own_share = _share_of_micro_batches(graph, rank.accumulation)
@@ -432,18 +496,18 @@ def _window_share(operator: Operator) -> float:
     return float(min(1.0, 2 * (int(window) + _WINDOW_TILE) / keys))
 
 
-def slowest_device(job: Job, graph: OpGraph, costs: CostModel) -> tuple[Device, float]:
+def slowest_device(job: Job, site: Cluster, graph: OpGraph, costs: CostModel) -> tuple[Device, float]:
     """The device that the others wait for, and the share of its even work that it has where the batch is
     split by speed."""
-    times, shares = _speeds(job, graph, costs)
+    times, shares = _speeds(job, site, graph, costs)
     slowest = max(range(len(times)), key=lambda i: times[i])
-    return job.cluster.groups[slowest].device, 1.0 if job.plan.balance == "even" else shares[slowest]
+    return site.groups[slowest].device, 1.0 if job.balance == "even" else shares[slowest]
 
 
-def _speeds(job: Job, graph: OpGraph, costs: CostModel) -> tuple[list[float], list[float]]:
+def _speeds(job: Job, site: Cluster, graph: OpGraph, costs: CostModel) -> tuple[list[float], list[float]]:
     """Of each group, the time that an even part of the batch takes, and the part that makes all take as
     long."""
-    groups = job.cluster.groups
+    groups = site.groups
     if len({group.device for group in groups}) == 1:
         return [1.0] * len(groups), [1.0] * len(groups)
     calls = np.bincount(graph.operator_index, minlength=len(graph.operators))
@@ -451,16 +515,16 @@ def _speeds(job: Job, graph: OpGraph, costs: CostModel) -> tuple[list[float], li
     own, precision = [graph.operators[i] for i in computing], job.workload.training.precision
     times = [float(calls[computing] @ costs.device_time_s(own, group.device, precision)) for group in groups]
     together = sum(group.world_size / time for group, time in zip(groups, times, strict=True))
-    return times, [job.cluster.world_size / (together * time) for time in times]
+    return times, [site.world_size / (together * time) for time in times]
 
 
-def memory_rate(job: Job) -> float:
-    return min(group.device.memory_bytes_per_s for group in job.cluster.groups)
+def memory_rate(layout: Layout) -> float:
+    return min(group.device.memory_bytes_per_s for group in layout.site.groups)
 
 
-def on_efa(job: Job) -> bool:
+def on_efa(site: Cluster) -> bool:
     """Whether nodes are joined by EFA, where the stalls of frameworks that are known were seen."""
-    return any(group.inter_node.kind == "efa" for group in job.cluster.groups)
+    return any(group.inter_node.kind == "efa" for group in site.groups)
 
 
 def collective_s(

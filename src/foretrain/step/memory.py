@@ -35,12 +35,15 @@ def rank_memory(layout: Layout, stage: Stage, *, stalled: bool = False, replays:
     in between; ``replays`` whether the allocator of a sharded rank is replayed or estimated.
     """
     if not _is_whole(layout):
+        alike = [one.index for one in layout.stages if one.group == stage.group]
         return sharded_memory(
             layout.job,
             layout.graph,
             stage,
             len(layout.stages),
             layout.profile,
+            site=layout.site,
+            ends=(alike[0], alike[-1]),
             stalled=stalled,
             replays=replays,
         )

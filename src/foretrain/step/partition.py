@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.cluster import Cluster
 from foretrain.costs.topology import Team, team
 from foretrain.errors import InputError
 from foretrain.graph import ITEM_BYTES, PHASES, Buffer, OpGraph, Weight
 from foretrain.graph.opset import is_product
 from foretrain.job import Job
+from foretrain.placing import stage_groups
 from foretrain.step.dealing import Dealt, deal, fill, virtual_stages
 from foretrain.step.frameworks import Profile
 from foretrain.step.schedules import check, model_copies, place
@@ -91,6 +93,8 @@ class Stage:
     chunks: tuple[Chunk, ...]
     copies: int = 1
     """Of the model in the pipeline; each runs its part of the micro-batches."""
+    group: int = 0
+    """Which of the cluster's distinct groups its ranks are of."""
 
     @functools.cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -324,19 +328,28 @@ def _around_stack(weights: Iterable[Weight], graph: OpGraph, path: str) -> tuple
 
 def stages(job: Job, graph: OpGraph, habits: Profile) -> tuple[Stage, ...]:
     """The blocks dealt out to the ranks of the pipeline, as the plan says or as its framework does."""
-    plan, everything = job.plan, blocks(graph)
-    if plan.pipeline == 1:
-        return (Stage(index=0, chunks=(everything,)),)
-    check(plan, job.accumulation, trains=job.trains)
-    parts = _split(everything, _deal(job, graph, habits).counts)
+    if job.plan.pipeline == 1:
+        return (Stage(index=0, chunks=(blocks(graph),)),)
+    check(job.plan, job.accumulation, trains=job.trains)
+    return stages_of(job, graph, _deal(job, graph, habits).counts)
+
+
+def stages_of(job: Job, graph: OpGraph, counts: Sequence[int]) -> tuple[Stage, ...]:
+    """The stages of a pipeline whose chunks have so many layers, in the order of the model."""
+    plan, parts = job.plan, _split(blocks(graph), counts)
     chunks = len(parts) * model_copies(plan) // plan.pipeline
 
     def chunk_at(stage: int, chunk: int) -> Chunk:
         return parts[place(plan.schedule, stage, chunk, plan.pipeline).number]
 
     return tuple(
-        Stage(index=i, chunks=tuple(chunk_at(i, chunk) for chunk in range(chunks)), copies=model_copies(plan))
-        for i in range(plan.pipeline)
+        Stage(
+            index=i,
+            chunks=tuple(chunk_at(i, chunk) for chunk in range(chunks)),
+            copies=model_copies(plan),
+            group=group,
+        )
+        for i, group in enumerate(stage_groups(job.cluster, plan))
     )
 
 
@@ -418,10 +431,15 @@ class Teams:
     """A rank and its neighbour in the pipeline."""
     ends: Team
     """Its first and its last rank."""
+    beyond: Team
+    """A rank and one of a stage that lies on another group of the cluster."""
 
     @classmethod
-    def of(cls, job: Job) -> Teams:
-        plan, per_node = job.plan, job.cluster.devices_per_node
+    def of(cls, job: Job, site: Cluster | None = None) -> Teams:
+        """Of the ranks that are on a part of the cluster; None for all of it. Over nodes that differ they lie
+        as on the smallest ones."""
+        site = site or job.cluster
+        plan, per_node = job.plan, min(group.devices_per_node for group in site.groups)
         assert plan.data is not None
         replicas, shared = plan.data * plan.context, job.expert_tensor
         of_stage, grouped = plan.tensor * replicas, plan.expert * shared
@@ -434,6 +452,7 @@ class Teams:
             expert_data=team(job.expert_replicas * model_copies(plan), grouped, per_node),
             stages=team(min(2, plan.pipeline), of_stage, per_node),
             ends=team(min(2, plan.pipeline), of_stage * (plan.pipeline - 1 or 1), per_node),
+            beyond=Team(per_node=1, nodes=2, sharing=min(of_stage, per_node), spacing=site.nodes),
         )
 
     def named(self, name: str) -> Team:

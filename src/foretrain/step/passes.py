@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from foretrain.cluster import Cluster
 from foretrain.dispatching import overlaps_exchange
 from foretrain.graph import PHASES, OpGraph, Phase
 from foretrain.graph.opset import communicates, is_product
-from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.step.context import with_context
 from foretrain.step.frameworks import TensorOverlap
@@ -107,17 +107,23 @@ def backward_pass(layout: Layout, block: Block) -> Pass:
     return _with(backward, _accumulation_s(layout, block) + copied + moved, host_s=host_s)
 
 
-def kind_of(layout: Layout, block: Block) -> tuple[int, bool]:
-    """What the passes of a block depend on: its piece, and whether calls of it run again."""
-    return id(block.piece), runs_again(layout.job.plan, layout.graph, block)
+Kind = tuple[int, int, bool]
 
 
-def passes_by_kind(layout: Layout) -> dict[tuple[int, bool], tuple[Pass, Pass]]:
+def kind_of(layout: Layout, stage: Stage, block: Block) -> Kind:
+    """What the passes of a block depend on: the group of its stage, its piece, and whether calls of it run
+    again."""
+    return stage.group, id(block.piece), runs_again(layout.job.plan, layout.graph, block)
+
+
+def passes_by_kind(layout: Layout) -> dict[Kind, tuple[Pass, Pass]]:
     """Forward and backward pass of each kind of block."""
-    kinds = {kind_of(layout, block): block for stage in layout.stages for block in stage.blocks}
-    return {
-        kind: (forward_pass(layout, block), backward_pass(layout, block)) for kind, block in kinds.items()
+    kinds = {
+        kind_of(layout, stage, block): (layout.at(stage), block)
+        for stage in layout.stages
+        for block in stage.blocks
     }
+    return {kind: (forward_pass(*where), backward_pass(*where)) for kind, where in kinds.items()}
 
 
 def _moved_to_host_s(layout: Layout, block: Block, beside_s: float) -> float:
@@ -126,12 +132,12 @@ def _moved_to_host_s(layout: Layout, block: Block, beside_s: float) -> float:
     if not plan.offload_activations or not block.is_layer:
         return 0.0
     kept = block.piece.handed_on_bytes if plan.recompute == "full" else block.piece.kept_bytes
-    return max(0.0, kept / host_link_bytes_per_s(layout.job) - beside_s)
+    return max(0.0, kept / host_link_bytes_per_s(layout.site) - beside_s)
 
 
-def host_link_bytes_per_s(job: Job) -> float:
+def host_link_bytes_per_s(site: Cluster) -> float:
     """Between a host and its device: what of PCIe's rate is reached, or of NVLink-C2C's 450 GB/s."""
-    devices = (group.device for group in job.cluster.groups)
+    devices = (group.device for group in site.groups)
     return _HOST_LINK_SHARE * min(
         _C2C_BYTES_PER_S if device.name.startswith(_ON_C2C) else device.pcie_bytes_per_s for device in devices
     )
@@ -211,11 +217,11 @@ def optimizer_pass(layout: Layout, stage: Stage) -> Pass:
         gaps_s=gaps_s,
     )
     if offloads:
-        moved = _OFFLOAD_MOVED_BYTES * updated / host_link_bytes_per_s(layout.job)
+        moved = _OFFLOAD_MOVED_BYTES * updated / host_link_bytes_per_s(layout.site)
         update = _OFFLOAD_UPDATE_BYTES * updated / _HOST_MEMORY_BYTES_PER_S
         return _with(result, moved + update, host_s=update)
     clips = layout.profile.clips_gradients
-    clipping_s = _CLIP_BYTES * updated / memory_rate(layout.job) if clips else 0.0
+    clipping_s = _CLIP_BYTES * updated / memory_rate(layout) if clips else 0.0
     return _with(result, clipping_s, host_s=update_hooks_s(layout, stage.weights))
 
 
@@ -289,7 +295,7 @@ def _accumulation_s(layout: Layout, block: Block) -> float:
     each = float(sums + _MADE_BYTES - layout.graph.accumulates * _TRACED_BYTES)
     if layout.profile.fuses_accumulation:
         each = _FUSED_BYTES
-    return block.trained * each / (COPY_SHARE * memory_rate(layout.job)) * layout.tuning.traffic
+    return block.trained * each / (COPY_SHARE * memory_rate(layout)) * layout.tuning.traffic
 
 
 def _without_half_of_products(graph: OpGraph, calls: Index) -> Index:

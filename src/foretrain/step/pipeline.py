@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foretrain.costs.collectives import Team
 from foretrain.dispatching import overlaps_exchange
 from foretrain.step.held_states import tied_elements
 from foretrain.step.layout import Layout, on_efa
@@ -17,7 +18,7 @@ from foretrain.step.passes import weight_gradients_s
 from foretrain.step.playback import Slot, Slots, StepTime, Work
 from foretrain.step.schedules import BIDIRECTIONAL, FORWARD_ONLY, SPLIT, place
 from foretrain.step.sharding import wire_bytes
-from foretrain.step.spans import Span, total
+from foretrain.step.spans import Column, Span, total
 from foretrain.step.turns import TURNS, named, program
 
 _ROUNDS = 3
@@ -248,14 +249,14 @@ def overlaps_messages(layout: Layout) -> bool:
 
 
 def _stage_work(layout: Layout, stage: Stage, work: Work, *, waits: bool) -> StageWork:
-    plan, slowdown = layout.job.plan, layout.slowdown
+    plan, slowdown, own = layout.job.plan, layout.slowdown, layout.at(stage)
     forward: list[Span] = []
     backward: list[Span] = []
     forward_s, backward_s, weights_s, first = [], [], [], 0
     for chunk in stage.chunks:
         part = slice(first, first + len(chunk))
         first += len(chunk)
-        least = stall_s(layout) * sum(block.is_layer for block in chunk)
+        least = stall_s(own) * sum(block.is_layer for block in chunk)
         fetched, again, handed = (
             sum(seconds[part]) for seconds in (work.gathers_s, work.again_s, work.reduces_s)
         )
@@ -274,7 +275,7 @@ def _stage_work(layout: Layout, stage: Stage, work: Work, *, waits: bool) -> Sta
             )
         )
         if plan.schedule in SPLIT:
-            apart = sum(weight_gradients_s(layout, block) for block in chunk)
+            apart = sum(weight_gradients_s(own, block) for block in chunk)
             weights_s.append(min(apart, 0.5 * backward_s[-1]))
     beside = []
     if plan.schedule == BIDIRECTIONAL:
@@ -304,7 +305,7 @@ def _lasting(passes: Span, *, waits: bool) -> float:
 def stall_s(layout: Layout) -> float:
     """The framework's own stall of a layer and micro-batch, forward and backward."""
     tensor, stages = layout.teams.tensor.size, layout.teams.stages
-    once, each = layout.profile.stalls_s if on_efa(layout.job) else (0.0, 0.0)
+    once, each = layout.profile.stalls_s if on_efa(layout.site) else (0.0, 0.0)
     across = _STALL_BETWEEN_NODES if layout.teams.tensor.nodes > 1 else 1.0
     return (
         (once + each * tensor) * across * layout.tuning.stalls
@@ -315,22 +316,45 @@ def stall_s(layout: Layout) -> float:
 
 def _messages_s(layout: Layout) -> tuple[float, ...]:
     """The message of each chunk in the order of the model: what the next one reads of its results."""
-    members, count = layout.teams.stages, len(layout.stages)
-    chunks = {
-        place(layout.job.plan.schedule, stage.index, number, count).number: chunk
+    count = len(layout.stages)
+    placed = {
+        place(layout.job.plan.schedule, stage.index, number, count).number: (stage, chunk)
         for stage in layout.stages
         for number, chunk in enumerate(stage.chunks)
     }
-    sizes = [handed_on_bytes(chunks[number], layout.stages) for number in sorted(chunks)]
-    times_s = layout.network.time_s("send", np.array(sizes, dtype=np.float64), members)
+    sizes = np.array(
+        [handed_on_bytes(placed[number][1], layout.stages) for number in sorted(placed)], dtype=np.float64
+    )
+    groups = [placed[number][0].group for number in sorted(placed)]
+    ways = list(zip(groups, [*groups[1:], groups[-1]], strict=True))
+    times_s = np.zeros(len(sizes))
+    for way in set(ways):
+        own = [number for number, one in enumerate(ways) if one == way]
+        seen = [_sending_s(view, sizes[own], members) for view, members in _ends(layout, way)]
+        times_s[own] = np.max(seen, axis=0)
+    return tuple(times_s.tolist())
+
+
+def _ends(layout: Layout, groups: tuple[int, int], *, far: bool = False) -> list[tuple[Layout, Team]]:
+    """Two ranks of a pipeline as each of them sees the other, by the groups that they are of: neighbours, or
+    its first and its last one (``far``). Between groups the slower network counts."""
+    one, other = (layout.by_group[group] if layout.by_group else layout for group in groups)
+    if one is not other:
+        return [(one, one.teams.beyond), (other, other.teams.beyond)]
+    return [(one, one.teams.ends if far else one.teams.stages)]
+
+
+def _sending_s(layout: Layout, sizes: Column, members: Team) -> Column:
+    """Messages of these sizes, with those that frameworks send ahead of them."""
+    times_s = layout.network.time_s("send", sizes, members)
     meta = layout.profile.metadata_messages * layout.network.time_s("send", 1024.0, members)
-    return tuple((times_s * layout.tuning.team(members) + meta + _held_up_s(layout)).tolist())
+    return times_s * layout.tuning.team(members) + meta + _held_up_s(layout)
 
 
 def _held_up_s(layout: Layout) -> float:
     """The framework's own stall of a message."""
     far = layout.job.cluster.nodes >= _FAR_NODES or layout.teams.tensor.nodes >= _FAR_TEAM_NODES
-    return layout.profile.far_message_s * layout.tuning.stalls if far and on_efa(layout.job) else 0.0
+    return layout.profile.far_message_s * layout.tuning.stalls if far and on_efa(layout.site) else 0.0
 
 
 def _tied_s(layout: Layout) -> float:
@@ -338,8 +362,12 @@ def _tied_s(layout: Layout) -> float:
     tied = tied_elements(layout.graph) if layout.job.trains else 0
     if not tied:
         return 0.0
-    size, ends = wire_bytes(layout, tied, gradients=True), layout.teams.ends
-    return layout.network.time_s("all_reduce", size, ends) * layout.tuning.team(ends)
+    size = wire_bytes(layout, tied, gradients=True)
+    groups = layout.stages[0].group, layout.stages[-1].group
+    return max(
+        view.network.time_s("all_reduce", size, ends) * view.tuning.team(ends)
+        for view, ends in _ends(layout, groups, far=True)
+    )
 
 
 def _tail_s(work: Work) -> float:

@@ -85,6 +85,11 @@ class Step:
         return self.time.time_s
 
     @property
+    def of_busiest(self) -> Layout:
+        """The layout as the ranks that compute longest see it."""
+        return self.layout.at(self.layout.stages[self.busiest])
+
+    @property
     def sent_bytes(self) -> float:
         """By one rank in a step, over its links."""
         return sum(self.sent.values())
@@ -131,10 +136,10 @@ class Step:
         for stage in layout.stages:
             times = layout.job.accumulation // stage.copies
             for block in stage.blocks:
-                forward, backward = passes[kind_of(layout, block)]
+                forward, backward = passes[kind_of(layout, stage, block)]
                 yield "forward", block, forward, times
                 yield "backward", block, backward, times
-            yield "optimizer", None, optimizer_pass(layout, stage), 1
+            yield "optimizer", None, optimizer_pass(layout.at(stage), stage), 1
 
 
 def _up_to(whole: float, parts: dict[str, float]) -> dict[str, float]:
@@ -160,9 +165,11 @@ def play(layout: Layout) -> Step:
         layout, works = limited, _works(limited)
     time = _delayed(_time(layout, works), _waiting_ranks(job))
     busiest = max(range(len(works)), key=lambda i: works[i].passes.device_s)
-    work, calls = works[busiest], _StageCalls.of(layout, layout.stages[busiest])
+    stage = layout.stages[busiest]
+    work, own = works[busiest], layout.at(stage)
+    calls = _StageCalls.of(own, stage)
     forward, backward = total(work.forward), total(work.backward[::-1])
-    passes, micro_batches = forward + backward, job.accumulation // layout.stages[busiest].copies
+    passes, micro_batches = forward + backward, job.accumulation // stage.copies
     time = dataclasses.replace(
         time,
         computing_s=max(0.0, time.computing_s - calls.gaps_s - calls.offloaded_s),
@@ -173,13 +180,13 @@ def play(layout: Layout) -> Step:
         layout=layout,
         time=time,
         works=tuple(works),
-        memory=max(memory_by_group(layout), key=_fullness),
+        memory=max(memory_by_group(layout), key=lambda ranks: fullest_of(ranks).fullness),
         phases_s=_phases(forward, backward, work.optimizer, micro_batches),
-        device_busy_s=_busy_s(layout, work, time),
-        host_issue_s=(passes * micro_batches + work.optimizer).after(0.0, 0.0)[0] + layout.step_overhead_s,
+        device_busy_s=_busy_s(own, work, time),
+        host_issue_s=(passes * micro_batches + work.optimizer).after(0.0, 0.0)[0] + own.step_overhead_s,
         kernels=calls.kernels,
         bytes_moved=calls.bytes_moved,
-        sent=sent_bytes(layout, layout.stages[busiest]),
+        sent=sent_bytes(own, stage),
         busiest=busiest,
     )
 
@@ -278,16 +285,16 @@ def _works(layout: Layout) -> list[Work]:
     works: dict[Hashable, Work] = {}
     for kind, stage in zip(kinds := _kinds(layout), layout.stages, strict=True):
         if kind not in works:
-            chunks = [[passes[kind_of(layout, block)] for block in chunk] for chunk in stage.chunks]
+            chunks = [[passes[kind_of(layout, stage, block)] for block in chunk] for chunk in stage.chunks]
             begun = [one for chunk in chunks for one in _with_own_time(layout, chunk)]
-            works[kind] = _work(layout, stage, begun)
+            works[kind] = _work(layout.at(stage), stage, begun)
     return [works[kind] for kind in kinds]
 
 
 def _kinds(layout: Layout) -> list[Hashable]:
     """Of each stage, what its work depends on: the kinds of its blocks."""
     return [
-        tuple(tuple(kind_of(layout, block) for block in chunk) for chunk in stage.chunks)
+        tuple(tuple(kind_of(layout, stage, block) for block in chunk) for chunk in stage.chunks)
         for stage in layout.stages
     ]
 
@@ -361,7 +368,7 @@ def _busy_s(layout: Layout, work: Work, time: StepTime) -> float:
     """What the device works in a step, as ``Step.device_busy_s`` says it."""
     causes = _causes(time)
     exposed, servers = causes["exposed communication"], layout.job.plan.servers
-    if layout.job.cluster.groups[0].device.is_cpu:
+    if layout.site.groups[0].device.is_cpu:
         return causes["computation"] + (_CPU_SERVED if servers else _CPU_EXCHANGE) * exposed
     served = work.after_backward_s if servers else 0.0
     return causes["computation"] + max(0.0, exposed - served)
@@ -371,8 +378,12 @@ def _busy_s(layout: Layout, work: Work, time: StepTime) -> float:
 
 
 def memory_by_group(layout: Layout) -> tuple[tuple[RankMemory, ...], ...]:
-    """What a rank of each stage holds on each group of devices; once where all groups hold the same."""
-    ranks = tuple(_memory(layout, stage) for stage in layout.stages)
+    """What a rank of each stage holds on each group of devices; once where all groups hold the same, or each
+    stage lies on one of them."""
+    return _by_shares(layout, tuple(stage_memory(layout, stage) for stage in layout.stages))
+
+
+def _by_shares(layout: Layout, ranks: tuple[RankMemory, ...]) -> tuple[tuple[RankMemory, ...], ...]:
     if not layout.shares:
         return (ranks,)
     groups = zip(layout.job.cluster.groups, layout.shares, strict=True)
@@ -383,11 +394,6 @@ def memory_by_group(layout: Layout) -> tuple[tuple[RankMemory, ...], ...]:
         )
         for group, share in groups
     )
-
-
-def _fullness(ranks: Sequence[RankMemory]) -> float:
-    fullest = fullest_of(ranks)
-    return fullest.reserved_bytes / (fullest.capacity_bytes or math.inf)
 
 
 def _with_activations(rank: RankMemory, factor: float) -> RankMemory:
@@ -410,19 +416,27 @@ def _in_graph_pools(rank: RankMemory, layout: Layout, stage: Stage) -> RankMemor
 
 
 def quick_memory(layout: Layout) -> RankMemory:
-    """The fullest rank with its allocator estimated: of stages alike, the one with most in flight."""
+    """The fullest rank with its allocator estimated: of stages alike, the one with most in flight; on the
+    group that it fills most."""
     most: dict[Hashable, Stage] = {}
     for kind, stage in zip(_kinds(layout), layout.stages, strict=True):
         if kind not in most or _in_flight(layout, stage) > _in_flight(layout, most[kind]):
             most[kind] = stage
-    return fullest_of([_memory(layout, stage, replays=False) for stage in most.values()])
+    ranks = tuple(stage_memory(layout, stage, replays=False) for stage in most.values())
+    return max((fullest_of(one) for one in _by_shares(layout, ranks)), key=lambda rank: rank.fullness)
 
 
 def _in_flight(layout: Layout, stage: Stage) -> int:
     return sum(in_flight(layout.job.plan, stage.index, len(stage.chunks), layout.job.accumulation))
 
 
-def _memory(layout: Layout, stage: Stage, *, replays: bool = True) -> RankMemory:
+def stage_memory(layout: Layout, stage: Stage, *, replays: bool = True) -> RankMemory:
+    """What a rank of a stage holds at its peak, beside what its device has where stages lie on groups that
+    differ."""
+    if layout.by_group:
+        own = layout.at(stage)
+        capacity = own.site.device.memory_bytes
+        return dataclasses.replace(stage_memory(own, stage, replays=replays), capacity_bytes=capacity)
     layers = sum(block.is_layer for block in stage.blocks)
     stalled = stall_s(layout) * layers > float(layout.calls.device_s[stage.calls].sum())
     found = rank_memory(layout, stage, stalled=stalled, replays=replays)

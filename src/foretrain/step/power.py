@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foretrain.cluster import Device
+from foretrain.cluster import Cluster, Device
 from foretrain.costs.roofline import arithmetic
 from foretrain.graph import OpGraph
-from foretrain.job import Job
 from foretrain.step.layout import Layout, Tuning
-from foretrain.step.partition import Index
+from foretrain.step.partition import Index, Stage
 from foretrain.step.playback import Work, play_rank
 from foretrain.step.spans import Column
 
@@ -26,20 +25,34 @@ draw what ``under_load`` says."""
 
 
 def within_power(layout: Layout, works: Sequence[Work]) -> Layout:
-    """Slow matrix products down so far that the average power of the busiest rank keeps within its limit.
+    """Slow matrix products down so far that the average power of the busiest rank keeps within its limit; of
+    a pipeline over groups that differ, that of each group.
 
     At full clock, products draw more than the limit (``Device.under_load``), in proportion to the share of
     the peak rate that they reach; other kernels, communication and waiting draw less. One device alone keeps
     its clock, as the single-device runs of ``data/h200_steps.jsonl`` show, unless its limit was lowered.
     """
-    lowered = lowered_power(layout.job)
+    if not layout.by_group:
+        return _limited(layout, layout.stages, works)
+    views = []
+    for group, view in enumerate(layout.by_group):
+        own = [stage for stage in layout.stages if stage.group == group]
+        views.append(_limited(view, own, works))
+    if all(one is other for one, other in zip(views, layout.by_group, strict=True)):
+        return layout
+    return dataclasses.replace(layout, by_group=tuple(views))
+
+
+def _limited(layout: Layout, own: Sequence[Stage], works: Sequence[Work]) -> Layout:
+    """The layout of a group that has these stages, of a pipeline whose stages do such work."""
+    lowered = lowered_power(layout.site)
     limit = lowered * (
-        1.0 if layout.job.runs_alone else min(group.device.under_load for group in layout.job.cluster.groups)
+        1.0 if layout.job.runs_alone else min(group.device.under_load for group in layout.site.groups)
     )
     if limit >= 1.0:
         return layout
-    busiest = max(works, key=lambda work: work.passes.device_s)
-    stage = layout.stages[works.index(busiest)]
+    stage = max(own, key=lambda one: works[one.index].passes.device_s)
+    busiest, slowest = works[stage.index], max(works, key=lambda work: work.passes.device_s)
     count = layout.job.accumulation // stage.copies
     plan, whole = layout.job.plan, layout.graph.recomputes or not layout.job.trains
     again = 1.0 + (plan.recompute == "full" and not whole) / 3 / plan.recompute_every
@@ -49,7 +62,8 @@ def within_power(layout: Layout, works: Sequence[Work]) -> Layout:
     if len(works) > 1:
         passes = busiest.passes
         computing = (passes.device_s - passes.communication_s) * count
-        time_s = max(passes.device_s, passes.host_s) * (count + (len(works) - 1) / len(stage.chunks))
+        paced_s = max(slowest.passes.device_s, slowest.passes.host_s)
+        time_s = paced_s * (count + (len(works) - 1) / len(stage.chunks))
     else:
         step = play_rank(busiest, count)
         computing, time_s = step.computing_s, step.time_s
@@ -63,9 +77,9 @@ def within_power(layout: Layout, works: Sequence[Work]) -> Layout:
     return dataclasses.replace(layout, calls=layout.calls.tuned(Tuning(products=slower, attention=slower)))
 
 
-def lowered_power(job: Job) -> float:
+def lowered_power(site: Cluster) -> float:
     """The limit of power that the cluster sets, as a share of the data sheet's."""
-    given, boards = job.cluster.power_limit, [group.device.tdp_w for group in job.cluster.groups]
+    given, boards = site.power_limit, [group.device.tdp_w for group in site.groups]
     if given is None:
         return 1.0
     return min((min(1.0, given / board) for board in boards if board), default=1.0)
@@ -73,8 +87,8 @@ def lowered_power(job: Job) -> float:
 
 def _share_of_peak(layout: Layout, calls: Index, seconds: float) -> float:
     """How much of the device's peak rates products use in their time."""
-    job = layout.job
-    at_peak = at_peak_s(layout.graph, job.cluster.groups[0].device, job.workload.training.precision)[calls]
+    device, precision = layout.site.groups[0].device, layout.job.workload.training.precision
+    at_peak = at_peak_s(layout.graph, device, precision)[calls]
     return min(1.0, float(at_peak.sum()) / seconds) if seconds else 0.0
 
 

@@ -36,9 +36,10 @@ def widened(factors: Factors, share: float) -> Factors:
 
 def _share_of_experts(step: Step) -> float:
     """Of the time of a rank's calls, that of experts and of rows on their way."""
-    layout = step.layout
+    stage = step.layout.stages[-1]
+    layout = step.layout.at(stage)
     of_experts = np.array([_is_of_experts(one) for one in layout.graph.operators], dtype=np.bool_)
-    calls = layout.stages[-1].calls
+    calls = stage.calls
     seconds = layout.calls.device_s[calls]
     own = of_experts[layout.graph.operator_index[calls]]
     return float(seconds[own].sum() / (seconds.sum() or 1.0))

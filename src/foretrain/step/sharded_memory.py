@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foretrain.allocator_settings import AllocatorSettings
+from foretrain.cluster import Cluster
 from foretrain.costs.workspace import library_workspace
 from foretrain.forecast import PeakMoment, RankMemory
 from foretrain.graph import ITEM_BYTES, OpGraph, Phase
@@ -76,17 +77,21 @@ def sharded_memory(
     stages: int,
     profile: Profile,
     *,
+    site: Cluster | None = None,
+    ends: tuple[int, int] | None = None,
     stalled: bool = False,
     replays: bool = True,
 ) -> RankMemory:
     """The peak of a rank of ``stage``: at a block of a micro-batch's passes when most are in flight, or in
     the update.
 
-    ``stalled`` says that the host is held up at the messages of the pipeline for longer than the device works
-    in between. Without ``replays`` what the allocator holds is estimated where it would be replayed, which
-    takes a tenth of the time.
+    ``site`` is the group that the stage lies on and ``ends`` are the first and the last stage there, where
+    others lie on groups that differ. ``stalled`` says that the host is held up at the messages of the
+    pipeline for longer than the device works in between. Without ``replays`` what the allocator holds is
+    estimated where it would be replayed, which takes a tenth of the time.
     """
-    plan = job.plan
+    plan, site = job.plan, site or job.cluster
+    devices = [group.device for group in site.groups]
     tied = tied_elements(graph) if stages > 1 and stage.index == stages - 1 else 0
     owned = held(job, stage, tied)
     trained = owned if trains_all(graph) else held(job, stage, 0, trained=True)
@@ -107,11 +112,11 @@ def sharded_memory(
         + most.whole.aside
         + (_bucket_bytes(plan, profile, trained, weight_bytes(graph, trained=True)) if job.trains else 0.0)
         + cast,
-        "workspaces": (2.0 if job.trains else 1.0)
-        * max(library_workspace(group.device) for group in job.cluster.groups),
+        "workspaces": (2.0 if job.trains else 1.0) * max(library_workspace(device) for device in devices),
     }
-    cached, returnable = _cached_bytes(job, graph, stage, profile, moments, most, stalled=stalled)
-    if replays and job.trains and stage.index in (0, stages - 1):  # one of these is the fullest
+    ahead = _passes_ahead(job, site, stage, stalled=stalled) if profile.gathers_on_own_stream else 0.0
+    cached, returnable = _cached_bytes(job, graph, stage, profile, moments, most, ahead=ahead)
+    if replays and job.trains and stage.index in (ends or (0, stages - 1)):  # one of these is the fullest
         shards = _shard_buffers(job, graph, stage.chunks[0], profile, trained)
         (flying, *_) = in_flight(plan, stage.index, len(stage.chunks), job.accumulation)
         replayed = replayed_bytes(job, graph, stage, profile, sizes, trained, shards, flying)
@@ -119,7 +124,7 @@ def sharded_memory(
             split, held_now = cached - returnable, sum(categories.values())
             cached = max(split, replayed + categories["workspaces"] - held_now)
             returnable = cached - split
-    capacity = min(group.device.memory_bytes for group in job.cluster.groups)
+    capacity = min(device.memory_bytes for device in devices)
     room = capacity - sum(categories.values())
     returned = min(returnable, max(0.0, cached - room))
     cached, returnable = cached - returned, returnable - returned
@@ -322,11 +327,12 @@ def _cached_bytes(
     moments: Sequence[_Moment],
     most: _Moment,
     *,
-    stalled: bool,
+    ahead: float,
 ) -> tuple[float, float]:
     """Beside tensors, and what of it torch could return to a device that is full: memory of each stream that
     others do not use, split blocks, blocks whose collectives have not run yet, and segments for what fits in
-    no block of activations. Segments that expand have neither split blocks nor the last."""
+    no block of activations. Segments that expand have neither split blocks nor the last. So many forward
+    passes are issued ``ahead``."""
     expands = AllocatorSettings.read(job.workload.training.allocator or "").expandable_segments
     kept = max(moment.kept for moment in moments)
     split = 0.0 if expands else _SPLIT_LOSS * kept
@@ -339,13 +345,12 @@ def _cached_bytes(
     logits = max((logits_bytes(graph, block) for block in stage.blocks), default=0)
     largest = max((weight.elements * ITEM_BYTES[weight.dtype] for weight in stage.weights), default=0)
     scratch = profile.parameter_copies * largest if largest > logits and not expands else 0.0
-    ahead = _passes_ahead(job, stage, stalled=stalled) if profile.gathers_on_own_stream else 0.0
     fetched = ahead and ahead * sum(_fetched_bytes(graph, block.piece) for block in stage.blocks)
     returnable = streams - most.total + fetched + scratch
     return split + returnable, returnable
 
 
-def _passes_ahead(job: Job, stage: Stage, *, stalled: bool) -> float:
+def _passes_ahead(job: Job, site: Cluster, stage: Stage, *, stalled: bool) -> float:
     """Forward passes that the host has issued and the device has not run: all in flight, or what fills the
     pipeline before it stalls.
 
@@ -354,7 +359,7 @@ def _passes_ahead(job: Job, stage: Stage, *, stalled: bool) -> float:
     """
     counts = in_flight(job.plan, stage.index, len(stage.chunks), job.accumulation)
     passes = sum(counts) / len(counts)
-    if job.plan.pipeline > 1 and job.plan.tensor > _NODES_AHEAD * job.cluster.devices_per_node:
+    if job.plan.pipeline > 1 and job.plan.tensor > _NODES_AHEAD * site.devices_per_node:
         return 0.0
     return max(0.0, passes - 2.0) if stalled else passes
 

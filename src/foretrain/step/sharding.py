@@ -164,7 +164,7 @@ def copies_out_s(layout: Layout, block: Block, *, again: bool = False) -> float:
     return (
         moved
         * (1.0 if again else _exchanges(layout))
-        / (COPY_SHARE * memory_rate(layout.job))
+        / (COPY_SHARE * memory_rate(layout))
         * layout.tuning.traffic
     )
 
@@ -176,7 +176,7 @@ def copies_in_s(layout: Layout, block: Block) -> float:
     trained = _shared(layout, block, trained=True)
     sent, made = (wire_bytes(layout, trained, gradients=gradients) for gradients in (True, False))
     share = _IN_SHARE if sent == made else _IN_SHARE_CAST
-    rate = (COPY_SHARE if layout.profile.sharding == "flat" else share) * memory_rate(layout.job)
+    rate = (COPY_SHARE if layout.profile.sharding == "flat" else share) * memory_rate(layout)
     return (sent + made) * _exchanges(layout) / rate * layout.tuning.traffic
 
 

@@ -18,7 +18,7 @@ Allowed = tuple[Any, ...] | Callable[[Any], bool] | None
 _EVERYWHERE: dict[str, Allowed] = {
     "training.global_batch": None, "training.mode": ("train",), "training.framework": None,
     "training.samples": None, "training.epochs": None, "training.steps": None, "training.allocator": None,
-    "plan.data": None, "plan.micro_batch": None,
+    "plan.data": None, "plan.micro_batch": None, "plan.balance": ("even",),
 }  # fmt: skip
 """What every launcher can say."""
 

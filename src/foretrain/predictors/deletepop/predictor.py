@@ -172,8 +172,8 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
 
     def _unmeasured(self, step: Step) -> dict[str, float]:
         """Shares of the device time in operators of families that were never measured."""
-        layout = step.layout
-        device, precision = layout.job.cluster.groups[0].device, layout.job.workload.training.precision
+        layout = step.of_busiest
+        device, precision = layout.site.groups[0].device, layout.job.workload.training.precision
         found = self.costs.unmeasured(layout.graph.operators, device, precision)
         if not found:
             return {}

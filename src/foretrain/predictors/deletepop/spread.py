@@ -175,7 +175,7 @@ _KINDS: Mapping[str, str | None] = {
 
 def _by_kind(step: Step) -> dict[str, float]:
     """Of the time of passes, what is not products; the optimizer's is not looked at."""
-    layout = step.layout
+    layout = step.of_busiest
     parts = _parts_of(layout.graph)
     own = ~layout.calls.communicates & (layout.graph.phase_index != PHASES.index("optimizer"))
     seconds = np.bincount(parts[own], layout.calls.device_s[own], minlength=len(_BY_KIND) + 1)
@@ -220,9 +220,9 @@ def _network(job: Job) -> str:
 
 def _looked_up(step: Step, costs: LearnedCosts) -> float:
     """The share of the device time in operators that were measured as they are."""
-    layout = step.layout
-    graph, job = layout.graph, layout.job
-    known = costs.looked_up(graph.operators, job.cluster.groups[0].device, job.workload.training.precision)
+    layout = step.of_busiest
+    graph, precision = layout.graph, layout.job.workload.training.precision
+    known = costs.looked_up(graph.operators, layout.site.groups[0].device, precision)
     seconds = np.where(layout.calls.communicates, 0.0, layout.calls.device_s)
     return float(seconds[known[graph.operator_index]].sum() / (seconds.sum() or 1.0))
 

@@ -81,7 +81,7 @@ class Whitebox:
 
     def held(self, forecast: Forecast) -> float:
         """Share of the device's memory that a rank holds; on a CPU with the process itself."""
-        if forecast.job.cluster.device.is_cpu:
+        if forecast.job.cluster.groups[0].device.is_cpu:
             tensors = self.levels.tensors * forecast["peak_memory_bytes"].median
             limit = self.levels.limit_bytes or forecast.memory_capacity_bytes
             return min(1.0, (self.levels.process_bytes + tensors) / limit)
