@@ -369,7 +369,7 @@ def _plan_value(name: str, text: str) -> Any:
 
     hint: Any = {"reshard": bool, "offload": bool}.get(name)
     if hint is None:
-        hint = str if name in ("shard", "recompute", "schedule") else int
+        hint = str if name in ("shard", "recompute", "schedule", "balance") else int
     value = convert(setting_value(text), hint, f"plan.{name}")
     needs: dict[str, dict[str, Any]] = {"virtual_stages": {"schedule": "interleaved"}}
     needs |= {"replicate": {"shard": "zero1"}, "reshard": {"shard": "zero3"}}

@@ -69,6 +69,7 @@ def _changes(plan: Plan, space: Space) -> Iterator[tuple[str, dict[str, Any]]]:
         ("recompute", space.recomputes()),
         ("shard", ability.shards if data * plan.context > 1 and space.job.trains else ()),
         ("schedule", ability.schedules if plan.pipeline > 1 and space.job.trains else ()),
+        ("balance", ("even", "speed") if space.is_mixed else ()),
     ):
         for value in values:
             if value != getattr(plan, axis):

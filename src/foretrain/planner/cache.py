@@ -74,6 +74,7 @@ def _space(space: Space) -> dict[str, Any]:
         "own": str(space.own),
         "target": space.ability.target,
         "allowed": {name: list(values) for name, values in space.allowed.items()},
+        "pipelines_only": space.pipelines_only,
     }
 
 

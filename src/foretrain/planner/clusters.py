@@ -67,6 +67,16 @@ def clusters_of(job: Job, wanted: Wanted, catalog: Catalog) -> list[Cluster]:
     return list(dict.fromkeys(found))
 
 
+def in_other_order(cluster: Cluster, catalog: Catalog) -> Cluster | None:
+    """The same groups, the last one first, as stages of a pipeline may lie on them; None where that is the
+    same."""
+    section = cluster.to_dict()
+    if len(cluster.distinct_groups) == 1:
+        return None
+    turned = Cluster.read({**section, "groups": section["groups"][::-1]}, catalog)
+    return None if turned.groups == cluster.groups else turned
+
+
 def _kinds(job: Job, kinds: Sequence[str], catalog: Catalog) -> list[tuple[dict[str, Any], int]]:
     """The section of a cluster of each kind, without its size, and how many devices its nodes have."""
     own = job.cluster.to_dict()

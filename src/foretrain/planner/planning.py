@@ -15,12 +15,13 @@ from foretrain.cluster import Cluster
 from foretrain.errors import ForetrainError
 from foretrain.forecast import Forecast
 from foretrain.job import UNSAID_RECOMPUTATION, Job
+from foretrain.placing import group_sizes
 from foretrain.plan import Plan
 from foretrain.planner.abilities import Ability, ability_of
 from foretrain.planner.around import steps_around
 from foretrain.planner.cache import remembered
 from foretrain.planner.certainty import NEARLY, drawn_s, first_is_best, of_the_best
-from foretrain.planner.clusters import Wanted, clusters_of
+from foretrain.planner.clusters import Wanted, clusters_of, in_other_order
 from foretrain.planner.facts import Facts
 from foretrain.planner.goal import Goal
 from foretrain.planner.launching import unlaunchable
@@ -74,8 +75,7 @@ def make_plans(
     ability = ability_of(target, job.workload.training.framework)
     job, notes = prepared(job, ability)
     goal.check_length(has_length=job.workload.training.total_steps is not None)
-    clusters = clusters_of(job, wanted, catalog or Catalog.load())
-    spaces = [space_on(cluster, job, ability, allowed or {}) for cluster in clusters]
+    spaces = list(_spaces(job, ability, wanted, allowed or {}, catalog or Catalog.load()))
     found = remembered(
         predictor,
         spaces,
@@ -136,10 +136,22 @@ def prepared(job: Job, ability: Ability) -> tuple[Job, tuple[str, ...]]:
     return dataclasses.replace(job, workload=workload, plan=plan, assumed=kept), tuple(notes)
 
 
+def _spaces(
+    job: Job, ability: Ability, wanted: Wanted, allowed: Mapping[str, Sequence[Any]], catalog: Catalog
+) -> Iterator[Space]:
+    """The plans on each cluster; a pipeline over groups that differ may begin on the last of them too."""
+    for cluster in clusters_of(job, wanted, catalog):
+        space = space_on(cluster, job, ability, allowed)
+        yield space
+        piped = "pipeline" in ability.degrees and max(allowed.get("pipeline", (2,))) > 1
+        if piped and (turned := in_other_order(cluster, catalog)) is not None:
+            yield dataclasses.replace(space_on(turned, job, ability, allowed), pipelines_only=True)
+
+
 def space_on(cluster: Cluster, job: Job, ability: Ability, allowed: Mapping[str, Sequence[Any]]) -> Space:
     """The plans of a job on a cluster."""
     world, batch = cluster.world_size, job.workload.training.global_batch
-    shared = math.gcd(world, batch)
+    shared = math.gcd(*group_sizes(cluster), batch)
     anything = Plan(data=shared, pipeline=world // shared)  # a plan that is legal; those of the space differ
     return Space(
         job=dataclasses.replace(job, cluster=cluster, plan=anything),
@@ -163,7 +175,8 @@ def _forecast(
     for i, one in enumerate(found.clusters):
         tell(f"forecasting plans of {one.space.job.cluster.world_size} devices")
         first = next(walks[i], None)
-        by_cluster.append(first or nothing_on(one))
+        if first or not one.space.pipelines_only:
+            by_cluster.append(first or nothing_on(one))
         leaders += [(first, i)] if first else []
     options = [first for first, _ in leaders]
     for _, i in sorted(leaders, key=lambda leader: _order(leader[0])):
@@ -210,7 +223,8 @@ def nothing_on(one: OnCluster) -> Nothing:
         reason = next(iter(one.space.refused), "no plan is legal")
         return Nothing(job=one.space.job, need=None, leanest=None, why=reason)
     need, plan = one.least
-    room = min(group.device.memory_bytes for group in cluster.groups)
+    sizes = sorted({group.device.memory_bytes for group in cluster.groups})
+    rooms = " or ".join(f"{size / 2**30:.0f} GiB" for size in sizes)
     if one.hopeless:
         words = "weights, gradients and optimizer state alone, dealt out over all devices, are more"
     else:
@@ -219,9 +233,7 @@ def nothing_on(one: OnCluster) -> Nothing:
             if need > 1
             else ("the leanest plan fits with too small a chance")
         )
-    return Nothing(
-        job=one.space.job, need=need, leanest=plan, why=f"{words} ({room / 2**30:.0f} GiB a device)"
-    )
+    return Nothing(job=one.space.job, need=need, leanest=plan, why=f"{words} ({rooms} a device)")
 
 
 def _certainty(predictor: Predictor, ranked: Sequence[Option], spaces: Sequence[Space]) -> dict[str, Any]:
@@ -271,4 +283,5 @@ def remedies(predictor: Predictor, plans: Plans) -> Iterator[str]:
     except ForetrainError:
         return
     for remedy in forecast.remedies or ():
-        yield f"{remedy.change} on {one.cluster.world_size} x {one.cluster.groups[0].device.name}"
+        devices = " + ".join(f"{group.world_size} x {group.device.name}" for group in one.cluster.groups)
+        yield f"{remedy.change} on {devices}"

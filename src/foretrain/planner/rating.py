@@ -103,15 +103,23 @@ def _rated(
     if not isinstance(predictor, RatingPredictor):
         yield from _by_forecasts(predictor, space, plans, found)
         return
-    bounds, usable_bytes = _bounds(predictor, space, plans[0]), _usable_bytes(space)
+    families: dict[Family, Bounds] = {}
+
+    def bounds(plan: Plan) -> Bounds:
+        family = _family(space, plan)
+        if family not in families:
+            families[family] = _bounds(predictor, space, plan)
+        return families[family]
+
     offload = space.offloads and space.ability.offloads
-    found.hopeless = bounds.least_of_all_bytes(offload=offload) > usable_bytes
-    ordered = sorted((bounds.least_s(plan), i) for i, plan in enumerate(plans))
+    found.hopeless = bounds(plans[0]).least_of_all_bytes(offload=offload) > _usable_bytes(space)
+    ordered = sorted((bounds(plan).least_s(plan), i) for i, plan in enumerate(plans))
     for least_s, i in ordered:
         limit_s = min(below_s, found.best[-1].time_s if len(found.best) == most else below_s)
         if least_s >= limit_s:
             return
-        if (least_bytes := bounds.least_bytes(plans[i])) > usable_bytes:
+        usable_bytes = _usable_bytes(space, plans[i])
+        if (least_bytes := bounds(plans[i]).least_bytes(plans[i])) > usable_bytes:
             found.too_large += 1
             found.nearest(plans[i], least_bytes / usable_bytes)
             continue
@@ -136,7 +144,7 @@ def _rate(predictor: RatingPredictor, space: Space, plan: Plan, limit_s: float, 
 
 
 def _bounds(predictor: RatingPredictor, space: Space, plan: Plan) -> Bounds:
-    """From a plan of the cut that shards nothing and keeps everything."""
+    """From a plan of the cut that shards nothing, keeps everything and deals layers out alike."""
     plain = dataclasses.replace(
         plan,
         shard="none",
@@ -146,13 +154,29 @@ def _bounds(predictor: RatingPredictor, space: Space, plan: Plan) -> Bounds:
         offload=False,
         schedule="1f1b",
         virtual_stages=None,
+        balance="even" if plan.pipeline > 1 else plan.balance,
     )
     return Bounds.of(predictor.tuned_layout(space.job_with(plain)), tuple(space.recomputes()))
 
 
-def _usable_bytes(space: Space) -> float:
-    capacity = min(group.device.memory_bytes for group in space.job.cluster.groups)
-    return usable_memory(space.job, capacity)
+Family = tuple[str | None, bool] | None
+
+
+def _family(space: Space, plan: Plan) -> Family:
+    """Plans that share bounds: on groups that differ those in which all have even parts of a batch, parts by
+    their speed, or stages of their own; elsewhere all."""
+    return (plan.balance, plan.pipeline > 1) if space.is_mixed else None
+
+
+def _usable_bytes(space: Space, plan: Plan | None = None) -> float:
+    """Of a device: of the smallest where all hold the same; else on average, as what does not fit there on
+    average does not fit."""
+    groups = space.job.cluster.groups
+    sizes = [usable_memory(space.job, group.device.memory_bytes) for group in groups]
+    if plan is not None and plan.balance != "speed" and plan.pipeline == 1:
+        return min(sizes)
+    held = sum(size * group.world_size for size, group in zip(sizes, groups, strict=True))
+    return held / space.job.cluster.world_size
 
 
 def _by_forecasts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import Counter
@@ -10,15 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from foretrain.cluster import Group
 from foretrain.errors import InputError, first_line, unknown
 from foretrain.job import Job
+from foretrain.placing import group_sizes
 from foretrain.plan import Plan, Schedule, Shard
 from foretrain.planner.abilities import Ability, Degree
 from foretrain.planner.facts import Facts
 
 AXES = (
     "tensor", "pipeline", "context", "expert", "expert_tensor", "micro_batch", "shard", "replicate",
-    "reshard", "recompute", "schedule", "virtual_stages", "offload",
+    "reshard", "recompute", "schedule", "virtual_stages", "offload", "balance",
 )  # fmt: skip
 """Fields of a plan that are searched; ``data`` is what is left of the devices."""
 HELD = (*AXES, "data")
@@ -76,6 +79,8 @@ class Space:
     """Values that single axes are held to."""
     offloads: bool = False
     """Whether an optimizer on the host is among the plans."""
+    pipelines_only: bool = False
+    """Whether plans without a pipeline are those of another order of the same groups."""
     refused: Counter[str] = field(default_factory=Counter)
     """Why plans are none, and how many."""
 
@@ -86,6 +91,15 @@ class Space:
 
     def job_with(self, plan: Plan) -> Job:
         return dataclasses.replace(self.job, plan=plan)
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Devices of each group, which teams and stages must divide."""
+        return group_sizes(self.job.cluster)
+
+    @property
+    def is_mixed(self) -> bool:
+        return len(self.sizes) > 1
 
     # Cuts
 
@@ -108,7 +122,8 @@ class Space:
     def first(self, cuts: Sequence[Cut]) -> list[Cut]:
         """Those that a search begins with: layers uncut and cut over half a node, experts over a node, with
         the micro-batch nearest to a usual one."""
-        in_node, micro = self.job.cluster.groups[0].devices_per_node, self._usual_micro_batch()
+        in_node = min(group.devices_per_node for group in self.job.cluster.groups)
+        micro = self._usual_micro_batch()
         usual = [
             Cut(tensor=tensor, expert=min(in_node, self.facts.experts or 1), micro_batch=micro)
             for tensor in (1, max(1, in_node // 2))
@@ -120,11 +135,8 @@ class Space:
         return max(1, _USUAL_TOKENS // sequence) if sequence else _USUAL_SAMPLES
 
     def _tensors(self) -> Sequence[int]:
-        group = self.job.cluster.groups[0]
-        own = group.devices_per_node
-        widest = max(own, min(_WIDEST_TEAM, group.domain))
-        found = [n for n in range(1, widest + 1) if own % n == 0 or (n % own == 0 and widest % n == 0)]
-        return self._degrees("tensor", found)
+        in_each = [set(_teams_in(group)) for group in self.job.cluster.groups]
+        return self._degrees("tensor", sorted(set.intersection(*in_each)))
 
     def _contexts(self, *, every: bool) -> Sequence[int]:
         sequence = self.facts.sequence or 0
@@ -173,7 +185,7 @@ class Space:
         return self.job.workload.model.source == "transformers"
 
     def _is_legal(self, cut: Cut) -> bool:
-        facts, world = self.facts, self.job.cluster.world_size
+        facts = self.facts
         if facts.heads is not None and facts.heads % cut.tensor:
             return self._no(f"tensor {cut.tensor} does not divide {facts.heads} attention heads")
         if cut.tensor > 1 and not self._divides_tokens(cut):
@@ -181,10 +193,10 @@ class Space:
         if cut.context > 1 and facts.sequence and facts.sequence % (2 * cut.context):
             return self._no(f"context {cut.context} does not divide half of {facts.sequence} tokens")
         least = max(cut.tensor * cut.context, cut.expert * cut.expert_tensor)
-        if world % (cut.tensor * cut.context) or world % (cut.expert * cut.expert_tensor):
-            return self._no(
-                f"max(tensor x context, expert x expert_tensor) = {least} does not divide {world} devices"
-            )
+        for devices in self.sizes:
+            if devices % (cut.tensor * cut.context) or devices % (cut.expert * cut.expert_tensor):
+                terms = f"max(tensor x context, expert x expert_tensor) = {least}"
+                return self._no(f"{terms} does not divide {devices} devices")
         if cut.expert > 1 and cut.tensor > 1 and cut.expert_tensor == 1 and not self.ability.cuts_sequences:
             return self._no("experts beside tensor teams need sequence parallelism")
         return True
@@ -210,22 +222,26 @@ class Space:
             passes = batch // (data * cut.micro_batch)
             if passes not in self.allowed.get(ACCUMULATION, (passes,)):
                 continue
-            for schedule, chunks in self._schedules(pipeline, passes):
-                for sharding in self._shardings(data * cut.context, data, pipeline):
-                    for recompute in self.recomputes():
-                        for offload in (False, True) if self.offloads and self.ability.offloads else (False,):
-                            found = self._plan(
-                                cut,
-                                data=data,
-                                pipeline=pipeline,
-                                schedule=schedule,
-                                virtual_stages=chunks,
-                                recompute=recompute,
-                                offload=offload,
-                                **sharding,
-                            )
-                            if found is not None:
-                                yield found
+            for (schedule, chunks), sharding, recompute, offload, balance in itertools.product(
+                self._schedules(pipeline, passes),
+                self._shardings(data * cut.context, data, pipeline),
+                self.recomputes(),
+                (False, True) if self.offloads and self.ability.offloads else (False,),
+                self.balances(pipeline),
+            ):
+                found = self._plan(
+                    cut,
+                    data=data,
+                    pipeline=pipeline,
+                    schedule=schedule,
+                    virtual_stages=chunks,
+                    recompute=recompute,
+                    offload=offload,
+                    balance=balance,
+                    **sharding,
+                )
+                if found is not None:
+                    yield found
 
     def _plan(self, cut: Cut, **fields: Any) -> Plan | None:
         """With what the job's own plan says of all else; None where the two contradict each other."""
@@ -253,9 +269,12 @@ class Space:
         world, layers = self.job.cluster.world_size, self.facts.layers
         most = min(_MOST_STAGES, layers or 1, world)
         team, experts = cut.tensor * cut.context, cut.expert * cut.expert_tensor
-        for pipeline in self._degrees("pipeline", range(1, most + 1)):
+        for pipeline in self._degrees("pipeline", range(1 + self.pipelines_only, most + 1)):
             if world % (pipeline * team) == 0 and (world // pipeline) % experts == 0:
-                yield pipeline
+                if pipeline == 1 or not any(devices % (world // pipeline) for devices in self.sizes):
+                    yield pipeline
+                else:
+                    self._no(f"stages of {world // pipeline} devices would lie on groups that differ")
             elif pipeline in self.allowed.get("pipeline", ()):
                 least = pipeline * max(team, experts)
                 self._no(
@@ -281,6 +300,8 @@ class Space:
                     yield schedule, chunks
             elif schedule == "zbv" and 2 * pipeline > layers:
                 self._no(f"zbv: 2 x {pipeline} chunks are more than {layers} layers")
+            elif schedule == "dualpipe" and self.is_mixed:
+                self._no("dualpipe: stages from either end would lie on groups that differ")
             elif schedule == "dualpipe" and (pipeline % 2 or passes < 2 * pipeline or passes % 2):
                 self._no("dualpipe needs twice as many micro-batches as stages, both even")
             elif self.job.trains or schedule in ("1f1b", "gpipe"):
@@ -306,6 +327,14 @@ class Space:
         wanted = (1, nodes) if self.ability.replicates and nodes > 1 and data % nodes == 0 else (1,)
         return [copies for copies in wanted if copies < data or copies == 1]
 
+    def balances(self, pipeline: int) -> Sequence[Any]:
+        """How a batch, or the layers of a pipeline, are dealt out to groups that differ."""
+        if "balance" in self.allowed:
+            return self.allowed["balance"]
+        if not self.is_mixed:
+            return (self.own.balance,)
+        return ("speed",) if pipeline > 1 else ("even", "speed")
+
     def recomputes(self) -> Sequence[Any]:
         if not self.job.trains:
             return ("none",)
@@ -317,10 +346,19 @@ class Space:
 
 
 _KEPT = (
-    "tensor_plan", "balance", "reduce_precision", "fp8_gather", "expert_capacity", "expert_imbalance",
+    "tensor_plan", "reduce_precision", "fp8_gather", "expert_capacity", "expert_imbalance",
     "dispatcher", "routing", "overlap", "registered_buffers", "offload_activations",
 )  # fmt: skip
 """Of the job's own plan, what is not searched and holds for every plan."""
+
+
+def _teams_in(group: Group) -> Iterator[int]:
+    """Sizes of tensor teams that nodes of a group divide into, or an NVLink domain of several."""
+    own = group.devices_per_node
+    widest = max(own, min(_WIDEST_TEAM, group.domain))
+    for size in range(1, widest + 1):
+        if own % size == 0 or (size % own == 0 and widest % size == 0):
+            yield size
 
 
 def _distance(cut: Cut, other: Cut) -> tuple[float, Cut]:

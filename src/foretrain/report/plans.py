@@ -48,6 +48,8 @@ def plan_words(job: Job) -> str:
     if plan.pipeline > 1:
         chunks = f" x {plan.virtual_stages}" if plan.virtual_stages else ""
         words.append(f"{plan.schedule}{chunks}")
+    if job.balance == "speed" and len(job.cluster.distinct_groups) > 1:
+        words.append(f"{'layers' if plan.pipeline > 1 else 'batch'} by speed")
     if plan.recompute != "none":
         words.append(f"recompute {plan.recompute}")
     if plan.offload:
