@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -81,6 +82,17 @@ def test_plans_are_for_their_framework(target: str) -> None:
     trained = plans.best.job.workload.training
     assert trained.framework == {"fsdp2": "pytorch", "accelerate": "pytorch"}.get(target, target)
     assert trained.allocator == "expandable_segments:True"
+
+
+def test_layers_that_do_not_divide_are_counted_out() -> None:
+    plans = planned(
+        job({**LLAMA, "num_hidden_layers": 7}, devices=8), allowed={"pipeline": (2,), "tensor": (1,)}
+    )
+    assert plans.best is not None
+    for option in plans:
+        assert sum(option.plan.stages or ()) == 7
+        unsaid = dataclasses.replace(option.job, plan=dataclasses.replace(option.plan, stages=None))
+        assert get("roofline").predict(unsaid)["step_time_s"] == option.step_time_s
 
 
 # Goals

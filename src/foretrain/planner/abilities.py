@@ -23,6 +23,8 @@ class Ability:
     degrees: frozenset[Degree] = frozenset()
     """Ways of cutting a model that it has beside replicas and their shards."""
     shards: tuple[Shard, ...] = ("none",)
+    without_pipeline: tuple[Shard, ...] = ()
+    """Of these, those that are planned without pipelines alone."""
     schedules: tuple[Schedule, ...] = ("1f1b",)
     recomputes: tuple[Recompute, ...] = ("none", "full")
     replicates: bool = False
@@ -48,7 +50,8 @@ _MEGATRON = Ability(
     target="megatron",
     framework="megatron",
     degrees=_ALL,
-    shards=("zero1",),  # its distributed optimizer moves what all-reduce does, and hides it
+    shards=("zero1", "zero3"),  # its distributed optimizer moves what all-reduce does, and hides it
+    without_pipeline=("zero3",),  # Megatron-FSDP
     schedules=("1f1b", "interleaved"),
     recomputes=("none", "selective", "full"),
     offloads=True,

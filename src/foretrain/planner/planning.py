@@ -31,14 +31,16 @@ from foretrain.planner.search import Found, Listener, OnCluster, search
 from foretrain.planner.space import LONG_SEQUENCE, Space
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.fitting_changes import with_remedies
+from foretrain.predictors.whitebox import RatingPredictor
 from foretrain.progress import tell
+from foretrain.step.partition import layers_of_chunks
 
 EXPANDABLE = "expandable_segments:True"
 """The allocator's setting that plans are made for and launch files have."""
 _PER_CLUSTER = 3
 """Options of one cluster that are shown."""
-_MOST_TRIED = 12
-"""Plans of a cluster that are forecast whole until one is found that fits."""
+_DOUBTFUL = 4
+"""Plans of a cluster, of those that may turn out to fit, that are forecast whole."""
 _UNSAID_PRECISION = "precision fp32"
 """Among what is assumed of a job that does not say it."""
 
@@ -188,21 +190,30 @@ def _forecast(
 
 def _fitting(predictor: Predictor, one: OnCluster, goal: Goal) -> Iterator[Option]:
     """Plans of a cluster that fit by a whole forecast, the fastest first."""
-    tried, space = 0, one.space
-    for rating in sorted([*one.best, *one.doubtful], key=order):
-        if tried == _MOST_TRIED:
-            return
-        if why := unlaunchable(space.job_with(rating.plan), space.ability.target):
+    space = one.space
+    for rating in sorted([*one.best, *one.doubtful[:_DOUBTFUL]], key=order):
+        job = _spelled_out(predictor, space.job_with(rating.plan))
+        if why := unlaunchable(job, space.ability.target):
             space.refused[why] += 1
             continue
         try:
-            forecast = predictor.predict(space.job_with(rating.plan))
+            forecast = predictor.predict(job)
         except ForetrainError:
             continue
-        tried += 1
         if fits(forecast, goal):
-            tried = 0
             yield Option(forecast=forecast, goal=goal)
+
+
+def _spelled_out(predictor: Predictor, job: Job) -> Job:
+    """With the layers of each chunk of a pipeline in so many words, where they do not divide: frameworks deal
+    them out differently."""
+    plan, layers = job.plan, Facts.of(job.workload).layers or 0
+    if plan.pipeline == 1 or plan.stages is not None or not isinstance(predictor, RatingPredictor):
+        return job
+    counts = layers_of_chunks(predictor.tuned_layout(job).stages, plan.schedule)
+    if layers % len(counts) == 0 or sum(counts) != layers or len(job.cluster.distinct_groups) > 1:
+        return job
+    return dataclasses.replace(job, plan=dataclasses.replace(plan, stages=counts))
 
 
 def fits(forecast: Forecast, goal: Goal) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,12 +49,18 @@ class Rated:
     """Plans that bounds did not rule out."""
     too_large: int = 0
     """Of these, those that do not fit."""
+    too_large_s: float = math.inf
+    """The least time that the fastest of those would take at least."""
     least: tuple[float, Plan] | None = None
     """Of those that do not fit, the one that comes nearest to it: what it needs at least over what there is
     (1 where that is not known so closely)."""
     hopeless: bool = False
     """Whether no plan of any cut fits."""
     refused: Counter[str] = field(default_factory=Counter)
+
+    def add_too_large(self, least_s: float) -> None:
+        self.too_large += 1
+        self.too_large_s = min(self.too_large_s, least_s)
 
     def nearest(self, plan: Plan, need: float) -> None:
         if self.least is None or need < self.least[0]:
@@ -75,7 +82,6 @@ def rate_cut(
             elif rating.chance <= risk + _SURELY_FULL:
                 found.doubtful = heapq.nsmallest(_DOUBTFUL, [*found.doubtful, rating], key=order)
             else:
-                found.too_large += 1
                 found.nearest(rating.plan, 1.0)
     except (InputError, UnsupportedJob) as error:
         found.refused[f"{cut.words}: {first_line(error)}"] += max(1, len(plans))
@@ -120,7 +126,7 @@ def _rated(
             return
         usable_bytes = _usable_bytes(space, plans[i])
         if (least_bytes := bounds(plans[i]).least_bytes(plans[i])) > usable_bytes:
-            found.too_large += 1
+            found.add_too_large(least_s)
             found.nearest(plans[i], least_bytes / usable_bytes)
             continue
         found.costed += 1
@@ -130,6 +136,8 @@ def _rated(
             found.refused[first_line(error)] += 1
             continue
         if rating is not None:
+            if (rating.chance or 0.0) > risk:
+                found.add_too_large(least_s)
             yield rating
 
 

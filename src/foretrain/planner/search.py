@@ -44,6 +44,8 @@ class OnCluster:
     """Of those that do not fit the one that comes nearest, with what it needs over what there is."""
     tried: dict[Cut, float] = field(default_factory=dict)
     """Cuts with the time of their best plan."""
+    too_large: dict[Cut, float] = field(default_factory=dict)
+    """Cuts with the least time of their plans that do not fit."""
     needs: dict[Cut, float] = field(default_factory=dict)
     """Cuts of which nothing fits, with the least that they need over what there is."""
     hopeless: bool = False
@@ -58,6 +60,7 @@ class OnCluster:
 
     def add(self, cut: Cut, rated: Rated) -> None:
         self.tried[cut] = rated.best[0].time_s if rated.best else math.inf
+        self.too_large[cut] = rated.too_large_s
         self.hopeless = self.hopeless or rated.hopeless
         if not rated.best:
             self.needs[cut] = rated.least[0] if rated.least else math.inf
@@ -215,8 +218,8 @@ def _next(found: Found, at_once: int, *, exhaustive: bool) -> list[Item]:
 
 def _promising(one: OnCluster, *, exhaustive: bool) -> Iterator[tuple[Cut, float]]:
     """Cuts to try on a cluster, with the time of the best known neighbour over that of the best plan: usual
-    ones, then those next to what does well, or all of them where they are few. Where nothing fits yet, those
-    next to what comes nearest to it."""
+    ones, then those next to what does well and leaner ones next to what would if it fitted, or all of them
+    where they are few. Where nothing fits yet, those next to what comes nearest to it."""
     left = one.cuts.keys() - one.tried.keys()
     if not left or one.hopeless:
         return
@@ -231,5 +234,9 @@ def _promising(one: OnCluster, *, exhaustive: bool) -> Iterator[tuple[Cut, float
     else:
         best_s = one.best[0].time_s
         for cut, time_s in one.tried.items():
-            if time_s <= (1.0 + _SLACK) * best_s:
-                yield from ((other, time_s / best_s) for other in one.cuts[cut] if other in left)
+            fast = time_s <= (1.0 + _SLACK) * best_s
+            would_be = one.too_large.get(cut, math.inf) <= best_s
+            if fast or would_be:
+                promise = min(time_s, one.too_large.get(cut, math.inf)) / best_s
+                others = [other for other in one.cuts[cut] if fast or other.is_leaner_than(cut)]
+                yield from ((other, promise) for other in others if other in left)

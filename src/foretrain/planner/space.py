@@ -28,7 +28,7 @@ HELD = (*AXES, "data")
 """What a search can be held to."""
 ACCUMULATION = "accumulation"
 """The same of the micro-batches of a step, which follow from the others."""
-LONG_SEQUENCE = 16_384
+LONG_SEQUENCE = 8_192
 """Tokens of a sample from which on ranks that share a sequence are looked at from the start; for shorter ones
 only where nothing else fits."""
 _MOST_STAGES = 64
@@ -52,6 +52,17 @@ class Cut:
     expert: int = 1
     expert_tensor: int = 1
     micro_batch: int = 1
+
+    def is_leaner_than(self, other: Cut) -> bool:
+        """Whether a rank holds less, of two that are one step apart.
+
+        >>> Cut(tensor=2).is_leaner_than(Cut()), Cut(micro_batch=2).is_leaner_than(Cut())
+        (True, False)
+        """
+        degrees = ("tensor", "context", "expert", "expert_tensor")
+        return self.micro_batch < other.micro_batch or any(
+            getattr(self, name) > getattr(other, name) for name in degrees
+        )
 
     @property
     def words(self) -> str:
@@ -312,7 +323,10 @@ class Space:
         if ranks == 1 or not self.job.trains:
             yield {"shard": "none"}
             return
-        shards: Sequence[Shard] = self.allowed.get("shard", self.ability.shards)
+        usual = [
+            one for one in self.ability.shards if pipeline == 1 or one not in self.ability.without_pipeline
+        ]
+        shards: Sequence[Shard] = self.allowed.get("shard", usual)
         for shard in shards:
             for replicate in self._copies(data) if shard == "zero3" else (1,):
                 reshards = self.ability.reshards if shard == "zero3" and pipeline == 1 else (None,)

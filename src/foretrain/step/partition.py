@@ -399,6 +399,16 @@ def _split(everything: Sequence[Block], counts: Sequence[int]) -> list[Chunk]:
     return [tuple(everything[start:end]) for start, end in itertools.pairwise([*starts, len(everything)])]
 
 
+def layers_of_chunks(dealt: Sequence[Stage], schedule: str) -> tuple[int, ...]:
+    """How many layers each chunk of a pipeline has, in the order of the model."""
+    found = {
+        place(schedule, stage.index, i, len(dealt)).number: sum(block.is_layer for block in chunk)
+        for stage in dealt
+        for i, chunk in enumerate(stage.chunks)
+    }
+    return tuple(found[number] for number in sorted(found))
+
+
 def handed_on_bytes(chunk: Chunk, stages: Sequence[Stage]) -> int:
     """What a chunk hands on; one without blocks, what layers do."""
     if chunk:
