@@ -55,6 +55,7 @@ def test_the_first_plan_is_the_fastest_of_all_in_either_order() -> None:
         for space in orders
         for cut in space.cuts()
         for plan in space.plans(cut)
+        if plan.recompute == "none"  # all of them fit
     }
     assert [one.step_time_s.median for one in plans] == pytest.approx(sorted(times)[: len(plans)])
 

@@ -57,6 +57,14 @@ def check_target(path: Path, *, folder: bool = False) -> None:
         raise InputError(f"{path}: cannot be written ({above} is not a directory)")
 
 
+def make_folder(path: Path) -> None:
+    """With all above it, where they are not there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+
+
 def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Add whole lines in one write, so that Ctrl-C leaves no half line (a kill may)."""
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -145,7 +145,7 @@ def plan(
         risk=risk,
     )
     wanted = Wanted(
-        kinds=tuple(word for word in (kinds or "").split(",") if word),
+        kinds=_words("devices", kinds),
         most=max_devices,
         counts=_numbers("counts", counts),
     )
@@ -237,6 +237,7 @@ class _Shown:
 
 
 def _one(asked: _Asked, settings: Mapping[str, Any], wanted: _Shown) -> None:
+    from foretrain.files import make_folder
     from foretrain.planner.abilities import ability_of
     from foretrain.planner.curves import curves, many_runs
     from foretrain.planner.launching import check_launchable
@@ -247,6 +248,7 @@ def _one(asked: _Asked, settings: Mapping[str, Any], wanted: _Shown) -> None:
     job = asked.job(settings)
     if wanted.out is not None:
         check_launchable(ability_of(asked.framework, job.workload.training.framework).target)
+        make_folder(wanted.out)
     plans = asked.plans(job)
     many = None
     if wanted.runs is not None:
@@ -316,7 +318,8 @@ def _largest(asked: _Asked, what: str, as_json: bool) -> None:
     from foretrain.report import dump
     from foretrain.report.plans import largest_lines
 
-    found = largest(what, asked.job({}), asked.plans)
+    wanted = asked.wanted
+    found = largest(what, asked.job({}), asked.plans, max(wanted.counts, default=wanted.most))
     if as_json:
         typer.echo(dump(found.to_dict()))
     else:
@@ -383,7 +386,7 @@ def _runs(text: str | None) -> tuple[int | None, Path | None]:
     """A number of runs, or a file of measured ones."""
     if text is None:
         return None, None
-    if text.isdigit():
+    if text.removeprefix("-").isdigit():
         if int(text) < 1:
             raise invalid("runs", text, "a number of at least 1, or a file of runs")
         return int(text), None
@@ -397,12 +400,16 @@ def _dollars(text: str) -> float:
         raise invalid("budget", text, "a number of dollars, such as 5000") from error
 
 
-def _numbers(name: str, text: str | None) -> tuple[int, ...]:
-    def numbers() -> Iterator[int]:
-        for word in (text or "").split(","):
-            if word:
-                if not word.strip().isdigit():
-                    raise invalid(name, text, "whole numbers with commas between them")
-                yield int(word)
+def _words(name: str, text: str | None) -> tuple[str, ...]:
+    """What stands between commas; at least something where anything is given."""
+    found = tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    if text is not None and not found:
+        raise invalid(name, text, "names or numbers with commas between them")
+    return found
 
-    return tuple(numbers())
+
+def _numbers(name: str, text: str | None) -> tuple[int, ...]:
+    words = _words(name, text)
+    if not all(word.isdigit() for word in words):
+        raise invalid(name, text, "whole numbers with commas between them")
+    return tuple(int(word) for word in words)

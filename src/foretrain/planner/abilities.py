@@ -41,6 +41,10 @@ class Ability:
     reasons: Mapping[Degree, str] = field(default_factory=dict, hash=False)
     """Why it lacks what it lacks, by degree."""
 
+    def shards_in(self, pipeline: int) -> tuple[Shard, ...]:
+        """What may be sharded in a pipeline of so many stages."""
+        return tuple(one for one in self.shards if pipeline == 1 or one not in self.without_pipeline)
+
 
 _ALL: frozenset[Degree] = frozenset(DEGREES)
 _NO_PIPELINE = "has no pipelines; megatron and torchtitan do"
@@ -75,7 +79,7 @@ _FSDP2 = Ability(
     target="fsdp2",
     framework="pytorch",
     degrees=frozenset({"tensor"}),
-    shards=("none", "zero3"),
+    shards=("none", "zero1", "zero3"),
     recomputes=("none", "full"),
     replicates=True,
     reshards=(None, False),

@@ -58,7 +58,7 @@ def _changes(plan: Plan, space: Space) -> Iterator[tuple[str, dict[str, Any]]]:
         for other in (own // 2, own * 2):
             if other >= 1 and (data * own) % other == 0 and other != own:
                 yield axis, _with_teams(plan, space, axis, other, data * own // other)
-    if plan.expert > 1 or space.facts.experts:
+    if space.facts.experts and "expert" in ability.degrees:
         for other in (plan.expert // 2, plan.expert * 2):
             if other >= 1 and (space.facts.experts or 1) % other == 0:
                 yield "expert", {"expert": other}
@@ -67,7 +67,7 @@ def _changes(plan: Plan, space: Space) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "micro_batch", {"micro_batch": other}
     for axis, values in (
         ("recompute", space.recomputes()),
-        ("shard", ability.shards if data * plan.context > 1 and space.job.trains else ()),
+        ("shard", ability.shards_in(plan.pipeline) if data * plan.context > 1 and space.job.trains else ()),
         ("schedule", ability.schedules if plan.pipeline > 1 and space.job.trains else ()),
         ("balance", ("even", "speed") if space.is_mixed else ()),
     ):

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,18 @@ _LENGTH = ("samples", "epochs", "steps", "evaluate_every", "evaluate_samples", "
 
 
 def remembered(
-    predictor: Predictor, spaces: Sequence[Space], risk: float, make: Callable[[], Found], *, wanted: bool
+    predictor: Predictor,
+    spaces: Sequence[Space],
+    asked: Mapping[str, Any],
+    make: Callable[[], Found],
+    *,
+    wanted: bool,
 ) -> Found:
     """What ``make`` finds, or found before."""
     if not wanted:
         return make()
     try:
-        path = cache_folder() / _FOLDER / f"{_key(predictor, spaces, risk)}.json"
+        path = cache_folder() / _FOLDER / f"{_key(predictor, spaces, asked)}.json"
     except ForetrainError:  # a predictor that cannot travel is not known by its state
         return make()
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -49,12 +54,12 @@ def remembered(
     return found
 
 
-def _key(predictor: Predictor, spaces: Sequence[Space], risk: float) -> str:
+def _key(predictor: Predictor, spaces: Sequence[Space], asked: Mapping[str, Any]) -> str:
     parts = {
         "format": _FORMAT,
         "code": _code(),
         "predictor": _state(predictor),
-        "risk": risk,
+        "asked": dict(asked),
         "spaces": [_space(space) for space in spaces],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]

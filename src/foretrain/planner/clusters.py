@@ -33,6 +33,9 @@ class Wanted:
                 if value is not None and value < 1:
                     raise invalid(name, value, "a whole number of at least 1")
 
+        if self.most is not None and self.counts:
+            raise InputError(f"counts: {list(self.counts)} beside max_devices {self.most}; give one of them")
+
     @property
     def is_own(self) -> bool:
         return not (self.kinds or self.most or self.counts)
@@ -61,9 +64,8 @@ def clusters_of(job: Job, wanted: Wanted, catalog: Catalog) -> list[Cluster]:
                     raise
                 why[count] = first_line(error)
     if not found:
-        raise InputError(
-            f"max_devices: no cluster is left ({'; '.join(why.values()) or 'none was asked for'})"
-        )
+        field, reasons = "counts" if wanted.counts else "max_devices", "; ".join(why.values())
+        raise InputError(f"{field}: no cluster is left ({reasons or 'none was asked for'})")
     return list(dict.fromkeys(found))
 
 

@@ -44,6 +44,13 @@ class Facts:
         )
 
 
+def layer_names(workload: Workload) -> list[str]:
+    """What the configuration of a model, or that of its type, calls the number of its layers."""
+    config, kind = workload.model.config or {}, workload.model.model_type
+    own = [name for name in _LAYERS if name in config]
+    return own or [name for name in _LAYERS if kind is not None and name in _defaults(kind)][:1]
+
+
 @functools.lru_cache(maxsize=64)
 def _defaults(kind: str) -> Mapping[str, Any]:
     """What transformers takes for a type where its configuration does not say; empty where it is not

@@ -11,7 +11,7 @@ from foretrain.errors import ForetrainError, InputError, first_line, unknown
 from foretrain.job import Job
 from foretrain.model_names import model_presets
 from foretrain.plan import Plan
-from foretrain.planner.facts import Facts
+from foretrain.planner.facts import Facts, layer_names
 from foretrain.planner.outcome import Option, Plans
 from foretrain.progress import tell
 
@@ -48,14 +48,15 @@ class Largest:
         }
 
 
-def largest(what: str, job: Job, planned: Planned) -> Largest:
+def largest(what: str, job: Job, planned: Planned, devices: int | None = None) -> Largest:
     """By doubling and halving what is asked for; a batch is one that a step takes without adding up the
-    gradients of several micro-batches."""
+    gradients of several micro-batches, in multiples of the ``devices`` that are planned for: the job's own
+    where nothing is said."""
     if what not in WHAT:
         raise unknown("largest", what, WHAT)
     if what == "model":
         return _model(job, planned)
-    step, start, change = _scale(what, job)
+    step, start, change = _scale(what, job, devices or job.cluster.world_size)
     held = {"accumulation": (1,)} if what == "batch" else {}
 
     def tried(value: int) -> tuple[Option | None, str]:
@@ -84,17 +85,16 @@ def largest(what: str, job: Job, planned: Planned) -> Largest:
     return Largest(what=what, value=low * step, option=found, next_value=high * step, why=why)
 
 
-def _scale(what: str, job: Job) -> tuple[int, int, Callable[[int], Job]]:
+def _scale(what: str, job: Job, devices: int) -> tuple[int, int, Callable[[int], Job]]:
     """The unit that a size is counted in, where it begins, and the job of another size."""
     training, facts = job.workload.training, Facts.of(job.workload)
     if what == "batch":
-        world = job.cluster.world_size
-        return world, world, lambda value: _with_training(job, global_batch=value)
+        return devices, devices, lambda value: _with_training(job, global_batch=value)
     if what == "sequence":
         if training.sequence is None:
             raise InputError("largest: 'sequence', but the job has no training.sequence")
         return _TOKENS, training.sequence, lambda value: _longer(job, value)
-    if facts.layers is None:
+    if facts.layers is None or not layer_names(job.workload):
         raise InputError("largest: 'layers' needs a transformers model whose config names its layers")
     return 1, facts.layers, lambda value: _deeper(job, value)
 
@@ -119,7 +119,7 @@ def _longer(job: Job, sequence: int) -> Job:
 
 def _deeper(job: Job, layers: int) -> Job:
     config = job.workload.model.config or {}
-    names = [name for name in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if name in config]
+    names = layer_names(job.workload)
     changes: dict[str, Any] = dict.fromkeys(names, layers)
     per_layer = {
         name: value

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretrain.errors import InputError
-from foretrain.files import write_atomically
+from foretrain.files import make_folder, write_atomically
 from foretrain.forecast import Forecast
 from foretrain.job import Job
 from foretrain.job_files import write_job_file
@@ -48,7 +48,7 @@ def write_plans(plans: Plans, folder: Path) -> list[Written]:
     written = []
     for number, option in enumerate(kept, start=1):
         own = folder / f"plan-{number}"
-        own.mkdir(parents=True, exist_ok=True)
+        make_folder(own)
         others = [other.job for other in kept if other is not option]
         try:
             write_launch(
@@ -58,7 +58,6 @@ def write_plans(plans: Plans, folder: Path) -> list[Written]:
         except InputError as error:
             write_job_file(option.job, own / job_file(option.job))
             written.append(Written(option=option, folder=own, refused=str(error)))
-    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "plans.json", json.dumps(plans.to_dict(), indent=2) + "\n")
     return written
 

@@ -94,6 +94,17 @@ class Option:
             found.append("budget")
         return tuple(found)
 
+    @property
+    def excess(self) -> float:
+        """How far time or cost is above what they may be, as a share; 0 where the goal is kept."""
+        goal, cost = self.goal, self.cost
+        found = [0.0]
+        if "deadline" in self.misses and goal.deadline_s is not None:
+            found.append(self.time_s.median / goal.deadline_s)
+        if "budget" in self.misses and goal.budget is not None:
+            found.append(float("inf") if cost is None else cost.median / goal.budget)
+        return max(found)
+
     @functools.cached_property
     def value(self) -> float:
         """What the objective counts; infinite where it is not known."""

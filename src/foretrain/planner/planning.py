@@ -12,7 +12,7 @@ from typing import Any
 
 from foretrain.catalog import Catalog
 from foretrain.cluster import Cluster
-from foretrain.errors import ForetrainError
+from foretrain.errors import ForetrainError, InputError
 from foretrain.forecast import Forecast
 from foretrain.job import UNSAID_RECOMPUTATION, Job
 from foretrain.placing import group_sizes
@@ -75,19 +75,20 @@ def make_plans(
     """The best plans of a job for a goal."""
     began_s, effort = time.monotonic(), effort or Effort()
     ability = ability_of(target, job.workload.training.framework)
+    _check_model(job, ability)
     job, notes = prepared(job, ability)
     goal.check_length(has_length=job.workload.training.total_steps is not None)
     spaces = list(_spaces(job, ability, wanted, allowed or {}, catalog or Catalog.load()))
+    asked: dict[str, Any] = {"risk": 1.0 - goal.fits, "exhaustive": effort.exhaustive}
     found = remembered(
         predictor,
         spaces,
-        1.0 - goal.fits,
+        asked,
         lambda: search(
             predictor,
             spaces,
-            risk=1.0 - goal.fits,
+            **asked,
             seconds=effort.seconds,
-            exhaustive=effort.exhaustive,
             processes=effort.processes,
             ray=effort.ray,
             listener=listener,
@@ -115,6 +116,16 @@ def make_plans(
 
 
 # The job
+
+
+def _check_model(job: Job, ability: Ability) -> None:
+    """Refuse models that a framework with models of its own surely has not."""
+    model = job.workload.model
+    if ability.language_models_only and model.source in ("timm", "torchvision"):
+        raise InputError(
+            f"framework: {ability.target} trains language models of its own, and {model.label} is none; "
+            "fsdp2 takes any model"
+        )
 
 
 def prepared(job: Job, ability: Ability) -> tuple[Job, tuple[str, ...]]:
@@ -192,10 +203,12 @@ def _fitting(predictor: Predictor, one: OnCluster, goal: Goal) -> Iterator[Optio
     """Plans of a cluster that fit by a whole forecast, the fastest first."""
     space = one.space
     for rating in sorted([*one.best, *one.doubtful[:_DOUBTFUL]], key=order):
-        job = _spelled_out(predictor, space.job_with(rating.plan))
-        if why := unlaunchable(job, space.ability.target):
-            space.refused[why] += 1
-            continue
+        job, target = space.job_with(rating.plan), space.ability.target
+        if unlaunchable(job, target):
+            job = _spelled_out(predictor, job)
+            if why := unlaunchable(job, target):
+                one.unlaunchable = why
+                continue
         try:
             forecast = predictor.predict(job)
         except ForetrainError:
@@ -205,8 +218,7 @@ def _fitting(predictor: Predictor, one: OnCluster, goal: Goal) -> Iterator[Optio
 
 
 def _spelled_out(predictor: Predictor, job: Job) -> Job:
-    """With the layers of each chunk of a pipeline in so many words, where they do not divide: frameworks deal
-    them out differently."""
+    """With the layers of each chunk of a pipeline in so many words, where they do not divide."""
     plan, layers = job.plan, Facts.of(job.workload).layers or 0
     if plan.pipeline == 1 or plan.stages is not None or not isinstance(predictor, RatingPredictor):
         return job
@@ -222,16 +234,20 @@ def fits(forecast: Forecast, goal: Goal) -> bool:
     return chance is None or (chance <= 1.0 - goal.fits and forecast.memory_short_of is None)
 
 
-def _order(option: Option) -> tuple[int, float, float, int]:
-    """What keeps within the goal comes first, the best by the objective before the others."""
-    return len(option.misses), option.value, option.time_s.median, option.devices
+def _order(option: Option) -> tuple[float, float, float, int]:
+    """What keeps within the goal comes first, the best by the objective before the others; of what does not,
+    what comes nearest to it."""
+    return option.excess, option.value, option.time_s.median, option.devices
 
 
 def nothing_on(one: OnCluster) -> Nothing:
     """Why a cluster has no plan."""
     cluster = one.space.job.cluster
+    if one.best and one.unlaunchable:
+        return Nothing(job=one.space.job, need=None, leanest=None, why=one.unlaunchable)
     if one.least is None:
-        reason = next(iter(one.space.refused), "no plan is legal")
+        unseen = "time was up before a plan was looked at" if not one.tried else "no plan is legal"
+        reason = next(iter(one.space.refused), unseen) if one.tried else unseen
         return Nothing(job=one.space.job, need=None, leanest=None, why=reason)
     need, plan = one.least
     sizes = sorted({group.device.memory_bytes for group in cluster.groups})

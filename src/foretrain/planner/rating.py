@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from foretrain.errors import ForetrainError, InputError, UnsupportedJob, first_line
+from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob, first_line
 from foretrain.forecast import usable_memory
 from foretrain.plan import Plan
 from foretrain.planner.bounds import Bounds
@@ -34,6 +34,8 @@ class Rating:
     """Of a step."""
     chance: float | None
     """Of running out of memory, by a quick estimate; None where the predictor does not tell."""
+    least_s: float = 0.0
+    """What bounds say that a step takes at least."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class Rated:
     too_large: int = 0
     """Of these, those that do not fit."""
     too_large_s: float = math.inf
-    """The least time that the fastest of those would take at least."""
+    """What bounds say that the fastest of those takes at least."""
     least: tuple[float, Plan] | None = None
     """Of those that do not fit, the one that comes nearest to it: what it needs at least over what there is
     (1 where that is not known so closely)."""
@@ -83,7 +85,7 @@ def rate_cut(
                 found.doubtful = heapq.nsmallest(_DOUBTFUL, [*found.doubtful, rating], key=order)
             else:
                 found.nearest(rating.plan, 1.0)
-    except (InputError, UnsupportedJob) as error:
+    except (CaptureError, InputError, UnsupportedJob) as error:
         found.refused[f"{cut.words}: {first_line(error)}"] += max(1, len(plans))
     found.refused.update(space.refused - before)
     return found
@@ -120,7 +122,10 @@ def _rated(
     offload = space.offloads and space.ability.offloads
     found.hopeless = bounds(plans[0]).least_of_all_bytes(offload=offload) > _usable_bytes(space)
     ordered = sorted((bounds(plan).least_s(plan), i) for i, plan in enumerate(plans))
+    fitting: set[Plan] = set()
     for least_s, i in ordered:
+        if (kept := _keeping_all(plans[i])) in fitting:
+            continue  # computes again what there is room for
         limit_s = min(below_s, found.best[-1].time_s if len(found.best) == most else below_s)
         if least_s >= limit_s:
             return
@@ -132,13 +137,19 @@ def _rated(
         found.costed += 1
         try:
             rating = _rate(predictor, space, plans[i], limit_s, risk)
-        except (InputError, UnsupportedJob) as error:
+        except (CaptureError, InputError, UnsupportedJob) as error:
             found.refused[first_line(error)] += 1
             continue
+        if rating is None or (rating.chance or 0.0) <= risk:
+            fitting.add(kept)
+        else:
+            found.add_too_large(least_s)
         if rating is not None:
-            if (rating.chance or 0.0) > risk:
-                found.add_too_large(least_s)
-            yield rating
+            yield dataclasses.replace(rating, least_s=least_s)
+
+
+def _keeping_all(plan: Plan) -> Plan:
+    return dataclasses.replace(plan, recompute="none", offload=False)
 
 
 def _rate(predictor: RatingPredictor, space: Space, plan: Plan, limit_s: float, risk: float) -> Rating | None:

@@ -20,7 +20,7 @@ from foretrain.predictors.base import Predictor
 from foretrain.predictors.portable import Portable
 from foretrain.progress import tell
 
-KEPT = 12
+KEPT = 8
 """Plans of each cluster that are kept for a closer look."""
 _SLACK = 0.08
 """How much slower than the best plan of its cluster a cut's best may be for its neighbours to be tried."""
@@ -45,11 +45,13 @@ class OnCluster:
     tried: dict[Cut, float] = field(default_factory=dict)
     """Cuts with the time of their best plan."""
     too_large: dict[Cut, float] = field(default_factory=dict)
-    """Cuts with the least time of their plans that do not fit."""
+    """Cuts with what bounds say that the fastest of their plans that do not fit takes at least."""
     needs: dict[Cut, float] = field(default_factory=dict)
     """Cuts of which nothing fits, with the least that they need over what there is."""
     hopeless: bool = False
     """Whether no cut can fit."""
+    unlaunchable: str = ""
+    """What its framework has no word for in a plan that was found."""
     cuts: dict[Cut, list[Cut]] = field(default_factory=dict)
     """All that there are, each with those next to it."""
 
@@ -232,11 +234,10 @@ def _promising(one: OnCluster, *, exhaustive: bool) -> Iterator[tuple[Cut, float
     elif exhaustive or len(one.cuts) <= _FEW_CUTS:
         yield from ((cut, 1.0) for cut in left)
     else:
-        best_s = one.best[0].time_s
+        best = one.best[0]
         for cut, time_s in one.tried.items():
-            fast = time_s <= (1.0 + _SLACK) * best_s
-            would_be = one.too_large.get(cut, math.inf) <= best_s
-            if fast or would_be:
-                promise = min(time_s, one.too_large.get(cut, math.inf)) / best_s
-                others = [other for other in one.cuts[cut] if fast or other.is_leaner_than(cut)]
-                yield from ((other, promise) for other in others if other in left)
+            if time_s <= (1.0 + _SLACK) * best.time_s:
+                yield from ((other, time_s / best.time_s) for other in one.cuts[cut] if other in left)
+            elif one.too_large.get(cut, math.inf) < best.least_s:
+                leaner = [other for other in one.cuts[cut] if other in left and other.is_leaner_than(cut)]
+                yield from ((other, one.too_large[cut] / best.least_s) for other in leaner)

@@ -168,6 +168,8 @@ class Space:
         if "micro_batch" in self.allowed:
             return list(self.allowed["micro_batch"])
         batch, world = self.job.workload.training.global_batch, self.job.cluster.world_size
+        if self.allowed.get(ACCUMULATION) == (1,):
+            return sorted(batch // data for data in _divisors(batch) if data <= world)
         most = min(_MOST_SAMPLES, max(1, _MOST_TOKENS // (self.facts.sequence or 1)))
         found: set[int] = set()
         for data in _divisors(batch):
@@ -257,7 +259,8 @@ class Space:
     def _plan(self, cut: Cut, **fields: Any) -> Plan | None:
         """With what the job's own plan says of all else; None where the two contradict each other."""
         kept: dict[str, Any] = {name: getattr(self.own, name) for name in _KEPT}
-        kept["expert_tensor"] = cut.expert_tensor if self.facts.experts else None
+        deals_experts = self.facts.experts and "expert" in self.ability.degrees
+        kept["expert_tensor"] = cut.expert_tensor if deals_experts else None
         if fields["recompute"] == "full" and (kept["overlap"] or {}).get("experts"):
             kept["overlap"] = {name: on for name, on in kept["overlap"].items() if name != "experts"} or None
         if cut.expert == 1 and cut.tensor == 1:
@@ -323,10 +326,7 @@ class Space:
         if ranks == 1 or not self.job.trains:
             yield {"shard": "none"}
             return
-        usual = [
-            one for one in self.ability.shards if pipeline == 1 or one not in self.ability.without_pipeline
-        ]
-        shards: Sequence[Shard] = self.allowed.get("shard", usual)
+        shards: Sequence[Shard] = self.allowed.get("shard", self.ability.shards_in(pipeline))
         for shard in shards:
             for replicate in self._copies(data) if shard == "zero3" else (1,):
                 reshards = self.ability.reshards if shard == "zero3" and pipeline == 1 else (None,)
@@ -402,10 +402,12 @@ def _powers_dividing(number: int) -> list[int]:
 
 def neighbours(cuts: Sequence[Cut]) -> dict[Cut, list[Cut]]:
     """Of each cut those that are one step away: one of their sizes is the next larger or smaller one that
-    there is.
+    there is, or twice or half as large.
 
     >>> [one.tensor for one in neighbours([Cut(tensor=n) for n in (1, 2, 8)])[Cut(tensor=2)]]
     [1, 8]
+    >>> [one.micro_batch for one in neighbours([Cut(micro_batch=n) for n in (2, 3, 4)])[Cut(micro_batch=2)]]
+    [3, 4]
     """
     found: dict[Cut, list[Cut]] = {cut: [] for cut in cuts}
     for one_size in dataclasses.fields(Cut):
@@ -413,7 +415,9 @@ def neighbours(cuts: Sequence[Cut]) -> dict[Cut, list[Cut]]:
         for cut in sorted(cuts):
             lines.setdefault(dataclasses.replace(cut, **{one_size.name: 0}), []).append(cut)
         for line in lines.values():
-            for one, other in itertools.pairwise(line):
-                found[one].append(other)
-                found[other].append(one)
+            own = [getattr(cut, one_size.name) for cut in line]
+            for (i, one), (j, other) in itertools.combinations(enumerate(line), 2):
+                if j == i + 1 or own[j] == 2 * own[i]:
+                    found[one].append(other)
+                    found[other].append(one)
     return found

@@ -215,7 +215,8 @@ def nothing_lines(plans: Plans) -> Iterator[str]:
 
 
 def search_lines(plans: Plans) -> Iterator[str]:
-    left = f"; {plans.cuts_left} ways to cut the model promised nothing" if plans.cuts_left else ""
+    unseen = plans.cuts_left and not plans.interrupted
+    left = f"; {plans.cuts_left} ways to cut the model promised nothing" if unseen else ""
     yield (
         f"{plans.considered:,} plans in {format_seconds(plans.seconds)}: {plans.costed:,} costed, "
         f"{plans.too_large:,} too large, the others ruled out by bounds{left}"
