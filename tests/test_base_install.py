@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,7 @@ WORK = (
     "predict --jobs jobs.jsonl --out forecasts.jsonl",
     "evaluate runs.jsonl",
     "explain job.json job.json",
+    "check job.json --fits 0.5 --base job.json --markdown",
     "catalog devices",
     "design --cluster 1,2,4 --count 2",
     "design jobs.jsonl --count 1 --predictor ernest",
@@ -154,7 +156,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("base")
     write_files(folder)
     command = [sys.executable, "-c", _RUNNER, json.dumps(EXTRAS), json.dumps([*COMMANDS, *WORK])]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    env = {**os.environ, "FORETRAIN_CACHE": str(folder / "cache")}  # in another one a model may be traced
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -31,6 +31,7 @@ COMMANDS = {
     "that meets a deadline, with the probability of missing it.",
     "capture": "Write the operator graph of one step, for machines without torch.",
     "catalog": "What is known: devices, nodes, hosts, models and prices, each with its source.",
+    "check": "Hold a job against limits of time, cost and memory: exit code 0 where all hold, 1 where not.",
     "design": "Choose what to measure next: the candidates that tell most for their cost.",
     "evaluate": "Errors of predictors on measured runs.",
     "explain": "Why B takes more or less time and memory than A, by cause.",
