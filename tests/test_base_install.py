@@ -16,7 +16,7 @@ from foretrain.errors import CaptureError
 from made_up import one_product
 
 EXTRAS = (
-    "accelerate datasets ecos fastapi hypothesis lightgbm lightning networkx onnx optuna pandas plotly psycopg "
+    "accelerate anyio datasets ecos fastapi hypothesis lightgbm lightning mcp networkx onnx optuna pandas plotly psycopg "
     "pyarrow pytorch_lightning ray scipy sklearn sqlalchemy timm torch torch_geometric torchvision transformers "
     "uvicorn"
 ).split()
@@ -43,6 +43,7 @@ COMMANDS = {
     "advise runs.jsonl --deadline 1h --epochs 2": "ray_models: scipy is not installed; install foretrain[learn]",
     "advise runs.jsonl --deadline 1h --epochs 2 --predictor ernest": "ernest: scipy is not installed; install foretrain[learn]",
     "design operators.parquet --count 1": "pyarrow is not installed; install foretrain[learn]",
+    "mcp": "mcp: anyio is not installed; install foretrain[mcp]",
     "measure ops job.json -o ops.jsonl --device cpu": "measure ops: torch is not installed; install foretrain[capture]",
     "measure steps job.json -o steps.jsonl": "measure steps: torch is not installed; install foretrain[capture]",
     "measure campaign --models resnet18 --batch 2 -o cells.jsonl": "measure campaign: torch is not installed; install foretrain[capture]",
