@@ -519,10 +519,10 @@ capture broken.json -o g.json.zst -> broken.json: not JSON
 capture -o g.json.zst -> Missing argument 'JOB.toml|JOB.json|MODEL'
 explain job.json -> Missing argument 'B.toml'
 explain job.json missing.toml -> missing.toml: cannot be read (No such file or directory)
-explain job.json jobs.jsonl -> jobs.jsonl: explain compares job files (.toml or .json)
+explain job.json jobs.jsonl -> jobs.jsonl: not a job file (.toml or .json)
 explain job.json folder.toml -> folder.toml: cannot be read (Is a directory)
 explain job.json broken.toml -> broken.toml: not TOML
-explain resnet50 resnet18 -> resnet50: explain compares job files (.toml or .json)
+explain resnet50 resnet18 -> resnet50: not a job file (.toml or .json)
 explain job.json job.toml --predictor nope -> predictor: 'nope' is not one of cherrypick, deletepop, driple, ernest, flops, predictddl
 explain job.json job.toml --predictor roofline --catalog missing.toml -> missing.toml: the catalogue cannot be read (No such file or directory)
 explain job.json job.toml --predictor ernest -> job.json: ernest: has learned from no runs yet; fit it first

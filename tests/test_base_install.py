@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from foretrain.errors import CaptureError
 from made_up import one_product
 
 EXTRAS = (
-    "accelerate datasets ecos fastapi hypothesis lightgbm lightning networkx onnx optuna pandas plotly psycopg "
+    "accelerate anyio datasets ecos fastapi hypothesis lightgbm lightning mcp networkx onnx optuna pandas plotly psycopg "
     "pyarrow pytorch_lightning ray scipy sklearn sqlalchemy timm torch torch_geometric torchvision transformers "
     "uvicorn"
 ).split()
@@ -42,6 +43,7 @@ COMMANDS = {
     "advise runs.jsonl --deadline 1h --epochs 2": "ray_models: scipy is not installed; install foretrain[learn]",
     "advise runs.jsonl --deadline 1h --epochs 2 --predictor ernest": "ernest: scipy is not installed; install foretrain[learn]",
     "design operators.parquet --count 1": "pyarrow is not installed; install foretrain[learn]",
+    "mcp": "mcp: anyio is not installed; install foretrain[mcp]",
     "measure ops job.json -o ops.jsonl --device cpu": "measure ops: torch is not installed; install foretrain[capture]",
     "measure steps job.json -o steps.jsonl": "measure steps: torch is not installed; install foretrain[capture]",
     "measure campaign --models resnet18 --batch 2 -o cells.jsonl": "measure campaign: torch is not installed; install foretrain[capture]",
@@ -71,6 +73,7 @@ WORK = (
     "predict --jobs jobs.jsonl --out forecasts.jsonl",
     "evaluate runs.jsonl",
     "explain job.json job.json",
+    "check job.json --fits 0.5 --base job.json --markdown",
     "catalog devices",
     "design --cluster 1,2,4 --count 2",
     "design jobs.jsonl --count 1 --predictor ernest",
@@ -154,7 +157,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("base")
     write_files(folder)
     command = [sys.executable, "-c", _RUNNER, json.dumps(EXTRAS), json.dumps([*COMMANDS, *WORK])]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    env = {**os.environ, "FORETRAIN_CACHE": str(folder / "cache")}  # in another one a model may be traced
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

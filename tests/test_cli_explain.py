@@ -83,7 +83,7 @@ def test_explain_a_job_beside_itself() -> None:
     ("words", "parts"),
     [
         (["one.json", "nowhere.toml"], ["nowhere.toml", "cannot be read"]),
-        (["one.json", "resnet50"], ["resnet50", "job files (.toml or .json)"]),
+        (["one.json", "resnet50"], ["resnet50", "job file (.toml or .json)"]),
         (["one.json", "broken.json"], ["broken.json", "nowhere.py", "cannot be read"]),
         (["one.json", "four.json", "--predictor", "oracle"], ["predictor", "'oracle'"]),
         (["one.json", "four.json", "--catalog", "none.toml"], ["none.toml", "cannot be read"]),

@@ -74,6 +74,14 @@ def parse_price(value: float | str, field: str = "price") -> float:
     return float(match[1])
 
 
+def parse_dollars(value: float | str, field: str = "cost") -> float:
+    """Dollars from a number or from text such as "$5,000"."""
+    try:
+        return float(str(value).strip().removeprefix("$").replace(",", ""))
+    except ValueError as error:
+        raise invalid(field, value, "a number of dollars, such as 5000") from error
+
+
 def format_bytes(size_bytes: float) -> str:
     """For people, in binary units: 85899345920 -> "80 GiB"."""
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

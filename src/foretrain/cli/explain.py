@@ -37,7 +37,7 @@ def explain(
 
     known = Catalog.load(catalog)
     chosen = predictors.get(predictors.DEFAULT if predictor is None else predictor)
-    found = compare(_forecast(first, known, chosen), _forecast(second, known, chosen))
+    found = compare(forecast_of_file(first, known, chosen), forecast_of_file(second, known, chosen))
     if as_json:
         typer.echo(dump(found.to_dict()))
         return
@@ -46,14 +46,14 @@ def explain(
     show(explanation(found))
 
 
-def _forecast(path: Path, catalog: Catalog, predictor: Predictor) -> Forecast:
+def forecast_of_file(path: Path, catalog: Catalog, predictor: Predictor) -> Forecast:
     """The forecast of a job file or a launch file; what stands against it is told with the file's name."""
     from foretrain.job import Job
     from foretrain.launchers import SUFFIXES, read_launch
     from foretrain.predictors.plugins import told_in_one_line
 
     if path.suffix not in (".toml", ".json", *SUFFIXES):
-        raise InputError(f"{path}: explain compares job files (.toml or .json)")
+        raise InputError(f"{path}: not a job file (.toml or .json)")
     launched = path.suffix in SUFFIXES
     job = read_launch(path, catalog=catalog).job if launched else Job.load(path, catalog=catalog)
     try:

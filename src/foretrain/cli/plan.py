@@ -123,7 +123,7 @@ def plan(
     from foretrain.planner.clusters import Wanted
     from foretrain.planner.goal import Goal
     from foretrain.planner.planning import Effort
-    from foretrain.units import parse_seconds
+    from foretrain.units import parse_dollars, parse_seconds
 
     if target is not None and launch_files is None and is_launch_file(target):
         launch_files, target = [target], None
@@ -140,7 +140,7 @@ def plan(
     goal = Goal(
         objective=objective or ("cost" if deadline_s is not None else "time"),
         deadline_s=deadline_s,
-        budget=None if budget is None else _dollars(budget),
+        budget=None if budget is None else parse_dollars(budget, "budget"),
         fits=fits,
         risk=risk,
     )
@@ -391,13 +391,6 @@ def _runs(text: str | None) -> tuple[int | None, Path | None]:
             raise invalid("runs", text, "a number of at least 1, or a file of runs")
         return int(text), None
     return None, Path(text)
-
-
-def _dollars(text: str) -> float:
-    try:
-        return float(text.strip().removeprefix("$").replace(",", ""))
-    except ValueError as error:
-        raise invalid("budget", text, "a number of dollars, such as 5000") from error
 
 
 def _words(name: str, text: str | None) -> tuple[str, ...]:

@@ -69,11 +69,13 @@ class Explanation:
     """Fields of the jobs that differ, such as ``plan.tensor``; None for one that is not given."""
     time: Changes
     memory: Changes
+    names: tuple[str, str] = ("A", "B")
+    """What sentences call the two."""
 
     @property
     def sentences(self) -> list[str]:
         """What to tell somebody who reads one line, and what to add to it."""
-        return list(_sentences(self))
+        return [sentence[0].upper() + sentence[1:] for sentence in _sentences(self)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values in SI units."""
@@ -88,8 +90,8 @@ class Explanation:
         }
 
 
-def explain(a: Forecast, b: Forecast) -> Explanation:
-    """B beside A."""
+def explain(a: Forecast, b: Forecast, *, names: tuple[str, str] = ("A", "B")) -> Explanation:
+    """B beside A, which sentences call by their names."""
     time = Change("time per step", a["step_time_s"].median, b["step_time_s"].median)
     sizes_a, sizes_b = a.memory_by_category, b.memory_by_category
     memory = Change("memory at peak", sum(sizes_a.values()), sum(sizes_b.values()))
@@ -101,6 +103,7 @@ def explain(a: Forecast, b: Forecast) -> Explanation:
             time, _parts(*(forecast.inside("split of the step by cause").causes_s for forecast in (a, b)))
         ),
         memory=Changes(memory, _parts(sizes_a, sizes_b)),
+        names=names,
     )
 
 
@@ -138,22 +141,22 @@ def signed(form: Callable[[float], str], value: float) -> str:
 
 
 def _sentences(found: Explanation) -> Iterator[str]:
-    time = found.time
+    time, (a, b) = found.time, found.names
     if time.is_same:
-        yield f"A and B take the same time per step ({format_seconds(time.whole.b)})"
+        yield f"{a} and {b} take the same time per step ({format_seconds(time.whole.b)})"
     else:
         slower = time.whole.difference > 0
         ratio = time.whole.b / time.whole.a if slower else time.whole.a / time.whole.b
-        yield f"B is {ratio:.3g}x {'slower' if slower else 'faster'}{_reason(time, format_seconds)}"
+        yield f"{b} is {ratio:.3g}x {'slower' if slower else 'faster'}{_reason(time, format_seconds)}"
     rates = _rates(found)
     if rates is not None:
         unit, more = rates
-        yield f"A step of B is of another size: B trains {more:.3g}x as many {unit} per second"
+        yield f"A step of {b} is of another size: {b} trains {more:.3g}x as many {unit} per second"
     memory = found.memory
     if memory.parts and not memory.is_same:
         size, less = abs(memory.whole.difference), "less" if memory.whole.difference < 0 else "more"
         reason = _reason(memory, format_bytes)
-        yield f"B takes {format_bytes(size)} {less} memory on {_fullest(found)}{reason}"
+        yield f"{b} takes {format_bytes(size)} {less} memory on {_fullest(found)}{reason}"
 
 
 def _fullest(found: Explanation) -> str:

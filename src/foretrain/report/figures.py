@@ -288,10 +288,10 @@ def fits(forecast: Forecast) -> tuple[Verdict, Figure] | None:
     verdict: Verdict = "yes" if chance <= 0.1 else "perhaps" if chance <= 0.5 else "no"
     fullest = fullest_stage(forecast)
     share = f"{need.median / capacity:.0%} of {format_bytes(capacity)}"
-    words = f"{verdict}: {_chance(chance)} chance of running out of memory ({share})"
+    words = f"{verdict}: {chance_words(chance)} chance of running out of memory ({share})"
     if verdict == "no":
         needs = f"needs {format_bytes(need.median)} of {format_bytes(capacity)}"
-        words = f"no: does not fit, {_chance(chance)} sure: {needs} ({need.median / capacity:.0%})"
+        words = f"no: does not fit, {chance_words(chance)} sure: {needs} ({need.median / capacity:.0%})"
     words += _short_of(forecast)
     return verdict, Figure(f"fits, stage {fullest.stage}" if fullest else "fits", words)
 
@@ -372,7 +372,7 @@ def _slower(share: float) -> str:
     return f"{share:+.0%} time" if abs(share) >= 0.005 else "same time"
 
 
-def _chance(value: float) -> str:
+def chance_words(value: float) -> str:
     """Whole percents; never "0%" or "100%", as nothing is certain."""
     return "under 1%" if value < 0.01 else "over 99%" if value > 0.99 else f"{value:.0%}"
 

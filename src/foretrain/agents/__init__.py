@@ -1,0 +1,1 @@
+"""Answers language models and other agents: tools with compact answers, over the Model Context Protocol."""

@@ -1,0 +1,110 @@
+"""The command that judges: ``check`` holds a job against limits, for continuous integration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretrain.cli import completion
+from foretrain.cli.app import JsonFlag, registry
+from foretrain.cli.job_options import (
+    Options,
+    PredictorOption,
+    is_launch_file,
+    job_from,
+    launch_from,
+    with_job_options,
+)
+
+if TYPE_CHECKING:
+    from foretrain.job import Job
+
+
+@registry.command()
+@with_job_options
+def check(
+    *,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB.toml|JOB.json|MODEL", show_default=False, autocompletion=completion.models
+        ),
+    ] = None,
+    launch_files: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="FILE", help="What launches the training, as in predict."),
+    ] = None,
+    max_time: Annotated[
+        str | None, typer.Option(help="That the whole training may take, such as 24h.")
+    ] = None,
+    max_cost: Annotated[
+        str | None, typer.Option(help="Dollars that the whole training may cost, such as 500.")
+    ] = None,
+    max_memory: Annotated[
+        str | None, typer.Option(help="That the fullest device may need, such as 70GiB.")
+    ] = None,
+    fits: Annotated[
+        float | None,
+        typer.Option(help="The least probability that memory is enough, from 0 to 1. [default: 0.9]"),
+    ] = None,
+    risk: Annotated[
+        float, typer.Option(help="How likely the other limits may be missed, from 0 to 1.")
+    ] = 0.1,
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="BASE.toml", help="A job file to compare with; options do not change it."),
+    ] = None,
+    predictor: PredictorOption = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="A comment for a pull request.", show_default=False)
+    ] = False,
+    as_json: JsonFlag = False,
+    options: Options,
+) -> None:
+    """Hold a job against limits of time, cost and memory: exit code 0 where all hold, 1 where not."""
+    from foretrain import predictors
+    from foretrain.catalog import Catalog
+    from foretrain.cli.explain import forecast_of_file
+    from foretrain.planner.checking import JobLimits, check_job
+    from foretrain.report import dump
+    from foretrain.report.check import NAMES, check_lines, check_markdown
+    from foretrain.report.explain import explain
+    from foretrain.units import parse_bytes, parse_dollars, parse_seconds
+
+    if markdown and as_json:
+        raise typer.BadParameter("give --markdown or --json, not both")
+    limits = JobLimits(
+        max_time_s=None if max_time is None else parse_seconds(max_time, "max-time"),
+        max_cost=None if max_cost is None else parse_dollars(max_cost, "max-cost"),
+        max_memory_bytes=None if max_memory is None else parse_bytes(max_memory, "max-memory"),
+        fits=fits,
+        risk=risk,
+    )
+    job = _job(target, launch_files, options)
+    chosen = predictors.get(predictors.DEFAULT if predictor is None else predictor)
+    checked = check_job(job, chosen, limits)
+    found = None
+    if base is not None:
+        before = forecast_of_file(base, Catalog.load(options.get("catalog")), chosen)
+        found = explain(before, checked.forecast, names=NAMES)
+    if as_json:
+        against = {} if found is None else {"against_base": found.to_dict()}
+        typer.echo(dump(checked.to_dict() | {"forecast": checked.forecast.to_dict()} | against))
+    elif markdown:
+        typer.echo(check_markdown(checked, found))
+    else:
+        typer.echo("\n".join(check_lines(checked, found)))
+    if not checked.holds:
+        raise typer.Exit(1)
+
+
+def _job(target: str | None, launch_files: list[str] | None, options: Options) -> Job:
+    if target is not None and launch_files is None and is_launch_file(target):
+        launch_files, target = [target], None
+    if launch_files:
+        return launch_from(launch_files, target, options).job
+    if target is None:
+        raise typer.BadParameter("give a job file, a model or --from")
+    return job_from(target, options)
