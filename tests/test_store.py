@@ -340,7 +340,8 @@ def test_newer_layouts_and_formats_are_not_guessed_at(url: str) -> None:
         with store._transaction(writes=True) as connection:
             connection.exec_driver_sql("UPDATE foretrain_store SET layout = 7")
     with pytest.raises(
-        StoreError, match="the store has layout 7 and this foretrain knows 1; update foretrain"
+        StoreError,
+        match=f"the store has layout 7 and this foretrain knows {database.LAYOUT}; update foretrain",
     ):
         Store.open(url)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from foretrain.cluster import Catalog
 from foretrain.job import Run
-from foretrain.measure.store.database import Added, Store, hide_password
+from foretrain.measure.store.database import Added, SavedPredictor, Store, hide_password
 from foretrain.measure.store.entries import (
     EVERYTHING,
     Entry,
@@ -31,6 +31,7 @@ __all__ = [
     "HalfLine",
     "Runs",
     "RunsFile",
+    "SavedPredictor",
     "Store",
     "StoreError",
     "append_run",
