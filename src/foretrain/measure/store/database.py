@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -43,6 +43,8 @@ class Added:
 
     new: int
     known: int
+    ids: frozenset[str] = field(default=frozenset(), compare=False)
+    """Of the new ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,9 +223,10 @@ class Store(Runs):
             return Added(new=0, known=0)
         with self._transaction(writes=True) as connection:
             new = self._insert(connection, entries)
-        return Added(new=new, known=len(entries) - new)
+        return Added(new=len(new), known=len(entries) - len(new), ids=frozenset(new))
 
-    def _insert(self, connection: sa.Connection, entries: list[Entry]) -> int:
+    def _insert(self, connection: sa.Connection, entries: list[Entry]) -> list[str]:
+        """Returns the ids of those that were not there."""
         from sqlalchemy.dialects import postgresql, sqlite
 
         runs, now = _tables().runs, datetime.datetime.now(datetime.UTC)
@@ -239,7 +242,7 @@ class Store(Runs):
         ]
         if figures:
             connection.execute(_tables().measured.insert(), figures)
-        return len(added)
+        return [content for _, content in added]
 
     def runs(
         self, where: Filter = EVERYTHING, *, catalog: Catalog | None = None
