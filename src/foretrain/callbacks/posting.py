@@ -24,7 +24,7 @@ class Posting:
     """A server that gets runs; what it asks of those who write is in $FORETRAIN_TOKEN."""
 
     def __init__(self, url: str) -> None:
-        self._client = Client(url, timeout_s=_PATIENCE_S)
+        Client(url)  # what is wrong with a URL shows before the training
         self.url = url
 
     @classmethod
@@ -36,7 +36,7 @@ class Posting:
     def post(self, run: Run, kept: str | None) -> bool:
         """Whether the server has the run now; where it has not, the log says where the run is."""
         try:
-            self._client.add_runs([run])
+            Client(self.url, timeout_s=_PATIENCE_S).add_runs([run])
         except Exception as error:
             where = f"it is kept in {kept}" if kept else "the log has it"
             log.warning("the run was not posted (%s); %s", first_line(error), where)
