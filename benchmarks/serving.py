@@ -36,7 +36,7 @@ _CONNECTIONS = 8
 _JOBS = [
     {"model": model, "options": {"image": 64, "batch": batch, "device": device, "precision": precision}}
     for model in ("resnet18", "resnet50")
-    for batch in range(16, 272, 8)
+    for batch in range(16, 144, 16)
     for device in ("a100", "h100", "h200")
     for precision in ("fp32", "amp-bf16")
 ]
@@ -96,7 +96,7 @@ async def _load(port: int, bodies: Sequence[bytes], seconds: float, rate: float 
 
 def _new_questions(seed: int) -> list[bytes]:
     """So many that none comes twice in a minute: lengths of a training change no graph."""
-    jobs = [{**job, "options": {**job["options"], "steps": n}} for n in range(1, 200) for job in _JOBS]
+    jobs = [{**job, "options": {**job["options"], "steps": n}} for n in range(1, 600) for job in _JOBS]
     random.Random(seed).shuffle(jobs)
     return [json.dumps(job).encode() for job in jobs]
 

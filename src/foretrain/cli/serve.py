@@ -16,6 +16,8 @@ from foretrain.errors import InputError, libraries_named
 
 _CONNECTIONS = 512
 """At once; more are answered with 503."""
+_BACKLOG = 1024
+"""Connections that wait to be accepted."""
 
 
 @registry.command(cls=ScaleOut)
@@ -86,7 +88,6 @@ def serve(
         from foretrain.serve.app import make_app
         from foretrain.serve.service import Service
     logging.basicConfig(format="foretrain: %(message)s", level=logging.WARNING)
-    listener = _listener(host, port)
     server = uvicorn.Server(
         uvicorn.Config(
             make_app(Service(settings)),
@@ -97,6 +98,7 @@ def serve(
             timeout_keep_alive=30,
         )
     )
+    listener = _listener(host, port)
     shown = f"[{host}]" if ":" in host else host
     say(f"serving on http://{shown}:{listener.getsockname()[1]}, runs in {hide_password(settings.db)}")
     os.environ.pop("FORETRAIN_TOKEN", None)
@@ -104,9 +106,14 @@ def serve(
 
 
 def _listener(host: str, port: int) -> socket.socket:
+    """Of TCP in so many words: without them asyncio leaves answers to wait for acknowledgements (Nagle)."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
-        )
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
     except OSError as error:
+        listener.close()
         raise InputError(f"--host, --port: cannot listen on {host}:{port} ({error.strerror})") from error
+    return listener

@@ -70,10 +70,11 @@ class Pool:
     """Workers of one kind, started as they are needed; tasks beyond ``waiting`` are refused."""
 
     def __init__(
-        self, count: int, *, torch: bool, waiting: int, seconds: float, memory_bytes: float, field: str
-    ) -> None:
+        self, count: int, *, torch: bool, waiting: int, seconds: float, memory_bytes: float, field: str,
+        wait_s: float | None = None,
+    ) -> None:  # fmt: skip
         self.count, self.waiting, self.seconds, self.memory_bytes = count, waiting, seconds, memory_bytes
-        self._torch, self._field = torch, field
+        self._torch, self._field, self._wait_s = torch, field, wait_s
         self._idle: list[Worker] = []
         self._workers: list[Worker] = []
         self._turn = asyncio.Semaphore(count)
@@ -88,10 +89,21 @@ class Pool:
             raise Busy(f"{self.asked} requests run or wait already; try again later")
         self.asked += 1
         try:
-            async with self._turn:
+            await self._wait()
+            try:
                 return await self._run(task, hears)
+            finally:
+                self._turn.release()
         finally:
             self.asked -= 1
+
+    async def _wait(self) -> None:
+        """For a worker, and not for ever."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise Busy(f"no worker was free within {self._wait_s:g} s; try again later") from error
 
     async def _run(self, task: Mapping[str, Any], hears: Hears) -> bytes:
         worker = self._idle.pop() if self._idle else await self._start()

@@ -68,7 +68,7 @@ class Service:
         memory = limits.memory_bytes
         self._quick = Pool(
             count, torch=False, waiting=limits.waiting, seconds=limits.forecast_s, memory_bytes=memory,
-            field="job",
+            field="job", wait_s=limits.wait_s,
         )  # fmt: skip
         self._tracing = Pool(
             count, torch=True, waiting=limits.waiting, seconds=limits.capture_s, memory_bytes=memory,

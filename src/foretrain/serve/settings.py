@@ -32,6 +32,8 @@ class Limits:
     """For a plan, a simulation or a calibration."""
     memory_bytes: float = 8 * 2**30
     """Of each worker process, its children included."""
+    wait_s: float = 2.0
+    """For a forecast from a graph that is there to get a worker; then the server is too busy."""
     waiting: int = 64
     """Forecasts that wait for a worker, at most."""
     waiting_jobs: int = 16
