@@ -16,6 +16,8 @@ from foretrain.errors import InputError, libraries_named
 
 _CONNECTIONS = 512
 """At once; more are answered with 503."""
+_PATIENCE_S = 10
+"""For requests that are under way, when the server ends."""
 _BACKLOG = 1024
 """Connections that wait to be accepted."""
 
@@ -96,6 +98,7 @@ def serve(
             server_header=False,
             limit_concurrency=_CONNECTIONS,
             timeout_keep_alive=30,
+            timeout_graceful_shutdown=_PATIENCE_S,
         )
     )
     listener = _listener(host, port)

@@ -89,7 +89,8 @@ def _add_errands(app: FastAPI, service: Service) -> None:
     async def schedule(request: Request) -> Response:
         """Begin simulations of a cluster."""
         _check_token(request, service)
-        return _begun(await service.schedule(await _json_of(request, service, upload=True)))
+        with service.uploading():
+            return _begun(await service.schedule(await _json_of(request, service, upload=True)))
 
     @app.post("/v1/learn", status_code=202, openapi_extra=_takes(LearnRequest))
     async def learn(request: Request) -> Response:
@@ -123,7 +124,9 @@ def _add_runs(app: FastAPI, service: Service) -> None:
         answered."""
         _check_token(request, service)
         _check_kind(request, _LINES)
-        added = await service.add_runs(await _body(request, service, service.settings.limits.upload_bytes))
+        with service.uploading():
+            body = await _body(request, service, service.settings.limits.upload_bytes)
+            added = await service.add_runs(body)
         return _answer({"new": added.new, "known": added.known}, status=201)
 
     @app.get("/v1/runs", openapi_extra=_asks(RunsQuery))

@@ -9,7 +9,7 @@ import datetime
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -63,7 +63,7 @@ class Errands:
         self._most, self._kept = most, kept
         self._errands: dict[str, Errand] = {}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Errand]:
         return iter(self._errands.values())
 
     def get(self, id: str) -> Errand | None:

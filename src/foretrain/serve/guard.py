@@ -19,6 +19,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+_METHODS = ("GET", "POST", "DELETE")
+"""That are counted by name: others are what anybody likes to send."""
 _HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 
@@ -51,8 +53,9 @@ class Guard:
                 if not status:
                     await _say(sends, 500, "internal error; the log of the server has it")
         path = getattr(scope.get("route"), "path", "other")
-        self._metrics.requests.add(scope["method"], path, str(status))
-        self._metrics.latencies.observe(time.perf_counter() - start_s, scope["method"], path)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.requests.add(method, path, str(status))
+        self._metrics.latencies.observe(time.perf_counter() - start_s, method, path)
 
     def _refusal(self, scope: Scope) -> str | None:
         """Why a browser's page of another site may not ask."""

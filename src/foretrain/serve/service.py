@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from foretrain.api import job_of
 from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError, unknown
 from foretrain.estimate import Estimate
 from foretrain.files import parse_json
 from foretrain.job import Run
 from foretrain.measure.store import Added, Entry, Filter, SavedPredictor, Store
+from foretrain.planner.space import HELD
 from foretrain.predictors import DEFAULT, known
 from foretrain.schema import read
 from foretrain.serve.errands import Errand, Errands
@@ -41,7 +43,7 @@ from foretrain.workload import FILE_SOURCES
 
 log = logging.getLogger("foretrain.serve")
 
-T = TypeVar("T")
+Asked = TypeVar("Asked", PredictRequest, PlanRequest)
 _FRESH_S = 5.0
 """How long the list of learned predictors holds: other servers may share the store."""
 _TO_SCORE = 1000
@@ -62,6 +64,7 @@ class Service:
         self._forecasts: OrderedDict[bytes, bytes] = OrderedDict()
         self._learned: dict[str, SavedPredictor] = {}
         self._learned_s = -_FRESH_S
+        self._uploads = 0
 
     async def start(self) -> None:
         limits, count = self.settings.limits, self.settings.processes
@@ -143,7 +146,7 @@ class Service:
         text = json.dumps([request, version], sort_keys=True)
         return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
 
-    def _checked(self, asked: Any) -> Any:
+    def _checked(self, asked: Asked) -> Asked:
         """A request of a job in which nothing names a file that may not be named."""
         with reading("job"):
             options = self._folders.checked_tables(asked.options, "options")
@@ -155,13 +158,14 @@ class Service:
 
     async def plan(self, body: object) -> Errand:
         asked = self._checked(read(PlanRequest, body, ""))
+        if asked.job is not None:
+            await asyncio.to_thread(_check_job, asked)
         where, _ = await self._predictor(asked.predictor)
         return self._begin("plan", {"do": "plan", "request": _as_table(asked), "where": where})
 
     async def schedule(self, body: object) -> Errand:
         asked = read(ScheduleRequest, body, "")
-        but = ("trace",)
-        self._folders.checked_tables(_as_table(asked), "", but=but)
+        self._folders.checked_tables(_as_table(asked), "", but=("trace",))
         return self._begin("schedule", {"do": "schedule", "request": _as_table(asked)})
 
     def _begin(self, kind: str, task: Mapping[str, Any]) -> Errand:
@@ -254,6 +258,17 @@ class Service:
 
     # Runs
 
+    @contextlib.contextmanager
+    def uploading(self) -> Iterator[None]:
+        """While a large body is here; only so many are at once."""
+        if self._uploads >= self.settings.limits.uploads:
+            raise Busy(f"{self._uploads} uploads are under way already; try again later")
+        self._uploads += 1
+        try:
+            yield
+        finally:
+            self._uploads -= 1
+
     async def add_runs(self, body: bytes) -> Added:
         """Keep runs, all or none; they are on disk when this returns."""
         entries = await asyncio.to_thread(lambda: list(self._entries(body)))
@@ -319,6 +334,12 @@ class Service:
             if name in quantities and name in entry.document["measured"]:
                 measured = entry.document["measured"][name]
                 self.metrics.score(name, DEFAULT, measured, Estimate(**quantities[name]))
+
+
+def _check_job(asked: PlanRequest) -> None:
+    """Refuse, before a search begins, a job that is none."""
+    with reading("job"):
+        job_of(asked.job, {name: value for name, value in asked.options.items() if name not in HELD})
 
 
 def entry_table(entry: Entry) -> dict[str, Any]:

@@ -22,6 +22,8 @@ class Limits:
     """Of a request, but for runs."""
     upload_bytes: int = 32 * 2**20
     """Of runs in one request."""
+    uploads: int = 8
+    """At once."""
     body_s: float = 30.0
     """For a request to arrive."""
     forecast_s: float = 30.0
