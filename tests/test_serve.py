@@ -131,13 +131,16 @@ def test_a_simulation_is_a_job_with_a_result(plain: Server) -> None:
 
 
 def test_a_plan_is_found_and_another_cancelled(guarded: Server) -> None:
-    question = {"job": GRAPH_JOB, "predictor": "roofline"}
+    options = {"device": "a100", "batch": 8}
+    question = {"model": "nets.py:linear", "options": options, "predictor": "roofline"}
     begun = guarded.ask("POST", "/v1/plan", question, headers=AUTHORISED).json
     endless = {"model": "nets.py:endless", "options": {"device": "a100"}}
     other = guarded.ask("POST", "/v1/plan", endless, headers=AUTHORISED).json
     ended = guarded.ended_job(begun["id"])
     assert ended["state"] == "done", ended
     assert ended["result"]["plans"][0]["devices"] == 1
+    wrong = guarded.ask("POST", "/v1/plan", {"job": {**GRAPH_JOB, "plan": {"data": 3}}}, headers=AUTHORISED)
+    assert wrong.json["error"].startswith("plan: data 3 x")
     assert guarded.ask("DELETE", f"/v1/jobs/{other['id']}").status == 401
     answer = guarded.ask("DELETE", f"/v1/jobs/{other['id']}", headers=AUTHORISED)
     assert answer.json["state"] == "cancelled"
