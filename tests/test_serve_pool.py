@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -74,6 +76,11 @@ def test_beyond_what_may_wait_tasks_are_refused_and_limits_hold() -> None:
         await workers.close()
 
     asyncio.run(main())
+
+
+def test_the_process_that_serves_has_no_torch() -> None:
+    code = "import sys, foretrain.serve.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_cancelled_errand_leaves_no_process() -> None:

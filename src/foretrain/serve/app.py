@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from foretrain.catalog_entries import KINDS, entries
 from foretrain.errors import ForetrainError, InputError, invalid, unknown
 from foretrain.files import parse_json
-from foretrain.measure.store import StoreError
+from foretrain.measure.store import NoSuchRun, StoreError
 from foretrain.schema import read
 from foretrain.serve.errands import Errand
 from foretrain.serve.guard import App, Guard
@@ -137,7 +137,10 @@ def _add_runs(app: FastAPI, service: Service) -> None:
     @app.get("/v1/runs/{id}")
     async def run(id: str) -> Response:
         """The one run whose id starts like this."""
-        return _answer(await service.run(id))
+        try:
+            return _answer(await service.run(id))
+        except NoSuchRun as error:
+            raise Refused(f"id: {id[:80]!r} is the start of no run's id", 404) from error
 
 
 def _add_knowledge(app: FastAPI, service: Service) -> None:
@@ -149,16 +152,12 @@ def _add_knowledge(app: FastAPI, service: Service) -> None:
     @app.get("/v1/catalog/{kind}")
     async def catalog_of(kind: str) -> Response:
         """Everything of a kind: devices, nodes, hosts, models or prices."""
-        if kind not in KINDS:
-            raise unknown("kind", kind, KINDS)
-        return _answer(entries(kind, None, service.catalog))
+        return _answer(_known(service, kind))
 
     @app.get("/v1/catalog/{kind}/{name:path}")
     async def catalog_entry(kind: str, name: str) -> Response:
         """One device, node, host, model or price."""
-        if kind not in KINDS:
-            raise unknown("kind", kind, KINDS)
-        return _answer(next(iter(entries(kind, name, service.catalog).values())))
+        return _answer(next(iter(_known(service, kind, name).values())))
 
     @app.get("/v1/predictors")
     async def predictors() -> Response:
@@ -241,6 +240,16 @@ def _query(request: Request) -> RunsQuery:
     return read(RunsQuery, given, "")
 
 
+def _known(service: Service, kind: str, name: str | None = None) -> dict[str, dict[str, Any]]:
+    """What the catalogue has at a path."""
+    try:
+        if kind not in KINDS:
+            raise unknown("kind", kind, KINDS)
+        return entries(kind, name, service.catalog)
+    except InputError as error:
+        raise Refused(str(error), 404) from error
+
+
 def _found(service: Service, id: str) -> Errand:
     errand = service.errands.get(id)
     if errand is None:
@@ -278,7 +287,7 @@ async def _error(_: Request, error: Exception) -> Response:
     if isinstance(error, StoreError):
         log.error("%s", error)
         return _refusal(503, "db: the store does not answer, or refuses this; the log of the server has it")
-    return _refusal(404 if str(error).startswith("id: no run") else status_of(error), str(error))
+    return _refusal(status_of(error), str(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
