@@ -70,7 +70,7 @@ def test_a_job_file_is_read_here(client: Client, job: Job, tmp_path: Path) -> No
 
 def test_what_takes_long_is_waited_for(client: Client) -> None:
     states = []
-    begun = client.schedule("1x4xv100", generate="jobs=5", policies=["fifo"])
+    begun = client.schedule("1x8xv100", generate="jobs=5", policies=["fifo"])
     result = client.wait(begun, timeout_s=120, listener=lambda job: states.append(job.state))
     assert result["results"][0]["policy"] == "fifo"
     assert states[-1] == "done"

@@ -20,7 +20,7 @@ from foretrain.serve.safety import Folders, is_path, names_loopback, shows_token
 
 SHORT: dict[str, Any] = {
     "do": "schedule",
-    "request": {"cluster": "1x4xv100", "generate": "jobs=2", "policies": ["fifo"]},
+    "request": {"cluster": "1x8xv100", "generate": "jobs=2", "policies": ["fifo"]},
     "processes": 1,
 }
 LONG: dict[str, Any] = {**SHORT, "request": {**SHORT["request"], "generate": "jobs=200000", "seeds": 50}}

@@ -106,7 +106,7 @@ class Pool:
             raise Busy(f"no worker was free within {self._wait_s:g} s; try again later") from error
 
     async def _run(self, task: Mapping[str, Any], hears: Hears) -> bytes:
-        worker = self._idle.pop() if self._idle else await self._start()
+        worker = self._idle.pop() if self._idle else await self._started()
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
         worker.deadline_s = time.monotonic() + self.seconds
@@ -132,6 +132,15 @@ class Pool:
             said = json.loads(content)
             raise Refused(said["error"], said["status"])
         return content
+
+    async def _started(self) -> Worker:
+        """A new worker; one whose task is cancelled before it is there is ended all the same."""
+        starting = asyncio.ensure_future(self._start())
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await self._bury(await starting)
+            raise
 
     async def _start(self) -> Worker:
         process = await asyncio.create_subprocess_exec(
@@ -161,10 +170,13 @@ class Pool:
             await asyncio.sleep(_WATCH_S)
 
     async def _bury(self, worker: Worker) -> None:
+        """End it, and close its pipes."""
         worker.end("its process died")
         if worker in self._workers:
             self._workers.remove(worker)
-        await worker.process.wait()
+        assert worker.process.stdin is not None
+        worker.process.stdin.close()
+        await worker.process.communicate()
 
     async def close(self) -> None:
         if self._watching is not None:
