@@ -57,6 +57,7 @@ COMMANDS = {
     "schedule trace.csv --cluster 2x4xv100 --html page.html": "plotly is not installed; install foretrain[report]",
     "schedule trace.csv --cluster 2x4xv100 --log log.parquet": "pyarrow is not installed; install foretrain[learn]",
     "schedule trace.csv --cluster 2x4xv100 --ray local": "needs Ray, which is not installed; install foretrain[ray]",
+    "serve --db runs.db": "serve: uvicorn is not installed; install foretrain[serve]",
     "import foretrain.callbacks.huggingface": "ForetrainCallback: transformers is not installed; install foretrain[huggingface]",
     "from foretrain.callbacks.lightning import ForetrainCallback": "ForetrainCallback: lightning is not installed; install foretrain[lightning]",
     "import foretrain.callbacks.ray_train": "ForetrainCallback: ray is not installed; install foretrain[ray]",

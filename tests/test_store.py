@@ -9,9 +9,7 @@ import json
 import math
 import multiprocessing
 import os
-import pwd
 import resource
-import shutil
 import signal
 import socket
 import sqlite3
@@ -19,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +49,6 @@ from foretrain.measure.store import (
 from foretrain.measure.store import database as database
 
 CATALOG = Catalog()
-PASSWORD = "s3cret:w@rd"
 spawn = multiprocessing.get_context("spawn")
 
 
@@ -108,94 +104,6 @@ def runs(draw: st.DrawFn) -> Run:
         {}, optional={"source": WORDS, "label": VALUES, "note": VALUES, "host": WORDS}
     )
     return Run.read({"job": job, "measured": draw(figures), "provenance": draw(provenance)}, catalog=CATALOG)
-
-
-# Databases: each test has its own, SQLite and PostgreSQL
-
-
-def _programs() -> Path | None:
-    folders = [Path(found).resolve().parent for found in [shutil.which("pg_ctl")] if found]
-    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next(
-        (folder for folder in folders if (folder / "initdb").exists() and (folder / "pg_ctl").exists()), None
-    )
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[sa.URL]:
-    """A PostgreSQL server of our own, which asks for a password; root may not run one, so nobody does."""
-    programs = _programs()
-    if programs is None:
-        pytest.skip("PostgreSQL is not installed: no initdb and pg_ctl")
-    user = pwd.getpwnam("nobody").pw_uid if os.getuid() == 0 else os.getuid()
-    with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as name, socket.socket() as free:
-        folder = Path(name)
-        (folder / "password").write_text(PASSWORD)
-        os.chown(folder, user, -1)
-        os.chown(folder / "password", user, -1)
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-
-        def call(program: str, *words: str) -> None:
-            log = folder / "output"
-            with log.open("ab") as output:
-                done = subprocess.run(
-                    [programs / program, "-D", folder / "data", *words],
-                    user=user,
-                    cwd=folder,
-                    stdout=output,
-                    stderr=output,
-                    timeout=PATIENCE_S,
-                )
-            assert done.returncode == 0, log.read_text()
-
-        call(
-            "initdb",
-            "-U",
-            "ann",
-            "-A",
-            "scram-sha-256",
-            f"--pwfile={folder}/password",
-            "--no-sync",
-            "--wal-segsize=1",
-            "-E",
-            "UTF8",
-            "--locale=C",
-        )
-        call(
-            "pg_ctl",
-            "start",
-            "-w",
-            "-l",
-            f"{folder}/log",
-            "-o",
-            f"-F -p {port} -k {folder} -c listen_addresses=127.0.0.1",
-        )
-        try:
-            yield sa.URL.create("postgresql+psycopg", "ann", PASSWORD, "127.0.0.1", port, "postgres")
-        finally:
-            call("pg_ctl", "stop", "-m", "immediate")
-
-
-@pytest.fixture
-def postgres(server: sa.URL) -> str:
-    """A schema of its own for a test."""
-    name = f"runs_{uuid.uuid4().hex}"
-    engine = sa.create_engine(server)
-    with engine.begin() as connection:
-        connection.exec_driver_sql(f"CREATE SCHEMA {name}")
-    engine.dispose()
-    return server.set(query={"options": f"-csearch_path={name}"}).render_as_string(hide_password=False)
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return (
-        f"sqlite:///{tmp_path}/runs.db"
-        if request.param == "sqlite"
-        else str(request.getfixturevalue("postgres"))
-    )
 
 
 @pytest.fixture
@@ -340,7 +248,8 @@ def test_newer_layouts_and_formats_are_not_guessed_at(url: str) -> None:
         with store._transaction(writes=True) as connection:
             connection.exec_driver_sql("UPDATE foretrain_store SET layout = 7")
     with pytest.raises(
-        StoreError, match="the store has layout 7 and this foretrain knows 1; update foretrain"
+        StoreError,
+        match=f"the store has layout 7 and this foretrain knows {database.LAYOUT}; update foretrain",
     ):
         Store.open(url)
 
@@ -481,12 +390,12 @@ def test_a_mistake_is_one_line_without_the_password(tmp_path: Path) -> None:
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_wrong_password_is_not_shown(server: sa.URL) -> None:
-    message = _fails(server.set(password="s3cret wrong").render_as_string(hide_password=False))
+def test_a_wrong_password_is_not_shown(postgres_server: sa.URL) -> None:
+    message = _fails(postgres_server.set(password="s3cret wrong").render_as_string(hide_password=False))
     assert "password authentication failed" in message
     assert ":***@127.0.0.1" in message
     assert 'database "nowhere" does not exist' in _fails(
-        server.set(database="nowhere").render_as_string(hide_password=False)
+        postgres_server.set(database="nowhere").render_as_string(hide_password=False)
     )
 
 

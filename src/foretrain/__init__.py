@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from foretrain.api import make_job, predict
     from foretrain.capture import capture
     from foretrain.catalog import Catalog
+    from foretrain.client import Client
     from foretrain.errors import CaptureError, ForetrainError, InputError, UnsupportedJob
     from foretrain.forecast import Estimate, Forecast
     from foretrain.graph import OpGraph
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CaptureError",
     "Catalog",
+    "Client",
     "Estimate",
     "Forecast",
     "ForetrainError",
@@ -57,6 +59,7 @@ __all__ = [
 _FROM = {
     "api": ("make_job", "predict"),
     "catalog": ("Catalog",),
+    "client": ("Client",),
     "errors": ("CaptureError", "ForetrainError", "InputError", "UnsupportedJob"),
     "forecast": ("Estimate", "Forecast"),
     "graph": ("OpGraph",),

@@ -34,7 +34,7 @@ EXTRAS = {
     "optuna": "learn", "pyarrow": "learn", "scipy": "learn", "sklearn": "learn", "ray": "ray",
     "accelerate": "huggingface", "lightning": "lightning", "pytorch_lightning": "lightning",
     "ecos": "gavel", "yaml": "launch", "sqlalchemy": "store", "psycopg": "store",
-    "mcp": "mcp", "anyio": "mcp",
+    "mcp": "mcp", "anyio": "mcp", "fastapi": "serve", "uvicorn": "serve",
 }  # fmt: skip
 """The extra of pyproject.toml that each library comes with."""
 

@@ -191,7 +191,7 @@ def _explain(given: Given, terms: Terms) -> Reply:
 def _catalog(given: Given, terms: Terms) -> Reply:
     from foretrain.agents.compact import rounded
     from foretrain.catalog import Catalog
-    from foretrain.report.entries import entries
+    from foretrain.catalog_entries import entries
 
     only(given, ENTRY)
     asked = read(given, ENTRY)

@@ -28,6 +28,7 @@ from foretrain.callbacks.jobs import (
     whole_job,
     with_training,
 )
+from foretrain.callbacks.posting import Posting
 from foretrain.callbacks.target import Target
 from foretrain.callbacks.timing import ClockTimer, DeviceTimer, Times
 from foretrain.errors import first_line, invalid
@@ -54,7 +55,8 @@ class Recorder:
     ``runs`` is a ``.jsonl`` file or a database. ``job`` is a Job, a job file, a model's name or the tables of
     a job; what it leaves out is filled in from what ``begin`` is told. ``predictor`` is a name or a folder,
     or None for no forecast. ``show`` gets a line every ``every_s`` seconds. The first ``warm_up`` steps are
-    not timed. On a GPU they are timed by the device's clock, and nothing waits for it.
+    not timed. On a GPU they are timed by the device's clock, and nothing waits for it. A run that is written
+    is posted to ``server`` too ($FORETRAIN_SERVER where it is not given).
 
     >>> with Recorder("runs.jsonl", job="job.toml") as recorder:  # doctest: +SKIP
     ...     for batch in batches:
@@ -71,12 +73,14 @@ class Recorder:
         show: Show = to_stderr,
         every_s: float = 30.0,
         warm_up: int = WARM_UP_STEPS,
+        server: str | None = None,
         framework: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if warm_up < 0:
             raise invalid("warm_up", warm_up, "0 or more steps")
         self.target, self.framework = Target(runs), framework
+        self._posting = Posting.to(server)
         self.job: Job | None = None
         """The job as it is recorded; known once the training has begun."""
         self.forecast: Mapping[str, Estimate] = {}
@@ -219,6 +223,8 @@ class Recorder:
             log.warning("nothing was recorded: after %d steps none had been timed", self._steps)
             return None
         where = self.target.write(run)
+        if self._posting is not None and self._posting.post(run, where):
+            where = f"{where}, and on {self._posting.url}"
         self._tell(self._summary(run, where, interrupted))
         return run
 

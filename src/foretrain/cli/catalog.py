@@ -23,12 +23,12 @@ def catalog(
 ) -> None:
     """What is known: devices, nodes, hosts, models and prices, each with its source."""
     from foretrain.catalog import Catalog
+    from foretrain.catalog_entries import KINDS, entries
     from foretrain.report import tables
-    from foretrain.report.entries import entries
 
     known = Catalog.load(file)
     if kind is None:
-        for each in ("devices", "nodes", "hosts", "models", "prices"):
+        for each in KINDS:
             typer.echo(f"{len(entries(each, None, known)):4d} {each:8s} foretrain catalog {each}")
         return
     found = entries(kind, name, known)

@@ -70,6 +70,10 @@ def predict(
     processes: ProcessesOption = 1,
     ray: RayOption = None,
     predictor: PredictorOption = None,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Ask a server of foretrain, such as http://127.0.0.1:8760."),
+    ] = None,
     as_json: JsonFlag = False,
     breakdown: Annotated[
         Literal["layer", "operator", "phase"] | None, typer.Option(help="Where the time goes.")
@@ -132,6 +136,10 @@ def predict(
         raise typer.BadParameter("--processes and --ray are for --jobs")
     if jobs is not None and write_job is not None:
         raise typer.BadParameter("--write-job is for one job, not for --jobs")
+    if server is not None and (jobs is not None or of_one or compare):
+        raise typer.BadParameter(
+            "--server gives one forecast: only --json and the job's own options go with it"
+        )
     for written in (trace, html, out, write_job):
         if written is not None:
             check_target(written)
@@ -150,6 +158,9 @@ def predict(
         from foretrain.report.launch import launch_tables
 
         show(*launch_tables(launch))
+    if server is not None:
+        _ask_server(server, job, predictor, as_json=as_json, all_notes=assumptions)
+        return
     if compare:
         _compare(job, as_json)
         return
@@ -200,6 +211,18 @@ def _suggestions(forecast: Forecast, predictor: Predictor) -> list[Suggestion]:
     from foretrain.planner.suggest import suggestions
 
     return suggestions(forecast, predictor)
+
+
+def _ask_server(server: str, job: Job, predictor: str | None, *, as_json: bool, all_notes: bool) -> None:
+    from foretrain.client import Client
+    from foretrain.report import dump
+    from foretrain.report.served import served_summary
+
+    forecast = Client(server).predict(job, predictor=predictor)
+    if as_json:
+        typer.echo(dump(forecast.document))
+    else:
+        show(*served_summary(forecast, all_notes=all_notes))
 
 
 def _compare(job: Job, as_json: bool) -> None:

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from foretrain.scheduling.jobs import Trace
     from foretrain.scheduling.metrics import Metrics
     from foretrain.scheduling.study import Outcome, Scenario
-
-Key = tuple[str, str]
-"""A policy and how good its estimates are."""
+    from foretrain.scheduling.summary import Key
 
 _WIDE = (
     ("average JCT", "median", "p95", "p99", "queueing"),
@@ -173,8 +171,9 @@ def schedule(
     _write(outcomes, jobs, html, log, perfetto)
     if as_json:
         from foretrain.report import dump
+        from foretrain.scheduling.summary import document
 
-        typer.echo(dump(_document(jobs, outcomes)))
+        typer.echo(dump(document(jobs, outcomes)))
     else:
         show(*_report(jobs, outcomes, by_group))
 
@@ -284,23 +283,12 @@ def _failures(job_mtbf: str | None, node_mtbf: str | None, repair: str, outages:
 # Results
 
 
-def _means(outcomes: Sequence[Outcome]) -> dict[Key, Metrics]:
-    """Over seeds, by policy and quality of the estimates."""
-    from foretrain.scheduling.study import mean_metrics
-
-    several: dict[Key, list[Metrics]] = {}
-    for outcome in outcomes:
-        several.setdefault((outcome.scenario.policy, outcome.scenario.estimates_are), []).append(
-            outcome.metrics
-        )
-    return {key: mean_metrics(each) for key, each in several.items()}
-
-
 def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[RenderableType]:
     from foretrain.report.tables import table
     from foretrain.scheduling.page import figures
+    from foretrain.scheduling.summary import mean_outcomes
 
-    means = _means(outcomes)
+    means = mean_outcomes(outcomes)
     several = len({estimates for _, estimates in means}) > 1
     parts: list[RenderableType] = []
     for chosen in _NARROW if several else _WIDE:
@@ -327,24 +315,21 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
     return parts
 
 
-def _cost(means: dict[Key, Metrics], policy: str, found: Metrics) -> float | None:
-    """What errors of the estimates cost in average completion time, as a fraction; None where no exact
-    estimates were tried."""
-    exact = means.get((policy, "exact"))
-    return None if exact is None else found.average_jct_s / exact.average_jct_s - 1
-
-
 def _against(means: dict[Key, Metrics], policy: str, found: Metrics) -> str:
-    cost = _cost(means, policy, found)
+    from foretrain.scheduling.summary import cost_of_errors
+
+    cost = cost_of_errors(means, policy, found)
     return "" if cost is None else f"{cost:+.1%}"
 
 
 def _prices(outcomes: Sequence[Outcome], means: dict[Key, Metrics]) -> list[str]:
     """The cost of errors in words, for policies that look at estimates."""
+    from foretrain.scheduling.summary import cost_of_errors
+
     lines = {}
     for scenario in (outcome.scenario for outcome in outcomes):
         found = means[scenario.policy, scenario.estimates_are]
-        cost = _cost(means, scenario.policy, found)
+        cost = cost_of_errors(means, scenario.policy, found)
         if cost is not None and abs(cost) > 1e-12:
             whose = f" ({scenario.residuals_of})" if scenario.residuals_of else ""
             verb, size = ("costs you", cost) if cost >= 0 else ("gains you", -cost)
@@ -376,39 +361,6 @@ def _groups(outcomes: Sequence[Outcome]) -> RenderableType:
                 )
     heads = ["policy", "group", "jobs", "average JCT", "p95", "queueing", "utilisation"]
     return table(heads, rows, right=heads[2:])
-
-
-def _document(jobs: Trace, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    means = _means(outcomes)
-    return {
-        "trace": {
-            "name": jobs.name,
-            "format": jobs.format,
-            "jobs": len(jobs.jobs),
-            "malformed": jobs.malformed.counts,
-        },
-        "results": [
-            {
-                "policy": outcome.scenario.policy,
-                "estimates": outcome.scenario.estimates_are,
-                "error": outcome.scenario.error,
-                "seed": outcome.scenario.seed,
-                "rounds_s": outcome.scenario.rounds_s if outcome.scenario.in_rounds else None,
-                **outcome.metrics.to_dict(),
-                "groups": {name: each.to_dict() for name, each in outcome.groups.items()},
-            }
-            for outcome in outcomes
-        ],
-        "means": [
-            {
-                "policy": policy,
-                "estimates": estimates,
-                "average_jct_s": found.average_jct_s,
-                "cost_of_errors": _cost(means, policy, found),
-            }
-            for (policy, estimates), found in means.items()
-        ],
-    }
 
 
 def _write(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from foretrain.catalog import Catalog, Device, LinkSpec, Node, Price
-from foretrain.catalog.hosts import Host, HostProfile
+from foretrain.catalog import Catalog, Device, LinkSpec, Node
+from foretrain.catalog.hosts import HostProfile
 from foretrain.graph import PHASES, OpGraph
 from foretrain.job import RESOURCE_FIGURES
 from foretrain.predictors.base import Table as Figures
@@ -319,15 +318,3 @@ def host_profile(profile: HostProfile) -> Table:
     ]
     columns = [headings[place] for place in places]
     return table(("benchmark", *columns), rows, right=columns)
-
-
-def as_dict(entry: Device | Node | Host | Price) -> dict[str, Any]:
-    """The fields of a catalogue entry as JSON values, those without a value left out."""
-    return _without_empty(dataclasses.asdict(entry))
-
-
-def _without_empty(entry: Mapping[str, Any]) -> dict[str, Any]:
-    cleaned = {
-        key: _without_empty(value) if isinstance(value, Mapping) else value for key, value in entry.items()
-    }
-    return {key: value for key, value in cleaned.items() if value not in (None, "", (), {})}

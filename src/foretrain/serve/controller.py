@@ -25,6 +25,8 @@ from foretrain.measure.resources import AUTO, find_interface, memory_limit
 from foretrain.predictors import get
 from foretrain.predictors.base import Predictor
 from foretrain.predictors.evidence import with_evidence
+from foretrain.predictors.fitting_changes import with_remedies
+from foretrain.predictors.recomputation import with_recomputation
 
 DEFAULT = "predictddl"
 _LINK_TIMEOUT_S = 60.0
@@ -280,7 +282,8 @@ class Controller:
         self.predictor.check(job)  # before a model is traced for nothing
         with self._forecasting:
             forecast = self.predictor.predict(job)
-            return with_evidence(forecast, self.predictor.knows(forecast))
+            forecast = with_evidence(forecast, self.predictor.knows(forecast))
+            return with_recomputation(with_remedies(forecast, self.predictor), self.predictor)
 
     def _complete(
         self, data: Mapping[str, Any], device: str | None, cores_per_device: int

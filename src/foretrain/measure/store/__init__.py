@@ -10,12 +10,13 @@ from pathlib import Path
 
 from foretrain.cluster import Catalog
 from foretrain.job import Run
-from foretrain.measure.store.database import Added, Store, hide_password
+from foretrain.measure.store.database import Added, SavedPredictor, Store, hide_password
 from foretrain.measure.store.entries import (
     EVERYTHING,
     Entry,
     Filter,
     HalfLine,
+    NoSuchRun,
     Report,
     Runs,
     StoreError,
@@ -29,8 +30,10 @@ __all__ = [
     "Entry",
     "Filter",
     "HalfLine",
+    "NoSuchRun",
     "Runs",
     "RunsFile",
+    "SavedPredictor",
     "Store",
     "StoreError",
     "append_run",

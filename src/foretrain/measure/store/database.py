@@ -1,14 +1,16 @@
-"""Keeps runs in SQLite or PostgreSQL, one transaction per call, duplicates recognised by their content."""
+"""Keeps runs, and predictors that learned from them, in SQLite or PostgreSQL, one transaction per call;
+duplicates are recognised by their content."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import functools
+import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -28,8 +30,8 @@ from foretrain.measure.store.entries import (
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-LAYOUT = 1
-"""The version of the tables; a store with newer ones is not touched."""
+LAYOUT = 2
+"""The version of the tables; a store with newer ones is not touched. Layout 1 had no predictors."""
 
 _PAGE = 500
 _WRITER_LOCK = 0x666F7265
@@ -41,12 +43,30 @@ class Added:
 
     new: int
     known: int
+    ids: frozenset[str] = field(default=frozenset(), compare=False)
+    """Of the new ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPredictor:
+    """A predictor that learned from runs of the store, under a name of its own."""
+
+    name: str
+    predictor: str
+    """The method."""
+    created: datetime.datetime
+    about: Mapping[str, Any]
+    """What it learned from."""
+    version: str
+    """A hash of its files."""
 
 
 class _Tables(NamedTuple):
     version: sa.Table
     runs: sa.Table
     measured: sa.Table
+    predictors: sa.Table
+    predictor_files: sa.Table
 
 
 @functools.cache
@@ -76,7 +96,32 @@ def _tables() -> _Tables:
         sa.Column("quantity", sa.Text, primary_key=True, index=True),
         sa.Column("value", sa.Double, nullable=False),
     )
-    return _Tables(version, runs, measured)
+    predictors = sa.Table(
+        "foretrain_predictors",
+        schema,
+        sa.Column("name", sa.Text, primary_key=True),
+        sa.Column("predictor", sa.Text, nullable=False),
+        sa.Column("created", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("about", sa.JSON().with_variant(JSONB, "postgresql"), nullable=False),
+        sa.Column("version", sa.String(64), nullable=False),
+    )
+    predictor_files = sa.Table(
+        "foretrain_predictor_files",
+        schema,
+        sa.Column("name", sa.ForeignKey(predictors.c.name, ondelete="CASCADE"), primary_key=True),
+        sa.Column("path", sa.Text, primary_key=True),
+        sa.Column("content", sa.LargeBinary, nullable=False),
+    )
+    return _Tables(version, runs, measured, predictors, predictor_files)
+
+
+def _add_predictors(connection: sa.Connection) -> None:
+    tables = _tables()
+    tables.version.metadata.create_all(connection, tables=[tables.predictors, tables.predictor_files])
+
+
+_MIGRATIONS = {2: _add_predictors}
+"""What makes each layout of the one before it."""
 
 
 @final
@@ -121,9 +166,23 @@ class Store(Runs):
                 if connection.scalar(sa.select(table.c.layout)) is None:
                     connection.execute(table.insert().values(layout=LAYOUT))
             layout = self._layout() or LAYOUT
+        if layout < LAYOUT and create:
+            layout = self._migrate()
         if layout > LAYOUT:
             versions = f"the store has layout {layout} and this foretrain knows {LAYOUT}"
             raise StoreError(f"{self.name}: {versions}; update foretrain")
+
+    def _migrate(self) -> int:
+        """Bring the tables up to date, all steps or none; another process may have done it meanwhile."""
+        import sqlalchemy as sa
+
+        table = _tables().version
+        with self._transaction(writes=True) as connection:
+            layout: int = connection.scalar(sa.select(sa.func.max(table.c.layout))) or 1
+            for step in range(layout + 1, LAYOUT + 1):
+                _MIGRATIONS[step](connection)
+                connection.execute(table.update().values(layout=step))
+        return max(layout, LAYOUT)
 
     def _layout(self) -> int | None:
         import sqlalchemy as sa
@@ -164,9 +223,10 @@ class Store(Runs):
             return Added(new=0, known=0)
         with self._transaction(writes=True) as connection:
             new = self._insert(connection, entries)
-        return Added(new=new, known=len(entries) - new)
+        return Added(new=len(new), known=len(entries) - len(new), ids=frozenset(new))
 
-    def _insert(self, connection: sa.Connection, entries: list[Entry]) -> int:
+    def _insert(self, connection: sa.Connection, entries: list[Entry]) -> list[str]:
+        """Returns the ids of those that were not there."""
         from sqlalchemy.dialects import postgresql, sqlite
 
         runs, now = _tables().runs, datetime.datetime.now(datetime.UTC)
@@ -182,7 +242,7 @@ class Store(Runs):
         ]
         if figures:
             connection.execute(_tables().measured.insert(), figures)
-        return len(added)
+        return [content for _, content in added]
 
     def runs(
         self, where: Filter = EVERYTHING, *, catalog: Catalog | None = None
@@ -209,6 +269,20 @@ class Store(Runs):
             yield from map(_entry, rows)
             after = rows[-1].id if len(rows) == _PAGE else end
 
+    def page(
+        self, where: Filter = EVERYTHING, *, after: int = 0, limit: int = _PAGE
+    ) -> tuple[list[Entry], int | None]:
+        """The next runs in the order in which they came, and where the page after them starts; None where
+        there is none."""
+        import sqlalchemy as sa
+
+        runs = _tables().runs
+        later = sa.select(runs).where(*_conditions(where), runs.c.id > after)
+        with self._transaction() as connection:
+            rows = connection.execute(later.order_by(runs.c.id).limit(limit + 1)).all()
+        shown = rows[:limit]
+        return [_entry(row) for row in shown], shown[-1].id if len(rows) > limit else None
+
     def count(self, where: Filter = EVERYTHING) -> int:
         import sqlalchemy as sa
 
@@ -225,6 +299,43 @@ class Store(Runs):
             rows = connection.execute(matching).all()
         return self._only(map(_entry, rows), prefix)
 
+    def keep_predictor(
+        self, name: str, predictor: str, files: Mapping[str, bytes], about: Mapping[str, Any]
+    ) -> SavedPredictor:
+        """Keep the files of a saved predictor under a name, in the place of one that has it already."""
+        tables, version = _tables(), _hash_of_files(files)
+        saved = SavedPredictor(
+            name=name,
+            predictor=predictor,
+            created=datetime.datetime.now(datetime.UTC),
+            about=about,
+            version=version,
+        )
+        row = {field: getattr(saved, field) for field in ("name", "predictor", "created", "about", "version")}
+        rows = [{"name": name, "path": path, "content": content} for path, content in files.items()]
+        with self._transaction(writes=True) as connection:
+            connection.execute(tables.predictors.delete().where(tables.predictors.c.name == name))
+            connection.execute(tables.predictors.insert(), [row])
+            connection.execute(tables.predictor_files.insert(), rows)
+        return saved
+
+    def predictors(self) -> list[SavedPredictor]:
+        import sqlalchemy as sa
+
+        table = _tables().predictors
+        with self._transaction() as connection:
+            rows = connection.execute(sa.select(table).order_by(table.c.name)).all()
+        return [_saved(row) for row in rows]
+
+    def predictor_files(self, name: str) -> dict[str, bytes]:
+        """What the folder of a kept predictor holds, by path."""
+        import sqlalchemy as sa
+
+        table = _tables().predictor_files
+        with self._transaction() as connection:
+            rows = connection.execute(sa.select(table).where(table.c.name == name)).all()
+        return {row.path: bytes(row.content) for row in rows}
+
 
 def _row(entry: Entry, now: datetime.datetime) -> dict[str, Any]:
     same = {name: getattr(entry, name) for name in (*COLUMNS, "base", "format")}
@@ -233,8 +344,24 @@ def _row(entry: Entry, now: datetime.datetime) -> dict[str, Any]:
 
 def _entry(row: sa.Row[Any]) -> Entry:
     same = {name: getattr(row, name) for name in (*COLUMNS, "base", "format")}
-    created = row.created if row.created.tzinfo else row.created.replace(tzinfo=datetime.UTC)
-    return Entry(id=row.hash, created=created, document=row.run, **same)
+    return Entry(id=row.hash, created=_aware(row.created), document=row.run, **same)
+
+
+def _saved(row: sa.Row[Any]) -> SavedPredictor:
+    same = {name: getattr(row, name) for name in ("name", "predictor", "about", "version")}
+    return SavedPredictor(created=_aware(row.created), **same)
+
+
+def _aware(moment: datetime.datetime) -> datetime.datetime:
+    """SQLite keeps no time zone; all is kept in UTC."""
+    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+
+
+def _hash_of_files(files: Mapping[str, bytes]) -> str:
+    content = hashlib.sha256()
+    for path in sorted(files):
+        content.update(f"{path}\n{len(files[path])}\n".encode() + files[path])
+    return content.hexdigest()
 
 
 def _conditions(where: Filter) -> list[sa.ColumnElement[bool]]:

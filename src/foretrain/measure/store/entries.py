@@ -39,6 +39,10 @@ class HalfLine(InputError):
     """The end of a runs file that a program left when it was killed."""
 
 
+class NoSuchRun(InputError):
+    """An id that no run of a store has."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A run as it is kept: the plain JSON document, the columns to find it by, and an id of its content."""
@@ -195,7 +199,7 @@ class Runs(abc.ABC):
     def _only(self, matching: Iterable[Entry], prefix: str) -> Entry:
         entries = list({entry.id: entry for entry in matching}.values())
         if not entries:
-            raise InputError(f"id: no run in {self.name} has an id that starts with {prefix!r}")
+            raise NoSuchRun(f"id: no run in {self.name} has an id that starts with {prefix!r}")
         if len(entries) > 1:
             several = f"several runs in {self.name} have an id that starts with {prefix!r}"
             raise InputError(f"id: {several}; give more of it")

@@ -1,14 +1,17 @@
-"""Looks up entries of the catalogue as JSON values."""
+"""Lists what the catalogue knows, as JSON values: devices, nodes, hosts, models and prices by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
 
 from foretrain.catalog import Catalog
 from foretrain.errors import unknown
 from foretrain.model_names import find_preset, model_presets
-from foretrain.report.tables import as_dict
+
+Kind = Literal["devices", "nodes", "hosts", "models", "prices"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def entries(kind: str, name: str | None, known: Catalog) -> dict[str, dict[str, Any]]:
@@ -21,16 +24,28 @@ def entries(kind: str, name: str | None, known: Catalog) -> dict[str, dict[str, 
         }
         find = finders[kind]
         found = [find(one, kind) for one in (known.names(kind) if name is None else [name])]  # type: ignore[arg-type]
-        return {entry.name: as_dict(entry) for entry in found}
+        return {entry.name: as_table(entry) for entry in found}
     if kind == "models" and name is not None and (preset := find_preset(name)) is not None:
         return {name: preset}
     table = (
         model_presets()
         if kind == "models"
-        else {one: as_dict(price) for one in known.names("prices") if (price := known.price(one))}
+        else {one: as_table(price) for one in known.names("prices") if (price := known.price(one))}
     )
     if name is None:
         return dict(table)
     if name not in table:
         raise unknown(kind, name, table)
     return {name: {"name": name, **table[name]}}
+
+
+def as_table(entry: Any) -> dict[str, Any]:
+    """The fields of a catalogue entry, those without a value left out."""
+    return _without_empty(dataclasses.asdict(entry))
+
+
+def _without_empty(entry: Mapping[str, Any]) -> dict[str, Any]:
+    cleaned = {
+        key: _without_empty(value) if isinstance(value, Mapping) else value for key, value in entry.items()
+    }
+    return {key: value for key, value in cleaned.items() if value not in (None, "", (), {})}
