@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from foretrain.errors import InputError, invalid
 from foretrain.job import SPELLED, Job
-from foretrain.launchers import SUFFIXES
+from foretrain.serve.safety import is_path, values_in
 from foretrain.workload import FILE_SOURCES
 
-_FILE = re.compile(r"\.(py|onnx|zst|toml|json|jsonl|yaml|yml)(:.*)?$", re.IGNORECASE)
-_ELSEWHERE = re.compile(r"^(/|~|[a-z]:[\\/]|local-dir:|file:)|\\|(^|/)\.\.(/|$)", re.IGNORECASE)
-"""What leads out of the folder that the answers are made in."""
-_HARMLESS = ("_name_or_path",)
-"""Keys of configurations that say where weights came from, which are not loaded."""
+_HARMLESS = "._name_or_path"
+"""What a configuration says of where its weights came from, which are not loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +52,15 @@ class Terms:
         if model.source in FILE_SOURCES:
             self._check_file("model.name", str(job.workload.base / str(model.name)))
         for field, table in (("model.args", model.args), ("model.config", model.config or {})):
-            for name, value in _leaves(table, field):
-                key = name.rpartition(".")[2]
+            for name, key, value in values_in(table, field):
                 if key == "trust_remote_code":
                     raise InputError(f"{name}: {value!r} is not allowed; code of a checkpoint is never run")
-                if isinstance(value, str) and re.search(r"[/\\]", value) and key not in _HARMLESS:
+                if isinstance(value, str) and re.search(r"[/\\]", value) and not name.endswith(_HARMLESS):
                     raise InputError(f"{name}: {value!r} is not allowed; it names a place outside of the job")
 
     def _is_file(self, text: str) -> bool:
         """Whether a text can be the path of a file, or of a folder with a checkpoint."""
-        named = text.endswith(SUFFIXES) or _FILE.search(text) or _ELSEWHERE.search(text)
-        return bool(named) or (self.folder is not None and (self.folder / text).exists())
+        return is_path(text) or (self.folder is not None and (self.folder / text).exists())
 
     def _check_file(self, field: str, text: str) -> None:
         if self.folder is None:
@@ -83,14 +78,3 @@ def _host(target: object) -> object:
     job = target.get("job", target) if isinstance(target, Mapping) else None
     cluster = job.get("cluster") if isinstance(job, Mapping) else None
     return cluster.get("host") if isinstance(cluster, Mapping) else None
-
-
-def _leaves(table: Mapping[str, Any], field: str) -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        name = f"{field}.{key}"
-        if isinstance(value, Mapping):
-            yield from _leaves(value, name)
-        elif isinstance(value, list | tuple):
-            yield from _leaves({str(place): inner for place, inner in enumerate(value)}, name)
-        else:
-            yield name, value

@@ -22,9 +22,9 @@ HEADERS: Final = {
 }
 """Of every answer: none of them is a page, to be framed, guessed at or kept."""
 
-_STARTS = ("/", "~", "./", "../", "file:")
+_STARTS = re.compile(r"[/~]|\.{1,2}/|[a-z]:/|file:|local-dir:", re.IGNORECASE)
 _ENDINGS = re.compile(
-    r"\.(py|onnx|zst|toml|json|jsonl|csv|gz|db|pt|pth|bin|ckpt|safetensors)(:|$)", re.IGNORECASE
+    r"\.(py|onnx|zst|toml|json|jsonl|yaml|yml|csv|gz|db|pt|pth|bin|ckpt|safetensors)(:|$)", re.IGNORECASE
 )
 _LOADS = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "state_dict")
 """Arguments by which constructors of timm read files."""
@@ -39,7 +39,7 @@ def is_path(text: str) -> bool:
     [False, False, True, True, True]
     """
     return (
-        text.startswith(_STARTS)
+        _STARTS.match(text) is not None
         or "\\" in text
         or ".." in re.split(r"[/:]", text)
         or _ENDINGS.search(text) is not None
@@ -69,7 +69,7 @@ class Folders:
         self, tables: Mapping[str, Any], where: str, *, but: Sequence[str] = ()
     ) -> dict[str, Any]:
         """Tables in which nothing names a file of the server, and nothing has code of others run."""
-        for field, key, value in _values(tables, where):
+        for field, key, value in values_in(tables, where):
             if key == "trust_remote_code" and value:
                 raise InputError(f"{field}: {value!r} is never allowed: code of a model hub is not run here")
             if key in _LOADS and value:
@@ -101,17 +101,17 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 80 else f"{text[:80]}...")
 
 
-def _values(value: Any, where: str, key: str = "", depth: int = 0) -> Iterator[tuple[str, str, Any]]:
+def values_in(value: Any, where: str, key: str = "", depth: int = 0) -> Iterator[tuple[str, str, Any]]:
     """Everything in tables, with the path of its field and the key that it stands under."""
     if depth > _DEEPEST:
         raise InputError(f"{where[:80]}...: nested more than {_DEEPEST} deep")
     yield where, key, value
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _values(inner, f"{where}.{name}" if where else str(name), str(name), depth + 1)
+            yield from values_in(inner, f"{where}.{name}" if where else str(name), str(name), depth + 1)
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
-            yield from _values(inner, f"{where}[{number}]", key, depth + 1)
+            yield from values_in(inner, f"{where}[{number}]", key, depth + 1)
 
 
 # Who asks
