@@ -245,9 +245,11 @@ def nothing_on(one: OnCluster) -> Nothing:
     cluster = one.space.job.cluster
     if one.best and one.unlaunchable:
         return Nothing(job=one.space.job, need=None, leanest=None, why=one.unlaunchable)
+    if not one.tried:
+        why = "time was up before a plan was looked at"
+        return Nothing(job=one.space.job, need=None, leanest=None, why=why)
     if one.least is None:
-        unseen = "time was up before a plan was looked at" if not one.tried else "no plan is legal"
-        reason = next(iter(one.space.refused), unseen) if one.tried else unseen
+        reason = next(iter(one.space.refused), "no plan is legal")
         return Nothing(job=one.space.job, need=None, leanest=None, why=reason)
     need, plan = one.least
     sizes = sorted({group.device.memory_bytes for group in cluster.groups})

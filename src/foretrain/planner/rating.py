@@ -81,7 +81,9 @@ def rate_cut(
         for rating in _rated(predictor, space, plans, found, most=most, below_s=below_s, risk=risk):
             if rating.chance is None or rating.chance <= risk:
                 found.best = heapq.nsmallest(most, [*found.best, rating], key=order)
-            elif rating.chance <= risk + _SURELY_FULL:
+                continue
+            found.add_too_large(rating.least_s)
+            if rating.chance <= risk + _SURELY_FULL:
                 found.doubtful = heapq.nsmallest(_DOUBTFUL, [*found.doubtful, rating], key=order)
             else:
                 found.nearest(rating.plan, 1.0)
@@ -142,8 +144,6 @@ def _rated(
             continue
         if rating is None or (rating.chance or 0.0) <= risk:
             fitting.add(kept)
-        else:
-            found.add_too_large(least_s)
         if rating is not None:
             yield dataclasses.replace(rating, least_s=least_s)
 
@@ -210,8 +210,5 @@ def _by_forecasts(
             found.refused[first_line(error)] += 1
             continue
         if "step_time_s" in forecast:
-            yield Rating(
-                plan=plan,
-                time_s=forecast["step_time_s"].median,
-                chance=forecast.out_of_memory_chance,
-            )
+            time_s = forecast["step_time_s"].median
+            yield Rating(plan=plan, time_s=time_s, chance=forecast.out_of_memory_chance, least_s=time_s)
