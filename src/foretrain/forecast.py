@@ -153,6 +153,15 @@ class NoQuantity(KeyError):
         return str(self.args[0])
 
 
+def the_pandas() -> Any:
+    """The library, where something is to be its DataFrame."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ForetrainError("to_frame: pandas is not installed; install pandas, or use to_dict") from error
+    return pandas
+
+
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """What a predictor says of a job.
@@ -244,12 +253,7 @@ class Forecast:
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row for each quantity: median, 80 % and 95 % bounds, unit."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise ForetrainError(
-                "to_frame: pandas is not installed; install pandas, or use to_dict"
-            ) from error
+        pandas = the_pandas()
         rows = {name: (value, QUANTITIES[name]) for name, value in self.quantities.items()}
         rows |= {"cost_usd": (self.cost, "USD")} if self.cost is not None else {}
         rows |= {"energy_j": (self.energy_j, "J")} if self.energy_j is not None else {}

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from foretrain.cli import completion
 from foretrain.cli.app import JsonFlag, registry
-from foretrain.cli.job_options import (
-    Options,
-    PredictorOption,
-    is_launch_file,
-    job_from,
-    launch_from,
-    with_job_options,
-)
-
-if TYPE_CHECKING:
-    from foretrain.job import Job
+from foretrain.cli.job_options import Options, PredictorOption, Target, one_job, with_job_options
 
 
 @registry.command()
 @with_job_options
 def check(
     *,
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="JOB.toml|JOB.json|MODEL", show_default=False, autocompletion=completion.models
-        ),
-    ] = None,
+    target: Target = None,
     launch_files: Annotated[
         list[str] | None,
         typer.Option("--from", metavar="FILE", help="What launches the training, as in predict."),
@@ -82,8 +66,8 @@ def check(
         fits=fits,
         risk=risk,
     )
-    job = _job(target, launch_files, options)
-    chosen = predictors.get(predictors.DEFAULT if predictor is None else predictor)
+    job = one_job(target, launch_files, options)
+    chosen = predictors.get(predictor)
     checked = check_job(job, chosen, limits)
     found = None
     if base is not None:
@@ -98,13 +82,3 @@ def check(
         typer.echo("\n".join(check_lines(checked, found)))
     if not checked.holds:
         raise typer.Exit(1)
-
-
-def _job(target: str | None, launch_files: list[str] | None, options: Options) -> Job:
-    if target is not None and launch_files is None and is_launch_file(target):
-        launch_files, target = [target], None
-    if launch_files:
-        return launch_from(launch_files, target, options).job
-    if target is None:
-        raise typer.BadParameter("give a job file, a model or --from")
-    return job_from(target, options)

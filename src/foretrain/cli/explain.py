@@ -36,7 +36,7 @@ def explain(
     from foretrain.report.explain import explain as compare
 
     known = Catalog.load(catalog)
-    chosen = predictors.get(predictors.DEFAULT if predictor is None else predictor)
+    chosen = predictors.get(predictor)
     found = compare(forecast_of_file(first, known, chosen), forecast_of_file(second, known, chosen))
     if as_json:
         typer.echo(dump(found.to_dict()))

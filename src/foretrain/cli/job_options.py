@@ -27,6 +27,12 @@ PredictorOption = Annotated[
 ]
 
 
+Target = Annotated[
+    str | None,
+    typer.Argument(metavar="JOB.toml|JOB.json|MODEL", show_default=False, autocompletion=completion.models),
+]
+
+
 def _use_catalog(ctx: typer.Context, path: Path | None) -> Path | None:
     """For as long as the command runs, here and in all that it starts."""
     if path is None:
@@ -255,6 +261,25 @@ def is_launch_file(target: str) -> bool:
     from foretrain.launchers import SUFFIXES
 
     return target.endswith(SUFFIXES) and Path(target).is_file()
+
+
+def target_and_launch_files(
+    target: str | None, launch_files: list[str] | None
+) -> tuple[str | None, list[str] | None]:
+    """A launch file that is given as the target is one of ``--from``."""
+    if target is not None and launch_files is None and is_launch_file(target):
+        return None, [target]
+    return target, launch_files
+
+
+def one_job(target: str | None, launch_files: list[str] | None, options: Options) -> Job:
+    """Of a job file, a model or launch files, with the options over it."""
+    target, launch_files = target_and_launch_files(target, launch_files)
+    if launch_files:
+        return launch_from(launch_files, target, options).job
+    if target is None:
+        raise typer.BadParameter("give a job file, a model or --from")
+    return job_from(target, options)
 
 
 def launch_from(files: list[str], model: str | None, options: Options) -> Launch:

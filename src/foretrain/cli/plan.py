@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from foretrain.cli import completion
 from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import (
     JobOptions,
     Options,
     PredictorOption,
-    is_launch_file,
-    job_from,
-    launch_from,
+    Target,
+    one_job,
     setting_value,
     with_options,
 )
@@ -44,12 +42,7 @@ _SEARCHED = (
 @with_options(JobOptions, without=_SEARCHED)
 def plan(
     *,
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="JOB.toml|JOB.json|MODEL", show_default=False, autocompletion=completion.models
-        ),
-    ] = None,
+    target: Target = None,
     launch_files: Annotated[
         list[str] | None,
         typer.Option("--from", metavar="FILE", help="What launches the training now, as in predict."),
@@ -125,8 +118,6 @@ def plan(
     from foretrain.planner.planning import Effort
     from foretrain.units import parse_dollars, parse_seconds
 
-    if target is not None and launch_files is None and is_launch_file(target):
-        launch_files, target = [target], None
     if target is None and not launch_files:
         raise typer.BadParameter("give a job file, a model or --from")
     if html is not None:
@@ -150,7 +141,7 @@ def plan(
         counts=_numbers("counts", counts),
     )
     effort = Effort(seconds=seconds, exhaustive=exhaustive, processes=processes, ray=ray, cached=not fresh)
-    chosen = predictors.get(predictors.DEFAULT if predictor is None else predictor)
+    chosen = predictors.get(predictor)
     number, measured = _runs(runs)
     if measured is not None:
         _learn(chosen, measured)
@@ -195,9 +186,7 @@ class _Asked:
     def job(self, settings: Mapping[str, Any]) -> Job:
         words = [f"{name}={value}" for name, value in settings.items()]
         options = {**self.options, **({"set": words} if words else {})}
-        if self.launch_files:
-            return launch_from(self.launch_files, self.target, options).job
-        return job_from(str(self.target), options)
+        return one_job(self.target, self.launch_files, options)
 
     def plans(self, job: Job, held: Mapping[str, Sequence[Any]] | None = None) -> Plans:
         from foretrain.catalog import Catalog

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from foretrain.cli import completion
 from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import (
     Options,
     PredictorOption,
-    is_launch_file,
+    Target,
     job_from,
     launch_from,
     overriding,
+    target_and_launch_files,
     with_job_options,
 )
 from foretrain.cli.scale_out import ProcessesOption, RayOption, ScaleOut, hush_ray, one_thread
@@ -45,12 +45,7 @@ _ALL = "all"
 @with_job_options
 def predict(
     *,
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="JOB.toml|JOB.json|MODEL", show_default=False, autocompletion=completion.models
-        ),
-    ] = None,
+    target: Target = None,
     launch_files: Annotated[
         list[str] | None,
         typer.Option(
@@ -111,8 +106,7 @@ def predict(
     from foretrain.files import check_target
     from foretrain.predictors.plugins import told_in_one_line
 
-    if target is not None and launch_files is None and is_launch_file(target):
-        launch_files, target = [target], None
+    target, launch_files = target_and_launch_files(target, launch_files)
     if launch_files and jobs is not None:
         raise typer.BadParameter("--from is for one job, not for --jobs")
     if not launch_files and (target is None) == (jobs is None):

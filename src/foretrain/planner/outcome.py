@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from foretrain.cluster import Cluster
-from foretrain.errors import ForetrainError
-from foretrain.forecast import Estimate, Forecast
+from foretrain.forecast import Estimate, Forecast, the_pandas
 from foretrain.job import Job
 from foretrain.plan import Plan
 from foretrain.planner.goal import Goal
@@ -280,13 +279,7 @@ class Plans(Sequence[Option]):
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with a row for each option."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise ForetrainError(
-                "to_frame: pandas is not installed; install pandas, or use to_dict"
-            ) from error
-        return pandas.DataFrame([_row(option) for option in self.options])
+        return the_pandas().DataFrame([_row(option) for option in self.options])
 
 
 def _row(option: Option) -> dict[str, Any]:

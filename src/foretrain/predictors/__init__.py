@@ -40,14 +40,15 @@ def known() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*_WHERE, *installed())))
 
 
-def get(name: str | Path = DEFAULT) -> Predictor:
-    """A new predictor with its default settings, or a saved one.
+def get(name: str | Path | None = None) -> Predictor:
+    """A new predictor with its default settings, or a saved one; the usual one where none is named.
 
     ``name`` is that of a predictor, ``file.py:Class`` for one of the user's own, or the folder of a saved
     one. A folder never says which file to run, so a saved one of the user's own is ``file.py:Class@FOLDER``.
     """
     from foretrain.predictors.plugins import told_in_one_line
 
+    name = DEFAULT if name is None else name
     kind, folder = class_of(name), folder_of(name)
     with told_in_one_line(kind):
         return kind() if folder is None else kind.load(folder)

@@ -6,7 +6,7 @@ from typing import Any
 
 from foretrain.job import Job
 from foretrain.launchers.writing.deepspeed import write as write_deepspeed
-from foretrain.launchers.writing.limits import Limits, cannot
+from foretrain.launchers.writing.limits import OUR_PROGRAMS, Limits, cannot, overlaps_as_usual
 from foretrain.launchers.writing.target_files import TargetFiles
 from foretrain.launchers.writing.trainer import (
     ABOUT,
@@ -40,16 +40,9 @@ LIMITS = Limits(
         "plan.shard": ("none", "zero3"),
         "plan.reshard": (True, False),
         "plan.recompute": ("none", "full"),
-        "plan.overlap": lambda overlap: all(
-            overlap[name] for name in overlap if name in ("gradients", "parameters")
-        )
-        and not any(overlap[name] for name in overlap if name not in ("gradients", "parameters")),
+        "plan.overlap": overlaps_as_usual,
     },
-    notes={
-        "training.evaluate_every": "train.py evaluates nothing",
-        "training.evaluate_samples": "train.py evaluates nothing",
-        "plan.schedule": "there is no pipeline",
-    },
+    notes=OUR_PROGRAMS,
     otherwise={
         "training.checkpoint_every": "it counts steps",
         "training.grad_scaler": "the Trainer scales losses of amp-fp16",

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from foretrain.job import Job
-from foretrain.launchers.writing.limits import Limits, cannot
+from foretrain.launchers.writing.limits import OUR_PROGRAMS, Limits, cannot
 from foretrain.launchers.writing.model_config import given, has_experts
 from foretrain.launchers.writing.target_files import TargetFiles
 from foretrain.launchers.writing.trainer import (
@@ -48,11 +48,7 @@ LIMITS = Limits(
         "plan.expert_tensor": (1,),
         "plan.overlap": lambda overlap: set(overlap) <= {"gradients", "tensor"},
     },
-    notes={
-        "training.evaluate_every": "train.py evaluates nothing",
-        "training.evaluate_samples": "train.py evaluates nothing",
-        "plan.schedule": "there is no pipeline",
-    },
+    notes=OUR_PROGRAMS,
     otherwise={
         "training.checkpoint_every": "it counts steps",
         "plan.replicate": "it has no copies of shards; plan.reshard = 8 keeps parameters within 8 neighbours",

@@ -6,7 +6,7 @@ import fnmatch
 
 from foretrain.errors import InputError
 from foretrain.job import Job
-from foretrain.launchers.writing.limits import Limits, cannot
+from foretrain.launchers.writing.limits import OUR_PROGRAMS, Limits, cannot, overlaps_as_usual
 from foretrain.launchers.writing.model_config import given, has_experts
 from foretrain.launchers.writing.target_files import TargetFiles, program_text
 from foretrain.launchers.writing.versions import stamp
@@ -47,16 +47,9 @@ LIMITS = Limits(
         "training.checkpoint_every": lambda every: isinstance(every, int) or every == "epoch",
         "plan.shard": ("none", "zero1", "zero3"),
         "plan.recompute": ("none", "operators", "full"),
-        "plan.overlap": lambda overlap: all(
-            overlap[name] for name in overlap if name in ("gradients", "parameters")
-        )
-        and not any(overlap[name] for name in overlap if name not in ("gradients", "parameters")),
+        "plan.overlap": overlaps_as_usual,
     },
-    notes={
-        "training.evaluate_every": "train.py evaluates nothing",
-        "training.evaluate_samples": "train.py evaluates nothing",
-        "plan.schedule": "there is no pipeline",
-    },
+    notes=OUR_PROGRAMS,
     otherwise={
         "training.adapter": "target accelerate trains adapters",
         "training.checkpoint_every": "it counts steps or epochs",

@@ -32,6 +32,19 @@ _ASSUMED = {
 """What the forecast assumed and no training is told."""
 
 
+OUR_PROGRAMS = {
+    "training.evaluate_every": "train.py evaluates nothing",
+    "training.evaluate_samples": "train.py evaluates nothing",
+    "plan.schedule": "there is no pipeline",
+}
+"""What targets whose train.py is ours leave to the user."""
+
+
+def overlaps_as_usual(overlap: Mapping[str, bool]) -> bool:
+    """Whether gradients and parameters travel beside computation, and nothing else does."""
+    return all(on == (name in ("gradients", "parameters")) for name, on in overlap.items())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a target can say of a job: a field that differs from its default and is in no table is refused."""
