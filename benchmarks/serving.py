@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
-import http.client
 import itertools
 import json
 import os
@@ -26,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from foretrain.measure.store import Store
-from serving import Server, nets_in, run_of, serving, start
+from serving import Server, nets_in, serving, start, write_until_it_dies
 from test_serve import malformed
 
 _PROCESSES = "2"
@@ -178,16 +177,9 @@ def kills(rounds: int, postgresql: str | None) -> None:
 def _write_and_kill(url: str, numbers: itertools.count[int], acknowledged: list[int]) -> None:
     server = start(url, "--processes", "1")
 
-    def write() -> None:
-        try:
-            while True:
-                number = next(numbers)
-                if server.add(run_of(number)).status == 201:
-                    acknowledged.append(number)
-        except (OSError, http.client.HTTPException):
-            return
-
-    writers = [threading.Thread(target=write) for _ in range(4)]
+    writers = [
+        threading.Thread(target=write_until_it_dies, args=(server, numbers, acknowledged)) for _ in range(4)
+    ]
     for writer in writers:
         writer.start()
     time.sleep(random.uniform(0.5, 2.0))

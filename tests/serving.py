@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import re
@@ -139,6 +140,17 @@ def run_of(number: int, **provenance: Any) -> dict[str, Any]:
     }
     measured = {"step_time_s": 0.01 + number * 1e-6}
     return {"job": job, "measured": measured, "provenance": {"source": "test", "line": number, **provenance}}
+
+
+def write_until_it_dies(server: Server, numbers: itertools.count[int], acknowledged: list[int]) -> None:
+    """Upload run after run, and note those that the server says it has."""
+    try:
+        while True:
+            number = next(numbers)
+            if server.add(run_of(number)).status == 201:
+                acknowledged.append(number)
+    except (OSError, http.client.HTTPException):
+        return
 
 
 def nets_in(folder: Path) -> Path:

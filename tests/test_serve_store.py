@@ -3,7 +3,6 @@ are brought up to date."""
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import threading
 import time
@@ -15,20 +14,9 @@ import sqlalchemy as sa
 from foretrain.job import Run
 from foretrain.measure.store import Store, StoreError
 from foretrain.measure.store.database import LAYOUT
-from serving import Server, run_of, start
+from serving import run_of, start, write_until_it_dies
 
 ROUNDS = 3
-
-
-def write_until_it_dies(server: Server, numbers: itertools.count[int], acknowledged: list[int]) -> None:
-    """Upload run after run, and note those that the server says it has."""
-    try:
-        while True:
-            number = next(numbers)
-            if server.add(run_of(number)).status == 201:
-                acknowledged.append(number)
-    except (OSError, http.client.HTTPException):
-        return
 
 
 def test_acknowledged_runs_outlive_kills(url: str) -> None:
