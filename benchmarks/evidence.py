@@ -36,7 +36,7 @@ from foretrain.evaluate import split_runs
 from foretrain.evaluate.folds import Fold
 from foretrain.evaluate.forecasts import Answer, Asked, answer_all
 from foretrain.job import Run, read_runs
-from foretrain.predictors import DEFAULT, get
+from foretrain.predictors import DEFAULT, class_of, get
 from foretrain.predictors.evidence import (
     FIELDS,
     MEMORY,
@@ -50,13 +50,6 @@ from foretrain.predictors.evidence import (
 )
 from foretrain.predictors.roofline import RooflinePredictor
 
-LEARNED = {
-    "deletepop": {"h200_steps"},
-    "scaledl": {"h200_steps"},
-    "predictddl": {"cpu16_campaign", "cpu16_ddp", "links_campaign", "ray_campaign"},
-    "driple": {"cpu16_campaign", "h200_load"},
-}
-"""Files that the shipped state of a predictor was learned from."""
 SCORED = {
     "deletepop": ("step_time_s", *MEMORY),
     "roofline": ("step_time_s", *MEMORY),
@@ -65,6 +58,8 @@ SCORED = {
     "driple": ("device_utilization",),
 }
 """The predictors that ship something to forecast with, and what scores them, the main quantity first."""
+LEARNED = {name: class_of(name).home for name in SCORED if class_of(name).home}
+"""Files that the shipped state of a predictor was learned from."""
 MOST_FIELDS, MOST_SIZES, PARTNERS = 3, 4.0, 40
 """Pairs differ in so many fields at most, in e-folds of sizes, and are so many for each run."""
 LEAST_WEIGHTS = {

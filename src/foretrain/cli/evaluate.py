@@ -36,6 +36,10 @@ def evaluate(
     train_runs: Annotated[
         int | None, typer.Option(min=1, help="With --split: learn from at most so many runs of each model.")
     ] = None,
+    most: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of each file at most so many runs, evenly from the first to the last."),
+    ] = None,
     host: Annotated[
         str | None,
         typer.Option(
@@ -69,6 +73,7 @@ def evaluate(
             predictors=predictor or [predictors.DEFAULT],
             split=split,
             train_runs=train_runs,
+            most=most,
             host=host,
             processes=processes,
             ray=ray,

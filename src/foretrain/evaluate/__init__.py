@@ -16,7 +16,7 @@ import numpy as np
 
 from foretrain.catalog import Catalog
 from foretrain.cluster import Cluster
-from foretrain.errors import ForetrainError, InputError, first_line
+from foretrain.errors import ForetrainError, InputError, first_line, invalid
 from foretrain.evaluate.folds import DIMENSIONS, SPLITS, Fold, job_key, split_runs, thinned
 from foretrain.evaluate.forecasts import Answer, Asked, answer_all
 from foretrain.fanout import Progress
@@ -131,6 +131,21 @@ class Evaluation:
         """What went wrong, then what is unsupported, the most frequent first."""
         return [*_reasons("failed", self.failures), *_reasons("unsupported", self.unsupported)]
 
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Evaluation:
+        """What ``to_dict`` wrote."""
+        kinds: dict[str, type[Any]] = {
+            "results": Result,
+            "by_bound": Result,
+            "runs": Comparison,
+            "unsupported": Unsupported,
+            "failures": Failure,
+        }
+        rows: dict[str, Any] = {
+            name: tuple(kind(**row) for row in document[name]) for name, kind in kinds.items()
+        }
+        return cls(**rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         rows = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -176,6 +191,7 @@ def evaluate(
     seed: int = 0,
     folds: int = 5,
     train_runs: int | None = None,
+    most: int | None = None,
     host: str | None = None,
     catalog: Catalog | None = None,
     processes: int = 1,
@@ -186,12 +202,12 @@ def evaluate(
     """Score predictors on runs: as they are, or with a ``split`` learned anew on each fold's other runs.
 
     Folds are drawn over the runs of all files together, so that what is held out is held out everywhere.
-    ``train_runs`` is how many runs of each model are learned from at most, drawn at random. ``host`` is that
-    of the machine that runs on GPUs were measured on (a profile or a name). Forecasts are
+    ``train_runs`` is how many runs of each model are learned from at most, drawn at random; ``most`` how many
+    runs of each file are read at all, evenly from the first to the last. ``host`` is that of the machine that runs on GPUs were measured on (a profile or a name). Forecasts are
     made here, in so many ``processes``, or on the Ray cluster at ``ray`` (see ``fan_out``), with the same
     outcome. ``progress`` hears how many of all forecasts are done, ``learning`` how many fits.
     """
-    cases, unread = _read(paths, catalog or Catalog.load(), host)
+    cases, unread = _read(paths, catalog or Catalog.load(), host, most)
     runs = [case.run for case in cases]
     parts = (
         [Fold(train=None, test=tuple(range(len(runs))))]
@@ -226,15 +242,19 @@ def leaderboard(evaluation: Evaluation, quantity: str) -> list[Result]:
     return sorted(results, key=lambda result: math.inf if result.mape is None else result.mape)
 
 
-def _read(paths: Sequence[Path], catalog: Catalog, host: str | None) -> tuple[list[_Case], list[Failure]]:
+def _read(
+    paths: Sequence[Path], catalog: Catalog, host: str | None, most: int | None
+) -> tuple[list[_Case], list[Failure]]:
     """The runs of files, and the lines that are none. A file without a single run cannot be read."""
     if not paths:
         raise InputError("runs: no file given; name at least one")
+    if most is not None and most < 1:
+        raise invalid("most", most, "1 or more")
     cases: list[_Case] = []
     failures: list[Failure] = []
     for path in dict.fromkeys(paths):
         known, unread = len(cases), len(failures)
-        for line, text in text_lines(path):
+        for line, text in _spread(list(text_lines(path)), most):
             try:
                 run = Run.read(parse_json(text), catalog=catalog, base=path.parent)
                 cases.append(_Case(runs_file=str(path), line=line, run=_on(host, run, catalog)))
@@ -245,6 +265,13 @@ def _read(paths: Sequence[Path], catalog: Catalog, host: str | None) -> tuple[li
         if len(cases) == known:
             raise InputError(f"{path}:{failures[unread].line}: {failures[unread].reason}")
     return cases, failures
+
+
+def _spread(lines: list[tuple[int, str]], most: int | None) -> list[tuple[int, str]]:
+    """So many of all lines, evenly from the first to the last."""
+    if most is None or len(lines) <= most:
+        return lines
+    return [lines[place] for place in np.linspace(0, len(lines) - 1, most).round().astype(int)]
 
 
 def _on(host: str | None, run: Run, catalog: Catalog) -> Run:

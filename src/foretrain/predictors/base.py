@@ -88,6 +88,12 @@ class Predictor(ABC):
     """A frozen dataclass of what can be chosen for ``fit``, if anything can; each ``option`` in it is one of
     ``foretrain fit``."""
 
+    home: ClassVar[frozenset[str]] = frozenset()
+    """Names of the files of runs that what comes with foretrain has learned from: there it is scored with
+    architecture families left out, elsewhere as it is."""
+    scored_by: ClassVar[tuple[str, ...]] = ()
+    """Splits that score a predictor which comes with nothing learned, in each file of runs by itself."""
+
     records_: Records | Literal["shipped"] | None = "shipped"
     """Measured runs and its forecasts of them: those kept in its folder, or those that come with foretrain;
     neither outlives a ``fit``."""

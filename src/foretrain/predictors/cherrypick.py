@@ -107,6 +107,7 @@ class CherryPickPredictor(Predictor):
     """
 
     name: ClassVar[str] = "cherrypick"
+    scored_by: ClassVar[tuple[str, ...]] = ("random",)
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     learns: ClassVar[bool] = True
 

@@ -46,6 +46,7 @@ class ErnestPredictor(Predictor):
     """
 
     name: ClassVar[str] = "ernest"
+    scored_by: ClassVar[tuple[str, ...]] = ("random", "extrapolate:workers", "extrapolate:samples")
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     learns: ClassVar[bool] = True
 

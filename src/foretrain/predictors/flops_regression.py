@@ -61,6 +61,7 @@ class FlopsPredictor(Predictor):
     """
 
     name: ClassVar[str] = "flops"
+    scored_by: ClassVar[tuple[str, ...]] = ("leave-model-out",)
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     learns: ClassVar[bool] = True
 

@@ -76,6 +76,7 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
     """
 
     name: ClassVar[str] = "deletepop"
+    home: ClassVar[frozenset[str]] = frozenset({"h200_steps"})
     learns: ClassVar[bool] = True
     gap_s: ClassVar[float] = KERNEL_GAP_S
 

@@ -99,6 +99,7 @@ class DriplePredictor(NeuralPredictor[Learned]):
     """
 
     name: ClassVar[str] = "driple"
+    home: ClassVar[frozenset[str]] = frozenset({"cpu16_campaign", "h200_load"})
     quantities: ClassVar[frozenset[str]] = frozenset(TARGETS)
     shipped: ClassVar[Path] = SHIPPED
 

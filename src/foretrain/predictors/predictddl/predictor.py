@@ -88,6 +88,9 @@ class PredictDDLPredictor(NeuralPredictor[dict[str, Trained]]):
     """
 
     name: ClassVar[str] = "predictddl"
+    home: ClassVar[frozenset[str]] = frozenset(
+        {"cpu16_campaign", "cpu16_ddp", "links_campaign", "ray_campaign"}
+    )
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     shipped: ClassVar[Path] = SHIPPED
 

@@ -62,6 +62,7 @@ class RayModelsPredictor(Predictor):
     """
 
     name: ClassVar[str] = "ray_models"
+    scored_by: ClassVar[tuple[str, ...]] = ("random", "extrapolate:workers", "extrapolate:samples")
     quantities: ClassVar[frozenset[str]] = QUANTITIES
     learns: ClassVar[bool] = True
     settings: ClassVar[type[Any] | None] = Budget

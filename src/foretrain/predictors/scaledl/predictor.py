@@ -91,6 +91,7 @@ class ScaleDLPredictor(WhiteBoxPredictor, NeuralPredictor[LearnedCorrection]):
     """
 
     name: ClassVar[str] = "scaledl"
+    home: ClassVar[frozenset[str]] = frozenset({"h200_steps"})
     quantities: ClassVar[frozenset[str]] = _KEPT | {
         "step_time_s", "samples_per_s", "tokens_per_s", "epoch_time_s", "total_time_s", "device_utilization",
     }  # fmt: skip

@@ -1,0 +1,65 @@
+"""The command that scores every predictor on every file of runs: ``leaderboard``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrain.cli import completion
+from foretrain.cli.app import registry, say, show
+from foretrain.cli.job_options import PREDICTOR_HELP
+from foretrain.cli.scale_out import ProcessesOption, hush_ray, one_thread
+
+
+@registry.command()
+def leaderboard(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS.jsonl...", help="Files of measured runs.")],
+    predictor: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"{PREDICTOR_HELP}; may be given several times. All, where none is given.",
+            autocompletion=completion.predictor_names,
+        ),
+    ] = None,
+    most: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of each file at most so many runs, evenly from the first to the last."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write board.md, board.html and board.json into this folder."),
+    ] = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep what is scored in this folder, so that a board that was stopped goes on.",
+        ),
+    ] = None,
+    processes: ProcessesOption = 1,
+) -> None:
+    """Every predictor on every file of runs, with every split that applies."""
+    hush_ray()
+    one_thread()
+    from foretrain.files import check_target
+    from foretrain.leaderboard import Task, board
+    from foretrain.report.tables import evaluation_table
+
+    if out is not None:
+        check_target(out, folder=True)
+
+    def starting(task: Task, done: int, total: int) -> None:
+        say(f"{done + 1} of {total}: {task}")
+
+    made = board(runs, names=predictor or (), most=most, work=work, processes=processes, starting=starting)
+    for line in made.missing:
+        say(f"not scored: {line}")
+    if out is not None:
+        from foretrain.report import dump
+        from foretrain.report.board import markdown, write
+
+        write(made, out, {"board.md": markdown(made), "board.json": dump(made.to_dict())})
+        say(f"{len(made.results):,} scores of {len(made.points):,} forecasts in {out}")
+    show(evaluation_table([one for one in made.to_dict()["results"] if one["quantity"] == "step_time_s"]))

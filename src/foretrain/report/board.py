@@ -1,0 +1,163 @@
+"""Writes a leaderboard as Markdown: scores by file, by family, device and size, calibration, the worst runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from foretrain.evaluate import Result
+from foretrain.leaderboard import SPLITS, Board, Group, Point, calibration, groups, source, worst
+from foretrain.units import format_bytes, format_seconds
+
+SHOWN_GROUPS = 12
+"""Families, devices and sizes are listed up to this number, the largest first."""
+_SIZES = (1, 8, 64, 512)
+"""Upper ends of the groups of device counts; the last one is open."""
+
+
+def markdown(board: Board, *, title: str = "Leaderboard", worst_runs: int = 5) -> str:
+    """The whole board as a page."""
+    return "\n".join((f"# {title}", "", *_lines(board, worst_runs))) + "\n"
+
+
+def _lines(board: Board, worst_runs: int) -> Iterator[str]:
+    yield from _scores(board)
+    for heading, by in GROUPINGS.items():
+        yield from _groups(board, heading, by)
+    yield from _calibration(board)
+    yield from _worst(board, worst_runs)
+    if board.missing:
+        yield from ("", "## Not scored", "", *(f"- {line}" for line in board.missing))
+
+
+def _scores(board: Board) -> Iterator[str]:
+    noise = {(one.source, one.quantity): one for one in board.noise}
+    yield from _table(
+        ("predictor", "runs", "how", "quantity", "n", "refused", "MAPE", "median", "p90", "bias",
+         "in the 80 % interval", "noise of repeats"),
+        (
+            (*_names(one), f"{one.n:,}", f"{one.unsupported:,}", *_figures(one),
+             percent(None if (own := noise.get((source(one.runs_file), one.quantity))) is None or one.bound
+                     else own.mean))
+            for one in board.results
+        ),
+    )  # fmt: skip
+
+
+def _names(one: Result) -> tuple[str, ...]:
+    what = f"`{one.quantity}`" + ("" if one.bound is None else f", {one.bound}-bound")
+    return one.predictor, source(one.runs_file), SPLITS.get(one.split, str(one.split)), what
+
+
+def _figures(one: Result) -> tuple[str, ...]:
+    return (
+        percent(one.mape),
+        percent(one.median_ape),
+        percent(one.p90_ape),
+        percent(one.bias, "+"),
+        percent(one.coverage),
+    )
+
+
+def size_of(point: Point) -> str:
+    """The group of its number of devices."""
+    least = 1
+    for most in _SIZES:
+        if point.devices <= most:
+            return f"{least:,} to {most:,} devices" if most > least else "one device"
+        least = most + 1
+    return f"more than {_SIZES[-1]:,} devices"
+
+
+GROUPINGS: Mapping[str, Callable[[Point], str]] = {
+    "By architecture family": lambda point: point.family,
+    "By device": lambda point: point.device,
+    "By number of devices": size_of,
+    "By what bounds the step": lambda point: point.bound or "not known",
+}
+"""Ways to group the step times of a predictor."""
+
+
+def by_predictor(board: Board, quantity: str = "step_time_s") -> dict[str, list[Point]]:
+    """The points of a quantity of each predictor; none of a split that asks for more than it saw."""
+    found: dict[str, list[Point]] = {}
+    for point in board.points:
+        if point.quantity == quantity and not (point.split or "").startswith("extrapolate"):
+            found.setdefault(point.predictor, []).append(point)
+    return found
+
+
+def _groups(board: Board, heading: str, by: Callable[[Point], str]) -> Iterator[str]:
+    own = {name: groups(points, by) for name, points in by_predictor(board).items()}
+    if not own:
+        return
+    yield from ("", f"## {heading}", "", "Step times.", "")
+    yield from _table(
+        ("predictor", "group", "n", "MAPE", "median", "bias", "in the 80 % interval"),
+        ((name, *_group(one)) for name, found in own.items() for one in found[:SHOWN_GROUPS]),
+    )
+
+
+def _group(one: Group) -> tuple[str, ...]:
+    figures = (percent(one.mape), percent(one.median_ape), percent(one.bias, "+"), percent(one.coverage))
+    return one.label, f"{one.n:,}", *figures
+
+
+def _calibration(board: Board) -> Iterator[str]:
+    own = {name: calibration(points) for name, points in by_predictor(board).items()}
+    if not own:
+        return
+    levels = [f"{level:.0%}" for level, _ in next(iter(own.values()))]
+    yield from ("", "## Calibration", "")
+    yield "Share of measured step times within each part of the way from the median to the interval's end."
+    yield ""
+    yield from _table(
+        ("predictor", *levels), ((name, *(percent(held) for _, held in line)) for name, line in own.items())
+    )
+
+
+def _worst(board: Board, count: int) -> Iterator[str]:
+    own: dict[tuple[str, str], list[Point]] = {}
+    for point in board.points:
+        if point.split is None or not point.split.startswith("extrapolate"):
+            own.setdefault((point.source, point.quantity), []).append(point)
+    if not own or not count:
+        return
+    yield from ("", "## The runs that are farthest off", "")
+    yield from _table(
+        ("runs", "line", "quantity", "predictor", "model", "device", "measured", "forecast", "error"),
+        (
+            (point.source, str(point.line), f"`{point.quantity}`", point.predictor, point.model,
+             f"{point.devices:,} x {point.device}", value(point.quantity, point.measured),
+             value(point.quantity, point.predicted), percent(point.error, "+"))
+            for points in own.values() for point in worst(points, count)
+        ),
+    )  # fmt: skip
+
+
+def value(quantity: str, number: float) -> str:
+    """A measured value with its unit."""
+    if quantity.endswith("_s") and not quantity.endswith("per_s"):
+        return format_seconds(number)
+    return format_bytes(number) if quantity.endswith("_bytes") else f"{number:,.3g}"
+
+
+def percent(share: float | None, sign: str = "") -> str:
+    """A share as a percentage; nothing where it is not known."""
+    return "" if share is None else f"{share:{sign}.1%}"
+
+
+def _table(headings: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(headings)} |"
+    yield "|" + "---|" * len(headings)
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def write(board: Board, folder: Path, names: Mapping[str, str]) -> None:
+    """Write texts of a board into its folder, each whole or not at all."""
+    from foretrain.files import write_atomically
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in names.items():
+        write_atomically(folder / name, text)
