@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,8 +148,8 @@ def board(
 ) -> Board:
     """Score predictors (all, where none is named) on files of runs.
 
-    ``most`` runs of a file count at most, spread evenly from the first to the last. ``work`` keeps the outcome
-    of every task, so that a board that was stopped goes on where it was; it is for one state of the program,
+    ``most`` runs of a file count at most, evenly from the first to the last. ``work`` keeps the outcome of
+    every task, so that a board that was stopped goes on where it was; it is for one state of the program, and
     what was kept of other runs is not taken. ``starting`` hears of every task before it begins.
     """
     todo = list(tasks(names or predictors.names(), files))
@@ -169,11 +170,8 @@ def board(
             write_atomically(kept, json.dumps(scored.to_dict()))
         wanted = _wanted(predictors.class_of(task.predictor))
         results += [one for one in (*scored.results, *scored.by_bound) if one.quantity in wanted and one.n]
-        points += [
-            _point(row, task.split, facts[Path(row.runs_file)])
-            for row in scored.runs
-            if row.quantity in wanted
-        ]
+        rows = [row for row in scored.runs if row.quantity in wanted]
+        points += [_point(row, task.split, facts[Path(row.runs_file)]) for row in rows]
     return Board(
         results=tuple(results), points=tuple(points), noise=tuple(_noise(facts)), missing=tuple(missing)
     )
@@ -315,6 +313,8 @@ def calibration(points: Sequence[Point]) -> list[tuple[float, float]]:
 
 def worst(points: Sequence[Point], count: int = 20) -> list[Point]:
     """The points that are farthest off by their ratio, in either direction."""
-    return sorted(points, key=lambda point: -abs(np.log(max(point.predicted, 1e-300) / point.measured)))[
-        :count
-    ]
+    return sorted(points, key=_distance, reverse=True)[:count]
+
+
+def _distance(point: Point) -> float:
+    return abs(math.log(point.predicted / point.measured)) if point.predicted > 0 else math.inf

@@ -203,9 +203,10 @@ def evaluate(
 
     Folds are drawn over the runs of all files together, so that what is held out is held out everywhere.
     ``train_runs`` is how many runs of each model are learned from at most, drawn at random; ``most`` how many
-    runs of each file are read at all, evenly from the first to the last. ``host`` is that of the machine that runs on GPUs were measured on (a profile or a name). Forecasts are
-    made here, in so many ``processes``, or on the Ray cluster at ``ray`` (see ``fan_out``), with the same
-    outcome. ``progress`` hears how many of all forecasts are done, ``learning`` how many fits.
+    runs of each file are read at all, evenly from the first to the last. ``host`` is that of the machine that
+    runs on GPUs were measured on (a profile or a name). Forecasts are made here, in so many ``processes``, or
+    on the Ray cluster at ``ray`` (see ``fan_out``), with the same outcome. ``progress`` hears how many of all
+    forecasts are done, ``learning`` how many fits.
     """
     cases, unread = _read(paths, catalog or Catalog.load(), host, most)
     runs = [case.run for case in cases]

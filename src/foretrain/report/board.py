@@ -1,4 +1,4 @@
-"""Writes a leaderboard as Markdown: scores by file, by family, device and size, calibration, the worst runs."""
+"""Writes a leaderboard as Markdown: scores by file, family, device and size, calibration, the worst runs."""
 
 from __future__ import annotations
 
