@@ -116,6 +116,19 @@ def format_dollars(amount: float) -> str:
     return f"${amount:,.2f}" if amount < 1000 else f"${amount:,.0f}"
 
 
+def format_quantity(name: str, value: float) -> str:
+    """A measured or forecast value by the unit that ends its name.
+
+    >>> format_quantity("step_time_s", 0.25), format_quantity("tokens_per_s", 52300.0)
+    ('250 ms', '52,300')
+    """
+    if name.endswith("_s") and not name.endswith("per_s"):
+        return format_seconds(value)
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def _two_units(value: float, unit: str, ratio: int, smaller: str) -> str:
     whole, rest = divmod(round(value * ratio), ratio)
     return f"{whole:,d} {unit} {rest} {smaller}" if rest else f"{whole:,d} {unit}"

@@ -44,6 +44,7 @@ COMMANDS = {
     "runs": "Measured runs: look at them, and move them between files and databases.",
     "schedule": "Simulate a cluster under scheduling policies, with predictions in the loop.",
     "serve": "Answer over HTTP: forecasts, plans, simulations, and a store of runs.",
+    "validate": "Forecasts beside tables that others have published, with their sources.",
 }
 """What each does, as its own help says; the module of the same name has it, and is imported when it is asked
 for."""

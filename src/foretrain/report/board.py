@@ -7,7 +7,7 @@ from pathlib import Path
 
 from foretrain.evaluate import Result
 from foretrain.leaderboard import SPLITS, Board, Group, Point, calibration, groups, source, worst
-from foretrain.units import format_bytes, format_seconds
+from foretrain.units import format_quantity
 
 SHOWN_GROUPS = 12
 """Families, devices and sizes are listed up to this number, the largest first."""
@@ -128,18 +128,11 @@ def _worst(board: Board, count: int) -> Iterator[str]:
         ("runs", "line", "quantity", "predictor", "model", "device", "measured", "forecast", "error"),
         (
             (point.source, str(point.line), f"`{point.quantity}`", point.predictor, point.model,
-             f"{point.devices:,} x {point.device}", value(point.quantity, point.measured),
-             value(point.quantity, point.predicted), percent(point.error, "+"))
+             f"{point.devices:,} x {point.device}", format_quantity(point.quantity, point.measured),
+             format_quantity(point.quantity, point.predicted), percent(point.error, "+"))
             for points in own.values() for point in worst(points, count)
         ),
     )  # fmt: skip
-
-
-def value(quantity: str, number: float) -> str:
-    """A measured value with its unit."""
-    if quantity.endswith("_s") and not quantity.endswith("per_s"):
-        return format_seconds(number)
-    return format_bytes(number) if quantity.endswith("_bytes") else f"{number:,.3g}"
 
 
 def percent(share: float | None, sign: str = "") -> str:

@@ -16,10 +16,11 @@ from foretrain.catalog.hosts import HostProfile
 from foretrain.graph import PHASES, OpGraph
 from foretrain.job import RESOURCE_FIGURES
 from foretrain.predictors.base import Table as Figures
-from foretrain.units import format_bytes, format_count, format_dollars, format_seconds
+from foretrain.units import format_bytes, format_count, format_dollars, format_quantity, format_seconds
 
 if TYPE_CHECKING:
     from foretrain.advice import Advice
+    from foretrain.validation import Row
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> Table:
@@ -81,6 +82,19 @@ def evaluation_table(results: Sequence[Mapping[str, Any]]) -> Table:
             ]
         )
     return table(headings, rows, right=headings[headings.index("n") :])
+
+
+def validation_table(rows: Sequence[Row]) -> Table:
+    """Figures of one published table beside their forecasts."""
+    headings = ("row", "quantity", "published", "forecast", "80 % interval", "error")
+    lines = []
+    for row in rows:
+        one = row.comparison
+        numbers = (one.measured, one.predicted, one.low, one.high)
+        shown = [format_quantity(one.quantity, number) for number in numbers]
+        interval = f"{shown[2]} to {shown[3]}"
+        lines.append([row.label, one.quantity, *shown[:2], interval, _percent(one.error, "+")])
+    return table(headings, lines, right=headings[2:])
 
 
 def _whole(result: Mapping[str, Any]) -> tuple[str, ...]:
