@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format compare clean
 
 demo: $(STAMP)
 	$(BIN)/foretrain predict resnet50 --device h100 --batch 256 --precision amp-bf16 --samples 1281167 --epochs 90
@@ -21,6 +21,10 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix src tests benchmarks
 	$(BIN)/ruff format src tests benchmarks
+
+# Forecasts of 500 jobs with another commit beside those of this one: make compare BASE=main
+compare: $(STAMP)
+	$(BIN)/python benchmarks/compare.py --base $(BASE)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
