@@ -2,9 +2,9 @@
 
     python benchmarks/compare.py --base REV [--jobs 500] [--data data] [--work scratch/compare]
 
-The jobs are drawn evenly from the files of runs. What the base forecast and this commit does not ends with exit
-code 1; figures that drift are a table and nothing more. The base is checked out into a folder of its own, and
-runs with the same libraries.
+The jobs are drawn evenly from the files of runs. What the base forecast and this commit does not ends with
+exit code 1; figures that drift are a table and nothing more. The base is checked out into a folder of its own,
+and runs with the same libraries.
 """
 
 from __future__ import annotations
@@ -54,8 +54,13 @@ def main() -> None:
         subprocess.run(["git", "worktree", "remove", "--force", tree], check=False)
     after = forecasts(Path.cwd(), jobs, options.work / "after.jsonl", options.processes)
     tell(before, after, [json.loads(text) for _, text in text_lines(jobs)])
-    if any("quantities" in before[line] and "quantities" not in after.get(line, {}) for line in before):
+    if _only(before, after):
         sys.exit(1)
+
+
+def _only(one: Forecasts, other: Forecasts) -> list[int]:
+    """Lines that one side forecast and the other did not."""
+    return [line for line in one if "quantities" in one[line] and "quantities" not in other.get(line, {})]
 
 
 def written_jobs(data: Path, work: Path, count: int) -> Path:
@@ -104,13 +109,8 @@ def forecasts(tree: Path, jobs: Path, out: Path, processes: int) -> Forecasts:
 
 def tell(before: Forecasts, after: Forecasts, jobs: Sequence[Mapping[str, Any]]) -> None:
     """What fails now, what works now, and how far figures moved."""
-    lost = [
-        line for line in before if "quantities" in before[line] and "quantities" not in after.get(line, {})
-    ]
-    won = [line for line in after if "quantities" in after[line] and "quantities" not in before.get(line, {})]
-    print(
-        f"{len(jobs):,} jobs: {len(won):,} are forecast that were not, {len(lost):,} fail that were forecast"
-    )
+    lost, won = _only(before, after), _only(after, before)
+    print(f"{len(jobs):,} jobs: {len(won):,} are forecast that were not, {len(lost):,} fail that were")
     for line in lost:
         print(f"  line {line}: {_name(jobs[line - 1])}: {after.get(line, {}).get('error', 'no answer')}")
     print("\n| quantity | forecasts | changed | median change | largest |\n|---|---|---|---|---|")
