@@ -3,8 +3,8 @@
     python benchmarks/compare.py --base REV [--jobs 500] [--data data] [--work scratch/compare]
 
 The jobs are drawn evenly from the files of runs. What the base forecast and this commit does not ends with
-exit code 1; figures that drift are a table and nothing more. The base is checked out into a folder of its own,
-and runs with the same libraries.
+exit code 1; figures that drift are a table and nothing more. The base is checked out into a folder of its
+own, and runs with the same libraries.
 """
 
 from __future__ import annotations
