@@ -21,6 +21,7 @@ from foretrain.costs.generated import generated_time_s, is_generated
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.kernels import COUNTED, KERNEL_COLUMNS, kernel_count, kernel_figures, kernel_kind
 from foretrain.costs.measured import matmul_precision, operator_key
+from foretrain.costs.relatives import relative, slowdowns
 from foretrain.costs.trees import Forest
 from foretrain.errors import InputError, UnsupportedJob
 from foretrain.files import write_atomically
@@ -151,10 +152,13 @@ class LearnedCosts:
             ]
             unknown = ~known
         left = np.flatnonzero(unknown).tolist()
+        estimated = [operators[launching[i]] for i in left]
         estimates = self._estimate(
-            [operators[launching[i]].name for i in left], [described[i] for i in left], device
+            [operator.name for operator in estimated], [described[i] for i in left], device
         )
-        times[[launching[i] for i in left]] = estimates
+        times[[launching[i] for i in left]] = self._as_relatives(
+            estimates, estimated, [described[i] for i in left], device, precision
+        )
         for i in launching:
             if is_generated(operators[i]):
                 times[i] = generated_time_s(operators[i], device)
@@ -263,6 +267,24 @@ class LearnedCosts:
                 )
                 times[members] *= np.exp(np.clip(factors, *_BOUNDS))
         return times
+
+    def _as_relatives(
+        self,
+        estimates: Column,
+        operators: Sequence[Operator],
+        described: Sequence[Described],
+        device: Device,
+        precision: str,
+    ) -> Column:
+        """Estimates within what a device of the same kind takes, as it was measured, times by how much this
+        one may be slower. Products and attention are as they are: those of such devices were learned from."""
+        other = relative(device, (name for name in self.models if name != GENERAL))
+        if other is None:
+            return estimates
+        least, most = slowdowns(device, other)
+        theirs = self.device_time_s(operators, other, precision)
+        bound = np.array([_GROUPS.get(one.family) != "products" for one in described], dtype=np.bool_)
+        return np.where(bound, np.clip(estimates, least * theirs, most * theirs), estimates)
 
     def scaled(self, device: str, factors: Mapping[str, float]) -> LearnedCosts:
         """With a further calibration of one device."""
