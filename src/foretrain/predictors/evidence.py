@@ -360,13 +360,12 @@ class Records:
         order = np.argsort(distance, kind="stable")
         alike = order[: int((distance <= self.document["far_from"]).sum())][:_MOST_ALIKE]
         shown = alike if len(alike) else order[: min(_SHOWN_FAR, int(known.sum()))]
+        columns = np.stack(list(terms.values()))[:, shown]
         return Evidence(
             quantity=self._quantity(predictor),
             nearest=tuple(
                 self._neighbour(i, key, dict(zip(terms, column, strict=True)), predictor)
-                for i, column in zip(
-                    shown.tolist(), np.stack(list(terms.values()))[:, shown].T.tolist(), strict=True
-                )
+                for i, column in zip(shown.tolist(), columns.T.tolist(), strict=True)
             ),
             far_from=self.document["far_from"],
             holds_beyond=self.document["holds_beyond"],

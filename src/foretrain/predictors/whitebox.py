@@ -29,7 +29,6 @@ from foretrain.step.graph import as_compiled, step_graph
 from foretrain.step.layout import Layout, Tuning, lay_out
 from foretrain.step.play import Step, play, quick_memory, step_time_s
 
-
 _STEPS = Recent[Step](most=1_000_000)
 """Those that were played last, by their calls."""
 
