@@ -131,6 +131,32 @@ class Step:
             totals = _up_to(self.device_busy_s, totals)
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
+    def by_layer_and_operator(self) -> dict[tuple[str, str, str], float]:
+        """Device seconds by layer, operator and phase, as ``by`` has them by one of these; a layer that was
+        traced stands for all that it is like."""
+        times: dict[tuple[Phase, int], tuple[Pass, Block | None, int]] = {}
+        for phase, block, calls, count in self._passes():
+            before = times.get((phase, id(calls)), (calls, block, 0))
+            times[phase, id(calls)] = (calls, block, before[2] + count)
+        totals: dict[tuple[str, str, str], float] = {}
+        for (phase, _), (calls, block, count) in times.items():
+            names = zip(
+                _names(self.layout, phase, None, calls, "layer"),
+                _names(self.layout, phase, block, calls, "operator"),
+                _names(self.layout, phase, block, calls, "phase"),
+                strict=True,
+            )
+            seconds = [*(calls.busy_s * count).tolist(), calls.beside_s * count]
+            for key, value in zip(names, seconds, strict=True):
+                if value:
+                    totals[key] = totals.get(key, 0.0) + value
+        if len(self.layout.stages) > 1:
+            return totals
+        whole = _up_to(self.device_busy_s, {"": sum(totals.values())})
+        scale = whole[""] / (sum(totals.values()) or 1.0)
+        totals = {key: value * scale for key, value in totals.items()}
+        return totals | ({(OUTSIDE, OUTSIDE, OUTSIDE): whole[OUTSIDE]} if OUTSIDE in whole else {})
+
     def _passes(self) -> Iterator[tuple[Phase, Block | None, Pass, int]]:
         layout, passes = self.layout, passes_by_kind(self.layout)
         for stage in layout.stages:
