@@ -131,10 +131,16 @@ foretrain.charts = (function () {
     return sorted.filter(function (_, i) { return i % every === 0; });
   }
 
-  function rounded(least, most) {
+  var LENGTHS = [1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 345600,
+    604800, 1209600, 2592000, 5184000, 10368000];
+
+  // Round values of an axis: of times from a second on, whole minutes, hours and days.
+  function rounded(least, most, times) {
+    var lengths = LENGTHS.filter(function (one) { return one >= least && one <= most; });
+    if (times && least >= 1 && lengths.length > 1) return lengths;
     var found = [], power = Math.pow(10, Math.floor(Math.log10(least)));
     for (var step = power; step <= most * 1.001; step *= 10) {
-      [1, 2, 5].forEach(function (digit) {
+      [1, 1.5, 2, 3, 5, 7].forEach(function (digit) {
         if (digit * step >= least * 0.999 && digit * step <= most * 1.001) found.push(digit * step);
       });
     }
@@ -143,28 +149,36 @@ foretrain.charts = (function () {
 
   // Lines with bands and points: settings.series is [{name, color, points: [{x, y, low, high, title}]}].
   function curves(settings) {
-    var width = settings.width, height = settings.height, left = 62, right = 14, top = 12, bottom = 34;
-    var all = [].concat.apply([], settings.series.map(function (one) { return one.points; }));
-    var xs = all.map(function (point) { return point.x; });
-    var ys = [].concat.apply([], all.map(function (point) {
-      return [point.y, point.low || point.y, point.high || point.y];
-    })).concat(settings.lines ? settings.lines.map(function (line) { return line.y; }) : []);
+    var width = settings.width, height = settings.height, left = 76, right = 14, top = 12, bottom = 34;
+    var xs = [], ys = (settings.lines || []).map(function (line) { return line.y; });
+    settings.series.forEach(function (one) {
+      one.points.forEach(function (point) {
+        var ends = [point.low || (one.whiskers === "x" ? point.x : point.y), point.high || (one.whiskers === "x" ? point.x : point.y)];
+        xs.push(point.x);
+        ys.push(point.y);
+        if (one.whiskers === "x") xs = xs.concat(ends);
+        else ys = ys.concat(ends);
+      });
+    });
+    var least = Math.min.apply(null, ys), most = Math.max.apply(null, ys);
+    if (settings.pad) ys.push(least / 1.15, most * 1.25);
     var x = scale(xs, settings.logX !== false, left, width - right);
     var y = scale(ys, settings.logY !== false, height - bottom, top, settings.zero);
     var picture = svg("svg", {
       class: "chart", width: width, height: height, viewBox: "0 0 " + width + " " + height, role: "img",
       "aria-label": settings.label,
     });
-    var least = Math.min.apply(null, ys), most = Math.max.apply(null, ys);
-    var marks = settings.logY !== false ? rounded(least, most) : linear(settings.zero ? 0 : least, most);
+    var marks = settings.logY !== false ? rounded(least, most, settings.formatY === foretrain.format.seconds) : linear(settings.zero ? 0 : least, most);
     ticks(marks.length > 1 ? marks : [least, most], 5).forEach(function (value) {
       picture.appendChild(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
       picture.appendChild(svg("text", { class: "tick", x: left - 8, y: y(value) + 4, "text-anchor": "end" },
         settings.formatY(value)));
     });
-    ticks(settings.ticksX || xs, Math.max(2, Math.floor(width / 90))).forEach(function (value) {
-      picture.appendChild(svg("text", { class: "tick", x: x(value), y: height - 16, "text-anchor": "middle" },
-        settings.formatX(value)));
+    var placesX = settings.roundX ? rounded(Math.min.apply(null, xs), Math.max.apply(null, xs), true) : settings.ticksX || xs;
+    ticks(placesX, Math.max(2, Math.floor(width / 90))).forEach(function (value) {
+      var at = x(value), last = at > width - right - 26;
+      picture.appendChild(svg("text", { class: "tick", x: last ? width - 2 : at, y: height - 16,
+        "text-anchor": last ? "end" : "middle" }, settings.formatX(value)));
     });
     picture.appendChild(svg("text", { class: "axis", x: (left + width - right) / 2, y: height - 2,
       "text-anchor": "middle" }, settings.nameX));

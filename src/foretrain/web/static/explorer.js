@@ -87,7 +87,7 @@ foretrain.explorer = function (container, source, extra) {
     copy(text.value, copyLaunch, text);
   } } }, "Copy");
 
-  [["step", "What the time of a step goes to"], ["memory", "Memory against the device's"],
+  [["step", "What the time of a step goes to"], ["memory", "Memory by category, of the device's"],
     ["around", "One change away"], ["parts", "Where the device time of a step goes", switcher()],
     ["timeline", "Timeline of a step"], ["derivation", "How the number comes about"],
     ["evidence", "Nearest measured runs"], ["resources", "Use of resources over a few steps"],
@@ -395,11 +395,15 @@ foretrain.explorer = function (container, source, extra) {
     if (zoom.length === 2 && zoom[1] > zoom[0]) timeline.show(zoom[0], zoom[1]);
   }
 
-  var waiting = 0;
-  window.addEventListener("resize", function () {
+  var waiting = 0, drawnWidth = content.clientWidth;
+  new ResizeObserver(function () {
+    if (content.clientWidth === drawnWidth) return;
     window.clearTimeout(waiting);
-    waiting = window.setTimeout(redraw, 120);
-  });
+    waiting = window.setTimeout(function () {
+      drawnWidth = content.clientWidth;
+      redraw();
+    }, 60);
+  }).observe(content);
   function redraw() {
     if (last) Object.keys(bodies).forEach(function (id) { draw(id, last.record, last); });
   }

@@ -49,6 +49,7 @@ foretrain.format = (function () {
   }
 
   function percent(share, digits) {
+    if (digits === undefined && share > 0 && share < 0.005) return "<1%";
     return (share * 100).toFixed(digits === undefined ? 0 : digits) + "%";
   }
 

@@ -30,18 +30,18 @@ foretrain.planner = function (plans, settings) {
         return one.front === on && (priced ? one.cost : one.energy);
       }).map(function (one) {
         var other = priced ? one.cost.median : one.energy.median / 3.6e6;
-        return { x: one.time.median, y: other, low: one.time.low, high: one.time.high, hollow: !on,
+        return { x: one.time.median, y: other, low: one.time.low, high: one.time.high, hollow: !on || Boolean(one.misses.length),
           text: on ? String(one.devices) : "", title: one.cluster + ", " + one.plan,
           chosen: one.view && settings.same(one.view, settings.view()) };
       });
     }
     var on = points(true), off = points(false);
     if (!on.length) return null;
-    return charts.curves({ width: width, height: 320, nameX: plans.has_length ? "training time" : "time of a step",
-      formatX: format.seconds, formatY: priced ? format.dollars : function (value) { return format.count(value * 1e3, "Wh"); },
+    return charts.curves({ width: width, height: 320, pad: true, nameX: plans.has_length ? "training time" : "time of a step",
+      roundX: true, formatX: format.seconds, formatY: priced ? format.dollars : function (value) { return format.count(value * 1e3, "Wh"); },
       label: "Time against " + (priced ? "cost" : "energy") + ": the Pareto front and other plans", series: [
         { name: "front", color: "accent", points: on, dashed: true, band: false, whiskers: "x" },
-        { name: "others", color: "grey", points: off, line: false, band: false },
+        { name: "others", color: "grey", points: off, line: false, band: false, whiskers: "x" },
       ] });
   }
 
@@ -78,7 +78,7 @@ foretrain.planner = function (plans, settings) {
   return function (width) {
     return [
       plans.heading.map(sections.note), ranking(), list(plans.verdicts), el("h3", {}, "Time against cost and energy"),
-      front(width), more(width), around(), el("h3", {}, "Notes"), list(plans.notes),
+      front(width), sections.note("Joined: no other plan is faster, cheaper and leaner, with its number of devices. Hollow: misses the goal, or another plan beats it. Bars are 80% intervals."), more(width), around(), el("h3", {}, "Notes"), list(plans.notes),
     ];
   };
 };

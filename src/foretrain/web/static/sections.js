@@ -68,7 +68,7 @@ foretrain.sections = (function () {
       total ? format.seconds(step.median) + " per " + of : throughput(quantities), charts.interval(main, format.seconds))
       : card("Time", "unknown", "this predictor does not tell");
     var need = record.needed_memory_bytes, capacity = record.memory_capacity_bytes, fits = verdict(record);
-    var memory = need ? card("Memory", format.percent(need.median / capacity) + " of " + format.bytes(capacity),
+    var memory = need ? card("Memory", format.bytes(need.median) + ", " + format.percent(need.median / capacity),
       fits.chance === null ? "" : fits.kind === "bad" ? fits.word + ": " + format.chance(fits.chance) + " sure"
         : fits.word + ": " + format.chance(fits.chance) + " chance of running out",
       gauge(need, capacity), fits.kind) : card("Memory", "unknown", "this predictor does not tell");
@@ -95,7 +95,8 @@ foretrain.sections = (function () {
         el("span", { class: "band", style: { left: at(need.low) + "%", width: Math.max(0.6, at(need.high) - at(need.low)) + "%" } }),
         el("span", { class: "mark", style: { left: at(capacity) + "%" }, title: "capacity" }),
       ]),
-      el("div", { class: "ends" }, [el("span", {}, format.bytes(need.low)), el("span", {}, format.bytes(need.high))]),
+      el("div", { class: "ends" }, [el("span", {}, bounds(need, format.bytes).replace(/ ([KMGT]iB) to (.*) \1$/, " to $2 $1")),
+        el("span", { class: "capacity" }, "of " + format.bytes(capacity))]),
     ]);
   }
 
@@ -192,7 +193,7 @@ foretrain.sections = (function () {
       charts.areas({ x: memory.times, layers: layers, width: context.width, height: 240, limit: capacity,
         limitName: "capacity " + format.bytes(capacity), unit: 1073741824, formatY: format.bytes,
         label: "Bytes alive by category over a step" }),
-      note("Buffers of the traced step, without library workspaces and what the allocator rounds up."),
+      note("By when the host issues each call: buffers of the traced step, without library workspaces and what the allocator rounds up."),
     ];
   }
 
