@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foretrain.forecast import RankMemory, fullest_of
-from foretrain.graph import Phase
+from foretrain.graph import OpGraph, Phase
 from foretrain.job import Job
 from foretrain.step.exchange import (
     ShardTraffic,
@@ -132,6 +132,24 @@ class Step:
         if len(self.layout.stages) == 1:
             totals = _up_to(self.device_busy_s, totals)
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+    def by_layer_and_operator(self) -> dict[tuple[str, str, str], float]:
+        """Device seconds by layer, operator and phase, as ``by`` has them by one of these; a layer that was
+        traced stands for all that it is like."""
+        times: dict[tuple[Phase, int], tuple[Pass, int]] = {}
+        for phase, _, calls, count in self._passes():
+            before = times.get((phase, id(calls)), (calls, 0))
+            times[phase, id(calls)] = (calls, before[1] + count)
+        totals: dict[tuple[str, str, str], float] = {}
+        for (phase, _), (calls, count) in times.items():
+            for key, value in _by_three(self.layout.graph, phase, calls):
+                totals[key] = totals.get(key, 0.0) + value * count
+        if len(self.layout.stages) > 1:
+            return totals
+        whole = _up_to(self.device_busy_s, {"": sum(totals.values())})
+        scale = whole[""] / (sum(totals.values()) or 1.0)
+        totals = {key: value * scale for key, value in totals.items()}
+        return totals | ({(OUTSIDE, OUTSIDE, OUTSIDE): whole[OUTSIDE]} if OUTSIDE in whole else {})
 
     def _passes(self) -> Iterator[Placed]:
         layout, passes = self.layout, passes_by_kind(self.layout)
@@ -293,6 +311,24 @@ def _codes(layout: Layout, placed: Placed, what: str, names: dict[str, int]) -> 
     found = [layer_of(layout, block, paths[i]) or f"({phase})" for i in used.tolist()]
     own = np.array([names.setdefault(name, len(names)) for name in found], dtype=np.int64)
     return own[place]
+
+
+def _by_three(graph: OpGraph, phase: Phase, calls: Pass) -> Iterator[tuple[tuple[str, str, str], float]]:
+    """Device seconds of a pass by layer, operator and phase, and what it has beside its calls."""
+    (layers, of_layer), (operators, of_operator) = graph.layers, graph.operator_names
+    again = is_recomputed(graph, calls.op) & (phase == "backward")
+    codes = (of_layer[calls.op] * len(operators) + of_operator[calls.op]) * 2 + again
+    used, place = np.unique(codes, return_inverse=True)
+    sums = np.bincount(place, calls.busy_s, minlength=len(used))
+    for code, seconds in zip(used.tolist(), sums.tolist(), strict=True):
+        layer, operator = divmod(code // 2, len(operators))
+        if seconds:
+            yield (
+                (layers[layer] or f"({phase})", operators[operator], RECOMPUTED if code % 2 else phase),
+                seconds,
+            )
+    if calls.beside_s:
+        yield (f"({phase})", f"({phase})", phase), calls.beside_s
 
 
 def layer_of(layout: Layout, block: Block | None, path: str) -> str:
