@@ -23,7 +23,7 @@ def plan_table(
 ) -> Table | None:
     """Every option that was forecast, then other batches and clusters of their plans; None where nothing was
     found."""
-    options = list(dict.fromkeys([*plans, *(one for one in plans.by_cluster if isinstance(one, Option))]))
+    options = options_of(plans)
     if not options:
         return None
     choices = of_jobs([option.job for option in options], catalog or Catalog.load())
@@ -36,6 +36,11 @@ def plan_table(
     fill(table, predictor, seconds)
     table.extra["plans"] = plan_section(plans, choices, options)
     return table
+
+
+def options_of(plans: Plans) -> list[Option]:
+    """All that were forecast, the best first."""
+    return list(dict.fromkeys([*plans, *(one for one in plans.by_cluster if isinstance(one, Option))]))
 
 
 def plan_section(
