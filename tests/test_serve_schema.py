@@ -43,25 +43,30 @@ def test_the_document_has_every_route(server: Server) -> None:
 def test_answers_are_those_that_the_document_names(server: Server) -> None:
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     for operation in _operations(schema):
-
-        @given(case=operation.as_strategy())
-        @settings(
-            max_examples=_EXAMPLES,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        def asked(case: Any, documented: Any = operation.definition.raw["responses"]) -> None:
-            answer = case.call()
-            assert answer.status_code < 500 or answer.status_code in (501, 503), answer.text
-            assert str(answer.status_code) in documented, (case.path, answer.status_code, answer.text)
-            if answer.status_code >= 400:
-                error = answer.json()["error"]
-                assert error
-                assert "\n" not in error
-                assert "Traceback" not in error
-
-        asked()
+        _ask(operation)
     assert server.ask("GET", "/health").status == 200
+
+
+def _ask(operation: Any) -> None:
+    documented = operation.definition.raw["responses"]
+
+    @given(case=operation.as_strategy())
+    @settings(
+        max_examples=_EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def asked(case: Any) -> None:
+        answer = case.call()
+        assert answer.status_code < 500 or answer.status_code in (501, 503), answer.text
+        assert str(answer.status_code) in documented, (case.path, answer.status_code, answer.text)
+        if answer.status_code >= 400:
+            error = answer.json()["error"]
+            assert error
+            assert "\n" not in error
+            assert "Traceback" not in error
+
+    asked()

@@ -434,8 +434,11 @@ def _names_of_models() -> dict[str, tuple[str, ...]]:
     kinds: dict[str, list[str]] = {}
     for name, preset in model_presets().items():
         kinds.setdefault(preset["kind"], []).append(name)
-    libraries = {library: sorted(all_names(library)) for library in ("torchvision", "timm")}
-    return {kind: tuple(names) for kind, names in {**kinds, **libraries}.items()}
+    seen = {name for names in kinds.values() for name in names}
+    for library in ("torchvision", "timm"):
+        kinds[library] = sorted(all_names(library) - seen)
+        seen |= all_names(library)
+    return {kind: tuple(names) for kind, names in kinds.items()}
 
 
 def _check_job(asked: PlanRequest) -> None:
