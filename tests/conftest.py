@@ -19,7 +19,7 @@ settings.register_profile(
 )  # machines that run tests in parallel are slow now and then
 settings.load_profile("foretrain")
 
-pytest_plugins = ["databases"]
+pytest_plugins = ["browsing", "databases"]
 
 TOGETHER = frozenset(
     """
