@@ -284,7 +284,7 @@ def _write_page(asked: _Asked, plans: Plans, path: Path, seconds: float) -> None
         write_page("no plan", {"title": "No plan was found", "plans": plan_section(plans)}, path)
         say(f"page in {path}")
         return
-    size = write_page(plans[0].job.workload.model.label, table.to_dict(), path)
+    size = write_page(plans[0].job.workload.model.label, table.to_dict(path.parent), path)
     say(f"page of {table.points:,} forecasts in {path} ({size / 1e6:.1f} MB)")
 
 

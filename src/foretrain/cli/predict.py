@@ -291,7 +291,7 @@ def _write_page(
     with told_in_one_line(type(predictor)):
         catalog = Catalog.load(options.get("catalog"))
         table = forecast_table(forecast, predictor, seconds=seconds, catalog=catalog, extra=extra)
-    size = write_page(forecast.job.workload.model.label, table.to_dict(), path)
+    size = write_page(forecast.job.workload.model.label, table.to_dict(path.parent), path)
     say(f"page of {table.points:,} forecasts in {path} ({size / 1e6:.1f} MB)")
 
 

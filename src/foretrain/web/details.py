@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrain.costs.learned import LearnedCosts, describe_once
+from foretrain.costs.learned import LearnedCosts
 from foretrain.forecast import Forecast
 from foretrain.graph import CATEGORIES, PHASES, OpGraph
 from foretrain.predictors.base import Predictor
@@ -18,6 +18,7 @@ from foretrain.predictors.whitebox import RatingPredictor
 from foretrain.report.breakdown import kinds_of_layers
 from foretrain.step.play import Step
 from foretrain.step.playback import Slot
+from foretrain.step.power import at_peak_s
 from foretrain.step.timeline import Timeline
 
 Column = npt.NDArray[np.float64]
@@ -259,19 +260,16 @@ def _roofline(step: Step, costs: object) -> dict[str, float] | None:
     graph = layout.graph
     update = np.flatnonzero(graph.phase_index == PHASES.index("optimizer"))
     calls = np.concatenate([layout.stages[step.busiest].calls, update])
-    calls = calls[~layout.calls.communicates[calls]]
-    operators = graph.operators
-    ideal = np.array(
-        [describe_once(one, device, precision).ideal_s if one.launches else 0.0 for one in operators]
-    )
-    which = graph.operator_index[calls]
+    calls = calls[~layout.calls.communicates[calls] & (layout.calls.device_s[calls] > 0)]
+    moved_s = graph.column("bytes") / device.memory_bytes_per_s
+    ideal_s = np.maximum(at_peak_s(graph, device, precision), moved_s)[calls]
     seconds = layout.calls.device_s[calls]
     whole = float(seconds.sum())
     if whole <= 0:
         return None
-    share = float(ideal[which].sum()) / whole
+    share = float(ideal_s.sum()) / whole
     found = {"roofline_s": step.causes_s["computation"] * share}
     if isinstance(costs, LearnedCosts):
-        measured = costs.looked_up(operators, device, precision)
-        found["measured_share"] = float(seconds[measured[which]].sum()) / whole
+        measured = costs.looked_up(graph.operators, device, precision)[graph.operator_index[calls]]
+        found["measured_share"] = float(seconds[measured].sum()) / whole
     return found

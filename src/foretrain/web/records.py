@@ -42,6 +42,8 @@ def record(forecast: Forecast, predictor: Predictor | None = None, *, fine: bool
             "model": figures.describe_model(forecast.job),
             "cluster": figures.describe_cluster(forecast.job),
             "work": figures.describe_work(forecast),
+            "fits": "" if (verdict := figures.fits(forecast)) is None else verdict[1].value,
+            "peak": "" if (moment := figures.peak_moment(forecast)) is None else moment.value,
         },
         **{f"details.{name}": one for name, one in details(forecast, predictor, fine=fine).items()},
     }

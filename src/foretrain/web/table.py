@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from foretrain.catalog import Catalog
@@ -70,14 +71,14 @@ class Table:
     def _series(self, view: View) -> dict[str, Any]:
         return self.series.setdefault(view.series, {"at": {}, "refused": {}, "multiple": 1})
 
-    def to_dict(self) -> dict[str, Any]:
-        """For the page's script."""
+    def to_dict(self, folder: Path = Path()) -> dict[str, Any]:
+        """For the script of a page in a folder."""
         choices, catalog = self.choices, self.choices.catalog
         job = choices.job
         return {
             "format": FORMAT,
             "predictor": self.predictor,
-            "model": job.to_dict()["model"],
+            "model": _model(job, folder),
             "model_label": job.workload.model.label,
             "mode": job.workload.training.mode,
             "by_epochs": job.workload.training.steps is None,
@@ -97,6 +98,13 @@ class Table:
             "made": {"points": self.points, "left": self.left, "seconds": round(self.seconds, 1)},
             **self.extra,
         }
+
+
+def _model(job: Job, folder: Path) -> dict[str, Any]:
+    """The model as a job file beside the page names it; one that was given as an object has no file."""
+    section: dict[str, Any] = job.seen_from(folder).to_dict()["model"]
+    in_hand = job.workload.model.title is not None and job.workload.model.source == "graph"
+    return {name: value for name, value in section.items() if not (in_hand and name == "name")}
 
 
 def _device(name: str, catalog: Catalog) -> dict[str, Any]:

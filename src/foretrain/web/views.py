@@ -123,14 +123,15 @@ class Choices:
             for plan in self.plans
             for batch in self.batches
         ]
-        return sorted(found, key=self._lateness)
-
-    def _lateness(self, view: View) -> float:
         start = self.start
-        axes = sum(cost for name, cost in _AXIS_COST.items() if getattr(view, name) != getattr(start, name))
-        doublings = round(abs(math.log2(view.batch / start.batch)))
-        late = axes + _BATCH_NEARNESS.get(doublings, 2.0)
-        return late + (0.05 * abs(math.log2(view.count / start.count)))
+        return sorted(found, key=lambda view: _lateness(view, start))
+
+
+def _lateness(view: View, start: View) -> float:
+    axes = sum(cost for name, cost in _AXIS_COST.items() if getattr(view, name) != getattr(start, name))
+    doublings = round(abs(math.log2(view.batch / start.batch)))
+    late = axes + _BATCH_NEARNESS.get(doublings, 2.0)
+    return late + 0.05 * abs(math.log2(view.count / start.count))
 
 
 def device_name(cluster: Cluster) -> str:

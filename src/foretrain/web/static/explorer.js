@@ -9,7 +9,8 @@
 foretrain.explorer = function (container, source, extra) {
   var el = foretrain.dom.el, show = foretrain.dom.show, format = foretrain.format, sections = foretrain.sections;
   extra = extra || {};
-  var view = Object.assign({}, source.start), by = "layer", asked = 0, last = null, bodies = {};
+  var view = Object.assign({}, source.start), by = "layer", asked = 0, resting = 0, last = null, bodies = {};
+  var AT_ONCE = ["step", "memory"];
   var AXES = { device: "Device", count: "Devices", precision: "Precision", plan: "Plan" };
   var controls = {}, timeline = foretrain.timeline({ changed: remember });
 
@@ -203,8 +204,20 @@ foretrain.explorer = function (container, source, extra) {
       subtitle.textContent = describe(record);
       show(cards, sections.headline(record, { mode: mode(record) }));
     }
-    Object.keys(bodies).forEach(function (id) { draw(id, record, answer); });
+    AT_ONCE.forEach(function (id) { draw(id, record, answer); });
     foretrain.lastUpdateMs = performance.now() - began;
+    drawRest(Object.keys(bodies).filter(function (id) { return AT_ONCE.indexOf(id) < 0; }), record, answer);
+  }
+
+  // One part after another, so that a slider that is moved on need not wait for them.
+  function drawRest(left, record, answer) {
+    window.clearTimeout(resting);
+    container.setAttribute("data-drawn", left.length ? "partly" : "all");
+    if (!left.length) return;
+    resting = window.setTimeout(function () {
+      draw(left[0], record, answer);
+      drawRest(left.slice(1), record, answer);
+    }, 0);
   }
 
   function phrase(one) {
@@ -390,9 +403,9 @@ foretrain.explorer = function (container, source, extra) {
     container.querySelectorAll("[data-by]").forEach(function (one) {
       one.setAttribute("aria-pressed", String(one.getAttribute("data-by") === by));
     });
-    ask("");
     var zoom = (given.zoom || "").split(",").map(Number);
-    if (zoom.length === 2 && zoom[1] > zoom[0]) timeline.show(zoom[0], zoom[1]);
+    if (zoom.length === 2 && zoom[1] > zoom[0]) timeline.begin(zoom[0], zoom[1]);
+    ask("");
   }
 
   var waiting = 0, drawnWidth = content.clientWidth;

@@ -32,7 +32,7 @@ foretrain.sections = (function () {
       return el(tag, { class: i >= numbersFrom ? "number" : null, scope: tag === "th" ? "col" : null },
         typeof text === "object" ? [text] : text);
     }
-    return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, [
+    return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table: " + caption }, [
       el("table", {}, [
         el("caption", { class: "hidden" }, caption),
         el("thead", {}, [el("tr", {}, headings.map(function (one, i) { return cell("th", one, i); }))]),
@@ -154,6 +154,7 @@ foretrain.sections = (function () {
   function memory(record, context) {
     var parts = categories(record.memory_by_category_bytes), capacity = record.memory_capacity_bytes;
     var need = record.needed_memory_bytes, fits = verdict(record), moment = record.peak_moment, details = record.details;
+    var said = record.words || {};
     var total = parts.reduce(function (sum, part) { return sum + part.value; }, 0);
     if (need && need.median > total) {
       parts.push({ name: "held by the allocator", value: need.median - total, color: "hatched" });
@@ -164,11 +165,12 @@ foretrain.sections = (function () {
       el("p", { class: "lead" }, [el("span", { class: "badge " + fits.kind }, fits.word), " ",
         need ? format.bytes(need.median) + " [" + bounds(need, format.bytes) + "] of " + format.bytes(capacity) : "",
         fits.chance !== null ? "; chance of running out " + format.chance(fits.chance) : ""]),
+      said.fits && context.exact ? note(said.fits.charAt(0).toUpperCase() + said.fits.slice(1) + ".") : null,
       charts.stacked(parts, { format: format.bytes, whole: end, label: "Memory by category against the device's",
         marks: [{ value: capacity, name: "capacity " + format.bytes(capacity), kind: "limit" }] }),
       charts.legend(parts, format.bytes, capacity),
-      moment && (moment.phase || moment.operator) ? note("The peak is reached in the " + moment.phase + " pass" +
-        (moment.operator ? ", in " + moment.operator + (moment.layer ? " of " + moment.layer : "") : "") + ".") : null,
+      said.peak ? note("The peak is reached " + said.peak + ".") : moment && moment.phase
+        ? note("The peak is reached in the phase " + moment.phase + ".") : null,
       remedies(record, context),
       stages.length > 1 ? el("h3", {}, "Memory of a rank of each stage") : null,
       stages.length > 1 ? el("div", { class: "bars" }, stages.map(function (stage) {

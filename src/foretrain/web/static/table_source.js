@@ -2,6 +2,16 @@
 // otherwise.
 "use strict";
 
+// What Python writes (``web/records.py``), or a forecast's JSON, as a record: what is drawn of the step under ``details``.
+foretrain.asRecord = function (sections) {
+  var result = { details: {} };
+  Object.keys(sections).forEach(function (name) {
+    if (name.indexOf("details.") === 0) result.details[name.slice(8)] = sections[name];
+    else result[name] = sections[name];
+  });
+  return result;
+};
+
 foretrain.tableSource = function (data) {
   var decoded = {};
 
@@ -26,12 +36,11 @@ foretrain.tableSource = function (data) {
 
   function record(number) {
     if (decoded[number]) return decoded[number];
-    var packed = data.records[number], result = { details: {} };
+    var packed = data.records[number], sections = {};
     Object.keys(packed).forEach(function (name) {
-      var figures = packed[name], section = filled(data.skeletons[figures[0]], figures, { at: 1 });
-      if (name.indexOf("details.") === 0) result.details[name.slice(8)] = section;
-      else result[name] = section;
+      sections[name] = filled(data.skeletons[packed[name][0]], packed[name], { at: 1 });
     });
+    var result = foretrain.asRecord(sections);
     var parts = result.details.parts, timeline = result.details.timeline;
     if (parts) ["layer", "operator", "phase"].forEach(function (name) { parts[name] = words(parts[name]); });
     if (timeline) {

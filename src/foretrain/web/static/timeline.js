@@ -4,7 +4,7 @@
 foretrain.timeline = function (settings) {
   var el = foretrain.dom.el, format = foretrain.format;
   var LANE = 34, TOP = 22, LABEL = 96, LEAST = 1e-7;
-  var data = null, from = 0, to = 1, end = 1, hovered = null, byLane = [];
+  var data = null, from = 0, to = 1, end = 1, hovered = null, byLane = [], wanted = null;
 
   var canvas = el("canvas", { "aria-hidden": "true" });
   var status = el("p", { class: "dim status", "aria-live": "polite" });
@@ -27,9 +27,14 @@ foretrain.timeline = function (settings) {
   }
 
   function set(timeline) {
-    var whole = from <= 0 && to >= end;
+    var whole = !wanted && from <= 0 && to >= end;
     data = timeline;
     end = timeline.end_s || 1;
+    if (wanted) {
+      from = Math.max(0, wanted[0]);
+      to = wanted[1];
+      wanted = null;
+    }
     byLane = timeline.lanes.map(function () { return []; });
     timeline.lane.forEach(function (lane, i) { byLane[lane].push(i); });
     if (whole || to > end) { from = 0; to = end; }
@@ -192,6 +197,7 @@ foretrain.timeline = function (settings) {
 
   return {
     node: node, set: set, draw: draw, show: show,
-    range: function () { return [from, to, end]; },
+    begin: function (start, stop) { wanted = [start, stop]; }, // what is shown of the timeline that is set next
+    range: function () { return wanted ? [wanted[0], wanted[1], Infinity] : [from, to, end]; },
   };
 };
