@@ -21,6 +21,7 @@
       buttons[one[0]].tabIndex = on ? 0 : -1;
       panels[one[0]].hidden = !on;
     });
+    buttons[name].scrollIntoView({ block: "nearest", inline: "center" });
     if (focus) buttons[name].focus();
     if (!tabs[name]) tabs[name] = make(name);
     if (tabs[name].shown) tabs[name].shown();
@@ -56,23 +57,18 @@
     function options() {
       var found = {};
       if (length.value) found.steps = Number(length.value);
-      if (size.value) found[isText() ? "sequence" : "image"] = Number(size.value);
+      if (size.value) found[context.text ? "sequence" : "image"] = Number(size.value);
       if (optimizer.value) found.optimizer = optimizer.value;
       return found;
     }
 
-    // Of images only the names of vision libraries are: everything else has tokens.
-    function isText() { return context.text; }
-
     function changed() {
       var read = target.read();
       if (!read) return;
-      var name = target.label();
-      foretrain.api.get("/v1/models?limit=1&like=" + encodeURIComponent(read.model || "")).then(function (found) {
-        var first = found.models[0];
-        context.text = Boolean(read.config) || !(first && first.name === read.model && ["torchvision", "timm"].indexOf(first.kind) >= 0);
-        start(read, name);
-      }, function () { start(read, name); });
+      fields.readsTokens(read).then(function (found) {
+        context.text = found;
+        start(read, target.label());
+      });
     }
 
     function start(read, name) {
@@ -106,8 +102,11 @@
       return buttons[one[0]];
     }));
     show(place, [el("div", { class: "top", role: "banner" }, [el("b", { class: "brand" }, "foretrain"), bar,
-      el("details", { class: "token" }, [el("summary", {}, "Token"), el("label", { for: "token" }, "Token of the server, for what writes or takes long"), token,
-        el("p", { class: "dim small-text" }, "Kept in this tab alone, until it is closed.")]), foretrain.themeButton()]),
+      el("details", { class: "token" }, [el("summary", {}, "Token"), el("form", { on: { submit: function (event) {
+        event.preventDefault();
+        foretrain.api.setToken(token.value.trim());
+      } } }, [el("label", { for: "token" }, "Token of the server, for what writes or takes long"), token,
+        el("p", { class: "dim small-text" }, "Kept in this tab alone, until it is closed.")])]), foretrain.themeButton()]),
     TABS.map(function (one) {
       panels[one[0]] = el("div", { role: "tabpanel", id: "panel-" + one[0], "aria-labelledby": "tab-" + one[0], class: "panel" });
       return panels[one[0]];

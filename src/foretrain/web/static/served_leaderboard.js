@@ -42,6 +42,8 @@ foretrain.leaderboardTab = function (panel) {
       return { chosen: i === 0, cells: [learned(one.predictor), one.n.toLocaleString("en-US"), share(one.median_ape), share(one.mape),
         one.bias === null ? "" : format.signed(one.bias), share(one.coverage), one.unsupported ? one.unsupported.toLocaleString("en-US") : ""] };
     });
+    var measured = found.rows.map(function (row) { return row.measured; });
+    var ends = [Math.min.apply(null, measured), Math.max.apply(null, measured)].map(function (value) { return { x: value, y: value }; });
     var shown = found.predictors.slice(0, COLORS.length);
     show(answer, [
       box("On " + found.runs.toLocaleString("en-US") + " measured runs", [foretrain.sections.table("Leaderboard",
@@ -56,9 +58,10 @@ foretrain.leaderboardTab = function (panel) {
           }).slice(0, 400).map(function (row) {
             return { x: row.measured, y: row.predicted, title: row.run + ": measured " + form(row.measured) + ", predicted " + form(row.predicted) };
           }) };
-        }) }), el("ul", { class: "legend inline" }, shown.map(function (one, i) {
+        }).concat(ends[0].x < ends[1].x ? [{ name: "as measured", color: "grey", points: ends, dashed: true, dots: false, band: false }] : []) }),
+      el("ul", { class: "legend inline" }, shown.map(function (one, i) {
         return el("li", {}, [el("span", { class: "dot c-" + COLORS[i], "aria-hidden": "true" }), el("span", {}, one.predictor)]);
-      }))]),
+      }).concat([el("li", { class: "dim" }, "dashed: as measured")]))]),
       box("Median error by family", foretrain.sections.table("By family", ["family"].concat(found.predictors.map(function (one) { return one.predictor; })),
         Object.keys(families).map(function (name) {
           return { cells: [name].concat(found.predictors.map(function (one) {

@@ -96,11 +96,20 @@ foretrain.fields = (function () {
     };
   }
 
+  // Whether a model reads tokens, by a promise: of names only those of vision libraries have images.
+  function readsTokens(asked) {
+    if (asked.config) return Promise.resolve(true);
+    return foretrain.api.get("/v1/models?limit=1&like=" + encodeURIComponent(asked.model)).then(function (found) {
+      var first = found.models[0];
+      return !(first && first.name === asked.model && ["torchvision", "timm"].indexOf(first.kind) >= 0);
+    }, function () { return true; });
+  }
+
   function plan(value) {
     return PLANS.filter(function (one) { return one.value === value; })[0] || PLANS[0];
   }
 
   return { COUNTS: COUNTS, PLANS: PLANS, PRECISIONS: PRECISIONS, labelled: labelled, number: number, plan: plan,
-    select: select, target: target,
+    readsTokens: readsTokens, select: select, target: target,
     plain: function (values) { return values.map(function (one) { return { value: one, label: String(one) }; }); } };
 })();

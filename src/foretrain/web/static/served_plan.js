@@ -5,14 +5,14 @@ foretrain.planTab = function (panel, context) {
   var el = foretrain.dom.el, show = foretrain.dom.show, fields = foretrain.fields, last = null;
   var target = fields.target("plan-model", "resnet50");
   var inputs = {
-    batch: fields.number("plan-batch", 1024), sequence: fields.number("plan-sequence", "", { placeholder: "the model's own" }),
+    batch: fields.number("plan-batch", 1024), size: fields.number("plan-size", "", { placeholder: "the model's own" }),
     steps: fields.number("plan-steps", 10000), most: fields.number("plan-most", 16),
     deadline: el("input", { type: "text", id: "plan-deadline", placeholder: "none, or such as 24h" }),
     budget: fields.number("plan-budget", "", { placeholder: "none" }),
     precision: fields.select("plan-precision", fields.plain(fields.PRECISIONS), "amp-bf16"),
     objective: fields.select("plan-objective", [{ value: "", label: "by the goal" }].concat(fields.plain(["time", "cost", "energy"])), ""),
   };
-  var words = { batch: "Global batch", sequence: "Sequence", steps: "Steps", most: "Devices, at most", deadline: "Deadline",
+  var words = { batch: "Global batch", size: "Sequence or image size", steps: "Steps", most: "Devices, at most", deadline: "Deadline",
     budget: "Budget in $", precision: "Precision", objective: "Best is" };
   var usual = ["h100-sxm-80gb", "a100-sxm-80gb"];
   var kinds = el("select", { id: "plan-kinds", multiple: true, size: "5" }, context.choices.device.filter(function (one) {
@@ -29,7 +29,6 @@ foretrain.planTab = function (panel, context) {
     if (!asked) return;
     var chosen = Array.prototype.filter.call(kinds.options, function (one) { return one.selected; });
     asked.options = { batch: Number(inputs.batch.value) || 32, precision: inputs.precision.value };
-    if (inputs.sequence.value) asked.options.sequence = Number(inputs.sequence.value);
     if (inputs.steps.value) asked.options.steps = Number(inputs.steps.value);
     asked.kinds = chosen.map(function (one) { return one.value; });
     if (inputs.most.value) asked.max_devices = Number(inputs.most.value);
@@ -37,7 +36,10 @@ foretrain.planTab = function (panel, context) {
     if (inputs.budget.value) asked.budget = Number(inputs.budget.value);
     if (inputs.objective.value) asked.objective = inputs.objective.value;
     show(answer, []);
-    errand.begin("/v1/plan", asked);
+    fields.readsTokens(asked).then(function (tokens) {
+      if (inputs.size.value) asked.options[tokens ? "sequence" : "image"] = Number(inputs.size.value);
+      errand.begin("/v1/plan", asked);
+    });
   }
 
   function draw(found) {

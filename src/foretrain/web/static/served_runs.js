@@ -48,6 +48,10 @@ foretrain.runsTab = function (panel) {
     errand.begin("/v1/learn", asked);
   }
 
+  function forecast(one) {
+    return el("span", {}, [format.seconds(one.predicted), el("small", { class: "dim" }, format.signed(one.error))]);
+  }
+
   function changed(found) {
     var changes = found.changes, before = changes.before, after = changes.after;
     function row(words, value, form) {
@@ -62,8 +66,7 @@ foretrain.runsTab = function (panel) {
         row("bias", function (one) { return one.bias; }, format.signed), row("in the 80% interval", function (one) { return one.coverage; }, share)], 1),
       sections.note("These are the runs that were learned from, so the error after is the least that can be hoped for."),
       sections.table("Run by run", ["run", "measured", "before", "after"], changes.runs.slice(0, 50).map(function (one) {
-        return { cells: [one.run, format.seconds(one.measured), format.seconds(one.before.predicted) + " (" + format.signed(one.before.error) + ")",
-          format.seconds(one.after.predicted) + " (" + format.signed(one.after.error) + ")"] };
+        return { cells: [one.run, format.seconds(one.measured), forecast(one.before), forecast(one.after)] };
       }), 1)]));
   }
 
