@@ -30,6 +30,7 @@ from test_serve import malformed
 
 _PROCESSES = "2"
 _ASKED_RATE = 300.0
+_WARM_S = 10.0
 _CONNECTIONS = 8
 """That ask at once, each as soon as it is answered, where no rate is given."""
 _JOBS = [
@@ -50,12 +51,32 @@ class Load:
     statuses: collections.Counter[int] = field(default_factory=collections.Counter)
     times_s: list[float] = field(default_factory=list)
     """Of answers with a forecast."""
+    server_s: float = 0.0
+    """Of the processor: the server, its workers included."""
+    asking_s: float = 0.0
+    """The same of the load generator."""
 
     def __str__(self) -> str:
         times = sorted(self.times_s) or [0.0]
         p50, p99 = (1e3 * times[int(share * (len(times) - 1))] for share in (0.5, 0.99))
         rate = len(self.times_s) / self.seconds
-        return f"{rate:.0f} forecasts/s, p50 {p50:.1f} ms, p99 {p99:.1f} ms, answers {dict(self.statuses)}"
+        each = [1e3 * used / (sum(self.statuses.values()) or 1) for used in (self.server_s, self.asking_s)]
+        return (
+            f"{rate:.0f} forecasts/s, p50 {p50:.1f} ms, p99 {p99:.1f} ms, answers {dict(self.statuses)}; "
+            f"of a core, each takes {each[0]:.1f} ms here and {each[1]:.1f} ms to ask: two idle ones hold "
+            f"{2000 / sum(each):.0f}/s; load average {os.getloadavg()[0]:.1f}"
+        )
+
+
+def _used_s(pid: int) -> float:
+    """Of the processor, by a process and those that it started."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return 0.0
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(_used_s(int(child)) for child in children)
 
 
 async def _post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> int:
@@ -69,13 +90,14 @@ async def _post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body
     return int(answer[9:12])
 
 
-async def _load(port: int, bodies: Sequence[bytes], seconds: float, rate: float | None) -> Load:
+async def _load(server: Server, bodies: Sequence[bytes], seconds: float, rate: float | None) -> Load:
     """Requests for so long: as fast as connections get answers, or at a rate whatever the answers are."""
     load, numbers = Load(), itertools.count()
+    before = _used_s(server.process.pid), time.process_time()
     start_s = time.perf_counter()
 
     async def ask() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=2**24)
         while True:
             number = next(numbers)
             due_s = time.perf_counter() if rate is None else start_s + number / rate
@@ -90,7 +112,21 @@ async def _load(port: int, bodies: Sequence[bytes], seconds: float, rate: float 
 
     await asyncio.gather(*(ask() for _ in range(_CONNECTIONS if rate is None else 128)))
     load.seconds = time.perf_counter() - start_s
+    load.server_s, load.asking_s = _used_s(server.process.pid) - before[0], time.process_time() - before[1]
     return load
+
+
+def _new_clusters(seed: int) -> list[bytes]:
+    """The same of jobs on several devices: each question has a number of them, or a length, of its own."""
+    jobs = [
+        {**job, "options": {**options, "devices": count, "batch": options["batch"] * count, "steps": steps}}
+        for job in _JOBS
+        for options in (job["options"],)
+        for count in (1, 2, 4, *range(8, 72, 8))
+        for steps in range(1, 60)
+    ]
+    random.Random(seed).shuffle(jobs)
+    return [json.dumps(job).encode() for job in jobs]
 
 
 def _new_questions(seed: int) -> list[bytes]:
@@ -101,7 +137,7 @@ def _new_questions(seed: int) -> list[bytes]:
 
 
 def _warm(server: Server) -> None:
-    """See that all graphs are there, and in the memory of the workers."""
+    """See that all graphs are there."""
     for job in _JOBS:
         answer = server.ask("POST", "/v1/predict", job)
         assert answer.status == 200, answer.body
@@ -114,13 +150,16 @@ def load(seconds: float) -> None:
         serving(str(Path(folder) / "runs.db"), "--processes", _PROCESSES) as server,
     ):
         _warm(server)
-        kinds = {"new questions": _new_questions(1), "200 questions": _new_questions(2)[:200]}
+        kinds = {
+            "new lengths": _new_questions(1),
+            "new numbers of devices": _new_clusters(1),
+            "200 questions": _new_questions(2)[:200],
+        }
         for name, bodies in kinds.items():
-            for body in bodies[:200]:
-                server.ask("POST", "/v1/predict", body)
-            print(f"{name}: {asyncio.run(_load(server.port, bodies[::-1], seconds, None))}", flush=True)
+            asyncio.run(_load(server, bodies, _WARM_S, None))
+            print(f"{name}: {asyncio.run(_load(server, bodies[::-1], seconds, None))}", flush=True)
             middle = bodies[len(bodies) // 2 :] + bodies[: len(bodies) // 2]
-            paced = asyncio.run(_load(server.port, middle, seconds, _ASKED_RATE))
+            paced = asyncio.run(_load(server, middle, seconds, _ASKED_RATE))
             print(f"{name} at {_ASKED_RATE:.0f}/s: {paced}", flush=True)
 
 
@@ -131,10 +170,10 @@ def overload(seconds: float) -> None:
         serving(str(Path(folder) / "runs.db"), "--processes", _PROCESSES) as server,
     ):
         _warm(server)
-        held = asyncio.run(_load(server.port, _new_questions(3), 15.0, None))
+        held = asyncio.run(_load(server, _new_questions(3), 15.0, None))
         print(f"held: {held}", flush=True)
         rate = 2 * len(held.times_s) / held.seconds
-        twice = asyncio.run(_load(server.port, _new_questions(4), seconds, rate))
+        twice = asyncio.run(_load(server, _new_questions(4), seconds, rate))
         print(f"at {rate:.0f}/s for {seconds:.0f} s: {twice}")
         assert set(twice.statuses) <= {200, 429, 503}
         assert server.ask("GET", "/health").status == 200

@@ -25,7 +25,6 @@ EXTRAS = (
 COMMANDS = {
     "predict resnet18": "torch is not installed; install foretrain[capture,zoo]",
     "predict net.py:build": "torch is not installed; install foretrain[capture,zoo]",
-    "predict job.json --html page.html": "plotly is not installed; install foretrain[report]",
     "predict job.json --predictor driple": "driple: torch is not installed; install foretrain[learn]",
     "predict gpu.json --predictor scaledl": "scaledl: torch is not installed; install foretrain[learn]",
     "predict job.json --predictor saved_driple": "driple: torch is not installed; install foretrain[learn]",
@@ -69,6 +68,7 @@ WORK = (
     "predict job.json",
     "predict job.json --compare",
     "predict job.json --evidence",
+    "predict job.json --html page.html --html-seconds 1",
     "predict job.json --predictor roofline --json",
     "predict job.json --trace trace.json --resources",
     "predict --jobs jobs.jsonl --out forecasts.jsonl",

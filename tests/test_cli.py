@@ -171,14 +171,25 @@ def test_breakdown(what: str, row: str) -> None:
 
 
 def test_trace_and_page_are_written(folder: Path) -> None:
-    ok("predict", "job.toml", "--trace", "trace.json", "--html", "report.html")
+    ok("predict", "job.toml", "--trace", "trace.json", "--html", "report.html", "--html-seconds", "0.2")
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert {"addmm", "memory", "thread_name"} <= {event["name"] for event in events}
     assert "://cdn" not in (folder / "report.html").read_text()
 
 
 def test_many_devices_say_where_a_step_goes(folder: Path) -> None:
-    shown = ok("predict", "job.toml", "--devices", "4", "--trace", "trace.json", "--html", "report.html")
+    shown = ok(
+        "predict",
+        "job.toml",
+        "--devices",
+        "4",
+        "--trace",
+        "trace.json",
+        "--html",
+        "report.html",
+        "--html-seconds",
+        "0",
+    )
     for words in (
         "on 4 x a100",
         "computation",

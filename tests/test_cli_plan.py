@@ -58,7 +58,7 @@ def test_json_has_all_of_it(folder: Path) -> None:
 
 def test_a_page_needs_no_network(folder: Path) -> None:
     page = folder / "plans.html"
-    result = run("plan", str(folder / "job.json"), *OPTIONS, "--html", str(page))
+    result = run("plan", str(folder / "job.json"), *OPTIONS, "--html", str(page), "--html-seconds", "0.5")
     assert result.exit_code == 0, result.output
     text = page.read_text()
     assert "The best plans" in text

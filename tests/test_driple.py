@@ -366,16 +366,17 @@ def test_runs_without_figures_are_told_of(runs: list[Run], folder: Path) -> None
 
 
 def test_what_no_network_has_learned_the_white_box_tells(folder: Path) -> None:
-    import plotly.graph_objects as objects
-
-    from foretrain.report.resources import burst_figure, document, resource_table
+    from foretrain.report.resources import document, panels, resource_table
 
     forecast = DeletePopPredictor().predict(job(folder, workers=2, device="h100-sxm-80gb"))
     found = resources(forecast)
     assert set(found.by.values()) == {"deletepop"}
     assert found.figures["device_utilization_active_s"] <= found.window_s
     assert found.steps.values["network_tx"].max() > 0
-    assert len(burst_figure(found, objects).data) == len(RESOURCES)
+    drawn = json.loads(json.dumps(panels(found), allow_nan=False))
+    assert len(drawn["panels"]) == len(RESOURCES)
+    assert all(len(panel["values"]) == len(drawn["times_ms"]) for panel in drawn["panels"])
+    assert len(drawn["ends_ms"]) == found.drawn_steps - 1
     assert json.loads(json.dumps(document(found), allow_nan=False))["window_s"] > 0
     assert resource_table(found)
 

@@ -24,7 +24,7 @@ from foretrain.plan import Plan
 from foretrain.predictors.deletepop import DeletePopPredictor
 from foretrain.predictors.recomputation import with_recomputation
 from foretrain.predictors.scaledl import ScaleDLPredictor
-from foretrain.report import html, to_json, write_trace
+from foretrain.report import to_json, write_trace
 from foretrain.report.breakdown import What, breakdown
 from foretrain.step.exchange import sent_bytes
 from foretrain.step.graph import step_graph
@@ -36,6 +36,7 @@ from foretrain.step.play import OUTSIDE, Step
 from foretrain.step.schedules import FORWARD_ONLY
 from foretrain.step.spans import total
 from foretrain.step.timeline import StepUse, Timeline
+from foretrain.web.details import details
 from made_up import made_up
 
 LLAMA = {
@@ -86,9 +87,11 @@ def test_every_plan_is_broken_down(plan: str, what: What) -> None:
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_plan_has_a_trace_and_a_page(plan: str, tmp_path: Path) -> None:
     assert write_trace(forecast(plan), tmp_path / "trace.json") > 10
-    page = html.page(forecast(plan))
-    assert "Timeline of a step" in page
-    assert "Where the device time of a step goes" in page
+    drawn = details(forecast(plan), fine=True)
+    assert drawn["timeline"]["start"]
+    assert sum(drawn["parts"]["seconds"]) == pytest.approx(
+        sum(forecast(plan).inside("parts").by("phase").values())
+    )
 
 
 def test_layers_that_were_not_traced_appear_under_their_own_names() -> None:
@@ -501,7 +504,7 @@ def test_a_served_model_has_no_backward_pass_and_no_update_on_any_plan(
     held = [rank.by_category for rank in step.memory]
     assert all(not one.get("gradients") and not one.get("optimizer_state") for one in held)
     assert write_trace(found, tmp_path / "trace.json") > 10
-    assert "Timeline of a step" in html.page(found)
+    assert details(found)["timeline"]["start"]
 
 
 def test_replicas_that_serve_run_as_one_device_does() -> None:

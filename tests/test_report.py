@@ -1,32 +1,29 @@
-"""Reports: the summary says the figures, breakdowns merge repeated layers, the trace and the page are whole
-and self-contained."""
+"""Reports: the summary says the figures, breakdowns merge repeated layers, and the trace is whole."""
 
 from __future__ import annotations
 
-import builtins
 import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from foretrain.api import make_job
-from foretrain.errors import ForetrainError, InputError
+from foretrain.errors import InputError
 from foretrain.forecast import Estimate, Forecast
 from foretrain.graph import Buffer, Op, Operator, OpGraph, Phase, TensorSpec
 from foretrain.predictors import get
 from foretrain.predictors.fitting_changes import Remedy
-from foretrain.report import figures, html, to_json, write_trace
+from foretrain.report import figures, to_json, write_trace
 from foretrain.report.breakdown import breakdown, merge_layers
 from foretrain.report.lines import JsonLines
 from foretrain.report.text import breakdown_table, summary
-from foretrain.step.timeline import Timeline
+from foretrain.web.records import record
 
 X = TensorSpec((1024, 1024), "float32")
 MM = Operator(
@@ -123,7 +120,8 @@ def test_summary_says_how_likely_memory_runs_out(
     job = replace(forecast.job, cluster=replace(forecast.job.cluster, groups=(small,)))
     tight = replace(forecast, job=job)
     assert words in text(summary(tight))
-    assert words in html.page(tight)
+    assert words in tight._repr_html_()
+    assert record(tight)["out_of_memory_chance"] == tight.out_of_memory_chance
     found = figures.fits(tight)
     assert found is not None
     assert found[0] == verdict
@@ -135,7 +133,8 @@ def test_a_peak_is_told_with_its_moment_on_every_screen(forecast: Forecast) -> N
     assert (moment.phase, moment.operator) == ("forward", "mm")
     words = "in the forward pass, in mm of model.layers.2.mlp.up"
     assert words in " ".join(text(summary(forecast)).split())
-    assert words in html.page(forecast)
+    assert words in forecast._repr_html_()
+    assert record(forecast)["peak_moment"] == moment.to_dict()
     assert json.loads(to_json(forecast))["peak_moment"] == moment.to_dict()
 
 
@@ -187,7 +186,8 @@ def test_what_makes_a_job_fit_is_told_with_its_cost_on_every_screen(forecast: Fo
     shown = " ".join(text(summary(told)).split())
     changes = "micro_batch 4 (1 GiB, +3% time) device b200 (1 GiB of 2 GiB, 4x as fast, $4.99/h)"
     assert f"would fit with {changes} one epoch" in shown
-    page = html.page(told)
+    page = told._repr_html_()
+    assert [one["change"] for one in record(told)["fits_with"]] == ["micro_batch 4", "device b200"]
     assert all(words in page for words in ("would fit with", "micro_batch 4", "1 GiB of 2 GiB, 4x as fast"))
     assert [one["change"] for one in json.loads(to_json(told))["fits_with"]] == [
         "micro_batch 4",
@@ -211,7 +211,8 @@ def test_ten_assumptions_are_shown_and_the_others_counted(forecast: Forecast) ->
 def test_the_price_comes_with_its_source_and_date(forecast: Forecast) -> None:
     source = "$1.79/GPU: Lambda on-demand price list, us, 2025-06"
     assert source in text(summary(forecast))
-    assert source in html.page(forecast)
+    assert source in forecast._repr_html_()
+    assert record(forecast)["price_source"] == source
     assert json.loads(to_json(forecast))["price_source"] == source
 
 
@@ -330,61 +331,3 @@ def test_json_lines_are_there_as_soon_as_they_are_written(tmp_path: Path) -> Non
                 range(number + 1)
             )
         assert lines.count == 3
-
-
-def test_page_is_self_contained(forecast: Forecast, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    html.write_html(replace(forecast, assumptions=("a <b> & c",)), path)
-    page = path.read_text()
-    assert "://cdn" not in page
-    assert 'src="' not in page.replace('src="data:', "").partition("</script></head>")[2]
-    assert "a &lt;b&gt; &amp; c" in page
-    for heading in (
-        "Summary",
-        "Where the device time",
-        "Memory over a step",
-        "Timeline of a step",
-        "Assumptions",
-    ):
-        assert heading in page
-    assert page.count("Plotly.newPlot(") >= 5
-    assert page.rstrip().endswith("</html>")
-
-
-def test_page_of_a_forecast_that_did_not_look_inside_the_step(forecast: Forecast) -> None:
-    page = html.page(replace(forecast, step=None))
-    assert "Summary" in page
-    assert "Timeline of a step" not in page
-
-
-def test_page_draws_the_longest_calls_of_many(forecast: Forecast, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html, "MAX_EVENTS", 5)
-    assert "The 5 longest of 32 calls are drawn" in html.page(forecast)
-
-
-def test_memory_over_time_peaks_where_most_is_alive(forecast: Forecast) -> None:
-    times, live = html.memory_over_time(Timeline.of(forecast.inside("memory over time")))
-    assert np.all(np.diff(times) >= 0)
-    assert live["activations"].max() == pytest.approx(9 * 2**26, rel=0.15)
-    assert np.all(live["weights"] == 2**24)
-
-
-@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=200), st.integers(1, 50))
-def test_thinning_keeps_the_peak(sizes: list[float], points: int) -> None:
-    column = np.array(sizes)
-    chosen = html.thin(column, points)
-    assert len(chosen) <= max(points, 1)
-    assert column[chosen].max() == column.max()
-
-
-def test_a_missing_plotly_names_the_extra(forecast: Forecast, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without_plotly(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("plotly"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_plotly)
-    with pytest.raises(ForetrainError, match=r"foretrain\[report\]"):
-        html.page(forecast)

@@ -20,10 +20,12 @@ import ranks
 import steps
 from foretrain.errors import InputError
 from foretrain.forecast import Forecast
-from foretrain.report import html, to_json, write_trace
+from foretrain.report import to_json, write_trace
 from foretrain.report.breakdown import breakdown
 from foretrain.report.text import summary
 from foretrain.step.playback import StepTime
+from foretrain.web.details import timeline as timeline_of
+from foretrain.web.records import record
 
 
 def text(part: RenderableType, width: int = 100) -> str:
@@ -239,23 +241,24 @@ def test_trace_has_a_process_per_stage_and_no_overlap(
 
 
 def test_page_has_stages_side_by_side() -> None:
-    page = html.page(ranks.forecast(time=ranks.pipeline(4, 8)))
-    for words in (
-        "What the time of a step goes to",
-        "Memory of a rank of each stage",
-        "Timeline of a step",
-        "peak by stage",
-        "stage 3, compute",
-    ):
-        assert words in page
-    assert page.count("Plotly.newPlot(") == 6
-    assert "further micro-batches go on alike" not in page
+    found = ranks.forecast(time=ranks.pipeline(4, 8))
+    drawn = record(found, fine=True)
+    assert len([seconds for seconds in drawn["step_breakdown_s"].values() if seconds > 0]) > 1
+    assert [stage["stage"] for stage in drawn["details.stages"]] == [0, 1, 2, 3]
+    assert drawn["memory_by_stage_bytes"] == [rank.allocated_bytes for rank in found.ranks]
+    timeline = drawn["details.timeline"]
+    assert [lane for lane in timeline["lanes"] if "network" not in lane] == [f"stage {i}" for i in range(4)]
+    assert len(timeline["start"]) == len(found.inside("slots").time.slots)
+    assert "further micro-batches go on alike" not in timeline["note"]
 
 
 def test_page_says_that_not_all_micro_batches_are_drawn() -> None:
-    assert "further micro-batches go on alike" in html.page(ranks.forecast(time=ranks.pipeline(4, 500)))
+    step = ranks.forecast(time=ranks.pipeline(4, 500)).inside("timeline")
+    assert "further micro-batches go on alike" in timeline_of(step, 1000, fine=True)["note"]
 
 
-def test_page_draws_the_longest_parts_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html, "MAX_EVENTS", 5)
-    assert "The 5 longest of 68 parts are drawn" in html.page(ranks.forecast(time=ranks.pipeline(4, 8)))
+def test_page_draws_the_longest_parts_of_many() -> None:
+    step = ranks.forecast(time=ranks.pipeline(4, 8)).inside("timeline")
+    drawn = timeline_of(step, 5, fine=True)
+    assert "The 5 longest of 68 stretches are drawn" in drawn["note"]
+    assert len(drawn["start"]) == 5

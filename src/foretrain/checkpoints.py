@@ -75,14 +75,19 @@ def checkpoint_section(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         held = parse_json(read_text(path))
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error})") from error
+    return config_section(held, str(path))
+
+
+def config_section(held: object, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same of the contents of a config.json, which errors call ``where``."""
     if not isinstance(held, Mapping):
-        raise InputError(f"{path}: a configuration is a table of keys and values")
+        raise InputError(f"{where}: a configuration is a table of keys and values")
     if isinstance(name := held.get("architecture"), str) and "model_type" not in held:
         classes = held.get("num_classes")
         args = {"num_classes": classes} if isinstance(classes, int) else {}
         return {"source": "timm", "name": name, "args": args}, {}
     if not isinstance(held.get("model_type"), str):
-        raise InputError(f"{path}: {_what_instead(held)}")
+        raise InputError(f"{where}: {_what_instead(held)}")
     return _of_transformers(held)
 
 

@@ -25,6 +25,9 @@ _POLL_S = 0.2
 _LONGEST_POLL_S = 2.0
 _AT_ONCE_BYTES = 4 * 2**20
 """Of runs in one request."""
+Asked = str | os.PathLike[str] | Job | Run | Mapping[str, Any]
+"""A model's name, a job file, a job, a run's job, the tables of a job, or the contents of a config.json."""
+Question = Asked | tuple[Asked, Mapping[str, Any]]
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 
@@ -65,6 +68,24 @@ class ServedForecast:
             assumptions=tuple(document["assumptions"]),
             document=document,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedExplanation:
+    """Why two forecasts differ, as a server gave it."""
+
+    summary: tuple[str, ...]
+    """In sentences, the first for those who read one."""
+    fields: Mapping[str, Any]
+    """Of the jobs, those that differ."""
+    a: ServedForecast
+    b: ServedForecast
+    document: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> ServedExplanation:
+        a, b = (ServedForecast.read(document[name]) for name in ("a", "b"))
+        return cls(summary=tuple(document["summary"]), fields=document["fields"], a=a, b=b, document=document)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +151,35 @@ class Client:
         asked = {**_target(model, options), **({} if predictor is None else {"predictor": predictor})}
         return ServedForecast.read(self._post("/v1/predict", asked))
 
+    def record(
+        self,
+        model: str | os.PathLike[str] | Job | Run | Mapping[str, Any],
+        *,
+        predictor: str | None = None,
+        **options: Any,
+    ) -> Mapping[str, Any]:
+        """The same with what a page draws of it: parts and timeline of the step, and how its time comes
+        about."""
+        asked = {**_target(model, options), **({} if predictor is None else {"predictor": predictor})}
+        return self._post("/v1/record", asked)
+
+    def explain(
+        self, a: Question, b: Question, *, names: tuple[str, str] = ("A", "B"), predictor: str | None = None
+    ) -> ServedExplanation:
+        """Why two forecasts differ; each is what ``predict`` takes, with options as a pair of both.
+
+        >>> client.explain("resnet50", ("resnet50", {"device": "a100"})).summary  # doctest: +SKIP
+        """
+        asked = {"a": _question(a), "b": _question(b), "names": list(names)}
+        given = {} if predictor is None else {"predictor": predictor}
+        return ServedExplanation.read(self._post("/v1/explain", {**asked, **given}))
+
     # What takes long
+
+    def leaderboard(self, **question: Any) -> ServedJob:
+        """Begin to compare ``predictors`` with the runs that the server keeps (of a ``model``, a ``device``,
+        ...)."""
+        return ServedJob.read(self._post("/v1/leaderboard", question))
 
     def plan(
         self, model: str | os.PathLike[str] | Job | Run | Mapping[str, Any], *,
@@ -209,6 +258,11 @@ class Client:
         path = "/".join(["/v1/catalog", *(quote(one, safe="") for one in (kind, name) if one is not None)])
         return self._ask("GET", path)
 
+    def models(self, like: str = "", *, limit: int = 50) -> list[str]:
+        """Names of models that have this part."""
+        found = self._ask("GET", f"/v1/models?{urlencode({'like': like, 'limit': limit})}")
+        return [one["name"] for one in found["models"]]
+
     def predictors(self) -> list[Mapping[str, Any]]:
         return list(self._ask("GET", "/v1/predictors")["predictors"])
 
@@ -267,6 +321,12 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return f"answered {error.code} {error.reason}"
 
 
+def _question(asked: Any) -> dict[str, Any]:
+    """One of two that are compared."""
+    model, options = asked if isinstance(asked, tuple) else (asked, {})
+    return _target(model, options)
+
+
 def _target(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """A request's job or model, and the options that go over it."""
     given = {"options": plain(options)} if options else {}
@@ -274,6 +334,8 @@ def _target(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         model = model.job
     if isinstance(model, Job):
         return {"job": model.to_dict(), **given}
+    if isinstance(model, Mapping) and "model_type" in model and "model" not in model:
+        return {"config": dict(model), **given}
     if isinstance(model, Mapping):
         return {"job": dict(model.get("job", model)), **given}
     path = Path(model)

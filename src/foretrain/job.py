@@ -306,6 +306,14 @@ class Job:
         cut = plan.shard != "none" or max(plan.tensor, plan.pipeline, plan.context, plan.expert) > 1
         return self.cluster.world_size == 1 or not (self.trains or cut)
 
+    @property
+    def of_step(self) -> Job:
+        """The same without its length: what a step depends on."""
+        training = self.workload.training
+        if (alone := training.of_step) is training:
+            return self
+        return dataclasses.replace(self, workload=dataclasses.replace(self.workload, training=alone))
+
     def to_dict(self) -> dict[str, Any]:
         """The canonical JSON form: what differs from the defaults, plus the resolved plan."""
         return {

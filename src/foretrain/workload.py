@@ -53,6 +53,13 @@ FILE_SOURCES: tuple[Source, ...] = ("python", "onnx", "graph")
 """Sources whose models are named by the path of a file."""
 
 
+_LENGTH = (
+    "samples", "epochs", "steps", "loader_rate", "loader_workers", "evaluate_every", "evaluate_samples",
+    "checkpoint_every",
+)  # fmt: skip
+"""What of a training says how long it is, and what it does between its steps."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """Which model, by the name its own library knows it by."""
@@ -205,6 +212,13 @@ class Training:
     """As ``evaluate_every``."""
     adapter: Adapter | None = field(default=None, metadata={"parse": parse_adapter})
     """What is trained beside frozen weights; None where all weights are trained."""
+
+    @property
+    def of_step(self) -> Training:
+        """The same without its length: what a step depends on."""
+        if all(getattr(self, name) is None for name in _LENGTH):
+            return self
+        return dataclasses.replace(self, **dict.fromkeys(_LENGTH))
 
     def __post_init__(self) -> None:
         for name in (

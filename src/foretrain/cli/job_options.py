@@ -27,6 +27,14 @@ PredictorOption = Annotated[
 ]
 
 
+PAGE_SECONDS = 20.0
+"""As ``web/table.py`` has it, which is not imported for a default."""
+HtmlSeconds = Annotated[
+    float,
+    typer.Option("--html-seconds", min=0.0, help="Time for the forecasts that the page of --html carries."),
+]
+
+
 Target = Annotated[
     str | None,
     typer.Argument(metavar="JOB.toml|JOB.json|MODEL", show_default=False, autocompletion=completion.models),

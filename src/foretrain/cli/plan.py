@@ -12,6 +12,8 @@ import typer
 
 from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import (
+    PAGE_SECONDS,
+    HtmlSeconds,
     JobOptions,
     Options,
     PredictorOption,
@@ -102,7 +104,10 @@ def plan(
     processes: ProcessesOption = 1,
     ray: RayOption = None,
     predictor: PredictorOption = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to open in a browser.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page that explores the plans in a browser.")
+    ] = None,
+    html_seconds: HtmlSeconds = PAGE_SECONDS,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write a folder for each plan, with the files that launch it."),
@@ -157,7 +162,7 @@ def plan(
         top=top,
         effort=effort,
     )
-    shown = _Shown(runs=number, probes=probe, html=html, out=out, as_json=as_json)
+    shown = _Shown(runs=number, probes=probe, html=html, html_seconds=html_seconds, out=out, as_json=as_json)
     if largest is not None:
         shown.check_alone("largest")
         _largest(asked, largest, as_json)
@@ -214,6 +219,7 @@ class _Shown:
     runs: int | None
     probes: bool
     html: Path | None
+    html_seconds: float
     out: Path | None
     as_json: bool
 
@@ -245,10 +251,7 @@ def _one(asked: _Asked, settings: Mapping[str, Any], wanted: _Shown) -> None:
         many = many_runs(plans, wanted.runs, pool)
     chosen = probes(asked.predictor, plans) if wanted.probes else None
     if wanted.html is not None:
-        from foretrain.report.plan_page import write_page
-
-        write_page(plans, wanted.html)
-        say(f"page in {wanted.html}")
+        _write_page(asked, plans, wanted.html, wanted.html_seconds)
     if wanted.as_json:
         document = plans.to_dict() | {"curves": [curve.to_dict() for curve in curves(plans)]}
         document |= {} if many is None else {"many_runs": [one.to_dict() for one in many]}
@@ -266,6 +269,23 @@ def _one(asked: _Asked, settings: Mapping[str, Any], wanted: _Shown) -> None:
         if not wanted.as_json:
             _say_what_would_fit(asked, plans)
         raise typer.Exit(1)
+
+
+def _write_page(asked: _Asked, plans: Plans, path: Path, seconds: float) -> None:
+    from foretrain.catalog import Catalog
+    from foretrain.predictors.plugins import told_in_one_line
+    from foretrain.web import plan_table, write_page
+    from foretrain.web.plans import plan_section
+
+    with told_in_one_line(type(asked.predictor)):
+        catalog = Catalog.load(asked.options.get("catalog"))
+        table = plan_table(plans, asked.predictor, seconds=seconds, catalog=catalog)
+    if table is None:
+        write_page("no plan", {"title": "No plan was found", "plans": plan_section(plans)}, path)
+        say(f"page in {path}")
+        return
+    size = write_page(plans[0].job.workload.model.label, table.to_dict(path.parent), path)
+    say(f"page of {table.points:,} forecasts in {path} ({size / 1e6:.1f} MB)")
 
 
 def _write(plans: Plans, folder: Path) -> None:

@@ -14,6 +14,8 @@ import typer
 
 from foretrain.cli.app import JsonFlag, registry, say, show
 from foretrain.cli.job_options import (
+    PAGE_SECONDS,
+    HtmlSeconds,
     Options,
     PredictorOption,
     Target,
@@ -79,7 +81,11 @@ def predict(
     trace: Annotated[
         Path | None, typer.Option(help="Write the step as a Chrome trace, for Perfetto.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a report to open in a browser.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write a page that explores the forecast in a browser."),
+    ] = None,
+    html_seconds: HtmlSeconds = PAGE_SECONDS,
     resources: Annotated[
         bool, typer.Option("--resources", help="How busy device, memory and network will be.")
     ] = False,
@@ -163,7 +169,9 @@ def predict(
         forecast = _with_remedies(_forecast(chosen, job), chosen)
         ideas = _suggestions(forecast, chosen) if suggest else None
     use = _resources(forecast) if resources else None
-    _write_files(forecast, trace, html, use)
+    _write_files(forecast, trace)
+    if html is not None:
+        _write_page(forecast, chosen, html, use, html_seconds, options)
     if as_json:
         _print_json(forecast, breakdown, use, evidence, launch, ideas)
         return
@@ -259,18 +267,32 @@ def _print_json(
     typer.echo(to_json(forecast, breakdown, extra))
 
 
-def _write_files(
-    forecast: Forecast, trace: Path | None, html: Path | None, use: Resources | None = None
-) -> None:
+def _write_files(forecast: Forecast, trace: Path | None) -> None:
     if trace is not None:
         from foretrain.report import write_trace
 
         say(f"{write_trace(forecast, trace):,} events in {trace}")
-    if html is not None:
-        from foretrain.report.html import write_html
 
-        write_html(forecast, html, use)
-        say(f"report in {html}")
+
+def _write_page(
+    forecast: Forecast,
+    predictor: Predictor,
+    path: Path,
+    use: Resources | None,
+    seconds: float,
+    options: Options,
+) -> None:
+    from foretrain.catalog import Catalog
+    from foretrain.predictors.plugins import told_in_one_line
+    from foretrain.report.resources import panels
+    from foretrain.web import forecast_table, write_page
+
+    extra = {} if use is None else {"resources": panels(use)}
+    with told_in_one_line(type(predictor)):
+        catalog = Catalog.load(options.get("catalog"))
+        table = forecast_table(forecast, predictor, seconds=seconds, catalog=catalog, extra=extra)
+    size = write_page(forecast.job.workload.model.label, table.to_dict(path.parent), path)
+    say(f"page of {table.points:,} forecasts in {path} ({size / 1e6:.1f} MB)")
 
 
 # Many jobs

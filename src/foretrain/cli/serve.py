@@ -57,9 +57,10 @@ def serve(
     memory: Annotated[str, typer.Option(help="Of each worker, such as 8GiB.")] = "8GiB",
     body: Annotated[str, typer.Option(help="Of a request, at most.")] = "1MiB",
     upload: Annotated[str, typer.Option(help="Of runs or a trace in a request, at most.")] = "32MiB",
+    page: Annotated[bool, typer.Option("--page/--no-page", help="A page for people at /.")] = True,
     waiting: Annotated[int, typer.Option(min=1, help="Forecasts that may wait; others get 503.")] = 64,
 ) -> None:
-    """Answer over HTTP: forecasts, plans, simulations, and a store of runs."""
+    """Answer over HTTP: a page, forecasts, plans, simulations, and a store of runs."""
     hush_ray()
     from foretrain.measure.store import default_store, hide_password
     from foretrain.serve.settings import Limits, ServerSettings, usual_processes
@@ -82,6 +83,7 @@ def serve(
         processes=processes or usual_processes(),
         ray=ray,
         allow=tuple(allow or ()),
+        page=page,
         limits=limits,
     )
     with libraries_named("serve", "serve"):

@@ -240,6 +240,16 @@ class OpGraph:
         )
 
     @functools.cached_property
+    def operator_names(self) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+        """The distinct names of operators, and for each op the position of its own."""
+        return _coded([op.operator.name for op in self.ops])
+
+    @functools.cached_property
+    def layers(self) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+        """The distinct layers, and for each op the position of its own."""
+        return _coded([op.layer for op in self.ops])
+
+    @functools.cached_property
     def phase_index(self) -> npt.NDArray[np.int64]:
         """For each op, the position of its phase in ``PHASES``."""
         position = {phase: i for i, phase in enumerate(PHASES)}
@@ -256,11 +266,21 @@ class OpGraph:
         return bool(self.recomputed.any())
 
     def column(self, attribute: str) -> npt.NDArray[np.float64]:
-        """A numeric attribute of every op's operator (``flops``, ``bytes``, ``launches``) as one array."""
-        per_operator = np.array(
-            [getattr(operator, attribute) for operator in self.operators], dtype=np.float64
-        )
-        return per_operator[self.operator_index] if len(per_operator) else per_operator
+        """A numeric attribute of every op's operator (``flops``, ``bytes``, ``launches``) as one array, which
+        is kept and cannot be written."""
+        known = self._columns
+        if attribute not in known:
+            per_operator = np.array(
+                [getattr(operator, attribute) for operator in self.operators], dtype=np.float64
+            )
+            column = per_operator[self.operator_index] if len(per_operator) else per_operator
+            column.setflags(write=False)
+            known[attribute] = column
+        return known[attribute]
+
+    @functools.cached_property
+    def _columns(self) -> dict[str, npt.NDArray[np.float64]]:
+        return {}
 
     @functools.cached_property
     def _producers(self) -> tuple[tuple[int, ...], ...]:
@@ -294,6 +314,11 @@ class OpGraph:
     def load(cls, path: Path) -> OpGraph:
         """Read a graph that ``save`` wrote."""
         return read_compressed(path, FORMAT, from_json)
+
+
+def _coded(names: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
+    return tuple(codes), np.array([codes[name] for name in names], dtype=np.int64)
 
 
 @contextlib.contextmanager

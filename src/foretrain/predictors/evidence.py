@@ -23,6 +23,7 @@ from foretrain.catalog import Catalog
 from foretrain.errors import ForetrainError, InputError
 from foretrain.files import read_text, write_atomically
 from foretrain.job import Job, Run
+from foretrain.recent import Recent
 from foretrain.units import format_count
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ SIZES = (
 )  # fmt: skip
 """Settings that runs have more or less of; their distance is the logarithm of the ratio."""
 MEMORY = ("reserved_memory_bytes", "peak_memory_bytes")
+_MOST_FOUND = 512
+"""Answers that are kept to be given again."""
 _MOST_ALIKE = 20
 """Rows that speak for a job at most, so that the nearest are not outvoted."""
 _SHOWN_FAR = 3
@@ -284,6 +287,10 @@ class Records:
         self.document = document
         self.weights: Mapping[str, float] = document["weights"]
         self._sizes = {name: self._ends(name) for name in SIZES}
+        fields = document["fields"].items()
+        self._codes = {name: np.array(columns["of"], dtype=np.int64) for name, columns in fields}
+        self._known: dict[str, npt.NDArray[np.bool_]] = {}
+        self._found = Recent[Evidence | None](most=_MOST_FOUND)
 
     def _ends(self, name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Logarithms of the least and the most of a size in each record; not a number where it has none."""
@@ -339,18 +346,27 @@ class Records:
 
     def nearest(self, key: Key, predictor: str) -> Evidence | None:
         """What the records say of a predictor's forecast of a job; None where they have none by it."""
+        asked = (predictor, *key.fields.values(), *key.sizes.items())
+        return self._found.get(asked, lambda: self._nearest(key, predictor), lambda _: 1.0)
+
+    def _nearest(self, key: Key, predictor: str) -> Evidence | None:
         outcomes = self.document["outcomes"].get(predictor)
         if outcomes is None or not any(outcomes):
             return None
-        known = np.array([row is not None for row in outcomes])
-        terms = self._terms(key)
+        if predictor not in self._known:
+            self._known[predictor] = np.array([row is not None for row in outcomes])
+        known, terms = self._known[predictor], self._terms(key)
         distance = np.where(known, sum(terms.values()), np.inf)
         order = np.argsort(distance, kind="stable")
         alike = order[: int((distance <= self.document["far_from"]).sum())][:_MOST_ALIKE]
         shown = alike if len(alike) else order[: min(_SHOWN_FAR, int(known.sum()))]
+        columns = np.stack(list(terms.values()))[:, shown]
         return Evidence(
             quantity=self._quantity(predictor),
-            nearest=tuple(self._neighbour(int(i), key, terms, predictor) for i in shown),
+            nearest=tuple(
+                self._neighbour(i, key, dict(zip(terms, column, strict=True)), predictor)
+                for i, column in zip(shown.tolist(), columns.T.tolist(), strict=True)
+            ),
             far_from=self.document["far_from"],
             holds_beyond=self.document["holds_beyond"],
             learned_from=self.document.get("learned_from", False),
@@ -361,11 +377,12 @@ class Records:
         another setting tells why. A device of another kind is far, whatever else is alike."""
         terms = {}
         for name, columns in self.document["fields"].items():
-            values, codes = columns["values"], np.array(columns["of"])
+            values, codes = columns["values"], self._codes[name]
             code = values.index(key.fields[name]) if key.fields[name] in values else -1
             terms[name] = self.weights[name] * (codes != code)
-        devices, kind = self.document["fields"]["device"], _kind(key.fields["device"])
-        other = np.array([_kind(device) != kind for device in devices["values"]])[devices["of"]]
+        catalog, devices = Catalog.load(), self.document["fields"]["device"]["values"]
+        kind = _kind(key.fields["device"], catalog)
+        other = np.array([_kind(device, catalog) != kind for device in devices])[self._codes["device"]]
         terms["device"] = terms["device"] + self.document["far_from"] * other
         for name, (low, high) in self._sizes.items():
             if name in key.sizes:
@@ -378,13 +395,10 @@ class Records:
     def _quantity(self, predictor: str) -> str:
         return str(self.document.get("quantities", {}).get(predictor, "step_time_s"))
 
-    def _neighbour(
-        self, i: int, key: Key, columns: Mapping[str, npt.NDArray[np.float64]], predictor: str
-    ) -> Neighbour:
+    def _neighbour(self, i: int, key: Key, terms: Mapping[str, float], predictor: str) -> Neighbour:
         document, measured = self.document, self.document["measured"].get(self._quantity(predictor))
         source = document["source"]["values"][document["source"]["of"][i]]
         error, inside, memory_error = document["outcomes"][predictor][i]
-        terms = {name: float(column[i]) for name, column in columns.items()}
         apart = sorted((name for name, term in terms.items() if term > 0), key=lambda name: -terms[name])
         return Neighbour(
             source=source,
@@ -409,10 +423,11 @@ class Records:
         return f"{words} {format_count(key.sizes[name], '')}, measured {' to '.join(ends)}"
 
 
-def _kind(devices: str) -> frozenset[str]:
+@functools.lru_cache(maxsize=1024)
+def _kind(devices: str, catalog: Catalog) -> frozenset[str]:
     """``cpu`` or who makes the GPU, of each kind of device in a cluster; of one that the catalogue does not
     have, its name."""
-    catalog, kinds = Catalog.load(), set()
+    kinds = set()
     for name in devices.split("+"):
         try:
             device = catalog.device(name)

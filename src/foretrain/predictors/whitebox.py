@@ -22,10 +22,19 @@ from foretrain.forecast import (
 )
 from foretrain.job import Job
 from foretrain.predictors.base import Predictor
+from foretrain.recent import Recent
 from foretrain.step.assembly import QUANTITIES, Spread, assemble
 from foretrain.step.balance import balanced
+from foretrain.step.graph import as_compiled, step_graph
 from foretrain.step.layout import Layout, Tuning, lay_out
 from foretrain.step.play import Step, play, quick_memory, step_time_s
+
+_STEPS = Recent[Step](most=1_000_000)
+"""Those that were played last, by their calls."""
+
+
+def _size(step: Step) -> float:
+    return float(len(step.layout.graph.ops)) * max(1, len(step.layout.by_group))
 
 
 class WhiteBoxPredictor(Predictor):
@@ -63,8 +72,12 @@ class WhiteBoxPredictor(Predictor):
         return assemble(step, self.spread_of(step), predictor=self.name, notes=notes)
 
     def step(self, job: Job) -> Step:
-        """The step of a job, before any correction."""
-        return play(self.layout(job).tuned(self.tuning_for(job)))
+        """The step of a job, before any correction; played once for all lengths of its training."""
+        job = as_compiled(job)
+        tuning, short = self.tuning_for(job), job.of_step
+        key = (short, step_graph(job), self.costs_for(job), self.host_for(job), tuning, self.gap_s)
+        step = _STEPS.get(key, lambda: play(self.layout(short).tuned(tuning)), _size)
+        return step if step.layout.job is job else step.of_job(job)
 
     def layout(self, job: Job) -> Layout:
         """The job laid out and costed, on the hosts that its nodes have, without any tuning."""

@@ -67,6 +67,14 @@ def merge_layers(seconds: Mapping[str, float], *, depth: int | None = None) -> d
     return table
 
 
+def kinds_of_layers(paths: Iterable[str], *, depth: int = 12) -> dict[str, str]:
+    """What each layer is called where numbered blocks are one: ``model.layers.*.mlp`` of
+    ``model.layers.12.mlp``."""
+    known = list(paths)
+    blocks = _blocks(known)
+    return {path: _cut(path, blocks, depth) for path in known}
+
+
 def _blocks(paths: Iterable[str]) -> frozenset[str]:
     """The paths that contain others: a number at their end counts blocks; any other number is a layer's own
     name."""

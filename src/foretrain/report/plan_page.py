@@ -1,25 +1,19 @@
-"""Draws plans as one HTML page that needs no network: the ranking, the Pareto front, more devices, and what
-lies around the best plan."""
+"""Draws plans where they are objects in Python: the ranking as a table of notebooks, the Pareto front as a
+figure."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from foretrain.files import write_atomically
 from foretrain.forecast import Estimate
-from foretrain.pages import drawn, graph_objects, whole_page
-from foretrain.planner.curves import curves
+from foretrain.pages import graph_objects
 from foretrain.planner.outcome import Option, Plans
-from foretrain.report import figures
 from foretrain.report.plans import (
     cluster_words,
-    heading,
     nothing_lines,
     plan_words,
-    search_lines,
     verdicts,
 )
 from foretrain.units import format_dollars, format_seconds
@@ -33,33 +27,9 @@ _HOURS = 3600.0
 _KWH = 3.6e6
 
 
-def write_page(plans: Plans, path: Path) -> None:
-    """The page as one file, plotly.js included."""
-    write_atomically(path, page(plans))
-
-
-def page(plans: Plans) -> str:
-    """The page as text."""
-    about = list(heading(plans))
-    title = figures.describe_model(plans[0].job) if len(plans) else "no plan"
-    return whole_page(title, about, _sections(plans), style=_STYLE)
-
-
 def to_html(plans: Plans) -> str:
     """What notebooks show: the ranking, and how sure it is."""
     return ranking(plans) + _list([*verdicts(plans), *nothing_lines(plans)])
-
-
-def _sections(plans: Plans) -> Iterator[tuple[str, str]]:
-    if len(plans):
-        yield "The best plans", ranking(plans) + _list(verdicts(plans))
-        yield "Time against cost and energy", drawn(front_figure(plans))
-        if curves(plans):
-            yield "More devices", drawn(_curves_figure(plans))
-        if plans.around:
-            yield "One step from the first plan", _around(plans)
-    notes = (*nothing_lines(plans), *plans.notes, *search_lines(plans))
-    yield "Notes", _list(notes)
 
 
 def ranking(plans: Plans) -> str:
@@ -135,55 +105,6 @@ def _errors(estimates: Sequence[Estimate]) -> dict[str, Any]:
         "arrayminus": [one.median - one.low for one in estimates],
         "thickness": 1,
     }
-
-
-def _curves_figure(plans: Plans) -> Any:
-    go = graph_objects()
-    figure = go.Figure()
-    for curve in curves(plans):
-        figure.add_trace(
-            go.Scatter(
-                x=[point.devices for point in curve.points],
-                y=[point.time_s.median / _HOURS for point in curve.points],
-                error_y=_errors([point.time_s * (1.0 / _HOURS) for point in curve.points]),
-                mode="lines+markers",
-                name=curve.kind,
-            )
-        )
-        if curve.knee is not None and curve.knee is not curve.points[-1]:
-            figure.add_annotation(
-                x=_log(curve.knee.devices), y=_log(curve.knee.time_s.median / _HOURS), text="knee"
-            )
-    figure.update_layout(
-        xaxis={"title": "devices", "type": "log"},
-        yaxis={"title": "hours", "type": "log"},
-        height=380,
-        margin={"t": 20},
-    )
-    return figure
-
-
-def _log(value: float) -> float:
-    from math import log10
-
-    return log10(value)
-
-
-def _around(plans: Plans) -> str:
-    rows = [
-        (
-            [
-                step.axis.replace("_", " "),
-                f"{step.before} to {step.after}",
-                "" if step.slower is None else f"{step.slower:+.1%}",
-                "" if step.out_of_memory is None else f"{step.out_of_memory:.0%}",
-                step.why,
-            ],
-            False,
-        )
-        for step in plans.around
-    ]
-    return _table(["axis", "change", "time", "out of memory", "why not"], rows, numbers_from=2)
 
 
 def _table(names: Sequence[str], rows: Sequence[tuple[Sequence[str], bool]], *, numbers_from: int) -> str:

@@ -1,4 +1,4 @@
-"""Shows how a job will use device, memory and network: a table for the terminal, a figure for the page."""
+"""Shows how a job will use device, memory and network: a table for the terminal, panels for the page."""
 
 from __future__ import annotations
 
@@ -18,12 +18,6 @@ _NAMES = {
     "memory_utilization": "memory",
     "network_rx": "received",
     "network_tx": "sent",
-}
-_COLORS = {
-    "device_utilization": "#3b7dd8",
-    "memory_utilization": "#4c9f70",
-    "network_rx": "#d9822b",
-    "network_tx": "#b07aa1",
 }
 HEADINGS = ("resource", "idle for", "active for", "peak", "average", "by")
 DEFINITIONS = {
@@ -68,42 +62,18 @@ def document(found: Resources) -> dict[str, Any]:
     }
 
 
-def burst_figure(found: Resources, objects: Any) -> Any:
-    """A panel for each resource over a few steps, one above the other; dashed lines are where steps end."""
-    figure = objects.Figure()
+def panels(found: Resources) -> dict[str, Any]:
+    """For the page: a panel for each resource over a few steps, with where steps end."""
+    period_s = found.steps.period_s
     samples = len(found.steps.values[RESOURCES[0]])
-    times = [1e3 * found.steps.period_s * i for i in range(samples + 1)]
-    axes: dict[str, Any] = {}
-    for number, name in enumerate(RESOURCES):
+    times = [round(1e3 * period_s * i, 4) for i in range(samples + 1)]
+    drawn = []
+    for name in RESOURCES:
         unit, factor = _unit(name, float(found.steps.values[name].max(initial=0.0)))
         levels = (found.steps.values[name] * factor).round(4).tolist()
-        axis = str(number + 1) if number else ""
-        figure.add_scatter(
-            x=times, y=[*levels, levels[-1]], name=_NAMES[name], mode="lines", yaxis=f"y{axis}",
-            fill="tozeroy",
-            line={"shape": "hv", "width": 1.5, "color": _COLORS[name]}, hovertemplate=f"%{{y:.3g}} {unit}",
-        )  # fmt: skip
-        top = 1.0 - number / len(RESOURCES)
-        highest = 100.0 if name == "device_utilization" else max(levels) or 1.0
-        axes[f"yaxis{axis}"] = {
-            "title": f"{_NAMES[name]}<br>{unit}", "domain": [top - 0.21, top], "range": [0, 1.1 * highest],
-            "nticks": 4, "anchor": "x",
-        }  # fmt: skip
-    for step in range(1, found.drawn_steps):
-        at = times[-1] * step / found.drawn_steps
-        figure.add_shape(
-            type="line",
-            x0=at,
-            x1=at,
-            y0=0,
-            y1=1,
-            yref="paper",
-            line={"width": 1, "dash": "dash", "color": "#888888"},
-        )
-    figure.update_layout(
-        height=520, xaxis={"title": "ms", "anchor": "y4"}, hovermode="x unified", showlegend=False, **axes
-    )
-    return figure
+        drawn.append({"name": _NAMES[name], "unit": unit, "values": [*levels, levels[-1]]})
+    ends = [times[-1] * step / found.drawn_steps for step in range(1, found.drawn_steps)]
+    return {"times_ms": times, "ends_ms": ends, "panels": drawn, "definitions": definitions(found)}
 
 
 def _unit(name: str, highest: float) -> tuple[str, float]:

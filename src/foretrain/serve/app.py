@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from pydantic import TypeAdapter
@@ -21,19 +21,54 @@ from foretrain.measure.store import NoSuchRun, StoreError
 from foretrain.schema import read
 from foretrain.serve.errands import Errand
 from foretrain.serve.guard import App, Guard
+from foretrain.serve.pages import add_page
 from foretrain.serve.pool import Busy, Refused
-from foretrain.serve.requests import LearnRequest, PlanRequest, PredictRequest, RunsQuery, ScheduleRequest
+from foretrain.serve.requests import (
+    ExplainRequest,
+    LeaderboardRequest,
+    LearnRequest,
+    ModelsQuery,
+    PlanRequest,
+    PredictRequest,
+    RunsQuery,
+    ScheduleRequest,
+)
 from foretrain.serve.safety import shows_token
 from foretrain.serve.service import Service
 from foretrain.serve.worker import status_of
 
 log = logging.getLogger("foretrain.serve")
 
+Query = TypeVar("Query", RunsQuery, ModelsQuery)
 _RETRY_S = 1
 _JSON = "application/json"
 _LINES = ("application/x-ndjson", "application/jsonl", "application/json")
 _NUMBERS = ("after", "limit")
 """Of a query, where everything is text."""
+
+
+_ERROR = {
+    "type": "object",
+    "properties": {"error": {"type": "string", "description": "What is wrong, in one line."}},
+    "required": ["error"],
+}
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"description": words, "content": {_JSON: {"schema": _ERROR}}}
+    for status, words in {
+        400: "It cannot be read.",
+        401: "The token of the server is missing.",
+        403: "It comes from a page of another site.",
+        404: "There is no such thing.",
+        405: "Not with this method.",
+        408: "The body did not come in time.",
+        413: "The body is too large.",
+        415: "The body is of another kind.",
+        422: "It cannot be forecast, or went beyond a limit.",
+        501: "A library that it needs is not installed on the server.",
+        503: "The server is busy, or its database does not answer.",
+    }.items()
+}
+"""What any request may be answered with."""
 
 
 def make_app(service: Service) -> App:
@@ -61,6 +96,7 @@ def _routes(service: Service) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
+        responses=_REFUSALS,
     )
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ForetrainError, _error)
@@ -68,6 +104,8 @@ def _routes(service: Service) -> FastAPI:
     _add_errands(app, service)
     _add_runs(app, service)
     _add_knowledge(app, service)
+    if service.settings.page:
+        add_page(app)
     return app
 
 
@@ -76,6 +114,17 @@ def _add_forecasts(app: FastAPI, service: Service) -> None:
     async def predict(request: Request) -> Response:
         """One forecast, as ``foretrain predict --json`` prints it."""
         return Response(await service.predict(await _json_of(request, service)), media_type=_JSON)
+
+    @app.post("/v1/record", openapi_extra=_takes(PredictRequest))
+    async def record(request: Request) -> Response:
+        """One forecast as pages show it: with the parts and the timeline of its step, its memory over time,
+        and how its time comes about."""
+        return Response(await service.record(await _json_of(request, service)), media_type=_JSON)
+
+    @app.post("/v1/explain", openapi_extra=_takes(ExplainRequest))
+    async def explain(request: Request) -> Response:
+        """Two forecasts and why they differ: time by cause, memory by category, in a few sentences."""
+        return Response(await service.explain(await _json_of(request, service)), media_type=_JSON)
 
 
 def _add_errands(app: FastAPI, service: Service) -> None:
@@ -97,6 +146,12 @@ def _add_errands(app: FastAPI, service: Service) -> None:
         """Begin to calibrate a predictor to the runs that are kept."""
         _check_token(request, service)
         return _begun(await service.learn(await _json_of(request, service)))
+
+    @app.post("/v1/leaderboard", status_code=202, openapi_extra=_takes(LeaderboardRequest))
+    async def leaderboard(request: Request) -> Response:
+        """Begin to compare predictors with the runs that are kept."""
+        _check_token(request, service)
+        return _begun(await service.leaderboard(await _json_of(request, service)))
 
     @app.get("/v1/jobs")
     async def jobs() -> Response:
@@ -132,7 +187,7 @@ def _add_runs(app: FastAPI, service: Service) -> None:
     @app.get("/v1/runs", openapi_extra=_asks(RunsQuery))
     async def runs(request: Request) -> Response:
         """Runs by page, in the order in which they came."""
-        return _answer(await service.runs(_query(request)))
+        return _answer(await service.runs(_query(request, RunsQuery)))
 
     @app.get("/v1/runs/{id}")
     async def run(id: str) -> Response:
@@ -158,6 +213,11 @@ def _add_knowledge(app: FastAPI, service: Service) -> None:
     async def catalog_entry(kind: str, name: str) -> Response:
         """One device, node, host, model or price."""
         return _answer(next(iter(_known(service, kind, name).values())))
+
+    @app.get("/v1/models", openapi_extra=_asks(ModelsQuery))
+    async def models(request: Request) -> Response:
+        """Models by a part of their names: presets, and those of torchvision and timm."""
+        return _answer(service.models(_query(request, ModelsQuery)))
 
     @app.get("/v1/predictors")
     async def predictors() -> Response:
@@ -230,14 +290,14 @@ def _check_token(request: Request, service: Service) -> None:
         raise Refused("authorization: this needs the token of the server (Authorization: Bearer TOKEN)", 401)
 
 
-def _query(request: Request) -> RunsQuery:
+def _query(request: Request, kind: type[Query]) -> Query:
     given: dict[str, Any] = dict(request.query_params)
     for name in _NUMBERS:
         if name in given:
             if not (given[name].isascii() and given[name].isdigit() and len(given[name]) < 20):
                 raise invalid(name, given[name][:80], "a whole number")
             given[name] = int(given[name])
-    return read(RunsQuery, given, "")
+    return read(kind, given, "")
 
 
 def _known(service: Service, kind: str, name: str | None = None) -> dict[str, dict[str, Any]]:

@@ -274,7 +274,8 @@ class Controller:
             self._record({"job": job.to_dict() if isinstance(job, Job) else job, "refused": str(error)})
             raise
         answer = ControllerAnswer(forecast=forecast, resources=found, seconds=time.perf_counter() - start)
-        self._record(_line(answer))
+        if self.records is not None:
+            self._record(_line(answer))
         return answer
 
     def _forecast(self, job: Job) -> Forecast:

@@ -40,7 +40,9 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+                own = list(message.get("headers", ()))
+                named = {name for name, _ in own}
+                message["headers"] = [*own, *(one for one in _HEADERS if one[0] not in named)]
             await send(message)
 
         if (refusal := self._refusal(scope)) is not None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from foretrain.errors import ForetrainError, InputError, invalid, unknown
 from foretrain.job import QUANTITIES
 from foretrain.predictors import DEFAULT, known
+from foretrain.schema import read
 
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 _MOST_RUNS = 1000
@@ -34,9 +35,12 @@ def reading(field: str) -> Iterator[None]:
         raise InputError(f"{field}: cannot be read ({type(error).__name__})") from error
 
 
-def _check_target(model: str | None, job: Mapping[str, Any] | None) -> None:
-    if (model is None) == (job is None):
-        raise InputError("model: give the name of a model, or the tables of a job in job (and only one)")
+def _check_target(model: str | None, job: Mapping[str, Any] | None, config: Mapping[str, Any] | None) -> None:
+    if sum(one is not None for one in (model, job, config)) != 1:
+        raise InputError(
+            "model: give the name of a model, the tables of a job in job, or a Hugging Face config.json in "
+            "config (and only one)"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +53,36 @@ class PredictRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a job by name: device, devices, batch, precision, ..."""
     predictor: str = DEFAULT
+    config: Mapping[str, Any] | None = None
+    """The contents of a Hugging Face config.json."""
 
     def __post_init__(self) -> None:
-        _check_target(self.model, self.job)
+        _check_target(self.model, self.job, self.config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainRequest:
+    """Two forecasts and why they differ; each is asked for as in ``PredictRequest``, without predictor."""
+
+    a: Mapping[str, Any]
+    b: Mapping[str, Any]
+    names: tuple[str, ...] = ("A", "B")
+    """What sentences call the two."""
+    predictor: str = DEFAULT
+
+    def __post_init__(self) -> None:
+        if len(self.names) != 2 or not all(0 < len(name) <= 80 for name in self.names):
+            raise invalid("names", list(self.names), "two names of 1 to 80 characters")
+
+    @property
+    def both(self) -> tuple[PredictRequest, PredictRequest]:
+        return self._one("a"), self._one("b")
+
+    def _one(self, name: str) -> PredictRequest:
+        try:
+            return read(PredictRequest, {**getattr(self, name), "predictor": self.predictor}, "")
+        except InputError as error:
+            raise InputError(f"{name}.{error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +108,11 @@ class PlanRequest:
     seconds: float | None = None
     """After which the search ends with the best so far."""
     exhaustive: bool = False
+    config: Mapping[str, Any] | None = None
+    """The contents of a Hugging Face config.json."""
 
     def __post_init__(self) -> None:
-        _check_target(self.model, self.job)
+        _check_target(self.model, self.job, self.config)
         for name in ("top", "max_devices"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -176,7 +209,37 @@ class LearnRequest:
             raise unknown("predictor", self.predictor, known())
 
 
-def check_filter(where: RunsQuery | LearnRequest) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderboardRequest:
+    """Predictors to compare on the runs that are kept."""
+
+    predictors: tuple[str, ...] = ()
+    """By their names; without any, the usual one, the roofline, and those that learned here."""
+    quantity: str = "step_time_s"
+    source: str | None = None
+    label: str | None = None
+    model: str | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        check_filter(self)
+        if len(self.predictors) > _MOST_CASES:
+            raise InputError(f"predictors: {len(self.predictors)}; at most {_MOST_CASES} are compared")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsQuery:
+    """Which models, by a part of their names."""
+
+    like: str = ""
+    limit: int = 50
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.limit <= _MOST_RUNS:
+            raise invalid("limit", self.limit, f"a whole number from 1 to {_MOST_RUNS}")
+
+
+def check_filter(where: RunsQuery | LearnRequest | LeaderboardRequest) -> None:
     """Refuse what no run can be found by."""
     if where.quantity is not None and where.quantity not in QUANTITIES:
         raise unknown("quantity", where.quantity, QUANTITIES)

@@ -6,13 +6,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,9 @@ from foretrain.errors import ForetrainError, InputError, unknown
 from foretrain.estimate import Estimate
 from foretrain.files import parse_json
 from foretrain.job import Run
+from foretrain.library_names import all_names
 from foretrain.measure.store import Added, Entry, Filter, SavedPredictor, Store
+from foretrain.model_names import model_presets
 from foretrain.planner.space import HELD
 from foretrain.predictors import DEFAULT, known
 from foretrain.schema import read
@@ -30,7 +33,10 @@ from foretrain.serve.errands import Errand, Errands
 from foretrain.serve.metrics import Metrics
 from foretrain.serve.pool import Busy, Hears, NeedsTorchWorker, Pool, Refused
 from foretrain.serve.requests import (
+    ExplainRequest,
+    LeaderboardRequest,
     LearnRequest,
+    ModelsQuery,
     PlanRequest,
     PredictRequest,
     RunsQuery,
@@ -44,12 +50,16 @@ from foretrain.workload import FILE_SOURCES
 log = logging.getLogger("foretrain.serve")
 
 Asked = TypeVar("Asked", PredictRequest, PlanRequest)
+ROOFLINE = "roofline"
 _FRESH_S = 5.0
 """How long the list of learned predictors holds: other servers may share the store."""
 _TO_SCORE = 1000
 """Uploaded runs that wait to be compared with their forecasts, at most."""
 _ELSEWHERE = Path("/uploaded")
 """Where the files of uploaded models would lie: nowhere."""
+_MOST_SCORED = 2000
+"""Runs that predictors are compared on, the newest."""
+_KEPT_SCORES = 16
 _COMPARED = ("step_time_s", "peak_memory_bytes")
 
 
@@ -62,6 +72,8 @@ class Service:
         self.store = Store.open(settings.db)
         self._folders = Folders(settings.allow)
         self._forecasts: OrderedDict[bytes, bytes] = OrderedDict()
+        self._forecasts_bytes = 0
+        self._scores: OrderedDict[str, bytes] = OrderedDict()
         self._learned: dict[str, SavedPredictor] = {}
         self._learned_s = -_FRESH_S
         self._uploads = 0
@@ -113,20 +125,45 @@ class Service:
         """A forecast as JSON: one that was given before, or by a worker, with torch where there is no
         graph."""
         asked = self._checked(read(PredictRequest, body, ""))
-        where, version = await self._predictor(asked.predictor)
-        request = _as_table(asked)
-        key = self._key(asked, request, version)
+        return await self._answer("predict", asked.predictor, [asked], _as_table(asked))
+
+    async def record(self, body: object) -> bytes:
+        """The same with what a page draws of it."""
+        asked = self._checked(read(PredictRequest, body, ""))
+        return await self._answer("record", asked.predictor, [asked], _as_table(asked))
+
+    async def explain(self, body: object) -> bytes:
+        """Two forecasts and why they differ."""
+        asked = read(ExplainRequest, body, "")
+        both = [self._checked(one) for one in asked.both]
+        a, b = (_as_table(one) for one in both)
+        for one in (a, b):
+            del one["predictor"]
+        return await self._answer("explain", asked.predictor, both, {**_as_table(asked), "a": a, "b": b})
+
+    async def _answer(
+        self, do: str, predictor: str, targets: Sequence[PredictRequest], request: Mapping[str, Any]
+    ) -> bytes:
+        where, version = await self._predictor(predictor)
+        key = self._key(do, targets, request, version)
         if key is not None and key in self._forecasts:
             self._forecasts.move_to_end(key)
             self.metrics.remembered.add("memory")
             return self._forecasts[key]
-        task = {"do": "predict", "request": request, "where": where, "ray": self.settings.ray}
-        answer = await self._forecast(task)
+        answer = await self._forecast(
+            {"do": do, "request": request, "where": where, "ray": self.settings.ray}
+        )
         if key is not None:
-            self._forecasts[key] = answer
-            if len(self._forecasts) > self.settings.limits.kept_forecasts:
-                self._forecasts.popitem(last=False)
+            self._keep(key, answer)
         return answer
+
+    def _keep(self, key: bytes, answer: bytes) -> None:
+        limits = self.settings.limits
+        self._forecasts[key] = answer
+        self._forecasts_bytes += len(answer)
+        while len(self._forecasts) > limits.kept_forecasts or self._forecasts_bytes > limits.kept_bytes:
+            _, gone = self._forecasts.popitem(last=False)
+            self._forecasts_bytes -= len(gone)
 
     async def _forecast(self, task: Mapping[str, Any]) -> bytes:
         try:
@@ -137,13 +174,16 @@ class Service:
             self.metrics.remembered.add("torch")
         return answer
 
-    def _key(self, asked: PredictRequest, request: Mapping[str, Any], version: str) -> bytes | None:
+    def _key(
+        self, do: str, targets: Sequence[PredictRequest], request: Mapping[str, Any], version: str
+    ) -> bytes | None:
         """What a forecast depends on; None where it may change: of files, and of the cluster that is
         there."""
-        completed = asked.job is not None and not asked.options and "cluster" not in asked.job
-        if completed or self._folders.names_file(asked.model, asked.job):
-            return None
-        text = json.dumps([request, version], sort_keys=True)
+        for one in targets:
+            completed = one.job is not None and not one.options and "cluster" not in one.job
+            if completed or self._folders.names_file(one.model, one.job):
+                return None
+        text = json.dumps([do, request, version], sort_keys=True)
         return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
 
     def _checked(self, asked: Asked) -> Asked:
@@ -152,7 +192,10 @@ class Service:
             options = self._folders.checked_tables(asked.options, "options")
             model = None if asked.model is None else self._folders.checked_model(asked.model)
             job = None if asked.job is None else self._folders.checked_job(asked.job)
-        return dataclasses.replace(asked, options=options, model=model, job=job)
+            config = None
+            if asked.config is not None:
+                config = self._folders.checked_tables(asked.config, "config", but=("config._name_or_path",))
+        return dataclasses.replace(asked, options=options, model=model, job=job, config=config)
 
     # Errands
 
@@ -191,11 +234,44 @@ class Service:
         self._learned_s = -_FRESH_S
         return json.dumps({**result, "version": kept.version, "models_in_files": refused}).encode()
 
-    def _write_runs(self, asked: LearnRequest, path: Path) -> int:
+    async def leaderboard(self, body: object) -> Errand:
+        """Predictors beside the runs that are kept; what nothing has changed since is given again."""
+        asked = read(LeaderboardRequest, body, "")
+        learned = await self._all_learned()
+        names = asked.predictors or (DEFAULT, ROOFLINE, *learned)
+        where, versions = {}, {}
+        for name in names:
+            where[name], versions[name] = await self._predictor(name)
+        return self.errands.begin(
+            "leaderboard", lambda hears: self._score_runs(asked, where, versions, hears)
+        )
+
+    async def _score_runs(
+        self, asked: LeaderboardRequest, where: Mapping[str, str], versions: Mapping[str, str], hears: Hears
+    ) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="foretrain-runs-", dir=self._state.name) as name:
+            runs = Path(name) / "runs.jsonl"
+            refused = await asyncio.to_thread(self._write_runs, asked, runs, _MOST_SCORED)
+            content = await asyncio.to_thread(runs.read_bytes)
+            request = _as_table(asked)
+            key = json.dumps([request, versions, hashlib.sha256(content).hexdigest()], sort_keys=True)
+            if key not in self._scores:
+                task = {"do": "leaderboard", "request": request, "where": where, "runs": str(runs)}
+                result = json.loads(await self._long.run({**task, "progress": True}, hears))
+                learned = [name for name, version in versions.items() if version != name]
+                whole = {**result, "models_in_files": refused, "learned_here": learned}
+                self._scores[key] = json.dumps(whole).encode()
+                while len(self._scores) > _KEPT_SCORES:
+                    self._scores.popitem(last=False)
+        return self._scores[key]
+
+    def _write_runs(
+        self, asked: LearnRequest | LeaderboardRequest, path: Path, last: int | None = None
+    ) -> int:
         """The runs of a question as a file; returns how many are left out for models in files."""
         refused = 0
         with path.open("w", encoding="utf-8") as file:
-            for entry in self.store.entries(_filter(asked, self.catalog)):
+            for entry in self.store.entries(_filter(asked, self.catalog), last=last):
                 try:
                     file.write(json.dumps(self._of_file_that_is_allowed(entry)) + "\n")
                 except InputError:
@@ -255,6 +331,22 @@ class Service:
             found = await asyncio.to_thread(self.store.predictors)
             self._learned, self._learned_s = {one.name: one for one in found}, time.monotonic()
         return self._learned
+
+    # Models
+
+    def models(self, query: ModelsQuery) -> dict[str, Any]:
+        """Names with a part, presets first, those that start with it before others."""
+        part = query.like.lower()
+        kinds = _names_of_models()
+        found = [
+            (not name.lower().startswith(part), number, name, kind)
+            for number, (kind, names) in enumerate(kinds.items())
+            for name in names
+            if part in name.lower()
+        ]
+        found.sort()
+        chosen = found[: query.limit]
+        return {"models": [{"name": name, "kind": kind} for *_, name, kind in chosen], "total": len(found)}
 
     # Runs
 
@@ -336,6 +428,19 @@ class Service:
                 self.metrics.score(name, DEFAULT, measured, Estimate(**quantities[name]))
 
 
+@functools.cache
+def _names_of_models() -> dict[str, tuple[str, ...]]:
+    """By what they are: presets by their kind, then what libraries have."""
+    kinds: dict[str, list[str]] = {}
+    for name, preset in model_presets().items():
+        kinds.setdefault(preset["kind"], []).append(name)
+    seen = {name for names in kinds.values() for name in names}
+    for library in ("torchvision", "timm"):
+        kinds[library] = sorted(all_names(library) - seen)
+        seen |= all_names(library)
+    return {kind: tuple(names) for kind, names in kinds.items()}
+
+
 def _check_job(asked: PlanRequest) -> None:
     """Refuse, before a search begins, a job that is none."""
     with reading("job"):
@@ -347,12 +452,12 @@ def entry_table(entry: Entry) -> dict[str, Any]:
     return {"id": entry.id, **created, "run": entry.document}
 
 
-def _filter_of(query: RunsQuery | LearnRequest) -> dict[str, str]:
+def _filter_of(query: RunsQuery | LearnRequest | LeaderboardRequest) -> dict[str, str]:
     names = [field.name for field in dataclasses.fields(Filter)]
     return {name: value for name in names if (value := getattr(query, name)) is not None}
 
 
-def _filter(query: RunsQuery | LearnRequest, catalog: Catalog) -> Filter:
+def _filter(query: RunsQuery | LearnRequest | LeaderboardRequest, catalog: Catalog) -> Filter:
     """Devices by the catalogue's name where it knows one: runs are kept under it."""
     given = _filter_of(query)
     if "device" in given:

@@ -44,6 +44,8 @@ class Limits:
     """Jobs that have ended and can be asked for, at most."""
     kept_forecasts: int = 4096
     """Forecasts that are kept to be answered again."""
+    kept_bytes: int = 256 * 2**20
+    """Of these, all together."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -65,6 +67,8 @@ class ServerSettings:
     """Workers that forecast, workers that trace, and jobs, at once each."""
     ray: str | None = None
     """The Ray cluster that jobs spread over."""
+    page: bool = True
+    """Whether there is a page for people beside the interface for programs."""
     allow: tuple[Path, ...] = ()
     """Folders whose models may be named over HTTP; code in them is run."""
     limits: Limits = Limits()

@@ -11,12 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from foretrain import predictors
+from foretrain.checkpoints import config_section
 from foretrain.errors import InputError, UnsupportedJob
+from foretrain.forecast import Forecast
 from foretrain.job import Job, read_runs
+from foretrain.options import DEFAULT_DEVICE
 from foretrain.progress import tell
 from foretrain.schema import read
 from foretrain.serve.controller import Controller, local_resources, ray_resources
-from foretrain.serve.requests import LearnRequest, PlanRequest, PredictRequest, ScheduleRequest, reading
+from foretrain.serve.requests import (
+    ExplainRequest,
+    LearnRequest,
+    PlanRequest,
+    PredictRequest,
+    ScheduleRequest,
+    reading,
+)
+from foretrain.serve.scoring import changes, leaderboard
 
 _TOO_LARGE = (OverflowError, RecursionError, MemoryError)
 
@@ -31,12 +42,35 @@ def _computing() -> Iterator[None]:
 
 def predict(task: Mapping[str, Any]) -> dict[str, Any]:
     """A forecast; ``where`` of the predictor is its name or the folder of a saved one."""
-    asked = read(PredictRequest, task["request"], "")
+    return _forecast(task, read(PredictRequest, task["request"], "")).to_dict()
+
+
+def record(task: Mapping[str, Any]) -> dict[str, Any]:
+    """A forecast with what a page draws of it: parts, timeline, memory, and how its time comes about."""
+    from foretrain.web.records import record as shown
+
+    forecast = _forecast(task, read(PredictRequest, task["request"], ""))
+    found = shown(forecast, _controller(task["where"], task.get("ray")).predictor, fine=True)
+    details = {name.partition(".")[2]: found.pop(name) for name in list(found) if name.startswith("details.")}
+    return {**found, "job": forecast.job.to_dict(), "details": details}
+
+
+def explain(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Two forecasts, and why they differ."""
+    from foretrain.report.explain import explain as compare
+
+    asked = read(ExplainRequest, task["request"], "")
+    a, b = (_forecast(task, one) for one in asked.both)
+    first, second = asked.names
+    return compare(a, b, names=(first, second)).to_dict()
+
+
+def _forecast(task: Mapping[str, Any], asked: PredictRequest) -> Forecast:
     controller = _controller(task["where"], task.get("ray"))
     with reading("job"):
         job = _job(asked)
     with _computing():
-        return controller.ask(job).forecast.to_dict()
+        return controller.ask(job).forecast
 
 
 @functools.lru_cache(maxsize=16)
@@ -50,15 +84,29 @@ def _job(asked: PredictRequest) -> Job | Mapping[str, Any]:
     """The job that is meant; tables without a cluster are for the controller to complete."""
     from foretrain.api import job_of
 
+    if asked.config is not None:
+        return job_of(config_tables(asked.config, asked.options), asked.options)
     if asked.job is not None and not asked.options and "cluster" not in asked.job:
         return asked.job
     return job_of(asked.model if asked.job is None else asked.job, asked.options)
+
+
+_USUAL_BATCH = 32
+
+
+def config_tables(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of a job around a Hugging Face config.json, as around the name of a model."""
+    model, training = config_section(config, "config")
+    somewhere = {"device", "node", "groups"} & set(options)
+    cluster = {} if somewhere else {"device": DEFAULT_DEVICE}
+    return {"model": model, "training": {"global_batch": _USUAL_BATCH, **training}, "cluster": cluster}
 
 
 def plan(task: Mapping[str, Any]) -> dict[str, Any]:
     """The best plans of a job."""
     from foretrain.planner import plan as search
     from foretrain.planner.curves import curves
+    from foretrain.web.plans import options_of, plan_section
 
     asked = read(PlanRequest, task["request"], "")
     names = ("kinds", "max_devices", "counts", "deadline", "budget", "objective", "framework", "fits",
@@ -69,14 +117,21 @@ def plan(task: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"options.{name}: not a field of a job")
     with _computing():
         plans = search(
-            asked.model if asked.job is None else asked.job,  # type: ignore[arg-type]
+            _planned(asked),
             predictor=task["where"],
             processes=task["processes"],
             ray=task.get("ray"),
             **question,
             **asked.options,
         )
-        return plans.to_dict() | {"curves": [curve.to_dict() for curve in curves(plans)]}
+        shown = plan_section(plans, None, options_of(plans))
+        return plans.to_dict() | {"curves": [curve.to_dict() for curve in curves(plans)], "shown": shown}
+
+
+def _planned(asked: PlanRequest) -> Any:
+    if asked.config is not None:
+        return config_tables(asked.config, asked.options)
+    return asked.model if asked.job is None else asked.job
 
 
 def schedule(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,17 +206,22 @@ def learn(task: Mapping[str, Any]) -> dict[str, Any]:
     tell("forecasting the runs again")
     predictor.records_ = of_learned(predictor, runs)
     predictor.save(Path(task["folder"]))
+    changed = changes(predictors.get(asked.predictor), predictor, runs)
     return {
         "name": asked.name,
         "predictor": predictor.name,
         "runs": taken,
         "left_out": list(predictor.left_out_[:20]),
         "left_out_count": len(predictor.left_out_),
+        "changes": changed,
     }
 
 
 TASKS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "predict": predict,
+    "record": record,
+    "explain": explain,
+    "leaderboard": leaderboard,
     "plan": plan,
     "schedule": schedule,
     "learn": learn,

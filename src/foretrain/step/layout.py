@@ -129,6 +129,8 @@ class Layout:
     """Of a pipeline over groups that differ: the same as the ranks of each group see it."""
     dealt: Dealt | None = None
     """How layers were dealt out by the speed of such stages."""
+    passes: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    """What ``step/passes.py`` has worked out of it."""
 
     @property
     def site(self) -> Cluster:
@@ -143,6 +145,13 @@ class Layout:
         """The same with other layers on its stages."""
         views = tuple(dataclasses.replace(view, stages=stages) for view in self.by_group)
         return dataclasses.replace(self, stages=stages, by_group=views, dealt=dealt)
+
+    def of_job(self, job: Job) -> Layout:
+        """The same of a job that differs in its length alone."""
+        views = tuple(view.of_job(job) for view in self.by_group)
+        other = dataclasses.replace(self, job=job, by_group=views)
+        other.passes.update(self.passes)
+        return other
 
     @property
     def slowdown(self) -> float:
@@ -277,12 +286,11 @@ class _Rank:
     graph: OpGraph
     costs: CostModel
     host: HostModel
-    site: Cluster
-    """Where the rank is: the group that its stage lies on, or the whole cluster."""
+    where: Hashable
+    """What of the place counts: its device where nothing is sent inside of layers; else ``site`` and the
+    teams in it."""
     training: Training
     profile: Profile
-    teams: tuple[Team, ...]
-    """Those inside of layers."""
     way: Dispatcher
     routing: Choice
     by_chance: bool
@@ -294,6 +302,8 @@ class _Rank:
     """Micro-batches, where the first of them runs other calls than the others; else 1."""
     gap_s: float
     job: Job = field(compare=False)
+    site: Cluster = field(compare=False)
+    """Where the rank is: the group that its stage lies on, or the whole cluster."""
 
     @classmethod
     def of(
@@ -313,10 +323,9 @@ class _Rank:
             graph=graph,
             costs=costs,
             host=host,
-            site=site,
-            training=job.workload.training,
+            where=_place(graph, site, teams),
+            training=job.workload.training.of_step,
             profile=habits,
-            teams=(teams.tensor, teams.context, teams.expert, teams.expert_tensor),
             way=dispatcher(job),
             routing=plan.routing or "random",
             by_chance=spreads_by_chance(plan),
@@ -328,7 +337,22 @@ class _Rank:
             accumulation=job.accumulation if differs else 1,
             gap_s=gap_s,
             job=job,
+            site=site,
         )
+
+
+def _place(graph: OpGraph, site: Cluster, teams: Teams) -> Hashable:
+    devices = {group.device for group in site.groups}
+    device = site.groups[0].device
+    inside = (teams.tensor, teams.context, teams.expert, teams.expert_tensor)
+    if len(devices) > 1 or device.is_cpu or any(team.size > 1 for team in inside) or _sends(graph):
+        return (site, *inside)
+    return device
+
+
+@functools.lru_cache(maxsize=256)
+def _sends(graph: OpGraph) -> bool:
+    return any(communicates(operator.name) for operator in graph.operators)
 
 
 @functools.lru_cache(maxsize=256)

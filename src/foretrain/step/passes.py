@@ -117,7 +117,13 @@ def kind_of(layout: Layout, stage: Stage, block: Block) -> Kind:
 
 
 def passes_by_kind(layout: Layout) -> dict[Kind, tuple[Pass, Pass]]:
-    """Forward and backward pass of each kind of block."""
+    """Forward and backward pass of each kind of block, worked out once for a layout."""
+    if not layout.passes:
+        layout.passes.update(_passes_by_kind(layout))
+    return layout.passes
+
+
+def _passes_by_kind(layout: Layout) -> dict[Kind, tuple[Pass, Pass]]:
     kinds = {
         kind_of(layout, stage, block): (layout.at(stage), block)
         for stage in layout.stages
@@ -195,8 +201,15 @@ def runs_again(plan: Plan, graph: OpGraph, block: Block) -> bool:
 
 def is_recomputed(graph: OpGraph, calls: Index) -> npt.NDArray[np.bool_]:
     """Which calls of a backward pass run for the second time: traced so, or of the forward pass."""
+    again: npt.NDArray[np.bool_] = _seconds(graph)[calls]
+    return again
+
+
+@functools.lru_cache(maxsize=256)
+def _seconds(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    """Of all calls, those that would run for the second time in a backward pass."""
     again: npt.NDArray[np.bool_] = graph.recomputed | (graph.phase_index == PHASES.index("forward"))
-    return again[calls]
+    return again
 
 
 def optimizer_pass(layout: Layout, stage: Stage) -> Pass:

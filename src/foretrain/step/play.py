@@ -6,12 +6,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from foretrain.forecast import RankMemory, fullest_of
-from foretrain.graph import Phase
+from foretrain.graph import OpGraph, Phase
 from foretrain.job import Job
 from foretrain.step.exchange import (
     ShardTraffic,
@@ -23,7 +23,7 @@ from foretrain.step.exchange import (
 from foretrain.step.held_states import gradient_bytes
 from foretrain.step.layout import COLLECTIVE_HOST_S, Layout
 from foretrain.step.memory import rank_memory
-from foretrain.step.partition import Block, Stage
+from foretrain.step.partition import Block, Index, Stage
 from foretrain.step.passes import (
     Pass,
     is_recomputed,
@@ -79,6 +79,12 @@ class Step:
     parameter servers), ``team`` (inside of layers), ``stages``."""
     busiest: int
     """The stage whose ranks compute longest."""
+    totals: dict[str, dict[str, float]] = field(default_factory=dict, repr=False)
+    """Sums of the calls' device seconds that were asked for; no scaling of the step changes them."""
+
+    def of_job(self, job: Job) -> Step:
+        """The same of a job that differs in its length alone."""
+        return dataclasses.replace(self, layout=self.layout.of_job(job))
 
     @property
     def time_s(self) -> float:
@@ -120,18 +126,32 @@ class Step:
         Without a pipeline they add up to ``device_busy_s``: what of it is in no call, mostly waiting for
         gradients and parameters, is a part of its own.
         """
-        totals: dict[str, float] = {}
-        for phase, block, calls, times in self._passes():
-            names = _names(self.layout, phase, block, calls, what)
-            seconds = [*(calls.busy_s * times).tolist(), calls.beside_s * times]
-            for name, value in zip(names, seconds, strict=True):
-                if value:
-                    totals[name] = totals.get(name, 0.0) + value
+        if what not in self.totals:
+            self.totals[what] = _totals(self.layout, list(self._passes()), what)
+        totals = self.totals[what]
         if len(self.layout.stages) == 1:
             totals = _up_to(self.device_busy_s, totals)
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
-    def _passes(self) -> Iterator[tuple[Phase, Block | None, Pass, int]]:
+    def by_layer_and_operator(self) -> dict[tuple[str, str, str], float]:
+        """Device seconds by layer, operator and phase, as ``by`` has them by one of these; a layer that was
+        traced stands for all that it is like."""
+        times: dict[tuple[Phase, int], tuple[Pass, int]] = {}
+        for phase, _, calls, count in self._passes():
+            before = times.get((phase, id(calls)), (calls, 0))
+            times[phase, id(calls)] = (calls, before[1] + count)
+        totals: dict[tuple[str, str, str], float] = {}
+        for (phase, _), (calls, count) in times.items():
+            for key, value in _by_three(self.layout.graph, phase, calls):
+                totals[key] = totals.get(key, 0.0) + value * count
+        if len(self.layout.stages) > 1:
+            return totals
+        whole = _up_to(self.device_busy_s, {"": sum(totals.values())})
+        scale = whole[""] / (sum(totals.values()) or 1.0)
+        totals = {key: value * scale for key, value in totals.items()}
+        return totals | ({(OUTSIDE, OUTSIDE, OUTSIDE): whole[OUTSIDE]} if OUTSIDE in whole else {})
+
+    def _passes(self) -> Iterator[Placed]:
         layout, passes = self.layout, passes_by_kind(self.layout)
         for stage in layout.stages:
             times = layout.job.accumulation // stage.copies
@@ -255,18 +275,60 @@ def _tensors_share(layout: Layout, stage: Stage) -> float:
     return sum(w.trainable for w in stage.weights) / traced if traced else 1.0
 
 
-def _names(layout: Layout, phase: Phase, block: Block | None, calls: Pass, what: str) -> Iterator[str]:
-    """What each call of a pass counts as, and then what the pass has beside them."""
-    again = is_recomputed(layout.graph, calls.op) if phase == "backward" else np.zeros(len(calls.op))
-    for i, second in zip(calls.op.tolist(), again.tolist(), strict=True):
-        op = layout.graph.ops[i]
-        if what == "layer":
-            yield layer_of(layout, block, op.layer) or f"({phase})"
-        elif what == "operator":
-            yield op.operator.name
-        else:
-            yield RECOMPUTED if second else phase
-    yield phase if what == "phase" else f"({phase})"
+Placed = tuple[Phase, Block | None, Pass, int]
+"""A pass of a rank, and how often it runs in a step."""
+
+
+def _totals(layout: Layout, passes: Sequence[Placed], what: str) -> dict[str, float]:
+    """Device seconds of passes by ``phase``, ``operator`` or ``layer``."""
+    names: dict[str, int] = {}
+    codes = [_codes(layout, one, what, names) for one in passes] if what != "operator" else []
+    seconds = [calls.busy_s * times for _, _, calls, times in passes]
+    if what == "operator":
+        known, which = layout.graph.operator_names
+        names.update((name, code) for code, name in enumerate(known))
+        codes = [which[np.concatenate([calls.op for _, _, calls, _ in passes])]]
+    sums = np.bincount(np.concatenate(codes), np.concatenate(seconds), minlength=len(names)).tolist()
+    totals = {name: total_s for name, total_s in zip(names, sums, strict=True) if total_s}
+    for phase, _, calls, times in passes:
+        if calls.beside_s:
+            name = phase if what == "phase" else f"({phase})"
+            totals[name] = totals.get(name, 0.0) + calls.beside_s * times
+    return totals
+
+
+def _codes(layout: Layout, placed: Placed, what: str, names: dict[str, int]) -> Index:
+    """What each call of a pass counts as, by numbers of ``names``."""
+    phase, block, calls, _ = placed
+    if what == "phase":
+        plain = names.setdefault(phase, len(names))
+        again = is_recomputed(layout.graph, calls.op) if phase == "backward" else None
+        if again is None or not again.any():
+            return np.full(len(calls.op), plain)
+        return np.where(again, names.setdefault(RECOMPUTED, len(names)), plain)
+    paths, which = layout.graph.layers
+    used, place = np.unique(which[calls.op], return_inverse=True)
+    found = [layer_of(layout, block, paths[i]) or f"({phase})" for i in used.tolist()]
+    own = np.array([names.setdefault(name, len(names)) for name in found], dtype=np.int64)
+    return own[place]
+
+
+def _by_three(graph: OpGraph, phase: Phase, calls: Pass) -> Iterator[tuple[tuple[str, str, str], float]]:
+    """Device seconds of a pass by layer, operator and phase, and what it has beside its calls."""
+    (layers, of_layer), (operators, of_operator) = graph.layers, graph.operator_names
+    again = is_recomputed(graph, calls.op) & (phase == "backward")
+    codes = (of_layer[calls.op] * len(operators) + of_operator[calls.op]) * 2 + again
+    used, place = np.unique(codes, return_inverse=True)
+    sums = np.bincount(place, calls.busy_s, minlength=len(used))
+    for code, seconds in zip(used.tolist(), sums.tolist(), strict=True):
+        layer, operator = divmod(code // 2, len(operators))
+        if seconds:
+            yield (
+                (layers[layer] or f"({phase})", operators[operator], RECOMPUTED if code % 2 else phase),
+                seconds,
+            )
+    if calls.beside_s:
+        yield (f"({phase})", f"({phase})", phase), calls.beside_s
 
 
 def layer_of(layout: Layout, block: Block | None, path: str) -> str:

@@ -160,7 +160,9 @@ def copies_out_s(layout: Layout, block: Block, *, again: bool = False) -> float:
     forward pass or ``again`` before a backward pass; flat parameters are views of the buffer."""
     if layout.profile.sharding != "parameters" or (again and stays_gathered(layout, block)):
         return 0.0
-    moved = 2 * wire_bytes(layout, _shared(layout, block, trained=False), gradients=False, trained=False)
+    if not (shared := _shared(layout, block, trained=False)):
+        return 0.0
+    moved = 2 * wire_bytes(layout, shared, gradients=False, trained=False)
     return (
         moved
         * (1.0 if again else _exchanges(layout))
@@ -173,7 +175,8 @@ def copies_in_s(layout: Layout, block: Block) -> float:
     """Device time in which it copies the gradients of a block into the buffer that is reduced."""
     if layout.profile.sharding == "buffers":
         return 0.0
-    trained = _shared(layout, block, trained=True)
+    if not (trained := _shared(layout, block, trained=True)):
+        return 0.0
     sent, made = (wire_bytes(layout, trained, gradients=gradients) for gradients in (True, False))
     share = _IN_SHARE if sent == made else _IN_SHARE_CAST
     rate = (COPY_SHARE if layout.profile.sharding == "flat" else share) * memory_rate(layout)

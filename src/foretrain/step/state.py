@@ -29,11 +29,16 @@ def bytes_per_parameter(graph: OpGraph) -> tuple[float, float]:
 
 def model_size(job: Job, graph: OpGraph) -> ModelSize:
     """Of the whole model, by what a rank has of it."""
+    return _model_size(graph, job.plan.tensor, job.plan.expert * job.expert_tensor)
+
+
+@functools.lru_cache(maxsize=256)
+def _model_size(graph: OpGraph, tensor: int, experts: int) -> ModelSize:
     state = bytes_per_parameter(graph)[1]
     held = sum(
         weight.elements
         * (ITEM_BYTES[weight.dtype] + (state if weight.trainable else 0.0))
-        * (job.plan.expert * job.expert_tensor if weight.expert else job.plan.tensor)
+        * (experts if weight.expert else tensor)
         for weight in graph.weights
     )
     calls = sum(op.operator.launches for op in graph.ops if op.phase != "optimizer")

@@ -12,12 +12,14 @@ from typing import Any, ClassVar, Self, final
 import numpy as np
 
 from foretrain.catalog import Catalog
+from foretrain.cluster import Device
 from foretrain.costs.host import DispatchHost
 from foretrain.costs.learned import LearnedCosts, load_costs, save_costs
 from foretrain.costs.measured import MeasuredOperator, load_measured
 from foretrain.errors import InputError
 from foretrain.estimate import WIDTH_80
 from foretrain.forecast import Factors, RankMemory
+from foretrain.graph import OpGraph
 from foretrain.job import Job, Run
 from foretrain.predictors import conformal
 from foretrain.predictors.base import OperatorPredictor, find_source, take_runs
@@ -125,7 +127,7 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
             name = device.name
             costs.check(device)
             if (calibration := self.calibrations_.get(name)) is not None:
-                costs = costs.scaled(name, calibration.groups)
+                costs = _scaled(costs, name, tuple(sorted(calibration.groups.items())))
         return costs
 
     def host_for(self, job: Job) -> DispatchHost:
@@ -175,7 +177,7 @@ class DeletePopPredictor(RatingPredictor, OperatorPredictor):
         """Shares of the device time in operators of families that were never measured."""
         layout = step.of_busiest
         device, precision = layout.site.groups[0].device, layout.job.workload.training.precision
-        found = self.costs.unmeasured(layout.graph.operators, device, precision)
+        found = _never_measured(self.costs, layout.graph, device, precision)
         if not found:
             return {}
         seconds = np.bincount(
@@ -395,6 +397,19 @@ def _unmeasured_note(shares: Mapping[str, float]) -> Iterator[str]:
         families = ", ".join(sorted(shares, key=lambda family: -shares[family])).replace("_", " ")
         part = f"{together:.0%} of the device time"
         yield f"{part} is by the roofline alone: no {families} operator was measured"
+
+
+@functools.lru_cache(maxsize=64)
+def _scaled(costs: LearnedCosts, device: str, groups: tuple[tuple[str, float], ...]) -> LearnedCosts:
+    """Once for a calibration: what is costed is remembered by the costs themselves."""
+    return costs.scaled(device, dict(groups))
+
+
+@functools.lru_cache(maxsize=256)
+def _never_measured(
+    costs: LearnedCosts, graph: OpGraph, device: Device, precision: str
+) -> dict[str, list[int]]:
+    return costs.unmeasured(graph.operators, device, precision)
 
 
 @functools.lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from foretrain.cluster import Device
 from foretrain.costs.learned import LearnedCosts
@@ -222,9 +223,17 @@ def _looked_up(step: Step, costs: LearnedCosts) -> float:
     """The share of the device time in operators that were measured as they are."""
     layout = step.of_busiest
     graph, precision = layout.graph, layout.job.workload.training.precision
-    known = costs.looked_up(graph.operators, layout.site.groups[0].device, precision)
+    known = _known_calls(costs, graph, layout.site.groups[0].device, precision)
     seconds = np.where(layout.calls.communicates, 0.0, layout.calls.device_s)
-    return float(seconds[known[graph.operator_index]].sum() / (seconds.sum() or 1.0))
+    return float(seconds[known].sum() / (seconds.sum() or 1.0))
+
+
+@functools.lru_cache(maxsize=256)
+def _known_calls(
+    costs: LearnedCosts, graph: OpGraph, device: Device, precision: str
+) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = costs.looked_up(graph.operators, device, precision)[graph.operator_index]
+    return found
 
 
 def bounds(parts: Mapping[str, float], widths: Mapping[str, Factors]) -> Factors:
