@@ -12,7 +12,9 @@ from foretrain.files import write_atomically
 from foretrain.scheduling.jobs import MalformedLines, Trace, TraceJob, in_order
 from foretrain.scheduling.traces import tables
 from foretrain.scheduling.traces.gavel import is_gavel, read_gavel
+from foretrain.scheduling.traces.kubernetes import is_kubernetes, read_kubernetes
 from foretrain.scheduling.traces.rows import dictionaries, lines_of, read_rows
+from foretrain.scheduling.traces.slurm import is_sacct, read_sacct
 from foretrain.scheduling.traces.swf import is_swf, read_swf
 
 __all__ = ["FORMATS", "read_trace", "write_trace"]
@@ -35,6 +37,8 @@ FORMATS: dict[str, Callable[[Sequence[str], MalformedLines], list[TraceJob]]] = 
     "alibaba-2020": _alibaba_2020,
     "gavel": read_gavel,
     "swf": read_swf,
+    "sacct": read_sacct,
+    "kubernetes": read_kubernetes,
 }
 
 
@@ -65,8 +69,12 @@ def _format(path: Path, lines: Sequence[str]) -> str:
         return "gavel"
     if is_swf(first):
         return "swf"
+    if is_sacct(first):
+        return "sacct"
     if first.startswith("job_name,") or len(first.split(",")) == len(tables.ALIBABA_2020):
         return "alibaba-2020"
+    if is_kubernetes("\n".join(lines[:2000])):
+        return "kubernetes"
     if first.startswith(("{", "[")):
         raise InputError(f"{path}: JSON, and no trace is; a table of throughputs goes to --throughputs")
     for what, needed in tables.NO_JOBS.items():

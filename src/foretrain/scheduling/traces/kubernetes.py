@@ -1,0 +1,136 @@
+"""Reads what ``kubectl get ... -o json`` says of Kueue's Workloads, of Jobs and of pods."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from foretrain.errors import InputError, first_line
+from foretrain.scheduling.jobs import MalformedLines, TraceJob
+from foretrain.scheduling.traces.rows import NoJob
+
+KINDS = ("Workload", "Job", "Pod")
+_GPU = "nvidia.com/gpu"
+_MIG = "nvidia.com/mig-"
+_SLICES = 7
+"""Of a GPU that is cut by MIG: ``nvidia.com/mig-2g.20gb`` is two of them."""
+_PRODUCT = "nvidia.com/gpu.product"
+_QUEUE = "kueue.x-k8s.io/queue-name"
+
+
+def is_kubernetes(text: str) -> bool:
+    """Whether a JSON text is a list of what Kubernetes runs, or one of them."""
+    return text.lstrip().startswith("{") and ('"items"' in text or any(f'"{kind}"' in text for kind in KINDS))
+
+
+def read_kubernetes(lines: Sequence[str], malformed: MalformedLines) -> list[TraceJob]:
+    """A Workload stands for its Job, a Job for its pods; the number of an item takes the place of a line's."""
+    try:
+        document = json.loads("\n".join(lines))
+        items = document.get("items", [document])
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"trace: not the JSON of kubectl get -o json ({error})") from error
+    chosen = [item for item in items if isinstance(item, Mapping) and item.get("kind") in KINDS]
+    if not chosen:
+        raise InputError(f"trace: holds none of {', '.join(KINDS)}; kubectl get workloads,jobs,pods -o json")
+    stood_for = {owner.get("uid") for item in chosen for owner in _owners(item) if item["kind"] == "Workload"}
+    present = {str(item.get("metadata", {}).get("uid")) for item in chosen}
+    jobs = []
+    for number, item in enumerate(items, start=1):
+        try:
+            if item not in chosen:
+                raise NoJob(f"a {item.get('kind', 'thing')}, which is no job")
+            uid = item.get("metadata", {}).get("uid")
+            owned = any(owner.get("uid") in present for owner in _owners(item))
+            if item["kind"] != "Workload" and (uid in stood_for or owned):
+                continue
+            jobs.append(_job(item))
+        except NoJob as error:
+            malformed.add(number, str(error))
+        except InputError as error:
+            malformed.add(number, first_line(error).partition(":")[0] + " is not valid")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            malformed.add(number, f"lacks or misspells {error}")
+    return jobs
+
+
+def _owners(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list(item.get("metadata", {}).get("ownerReferences") or [])
+
+
+def _job(item: Mapping[str, Any]) -> TraceJob:
+    about, spec, status = item["metadata"], item["spec"], item.get("status", {})
+    kind = item["kind"]
+    if kind == "Workload":
+        sets = [(int(each.get("count", 1)), each["template"]["spec"]) for each in spec["podSets"]]
+        start_s, end_s = _condition_s(status, "Admitted"), _condition_s(status, "Finished")
+        limit_s, queue = spec.get("maximumExecutionTimeSeconds"), spec.get("queueName", "")
+    elif kind == "Job":
+        sets = [(int(spec.get("parallelism", 1)), spec["template"]["spec"])]
+        start_s = _time_s(status.get("startTime"))
+        end_s = _time_s(status.get("completionTime")) or _condition_s(status, "Failed")
+        limit_s, queue = spec.get("activeDeadlineSeconds"), about.get("labels", {}).get(_QUEUE, "")
+    else:
+        sets = [(1, spec)]
+        start_s, end_s = _time_s(status.get("startTime")), _pod_end_s(status)
+        limit_s, queue = spec.get("activeDeadlineSeconds"), about.get("labels", {}).get(_QUEUE, "")
+    gpus, share = _gpus(sets)
+    if start_s is None or end_s is None:
+        raise NoJob(f"a {kind} that has not started or not ended")
+    if end_s <= start_s:
+        raise NoJob(f"a {kind} that never ran")
+    created_s = _time_s(about["creationTimestamp"])
+    products = {pod.get("nodeSelector", {}).get(_PRODUCT) for _, pod in sets} - {None}
+    pod = sets[0][1]
+    return TraceJob(
+        name=f"{about.get('namespace', '')}/{about['name']}".lstrip("/"),
+        arrival_s=start_s if created_s is None else created_s,
+        duration_s=end_s - start_s,
+        gpus=gpus,
+        share=share,
+        device=products.pop().lower() if len(products) == 1 else None,
+        group=str(status.get("admission", {}).get("clusterQueue") or queue or about.get("namespace", "")),
+        user=about.get("namespace", ""),
+        priority=float(spec.get("priority", pod.get("priority", 0)) or 0),
+        limit_s=float(limit_s) if limit_s else None,
+    )
+
+
+def _gpus(sets: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[int, float]:
+    """Whole GPUs of all pods together, or the share of one that a single pod's MIG slice is."""
+    whole, slices = 0, 0
+    for count, pod in sets:
+        for container in pod.get("containers", []):
+            wanted = container.get("resources", {})
+            wanted = {**(wanted.get("requests") or {}), **(wanted.get("limits") or {})}
+            whole += count * int(wanted.get(_GPU, 0))
+            for name, number in wanted.items():
+                if name.startswith(_MIG):
+                    slices += count * int(number) * int(name[len(_MIG) :].partition("g.")[0])
+    if whole:
+        return whole + -(-slices // _SLICES), 1.0
+    if not slices:
+        raise NoJob("without GPUs")
+    return (1, slices / _SLICES) if slices < _SLICES else (-(-slices // _SLICES), 1.0)
+
+
+def _condition_s(status: Mapping[str, Any], kind: str) -> float | None:
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == kind and condition.get("status") == "True":
+            return _time_s(condition.get("lastTransitionTime"))
+    return None
+
+
+def _pod_end_s(status: Mapping[str, Any]) -> float | None:
+    ends = [
+        _time_s(each.get("state", {}).get("terminated", {}).get("finishedAt"))
+        for each in status.get("containerStatuses") or []
+    ]
+    known = [end for end in ends if end is not None]
+    return max(known) if known and len(known) == len(ends) else None
+
+
+def _time_s(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()
