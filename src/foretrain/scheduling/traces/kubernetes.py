@@ -26,7 +26,7 @@ def is_kubernetes(text: str) -> bool:
 
 
 def read_kubernetes(lines: Sequence[str], malformed: MalformedLines) -> list[TraceJob]:
-    """A Workload stands for its Job, a Job for its pods; the number of an item takes the place of a line's."""
+    """A Workload stands for its Job, a Job for its pods; items are counted as lines are."""
     try:
         document = json.loads("\n".join(lines))
         items = document.get("items", [document])

@@ -1,0 +1,60 @@
+"""Adds up the energy that a cluster drew in a simulation: of GPUs at work, of idle ones, of the hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretrain.cluster import Catalog
+from foretrain.errors import InputError
+from foretrain.scheduling.result import Result
+
+BUSY_SHARE = 0.75
+"""Of the board's power while a job holds a GPU, where no forecast says more: the median of the runs of
+data/h200_load is 0.71, of training that keeps the device busy 0.8 to 0.95."""
+IDLE_SHARE = 0.13
+"""Of the board's power while no job holds it: an H200 of 700 W draws 75 to 120 W."""
+HOST_W_PER_GPU = 150.0
+"""Of processors, memory, fans and network, for every GPU of a node: a DGX H100 draws 10.2 kW at most, of which
+its GPUs take 5.6 kW; at usual load a quarter of the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """In joules."""
+
+    busy_j: float
+    idle_j: float
+    host_j: float
+
+    @property
+    def total_j(self) -> float:
+        return self.busy_j + self.idle_j + self.host_j
+
+    @property
+    def total_kwh(self) -> float:
+        return self.total_j / 3.6e6
+
+
+def energy(result: Result, *, busy_share: float = BUSY_SHARE) -> Energy | None:
+    """From the first arrival to the last end; None where the catalogue does not know a device's power."""
+    catalog = Catalog.load()
+    try:
+        tdp = {name: catalog.device(name).tdp_w for name in {machine.device for machine in result.machines}}
+    except InputError:
+        return None
+    if any(power is None for power in tdp.values()):
+        return None
+    span_s = float(result.finish_s.max() - result.arrival_s.min())
+    held_s: dict[str, float] = dict.fromkeys(tdp, 0.0)
+    for segment in result.segments:
+        device = result.machines[segment.allocation.parts[0][0]].device
+        held_s[device] += (segment.end_s - segment.start_s) * segment.allocation.gpus
+    all_s: dict[str, float] = dict.fromkeys(tdp, 0.0)
+    for machine in result.machines:
+        all_s[machine.device] += machine.gpus * span_s
+    powers = {name: float(power or 0.0) for name, power in tdp.items()}
+    return Energy(
+        busy_j=sum(held_s[name] * powers[name] * busy_share for name in powers),
+        idle_j=sum(max(all_s[name] - held_s[name], 0.0) * powers[name] * IDLE_SHARE for name in powers),
+        host_j=sum(all_s.values()) * HOST_W_PER_GPU,
+    )
