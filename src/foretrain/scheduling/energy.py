@@ -8,14 +8,14 @@ from foretrain.cluster import Catalog
 from foretrain.errors import InputError
 from foretrain.scheduling.result import Result
 
-BUSY_SHARE = 0.75
-"""Of the board's power while a job holds a GPU, where no forecast says more: the median of the runs of
-data/h200_load is 0.71, of training that keeps the device busy 0.8 to 0.95."""
-IDLE_SHARE = 0.13
-"""Of the board's power while no job holds it: an H200 of 700 W draws 75 to 120 W."""
-HOST_W_PER_GPU = 150.0
-"""Of processors, memory, fans and network, for every GPU of a node: a DGX H100 draws 10.2 kW at most, of which
-its GPUs take 5.6 kW; at usual load a quarter of the rest."""
+BUSY_SHARE = 0.52
+"""Of the board's power while a job holds a GPU, where nothing is known of the job: the median of the 90
+trainings of data/h200_load; those that keep the device busy draw 0.85."""
+IDLE_SHARE = 0.1
+"""Of the board's power while no job holds it: assumed, as data sheets do not say."""
+HOST_W_PER_GPU = 200.0
+"""Of processors, memory, fans and network, for every GPU of a node: assumed; a DGX H100 is rated 10.2 kW, of
+which its GPUs take 5.6 kW."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

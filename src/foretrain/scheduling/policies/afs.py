@@ -7,8 +7,8 @@ from foretrain.scheduling.simulator import Active, Simulation
 
 
 class ApatheticFutureShare(Elastic):
-    """Every job gets its least number of GPUs, the shortest left first; each further GPU goes to the winner of
-    a comparison of two jobs.
+    """Every job gets its least number of GPUs, the shortest left first; each further one goes to the winner
+    of comparisons of two jobs.
 
     Of two jobs, a ends sooner than b: the GPU goes to b when (p_b(n+1) - p_b(n)) / p_b(n+1) is greater than
     (p_a(m+1) - p_a(m)) / p_a(m), else to a, with p the speed on so many GPUs (AFS-L, algorithm 1 of the

@@ -2,10 +2,10 @@
 its kernels are.
 
 Beside others a step takes ``(1 + (busy * (1 + w))^p)^(1/p)`` over the same with w = 0 times as long as alone:
-what the device does is stretched by waiting w, and the host's part hides it, more or less (p). Each other job adds
-``k * its busy^e * (its kernel's time / ours)^g`` to w. Processes that take turns on a device wait for slices
-of time (g = 0); under MPS their kernels run side by side and queue behind each other's, so that long kernels
-hold up short ones (g near 1).
+what the device does is stretched by waiting w, and the host's part hides it, more or less (p). Each other job
+adds ``k * its busy^e * (its kernel's time / ours)^g`` to w. Processes that take turns on a device wait for
+slices of time (g = 0); under MPS their kernels run side by side and queue behind each other's, so that long
+kernels hold up short ones (g > 0).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Sharing:
         """Of a job beside others, over that alone.
 
         >>> round(WAYS["turns"].speed(Use(), [Use()]), 2)
-        0.43
+        0.45
         """
         if not others:
             return 1.0
