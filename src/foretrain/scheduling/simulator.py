@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Active", "PolicyError", "Settings", "Simulation"]
 
+_FINISH = int(Kind.FINISH)
 _MOST_ACTS = 20
 """Starts at one moment, per job in the cluster, after which a policy is taken to go round in circles."""
 _MOST_IDLE = 1000
@@ -152,17 +153,19 @@ class Simulation:
         """Estimated time left on the GPUs that a job has, or asks for; 0 once it outlives its estimate."""
         rate = job.rate if job.allocation is not None and job.rate > 0 else job.nominal_rate
         wait = max(job.ready_s - self.now, 0.0) if job.allocation is not None else 0.0
-        return wait + max(job.estimated_work - self.done(job), 0.0) / rate
+        left = job.estimated_work - self.done(job)
+        return wait + left / rate if left > 0 else wait
 
     def remaining_nominal_s(self, job: Active, *, truly: bool = False) -> float:
         """The same on the fastest GPUs, wherever it runs, so that jobs compare; ``truly`` is for oracles."""
-        return max((job.work if truly else job.estimated_work) - self.done(job), 0.0) / job.nominal_rate
+        left = (job.work if truly else job.estimated_work) - self.done(job)
+        return left / job.nominal_rate if left > 0 else 0.0
 
     def done(self, job: Active) -> float:
         """Work done so far."""
         if job.allocation is None:
             return job.done
-        return job.done + max(self.now - max(job.since_s, job.ready_s), 0.0) * job.rate
+        return job.done + (self.now - job.ready_s) * job.rate if self.now > job.ready_s else job.done
 
     def attained_gpu_s(self, job: Active) -> float:
         """GPU time received so far."""
@@ -268,9 +271,10 @@ class Simulation:
         if self.policy.interval_s is not None and self._order:
             self._events.push(self._order[0].arrival_s, Kind.ROUND, None)
         events, order, decide = self._events, self._order, self.policy.decide
+        heap = events.heap
         arrived, finished, count = 0, 0, len(order)
         while finished < count:
-            next_s = events.next_s
+            next_s = heap[0][0] if heap else None
             if arrived < count and (next_s is None or order[arrived].arrival_s < next_s):
                 self.now = order[arrived].arrival_s
             elif next_s is None:
@@ -278,9 +282,9 @@ class Simulation:
             else:
                 self.now = next_s
             now, changed = self.now, False
-            while (time_s := events.next_s) is not None and time_s <= now:
+            while heap and heap[0][0] <= now:
                 _, kind, _, about, version = events.pop()
-                if kind == Kind.FINISH:
+                if kind == _FINISH:
                     if version == about.version:
                         self._finish(about)
                         finished += 1
@@ -391,8 +395,8 @@ class Simulation:
     def _set_end(self, job: Active) -> None:
         """When a job that runs will be done, or fail."""
         assert job.allocation is not None
-        finish_s = job.ready_s + max(job.work - job.done, 0.0) / job.rate
-        self._events.push(finish_s, Kind.FINISH, job, job.version)
+        left = job.work - job.done
+        self._events.push(job.ready_s + left / job.rate if left > 0 else job.ready_s, _FINISH, job, job.version)
         if self._jobs_fail:
             until = self._failures.of_job(job.number, job.starts, job.allocation.gpus)
             if until < math.inf:
@@ -404,8 +408,8 @@ class Simulation:
         assert allocation is not None
         job.done = self.done(job)
         job.attained_gpu_s += (self.now - job.since_s) * allocation.gpus
-        unused = max(job.ready_s - self.now, 0.0)
-        job.overhead_gpu_s -= unused * allocation.gpus
+        if job.ready_s > self.now:
+            job.overhead_gpu_s -= (job.ready_s - self.now) * allocation.gpus
         self._segments.add(job.number, job.since_s, self.now, reason, allocation)
         self.machines.give_back(allocation)
         job.allocation = None
@@ -422,7 +426,7 @@ class Simulation:
         """Back to the last checkpoint, and to the queue."""
         allocation = job.allocation
         assert allocation is not None
-        worked = max(self.now - max(job.since_s, job.ready_s), 0.0)
+        worked = max(self.now - job.ready_s, 0.0)
         lost_s = worked % self.settings.checkpoint_every_s
         rate = job.rate
         job.failures += 1

@@ -104,6 +104,9 @@ class Preemptive(Greedy):
                 continue  # planned already, or behind one that gave way
             pool = self._place(cluster, job, left)
             if pool is None:
+                worst = self._worst_key()
+                if worst is None or not self.beats(cluster, key, worst):
+                    continue
                 found = self._victims(cluster, job, key, left)
                 if found is None:
                     continue
@@ -126,8 +129,9 @@ class Preemptive(Greedy):
 
     def _candidates(self, cluster: Simulation) -> tuple[list[Head], list[Head]]:
         """The best job of each request: those that may start now, and those only once another gave way."""
-        room = max(pool.free for pool in cluster.machines.pools)
-        worst = self._worst_key(cluster)
+        pools = cluster.machines.pools
+        room = pools[0].free if len(pools) == 1 else max(pool.free for pool in pools)
+        worst = self._worst_key()
         now: list[Head] = []
         later: list[Head] = []
         for wanted, heap in self._heaps.items():
@@ -136,7 +140,7 @@ class Preemptive(Greedy):
                 (now if may else later).append((*heap[0], wanted))
         return now, later
 
-    def _worst_key(self, cluster: Simulation) -> Key | None:
+    def _worst_key(self) -> Key | None:
         """Of the running job that would be taken off first."""
         while self._worst and not _current(self._worst[0]):
             heapq.heappop(self._worst)
@@ -167,13 +171,13 @@ class Preemptive(Greedy):
         taken: dict[int, list[Ranked]] = {number: [] for number in room}
         passed: list[Ranked] = []
         enough = None
-        while self._worst and enough is None:
-            entry = self._worst[0]
-            if _current(entry):
+        ranked = self._worst
+        while ranked and enough is None:
+            entry = ranked[0]
+            held = entry[3].allocation
+            if held is not None and entry[3].version == entry[2]:
                 if not self.beats(cluster, key, entry[0]):
                     break
-                held = entry[3].allocation
-                assert held is not None
                 if held.pool in room:
                     room[held.pool] += held.gpus
                     taken[held.pool].append(entry)
@@ -181,13 +185,13 @@ class Preemptive(Greedy):
                         enough = held.pool
                 else:
                     passed.append(entry)
-            heapq.heappop(self._worst)
+            heapq.heappop(ranked)
         for entry in passed:
-            heapq.heappush(self._worst, entry)
+            heapq.heappush(ranked, entry)
         for pool, entries in taken.items():
             if pool != enough:
                 for entry in entries:
-                    heapq.heappush(self._worst, entry)
+                    heapq.heappush(ranked, entry)
         if enough is None:
             return None
         return cluster.machines.pools[enough], [entry[3] for entry in taken[enough]]
