@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from foretrain.errors import ForetrainError, InputError, first_line
 from foretrain.scheduling.active import Active
 from foretrain.scheduling.breakdowns import Breakdowns
+from foretrain.scheduling.capabilities import refuse_what_is_not_honoured
 from foretrain.scheduling.estimates import Estimates, Exact
 from foretrain.scheduling.jobs import TraceJob
 from foretrain.scheduling.kernel import Events, Kind
@@ -70,6 +71,8 @@ class Simulation:
         self.machines = Machines(machines)
         self.policy = policy
         self.settings = settings or Settings()
+        if self.settings.sharing:
+            refuse_what_is_not_honoured(policy.name, ["sharing"])
         self._placement = placement or Packed()
         self._speeds = speeds or TraceSpeeds()
         self._events = Events()
