@@ -73,7 +73,7 @@ def schedule(
     ] = 0.0,
     rounds: Annotated[
         str | None,
-        typer.Option(help="Length of a round: Gavel's round-based mode (its traces: 360 s; 0 for none)."),
+        typer.Option(help="Length of a round in Gavel's policies (360 s), and fifo in rounds, as Gavel's."),
     ] = None,
     errors: Annotated[
         str,
@@ -126,7 +126,8 @@ def schedule(
     from foretrain.files import check_target
     from foretrain.report.screen import progress
     from foretrain.scheduling.programmes import has_ecos
-    from foretrain.scheduling.study import check_failures, run_all, runnable
+    from foretrain.scheduling.admission import check_failures, runnable
+    from foretrain.scheduling.study import run_all
 
     if processes is not None and processes < 1:
         raise invalid("processes", processes, "a whole number of at least 1")
@@ -150,12 +151,14 @@ def schedule(
     )  # fmt: skip
     jobs = runnable(jobs, scenarios[0])
     check_failures(jobs, scenarios[0])
-    if not has_ecos() and any(scenario.in_rounds and scenario.policy != "fifo" for scenario in scenarios):
+    if not has_ecos() and any(
+        scenario.in_rounds and scenario.policy not in ("fifo", "gavel_fifo") for scenario in scenarios
+    ):
         say(
             "shares of time by our own solver, which may serve "
             "jobs that are alike in another order than Gavel; install foretrain[gavel] for its solver"
         )
-    for line in jobs.malformed.lines():
+    for line in (*jobs.malformed.lines(), *jobs.refused.lines()):
         say(f"{jobs.name}: {line}")
     wanted = html is not None or log is not None or perfetto is not None
     first_estimates = scenarios[0].estimates_are
@@ -205,7 +208,7 @@ def _scenarios(
 
     if seeds < 1:
         raise invalid("seeds", seeds, "a whole number of at least 1")
-    rounds_s = _seconds("rounds", rounds) if rounds is not None else 360.0 if jobs.format == "gavel" else 0.0
+    rounds_s = 0.0 if rounds is None else _seconds("rounds", rounds)
     table = source.get("throughputs")
     devices = ThroughputTable.load(table).devices if table else ()
     shared: dict[str, Any] = {
@@ -238,6 +241,7 @@ def _check(scenario: Scenario) -> None:
     if scenario.policy not in ROUND_POLICIES:
         policies.get(scenario.policy)
     placement(scenario.placement)
+    scenario.check()
 
 
 def _errors(text: str) -> list[float]:

@@ -94,6 +94,25 @@ class Malformed:
         ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Jobs that a cluster can never run: how many for each reason, and the name of the first."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def lines(self) -> list[str]:
+        """One line for people per reason."""
+        return [
+            f"{count:,} job{'s' if count > 1 else ''} refused: {reason} (first: {self.first[reason]!r})"
+            for reason, count in sorted(self.counts.items())
+        ]
+
+
 class MalformedLines:
     """Collects lines that are no jobs while a trace is read."""
 
@@ -111,12 +130,13 @@ class MalformedLines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Jobs in order of arrival, where they come from, and the lines that were none."""
+    """Jobs in order of arrival, where they come from, the lines that were none, and those that cannot run."""
 
     name: str
     format: str
     jobs: Sequence[TraceJob]
     malformed: Malformed = field(default_factory=Malformed)
+    refused: Refused = field(default_factory=Refused)
 
     def first(self, count: int) -> Trace:
         """The jobs that arrive first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from foretrain.errors import ForetrainError
 
@@ -25,8 +26,7 @@ class Machine:
     price_per_hour: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(NamedTuple):
     """GPUs that a job holds: of each node a set of GPU numbers, as bits; ``share`` in thousandths of each."""
 
     pool: int
@@ -100,10 +100,13 @@ class Machines:
         devices = list(nodes)
         self.pools = [Pool(devices.index(device), device, of, machines) for device, of in nodes.items()]
         self._pool_of = [devices.index(machine.device) for machine in machines]
+        self._rack = [machine.rack for machine in machines]
         self._full = [(1 << machine.gpus) - 1 for machine in machines]
         self._free = [0] * len(machines)
         self._down = [True] * len(machines)
         self._shared: dict[tuple[int, int], int] = {}
+        self._picked: dict[tuple[int, int], Allocation] = {}
+        """Whole GPUs of one node, by node and GPUs: most allocations are one of these, again and again."""
         self.size = sum(machine.gpus for machine in machines)
         for node in range(len(machines)):
             self.bring_up(node)
@@ -127,6 +130,13 @@ class Machines:
 
     def pick(self, pool: int, counts: Sequence[tuple[int, int]]) -> Allocation:
         """So many GPUs of each node, the lowest numbers first; they are not taken yet."""
+        if len(counts) == 1:
+            node, count = counts[0]
+            part = (node, _lowest(self._free[node], count))
+            known = self._picked.get(part)
+            if known is None:
+                known = self._picked[part] = Allocation(pool, (part,), count)
+            return known
         parts = tuple((node, _lowest(self._free[node], count)) for node, count in counts)
         return Allocation(pool, parts, sum(count for _, count in counts))
 
@@ -142,6 +152,15 @@ class Machines:
             self._set_free(node, self._free[node] ^ mask)
         return None
 
+    def has(self, allocation: Allocation) -> bool:
+        """Whether GPUs could be held now."""
+        if allocation.share < FULL:
+            ((node, mask),) = allocation.parts
+            left = self._shared.get((node, next(bits(mask))))
+            if left is not None:
+                return left >= allocation.share
+        return not any(mask & ~self._free[node] for node, mask in allocation.parts)
+
     def give_back(self, allocation: Allocation) -> None:
         """Free GPUs again; those of a node that is down stay away until it is up."""
         if allocation.share < FULL:
@@ -153,11 +172,11 @@ class Machines:
 
     def _set_free(self, node: int, mask: int) -> None:
         pool, before, after = self.pools[self._pool_of[node]], self._free[node].bit_count(), mask.bit_count()
-        bit = 1 << node
-        pool.by_free[before] &= ~bit
-        pool.by_free[after] |= bit
+        bit, by_free = 1 << node, pool.by_free
+        by_free[before] &= ~bit
+        by_free[after] |= bit
         pool.free += after - before
-        pool.rack_free[self.machines[node].rack] += after - before
+        pool.rack_free[self._rack[node]] += after - before
         self._free[node] = mask
 
     # Nodes that fail and come back; whoever held their GPUs gives them back before, or while they are down
@@ -207,6 +226,8 @@ class Machines:
 
 def _lowest(mask: int, count: int) -> int:
     """The lowest ``count`` set bits."""
+    if mask.bit_count() == count:
+        return mask
     rest = mask
     for _ in range(count):
         rest &= rest - 1

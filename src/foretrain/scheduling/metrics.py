@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretrain.scheduling.machines import FULL
-from foretrain.scheduling.result import Column, Result, Segment
+from foretrain.scheduling.result import Column, Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
         raise ValueError("metrics need at least one job")
     service = result.service_s[chosen]
     begin, end = float(result.arrival_s.min()), float(result.finish_s.max())
-    held = _held_gpu_s(result)
+    held = result.segments.held_gpu_s(len(result.jobs))
     slowdown = completion / service
     speed = 1.0 / slowdown
     median, p95, p99 = (float(value) for value in np.percentile(completion, [50, 95, 99]))
@@ -86,26 +85,13 @@ def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
     )
 
 
-def _held_gpu_s(result: Result) -> Column:
-    held = np.zeros(len(result.jobs))
-    for segment in result.segments:
-        held[segment.job] += (segment.end_s - segment.start_s) * _gpus(segment)
-    return held
-
-
-def _gpus(segment: Segment) -> float:
-    return segment.allocation.gpus * segment.allocation.share / FULL
-
-
 def utilization_over_time(result: Result, points: int = 400) -> tuple[Column, Column]:
     """Times and the mean share of GPUs held between one and the next."""
     begin, end = float(result.arrival_s.min()), float(result.finish_s.max())
     edges = np.linspace(begin, max(end, begin + 1.0), points + 1)
     width = edges[1] - edges[0]
-    starts = np.array([segment.start_s for segment in result.segments])
-    ends = np.array([segment.end_s for segment in result.segments])
-    gpus = np.array([_gpus(segment) for segment in result.segments])
-    held = _integral(starts, gpus, edges) - _integral(ends, gpus, edges)
+    gpus = result.segments.gpus
+    held = _integral(result.segments.starts_s, gpus, edges) - _integral(result.segments.ends_s, gpus, edges)
     return edges[:-1], np.diff(held) / (width * result.size)
 
 

@@ -15,8 +15,9 @@ from foretrain.errors import InputError, invalid
 from foretrain.fanout import fan_out
 from foretrain.job import Job
 from foretrain.scheduling import policies
+from foretrain.scheduling.capabilities import refuse_what_is_not_honoured
 from foretrain.scheduling.estimates import Estimates, Exact, LogNormal, ResidualEstimates
-from foretrain.scheduling.jobs import Malformed, Trace
+from foretrain.scheduling.jobs import Trace
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import Metrics, metrics, metrics_by_group
 from foretrain.scheduling.placement import placement
@@ -25,7 +26,6 @@ from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
 from foretrain.scheduling.rounds import ROUND_S, Rounds
 from foretrain.scheduling.simulator import Settings, Simulation
 from foretrain.scheduling.speeds import PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
-from foretrain.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,32 @@ class Scenario:
 
     @property
     def in_rounds(self) -> bool:
-        """Gavel's policies always, the others never; first in, first out as asked."""
-        in_rounds_only = self.policy not in policies.names()
-        return self.policy in ROUND_POLICIES and (self.rounds_s is not None or in_rounds_only)
+        """Gavel's policies always, first in, first out where the length of a round is given, others never."""
+        return self.policy in ROUND_POLICIES or (self.policy == "fifo" and self.rounds_s is not None)
+
+    @property
+    def options(self) -> list[str]:
+        """The options in use that not every policy can honour."""
+        settings, failures = self.settings, self.settings.failures
+        in_use = {
+            "sharing": settings.sharing,
+            "placement": self.placement != "packed",
+            "slowdown_per_node": self.speeds.slowdown_per_node > 0,
+            "checkpoint": settings.checkpoint_s > 0,
+            "restart": settings.restart_s > 0,
+            "job_mtbf": failures.job_mtbf_gpu_s < math.inf,
+            "node_mtbf": failures.node_mtbf_s < math.inf,
+            "outages": bool(failures.outages),
+            "residuals": self.residuals is not None,
+            "errors": self.error > 0,
+            "rounds": self.rounds_s is not None,
+        }
+        return [name for name, used in in_use.items() if used]
+
+    def check(self) -> None:
+        """Refuse what the policy cannot honour."""
+        name = "gavel_fifo" if self.in_rounds and self.policy == "fifo" else self.policy
+        refuse_what_is_not_honoured(name, self.options)
 
     @property
     def estimates_are(self) -> str:
@@ -107,6 +130,7 @@ class Scenario:
         return LogNormal(self.error, self.seed) if self.error else Exact()
 
     def run(self, trace: Trace, tell: Callable[[int], None] = lambda _: None) -> Result:
+        self.check()
         if self.in_rounds:
             policy, round_s = round_policy(self.policy, self.seed), self.rounds_s or ROUND_S
             speeds = self.speeds.make()
@@ -131,45 +155,6 @@ class Outcome:
     metrics: Metrics
     groups: dict[str, Metrics]
     result: Result | None = None
-
-
-def runnable(trace: Trace, scenario: Scenario) -> Trace:
-    """The jobs whose speed the table of throughputs tells; the others are counted as malformed."""
-    path = scenario.speeds.throughputs
-    if path is None or scenario.speeds.predictor is not None:
-        return trace
-    table, devices = ThroughputTable.load(path), {machine.device for machine in scenario.machines}
-    known = [job for job in trace.jobs if table.knows(job, devices)]
-    if not known:
-        raise InputError(f"{path}: has no throughput of any job of {trace.name}")
-    lost = len(trace.jobs) - len(known)
-    if not lost:
-        return trace
-    reason = f"no throughput of that job type on that many GPUs in {path.name}"
-    first = next(number for number, job in enumerate(trace.jobs, start=1) if not table.knows(job, devices))
-    counts, firsts = {**trace.malformed.counts, reason: lost}, {**trace.malformed.first, reason: first}
-    return dataclasses.replace(trace, jobs=known, malformed=Malformed(counts=counts, first=firsts))
-
-
-_MOST_FAILURES = 10_000
-"""Of one job between two of its checkpoints: with more of them a simulation does not end."""
-
-
-def check_failures(trace: Trace, scenario: Scenario) -> None:
-    """Refuse failures so frequent that jobs hardly ever reach their next checkpoint."""
-    model, every_s = scenario.settings.failures, scenario.settings.checkpoint_every_s
-    in_node = max(machine.gpus for machine in scenario.machines)
-    for job in trace.jobs:
-        nodes, stretch_s = math.ceil(job.gpus / in_node), min(every_s, job.duration_s or math.inf)
-        rates = {"job_mtbf": job.gpus / model.job_mtbf_gpu_s, "node_mtbf": nodes / model.node_mtbf_s}
-        if sum(rates.values()) * stretch_s > math.log(_MOST_FAILURES):
-            name = max(rates, key=lambda which: rates[which])
-            given_s = model.job_mtbf_gpu_s if name == "job_mtbf" else model.node_mtbf_s
-            raise InputError(
-                f"{name}: {format_seconds(given_s)} is too short: in the {format_seconds(stretch_s)} between "
-                f"two checkpoints job {job.name!r} on {job.gpus} GPUs fails more than {_MOST_FAILURES:,} "
-                "times; give a longer one, or a shorter checkpoint_every"
-            )
 
 
 def run_scenario(

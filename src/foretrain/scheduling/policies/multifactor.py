@@ -7,7 +7,7 @@ import math
 from foretrain.scheduling.machines import Pool
 from foretrain.scheduling.policies.base import Policy
 from foretrain.scheduling.policies.fair_tree import FairTree, User
-from foretrain.scheduling.policies.profile import Profile
+from foretrain.scheduling.policies.profile import FreeProfile
 from foretrain.scheduling.simulator import Active, Simulation
 
 _SLACK_S = 1e-6
@@ -125,7 +125,7 @@ class Multifactor(Policy):
         own = cluster.settings.rules.queue(job.spec.group).gpus
         return own is None or held.get(job.spec.group, 0) + job.gpus <= own
 
-    def _profile(self, cluster: Simulation, pool: Pool) -> dict[str, Profile]:
+    def _profile(self, cluster: Simulation, pool: Pool) -> dict[str, FreeProfile]:
         """GPUs that will be free in a pool, as everybody sees it (""), and as each group with a reservation
         does."""
         ends = [
@@ -139,14 +139,14 @@ class Multifactor(Policy):
         kept = [each for each in kept if each.end_s > cluster.now]
         profiles = {}
         for group in ("", *{each.group for each in kept if each.group}):
-            profiles[group] = Profile(cluster.now, pool.free, ends)
+            profiles[group] = FreeProfile(cluster.now, pool.free, ends)
             for each in kept:
                 if not each.group or each.group != group:
                     profiles[group].reserve(max(each.start_s, cluster.now), each.end_s, each.gpus)
         return profiles
 
     def _earliest(
-        self, cluster: Simulation, job: Active, profiles: dict[int, dict[str, Profile]]
+        self, cluster: Simulation, job: Active, profiles: dict[int, dict[str, FreeProfile]]
     ) -> tuple[float, int, float]:
         """When and where a job can start, and for how long it then holds its GPUs at most."""
         length_s = max(self._length_s(cluster, job), _SLACK_S)
@@ -193,7 +193,7 @@ def _user(job: Active) -> User:
     return job.spec.group, job.spec.user
 
 
-def _seen(profiles: dict[str, Profile], job: Active) -> Profile:
+def _seen(profiles: dict[str, FreeProfile], job: Active) -> FreeProfile:
     return profiles.get(job.spec.group, profiles[""])
 
 

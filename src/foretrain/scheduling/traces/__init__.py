@@ -49,12 +49,21 @@ def read_trace(path: Path, format: str | None = None) -> Trace:
     lines = lines_of(path)
     name = format or _format(path, lines)
     malformed = MalformedLines()
-    jobs = FORMATS[name](lines, malformed)
+    jobs = _without_namesakes(FORMATS[name](lines, malformed), malformed)
     if not jobs:
         reasons = "; ".join(malformed.result().lines())
         raise InputError(f"{path}: holds no jobs in the format {name}" + (f" ({reasons})" if reasons else ""))
     ordered = in_order(jobs, from_zero=name != "gavel")
     return Trace(name=path.name, format=name, jobs=ordered, malformed=malformed.result())
+
+
+def _without_namesakes(jobs: Sequence[TraceJob], malformed: MalformedLines) -> list[TraceJob]:
+    """Each name once: the first job that has it."""
+    by_name: dict[str, TraceJob] = {}
+    for number, job in enumerate(jobs, start=1):
+        if by_name.setdefault(job.name, job) is not job:
+            malformed.add(number, "the name of an earlier job (counted in jobs, not lines)")
+    return list(by_name.values())
 
 
 def _format(path: Path, lines: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ def lines_of(path: Path) -> list[str]:
     if path.suffix != ".gz":
         return read_text(path).splitlines()
     try:
-        return gzip.decompress(path.read_bytes()).decode("utf-8").splitlines()
+        return gzip.decompress(path.read_bytes()).decode("utf-8-sig").splitlines()
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
