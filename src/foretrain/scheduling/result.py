@@ -74,7 +74,10 @@ class Segments(Sequence[Segment]):
     def gpus(self) -> Column:
         """GPUs held, parts of a GPU as such."""
         return np.fromiter(
-            (each.gpus if each.share == FULL else each.gpus * each.share / FULL for each in self._allocations),
+            (
+                each.gpus if each.share == FULL else each.gpus * each.share / FULL
+                for each in self._allocations
+            ),
             np.float64,
             len(self),
         )

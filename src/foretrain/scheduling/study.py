@@ -110,7 +110,10 @@ class Scenario:
             "errors": self.error > 0,
             "rounds": self.rounds_s is not None,
         }
-        return [name for name, used in in_use.items() if used]
+        in_use["limits"] = settings.rules.kill
+        in_use["partitions"] = any(machine.partition for machine in self.machines)
+        mine = [name for name, used in in_use.items() if used]
+        return [*mine, *(name for name in settings.options if name not in mine)]
 
     def check(self) -> None:
         """Refuse what the policy cannot honour."""
@@ -195,5 +198,5 @@ def mean_metrics(several: Sequence[Metrics]) -> Metrics:
     names = [each.name for each in dataclasses.fields(Metrics)]
     values = {name: [getattr(each, name) for each in several] for name in names}
     means = {name: None if None in column else sum(column) / len(column) for name, column in values.items()}
-    whole = {name: round(sum(values[name]) / len(several)) for name in ("jobs", "preemptions", "failures")}
+    whole = {name: round(sum(values[name]) / len(several)) for name in ("jobs", "preemptions", "failures", "killed")}
     return Metrics(**{**means, **whole})

@@ -23,6 +23,14 @@ _WHERE = {
     "themis": f"{_HERE}.themis:Themis",
     "pollux": f"{_HERE}.elastic:Pollux",
     "optimus": f"{_HERE}.elastic:Optimus",
+    "afs": f"{_HERE}.afs:ApatheticFutureShare",
+    "edf": f"{_HERE}.edf:EarliestDeadlineFirst",
+    "gandiva": f"{_HERE}.gandiva:Gandiva",
+    "gittins": f"{_HERE}.gittins:Gittins",
+    "kueue": f"{_HERE}.kueue:Kueue",
+    "multifactor": f"{_HERE}.multifactor:Multifactor",
+    "qssf": f"{_HERE}.qssf:QuasiShortestServiceFirst",
+    "shockwave": f"{_HERE}.shockwave:Shockwave",
 }
 
 

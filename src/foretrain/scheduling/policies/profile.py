@@ -90,6 +90,9 @@ class FreeProfile:
     def _make_room(self) -> None:
         steps = self._last - self._first
         times, free = self._times[self._first : self._last], self._free[self._first : self._last]
-        self._times, self._free = np.full(max(_ROOM, 2 * steps), math.inf), np.zeros(2 * steps + _ROOM, np.int64)
+        self._times, self._free = (
+            np.full(max(_ROOM, 2 * steps), math.inf),
+            np.zeros(2 * steps + _ROOM, np.int64),
+        )
         self._times[:steps], self._free[:steps] = times, free
         self._first, self._last = 0, steps
