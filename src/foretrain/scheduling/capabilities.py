@@ -13,9 +13,9 @@ _IN_ROUNDS = "it leases devices in rounds, as Gavel's simulator does, "
 
 _EVENT_DRIVEN_WHOLE = (
     *("srtf", "oracle", "tiresias", "backfill", "conservative", "themis", "pollux", "optimus"),
-    *("afs", "gandiva", "gittins", "kueue", "multifactor", "shockwave"),
+    *("afs", "gandiva", "gittins", "kueue", "multifactor", "shockwave", "sia"),
 )
-_NAMED = ("fifo", "sjf", "qssf", "edf", *_EVENT_DRIVEN_WHOLE, *ROUND_NAMES)
+_NAMED = ("fifo", "sjf", "qssf", "edf", "lucid", *_EVENT_DRIVEN_WHOLE, *ROUND_NAMES)
 _NO_QUOTAS = "it knows no groups; multifactor and kueue do"
 
 
@@ -51,7 +51,7 @@ CANNOT: Mapping[str, Mapping[str, str]] = {
     "errors": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows how many steps jobs have"),
     "residuals": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows how many steps jobs have"),
     "rounds": dict.fromkeys(
-        ("sjf", "qssf", "edf", *_EVENT_DRIVEN_WHOLE),
+        ("sjf", "qssf", "edf", "lucid", *_EVENT_DRIVEN_WHOLE),
         "it decides whenever something happens, not in rounds",
     ),
 }

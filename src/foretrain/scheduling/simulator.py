@@ -192,6 +192,10 @@ class Simulation:
         """Work per second on so many GPUs of the fastest device, packed; for policies that choose sizes."""
         return max(self._packed_rate(job.spec, pool, gpus) for pool in job.pools)
 
+    def rate_in(self, job: Active, pool: Pool, gpus: int) -> float:
+        """The same in one pool; 0 where the job cannot run."""
+        return self._packed_rate(job.spec, pool, gpus)
+
     # What policies may do
 
     def start(

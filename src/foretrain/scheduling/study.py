@@ -198,5 +198,8 @@ def mean_metrics(several: Sequence[Metrics]) -> Metrics:
     names = [each.name for each in dataclasses.fields(Metrics)]
     values = {name: [getattr(each, name) for each in several] for name in names}
     means = {name: None if None in column else sum(column) / len(column) for name, column in values.items()}
-    whole = {name: round(sum(values[name]) / len(several)) for name in ("jobs", "preemptions", "failures", "killed")}
+    whole = {
+        name: round(sum(values[name]) / len(several))
+        for name in ("jobs", "preemptions", "failures", "killed")
+    }
     return Metrics(**{**means, **whole})

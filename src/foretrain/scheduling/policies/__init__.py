@@ -28,8 +28,10 @@ _WHERE = {
     "gandiva": f"{_HERE}.gandiva:Gandiva",
     "gittins": f"{_HERE}.gittins:Gittins",
     "kueue": f"{_HERE}.kueue:Kueue",
+    "lucid": f"{_HERE}.lucid:Lucid",
     "multifactor": f"{_HERE}.multifactor:Multifactor",
     "qssf": f"{_HERE}.qssf:QuasiShortestServiceFirst",
+    "sia": f"{_HERE}.sia:Sia",
     "shockwave": f"{_HERE}.shockwave:Shockwave",
 }
 

@@ -59,7 +59,7 @@ class Greedy(Policy):
     def _heads(self, cluster: Simulation) -> list[Head]:
         """The best job of each request, but for those that plainly cannot start now."""
         room = max(pool.free for pool in cluster.machines.pools)
-        if cluster.settings.sharing:
+        if cluster.settings.sharing or cluster.settings.pairs is not None:
             return [(*heap[0], wanted) for wanted, heap in self._heaps.items() if heap]
         heaps = self._heaps.items()
         return [(*heap[0], wanted) for wanted, heap in heaps if heap and wanted[0] <= room]

@@ -60,6 +60,10 @@ class Interference(ABC):
     def speed(self, device: str, kind: str, others: Sequence[str]) -> float:
         """Speed of a kind of job beside others on one GPU, over that alone; 0 where they cannot share."""
 
+    def memory_bytes(self, kind: str) -> float:
+        """Of the device's memory that a kind of job takes; 0 where it is not known."""
+        return 0.0
+
 
 class Alone(Interference):
     """No cost: every job is as fast as alone."""

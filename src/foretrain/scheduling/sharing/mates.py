@@ -52,7 +52,7 @@ class Mates:
     def _pair(self, one: Active, other: Active, device: str) -> float:
         """The speed of two jobs together, over that of one alone; 0 where they should not share."""
         memory = self._memory.get(device)
-        if memory is not None and _memory_of(one) + _memory_of(other) > memory:
+        if memory is not None and self._memory_of(one) + self._memory_of(other) > memory:
             return 0.0
         key = (device, one.spec.kind, other.spec.kind)
         if key not in self._worth:
@@ -62,6 +62,9 @@ class Mates:
             )
             self._worth[key] = sum(speeds) if min(speeds) >= self._least and sum(speeds) > 1 else 0.0
         return self._worth[key]
+
+    def _memory_of(self, job: Active) -> float:
+        return self._interference.memory_bytes(job.spec.kind)
 
     def joins(self, job: Active) -> list[Active]:
         """A job began to hold a part of a GPU; those that were there before."""
@@ -86,7 +89,3 @@ class Mates:
 def _place(allocation: Allocation) -> Place:
     ((node, mask),) = allocation.parts
     return node, mask.bit_length() - 1
-
-
-def _memory_of(job: Active) -> float:
-    return float(getattr(job.spec, "memory_bytes", None) or 0.0)

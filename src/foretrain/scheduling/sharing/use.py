@@ -110,5 +110,8 @@ class ByUse(Interference):
     def use(self, kind: str) -> Use:
         return self._uses.get(kind, Use())
 
+    def memory_bytes(self, kind: str) -> float:
+        return self.use(kind).memory_bytes
+
     def speed(self, device: str, kind: str, others: Sequence[str]) -> float:
         return self._sharing.speed(self.use(kind), [self.use(other) for other in others])
