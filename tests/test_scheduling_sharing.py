@@ -187,7 +187,7 @@ def test_a_forecast_tells_how_a_job_uses_its_device() -> None:
     }
     use = Use.of(cast(Forecast, SimpleNamespace(quantities=quantities)))
     assert (use.busy, use.kernel_s, use.memory_bytes) == (0.5, pytest.approx(1e-5), 3e9)
-    with pytest.raises(InputError, match="turns, mps"):
+    with pytest.raises(InputError, match="mps, turns"):
         way("nonsense")
     by_use = ByUse({"light": Use(busy=0.3)}, way("turns"))
     assert by_use.speed("h200", "light", ["unknown"]) > by_use.speed("h200", "unknown", ["light"])
