@@ -1,4 +1,4 @@
-"""Sets what a simulation costs beside the work: checkpoints, restarts, failures, and whether GPUs are shared."""
+"""Sets what a simulation costs beside the work: checkpoints, restarts and failures; and sharing of GPUs."""
 
 from __future__ import annotations
 

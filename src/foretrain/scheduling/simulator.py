@@ -98,7 +98,7 @@ class Simulation:
         return Active(number, job, work, work * estimates.factor(job, number), nominal, pools)
 
     def _usable_by(self, job: TraceJob) -> tuple[tuple[Pool, ...], float]:
-        """The pools that have a job's device, enough GPUs and a speed for it, and the best of these speeds."""
+        """The pools that have a job's device, enough GPUs and a speed for it, and the best of the speeds."""
         key = (job.device, job.kind, job.gpus, job.fewest)
         usable = self._usable.get(key)
         if usable is None:
@@ -399,7 +399,9 @@ class Simulation:
         """When a job that runs will be done, or fail."""
         assert job.allocation is not None
         left = job.work - job.done
-        self._events.push(job.ready_s + left / job.rate if left > 0 else job.ready_s, _FINISH, job, job.version)
+        self._events.push(
+            job.ready_s + left / job.rate if left > 0 else job.ready_s, _FINISH, job, job.version
+        )
         if self._jobs_fail:
             until = self._failures.of_job(job.number, job.starts, job.allocation.gpus)
             if until < math.inf:

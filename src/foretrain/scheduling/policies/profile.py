@@ -44,7 +44,7 @@ class FreeProfile:
         """When so many GPUs are free for so long; infinite where they never are."""
         times, free = self._times[self._first : self._last], self._free[self._first : self._last]
         short = np.flatnonzero(free < gpus)
-        if not short.size or short[0] > 0 and times[short[0]] - times[0] >= time_s - _SLACK_S:
+        if not short.size or (short[0] > 0 and times[short[0]] - times[0] >= time_s - _SLACK_S):
             return float(times[0])
         starts, ends = short[:-1] + 1, short[1:]
         long = (starts < ends) & (times[ends] - times[starts[: ends.size]] >= time_s - _SLACK_S)
@@ -90,6 +90,9 @@ class FreeProfile:
     def _make_room(self) -> None:
         steps = self._last - self._first
         times, free = self._times[self._first : self._last], self._free[self._first : self._last]
-        self._times, self._free = np.full(max(_ROOM, 2 * steps), math.inf), np.zeros(2 * steps + _ROOM, np.int64)
+        self._times, self._free = (
+            np.full(max(_ROOM, 2 * steps), math.inf),
+            np.zeros(2 * steps + _ROOM, np.int64),
+        )
         self._times[:steps], self._free[:steps] = times, free
         self._first, self._last = 0, steps
