@@ -125,8 +125,8 @@ def schedule(
     one_thread()
     from foretrain.files import check_target
     from foretrain.report.screen import progress
-    from foretrain.scheduling.programmes import has_ecos
     from foretrain.scheduling.admission import check_failures, runnable
+    from foretrain.scheduling.programmes import has_ecos
     from foretrain.scheduling.study import run_all
 
     if processes is not None and processes < 1:

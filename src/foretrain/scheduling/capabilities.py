@@ -48,6 +48,8 @@ CANNOT: Mapping[str, Mapping[str, str]] = {
     "job_mtbf": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "without failures"),
     "node_mtbf": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "without failures"),
     "outages": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "without failures"),
+    "spot": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "without failures"),
+    "checkpoint_write": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows speeds from the table alone"),
     "errors": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows how many steps jobs have"),
     "residuals": dict.fromkeys(ROUND_NAMES, _IN_ROUNDS + "and knows how many steps jobs have"),
     "rounds": dict.fromkeys(

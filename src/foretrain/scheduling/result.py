@@ -85,8 +85,7 @@ class Segments(Sequence[Segment]):
     def held_gpu_s(self, jobs: int) -> Column:
         """GPU time that each of so many jobs held."""
         lengths = (self.ends_s - self.starts_s) * self.gpus
-        held: Column = np.bincount(np.array(self._jobs, dtype=np.int64), lengths, jobs)
-        return held
+        return np.bincount(np.array(self._jobs, dtype=np.int64), lengths, jobs).astype(np.float64)
 
     def __len__(self) -> int:
         return len(self._jobs)

@@ -16,7 +16,9 @@ from foretrain.fanout import fan_out
 from foretrain.job import Job
 from foretrain.scheduling import policies
 from foretrain.scheduling.capabilities import refuse_what_is_not_honoured
+from foretrain.scheduling.checkpointing import CheckpointedSpeeds
 from foretrain.scheduling.estimates import Estimates, Exact, LogNormal, ResidualEstimates
+from foretrain.scheduling.failures import FailureModel
 from foretrain.scheduling.jobs import Trace
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import Metrics, metrics, metrics_by_group
@@ -24,8 +26,11 @@ from foretrain.scheduling.placement import placement
 from foretrain.scheduling.result import Result
 from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
 from foretrain.scheduling.rounds import ROUND_S, Rounds
+from foretrain.scheduling.sharing.mig import SlicedSpeeds
+from foretrain.scheduling.sharing.use import Use
 from foretrain.scheduling.simulator import Settings, Simulation
 from foretrain.scheduling.speeds import PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
+from foretrain.scheduling.spot import Spot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,11 @@ class SpeedSource:
     """What a job file says of the nodes and links of each kind of device; where it is silent, the templates
     hold."""
     slowdown_per_node: float = 0.0
+    uses: Mapping[str, Use] = field(default_factory=dict)
+    """How each kind of job uses a device, for slices of it."""
+    checkpoint_write_s: float = 0.0
+    """What a checkpoint costs a job that writes them as it goes; 0 for none."""
+    checkpoint_every_s: float = 1800.0
 
     def __post_init__(self) -> None:
         if (self.predictor is None) != (self.templates is None):
@@ -49,6 +59,12 @@ class SpeedSource:
             raise invalid("slowdown_per_node", self.slowdown_per_node, "a number of at least 0")
 
     def make(self) -> Speeds:
+        speeds: Speeds = SlicedSpeeds(self._whole(), self.uses)
+        if self.checkpoint_write_s:
+            speeds = CheckpointedSpeeds(speeds, self.checkpoint_every_s, self.checkpoint_write_s)
+        return speeds
+
+    def _whole(self) -> Speeds:
         table: Speeds = TraceSpeeds(slowdown_per_node=self.slowdown_per_node)
         if self.throughputs:
             table = ThroughputTable.load(self.throughputs)
@@ -87,6 +103,9 @@ class Scenario:
     rounds_s: float | None = None
     """Length of a round in the round-based mode; None for the event-driven one."""
     seed: int = 0
+    parameters: Mapping[str, float | int | bool] = field(default_factory=dict)
+    """Of the policy, in place of its own."""
+    spot: Spot | None = None
 
     @property
     def in_rounds(self) -> bool:
@@ -109,6 +128,8 @@ class Scenario:
             "residuals": self.residuals is not None,
             "errors": self.error > 0,
             "rounds": self.rounds_s is not None,
+            "spot": self.spot is not None,
+            "checkpoint_write": self.speeds.checkpoint_write_s > 0,
         }
         in_use["limits"] = settings.rules.kill
         in_use["partitions"] = any(machine.partition for machine in self.machines)
@@ -141,13 +162,30 @@ class Scenario:
         return Simulation(
             trace.jobs,
             self.machines,
-            policies.get(self.policy),
+            policies.get(self.policy, self.parameters),
             placement=placement(self.placement, self.seed),
             speeds=self.speeds.make(),
             estimates=self.estimates(),
-            settings=dataclasses.replace(self.settings, seed=self.seed),
+            settings=dataclasses.replace(self.settings, seed=self.seed, failures=self._failures(trace)),
             tell=tell,
         ).run()
+
+    def _failures(self, trace: Trace) -> FailureModel:
+        """Those of the settings, and spot nodes that are taken back."""
+        model = self.settings.failures
+        if self.spot is None:
+            return model
+        last_s = max(job.arrival_s for job in trace.jobs)
+        work_s = sum((job.duration_s or 0.0) * job.gpus for job in trace.jobs)
+        longest_s = max(job.duration_s or 0.0 for job in trace.jobs)
+        until_s = last_s + _SPOT_SPAN * (work_s / sum(machine.gpus for machine in self.machines) + longest_s)
+        taken = self.spot.outages(len(self.machines), until_s, self.seed)
+        both = sorted((*model.outages, *taken), key=lambda outage: (outage.time_s, outage.node))
+        return dataclasses.replace(model, outages=tuple(both))
+
+
+_SPOT_SPAN = 4.0
+"""Beyond the last arrival, in times of all the work on the cluster, for which spot nodes come and go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

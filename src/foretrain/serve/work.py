@@ -81,9 +81,9 @@ def plan(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def schedule(task: Mapping[str, Any]) -> dict[str, Any]:
     """What policies make of a trace on a cluster."""
+    from foretrain.scheduling.admission import runnable
     from foretrain.scheduling.clusters import read_machines
     from foretrain.scheduling.placement import placement
-    from foretrain.scheduling.admission import runnable
     from foretrain.scheduling.study import Scenario, run_all
     from foretrain.scheduling.summary import document
     from foretrain.units import parse_seconds

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
 
 from foretrain.errors import InputError, first_line, unknown
@@ -40,12 +42,16 @@ def names() -> tuple[str, ...]:
     return tuple(_WHERE)
 
 
-def get(name: str) -> Policy:
-    """A new policy, by name or as ``file.py:Class``."""
+def get(name: str, parameters: Mapping[str, float | int | bool] | None = None) -> Policy:
+    """A new policy, by name or as ``file.py:Class``; with parameters of its own where they are given."""
     if name in _WHERE:
         module, _, attribute = _WHERE[name].partition(":")
         policy: type[Policy] = getattr(importlib.import_module(module), attribute)
-        return policy()
+        known = [each for each in inspect.signature(policy.__init__).parameters if each != "self"]
+        for parameter in parameters or {}:
+            if parameter not in known:
+                raise unknown(f"policy {name}: parameter", parameter, known)
+        return policy(**(parameters or {}))
     path, colon, attribute = name.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise unknown("policy", name, _WHERE, "a class as file.py:Class or one of")

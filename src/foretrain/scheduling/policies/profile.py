@@ -44,7 +44,7 @@ class FreeProfile:
         """When so many GPUs are free for so long; infinite where they never are."""
         times, free = self._times[self._first : self._last], self._free[self._first : self._last]
         short = np.flatnonzero(free < gpus)
-        if not short.size or short[0] > 0 and times[short[0]] - times[0] >= time_s - _SLACK_S:
+        if not short.size or (short[0] > 0 and times[short[0]] - times[0] >= time_s - _SLACK_S):
             return float(times[0])
         starts, ends = short[:-1] + 1, short[1:]
         long = (starts < ends) & (times[ends] - times[starts[: ends.size]] >= time_s - _SLACK_S)

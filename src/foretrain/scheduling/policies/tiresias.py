@@ -27,7 +27,7 @@ class _Queue:
         self.held = [0] * pools
         """GPUs of those that run, by pool."""
         self.fallen: list[Active] = []
-        """Jobs that run and fell into this queue since the last decision; they stand behind those that wait."""
+        """Jobs that run and fell into this queue since the last decision; they stand behind all that wait."""
         self.waiting: dict[Request, list[Place]] = {}
         self._front = self._back = 0
 
