@@ -14,6 +14,7 @@ from foretrain import predictors
 from foretrain.errors import InputError, invalid
 from foretrain.fanout import fan_out
 from foretrain.job import Job
+from foretrain.predictors.base import Predictor
 from foretrain.scheduling import policies
 from foretrain.scheduling.capabilities import refuse_what_is_not_honoured
 from foretrain.scheduling.checkpointing import CheckpointedSpeeds
@@ -70,12 +71,17 @@ class SpeedSource:
             table = ThroughputTable.load(self.throughputs)
         if self.predictor is None or self.templates is None:
             return table
+        predictor, templates = self.predicted()
+        return PredictedSpeeds(predictor, templates, otherwise=table, sections=self.sections)
+
+    def predicted(self) -> tuple[Predictor, dict[str, Job]]:
+        """The predictor and the templates."""
+        assert self.templates is not None
+        assert self.predictor is not None
         files = sorted(self.templates.glob("*.toml"))
         if not files:
             raise InputError(f"templates: {self.templates} holds no job files (*.toml)")
-        templates = {file.stem: _template(file) for file in files}
-        predictor = predictors.get(self.predictor)
-        return PredictedSpeeds(predictor, templates, otherwise=table, sections=self.sections)
+        return predictors.get(self.predictor), {file.stem: _template(file) for file in files}
 
 
 def _template(file: Path) -> Job:
