@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from foretrain.errors import InputError
+from foretrain.scheduling.queue_now import queue_now
 from foretrain.scheduling.traces import read_trace, write_trace
 
 SACCT = """\
@@ -157,3 +158,41 @@ def test_requested_times_of_swf_are_limits_and_survive_our_own_format(tmp_path: 
     assert (job.limit_s, job.user, job.group) == (600.0, "user 12", "queue 2")
     write_trace(tmp_path / "own.csv", trace.jobs)
     assert read_trace(tmp_path / "own.csv").jobs == trace.jobs
+
+
+QUEUE = """\
+JobID|User|Account|Submit|Start|End|State|Timelimit|ElapsedRaw|AllocTRES|ReqTRES
+1|ann|nlp|2026-01-05T08:00:00|2026-01-05T08:00:00|2026-01-05T08:30:00|COMPLETED|01:00:00|1800|gres/gpu=4|gres/gpu=4
+2|ann|nlp|2026-01-05T08:00:00|2026-01-05T08:00:00|2026-01-05T08:45:00|COMPLETED|01:00:00|2700|gres/gpu=4|gres/gpu=4
+3|bob|nlp|2026-01-05T09:00:00|2026-01-05T09:00:00|Unknown|RUNNING|02:00:00|3600|gres/gpu=4|gres/gpu=4
+4|ann|nlp|2026-01-05T09:30:00|Unknown|Unknown|PENDING|01:00:00|0||gres/gpu=4
+5_[1-2]|ann|nlp|2026-01-05T09:40:00|Unknown|Unknown|PENDING|01:00:00|0||gres/gpu=2
+"""
+
+
+def test_the_queue_as_it_stands_has_what_runs_and_what_waits_as_long_as_history_tells(tmp_path: Path) -> None:
+    found = queue_now(_file(tmp_path, "queue.txt", QUEUE))
+    assert found is not None
+    assert (found.running, found.waiting, found.history) == (1, 3, 2)
+    jobs = {job.name: job for job in found.trace.jobs}
+    # of limits, 0.5 and 0.75 were used: a job of 2 h that has run for 1 h is one of the longer
+    assert jobs["3"].duration_s == pytest.approx(0.75 * 7200 - 3600)
+    assert jobs["3"].limit_s == 3600.0
+    assert jobs["4"].duration_s == pytest.approx(0.625 * 3600)
+    assert [job.name for job in sorted(found.trace.jobs, key=lambda job: job.arrival_s)] == [
+        "3",
+        "4",
+        "5_1",
+        "5_2",
+    ]
+    assert queue_now(_file(tmp_path, "log.swf", "7 60 5 300 4 -1 -1 4 600 -1 1 12 3 -1 2 -1 -1 -1\n")) is None
+
+
+def test_kueue_queue_as_it_stands(tmp_path: Path) -> None:
+    document = _kueue()
+    del document["items"][0]["status"]["conditions"][1]
+    found = queue_now(_file(tmp_path, "cluster.json", json.dumps(document)))
+    assert found is not None
+    assert (found.running, found.waiting) == (1, 0)
+    (job,) = found.trace.jobs
+    assert job.gpus == 16

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 _WIDE = (
     ("average JCT", "median", "p95", "p99", "queueing"),
-    ("makespan", "utilisation", "fairness", "preemptions", "lost GPU h", "cost"),
+    ("makespan", "utilisation", "fairness", "preemptions", "lost GPU h", "cost", "energy"),
+    ("killed", "late"),
 )
 _NARROW = (
     ("average JCT", "median", "p95"),
     ("p99", "queueing", "makespan"),
     ("utilisation", "fairness", "preemptions", "lost GPU h", "cost"),
+    ("energy", "killed", "late"),
 )
 """The figures of each table: as many as fit beside the policy, or beside the policy and the quality of its
 estimates."""
@@ -159,6 +161,7 @@ def schedule(
     from foretrain.report.screen import progress
     from foretrain.scheduling.admission import check_failures, runnable
     from foretrain.scheduling.programmes import has_ecos
+    from foretrain.scheduling.queue_now import queue_now
     from foretrain.scheduling.study import run_all
 
     if processes is not None and processes < 1:
@@ -168,7 +171,15 @@ def schedule(
     for target in (html, log, perfetto):
         if target is not None:
             check_target(target)
-    jobs = _jobs(trace, generate, format, first)
+    now = None if when is None or trace is None else queue_now(Path(trace), format)
+    jobs = now.trace if now is not None else _jobs(trace, generate, format, first)
+    if now is not None:
+        told = (
+            f"{now.running:,} jobs run, {now.waiting:,} wait; {now.history:,} that have ended tell how long"
+        )
+        say(f"{jobs.name}: the queue as it stands: {told}")
+        if errors == "0" and residuals is None and now.error:
+            errors = f"{min(now.error, 9.0):.3f}"
     scenarios = _scenarios(
         jobs, policy.split(","), cluster=cluster, rack=rack, placement=placement, rounds=rounds,
         errors=errors, residuals=residuals, seeds=seeds,
@@ -353,8 +364,12 @@ def _report(jobs: Trace, outcomes: Sequence[Outcome], by_group: bool) -> list[Re
     parts: list[RenderableType] = []
     for chosen in _NARROW if several else _WIDE:
         rows, heads = [], []
+        told = {name for found in means.values() for name in figures(found)}
+        shown = [name for name in chosen if name in told]
+        if not shown:
+            continue
         for (policy, estimates), found in means.items():
-            cells = {name: value for name, value in figures(found).items() if name in chosen}
+            cells = {name: figures(found).get(name, "0") for name in shown}
             extra = {"estimates": estimates} if several else {}
             if several and "average JCT" in chosen:
                 extra["vs exact"] = _against(means, policy, found)

@@ -46,9 +46,12 @@ def energy(result: Result, *, busy_share: float = BUSY_SHARE) -> Energy | None:
         return None
     span_s = float(result.finish_s.max() - result.arrival_s.min())
     held_s: dict[str, float] = dict.fromkeys(tdp, 0.0)
-    for segment in result.segments:
-        device = result.machines[segment.allocation.parts[0][0]].device
-        held_s[device] += (segment.end_s - segment.start_s) * segment.allocation.gpus
+    if len(tdp) == 1:
+        held_s = dict.fromkeys(tdp, float(result.segments.held_gpu_s(len(result.jobs)).sum()))
+    else:
+        for segment in result.segments:
+            device = result.machines[segment.allocation.parts[0][0]].device
+            held_s[device] += (segment.end_s - segment.start_s) * segment.allocation.gpus
     all_s: dict[str, float] = dict.fromkeys(tdp, 0.0)
     for machine in result.machines:
         all_s[machine.device] += machine.gpus * span_s

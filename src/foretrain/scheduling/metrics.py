@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foretrain.scheduling.energy import energy
 from foretrain.scheduling.result import Column, Result
 
 _SLACK_S = 1e-6
@@ -43,6 +44,8 @@ class Metrics:
     """Jobs that ended at their limit, not done."""
     missed_deadlines: int | None = None
     """Of the jobs that have a deadline; None where none has."""
+    energy_kwh: float | None = None
+    """Of the whole cluster from the first arrival to the last end, by the power of its devices."""
 
     def to_dict(self) -> dict[str, float | int | None]:
         return dataclasses.asdict(self)
@@ -91,11 +94,12 @@ def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
         cost=cost,
         killed=_killed(result, chosen),
         missed_deadlines=_missed(result, chosen),
+        energy_kwh=drawn.total_kwh if whole and (drawn := energy(result)) is not None else None,
     )
 
 
 def _killed(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
-    return sum(segment.reason == "killed" and bool(chosen[segment.job]) for segment in result.segments)
+    return sum(bool(chosen[job]) for job in result.segments.jobs_ended("killed"))
 
 
 def _missed(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int | None:

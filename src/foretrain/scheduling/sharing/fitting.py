@@ -88,7 +88,8 @@ def _sparsity(job: np.ndarray, beside: np.ndarray, names: Sequence[str]) -> obje
 
 def _logs(manners: Manners) -> tuple[float, float, float]:
     needs = min(max(manners.needs, 1e-3), 1 - 1e-3)
-    return math.log(needs / (1 - needs)), *(math.log(max(x, 1e-3)) for x in (manners.bears, manners.pressure))
+    bears, pressure = max(manners.bears, 1e-3), max(manners.pressure, 1e-3)
+    return math.log(needs / (1 - needs)), math.log(bears), math.log(pressure)
 
 
 def _manners(row: np.ndarray) -> Manners:

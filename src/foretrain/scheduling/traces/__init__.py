@@ -47,7 +47,7 @@ def read_trace(path: Path, format: str | None = None) -> Trace:
     if format is not None and format not in FORMATS:
         raise unknown("format", format, FORMATS)
     lines = lines_of(path)
-    name = format or _format(path, lines)
+    name = format or format_of(path, lines)
     malformed = MalformedLines()
     jobs = _without_namesakes(FORMATS[name](lines, malformed), malformed)
     if not jobs:
@@ -66,7 +66,8 @@ def _without_namesakes(jobs: Sequence[TraceJob], malformed: MalformedLines) -> l
     return list(by_name.values())
 
 
-def _format(path: Path, lines: Sequence[str]) -> str:
+def format_of(path: Path, lines: Sequence[str]) -> str:
+    """By the look of its lines."""
     first = next((line for line in lines if line.strip()), None)
     if first is None:
         raise InputError(f"{path}: empty")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from foretrain.errors import InputError, first_line
 from foretrain.scheduling.jobs import MalformedLines, TraceJob
-from foretrain.scheduling.traces.rows import NoJob
+from foretrain.scheduling.traces.rows import NoJob, Unfinished
 
 KINDS = ("Workload", "Job", "Pod")
 _GPU = "nvidia.com/gpu"
@@ -18,6 +19,8 @@ _SLICES = 7
 """Of a GPU that is cut by MIG: ``nvidia.com/mig-2g.20gb`` is two of them."""
 _PRODUCT = "nvidia.com/gpu.product"
 _QUEUE = "kueue.x-k8s.io/queue-name"
+_MOMENT = r'"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:Z|\+00:00))"'
+_LENGTH_UNKNOWN_S = 1.0
 
 
 def is_kubernetes(text: str) -> bool:
@@ -56,38 +59,72 @@ def read_kubernetes(lines: Sequence[str], malformed: MalformedLines) -> list[Tra
     return jobs
 
 
+def unfinished_kubernetes(lines: Sequence[str]) -> list[Unfinished]:
+    """What runs or waits; the present is the latest moment that the list names."""
+    document = json.loads("\n".join(lines))
+    items = [each for each in document.get("items", [document]) if each.get("kind") in KINDS]
+    workloads = any(each["kind"] == "Workload" for each in items)
+    moments = [datetime.fromisoformat(text) for text in re.findall(_MOMENT, "\n".join(lines))]
+    now_s = max((moment.timestamp() for moment in moments), default=0.0)
+    found: list[Unfinished] = []
+    for item in items:
+        if (workloads and item["kind"] != "Workload") or (not workloads and _owners(item)):
+            continue
+        try:
+            start_s, end_s = _times_s(item)
+            if end_s is None:
+                ran_s = None if start_s is None else now_s - start_s
+                found.append(Unfinished(_with(item, _LENGTH_UNKNOWN_S), ran_s))
+        except (NoJob, InputError, KeyError, TypeError, ValueError, AttributeError):
+            continue
+    return found
+
+
 def _owners(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return list(item.get("metadata", {}).get("ownerReferences") or [])
 
 
+def _times_s(item: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """When it started and ended, where it did."""
+    status = item.get("status", {})
+    if item["kind"] == "Workload":
+        return _condition_s(status, "Admitted"), _condition_s(status, "Finished")
+    if item["kind"] == "Job":
+        failed_s = _condition_s(status, "Failed")
+        return _time_s(status.get("startTime")), _time_s(status.get("completionTime")) or failed_s
+    return _time_s(status.get("startTime")), _pod_end_s(status)
+
+
 def _job(item: Mapping[str, Any]) -> TraceJob:
+    start_s, end_s = _times_s(item)
+    _with(item, _LENGTH_UNKNOWN_S)
+    if start_s is None or end_s is None:
+        raise NoJob(f"a {item['kind']} that has not started or not ended")
+    if end_s <= start_s:
+        raise NoJob(f"a {item['kind']} that never ran")
+    return _with(item, end_s - start_s)
+
+
+def _with(item: Mapping[str, Any], duration_s: float) -> TraceJob:
     about, spec, status = item["metadata"], item["spec"], item.get("status", {})
     kind = item["kind"]
     if kind == "Workload":
         sets = [(int(each.get("count", 1)), each["template"]["spec"]) for each in spec["podSets"]]
-        start_s, end_s = _condition_s(status, "Admitted"), _condition_s(status, "Finished")
         limit_s, queue = spec.get("maximumExecutionTimeSeconds"), spec.get("queueName", "")
     elif kind == "Job":
         sets = [(int(spec.get("parallelism", 1)), spec["template"]["spec"])]
-        start_s = _time_s(status.get("startTime"))
-        end_s = _time_s(status.get("completionTime")) or _condition_s(status, "Failed")
         limit_s, queue = spec.get("activeDeadlineSeconds"), about.get("labels", {}).get(_QUEUE, "")
     else:
         sets = [(1, spec)]
-        start_s, end_s = _time_s(status.get("startTime")), _pod_end_s(status)
         limit_s, queue = spec.get("activeDeadlineSeconds"), about.get("labels", {}).get(_QUEUE, "")
     gpus, share = _gpus(sets)
-    if start_s is None or end_s is None:
-        raise NoJob(f"a {kind} that has not started or not ended")
-    if end_s <= start_s:
-        raise NoJob(f"a {kind} that never ran")
     created_s = _time_s(about["creationTimestamp"])
     products = {pod.get("nodeSelector", {}).get(_PRODUCT) for _, pod in sets} - {None}
     pod = sets[0][1]
     return TraceJob(
         name=f"{about.get('namespace', '')}/{about['name']}".lstrip("/"),
-        arrival_s=start_s if created_s is None else created_s,
-        duration_s=end_s - start_s,
+        arrival_s=0.0 if created_s is None else created_s,
+        duration_s=duration_s,
         gpus=gpus,
         share=share,
         device=products.pop().lower() if len(products) == 1 else None,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from foretrain.errors import InputError
 from foretrain.scheduling.jobs import MalformedLines, TraceJob
-from foretrain.scheduling.traces.rows import NoJob, Row, read_rows, time_of
+from foretrain.scheduling.traces.rows import NoJob, Row, Unfinished, read_rows, time_of
 
 NEEDED = ("JobID", "Submit", "State")
 """Beside them one of AllocTRES, ReqTRES and AllocGRES, and Start and End, or Elapsed or ElapsedRaw."""
@@ -14,6 +15,7 @@ _STEP = re.compile(r"\.(batch|extern|interactive|\d+)$")
 _AGAIN = ("REQUEUED", "PREEMPTED", "NODE_FAIL")
 _NOT_YET = ("PENDING", "RUNNING", "SUSPENDED", "RESIZING", "CONFIGURING", "COMPLETING")
 _NONE = ("", "Unknown", "None", "N/A")
+_LENGTH_UNKNOWN_S = 1.0
 
 
 def is_sacct(line: str) -> bool:
@@ -30,6 +32,44 @@ def read_sacct(lines: Sequence[str], malformed: MalformedLines) -> list[TraceJob
         elif not _STEP.search(row["JobID"]):
             tries.setdefault(row["JobID"], []).append((number, row))
     return read_rows(_last_tries(tries, malformed), _job, malformed)
+
+
+def unfinished_sacct(lines: Sequence[str]) -> list[Unfinished]:
+    """Jobs that run or wait as the log ends; every task of a waiting array is one."""
+    found: list[Unfinished] = []
+    last: dict[str, dict[str, str]] = {}
+    for _, row in _rows(lines):
+        if row is not None and not _STEP.search(row["JobID"]):
+            last[row["JobID"]] = row
+    for row in last.values():
+        state = row["State"].split()[0] if row["State"].strip() else ""
+        try:
+            gpus, device = _gpus(row)
+            if state not in _NOT_YET or not gpus:
+                continue
+            ran_s = None if state == "PENDING" else max(_duration_s(row), 0.0)
+            tasks = array_tasks(row["JobID"])
+            names = [row["JobID"]] if tasks is None else tasks
+            found += [Unfinished(_with(row, name, gpus, device, _LENGTH_UNKNOWN_S), ran_s) for name in names]
+        except (NoJob, InputError):
+            continue
+    return found
+
+
+def array_tasks(name: str) -> list[str] | None:
+    """The tasks of an array that waits; None for a job that is none.
+
+    >>> array_tasks("7_[1-3,9%2]")
+    ['7_1', '7_2', '7_3', '7_9']
+    """
+    match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", name)
+    if match is None:
+        return None
+    tasks: list[str] = []
+    for part in match[2].split(","):
+        first, _, end = part.partition("-")
+        tasks += [f"{match[1]}_{task}" for task in range(int(first), int(end or first) + 1)]
+    return tasks
 
 
 def _rows(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, str] | None]]:
@@ -65,8 +105,12 @@ def _job(row: Row, number: int) -> TraceJob:
         raise NoJob("a job without GPUs")
     if duration_s <= 0:
         raise NoJob("a job that never ran")
+    return _with(row, row["JobID"], gpus, device, duration_s)
+
+
+def _with(row: Row, name: str, gpus: int, device: str | None, duration_s: float) -> TraceJob:
     return TraceJob(
-        name=row["JobID"],
+        name=name,
         arrival_s=time_of(row, "Submit"),
         duration_s=duration_s,
         gpus=gpus,
