@@ -12,6 +12,8 @@ from foretrain.scheduling.energy import energy
 from foretrain.scheduling.result import Column, Result
 
 _SLACK_S = 1e-6
+Chosen = np.ndarray[tuple[int], np.dtype[np.bool_]]
+"""Which of the jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +55,19 @@ class Metrics:
 
 def metrics(result: Result) -> Metrics:
     """Of all jobs."""
-    return _metrics(result, np.ones(len(result.jobs), dtype=bool), whole=True)
+    return _metrics(result, np.ones(len(result.jobs), dtype=bool), _deadlines(result), whole=True)
 
 
 def metrics_by_group(result: Result) -> dict[str, Metrics]:
     """Of each virtual cluster; the utilisation is its share of the whole cluster's GPU time."""
-    groups = np.array([job.group for job in result.jobs])
-    return {str(name): _metrics(result, groups == name, whole=False) for name in sorted(set(groups.tolist()))}
+    groups, deadlines = np.array([job.group for job in result.jobs]), _deadlines(result)
+    return {
+        str(name): _metrics(result, groups == name, deadlines, whole=False)
+        for name in sorted(set(groups.tolist()))
+    }
 
 
-def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], *, whole: bool) -> Metrics:
+def _metrics(result: Result, chosen: Chosen, deadlines: Column | None, *, whole: bool) -> Metrics:
     completion = result.completion_s[chosen]
     if not completion.size:
         raise ValueError("metrics need at least one job")
@@ -92,21 +97,23 @@ def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
         lost_gpu_s=float(result.lost_gpu_s[chosen].sum()),
         overhead_gpu_s=float(result.overhead_gpu_s[chosen].sum()),
         cost=cost,
-        killed=_killed(result, chosen),
-        missed_deadlines=_missed(result, chosen),
+        killed=sum(bool(chosen[job]) for job in result.segments.jobs_ended("killed")),
+        missed_deadlines=_late(result, chosen, deadlines),
         energy_kwh=drawn.total_kwh if whole and (drawn := energy(result)) is not None else None,
     )
 
 
-def _killed(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
-    return sum(bool(chosen[job]) for job in result.segments.jobs_ended("killed"))
-
-
-def _missed(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int | None:
-    due = np.array([math.inf if job.deadline_s is None else job.deadline_s for job in result.jobs])
-    if not np.isfinite(due[chosen]).any():
+def _deadlines(result: Result) -> Column | None:
+    """Of every job, from its arrival on; None where none has one."""
+    if all(job.deadline_s is None for job in result.jobs):
         return None
-    return int((result.completion_s[chosen] > due[chosen] + _SLACK_S).sum())
+    return np.array([math.inf if job.deadline_s is None else job.deadline_s for job in result.jobs])
+
+
+def _late(result: Result, chosen: Chosen, deadlines: Column | None) -> int | None:
+    if deadlines is None or not np.isfinite(deadlines[chosen]).any():
+        return None
+    return int((result.completion_s[chosen] > deadlines[chosen] + _SLACK_S).sum())
 
 
 def utilization_over_time(result: Result, points: int = 400) -> tuple[Column, Column]:

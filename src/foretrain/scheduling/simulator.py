@@ -246,7 +246,8 @@ class Simulation:
         job.overhead_s = 0.0
         job.allocation, job.since_s, job.ready_s, job.done, job.attained_gpu_s, job.overhead_gpu_s = taken
         self.running[job.number] = job
-        self._joined(job)
+        if self._mates is not None:
+            self._joined(job)
         self._set_end(job)
         return True
 
@@ -445,7 +446,8 @@ class Simulation:
         if job.rate <= 0:
             raise self._misbehaved(f"runs job {job.spec.name!r} on {device}, where it cannot run")
         self.running[job.number] = job
-        self._joined(job)
+        if self._mates is not None:
+            self._joined(job)
         self._set_end(job)
 
     def _set_end(self, job: Active) -> None:
@@ -471,7 +473,8 @@ class Simulation:
         if job.ready_s > self.now:
             job.overhead_gpu_s -= (job.ready_s - self.now) * allocation.gpus
         self._segments.add(job.number, job.since_s, self.now, reason, allocation)
-        self._left(job)
+        if self._mates is not None:
+            self._left(job)
         self.machines.give_back(allocation)
         job.allocation = None
         job.version += 1

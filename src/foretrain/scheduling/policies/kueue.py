@@ -28,21 +28,21 @@ class Kueue(Policy):
         self._strict = strict
 
     def decide(self, cluster: Simulation) -> None:
-        if not cluster.waiting:
+        takes = cluster.settings.rules.preempt
+        if not cluster.waiting or (not takes and not cluster.machines.free):
             return
         held = self._held(cluster)
         lines: dict[str, list[Active]] = {}
         for job in cluster.waiting.values():
             lines.setdefault(job.spec.group, []).append(job)
         for line in lines.values():
-            line.sort(key=lambda job: (-job.spec.priority, job.arrival_s, job.number))
-        while lines:
+            line.sort(key=lambda job: (job.spec.priority, -job.arrival_s, -job.number))  # the next is last
+        while lines and (takes or cluster.machines.free):
             group = min(
                 lines,
-                key=lambda group: (self._borrows(cluster, group, held), lines[group][0].arrival_s, group),
+                key=lambda group: (self._borrows(cluster, group, held), lines[group][-1].arrival_s, group),
             )
-            job = lines[group].pop(0)
-            admitted = self._admit(cluster, job, held)
+            admitted = self._admit(cluster, lines[group].pop(), held)
             if (not admitted and self._strict) or not lines[group]:
                 del lines[group]
 

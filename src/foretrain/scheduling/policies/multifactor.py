@@ -61,20 +61,21 @@ class Multifactor(Policy):
 
     def decide(self, cluster: Simulation) -> None:
         self._pass_time(cluster)
-        if not cluster.waiting:
+        takes = cluster.settings.rules.preempt
+        if not cluster.waiting or (not takes and not cluster.machines.free):
             return
         waiting = self._by_priority(cluster)
         held = self._held(cluster)
         profiles = {pool.number: self._profile(cluster, pool) for pool in cluster.machines.pools}
         tried = 0
         for job in waiting:
-            if tried >= self._depth:
+            if tried >= self._depth or (not takes and not cluster.machines.free):
                 return
             if not self._in_quota(cluster, job, held):
                 continue
             tried += 1
             start_s, number, length_s = self._earliest(cluster, job, profiles)
-            if start_s > cluster.now and cluster.settings.rules.preempt:
+            if start_s > cluster.now and takes:
                 pool = self._make_room(cluster, job)
                 if pool is not None:
                     profiles = {each.number: self._profile(cluster, each) for each in cluster.machines.pools}
