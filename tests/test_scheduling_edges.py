@@ -15,6 +15,9 @@ from foretrain.scheduling.estimates import LogNormal
 from foretrain.scheduling.failures import FailureModel, Outage, read_outages
 from foretrain.scheduling.policies.conservative import ConservativeBackfill
 from foretrain.scheduling.round_policies import ROUND_POLICIES
+from foretrain.scheduling.rules import Queue, Reservation, Rules
+from foretrain.scheduling.sharing import Manners, MannersOfKinds
+from foretrain.scheduling.spot import Spot
 from foretrain.scheduling.study import Scenario, SpeedSource
 from foretrain.scheduling.traces import read_trace
 
@@ -190,13 +193,25 @@ SET = {
     "errors": {"error": 0.1},
     "residuals": {"residuals": Path("x.json"), "residuals_of": "y"},
     "rounds": {"rounds_s": 60.0},
+    "pairs": {"settings": Settings(pairs=MannersOfKinds({"": Manners(needs=0.5, bears=0.5)}))},
+    "quotas": {"settings": Settings(rules=Rules(queues={"": Queue(gpus=2)}))},
+    "cohorts": {"settings": Settings(rules=Rules(queues={"": Queue(cohort="all")}))},
+    "shares": {"settings": Settings(rules=Rules(queues={"": Queue(shares=2.0)}))},
+    "reservations": {
+        "settings": Settings(rules=Rules(reservations=(Reservation(start_s=0.0, end_s=9.0, gpus=2),)))
+    },
+    "preempt": {"settings": Settings(rules=Rules(preempt=True))},
+    "limits": {"settings": Settings(rules=Rules(kill=True))},
+    "partitions": {"machines": [*FOUR, Machine(device="v100", gpus=1, partition="other")]},
+    "spot": {"spot": Spot(nodes=1, mean_s=60.0, away_s=5.0)},
+    "checkpoint_write": {"speeds": SpeedSource(checkpoint_write_s=60.0)},
 }
 
 
 @pytest.mark.parametrize("option", CANNOT)
 @pytest.mark.parametrize("policy", [*policies.names(), *ROUND_POLICIES])
 def test_an_option_is_honoured_or_refused_by_name(policy: str, option: str) -> None:
-    scenario = Scenario(policy=policy, machines=FOUR, **SET[option])  # type: ignore[arg-type]
+    scenario = Scenario(policy=policy, **{"machines": FOUR, **SET[option]})  # type: ignore[arg-type]
     if policy in CANNOT[option]:
         with pytest.raises(InputError, match=f"^{option}: policy {policy} cannot honour it; "):
             scenario.check()

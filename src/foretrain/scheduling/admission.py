@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from foretrain.errors import InputError
 from foretrain.scheduling.jobs import Refused, Trace, TraceJob
 from foretrain.scheduling.machines import Machine, packed
+from foretrain.scheduling.rules import Rules
 from foretrain.scheduling.speeds import Speeds
 from foretrain.units import format_seconds
 
@@ -23,13 +24,15 @@ _MOST_FAILURES = 1000
 def runnable(trace: Trace, scenario: Scenario) -> Trace:
     """The jobs that the cluster can run; the others are refused and counted by reason."""
     speeds = scenario.speeds.make()
-    reasons: dict[tuple[str | None, str, int, int], str | None] = {}
+    reasons: dict[tuple[str | None, str, int, int, str, str], str | None] = {}
     kept: list[TraceJob] = []
     counts, first = dict(trace.refused.counts), dict(trace.refused.first)
     for job in trace.jobs:
-        key = (job.device, job.kind, job.gpus, job.fewest)
+        key = (job.device, job.kind, job.gpus, job.fewest, job.partition, job.group)
         if key not in reasons:
-            reasons[key] = _why_not(job, scenario.machines, speeds, in_rounds=scenario.in_rounds)
+            reasons[key] = _why_not(
+                job, scenario.machines, speeds, in_rounds=scenario.in_rounds
+            ) or _why_never_allowed(job, scenario.settings.rules, scenario.policy)
         reason = reasons[key]
         if reason is None:
             kept.append(job)
@@ -48,7 +51,13 @@ def _why_not(job: TraceJob, machines: Sequence[Machine], speeds: Speeds, *, in_r
     """Why a cluster can never run a job; None where it can."""
     sizes: dict[str, int] = {}
     in_node: dict[str, int] = {}
+    partitions = {machine.partition for machine in machines}
+    if job.partition not in partitions and "" not in partitions:
+        asked = job.partition or "no partition"
+        return f"asks for {asked}, and the cluster has {', '.join(sorted(partitions))}"
     for machine in machines:
+        if machine.partition and machine.partition != job.partition:
+            continue
         sizes[machine.device] = sizes.get(machine.device, 0) + machine.gpus
         in_node[machine.device] = max(in_node.get(machine.device, 0), machine.gpus)
     allowed = {device: size for device, size in sizes.items() if job.device in (None, device)}
@@ -60,6 +69,18 @@ def _why_not(job: TraceJob, machines: Sequence[Machine], speeds: Speeds, *, in_r
         return f"needs more than the {max(allowed.values()):,} GPUs of one kind that the cluster has"
     rates = [speeds.rate(job, device, packed(job.gpus, in_node[device])) for device in large]
     return None if max(rates) > 0 else speeds.why_not(job, large)
+
+
+def _why_never_allowed(job: TraceJob, rules: Rules, policy: str) -> str | None:
+    """Why the rules of a cluster never let a job run; None where they do."""
+    queue = rules.queue(job.group)
+    if queue.gpus is None:
+        return None
+    most = queue.gpus
+    if policy == "kueue" and queue.cohort:
+        together = sum(each.gpus or 0 for each in rules.queues.values() if each.cohort == queue.cohort)
+        most = together if queue.borrow is None else min(together, queue.gpus + queue.borrow)
+    return None if job.gpus <= most else f"needs more than the {most:,} GPUs of {job.group or 'its group'}"
 
 
 def check_failures(trace: Trace, scenario: Scenario) -> None:

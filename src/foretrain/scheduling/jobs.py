@@ -35,6 +35,15 @@ class TraceJob:
     most_gpus: int | None = None
     """An elastic job may shrink and grow between these."""
     weight: float = 1.0
+    user: str = ""
+    partition: str = ""
+    """The part of the cluster that it was submitted to; empty for any."""
+    priority: float = 0.0
+    """Of its class; the greater is served first by policies that heed it."""
+    limit_s: float | None = None
+    """The run time asked for."""
+    deadline_s: float | None = None
+    """When it should be done, from its arrival."""
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -43,10 +52,12 @@ class TraceJob:
             raise invalid("arrival_s", self.arrival_s, "a finite time")
         if self.duration_s is None and self.steps is None:
             raise InputError("duration_s: missing; a job has a duration or a number of steps")
-        for name in ("duration_s", "steps", "weight"):
+        for name in ("duration_s", "steps", "weight", "limit_s", "deadline_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise invalid(name, value, "a number greater than zero")
+        if not math.isfinite(self.priority):
+            raise invalid("priority", self.priority, "a finite number")
         if not 0 < self.share <= 1:
             raise invalid("share", self.share, "above 0 and at most 1")
         if self.share < 1 and self.gpus > 1:

@@ -12,11 +12,12 @@ class Kind(IntEnum):
     """What happens, in the order in which things of the same moment happen."""
 
     FINISH = 0
-    REPAIR = 1
-    JOB_FAILURE = 2
-    NODE_FAILURE = 3
-    TIMER = 4
-    ROUND = 5
+    LIMIT = 1
+    REPAIR = 2
+    JOB_FAILURE = 3
+    NODE_FAILURE = 4
+    TIMER = 5
+    ROUND = 6
 
 
 Event = tuple[float, int, int, Any, int]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from foretrain.errors import ForetrainError
+from foretrain.cluster import Catalog
+from foretrain.errors import ForetrainError, InputError
 
 FULL = 1000
 """Shares of a GPU are counted in thousandths."""
@@ -24,6 +26,17 @@ class Machine:
     gpus: int
     rack: int = 0
     price_per_hour: float | None = None
+    partition: str = ""
+    """The part of the cluster that it belongs to, by its name."""
+
+
+def memory_of(machines: Sequence[Machine]) -> dict[str, float]:
+    """Bytes of one GPU of every kind that the catalogue knows."""
+    catalog, found = Catalog.load(), {}
+    for device in {machine.device for machine in machines}:
+        with contextlib.suppress(InputError):
+            found[device] = float(catalog.device(device).memory_bytes)
+    return found
 
 
 class Allocation(NamedTuple):
@@ -70,7 +83,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 class Pool:
-    """All nodes with one kind of device; a gang never spans two pools.
+    """All nodes of a partition with one kind of device; a gang never spans two pools.
 
     ``by_free[n]`` is the set of nodes, as bits, with n free GPUs, so that placements find a node without a
     search.
@@ -79,6 +92,7 @@ class Pool:
     def __init__(self, number: int, device: str, nodes: Sequence[int], machines: Sequence[Machine]) -> None:
         self.number = number
         self.device = device
+        self.partition = machines[nodes[0]].partition
         self.nodes = tuple(nodes)
         self.size = sum(machines[node].gpus for node in nodes)
         self.free = 0
@@ -88,18 +102,22 @@ class Pool:
         for node in nodes:
             self.rack_nodes[machines[node].rack] |= 1 << node
 
+    def takes(self, device: str | None, partition: str) -> bool:
+        """Whether jobs that ask for a device and a partition may run here."""
+        return device in (None, self.device) and (partition == self.partition or not self.partition)
+
 
 class Machines:
     """Free and held GPUs of every node."""
 
     def __init__(self, machines: Sequence[Machine]) -> None:
         self.machines = tuple(machines)
-        nodes: dict[str, list[int]] = {}
+        nodes: dict[tuple[str, str], list[int]] = {}
         for node, machine in enumerate(machines):
-            nodes.setdefault(machine.device, []).append(node)
-        devices = list(nodes)
-        self.pools = [Pool(devices.index(device), device, of, machines) for device, of in nodes.items()]
-        self._pool_of = [devices.index(machine.device) for machine in machines]
+            nodes.setdefault((machine.device, machine.partition), []).append(node)
+        places = {key: number for number, key in enumerate(nodes)}
+        self.pools = [Pool(places[key], key[0], of, machines) for key, of in nodes.items()]
+        self._pool_of = [places[machine.device, machine.partition] for machine in machines]
         self._rack = [machine.rack for machine in machines]
         self._full = [(1 << machine.gpus) - 1 for machine in machines]
         self._free = [0] * len(machines)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from foretrain.scheduling.energy import energy
 from foretrain.scheduling.result import Column, Result
+
+_SLACK_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,12 @@ class Metrics:
     overhead_gpu_s: float
     cost: float | None = None
     """Dollars for the whole cluster over the makespan."""
+    killed: int = 0
+    """Jobs that ended at their limit, not done."""
+    missed_deadlines: int | None = None
+    """Of the jobs that have a deadline; None where none has."""
+    energy_kwh: float | None = None
+    """Of the whole cluster from the first arrival to the last end, by the power of its devices."""
 
     def to_dict(self) -> dict[str, float | int | None]:
         return dataclasses.asdict(self)
@@ -82,7 +92,21 @@ def _metrics(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]],
         lost_gpu_s=float(result.lost_gpu_s[chosen].sum()),
         overhead_gpu_s=float(result.overhead_gpu_s[chosen].sum()),
         cost=cost,
+        killed=_killed(result, chosen),
+        missed_deadlines=_missed(result, chosen),
+        energy_kwh=drawn.total_kwh if whole and (drawn := energy(result)) is not None else None,
     )
+
+
+def _killed(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
+    return sum(bool(chosen[job]) for job in result.segments.jobs_ended("killed"))
+
+
+def _missed(result: Result, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int | None:
+    due = np.array([math.inf if job.deadline_s is None else job.deadline_s for job in result.jobs])
+    if not np.isfinite(due[chosen]).any():
+        return None
+    return int((result.completion_s[chosen] > due[chosen] + _SLACK_S).sum())
 
 
 def utilization_over_time(result: Result, points: int = 400) -> tuple[Column, Column]:

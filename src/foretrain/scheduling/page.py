@@ -78,12 +78,16 @@ def figures(of: Metrics) -> dict[str, str]:
         "preemptions": f"{of.preemptions:,}",
         "lost GPU h": f"{(of.lost_gpu_s + of.overhead_gpu_s) / 3600:,.0f}",
         **({} if of.cost is None else {"cost": format_dollars(of.cost)}),
+        **({} if of.energy_kwh is None else {"energy": f"{of.energy_kwh:,.0f} kWh"}),
+        **({} if not of.killed else {"killed": f"{of.killed:,}"}),
+        **({} if of.missed_deadlines is None else {"late": f"{of.missed_deadlines:,}"}),
     }
 
 
 def _table(results: Sequence[Result]) -> str:
-    rows = {result.policy: figures(metrics(result)) for result in results}
-    heads = next(iter(rows.values()))
+    every = {result.policy: figures(metrics(result)) for result in results}
+    heads = list(dict.fromkeys(name for row in every.values() for name in row))
+    rows = {policy: {name: row.get(name, "0") for name in heads} for policy, row in every.items()}
     heading = "".join(f"<th>{html.escape(name)}</th>" for name in ("policy", *heads))
     cells = [
         "".join(f"<td>{html.escape(cell)}</td>" for cell in (policy, *row.values()))

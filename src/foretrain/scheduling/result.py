@@ -70,6 +70,10 @@ class Segments(Sequence[Segment]):
     def ends_s(self) -> Column:
         return np.array(self._ends, dtype=np.float64)
 
+    def jobs_ended(self, reason: str) -> list[int]:
+        """The jobs of the stretches that ended so."""
+        return [job for job, why in zip(self._jobs, self._reasons, strict=True) if why == reason]
+
     @property
     def gpus(self) -> Column:
         """GPUs held, parts of a GPU as such."""

@@ -14,10 +14,20 @@ from foretrain.scheduling.capabilities import refuse_what_is_not_honoured
 from foretrain.scheduling.estimates import Estimates, Exact
 from foretrain.scheduling.jobs import TraceJob
 from foretrain.scheduling.kernel import Events, Kind
-from foretrain.scheduling.machines import FULL, Allocation, DoubleAllocation, Machine, Machines, Pool, packed
+from foretrain.scheduling.machines import (
+    FULL,
+    Allocation,
+    DoubleAllocation,
+    Machine,
+    Machines,
+    Pool,
+    memory_of,
+    packed,
+)
 from foretrain.scheduling.placement import Packed, Placement
 from foretrain.scheduling.result import Result, Segments
 from foretrain.scheduling.settings import Settings
+from foretrain.scheduling.sharing.mates import Mates
 from foretrain.scheduling.speeds import Speeds, TraceSpeeds
 
 if TYPE_CHECKING:
@@ -25,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Active", "PolicyError", "Settings", "Simulation"]
 
-_FINISH = int(Kind.FINISH)
+_FINISH, _LIMIT = int(Kind.FINISH), int(Kind.LIMIT)
 _MOST_ACTS = 20
 """Starts at one moment, per job in the cluster, after which a policy is taken to go round in circles."""
 _MOST_IDLE = 1000
@@ -71,8 +81,11 @@ class Simulation:
         self.machines = Machines(machines)
         self.policy = policy
         self.settings = settings or Settings()
-        if self.settings.sharing:
-            refuse_what_is_not_honoured(policy.name, ["sharing"])
+        refuse_what_is_not_honoured(policy.name, self.settings.options)
+        pairs = self.settings.pairs
+        self._mates = None if pairs is None else Mates(pairs, memory_of(machines), self.settings.least_speed)
+        self._shares = self.settings.sharing or self._mates is not None
+        self._kills = self.settings.rules.kill
         self._placement = placement or Packed()
         self._speeds = speeds or TraceSpeeds()
         self._events = Events()
@@ -88,7 +101,7 @@ class Simulation:
         self._finish_s: list[float] = [math.nan] * len(jobs)
         self.running: dict[int, Active] = {}
         self.waiting: dict[int, Active] = {}
-        self._usable: dict[tuple[str | None, str, int, int], tuple[tuple[Pool, ...], float]] = {}
+        self._usable: dict[tuple[str | None, str, int, int, str], tuple[tuple[Pool, ...], float]] = {}
         self.jobs = [self._activate(number, job, estimates or Exact()) for number, job in enumerate(jobs)]
         self._count = len(self.jobs)
         self._order = sorted(self.jobs, key=lambda job: (job.arrival_s, job.number))
@@ -98,11 +111,11 @@ class Simulation:
         return Active(number, job, work, work * estimates.factor(job, number), nominal, pools)
 
     def _usable_by(self, job: TraceJob) -> tuple[tuple[Pool, ...], float]:
-        """The pools that have a job's device, enough GPUs and a speed for it, and the best of the speeds."""
-        key = (job.device, job.kind, job.gpus, job.fewest)
+        """The pools with a job's device, enough GPUs and a speed for it, and the best of these speeds."""
+        key = (job.device, job.kind, job.gpus, job.fewest, job.partition)
         usable = self._usable.get(key)
         if usable is None:
-            allowed = [pool for pool in self.machines.pools if job.device in (None, pool.device)]
+            allowed = [pool for pool in self.machines.pools if pool.takes(job.device, job.partition)]
             most = max((pool.size for pool in allowed), default=0)
             if most < job.fewest:
                 needs = f"{job.fewest} GPUs of {job.device or 'one kind'}"
@@ -131,7 +144,7 @@ class Simulation:
             pool = pools[0]
             if pool.free >= count:
                 return pool
-            return pool if self.settings.sharing and self._sharable(job, pool) else None
+            return pool if self._shares and self._sharable(job, pool) else None
         best, best_rate = None, 0.0
         for pool in pools:
             if pool.free >= count or self._sharable(job, pool):
@@ -178,6 +191,10 @@ class Simulation:
     def rate_on(self, job: Active, gpus: int) -> float:
         """Work per second on so many GPUs of the fastest device, packed; for policies that choose sizes."""
         return max(self._packed_rate(job.spec, pool, gpus) for pool in job.pools)
+
+    def rate_in(self, job: Active, pool: Pool, gpus: int) -> float:
+        """The same in one pool; 0 where the job cannot run."""
+        return self._packed_rate(job.spec, pool, gpus)
 
     # What policies may do
 
@@ -229,6 +246,7 @@ class Simulation:
         job.overhead_s = 0.0
         job.allocation, job.since_s, job.ready_s, job.done, job.attained_gpu_s, job.overhead_gpu_s = taken
         self.running[job.number] = job
+        self._joined(job)
         self._set_end(job)
         return True
 
@@ -287,9 +305,9 @@ class Simulation:
             now, changed = self.now, False
             while heap and heap[0][0] <= now:
                 _, kind, _, about, version = events.pop()
-                if kind == _FINISH:
+                if kind <= _LIMIT:
                     if version == about.version:
-                        self._finish(about)
+                        self._finish(about, "finished" if kind == _FINISH else "killed")
                         finished += 1
                         changed = True
                         if not finished % 256:
@@ -367,17 +385,51 @@ class Simulation:
             raise self._misbehaved(f"starts job {job.spec.name!r} on {count} GPUs, and {free} are free")
         share = self._share(job)
         if share < FULL:
-            place = self.machines.sharable(pool.number, share)
-            if place is not None:
+            place = self._place_to_share(job, pool, share)
+            if place is not None and (self._mates is None or not pool.free):
                 return Allocation(pool.number, ((place[0], 1 << place[1]),), 1, share)
         picked = self.machines.pick(pool.number, self._placement.choose(self.machines, pool, count))
         return picked if share == FULL else Allocation(pool.number, picked.parts, 1, share)
 
     def _share(self, job: Active) -> int:
+        if self._mates is not None:
+            return FULL // 2 if job.spec.most == 1 else FULL
         return max(1, round(job.spec.share * FULL)) if self.settings.sharing and job.spec.share < 1 else FULL
 
     def _sharable(self, job: Active, pool: Pool) -> bool:
-        return (share := self._share(job)) < FULL and self.machines.sharable(pool.number, share) is not None
+        return (share := self._share(job)) < FULL and self._place_to_share(job, pool, share) is not None
+
+    def _place_to_share(self, job: Active, pool: Pool, share: int) -> tuple[int, int] | None:
+        """A GPU in use that has room for a job; where pairs are told apart, beside whom it goes best."""
+        if self._mates is not None:
+            return self._mates.place_for(job, pool)
+        return self.machines.sharable(pool.number, share)
+
+    def _joined(self, job: Active) -> None:
+        """A job that now holds a part of a GPU slows down whoever is there, and is slowed down."""
+        assert job.allocation is not None
+        if self._mates is not None and job.allocation.share < FULL:
+            for other in self._mates.joins(job):
+                self._change_speed(other)
+            device = self.machines.pools[job.allocation.pool].device
+            job.rate = self._rate(job.spec, device, job.allocation.shape) * self._mates.speed(job, device)
+
+    def _left(self, job: Active) -> None:
+        assert job.allocation is not None
+        if self._mates is not None and job.allocation.share < FULL:
+            for other in self._mates.leaves(job):
+                self._change_speed(other)
+
+    def _change_speed(self, job: Active) -> None:
+        """Of a job that goes on beside others than before."""
+        assert job.allocation is not None
+        assert self._mates is not None
+        device = self.machines.pools[job.allocation.pool].device
+        job.done = self.done(job)
+        job.ready_s = max(job.ready_s, self.now)
+        job.rate = self._rate(job.spec, device, job.allocation.shape) * self._mates.speed(job, device)
+        job.version += 1
+        self._set_end(job)
 
     def _run(self, job: Active, allocation: Allocation) -> None:
         job.allocation = allocation
@@ -393,6 +445,7 @@ class Simulation:
         if job.rate <= 0:
             raise self._misbehaved(f"runs job {job.spec.name!r} on {device}, where it cannot run")
         self.running[job.number] = job
+        self._joined(job)
         self._set_end(job)
 
     def _set_end(self, job: Active) -> None:
@@ -402,6 +455,8 @@ class Simulation:
         self._events.push(
             job.ready_s + left / job.rate if left > 0 else job.ready_s, _FINISH, job, job.version
         )
+        if self._kills and job.spec.limit_s is not None:
+            self._events.push(job.since_s + job.spec.limit_s, _LIMIT, job, job.version)
         if self._jobs_fail:
             until = self._failures.of_job(job.number, job.starts, job.allocation.gpus)
             if until < math.inf:
@@ -416,14 +471,16 @@ class Simulation:
         if job.ready_s > self.now:
             job.overhead_gpu_s -= (job.ready_s - self.now) * allocation.gpus
         self._segments.add(job.number, job.since_s, self.now, reason, allocation)
+        self._left(job)
         self.machines.give_back(allocation)
         job.allocation = None
         job.version += 1
         del self.running[job.number]
 
-    def _finish(self, job: Active) -> None:
-        self._stop(job, "finished")
-        job.done = job.work
+    def _finish(self, job: Active, reason: str) -> None:
+        self._stop(job, reason)
+        if reason == "finished":
+            job.done = job.work
         self._finish_s[job.number] = self.now
         self._call(self.policy.finished, self, job)
 

@@ -14,9 +14,12 @@ from foretrain import predictors
 from foretrain.errors import InputError, invalid
 from foretrain.fanout import fan_out
 from foretrain.job import Job
+from foretrain.predictors.base import Predictor
 from foretrain.scheduling import policies
 from foretrain.scheduling.capabilities import refuse_what_is_not_honoured
+from foretrain.scheduling.checkpointing import CheckpointedSpeeds
 from foretrain.scheduling.estimates import Estimates, Exact, LogNormal, ResidualEstimates
+from foretrain.scheduling.failures import FailureModel
 from foretrain.scheduling.jobs import Trace
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import Metrics, metrics, metrics_by_group
@@ -24,8 +27,11 @@ from foretrain.scheduling.placement import placement
 from foretrain.scheduling.result import Result
 from foretrain.scheduling.round_policies import ROUND_POLICIES, round_policy
 from foretrain.scheduling.rounds import ROUND_S, Rounds
+from foretrain.scheduling.sharing.mig import SlicedSpeeds
+from foretrain.scheduling.sharing.use import Use
 from foretrain.scheduling.simulator import Settings, Simulation
 from foretrain.scheduling.speeds import PredictedSpeeds, Speeds, ThroughputTable, TraceSpeeds
+from foretrain.scheduling.spot import Spot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,11 @@ class SpeedSource:
     """What a job file says of the nodes and links of each kind of device; where it is silent, the templates
     hold."""
     slowdown_per_node: float = 0.0
+    uses: Mapping[str, Use] = field(default_factory=dict)
+    """How each kind of job uses a device, for slices of it."""
+    checkpoint_write_s: float = 0.0
+    """What a checkpoint costs a job that writes them as it goes; 0 for none."""
+    checkpoint_every_s: float = 1800.0
 
     def __post_init__(self) -> None:
         if (self.predictor is None) != (self.templates is None):
@@ -49,17 +60,28 @@ class SpeedSource:
             raise invalid("slowdown_per_node", self.slowdown_per_node, "a number of at least 0")
 
     def make(self) -> Speeds:
+        speeds: Speeds = SlicedSpeeds(self._whole(), self.uses)
+        if self.checkpoint_write_s:
+            speeds = CheckpointedSpeeds(speeds, self.checkpoint_every_s, self.checkpoint_write_s)
+        return speeds
+
+    def _whole(self) -> Speeds:
         table: Speeds = TraceSpeeds(slowdown_per_node=self.slowdown_per_node)
         if self.throughputs:
             table = ThroughputTable.load(self.throughputs)
         if self.predictor is None or self.templates is None:
             return table
+        predictor, templates = self.predicted()
+        return PredictedSpeeds(predictor, templates, otherwise=table, sections=self.sections)
+
+    def predicted(self) -> tuple[Predictor, dict[str, Job]]:
+        """The predictor and the templates."""
+        assert self.templates is not None
+        assert self.predictor is not None
         files = sorted(self.templates.glob("*.toml"))
         if not files:
             raise InputError(f"templates: {self.templates} holds no job files (*.toml)")
-        templates = {file.stem: _template(file) for file in files}
-        predictor = predictors.get(self.predictor)
-        return PredictedSpeeds(predictor, templates, otherwise=table, sections=self.sections)
+        return predictors.get(self.predictor), {file.stem: _template(file) for file in files}
 
 
 def _template(file: Path) -> Job:
@@ -87,6 +109,9 @@ class Scenario:
     rounds_s: float | None = None
     """Length of a round in the round-based mode; None for the event-driven one."""
     seed: int = 0
+    parameters: Mapping[str, float | int | bool] = field(default_factory=dict)
+    """Of the policy, in place of its own."""
+    spot: Spot | None = None
 
     @property
     def in_rounds(self) -> bool:
@@ -109,8 +134,13 @@ class Scenario:
             "residuals": self.residuals is not None,
             "errors": self.error > 0,
             "rounds": self.rounds_s is not None,
+            "spot": self.spot is not None,
+            "checkpoint_write": self.speeds.checkpoint_write_s > 0,
         }
-        return [name for name, used in in_use.items() if used]
+        in_use["limits"] = settings.rules.kill
+        in_use["partitions"] = any(machine.partition for machine in self.machines)
+        mine = [name for name, used in in_use.items() if used]
+        return [*mine, *(name for name in settings.options if name not in mine)]
 
     def check(self) -> None:
         """Refuse what the policy cannot honour."""
@@ -138,13 +168,30 @@ class Scenario:
         return Simulation(
             trace.jobs,
             self.machines,
-            policies.get(self.policy),
+            policies.get(self.policy, self.parameters),
             placement=placement(self.placement, self.seed),
             speeds=self.speeds.make(),
             estimates=self.estimates(),
-            settings=dataclasses.replace(self.settings, seed=self.seed),
+            settings=dataclasses.replace(self.settings, seed=self.seed, failures=self._failures(trace)),
             tell=tell,
         ).run()
+
+    def _failures(self, trace: Trace) -> FailureModel:
+        """Those of the settings, and spot nodes that are taken back."""
+        model = self.settings.failures
+        if self.spot is None:
+            return model
+        last_s = max(job.arrival_s for job in trace.jobs)
+        work_s = sum((job.duration_s or 0.0) * job.gpus for job in trace.jobs)
+        longest_s = max(job.duration_s or 0.0 for job in trace.jobs)
+        until_s = last_s + _SPOT_SPAN * (work_s / sum(machine.gpus for machine in self.machines) + longest_s)
+        taken = self.spot.outages(len(self.machines), until_s, self.seed)
+        both = sorted((*model.outages, *taken), key=lambda outage: (outage.time_s, outage.node))
+        return dataclasses.replace(model, outages=tuple(both))
+
+
+_SPOT_SPAN = 4.0
+"""Beyond the last arrival, in times of all the work on the cluster, for which spot nodes come and go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,5 +242,8 @@ def mean_metrics(several: Sequence[Metrics]) -> Metrics:
     names = [each.name for each in dataclasses.fields(Metrics)]
     values = {name: [getattr(each, name) for each in several] for name in names}
     means = {name: None if None in column else sum(column) / len(column) for name, column in values.items()}
-    whole = {name: round(sum(values[name]) / len(several)) for name in ("jobs", "preemptions", "failures")}
+    whole = {
+        name: round(sum(values[name]) / len(several))
+        for name in ("jobs", "preemptions", "failures", "killed")
+    }
     return Metrics(**{**means, **whole})

@@ -143,7 +143,7 @@ class EasyBackfill(Policy):
         """The first job behind the head that may start now, and where."""
         window = time_s - cluster.now + _SLACK_S
         best: tuple[Active, Pool] | None = None
-        for (gpus, usable, _), line in self._lines.items():
+        for (gpus, usable, *_), line in self._lines.items():
             for pool in cluster.machines.pools:
                 if pool.free < gpus or pool.number not in usable:
                     continue

@@ -15,7 +15,8 @@ from foretrain.scheduling.policies.base import Policy
 from foretrain.scheduling.simulator import Active, Simulation
 
 Key = tuple[float, ...]
-Request = tuple[int, tuple[int, ...], float]
+Request = tuple[int, tuple[int, ...], float, str]
+"""GPUs, where they may be, the share of each, and the kind of job where that decides who may share."""
 Head = tuple[Key, int, Active, Request]
 Ranked = tuple[Key, int, int, Active]
 """A running job by its key and number, with the version for which that holds."""
@@ -24,11 +25,11 @@ _SLACK_S = 1e-6
 """A job must be better by more than this to take another one's GPUs, so that rounding never does."""
 
 
-def request(job: Active) -> Request:
+def request(job: Active, kind: str = "") -> Request:
     """What a job asks for; jobs that ask for the same fit or don't fit alike."""
     if len(job.pools) == 1:
-        return job.gpus, (job.pools[0].number,), job.spec.share
-    return job.gpus, tuple(pool.number for pool in job.pools), job.spec.share
+        return job.gpus, (job.pools[0].number,), job.spec.share, kind
+    return job.gpus, tuple(pool.number for pool in job.pools), job.spec.share, kind
 
 
 class Greedy(Policy):
@@ -42,7 +43,8 @@ class Greedy(Policy):
         """Of a job that begins to wait; the least is best."""
 
     def waits(self, cluster: Simulation, job: Active) -> None:
-        heapq.heappush(self._heaps.setdefault(request(job), []), (self.key(cluster, job), job.number, job))
+        wanted = request(job, "" if cluster.settings.pairs is None else job.spec.kind)
+        heapq.heappush(self._heaps.setdefault(wanted, []), (self.key(cluster, job), job.number, job))
 
     def decide(self, cluster: Simulation) -> None:
         heads = self._heads(cluster)
@@ -59,7 +61,7 @@ class Greedy(Policy):
     def _heads(self, cluster: Simulation) -> list[Head]:
         """The best job of each request, but for those that plainly cannot start now."""
         room = max(pool.free for pool in cluster.machines.pools)
-        if cluster.settings.sharing:
+        if cluster.settings.sharing or cluster.settings.pairs is not None:
             return [(*heap[0], wanted) for wanted, heap in self._heaps.items() if heap]
         heaps = self._heaps.items()
         return [(*heap[0], wanted) for wanted, heap in heaps if heap and wanted[0] <= room]
