@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from foretrain.errors import unknown
-from foretrain.scheduling.centre import Column
+from foretrain.scheduling.conic import Column
 from foretrain.scheduling.programmes import fairest, least_worst_ratio, soonest
 from foretrain.scheduling.rounds import Leased, RoundPolicy
 

@@ -104,7 +104,7 @@ class Preemptive(Greedy):
             heap = self._heaps[wanted]
             if not heap or heap[0][2] is not job:
                 continue  # planned already, or behind one that gave way
-            pool = self._place(cluster, job, left)
+            pool, made_room = self._place(cluster, job, left), False
             if pool is None:
                 worst = self._worst_key()
                 if worst is None or not self.beats(cluster, key, worst):
@@ -114,12 +114,16 @@ class Preemptive(Greedy):
                     continue
                 pool, gives_way = found
                 for victim in gives_way:
-                    self._give_way(cluster, victim, left, heads)
+                    self._give_way(cluster, victim, left, others)
                     victims[victim.number] = victim
-                while others:
-                    heapq.heappush(heads, others.pop())
+                made_room = True
             heapq.heappop(heap)
             left[pool.number] -= job.gpus
+            if made_room and (room := max(left)):
+                for other in others:
+                    if other[3][0] <= room:
+                        heapq.heappush(heads, other)
+                others = [other for other in others if other[3][0] > room]
             if job.allocation is not None and job.allocation.pool == pool.number:
                 del victims[number]
                 self._rank(cluster, job)
@@ -130,7 +134,7 @@ class Preemptive(Greedy):
         self._act(cluster, victims.values(), starts)
 
     def _candidates(self, cluster: Simulation) -> tuple[list[Head], list[Head]]:
-        """The best job of each request: those that may start now, and those only once another gave way."""
+        """The best job of each request: those that may start now, and those that need what others leave over."""
         pools = cluster.machines.pools
         room = pools[0].free if len(pools) == 1 else max(pool.free for pool in pools)
         worst = self._worst_key()
@@ -154,7 +158,7 @@ class Preemptive(Greedy):
             return cluster.machines.pools[job.allocation.pool]
         return cluster.fastest(job, left)
 
-    def _give_way(self, cluster: Simulation, victim: Active, left: list[int], heads: list[Head]) -> None:
+    def _give_way(self, cluster: Simulation, victim: Active, left: list[int], others: list[Head]) -> None:
         """Plan a running job as one that waits."""
         assert victim.allocation is not None
         left[victim.allocation.pool] += victim.allocation.gpus
@@ -163,7 +167,7 @@ class Preemptive(Greedy):
         entry = (self.key(cluster, victim), victim.number, victim)
         heapq.heappush(heap, entry)
         if heap[0] is entry:
-            heapq.heappush(heads, (*entry, wanted))
+            others.append((*entry, wanted))
 
     def _victims(
         self, cluster: Simulation, job: Active, key: Key, left: list[int]
