@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,17 +13,24 @@ from foretrain.errors import InputError
 from foretrain.scheduling import policies
 from foretrain.scheduling.admission import runnable
 from foretrain.scheduling.capabilities import CANNOT
+from foretrain.scheduling.checkpointing import CheckpointedSpeeds
+from foretrain.scheduling.clusters import read_machines
 from foretrain.scheduling.energy import energy
 from foretrain.scheduling.jobs import Trace, TraceJob
 from foretrain.scheduling.machines import Machine
 from foretrain.scheduling.metrics import metrics
+from foretrain.scheduling.page import page
+from foretrain.scheduling.page_parts import against, colourings, queue_over_time, settings_of, trouble
 from foretrain.scheduling.policies.edf import met
 from foretrain.scheduling.policies.fair_tree import FairTree
 from foretrain.scheduling.result import Result
 from foretrain.scheduling.rules import Queue, Reservation, Rules, read_rules
+from foretrain.scheduling.sharing.mig import SlicedSpeeds
+from foretrain.scheduling.sharing.use import Use
 from foretrain.scheduling.simulator import Settings, Simulation
+from foretrain.scheduling.speeds import TraceSpeeds
 from foretrain.scheduling.spot import Spot
-from foretrain.scheduling.study import Scenario
+from foretrain.scheduling.study import Scenario, SpeedSource
 
 
 def job(
@@ -266,3 +274,55 @@ def test_quotas_are_kept_and_no_job_is_lost_whatever_the_rules(
         for group, most in {"a": 4, "b": 5}.items():
             held = sum(s.allocation.gpus for s in at_work if jobs[s.job].group == group)
             assert held <= (9 if policy == "kueue" else most)
+
+
+def test_a_page_tells_the_queue_failures_settings_and_policies_against_each_other() -> None:
+    jobs = [job(str(n), float(n), 4, 100.0, user="ann" if n % 2 else "bob") for n in range(4)]
+    fifo = played(jobs, "fifo")
+    times, waiting = queue_over_time(fifo, 401)
+    assert waiting[0] == 0
+    assert waiting[np.searchsorted(times, 50.0)] == 3
+    assert waiting[-1] == 0
+    assert set(colourings(fifo)) == {"user"}
+    ratio, words = against(fifo, played(jobs, "sjf"))
+    assert ratio.tolist() == [1.0] * 4
+    assert "0% of jobs end sooner" in words
+    killed = played([job("a", duration_s=50.0, limit_s=20.0)], "fifo", rules=Rules(kill=True))
+    assert trouble(killed)["killed"].tolist() == [20.0]
+    told = settings_of(
+        Scenario(
+            policy="fifo",
+            machines=[Machine(device="v100", gpus=4, partition="gpu")] * 2,
+            settings=Settings(restart_s=30.0, rules=Rules(kill=True)),
+        )
+    )
+    assert told["cluster"] == "gpu: 2 x 4 x v100"
+    assert (told["restart"], told["limits"]) == ("30.0 s", "end jobs")
+    text = page([fifo, played(jobs, "sjf")], "two")
+    assert all(f"<h2>{name}</h2>" in text for name in ("Jobs that wait", "Job by job", "GPUs under fifo"))
+
+
+def test_slices_are_as_fast_as_the_processors_they_have() -> None:
+    machines = read_machines("1x2xh100-sxm-80gb@3g.40gb+4g.40gb,1x8xv100")
+    assert [(machine.device, machine.gpus) for machine in machines[:2]] == [
+        ("h100-sxm-80gb@3g.40gb", 2),
+        ("h100-sxm-80gb@4g.40gb", 2),
+    ]
+    uses = {"light": Use(busy=0.3), "hungry": Use(), "wide": Use(memory_bytes=60e9)}
+    speeds = SlicedSpeeds(TraceSpeeds(), uses)
+    on = "h100-sxm-80gb@3g.40gb"
+    assert speeds.rate(job("a", kind="light"), on, (1,)) == 1.0
+    assert speeds.rate(job("a", kind="hungry"), on, (1,)) == pytest.approx(3 / 7)
+    assert speeds.rate(job("a", kind="wide"), on, (1,)) == 0.0
+    assert speeds.rate(job("a", gpus=2, kind="light"), on, (2,)) == 0.0
+    assert speeds.rate(job("a", gpus=2, kind="light"), "v100", (2,)) == 1.0
+
+
+def test_checkpoints_that_jobs_write_as_they_go_cost_time() -> None:
+    speeds = CheckpointedSpeeds(TraceSpeeds(), every_s=900.0, write_s=100.0, by_kind={"small": 0.0})
+    assert speeds.rate(job("a"), "v100", (1,)) == pytest.approx(0.9)
+    assert speeds.rate(job("a", kind="small"), "v100", (1,)) == 1.0
+    source = SpeedSource(checkpoint_write_s=100.0, checkpoint_every_s=900.0)
+    scenario = Scenario(policy="fifo", machines=[Machine(device="v100", gpus=1)], speeds=source)
+    result = scenario.run(Trace(name="t", format="own", jobs=[job("a", duration_s=90.0)]))
+    assert result.finish_s.tolist() == pytest.approx([100.0])

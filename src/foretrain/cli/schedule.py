@@ -446,7 +446,8 @@ def _write(
 
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     if html is not None:
-        write_page(results, f"{jobs.name}: {', '.join(result.policy for result in results)}", html)
+        title = f"{jobs.name}: {', '.join(result.policy for result in results)}"
+        write_page(results, title, html, outcomes)
         say(f"page in {html}")
     for path, write in ((log, write_log), (perfetto, write_perfetto)):
         for result in results if path is not None else ():
