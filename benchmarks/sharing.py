@@ -75,7 +75,7 @@ def left_out(pairs: list[PairSpeed], probes: int, group: Callable[[str], str], s
         if key not in fits:
             fits[key] = fit_manners([pair for pair in pairs if not out & {pair.job, pair.beside}])
         fitted = {name: one for name, one in fits[key].items() if name not in out}
-        mine = [pair for pair in pairs if job in pair[:2] and not (out - {job}) & {pair.job, pair.beside}]
+        mine = [pair for pair in pairs if job in pair[:2] and {*pair[:2]} <= {*fitted, job}]
         partners = sorted({name for pair in mine for name in pair[:2]} - {job})
         tried = set(draw.sample(partners, min(probes, len(partners))))
         prior = by_other_batches(job, fitted)

@@ -297,7 +297,7 @@ def test_a_page_tells_the_queue_failures_settings_and_policies_against_each_othe
         )
     )
     assert told["cluster"] == "gpu: 2 x 4 x v100"
-    assert (told["restart"], told["limits"]) == ("30.0 s", "end jobs")
+    assert (told["restart"], told["limits"]) == ("30 s", "end jobs")
     text = page([fifo, played(jobs, "sjf")], "two")
     assert all(f"<h2>{name}</h2>" in text for name in ("Jobs that wait", "Job by job", "GPUs under fifo"))
 
